@@ -1,0 +1,54 @@
+# The two commands of the README are `make serve` and `make test`; the rest serves them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+HOST   ?= 127.0.0.1
+PORT   ?= 8000
+TP     ?= 2
+DEMO   := $(HOME)/.cache/topwork/models/SmolLM2-135M-Instruct
+MODEL  ?= $(DEMO)
+SERVED := $(if $(filter $(MODEL),$(DEMO)),--served-model-name smollm2,)
+comma  := ,
+ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
+
+.PHONY: install serve test test-slow check demo-model clean
+
+# torch first and pinned: a plain `torch` would bring gigabytes of CUDA.
+$(BIN)/.installed: pyproject.toml
+	@echo 'installing into $(VENV): torch first, then the rest, about a minute'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --disable-pip-version-check -e '.[cpu,demo]'
+	touch $@
+
+$(BIN)/.installed-dev: $(BIN)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check 'pip>=25.1'
+	$(BIN)/pip install --quiet --disable-pip-version-check --group dev
+	touch $@
+
+install: $(BIN)/.installed
+
+$(DEMO)/config.json: | $(BIN)/.installed
+	$(BIN)/topwork demo-model $(DEMO)
+
+demo-model: $(DEMO)/config.json
+
+serve: $(BIN)/.installed $(if $(filter $(MODEL),$(DEMO)),$(DEMO)/config.json,)
+	@exec $(BIN)/topwork serve --model $(MODEL) $(SERVED) --tp $(TP) --host $(HOST) --port $(PORT) \
+	  $(foreach a,$(subst $(comma), ,$(ADAPTERS)),--adapter $(a))
+
+test: $(BIN)/.installed-dev $(DEMO)/config.json
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+
+test-slow: $(BIN)/.installed-dev $(DEMO)/config.json
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
+
+check: $(BIN)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV)
