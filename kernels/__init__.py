@@ -1,0 +1,1 @@
+"""Pure functions of tensors: attention over pages, LoRA and the small ops around them."""

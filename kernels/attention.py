@@ -1,0 +1,176 @@
+"""Causal attention over KV pages, with grouped query heads.
+
+Owns the choice between two forms, C for CPUs that can have it (kernels.native) and torch for all
+else, and the order in which torch sums a row's attention. Either form gives a row bits that do not
+depend on its batch, on how its prefill was chunked or on decode versus prefill; the two differ from
+each other by rounding. In torch:
+
+1. K and V are gathered to float32 and cut into spans of fixed length.
+2. Scores are products over head_dim of at least 4 rows, which all fall into one kernel class.
+3. Softmax runs over whole spans; columns past the row are -inf and add exact zeros at the end.
+4. p v is one product for each span, accumulated from the first span to the last.
+
+Knows nothing of layers, of page ownership or of who shares a page.
+
+Shapes: T rows, P pages, HQ / HK heads, G = HQ / HK, D head_dim; C, R, L as in attention_batch.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.attention_batch import AttentionBatch, AttentionTile, RowBlock, span_size
+from kernels.native.library import AttentionProblem, Library, native_library
+
+__all__ = ["AttentionBatch", "clear_pages", "paged_attention", "write_kv"]
+
+_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+
+_MIN_ROWS = 4  # MKL's fp32 products add in another order with fewer
+
+
+def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, kv_loc: Tensor) -> None:
+    """Store new K and V rows in their pages.
+
+    Args:
+        k: [T, HK, D].
+        v: [T, HK, D].
+        k_pages: [P, HK, page, D], changed in place.
+        v_pages: [P, HK, page, D], changed in place.
+        kv_loc: [T] int64, page * page_size + offset, all different.
+    """
+    page_size = k_pages.shape[2]
+    pages, offsets = kv_loc // page_size, kv_loc % page_size
+    k_pages[pages, :, offsets] = k
+    v_pages[pages, :, offsets] = v
+
+
+def clear_pages(k_pages: Tensor, v_pages: Tensor, pages: Sequence[int]) -> None:
+    """Fill the named pages of both pools [P, HK, page, D] with zeros."""
+    index = torch.tensor(pages, dtype=torch.int64, device=k_pages.device)
+    k_pages.index_fill_(0, index, 0)
+    v_pages.index_fill_(0, index, 0)
+
+
+def paged_attention(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float
+) -> Tensor:
+    """Return softmax(scale q k) v of every row over its own sequence up to its own position.
+
+    Args:
+        q: [T, HQ, D].
+        k_pages: [P, HK, page, D] holding the K of every position up to the rows' own; q's dtype.
+        v_pages: [P, HK, page, D], likewise.
+        batch: where each row's sequence lies.
+        scale: multiplies the scores.
+
+    Returns:
+        [T, HQ, D], q's dtype. Whatever else the pages hold, NaN included, has no effect.
+    """
+    assert k_pages.shape[2] == batch.page_size, "the batch was built for another page size"
+    if q.device.type == "cpu" and q.dtype in _NATIVE_DTYPES:
+        library = native_library()
+        if library is not None:
+            return paged_attention_native(q, k_pages, v_pages, batch, scale, library)
+    return paged_attention_torch(q, k_pages, v_pages, batch, scale)
+
+
+def paged_attention_native(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    library: Library,
+) -> Tensor:
+    """Do `paged_attention` in C, for float32 or bfloat16 on a CPU.
+
+    Raises:
+        MemoryError: no room for a few hundred KB of scratch in each thread.
+    """
+    num_rows, num_heads, head_dim = q.shape
+    _, num_kv_heads, page_size, _ = k_pages.shape
+    if q.stride(2) != 1:
+        q = q.contiguous()
+    assert head_dim % 2 == 0, "C turns bfloat16 two by two"
+    assert k_pages.dtype == v_pages.dtype == q.dtype, "q, K and V of unequal dtype"
+    assert k_pages.is_contiguous() and v_pages.is_contiguous(), "pages must be contiguous"
+    out = torch.empty((num_rows, num_heads, head_dim), dtype=q.dtype)
+    problem = AttentionProblem(
+        q.data_ptr(),
+        k_pages.data_ptr(),
+        v_pages.data_ptr(),
+        out.data_ptr(),
+        batch.sequences.data_ptr(),
+        batch.page_table.data_ptr(),
+        q.stride(0),
+        q.stride(1),
+        *batch.page_table.shape,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        page_size,
+        scale,
+        q.dtype == torch.bfloat16,
+        torch.get_num_threads(),
+    )
+    if library.attention(problem) != 0:
+        raise MemoryError("attention's scratch memory")
+    return out
+
+
+def paged_attention_torch(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float
+) -> Tensor:
+    """Do `paged_attention` in torch, on any device and in any dtype."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    span = span_size(batch.page_size)
+    for tile in batch.tiles():
+        k_tile = _gather(k_pages, tile)
+        v_tile = _gather(v_pages, tile)
+        # p is 0 in these columns, but 0 * NaN is not.
+        v_tile[:, :, tile.num_filled :].masked_fill_(tile.stale, 0.0)
+        for block in tile.blocks:
+            rows = q.index_select(0, block.rows)
+            out.index_copy_(0, block.rows, _attend(rows, k_tile, v_tile, block, scale, span))
+    return out
+
+
+def _gather(pool: Tensor, tile: AttentionTile) -> Tensor:
+    """Return the tile's positions of a pool as [C, HK, L, D] float32."""
+    num_sequences, num_pages = tile.pages.shape
+    _, num_kv_heads, page_size, head_dim = pool.shape
+    gathered = pool.index_select(0, tile.pages.flatten())
+    gathered = gathered.view(num_sequences, num_pages, num_kv_heads, page_size, head_dim)
+    gathered = gathered.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+    gathered = gathered.reshape(num_sequences, num_kv_heads, num_pages * page_size, head_dim)
+    return gathered.contiguous()  # the reshape of one-position pages is a view
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, block: RowBlock, scale: float, span: int) -> Tensor:
+    """Return the attention of one block of rows [C * R, HQ, D] over K and V [C, HK, L, D]."""
+    num_sequences, num_kv_heads, _, head_dim = k.shape
+    num_heads, rows_each = q.shape[1], block.rows_each
+    group = num_heads // num_kv_heads
+    num_matrices, matrix_rows = num_sequences * num_kv_heads, rows_each * group
+    # [C, R, HK, G, D] -> [C * HK, R * G, D]
+    queries = q.view(num_sequences, rows_each, num_kv_heads, group, head_dim).transpose(1, 2)
+    queries = queries.reshape(num_matrices, matrix_rows, head_dim).float() * scale
+    if matrix_rows < _MIN_ROWS:
+        queries = F.pad(queries, (0, 0, 0, _MIN_ROWS - matrix_rows))
+    keys = k.view(num_matrices, -1, head_dim)[:, : block.num_columns]
+    values = v.view(num_matrices, -1, head_dim)
+    scores = torch.bmm(queries, keys.transpose(1, 2))
+    hidden_scores = scores[:, :matrix_rows, block.num_visible :]
+    hidden_scores.view(num_sequences, num_kv_heads, rows_each, group, -1).masked_fill_(
+        block.hidden, -torch.inf
+    )
+    probabilities = torch.softmax(scores, dim=-1)
+    out = torch.zeros_like(queries)
+    for start in range(0, block.num_columns, span):
+        stop = start + span
+        out.baddbmm_(probabilities[:, :, start:stop], values[:, start:stop])
+    out = out[:, :matrix_rows].view(num_sequences, num_kv_heads, rows_each, group, head_dim)
+    return out.transpose(1, 2).reshape(-1, num_heads, head_dim).to(q.dtype)

@@ -1,0 +1,198 @@
+"""The plan of one step's attention: which rows attend to which pages, made once for all layers.
+
+Owns the cut of a step into tiles for attention in torch. A tile gathers the K and V of a few
+sequences once and attends with blocks of their rows; the cut decides speed only, never a bit of the
+result (the order of sums is told in kernels.attention). Knows nothing of heads, dtypes or layers.
+
+Shapes: T rows, S sequences; C sequences of one tile, R rows of each of them in one block, L columns
+of one tile: positions of a sequence's context, padded to whole spans.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SPAN_POSITIONS = 128  # positions whose products are summed as one; part of the result's definition
+_BLOCK_ROWS = 64  # rows of a prefill that attend together
+_TILE_SPANS = 48  # spans that the decodes of one tile gather at most: a few MB stay in cache
+
+
+def span_size(page_size: int) -> int:
+    """Return the positions of one span: whole pages, and `SPAN_POSITIONS` of them if they fit."""
+    return page_size * max(1, SPAN_POSITIONS // page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Rows of a tile that attend at once: `rows_each` rows of each of the tile's sequences."""
+
+    rows: Tensor  # [C * R] int64, sequence by sequence
+    rows_each: int
+    num_columns: int  # whole spans, enough for the last row
+    num_visible: int  # columns that every row of the block sees
+    hidden: Tensor  # [C, 1, R, 1, num_columns - num_visible] bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """Sequences whose K and V are gathered together."""
+
+    pages: Tensor  # [C, pages] int64, whole spans; page 0 where a sequence has no more pages
+    num_filled: int  # columns that hold a position of every sequence
+    stale: Tensor  # [C, 1, columns - num_filled, 1] bool: columns past a sequence's context
+    blocks: tuple[RowBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One step's rows and where the K and V that they see are; made by `build`.
+
+    Rows [query_starts[i], query_starts[i + 1]) are the last positions of sequence i.
+    """
+
+    query_starts: tuple[int, ...]  # S + 1
+    context_lens: tuple[int, ...]  # S: positions of each sequence, its new rows included
+    page_table: Tensor  # [S, max_pages] int64, zero past a sequence's pages
+    kv_loc: Tensor  # [T] int64: page * page_size + offset, where the row's K and V go
+    positions: Tensor  # [T] int64
+    sequences: Tensor  # [S, 3] int64 on the host: first row, rows, positions
+    page_size: int
+    _tiles: list[AttentionTile] = field(default_factory=list, repr=False, compare=False)
+
+    def tiles(self) -> Sequence[AttentionTile]:
+        """Return the tiles, cut at the first call: attention in C never asks for them."""
+        if not self._tiles:
+            self._tiles.extend(_tiles(self))
+        return self._tiles
+
+    @classmethod
+    def build(
+        cls,
+        query_starts: Sequence[int],
+        context_lens: Sequence[int],
+        page_tables: Sequence[Sequence[int]],
+        page_size: int,
+        device: torch.device | str = "cpu",
+    ) -> "AttentionBatch":
+        """Plan a step from host lists.
+
+        Args:
+            query_starts: S + 1 row offsets, from 0, strictly increasing.
+            context_lens: S counts of positions, each at least its sequence's rows.
+            page_tables: S page lists, each covering its context; what lies beyond is ignored.
+            page_size: positions of a page.
+            device: where the index tensors live.
+        """
+        num_rows = [b - a for a, b in zip(query_starts, query_starts[1:], strict=False)]
+        assert len(num_rows) == len(context_lens) == len(page_tables), "lists of unequal length"
+        pages: list[list[int]] = []
+        for rows, length, table in zip(num_rows, context_lens, page_tables, strict=True):
+            needed = -(-length // page_size)
+            assert 0 < rows <= length, f"{rows} rows in a context of {length}"
+            assert needed <= len(table), f"{len(table)} pages cannot hold {length} positions"
+            pages.append(list(table[:needed]))
+        positions = [
+            position
+            for rows, length in zip(num_rows, context_lens, strict=True)
+            for position in range(length - rows, length)
+        ]
+        sequence_of_row = [i for i, rows in enumerate(num_rows) for _ in range(rows)]
+        kv_loc = [
+            pages[i][position // page_size] * page_size + position % page_size
+            for i, position in zip(sequence_of_row, positions, strict=True)
+        ]
+        sequences = list(zip(query_starts, num_rows, context_lens, strict=False))
+        return cls(
+            query_starts=tuple(query_starts),
+            context_lens=tuple(context_lens),
+            page_table=_page_matrix(pages, max(map(len, pages), default=0), device),
+            kv_loc=torch.tensor(kv_loc, dtype=torch.int64, device=device),
+            positions=torch.tensor(positions, dtype=torch.int64, device=device),
+            sequences=torch.tensor(sequences, dtype=torch.int64).view(-1, 3),
+            page_size=page_size,
+        )
+
+
+def _tiles(batch: AttentionBatch) -> Iterator[AttentionTile]:
+    """Cut a step: decodes of like length together, every prefill chunk alone."""
+    page_size, device = batch.page_size, batch.page_table.device
+    query_starts, context_lens = batch.query_starts, batch.context_lens
+    span = span_size(page_size)
+    num_rows = [b - a for a, b in zip(query_starts, query_starts[1:], strict=False)]
+    decodes = [i for i, rows in enumerate(num_rows) if rows == 1]
+    groups = _group_by_spans({i: -(-context_lens[i] // span) for i in decodes})
+    groups += [[i] for i, rows in enumerate(num_rows) if rows > 1]
+    for group in groups:
+        lengths = [context_lens[i] for i in group]
+        num_columns = -(-max(lengths) // span) * span
+        columns = torch.arange(min(lengths), num_columns, device=device)
+        stale = columns >= torch.tensor(lengths, device=device).view(-1, 1, 1)
+        yield AttentionTile(
+            pages=_resize(batch.page_table[group], num_columns // page_size),
+            num_filled=min(lengths),
+            stale=stale.unsqueeze(-1),
+            blocks=tuple(
+                _row_block(
+                    first_rows=[query_starts[i] + offset for i in group],
+                    first_positions=[context_lens[i] - num_rows[i] + offset for i in group],
+                    rows_each=min(_BLOCK_ROWS, num_rows[group[0]] - offset),
+                    span=span,
+                    device=device,
+                )
+                for offset in range(0, num_rows[group[0]], _BLOCK_ROWS)
+            ),
+        )
+
+
+def _row_block(
+    first_rows: list[int],
+    first_positions: list[int],
+    rows_each: int,
+    span: int,
+    device: torch.device,
+) -> RowBlock:
+    """Plan `rows_each` successive rows of each sequence of a tile."""
+    offsets = torch.arange(rows_each, device=device)
+    rows = torch.tensor(first_rows, device=device).unsqueeze(1) + offsets
+    positions = torch.tensor(first_positions, device=device).unsqueeze(1) + offsets
+    num_columns = -(-(max(first_positions) + rows_each) // span) * span
+    num_visible = min(first_positions) + 1
+    hidden = torch.arange(num_visible, num_columns, device=device) > positions.unsqueeze(-1)
+    return RowBlock(
+        rows=rows.flatten(),
+        rows_each=rows_each,
+        num_columns=num_columns,
+        num_visible=num_visible,
+        hidden=hidden.view(len(first_rows), 1, rows_each, 1, -1),
+    )
+
+
+def _group_by_spans(num_spans: dict[int, int]) -> list[list[int]]:
+    """Group sequences so that padding to a group's longest wastes at most about a quarter."""
+    groups: list[list[int]] = []
+    longest = 0
+    for i in sorted(num_spans, key=lambda i: (-num_spans[i], i)):
+        wasted = longest - num_spans[i]
+        if groups and wasted <= 1 + longest // 4 and (len(groups[-1]) + 1) * longest <= _TILE_SPANS:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+            longest = num_spans[i]
+    return groups
+
+
+def _resize(pages: Tensor, num_pages: int) -> Tensor:
+    """Return page lists [C, any] as [C, num_pages], cut or padded with page 0."""
+    pages = pages[:, :num_pages]
+    return F.pad(pages, (0, num_pages - pages.shape[1]))
+
+
+def _page_matrix(
+    pages: Sequence[Sequence[int]], num_pages: int, device: torch.device | str
+) -> Tensor:
+    """Return page lists as [len(pages), num_pages] int64, padded with page 0."""
+    rows = [[*row, *([0] * (num_pages - len(row)))] for row in pages]
+    return torch.tensor(rows, dtype=torch.int64, device=device).view(len(pages), num_pages)

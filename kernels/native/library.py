@@ -1,0 +1,83 @@
+"""The C functions as Python calls them, if this machine can have them.
+
+Owns the decision, made once in a process, and the form of the arguments, which mirrors the structs
+in the C sources. Knows nothing of tensors: addresses and counts go in.
+"""
+
+import ctypes
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.native.build import BuildError, build
+
+_CACHE_DIR = Path(".cache") / "topwork" / "native"  # in the home directory
+_logger = logging.getLogger(__name__)
+
+
+class AttentionProblem(ctypes.Structure):
+    """`struct problem` of attention.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k_pages", "v_pages", "out")),
+        *((name, ctypes.c_void_p) for name in ("sequences", "page_table")),
+        *((name, ctypes.c_int64) for name in ("q_token_stride", "q_head_stride")),
+        *((name, ctypes.c_int64) for name in ("num_sequences", "max_pages")),
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads")),
+        *((name, ctypes.c_int64) for name in ("head_dim", "page_size")),
+        ("scale", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("is_bf16", "num_threads")),
+    ]
+
+
+class LoraProblem(ctypes.Structure):
+    """`struct problem` of lora.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("y", "x", "segments")),
+        *((name, ctypes.c_int64) for name in ("y_stride", "x_stride", "num_segments")),
+        *((name, ctypes.c_int64) for name in ("num_outputs", "num_inputs")),
+        *((name, ctypes.c_int64) for name in ("is_y_bf16", "is_x_bf16", "num_threads")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The functions of one loaded library; each returns 0, or 1 if memory ran out."""
+
+    attention: Callable[[AttentionProblem], int]
+    lora: Callable[[LoraProblem], int]
+
+
+@functools.cache
+def native_library() -> Library | None:
+    """Return this machine's library, compiling it at first use; None if it can have none."""
+    try:
+        return open_library(Path.home() / _CACHE_DIR)
+    except (BuildError, OSError, RuntimeError) as error:  # RuntimeError: nobody's home
+        _logger.warning("attention and LoRA run in torch, several times slower: %s", error)
+        return None
+
+
+def open_library(directory: Path, compiler: str = "cc") -> Library:
+    """Return the library of `directory`, compiled there if need be.
+
+    Raises:
+        BuildError: as `build` does.
+        OSError: the directory or the library in it cannot be used.
+    """
+    loaded = ctypes.CDLL(str(build(directory, compiler)))
+    return Library(
+        attention=_declare(loaded.topwork_attention, AttentionProblem),
+        lora=_declare(loaded.topwork_lora, LoraProblem),
+    )
+
+
+def _declare(
+    function: Callable[..., int], problem: type[ctypes.Structure]
+) -> Callable[[ctypes.Structure], int]:
+    function.argtypes = [ctypes.POINTER(problem)]  # type: ignore[attr-defined]
+    function.restype = ctypes.c_int  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,82 @@
+"""kernels.linear: right in float64's eyes, and each row the same bits in any company."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import reference
+from kernels.linear import LinearWeight, can_pack, linear, prepare_linear
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
+DTYPES = list(TOLERANCE)
+SHAPES = [(576, 576), (192, 576), (1536, 576), (576, 1536), (64, 577), (3, 100), (1, 1536), (7, 33)]
+ROW_COUNTS = [1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 65, 129, 300]
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+def plain(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+    """Return the form taken where oneDNN cannot pack."""
+    out_features, in_features = weight.shape
+    return LinearWeight(weight, bias, in_features, out_features, weight.dtype, is_packed=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_linear_layer_agrees_with_float64(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(shape, generator=generator).to(dtype)
+    bias = torch.randn(shape[0], generator=generator).to(dtype)
+    x = torch.randn(9, shape[1], generator=generator).to(dtype)
+    expected = reference.linear(x.double(), weight.double(), bias.double())
+    for prepared in (prepare_linear(weight, bias), plain(weight, bias)):
+        actual = linear(x, prepared)
+        assert actual.dtype == dtype
+        assert error(actual, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("prepare", [prepare_linear, plain])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(
+    prepare: type, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    weight = prepare(torch.randn(shape, generator=generator).to(dtype))
+    x = torch.randn(300, shape[1], generator=generator).to(dtype)
+    whole = linear(x, weight)
+    for num_rows in ROW_COUNTS:
+        for first in (0, 300 - num_rows):
+            part = linear(x[first : first + num_rows], weight)
+            assert torch.equal(part, whole[first : first + num_rows]), (num_rows, first)
+
+
+def test_no_rows_give_no_rows() -> None:
+    assert linear(torch.empty(0, 8), prepare_linear(torch.randn(5, 8))).shape == (0, 5)
+
+
+def test_a_neighbour_full_of_nan_changes_nothing() -> None:
+    weight = prepare_linear(torch.randn(64, 64))
+    x = torch.randn(3, 64)
+    alone = linear(x[:1], weight)
+    x[1:] = torch.nan
+    assert torch.equal(linear(x, weight)[:1], alone)
+
+
+def test_bytes_count_the_weight_and_the_bias() -> None:
+    weight = torch.randn(6, 10).bfloat16()
+    assert prepare_linear(weight).num_bytes == 120
+    assert prepare_linear(weight, torch.randn(6).bfloat16()).num_bytes == 132
+
+
+def test_the_packed_weight_does_not_keep_the_callers_copy() -> None:
+    weight = torch.randn(64, 64)
+    x = torch.randn(4, 64)
+    if not can_pack(weight):
+        pytest.skip("oneDNN cannot pack here")
+    prepared = prepare_linear(weight)
+    before = linear(x, prepared)
+    weight.zero_()
+    assert torch.equal(linear(x, prepared), before)
