@@ -1,0 +1,184 @@
+"""A group of ranks in threads, driven by plans that a test writes or that `generate` writes."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.adapter_shard import AdapterShard, LoraEntry
+from worker.model_reader import read_model_config
+from worker.parallel import SingleRank, ThreadGroup
+from worker.partition import Partition, partition
+from worker.protocol import (
+    GENESIS,
+    Chunk,
+    Plan,
+    SampledToken,
+    SamplingParams,
+    SequenceStart,
+    StepOutput,
+    encode_plan,
+)
+from worker.rank import Rank, RankConfig
+
+PAGE = 16
+GREEDY = SamplingParams(temperature=0.0, num_logprobs=131)
+
+
+@dataclass
+class Prompt:
+    """A sequence for `RankGroup.generate`."""
+
+    token_ids: tuple[int, ...]
+    slot: int | None = None
+    sampling: SamplingParams = GREEDY
+    first_step: int = 1  # when it joins the others
+    drawn: list[SampledToken] = field(default_factory=list)
+
+    @property
+    def drawn_ids(self) -> list[int]:
+        return [token.token_id for token in self.drawn]
+
+
+class RankGroup:
+    """Ranks of one model that have loaded and allocated."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        tp: int = 1,
+        dtype: Literal["bfloat16", "float32"] = "float32",
+        num_pages: int = 64,
+        num_slots: int = 4,
+    ) -> None:
+        self.config = read_model_config(path)
+        places = ThreadGroup(tp, timeout=20.0).communicators() if tp > 1 else (SingleRank(),)
+        self.ranks = [
+            Rank(
+                RankConfig(
+                    model_dir=str(path),
+                    rank=rank,
+                    tp=tp,
+                    dtype=dtype,
+                    page_size=PAGE,
+                    kv_memory_bytes=1 << 24,
+                    num_slots=num_slots,
+                    max_model_len=256,
+                    num_threads=None,
+                ),
+                place,
+            )
+            for rank, place in enumerate(places)
+        ]
+        self._threads = ThreadPoolExecutor(tp)
+        self.infos = list(self._threads.map(Rank.load, self.ranks))
+        for rank in self.ranks:
+            rank.allocate(num_pages)
+        self.digest = GENESIS
+        self.last_step = 0
+        # Pages are dealt from the middle, so that no page number equals its place in a table.
+        self._free = [*range(num_pages // 2, num_pages), *range(num_pages // 2)]
+        self._next_id = 0
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    def step(
+        self,
+        chunks: Sequence[Chunk] = (),
+        starts: Sequence[SequenceStart] = (),
+        ends: Sequence[int] = (),
+    ) -> StepOutput:
+        """Run one plan on every rank and return rank 0's answer."""
+        plan = Plan(self.last_step + 1, tuple(ends), tuple(starts), tuple(chunks))
+        frame, self.digest = encode_plan(plan, self.digest)
+        self.last_step += 1
+        replies = list(self._threads.map(lambda rank: rank.step(frame), self.ranks))
+        assert all(reply.output is None for reply in replies[1:])
+        output = replies[0].output
+        assert output is not None
+        return output
+
+    def load_adapter(self, slot: int, adapter: "TinyAdapter") -> None:
+        tp = len(self.ranks)
+        for index, rank in enumerate(self.ranks):
+            rank.load_adapter(slot, adapter.cut(partition(self.config, tp, index)))
+
+    def generate(self, prompts: Sequence[Prompt], num_tokens: int, chunk_size: int = 64) -> None:
+        """Draw tokens for all prompts, prefills in chunks beside the decodes of others."""
+        ids = {self._next_id + i: prompt for i, prompt in enumerate(prompts)}
+        self._next_id += len(prompts)
+        computed: dict[int, int] = {}
+        pages: dict[int, int] = {}
+        finished: list[int] = []
+        turn = 0
+        while len(finished) < len(ids):
+            turn += 1
+            starts: list[SequenceStart] = []
+            chunks: list[Chunk] = []
+            for seq_id, prompt in ids.items():
+                if seq_id in finished or prompt.first_step > turn:
+                    continue
+                if seq_id not in computed:
+                    computed[seq_id] = pages[seq_id] = 0
+                    starts.append(_start(seq_id, prompt))
+                tokens = (*prompt.token_ids, *prompt.drawn_ids)
+                first = computed[seq_id]
+                part = tokens[first : first + chunk_size]
+                computed[seq_id] = first + len(part)
+                missing = -(-computed[seq_id] // PAGE) - pages[seq_id]
+                given = tuple(self._free.pop(0) for _ in range(missing))
+                pages[seq_id] += missing
+                chunks.append(Chunk(seq_id, first, part, given, computed[seq_id] == len(tokens)))
+            output = self.step(chunks, starts)
+            assert output.failed == ()
+            assert [t.seq_id for t in output.tokens] == [c.seq_id for c in chunks if c.samples]
+            for token in output.tokens:
+                ids[token.seq_id].drawn.append(token)
+                if len(ids[token.seq_id].drawn) == num_tokens:
+                    finished.append(token.seq_id)
+        self.step(ends=finished)
+
+
+def _start(seq_id: int, prompt: Prompt) -> SequenceStart:
+    return SequenceStart(seq_id, prompt.slot, prompt.sampling, len(prompt.token_ids), (), 0, ())
+
+
+@dataclass(frozen=True)
+class TinyAdapter:
+    """Random LoRA weights: (layer, module) to (A, B, scaling)."""
+
+    digest: str
+    tensors: dict[tuple[int, str], tuple[Tensor, Tensor, float]]
+
+    def cut(self, part: Partition) -> AdapterShard:
+        """Return one rank's shard, in float32."""
+        entries: list[LoraEntry] = []
+        data = bytearray(b"\0")  # so that no tensor is aligned
+        for (layer, module), (a, b, scaling) in self.tensors.items():
+            rows, columns = part.slices(module)
+            offsets = []
+            a_part, b_part = a[:, columns.start : columns.stop], b[rows.start : rows.stop]
+            for tensor in (a_part, b_part):
+                offsets.append(len(data))
+                data += tensor.contiguous().numpy().tobytes()
+            a_shape, b_shape = tuple(a_part.shape), tuple(b_part.shape)
+            entries.append(
+                LoraEntry(
+                    layer, module, a.shape[0], scaling, offsets[0], a_shape, offsets[1], b_shape
+                )
+            )
+        buffer = np.frombuffer(bytes(data), dtype=np.uint8)  # read-only, as Ray's are
+        return AdapterShard(self.digest, part.rank, part.tp, "float32", tuple(entries), buffer)
+
+
+def random_tokens(length: int, seed: int) -> tuple[int, ...]:
+    """Return a prompt of the tiny models' vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, 131, (length,), generator=generator).tolist())

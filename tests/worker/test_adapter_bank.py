@@ -1,0 +1,102 @@
+"""The form of adapters in their slots."""
+
+import pytest
+import torch
+
+from tests.worker.group import TinyAdapter
+from worker.adapter_bank import DOWN, GATE_UP, OUT, QKV, AdapterBank, SlotRows
+from worker.model_reader import read_model_config
+from worker.partition import module_shape, partition
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config(tiny_model):
+    """Return the shape of the tiny Llama."""
+    return read_model_config(tiny_model("llama").path)
+
+
+def adapter(config, *places, scaling: float = 2.0) -> TinyAdapter:
+    """Return an adapter with random A and B of given rank at (layer, module, lora_rank)."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = {}
+    for layer, module, lora_rank in places:
+        outputs, inputs = module_shape(config, module)
+        a = torch.randn(lora_rank, inputs, generator=generator)
+        b = torch.randn(outputs, lora_rank, generator=generator)
+        tensors[layer, module] = (a, b, scaling)
+    return TinyAdapter("ab" * 32, tensors)
+
+
+def bank_of(config, tp=1, rank=0, dtype=torch.float32) -> AdapterBank:
+    return AdapterBank(
+        partition(config, tp, rank), num_layers=2, num_slots=2, dtype=dtype, device=CPU
+    )
+
+
+def test_modules_of_one_linear_become_one_pair_in_blocks_at_their_true_ranks(config):
+    whole = adapter(config, (0, "q_proj", 3), (0, "v_proj", 5))
+    bank = bank_of(config)
+    bank.load(1, whole.cut(partition(config, 1, 0)))
+    (segment,) = bank.segments([SlotRows(1, 4, 9)])[0][QKV]
+    a_q, b_q, _ = whole.tensors[0, "q_proj"]
+    a_v, b_v, _ = whole.tensors[0, "v_proj"]
+    assert (segment.start, segment.stop) == (4, 9)
+    assert torch.equal(segment.a, torch.cat((a_q, a_v)))
+    k_rows = torch.zeros(config.num_kv_heads * config.head_dim, 8)
+    expected = torch.cat((torch.block_diag(2 * b_q, 2 * b_v)[: len(b_q)], k_rows))
+    expected = torch.cat((expected, torch.block_diag(2 * b_q, 2 * b_v)[len(b_q) :]))
+    assert torch.equal(segment.b, expected)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_row_parallel_deltas_of_all_ranks_sum_to_the_whole(config, tp):
+    whole = adapter(config, (1, "down_proj", 4), (1, "o_proj", 2))
+    x = torch.randn(3, config.intermediate_size)
+    total = torch.zeros(3, config.hidden_size)
+    for rank in range(tp):
+        bank, part = bank_of(config, tp, rank), partition(config, tp, rank)
+        bank.load(0, whole.cut(part))
+        segments = bank.segments([SlotRows(0, 0, 3)])[1]
+        (down,) = segments[DOWN]
+        total += x[:, part.mlp.start : part.mlp.stop] @ down.a.T @ down.b.T
+        assert segments[OUT][0].a.shape == (2, len(part.q_heads) * config.head_dim)
+    a, b, scaling = whole.tensors[1, "down_proj"]
+    torch.testing.assert_close(total, scaling * x @ a.T @ b.T)
+
+
+def test_scaling_enters_before_rounding(config):
+    whole = adapter(config, (0, "o_proj", 4), scaling=1.7)
+    bank = bank_of(config, dtype=torch.bfloat16)
+    bank.load(0, whole.cut(partition(config, 1, 0)))
+    (segment,) = bank.segments([SlotRows(0, 0, 1)])[0][OUT]
+    assert torch.equal(segment.b, (whole.tensors[0, "o_proj"][1] * 1.7).bfloat16())
+
+
+def test_linears_that_an_adapter_leaves_alone_have_no_segment(config):
+    bank = bank_of(config)
+    bank.load(0, adapter(config, (0, "up_proj", 2)).cut(partition(config, 1, 0)))
+    segments = bank.segments([SlotRows(0, 0, 1)])
+    sizes = [[len(linear) for linear in layer] for layer in segments]
+    assert sizes == [[0, 0, 1, 0], [0, 0, 0, 0]]
+    assert len(segments[0][GATE_UP]) == 1
+
+
+def test_a_batch_without_adapters_has_no_segments_at_all(config):
+    assert bank_of(config).segments([]) == ()
+
+
+def test_a_slot_knows_whose_it_is_until_it_is_cleared(config):
+    bank = bank_of(config)
+    assert bank.digest(0) is None
+    bank.load(0, adapter(config, (0, "q_proj", 1)).cut(partition(config, 1, 0)))
+    assert bank.digest(0) == "ab" * 32
+    bank.clear(0)
+    assert bank.digest(0) is None
+
+
+def test_a_shard_of_another_rank_is_refused(config):
+    shard = adapter(config, (0, "q_proj", 1)).cut(partition(config, 2, 1))
+    with pytest.raises(AssertionError, match="shard 1 of 2 came to rank 0 of 1"):
+        bank_of(config).load(0, shard)

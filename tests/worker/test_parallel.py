@@ -1,0 +1,112 @@
+"""Sums and gathers over threads and processes."""
+
+import multiprocessing
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from tests.worker.group_member import WIDTHS, part_of, run_member
+from worker.parallel import GroupBroken, SingleRank, ThreadGroup, join_group
+
+
+def in_order(size: int, dtype: torch.dtype, num_rows: int = 5) -> torch.Tensor:
+    total = part_of(0, dtype, num_rows).float()
+    for rank in range(1, size):
+        total = total + part_of(rank, dtype, num_rows).float()
+    return total
+
+
+def test_a_single_rank_gets_its_own_values_back():
+    x = part_of(0)
+    assert SingleRank().all_reduce(x) is x
+    assert SingleRank().gather_first(x, [7]) is x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_threads_sum_in_rank_order_many_times_over(size, dtype):
+    group = ThreadGroup(size, timeout=10.0)
+
+    def run(place):
+        return [place.all_reduce(part_of(place.rank, dtype) * 2**turn) for turn in range(20)]
+
+    with ThreadPoolExecutor(size) as threads:
+        for sums in threads.map(run, group.communicators()):
+            for turn, found in enumerate(sums):
+                assert torch.equal(found, in_order(size, dtype) * 2**turn)
+
+
+def test_threads_gather_uneven_columns_on_the_first_rank():
+    group = ThreadGroup(3, timeout=10.0)
+
+    def run(place):
+        return place.gather_first(part_of(place.rank)[:, : WIDTHS[place.rank]], WIDTHS)
+
+    with ThreadPoolExecutor(3) as threads:
+        first, *others = threads.map(run, group.communicators())
+    assert torch.equal(first, torch.cat([part_of(r)[:, :w] for r, w in enumerate(WIDTHS)], dim=1))
+    assert others == [None, None]
+
+
+def test_a_thread_that_fails_wakes_the_ones_that_wait():
+    first, second = ThreadGroup(2, timeout=60.0).communicators()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(first.all_reduce, part_of(0))
+        second.close()
+        with pytest.raises(GroupBroken):
+            waiting.result(timeout=30)
+    with pytest.raises(GroupBroken):
+        second.all_reduce(part_of(1))
+
+
+def test_a_thread_that_never_comes_is_not_waited_for_forever():
+    first, _ = ThreadGroup(2, timeout=0.05).communicators()
+    with pytest.raises(GroupBroken):
+        first.all_reduce(part_of(0))
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_sum_in_rank_order_and_notice_one_that_leaves(size):
+    addresses = (free_address(), free_address())
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for rank in range(size):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=run_member, args=(addresses, rank, size, theirs))
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        assert all(pipe.poll(60) for pipe in pipes)
+        answers = [pipe.recv() for pipe in pipes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    parts = [part_of(rank)[:, :width] for rank, width in enumerate(WIDTHS[:size])]
+    for rank, findings in enumerate(answers):
+        for sums, gathered, large, failure in findings:
+            assert torch.equal(sums[0], in_order(size, torch.float32))
+            assert torch.equal(sums[1], in_order(size, torch.bfloat16))
+            assert torch.equal(large, in_order(size, torch.float32, num_rows=100_000)[::999])
+            if rank == 0:
+                assert torch.equal(gathered, torch.cat(parts, dim=1))
+                assert "lost its group" in failure
+            else:
+                assert gathered is None
+
+
+def test_a_rank_that_never_joins_is_not_waited_for_forever():
+    with pytest.raises(GroupBroken, match="could not join"):
+        join_group(free_address(), 1, 2, "cpu", 0.2)
+
+
+def test_a_group_of_one_process_needs_no_address():
+    assert isinstance(join_group("", 0, 1, "cpu", 1.0), SingleRank)

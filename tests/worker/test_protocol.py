@@ -1,0 +1,59 @@
+"""Plans on the wire and the chain of their digests."""
+
+import pytest
+
+from worker.protocol import (
+    GENESIS,
+    Chunk,
+    Plan,
+    PlanMismatch,
+    SamplingParams,
+    SequenceStart,
+    decode_plan,
+    encode_plan,
+)
+
+
+def plan(step: int) -> Plan:
+    sampling = SamplingParams(logit_bias=((3, -1.5),), seed=2**64 - 1, num_logprobs=0)
+    start = SequenceStart(7, None, sampling, 2, (4, 1), 128, (1, 2))
+    return Plan(step, (5,), (start,), (Chunk(7, 128, (9, 8), (3,), True),))
+
+
+def test_a_plan_comes_back_as_it_was_sent():
+    frame, digest = encode_plan(plan(1), GENESIS)
+    assert decode_plan(frame, GENESIS, 1) == (plan(1), digest)
+
+
+def test_equal_plans_have_equal_bytes_and_another_parent_another_digest():
+    assert encode_plan(plan(1), GENESIS) == encode_plan(plan(1), GENESIS)
+    assert encode_plan(plan(1), GENESIS)[1] != encode_plan(plan(1), b"x" * 32)[1]
+
+
+def test_a_changed_byte_is_noticed():
+    frame, _ = encode_plan(plan(1), GENESIS)
+    for index in range(len(frame)):
+        changed = bytearray(frame)
+        changed[index] ^= 1
+        with pytest.raises(PlanMismatch, match="step 1"):
+            decode_plan(bytes(changed), GENESIS, 1)
+
+
+def test_a_plan_out_of_turn_is_noticed():
+    frame, _ = encode_plan(plan(2), GENESIS)
+    with pytest.raises(PlanMismatch, match="numbered 2"):
+        decode_plan(frame, GENESIS, 1)
+
+
+@pytest.mark.parametrize(
+    ("params", "needs"),
+    [
+        (SamplingParams(), False),
+        (SamplingParams(temperature=0.0, logit_bias=((1, 1.0),), min_tokens=3), False),
+        (SamplingParams(repetition_penalty=1.1), True),
+        (SamplingParams(presence_penalty=-0.1), True),
+        (SamplingParams(frequency_penalty=0.1), True),
+    ],
+)
+def test_only_penalties_need_the_history(params, needs):
+    assert params.needs_history is needs

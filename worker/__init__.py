@@ -1,0 +1,1 @@
+"""One tensor-parallel rank: model, weights, KV pages, adapter bank and sampler."""

@@ -1,0 +1,114 @@
+"""The Ray shell of one rank: starts it, loads adapters into it, and lets its step server run.
+
+Only set-up, adapter loads and the end pass through Ray calls; the steps themselves come over a
+socket that the scheduler connects to (see worker.step_server). Knows nothing of scheduling.
+"""
+
+import os
+import socket
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from msgspec.structs import replace
+
+from worker.adapter_shard import AdapterShard
+from worker.channel import listen
+from worker.parallel import join_group
+from worker.protocol import RankInfo
+from worker.rank import Rank, RankConfig
+from worker.step_server import serve_steps
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """Names one process for good: a pid alone may be given to another process later."""
+
+    node_id: str
+    node_ip: str
+    pid: int
+    start_ticks: int  # since boot
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when the process started, in clock ticks since boot; None if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def node_ip() -> str:
+    """Return the address by which other nodes reach this one."""
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
+class WorkerActor:
+    """One rank in its own process."""
+
+    def __init__(self, config: RankConfig, secret: bytes, group_timeout: float) -> None:
+        self._config = config
+        self._secret = secret
+        self._group_timeout = group_timeout
+        self._rank: Rank | None = None
+
+    @ray.method
+    def identify(self) -> ProcessIdentity:
+        """Return which process this is."""
+        ticks = start_ticks(os.getpid())
+        assert ticks is not None, "this process runs"
+        return ProcessIdentity(
+            node_id=ray.get_runtime_context().get_node_id(),
+            node_ip=node_ip(),
+            pid=os.getpid(),
+            start_ticks=ticks,
+        )
+
+    @ray.method
+    def rendezvous(self) -> tuple[str, int]:
+        """Return a (host, port) of this node that is free for the group's store."""
+        host = node_ip()
+        with socket.create_server((host, 0)) as probe:
+            port: int = probe.getsockname()[1]
+        return host, port
+
+    @ray.method
+    def load(self, store: tuple[str, int]) -> RankInfo:
+        """Join the process group at `store` and load this rank's slices of the weights."""
+        config = self._config
+        host, port = store
+        group = join_group(
+            f"tcp://{host}:{port}", config.rank, config.tp, config.device, self._group_timeout
+        )
+        self._rank = Rank(config, group)
+        info = self._rank.load()
+        return replace(info, node_id=ray.get_runtime_context().get_node_id())
+
+    @ray.method
+    def serve(self, num_pages: int) -> tuple[str, int]:
+        """Allocate the KV pages, start the step server and return its address."""
+        rank = self._ready_rank()
+        rank.allocate(num_pages)
+        server = listen(node_ip())
+        threading.Thread(
+            target=serve_steps, args=(rank, server, self._secret), name="steps", daemon=True
+        ).start()
+        host, port = server.getsockname()[:2]
+        return str(host), int(port)
+
+    @ray.method
+    def load_adapter(self, slot: int, shard: AdapterShard) -> None:
+        """Put an adapter into a slot that no plan uses."""
+        self._ready_rank().load_adapter(slot, shard)
+
+    @ray.method
+    def clear_slot(self, slot: int, digest: str) -> None:
+        """Free the memory of a slot that no plan uses, if it still holds this adapter."""
+        self._ready_rank().clear_slot(slot, digest)
+
+    def _ready_rank(self) -> Rank:
+        assert self._rank is not None, "load() comes first"
+        return self._rank

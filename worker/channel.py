@@ -1,0 +1,148 @@
+"""Frames over a stream socket: a 4-byte little-endian length, then that many bytes.
+
+Used between scheduler and ranks, and between routers and schedulers. A connection opens with a
+shared secret, because a socket of a host is open to every process on it. Knows nothing of what
+the frames say; nothing is ever unpickled.
+"""
+
+import asyncio
+import hmac
+import socket
+import struct
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+
+
+class ChannelClosed(Exception):
+    """The other end closed the connection, or died."""
+
+
+class BadFrame(Exception):
+    """The other end sent what no correct peer sends: an oversized frame or a wrong secret."""
+
+
+def _checked_length(header: bytes) -> int:
+    length: int = _LENGTH.unpack(header)[0]
+    if length > MAX_FRAME_BYTES:
+        raise BadFrame(f"frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return length
+
+
+def frame(payload: bytes) -> bytes:
+    """Return the payload with its length in front."""
+    assert len(payload) <= MAX_FRAME_BYTES, f"frame of {len(payload)} bytes"
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def listen(host: str) -> socket.socket:
+    """Return a socket that listens on a free port of `host`."""
+    server = socket.create_server((host, 0), backlog=64)
+    return server
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(min(size - len(parts), 1 << 20))
+        if not part:
+            raise ChannelClosed("connection closed by the other end")
+        parts += part
+    return bytes(parts)
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Block until a whole frame is here and return its payload.
+
+    Raises:
+        ChannelClosed: at end of stream.
+        BadFrame: if the frame is over the size limit.
+    """
+    return _receive_exactly(connection, _checked_length(_receive_exactly(connection, 4)))
+
+
+def send(connection: socket.socket, payload: bytes) -> None:
+    """Send one frame."""
+    connection.sendall(frame(payload))
+
+
+def accept(server: socket.socket, secret: bytes) -> socket.socket:
+    """Wait for one peer that knows the secret; drop any that does not."""
+    while True:
+        connection, _ = server.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(5.0)  # a stranger that says nothing must not block the door
+        try:
+            known = hmac.compare_digest(receive(connection), secret)
+        except (ChannelClosed, BadFrame, OSError):
+            known = False
+        if known:
+            connection.settimeout(None)
+            return connection
+        connection.close()
+
+
+class Channel:
+    """One end of a framed connection for asyncio."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @classmethod
+    async def connect(cls, address: tuple[str, int], secret: bytes) -> "Channel":
+        """Open a connection and present the secret.
+
+        Raises:
+            OSError: if nobody listens there.
+        """
+        channel = cls(*await asyncio.open_connection(*address))
+        channel.send(secret)
+        return channel
+
+    @classmethod
+    async def accepted(
+        cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+    ) -> "Channel | None":
+        """Check the secret of a peer that has just connected; None if it does not know it."""
+        channel = cls(reader, writer)
+        try:
+            async with asyncio.timeout(5.0):
+                known = hmac.compare_digest(await channel.receive(), secret)
+        except (ChannelClosed, BadFrame, TimeoutError, OSError):
+            known = False
+        if not known:
+            channel.close()
+            return None
+        return channel
+
+    def send(self, payload: bytes) -> None:
+        """Queue one frame; use `drain` where the peer may be slower than the sender."""
+        self._writer.write(frame(payload))
+
+    async def drain(self) -> None:
+        """Wait until the send buffer is below its high-water mark."""
+        await self._writer.drain()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes accepted by `send` that the operating system has not taken yet."""
+        return self._writer.transport.get_write_buffer_size()
+
+    async def receive(self) -> bytes:
+        """Return the payload of the next frame.
+
+        Raises:
+            ChannelClosed: at end of stream or on a reset.
+            BadFrame: if the frame is over the size limit.
+        """
+        try:
+            length = _checked_length(await self._reader.readexactly(4))
+            return await self._reader.readexactly(length)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise ChannelClosed(str(error)) from error
+
+    def close(self) -> None:
+        """Close the connection; what is queued may be lost."""
+        self._writer.close()

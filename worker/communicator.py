@@ -1,0 +1,77 @@
+"""What the ranks of a group can do together, and the group of one.
+
+Owns the order of every sum: rank 0 + rank 1 + ..., kept in float32. So all ranks hold the
+same bits, whatever the transport and the number of rows. Knows nothing of what is summed.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class GroupBroken(Exception):
+    """Another rank of the group failed, left or did not come in time."""
+
+
+class Communicator(Protocol):
+    """One rank's place in a group. Every rank must make the same calls in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """Return this rank's number, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum of all ranks' `x`, of the same shape, in float32; may reuse `x`.
+
+        A group of one returns `x` as it is.
+
+        Raises:
+            GroupBroken: if the other ranks do not take part.
+        """
+        ...
+
+    def gather_first(self, x: Tensor, widths: Sequence[int]) -> Tensor | None:
+        """Return all ranks' `x` [S, widths[rank]] side by side on rank 0, None elsewhere.
+
+        Raises:
+            GroupBroken: if the other ranks do not take part.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the group: ranks that wait for this one fail instead of waiting on."""
+        ...
+
+
+class SingleRank:
+    """A group of one."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return `x`."""
+        return x
+
+    def gather_first(self, x: Tensor, widths: Sequence[int]) -> Tensor | None:
+        """Return `x`."""
+        assert x.shape[1] == sum(widths), f"width {x.shape[1]} is not {sum(widths)}"
+        return x
+
+    def close(self) -> None:
+        """Do nothing: nobody waits."""
+
+
+def sum_in_order(parts: Sequence[Tensor]) -> Tensor:
+    """Return parts[0] + parts[1] + ... in float32: what follows decides where to round."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part
+    return total

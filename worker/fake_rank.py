@@ -1,0 +1,222 @@
+"""A rank without a model: its tokens are a hash of what a model's would depend on.
+
+Owns a picture of every page: for each position, which adapter and which tokens up to there made its
+K and V. A plan that would read anything else on a real rank, another adapter's page, a page out of
+order, a page given away too early, fails an assertion here. Knows nothing of tensors.
+"""
+
+import os
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from worker.adapter_shard import AdapterShard
+from worker.protocol import (
+    GENESIS,
+    Chunk,
+    Plan,
+    RankInfo,
+    SampledToken,
+    SamplingParams,
+    SequenceStart,
+    StepOutput,
+    StepReply,
+    decode_plan,
+)
+
+_HASH_BYTES = 16
+
+
+def _hash(*parts: bytes | int | str) -> bytes:
+    """Return a hash of parts; equal only for equal parts."""
+    digest = blake2b(digest_size=_HASH_BYTES)
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+def _root(adapter: str | None) -> bytes:
+    """Return the content of "nothing yet" for an adapter; None is the base model."""
+    return _hash("base") if adapter is None else _hash("adapter", adapter)
+
+
+def _draw(content: bytes, sampling: SamplingParams, vocab_size: int) -> SampledToken:
+    bits = _hash(content, sampling.seed)
+    token_id = int.from_bytes(bits[:8], "little") % vocab_size
+    if sampling.num_logprobs is None:
+        return SampledToken(0, token_id)
+    logprob = -int.from_bytes(bits[8:], "little") / 2**64
+    top = tuple(((token_id + i) % vocab_size, logprob - i) for i in range(sampling.num_logprobs))
+    return SampledToken(0, token_id, logprob, top)
+
+
+def fake_continuation(
+    adapter: str | None,
+    token_ids: tuple[int, ...],
+    num_tokens: int,
+    *,
+    seed: int = 0,
+    vocab_size: int = 1000,
+) -> tuple[int, ...]:
+    """Return the tokens that `FakeRank` draws after a prompt, for comparison."""
+    content = _root(adapter)
+    for token_id in token_ids:
+        content = _hash(content, token_id)
+    drawn: list[int] = []
+    for _ in range(num_tokens):
+        drawn.append(_draw(content, SamplingParams(seed=seed), vocab_size).token_id)
+        content = _hash(content, drawn[-1])
+    return tuple(drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One position of a page."""
+
+    token_id: int
+    content: bytes  # hash of the adapter and of all tokens up to and including this one
+
+
+@dataclass(slots=True)
+class _Sequence:
+    slot: int | None
+    adapter: str | None  # digest; None: the base model
+    sampling: SamplingParams
+    pages: list[int]
+    owned: set[int]  # pages it was given to write
+    tokens: list[int]
+    content: bytes
+
+
+class FakeRank:
+    """Has the face of `worker.rank.Rank` as far as the step path goes."""
+
+    def __init__(self, *, page_size: int, num_slots: int = 0, vocab_size: int = 1000) -> None:
+        self._page_size = page_size
+        self._vocab_size = vocab_size
+        self._slots: list[str | None] = [None] * num_slots
+        self._pages: list[list[_Entry | None]] = []
+        self._sequences: dict[int, _Sequence] = {}
+        self._digest = GENESIS
+        self._last_step = 0
+
+    def load(self, max_pages: int = 1024) -> RankInfo:
+        """Say what a rank says after loading."""
+        return RankInfo(
+            rank=0,
+            pid=os.getpid(),
+            node_id="",
+            max_pages=max_pages,
+            page_bytes=1,
+            weight_bytes=0,
+            device="fake",
+        )
+
+    def allocate(self, num_pages: int) -> None:
+        """Make the pages."""
+        self._pages = [self._blank() for _ in range(num_pages)]
+
+    def load_adapter(self, slot: int, adapter: AdapterShard | str) -> None:
+        """Put an adapter, or only its digest, into a slot that no running sequence uses."""
+        self._check_unused(slot)
+        self._slots[slot] = adapter if isinstance(adapter, str) else adapter.digest
+
+    def clear_slot(self, slot: int, digest: str) -> None:
+        """Empty a slot that no running sequence uses, unless it holds another adapter by now."""
+        if self._slots[slot] == digest:
+            self._check_unused(slot)
+            self._slots[slot] = None
+
+    def step(self, frame: bytes) -> StepReply:
+        """Check and run the plan in a frame.
+
+        Raises:
+            PlanMismatch: if the plan does not continue this rank's chain.
+            AssertionError: if the plan would make a real rank compute something wrong.
+        """
+        plan, self._digest = decode_plan(frame, self._digest, self._last_step + 1)
+        self._last_step = plan.step
+        for seq_id in plan.ends:
+            assert seq_id in self._sequences, f"sequence {seq_id} ends without having started"
+            del self._sequences[seq_id]
+        for start in plan.starts:
+            self._start(start)
+        self._give_out(plan)
+        tokens = [self._run(chunk) for chunk in plan.chunks]
+        sampled = tuple(token for token in tokens if token is not None)
+        return StepReply(plan.step, StepOutput(plan.step, sampled))
+
+    def _start(self, start: SequenceStart) -> None:
+        assert start.seq_id not in self._sequences, f"sequence {start.seq_id} runs already"
+        assert start.num_cached_tokens == len(start.pages) * self._page_size, (
+            f"{len(start.pages)} pages cannot hold {start.num_cached_tokens} cached tokens"
+        )
+        adapter = None
+        if start.slot is not None:
+            adapter = self._slots[start.slot]
+            assert adapter is not None, f"sequence {start.seq_id} uses empty slot {start.slot}"
+        tokens, content = self._read(start, adapter)
+        expected = tokens if start.sampling.needs_history else []
+        assert list(start.history) == expected, f"sequence {start.seq_id}: wrong history"
+        self._sequences[start.seq_id] = _Sequence(
+            slot=start.slot,
+            adapter=adapter,
+            sampling=start.sampling,
+            pages=list(start.pages),
+            owned=set(),
+            tokens=tokens,
+            content=content,
+        )
+
+    def _read(self, start: SequenceStart, adapter: str | None) -> tuple[list[int], bytes]:
+        """Return the tokens in cached pages, each checked to be what this sequence would write."""
+        tokens: list[int] = []
+        content = _root(adapter)
+        for page in start.pages:
+            for offset, entry in enumerate(self._pages[page]):
+                where = f"sequence {start.seq_id}: cached page {page} offset {offset}"
+                assert entry is not None, f"{where} was never computed"
+                content = _hash(content, entry.token_id)
+                assert content == entry.content, f"{where} is of another prefix or adapter"
+                tokens.append(entry.token_id)
+        return tokens, content
+
+    def _give_out(self, plan: Plan) -> None:
+        """Check that new pages are nobody's, and wipe them."""
+        new_pages = [page for chunk in plan.chunks for page in chunk.new_pages]
+        assert len(set(new_pages)) == len(new_pages), "a page is given out twice"
+        held = {page for sequence in self._sequences.values() for page in sequence.pages}
+        for page in new_pages:
+            assert 0 <= page < len(self._pages), f"there is no page {page}"
+            assert page not in held, f"page {page} is given out while a sequence holds it"
+            self._pages[page] = self._blank()
+
+    def _run(self, chunk: Chunk) -> SampledToken | None:
+        """Write a chunk's positions and draw its token."""
+        assert chunk.seq_id in self._sequences, f"sequence {chunk.seq_id} has not started"
+        sequence = self._sequences[chunk.seq_id]
+        assert chunk.start == len(sequence.tokens), (
+            f"sequence {chunk.seq_id}: chunk at {chunk.start}, not {len(sequence.tokens)}"
+        )
+        assert chunk.token_ids, f"sequence {chunk.seq_id}: empty chunk"
+        sequence.pages += chunk.new_pages
+        sequence.owned.update(chunk.new_pages)
+        for token_id in chunk.token_ids:
+            index, offset = divmod(len(sequence.tokens), self._page_size)
+            assert index < len(sequence.pages), f"sequence {chunk.seq_id}: too few pages"
+            page = sequence.pages[index]
+            assert page in sequence.owned, f"sequence {chunk.seq_id} writes shared page {page}"
+            sequence.content = _hash(sequence.content, token_id)
+            sequence.tokens.append(token_id)
+            self._pages[page][offset] = _Entry(token_id, sequence.content)
+        if not chunk.samples:
+            return None
+        token = _draw(sequence.content, sequence.sampling, self._vocab_size)
+        return SampledToken(chunk.seq_id, token.token_id, token.logprob, token.top_logprobs)
+
+    def _blank(self) -> list[_Entry | None]:
+        return [None] * self._page_size
+
+    def _check_unused(self, slot: int) -> None:
+        users = [i for i, sequence in self._sequences.items() if sequence.slot == slot]
+        assert not users, f"slot {slot} changes while sequences {users} use it"

@@ -1,0 +1,158 @@
+"""Messages between the scheduler and the ranks: what a step must do, and what came of it.
+
+Owns the wire form of a plan and the rolling digest that ties each plan to all plans before it.
+Knows nothing of tensors, Ray or sockets, so that the control plane can import it without torch.
+"""
+
+from hashlib import blake2b
+
+import msgspec
+
+DIGEST_BYTES = 32
+GENESIS = bytes(DIGEST_BYTES)  # the digest "before step 1" of a freshly started group of ranks
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """How the next token is drawn from the logits of one sequence; the defaults are OpenAI's.
+
+    A token is a function of (logits, these parameters, seed, position): nothing else.
+    """
+
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    min_p: float = 0.0
+    seed: int = 0  # 64 bits, unsigned
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0  # `held_back` tokens cannot be among the first `min_tokens` output tokens
+    held_back: tuple[int, ...] = ()
+    num_logprobs: int | None = None  # None: no log-probabilities; 0: the sampled token's only
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a rank must know the tokens so far to draw the next one."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence that enters the running set: new, or back after a retraction."""
+
+    seq_id: int
+    slot: int | None  # adapter slot; None: the base model
+    sampling: SamplingParams
+    num_prompt_tokens: int  # positions from here on hold output tokens
+    pages: tuple[int, ...]  # pages [0, num_cached_tokens / page_size), matched in the prefix cache
+    num_cached_tokens: int  # positions whose K/V those pages hold already
+    history: tuple[int, ...]  # tokens [0, num_cached_tokens) if sampling.needs_history, else empty
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Positions [start, start + len(token_ids)) of one running sequence, computed in this step."""
+
+    seq_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    new_pages: tuple[int, ...]  # appended to the page table before the step; their content is stale
+    samples: bool  # draw the token at position start + len(token_ids)
+
+
+class Plan(msgspec.Struct, frozen=True, array_like=True):
+    """What every rank must do in one step. Equal bytes mean equal work on every rank.
+
+    Order of effect: `ends` drop rank state, `starts` create it, then all `chunks` run as one batch.
+    """
+
+    step: int  # 1, 2, 3, ... in the life of a group of ranks
+    ends: tuple[int, ...]  # sequences that finished, were aborted or were retracted
+    starts: tuple[SequenceStart, ...]
+    chunks: tuple[Chunk, ...]
+
+
+class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+    """The token drawn for one sequence; log-probabilities are of the unmodified logits."""
+
+    seq_id: int
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), best first
+
+
+class StepOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What rank 0 answers: one token for each chunk that samples, in plan order.
+
+    `failed` names the sequences whose logits were not finite; they have no token.
+    """
+
+    step: int
+    tokens: tuple[SampledToken, ...]
+    failed: tuple[int, ...] = ()
+
+
+class StepReply(msgspec.Struct, frozen=True, array_like=True):
+    """A rank's answer to one plan frame; `output` only from rank 0, `error` if the step failed."""
+
+    step: int
+    output: StepOutput | None = None
+    error: str | None = None
+
+
+class RankInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank says of itself after loading its weights."""
+
+    rank: int
+    pid: int
+    node_id: str  # "" without Ray
+    max_pages: int  # KV pages that fit this rank's memory budget
+    page_bytes: int
+    weight_bytes: int
+    device: str
+
+
+class PlanMismatch(Exception):
+    """A rank received a plan that does not continue the plans it has seen."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(step, reason)
+        self.step = step
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"plan of step {self.step} refused: {self.reason}"
+
+
+_plan_encoder = msgspec.msgpack.Encoder()
+_plan_decoder = msgspec.msgpack.Decoder(Plan)
+
+
+def chain(parent: bytes, body: bytes) -> bytes:
+    """Return the rolling digest of a plan whose encoded form is `body` after `parent`."""
+    return blake2b(parent + body, digest_size=DIGEST_BYTES).digest()
+
+
+def encode_plan(plan: Plan, parent: bytes) -> tuple[bytes, bytes]:
+    """Return (frame, digest): the frame to send to every rank and the new end of the chain."""
+    body = _plan_encoder.encode(plan)
+    digest = chain(parent, body)
+    return digest + body, digest
+
+
+def decode_plan(frame: bytes, parent: bytes, expected_step: int) -> tuple[Plan, bytes]:
+    """Return (plan, digest) after checking that the frame continues the chain.
+
+    Raises:
+        PlanMismatch: if the digest or the step number is not the one that must come next.
+    """
+    digest, body = frame[:DIGEST_BYTES], frame[DIGEST_BYTES:]
+    if chain(parent, body) != digest:
+        raise PlanMismatch(expected_step, "its digest does not continue the chain of this rank")
+    plan = _plan_decoder.decode(body)
+    if plan.step != expected_step:
+        raise PlanMismatch(expected_step, f"it is numbered {plan.step}")
+    return plan, digest

@@ -1,0 +1,195 @@
+"""One tensor-parallel rank: takes plan frames, runs them in order and answers.
+
+Owns the rank's memory and its place in the chain of plans. Runs in any process or thread; knows
+nothing of Ray, sockets or of how plans are made.
+"""
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from worker.adapter_bank import AdapterBank
+from worker.adapter_shard import AdapterShard
+from worker.batch import build_batch
+from worker.kv_cache import KVCache, page_num_bytes
+from worker.model import Model
+from worker.model_config import ModelConfig
+from worker.model_reader import read_model_config
+from worker.parallel import Communicator
+from worker.partition import partition
+from worker.protocol import GENESIS, Plan, RankInfo, StepOutput, StepReply, decode_plan
+from worker.sampler import Sampler, SampleRequest
+from worker.sequences import SequenceTable
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankConfig:
+    """How one rank runs; the same on all ranks of a group but for `rank` and `device`."""
+
+    model_dir: str
+    rank: int
+    tp: int
+    dtype: Literal["bfloat16", "float32"]
+    device: str = "cpu"
+    page_size: int = 64  # positions
+    kv_memory_bytes: int
+    num_slots: int
+    max_model_len: int  # positions that one sequence may have
+    num_threads: int | None  # compute threads of this process; None: torch's own choice
+
+
+class Rank:
+    """Runs plans. Call `load`, then `allocate`, then `step` as often as there are plans.
+
+    Adapters may be loaded while a step runs, into slots that no running sequence uses.
+    """
+
+    def __init__(self, config: RankConfig, group: Communicator) -> None:
+        assert (group.rank, group.size) == (config.rank, config.tp), "another rank's group"
+        self._config = config
+        self._group = group
+        self._device = torch.device(config.device)
+        self._dtype = _DTYPES[config.dtype]
+        self._sampler = Sampler()
+        self._digest = GENESIS
+        self._last_step = 0
+
+    def load(self) -> RankInfo:
+        """Load this rank's slices of the weights and say how many pages its memory can hold.
+
+        Raises:
+            FileNotFoundError: if the model directory lacks a file.
+            ValueError: if the model cannot be served, or not with this configuration.
+        """
+        config = self._config
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        model_dir = Path(config.model_dir)
+        self._model_config = read_model_config(model_dir)
+        _check_length(self._model_config, config.max_model_len)
+        self._part = partition(self._model_config, config.tp, config.rank)
+        self._model = Model.load(
+            model_dir,
+            self._model_config,
+            self._part,
+            self._group,
+            dtype=self._dtype,
+            device=self._device,
+            max_positions=config.max_model_len,
+        )
+        self._bank = AdapterBank(
+            self._part,
+            num_layers=self._model_config.num_layers,
+            num_slots=config.num_slots,
+            # The CPU path computes deltas in float32: widened once here, not at every step.
+            dtype=torch.float32 if self._device.type == "cpu" else self._dtype,
+            device=self._device,
+        )
+        page_bytes = page_num_bytes(
+            self._model_config.num_layers,
+            len(self._part.kv_heads),
+            config.page_size,
+            self._model_config.head_dim,
+            self._dtype,
+        )
+        return RankInfo(
+            rank=config.rank,
+            pid=os.getpid(),
+            node_id="",
+            max_pages=config.kv_memory_bytes // page_bytes,
+            page_bytes=page_bytes,
+            weight_bytes=self._model.num_bytes,
+            device=config.device,
+        )
+
+    def allocate(self, num_pages: int) -> None:
+        """Make the KV pages; the same number on every rank."""
+        config = self._config
+        self._cache = KVCache(
+            num_layers=self._model_config.num_layers,
+            num_pages=num_pages,
+            num_kv_heads=len(self._part.kv_heads),
+            page_size=config.page_size,
+            head_dim=self._model_config.head_dim,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        self._table = SequenceTable(
+            page_size=config.page_size, num_pages=num_pages, max_model_len=config.max_model_len
+        )
+
+    def load_adapter(self, slot: int, shard: AdapterShard) -> None:
+        """Put an adapter into a slot that no running sequence uses, in place of what it held."""
+        self._bank.load(slot, shard)
+
+    def clear_slot(self, slot: int, digest: str) -> None:
+        """Empty a slot that no running sequence uses, unless it holds another adapter by now."""
+        if self._bank.digest(slot) == digest:
+            self._bank.clear(slot)
+
+    def step(self, frame: bytes) -> StepReply:
+        """Run the plan in a frame; the output is in rank 0's reply.
+
+        After any exception the rank has left its group and must be replaced.
+
+        Raises:
+            PlanMismatch: before anything is computed, if the plan does not continue this rank's
+                chain.
+            GroupBroken: if another rank fails.
+        """
+        with ExitStack() as stack:
+            stack.callback(self._group.close)  # on failure the other ranks must not wait for us
+            plan, self._digest = decode_plan(frame, self._digest, self._last_step + 1)
+            self._last_step = plan.step
+            with torch.inference_mode():
+                output = self._run(plan)
+            stack.pop_all()
+        return StepReply(plan.step, output if self._config.rank == 0 else None)
+
+    def _run(self, plan: Plan) -> StepOutput:
+        self._cache.clear(self._table.apply(plan))
+        if not plan.chunks:
+            return StepOutput(plan.step, ())
+        batch = build_batch(plan.chunks, self._table, self._config.page_size, self._device)
+        for run in batch.runs:
+            assert self._bank.digest(run.slot) is not None, f"slot {run.slot} is empty"
+        logits = self._model.forward(batch, self._cache, self._bank)
+        if logits is None:
+            return StepOutput(plan.step, ())
+        tokens, failed = self._sampler.sample(logits, self._sample_requests(plan))
+        return StepOutput(plan.step, tuple(tokens), tuple(failed))
+
+    def _sample_requests(self, plan: Plan) -> list[SampleRequest]:
+        sequences = [(c.seq_id, self._table[c.seq_id]) for c in plan.chunks if c.samples]
+        return [
+            SampleRequest(
+                seq_id=seq_id,
+                params=sequence.sampling,
+                position=sequence.num_tokens,
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                history=sequence.history,
+            )
+            for seq_id, sequence in sequences
+        ]
+
+
+def _check_length(model: ModelConfig, max_model_len: int) -> None:
+    """Refuse lengths that the model was not made for.
+
+    Attention here is always full, which equals sliding attention only within one window.
+    """
+    if max_model_len > model.max_position:
+        raise ValueError(
+            f"max_model_len {max_model_len} is over max_position_embeddings {model.max_position}"
+        )
+    if model.sliding_window is not None and max_model_len > model.sliding_window:
+        raise ValueError(
+            f"max_model_len {max_model_len} is over sliding_window {model.sliding_window}: "
+            "sliding attention is not supported beyond its first window"
+        )
