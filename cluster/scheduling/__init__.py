@@ -1,0 +1,1 @@
+"""Every scheduling decision: pure state machines without clock, randomness or I/O."""

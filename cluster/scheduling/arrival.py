@@ -1,0 +1,43 @@
+"""A request at the door: refused if it could never be served, else a sequence that waits."""
+
+from cluster.errors import InvalidRequest
+from cluster.request import BASE, Request
+from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.namespace import namespace
+from cluster.scheduling.sequence import Sequence
+
+
+def refuse_impossible(config: SchedulerConfig, request: Request) -> None:
+    """Check a request against the limits that no waiting can change.
+
+    Raises:
+        InvalidRequest: naming the limit.
+    """
+    num_tokens = len(request.token_ids)
+    if num_tokens == 0:
+        raise InvalidRequest("the prompt has no tokens", param="prompt")
+    if request.max_tokens < 1:
+        raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+    if num_tokens + 1 > config.token_limit:
+        raise InvalidRequest(
+            f"the prompt has {num_tokens} tokens, but prompt and output together may have "
+            f"{config.token_limit}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    if request.adapter != BASE and config.num_slots == 0:
+        raise InvalidRequest("this server has no adapter slots", param="model")
+
+
+def new_sequence(config: SchedulerConfig, request: Request, seq_id: int) -> Sequence:
+    """Return the waiting sequence of a request."""
+    longest = len(request.token_ids) + request.max_tokens
+    return Sequence(
+        seq_id=seq_id,
+        request=request,
+        namespace=namespace(config.base_digest, request.adapter, request.cache_salt),
+        page_size=config.page_size,
+        token_limit=min(longest, config.token_limit),
+        tokens=list(request.token_ids),
+        stop_token_ids=frozenset(request.stop_token_ids),
+    )

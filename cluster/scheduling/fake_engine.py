@@ -1,0 +1,138 @@
+"""A scheduler over one fake rank, in lock step and without a model: for tests and simulations.
+
+Checks every invariant after every call; the fake rank checks every page that a plan reads.
+"""
+
+from cluster.request import BASE, ErrorInfo, FinishReason, Request, TokenEvent
+from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.scheduler import Scheduler
+from cluster.scheduling.stats import AdapterLoad, UnloadedAdapter
+from worker.fake_rank import FakeRank
+from worker.protocol import GENESIS, Plan, SamplingParams, StepOutput, encode_plan
+
+
+class FakeEngine:
+    """Serves requests to their ends and remembers what everyone was told."""
+
+    def __init__(self, config: SchedulerConfig, *, loads_at_once: bool = True) -> None:
+        self.scheduler = Scheduler(config)
+        self.plans: list[Plan] = []
+        self.digest = GENESIS  # end of the chain of plans
+        self.events: dict[int, list[TokenEvent]] = {}  # by sequence
+        self.loads: list[AdapterLoad] = []  # begun and not answered
+        self.unloaded: list[UnloadedAdapter] = []
+        self._loads_at_once = loads_at_once
+        self._rank = FakeRank(page_size=config.page_size, num_slots=config.num_slots)
+        self._rank.allocate(config.num_pages)
+        self._in_flight: StepOutput | None = None
+
+    def add(
+        self,
+        token_ids: tuple[int, ...],
+        max_tokens: int = 4,
+        adapter: str = BASE,
+        *,
+        salt: str = "",
+        sampling: SamplingParams | None = None,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> int:
+        """Queue a request and return its sequence number; raises what `Scheduler.add` does."""
+        seq_id = self.scheduler.add(
+            Request(
+                request_id=f"r{len(self.events) + 1}",
+                adapter=adapter,
+                token_ids=token_ids,
+                sampling=sampling or SamplingParams(),
+                max_tokens=max_tokens,
+                stop_token_ids=stop_token_ids,
+                cache_salt=salt,
+            )
+        )
+        self.events[seq_id] = []
+        self.scheduler.check()
+        return seq_id
+
+    def begin_step(self) -> Plan | None:
+        """Schedule a step and let the rank run it, but do not commit; None: nothing to do."""
+        plan = self.scheduler.schedule()
+        self.scheduler.check()
+        self.loads += self.scheduler.take_loads()
+        self.unloaded += self.scheduler.take_unloaded()
+        if plan is not None:
+            self.plans.append(plan)
+            frame, self.digest = encode_plan(plan, self.digest)
+            self._in_flight = self._rank.step(frame).output
+        return plan
+
+    def end_step(self) -> None:
+        """Commit the step that was begun."""
+        assert self._in_flight is not None, "no step was begun"
+        output, self._in_flight = self._in_flight, None
+        self._take(self.scheduler.commit(output))
+
+    def step(self) -> Plan | None:
+        """Run one step, and answer its loads if they come at once; None: nothing was to do."""
+        plan = self.begin_step()
+        if plan is not None:
+            self.end_step()
+        if self._loads_at_once:
+            while self.loads:
+                self.finish_load()
+        return plan
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(max_steps):
+            if self.step() is None and self.is_idle:
+                return
+        raise AssertionError(f"work is left after {max_steps} steps")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence waits or runs."""
+        stats = self.scheduler.stats()
+        return not (stats.num_waiting or stats.num_running)
+
+    def finish_load(self) -> str:
+        """Complete the load that was begun first and return its adapter."""
+        load = self.loads.pop(0)
+        self._rank.load_adapter(load.slot, load.digest)
+        self.scheduler.adapter_ready(load.digest)
+        self.scheduler.check()
+        return load.digest
+
+    def fail_load(self, error: ErrorInfo) -> str:
+        """Fail the load that was begun first and return its adapter."""
+        load = self.loads.pop(0)
+        self._take(self.scheduler.adapter_failed(load.digest, error))
+        return load.digest
+
+    def abort(self, seq_id: int) -> None:
+        """Abort a sequence."""
+        self.scheduler.abort(seq_id)
+        self.scheduler.check()
+
+    def unload(self, adapter: str) -> None:
+        """Begin to unload an adapter."""
+        self.scheduler.unload(adapter)
+        self.unloaded += self.scheduler.take_unloaded()
+        self.scheduler.check()
+
+    def tokens(self, seq_id: int) -> tuple[int, ...]:
+        """Return the tokens that a sequence was sent so far."""
+        return tuple(token for event in self.events[seq_id] for token in event.token_ids)
+
+    def finish_reason(self, seq_id: int) -> FinishReason | None:
+        """Return why a sequence has ended."""
+        events = self.events[seq_id]
+        return events[-1].finish_reason if events else None
+
+    def num_cached_tokens(self, seq_id: int) -> int:
+        """Return what the first event of a sequence said of the prefix cache."""
+        return self.events[seq_id][0].num_cached_tokens
+
+    def _take(self, events: list[tuple[int, TokenEvent]]) -> None:
+        for seq_id, event in events:
+            self.events[seq_id].append(event)
+        self.unloaded += self.scheduler.take_unloaded()
+        self.scheduler.check()

@@ -1,0 +1,80 @@
+"""The one place where a sequence's status changes and what it holds moves with it.
+
+Owns the hand-overs between sequences, prefix cache and slot table. Decides nothing.
+"""
+
+from cluster.request import BASE
+from cluster.scheduling.prefix_cache import PrefixCache
+from cluster.scheduling.radix_tree import Match
+from cluster.scheduling.sequence import Running, Sequence, Status
+from cluster.scheduling.slot_table import SlotTable
+
+
+class Holdings:
+    """Moves pages, locks and leases."""
+
+    def __init__(
+        self, cache: PrefixCache, slots: SlotTable, page_size: int, keeps_pages: bool
+    ) -> None:
+        self._cache = cache
+        self._slots = slots
+        self._page_size = page_size
+        self._keeps_pages = keeps_pages  # computed pages enter the prefix cache
+
+    def start(self, sequence: Sequence, match: Match, step: int) -> Running:
+        """Waiting to running: lock the matched prefix and lease the adapter."""
+        assert sequence.status is Status.WAITING, f"sequence {sequence.seq_id} is not waiting"
+        adapter = sequence.request.adapter
+        slot = None if adapter == BASE else self._slots.lease(adapter, step)
+        num_kept = len(match.pages)
+        sequence.status = Status.RUNNING
+        return Running(
+            sequence=sequence,
+            slot=slot,
+            lock=self._cache.lock(match, step),
+            pages=list(match.pages),  # the tree's; ours to read while the lock stands
+            num_kept=num_kept,
+            num_computed=num_kept * self._page_size,
+        )
+
+    def grow(self, running: Running, num_pages: int) -> tuple[int, ...]:
+        """Append fresh pages to the page table, evicting as needed, and return them."""
+        if not num_pages:
+            return ()
+        pages = self._cache.allocate(num_pages)
+        running.pages += pages
+        return tuple(pages)
+
+    def keep(self, running: Running, step: int) -> None:
+        """Hand every page that is full and computed to the sequence's own namespace."""
+        done, full = running.num_kept, running.num_computed // self._page_size
+        if full == done or not self._keeps_pages:
+            return
+        # Pages [done, full) become the tree's; those it had already stay ours as duplicates.
+        running.lock, refused = self._cache.insert(
+            running.lock, running.sequence.keys(full)[done:], running.pages[done:full], step
+        )
+        running.duplicates += refused
+        running.num_kept = full
+
+    def retract(self, running: Running, step: int) -> None:
+        """Running to waiting: full pages stay in the namespace, everything else is given back."""
+        self.keep(running, step)
+        self._give_back(running, Status.WAITING, step)
+
+    def finish(self, running: Running, step: int) -> None:
+        """Running to finished: full pages stay in the namespace, everything else is given back."""
+        self.keep(running, step)
+        self._give_back(running, Status.FINISHED, step)
+
+    def discard(self, running: Running, step: int) -> None:
+        """Running to finished, and the cache gets nothing more of what it computed."""
+        self._give_back(running, Status.FINISHED, step)
+
+    def _give_back(self, running: Running, status: Status, step: int) -> None:
+        assert running.sequence.status is Status.RUNNING, f"sequence {running.seq_id} stops twice"
+        self._cache.unlock(running.lock, step)
+        self._cache.pool.free(running.private_pages())
+        if running.slot is not None:
+            self._slots.release(running.adapter, step)
+        running.sequence.status = status

@@ -1,0 +1,84 @@
+"""The running sequences in arrival order, those that decode apart from those that prefill."""
+
+from bisect import bisect_left, insort
+from operator import attrgetter
+
+from cluster.scheduling.sequence import Running
+
+_by_arrival = attrgetter("sequence.seq_id")
+
+
+class RunningSet:
+    """Who is running, and who has left since the last plan was made."""
+
+    def __init__(self) -> None:
+        self.decoding: list[Running] = []  # one token each step
+        self.prefilling: list[Running] = []  # K/V of known tokens still missing
+        self._by_id: dict[int, Running] = {}
+        self._untold: list[Running] = []  # have left, and no plan has said so
+        self._told: list[Running] = []  # the plan in flight says so
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, seq_id: int) -> Running | None:
+        """Return what a sequence holds, if it is running."""
+        return self._by_id.get(seq_id)
+
+    def all(self) -> list[Running]:
+        """Return every running sequence by arrival."""
+        return sorted(self._by_id.values(), key=_by_arrival)
+
+    def of_adapter(self, adapter: str) -> list[Running]:
+        """Return the running sequences of one adapter by arrival."""
+        return [running for running in self.all() if running.adapter == adapter]
+
+    def enter(self, running: Running) -> None:
+        """Add a sequence that has been admitted."""
+        self._by_id[running.seq_id] = running
+        insort(self.prefilling, running, key=_by_arrival)
+
+    def begin_decoding(self, running: Running) -> None:
+        """Move a sequence whose known tokens are all computed."""
+        self._remove(self.prefilling, running)
+        running.is_decoding = True
+        insort(self.decoding, running, key=_by_arrival)
+
+    def leave(self, running: Running) -> None:
+        """Drop a sequence; the next plan tells the ranks."""
+        self._remove(self.decoding if running.is_decoding else self.prefilling, running)
+        del self._by_id[running.seq_id]
+        self._untold.append(running)
+
+    def oldest(self) -> Running | None:
+        """Return the running sequence that arrived first."""
+        heads = self.decoding[:1] + self.prefilling[:1]
+        return min(heads, key=_by_arrival, default=None)
+
+    def latest(self) -> Running:
+        """Return the running sequence that arrived last; there must be one."""
+        return max(self.decoding[-1:] + self.prefilling[-1:], key=_by_arrival)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the ranks still have a sequence that no plan has ended."""
+        return bool(self._untold)
+
+    def tell_left(self) -> tuple[int, ...]:
+        """Return who has left since the last plan, in the order of leaving, for the next one."""
+        self._told, self._untold = self._untold, []
+        return tuple(running.seq_id for running in self._told)
+
+    def committed(self) -> None:
+        """Learn that the ranks have carried out the plan."""
+        self._told = []
+
+    def is_quiet(self, slot: int) -> bool:
+        """Whether no rank has a sequence on a slot any more, not even one that has ended."""
+        return all(running.slot != slot for running in self._untold + self._told)
+
+    @staticmethod
+    def _remove(ordered: list[Running], running: Running) -> None:
+        at = bisect_left(ordered, running.seq_id, key=_by_arrival)
+        assert ordered[at] is running, f"sequence {running.seq_id} is out of its place"
+        del ordered[at]

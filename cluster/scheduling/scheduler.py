@@ -1,0 +1,238 @@
+"""The decision maker: requests and step outputs in, plans and token events out.
+
+A deterministic state machine: the same calls give the same plans byte for byte. Owns the order of
+decisions and the life of each sequence; the rooms beside this one own the parts. Knows neither
+clock nor transport, and at most one plan is in flight. When a group of ranks fails, its scheduler
+is thrown away.
+
+Call `schedule` after any other call, then `take_loads` and `take_unloaded`.
+"""
+
+from cluster.errors import Conflict, NotFound, Overloaded
+from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.scheduling.arrival import new_sequence, refuse_impossible
+from cluster.scheduling.committer import Committer
+from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.holdings import Holdings
+from cluster.scheduling.outcome import failure
+from cluster.scheduling.prefix_cache import PrefixCache
+from cluster.scheduling.retraction import Retraction
+from cluster.scheduling.running_set import RunningSet
+from cluster.scheduling.sequence import Sequence, Status
+from cluster.scheduling.slot_table import SlotTable
+from cluster.scheduling.slot_turns import SlotTurns
+from cluster.scheduling.stats import AdapterLoad, SchedulerStats, SlotStats, UnloadedAdapter
+from cluster.scheduling.step_planner import Batch, StepPlanner
+from cluster.scheduling.unloads import Unloads
+from cluster.scheduling.waiting_queue import WaitingQueue
+from worker.protocol import Plan, StepOutput
+
+RETRY_AFTER_SECONDS = 1  # a full queue drains within steps
+
+
+class Scheduler:
+    """Continuous batching over one base model and many adapters."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        assert config.num_pages > 0, "the ranks have said how many pages fit"
+        self._config = config
+        self._step = 0
+        self._last_seq_id = 0
+        self._sequences: dict[int, Sequence] = {}  # waiting or running
+        self._in_flight: Batch | None = None
+        self._cache = PrefixCache(config.num_pages)
+        self._slots = SlotTable(config.num_slots)
+        self._waiting = WaitingQueue()
+        self._running = RunningSet()
+        self._holdings = Holdings(
+            self._cache, self._slots, config.page_size, keeps_pages=config.prefix_cache
+        )
+        self._committer = Committer(self._holdings, self._running, self._sequences)
+        self._retraction = Retraction(self._holdings, self._running, self._waiting)
+        self._turns = SlotTurns(config, self._slots, self._waiting, self._running, self._retraction)
+        self._unloads = Unloads(self._cache, self._slots, self._turns, self._waiting, self._running)
+        self._planner = StepPlanner(
+            config,
+            self._cache,
+            self._holdings,
+            self._running,
+            self._waiting,
+            self._retraction,
+            self._sequences,
+        )
+
+    def add(self, request: Request) -> int:
+        """Queue a request and return its arrival number: 1, 2, 3, ...
+
+        Raises:
+            InvalidRequest: if it could never be served.
+            NotFound: if its adapter is being unloaded.
+            Overloaded: if `max_waiting` sequences wait already.
+        """
+        refuse_impossible(self._config, request)
+        if self._unloads.is_fenced(request.adapter):
+            raise NotFound(f"adapter {request.adapter} is being unloaded", param="model")
+        if len(self._waiting) >= self._config.max_waiting:
+            raise Overloaded(
+                f"{len(self._waiting)} requests are waiting already",
+                retry_after=RETRY_AFTER_SECONDS,
+            )
+        self._last_seq_id += 1
+        sequence = new_sequence(self._config, request, self._last_seq_id)
+        self._sequences[sequence.seq_id] = sequence
+        self._waiting.push(sequence.seq_id, request.adapter)
+        self._turns.note(request.adapter, self._step)
+        self._turns.hand_out(self._step)
+        return sequence.seq_id
+
+    def abort(self, seq_id: int) -> None:
+        """End a sequence without an event, at the commit if a step is in flight.
+
+        A sequence that is unknown or has ended is ignored.
+        """
+        running = self._running.get(seq_id)
+        if running is not None and self._in_flight is not None:
+            self._committer.abort_at_commit(running)
+        elif running is not None:
+            self._committer.finish(running, self._step)
+        elif seq_id in self._sequences:
+            self._drop_waiting(seq_id)
+        self._unloads.settle(self._step)
+
+    def adapter_ready(self, digest: str) -> None:
+        """Let plans use an adapter that every rank has loaded into the slot it was given."""
+        self._turns.ready(digest)
+        self._unloads.settle(self._step)
+
+    def adapter_failed(self, digest: str, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
+        """Give up a load; end the requests that wait for it, and only those, with `error`."""
+        events = [
+            (seq_id, failure(self._drop_waiting(seq_id), error))
+            for seq_id in self._waiting.lane(digest)
+        ]
+        self._turns.free(digest, self._step)
+        self._unloads.settle(self._step)
+        return events
+
+    def pin(self, digest: str) -> None:
+        """Keep an adapter in its slot, now or once it is there.
+
+        Raises:
+            Conflict: if no slot would be left for all the others.
+        """
+        if self._slots.is_pinned(digest):
+            return
+        if self._slots.num_pinned + 1 >= self._config.num_slots:
+            raise Conflict(
+                f"{self._slots.num_pinned} of {self._config.num_slots} adapter slots are pinned; "
+                "one must stay free for the other adapters"
+            )
+        self._turns.pin(digest, self._step)
+
+    def unpin(self, digest: str) -> None:
+        """Let an adapter be evicted again when it is idle."""
+        self._slots.unpin(digest)
+
+    def unload(self, digest: str) -> None:
+        """Refuse new requests for an adapter, let those it has end, then forget it wholly.
+
+        The adapter may be used again as soon as `take_unloaded` has named it, or after `allow`.
+        Calling this again before that changes nothing, and is answered by the same entry.
+
+        Raises:
+            Conflict: for the base model.
+        """
+        self._unloads.fence(digest)
+        self._unloads.settle(self._step)
+
+    def allow(self, digest: str) -> None:
+        """Take an unload back that is not complete yet; `take_unloaded` says that nothing went."""
+        self._unloads.unfence(digest)
+
+    def take_unloaded(self) -> list[UnloadedAdapter]:
+        """Return the unloads that are complete since the last call, one entry for each."""
+        return self._unloads.take_done()
+
+    def take_loads(self) -> list[AdapterLoad]:
+        """Return the loads to start now; each is answered by adapter_ready or adapter_failed."""
+        return self._turns.take_loads()
+
+    def schedule(self) -> Plan | None:
+        """Return the next plan, or None if no sequence can make progress now.
+
+        A plan without chunks only ends sequences: a load or an unload waits for their slot.
+        """
+        assert self._in_flight is None, f"step {self._step} is not committed yet"
+        step = self._step + 1
+        self._turns.advance(step)
+        batch = self._planner.plan(step)
+        if not batch.chunks and not self._must_tell_ends():
+            return None
+        self._step = step
+        self._in_flight = batch
+        return Plan(
+            step=step,
+            ends=self._running.tell_left(),
+            starts=tuple(batch.starts),
+            chunks=tuple(chunk for _, chunk in batch.chunks.values()),
+        )
+
+    def commit(self, output: StepOutput) -> list[tuple[int, TokenEvent]]:
+        """Apply what the ranks computed; return (seq_id, event) in plan order."""
+        batch = self._in_flight
+        assert batch is not None and output.step == batch.step, f"no step {output.step} in flight"
+        self._in_flight = None
+        events = self._committer.commit(batch, output)
+        self._unloads.settle(self._step)
+        return events
+
+    def stats(self) -> SchedulerStats:
+        """Return gauges and counters as of now."""
+        cache = self._cache
+        return SchedulerStats(
+            step=self._step,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_waiting_for_adapter=self._waiting.num_shut,
+            free_pages=cache.pool.num_free,
+            cached_pages=cache.num_unlocked,
+            held_pages=self._config.num_pages - cache.num_available,
+            total_pages=self._config.num_pages,
+            num_slots=self._config.num_slots,
+            slots=tuple(
+                SlotStats(r.slot, r.digest, r.loading, r.leases, r.pinned)
+                for r in self._slots.residents()
+            ),
+            prompt_tokens=self._planner.prompt_tokens,
+            cached_prompt_tokens=self._planner.cached_prompt_tokens,
+            generated_tokens=self._committer.generated_tokens,
+            retractions=self._retraction.count,
+            evicted_pages=cache.num_evicted,
+            adapter_loads=self._slots.num_loads,
+            longest_slot_wait=self._turns.longest_wait,
+        )
+
+    def check(self) -> None:
+        """Assert every invariant that ties the rooms together."""
+        running = self._running.all()
+        self._cache.check([page for r in running for page in r.private_pages()])
+        self._slots.check()
+        self._turns.check()
+        leases: dict[str, int] = {}
+        for r in running:
+            assert r.sequence.status is Status.RUNNING, f"{r.seq_id} holds pages without running"
+            if r.slot is not None:
+                leases[r.adapter] = leases.get(r.adapter, 0) + 1
+        for resident in self._slots.residents():
+            assert resident.leases == leases.get(resident.digest, 0), "leases do not balance"
+        assert len(self._sequences) == len(running) + len(self._waiting), "a sequence is lost"
+
+    def _must_tell_ends(self) -> bool:
+        return self._running.has_left and (self._turns.awaits_ends or self._unloads.is_pending)
+
+    def _drop_waiting(self, seq_id: int) -> Sequence:
+        sequence = self._sequences.pop(seq_id)
+        sequence.status = Status.FINISHED
+        self._waiting.remove(seq_id, sequence.request.adapter)
+        self._turns.note(sequence.request.adapter, self._step)
+        return sequence

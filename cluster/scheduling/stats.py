@@ -1,0 +1,54 @@
+"""What the scheduler tells of itself; frozen messages without behaviour."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoad:
+    """A load to start now: the adapter may be used when `Scheduler.adapter_ready` says so."""
+
+    digest: str
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadedAdapter:
+    """An unload that is complete: nothing of the adapter is left here."""
+
+    digest: str
+    freed_pages: int
+    freed_slot: int | None  # None: it was in no slot
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStats:
+    """One occupied slot."""
+
+    slot: int
+    digest: str
+    loading: bool
+    leases: int
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """Gauges and counters; counters never fall in the life of one scheduler."""
+
+    step: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_for_adapter: int = 0
+    free_pages: int = 0
+    cached_pages: int = 0  # in the prefix cache and evictable
+    held_pages: int = 0  # by running sequences
+    total_pages: int = 0
+    num_slots: int = 0
+    slots: tuple[SlotStats, ...] = ()  # by slot
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generated_tokens: int = 0
+    retractions: int = 0
+    evicted_pages: int = 0
+    adapter_loads: int = 0
+    longest_slot_wait: int = 0  # steps from joining the line for a slot to its hand-over

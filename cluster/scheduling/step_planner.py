@@ -1,0 +1,193 @@
+"""What one step computes: decodes first, then running prefills, then new admissions.
+
+Owns the token budget and the page budget of a step, and who gives way when pages run out: unlocked
+cached pages in LRU order, then the sequence that arrived last. The oldest running sequence always
+gets what it needs, so something always ends. Knows nothing of the line for slots.
+"""
+
+from dataclasses import dataclass, field
+
+from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.holdings import Holdings
+from cluster.scheduling.prefix_cache import PrefixCache
+from cluster.scheduling.radix_tree import Match
+from cluster.scheduling.retraction import Retraction
+from cluster.scheduling.running_set import RunningSet
+from cluster.scheduling.sequence import Running, Sequence
+from cluster.scheduling.waiting_queue import WaitingQueue
+from worker.protocol import Chunk, SequenceStart
+
+
+@dataclass(slots=True)
+class Batch:
+    """A step in the making."""
+
+    step: int
+    budget: int  # tokens left
+    starts: list[SequenceStart] = field(default_factory=list)
+    chunks: dict[int, tuple[Running, Chunk]] = field(default_factory=dict)  # in plan order
+
+    def put(self, running: Running, chunk: Chunk) -> None:
+        """Add a chunk at the end."""
+        self.chunks[chunk.seq_id] = (running, chunk)
+        self.budget -= len(chunk.token_ids)
+
+    def drop(self, seq_id: int) -> None:
+        """Take a chunk out again, if there is one."""
+        if seq_id in self.chunks:
+            self.budget += len(self.chunks.pop(seq_id)[1].token_ids)
+
+
+class StepPlanner:
+    """Fills batches; counts what prompts found in the cache."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: PrefixCache,
+        holdings: Holdings,
+        running: RunningSet,
+        waiting: WaitingQueue,
+        retraction: Retraction,
+        sequences: dict[int, Sequence],
+    ) -> None:
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
+        self._config = config
+        self._page_size = config.page_size
+        self._cache = cache
+        self._holdings = holdings
+        self._running = running
+        self._waiting = waiting
+        self._retraction = retraction
+        self._sequences = sequences
+
+    def plan(self, step: int) -> Batch:
+        """Return the work of the next step; without chunks if there is none."""
+        batch = Batch(step, self._config.token_budget)
+        self._decode(batch)
+        self._prefill(batch)
+        self._admit(batch)
+        return batch
+
+    def _decode(self, batch: Batch) -> None:
+        """Give every decoding sequence its token; the budget holds them all by construction."""
+        decoding, page_size, chunks = self._running.decoding, self._page_size, batch.chunks
+        at = 0
+        while at < len(decoding):
+            running = decoding[at]
+            start = running.num_computed
+            new_pages: tuple[int, ...] = ()
+            if start == len(running.pages) * page_size:
+                if not self._has_room(running, batch):
+                    break  # it gave way itself, and all after it before
+                new_pages = self._holdings.grow(running, 1)
+            sequence = running.sequence
+            last_token = (sequence.tokens[start],)
+            chunk = Chunk(sequence.seq_id, start, last_token, new_pages, True)
+            chunks[sequence.seq_id] = (running, chunk)
+            at += 1
+        batch.budget -= len(chunks)
+
+    def _prefill(self, batch: Batch) -> None:
+        for running in tuple(self._running.prefilling):
+            if self._running.get(running.seq_id) is not running:
+                continue  # retracted for an older one in this very step
+            start = running.num_computed
+            end = self._chunk_end(start, len(running.sequence.tokens), batch.budget)
+            if end == start or not self._has_room(running, batch):
+                continue
+            reach = (len(running.pages) + self._cache.num_available) * self._page_size
+            self._put_chunk(batch, running, min(end, reach))
+
+    def _admit(self, batch: Batch) -> None:
+        while len(self._running) < self._config.max_running:
+            seq_id = self._waiting.first()
+            if seq_id is None:
+                return
+            sequence = self._sequences[seq_id]
+            match = self._match(sequence)
+            start = len(match.pages) * self._page_size
+            end = self._chunk_end(start, len(sequence.tokens), batch.budget)
+            if end == start or not self._fits(sequence, match):
+                return
+            self._waiting.remove(seq_id, sequence.request.adapter)
+            running = self._holdings.start(sequence, match, batch.step)
+            self._running.enter(running)
+            self._count(sequence, start)
+            batch.starts.append(_start_of(running))
+            self._put_chunk(batch, running, end)
+
+    def _put_chunk(self, batch: Batch, running: Running, end: int) -> None:
+        start, tokens = running.num_computed, running.sequence.tokens
+        num_new = self._num_pages(end) - len(running.pages)
+        new_pages = self._holdings.grow(running, num_new)
+        samples = end == len(tokens)
+        batch.put(
+            running, Chunk(running.seq_id, start, tuple(tokens[start:end]), new_pages, samples)
+        )
+
+    def _chunk_end(self, start: int, num_tokens: int, budget: int) -> int:
+        """Return where a chunk from `start` ends: at a page boundary unless it is the last."""
+        end = min(num_tokens, start + min(budget, self._config.max_chunk))
+        return end if end == num_tokens else max(start, end - end % self._page_size)
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._page_size)
+
+    def _match(self, sequence: Sequence) -> Match:
+        """Return the cached prefix, short of the last token: its logits must be computed."""
+        num_pages = (len(sequence.tokens) - 1) // self._page_size
+        if not self._config.prefix_cache:
+            num_pages = 0
+        return self._cache.match(sequence.namespace, sequence.keys(num_pages))
+
+    def _fits(self, sequence: Sequence, match: Match) -> bool:
+        """Tell whether all known tokens fit beside what the running ones will soon need.
+
+        Each running sequence keeps room for its known tokens and one page more, or an admission
+        would only make the next step retract it.
+        """
+        available = self._cache.num_available - match.num_unlocked
+        needed = self._num_pages(len(sequence.tokens)) - len(match.pages)
+        reserved = len(self._running) + sum(
+            self._num_pages(len(other.sequence.tokens)) - len(other.pages)
+            for other in self._running.prefilling
+        )
+        return needed + reserved <= available
+
+    def _has_room(self, running: Running, batch: Batch) -> bool:
+        """Make sure that a page can be had, retracting whoever arrived last until it can.
+
+        False if `running` must go without: a decode then gives way itself. A prefill keeps what it
+        holds, unless it is alone: then its own duplicates are in its way, and a match has none.
+        """
+        while self._cache.num_available == 0:
+            victim = self._running.latest()
+            if victim is running and not running.is_decoding and len(self._running) > 1:
+                return False
+            batch.drop(victim.seq_id)
+            self._retraction.retract(victim, batch.step)
+            if victim is running:
+                return False
+        return True
+
+    def _count(self, sequence: Sequence, num_cached_tokens: int) -> None:
+        if sequence.num_cached_tokens is None:  # a return after a retraction does not count
+            sequence.num_cached_tokens = num_cached_tokens
+            self.prompt_tokens += sequence.num_prompt_tokens
+            self.cached_prompt_tokens += num_cached_tokens
+
+
+def _start_of(running: Running) -> SequenceStart:
+    sequence, num_cached = running.sequence, running.num_computed
+    sampling = sequence.request.sampling
+    return SequenceStart(
+        seq_id=sequence.seq_id,
+        slot=running.slot,
+        sampling=sampling,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        pages=tuple(running.pages),
+        num_cached_tokens=num_cached,
+        history=tuple(sequence.tokens[:num_cached]) if sampling.needs_history else (),
+    )

@@ -1,0 +1,140 @@
+"""Frames between a router and a scheduler: one message per step carries all streams together.
+
+Owns the encoding only. The connection is the lease of its requests: when it closes, the scheduler
+aborts everything that was submitted over it.
+"""
+
+import msgspec
+
+from cluster.request import Request, TokenEvent
+
+
+class SchedulerAddress(msgspec.Struct, frozen=True):
+    """Where a scheduler replica listens for routers, and the secret it wants to hear."""
+
+    replica: str
+    host: str
+    port: int
+    secret: bytes
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Router: run this request; its events come back under its request_id."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Router: drop this request; no further event is wanted."""
+
+    request_id: str
+
+
+class Unload(msgspec.Struct, frozen=True, tag=True):
+    """Router: refuse new work for this adapter, let running work end, then forget it wholly."""
+
+    call_id: int
+    adapter: str
+
+
+class StatusCall(msgspec.Struct, frozen=True, tag=True):
+    """Router: how are you?"""
+
+    call_id: int
+
+
+class Events(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler: news of this router's requests after one step."""
+
+    events: tuple[TokenEvent, ...]
+
+
+class Unloaded(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler: the adapter holds nothing any more; how much went."""
+
+    call_id: int
+    freed_pages: int
+    freed_slot: int | None
+
+
+class RankStatus(msgspec.Struct, frozen=True):
+    """One rank as the scheduler sees it."""
+
+    rank: int
+    pid: int
+    alive: bool
+    last_step: int
+    last_step_age: float  # seconds since its last completed step while work waits, else 0
+    device: str
+    weight_bytes: int
+    kv_bytes: int
+
+
+class SlotStatus(msgspec.Struct, frozen=True):
+    """One occupied adapter slot."""
+
+    slot: int
+    adapter: str
+    loading: bool
+    leases: int  # sequences that hold the adapter
+
+
+class Status(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler: counts for health, metrics and the adapter listing. Counters never fall."""
+
+    call_id: int
+    replica: str
+    ready: bool  # ranks are up
+    healthy: bool  # ranks are up and make progress
+    reason: str  # why not, if not
+    step: int
+    restarts: int
+    num_running: int
+    num_waiting: int
+    num_waiting_for_adapter: int
+    free_pages: int
+    cached_pages: int
+    held_pages: int
+    total_pages: int
+    num_slots: int
+    slots: tuple[SlotStatus, ...]
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    generated_tokens: int
+    retractions: int
+    evicted_pages: int
+    adapter_loads: int
+    ranks: tuple[RankStatus, ...]
+
+
+RouterFrame = Submit | Abort | Unload | StatusCall
+SchedulerFrame = Events | Unloaded | Status
+
+_encoder = msgspec.msgpack.Encoder()
+_router_decoder: msgspec.msgpack.Decoder[RouterFrame] = msgspec.msgpack.Decoder(RouterFrame)
+_scheduler_decoder: msgspec.msgpack.Decoder[SchedulerFrame] = msgspec.msgpack.Decoder(
+    SchedulerFrame
+)
+
+
+def encode(message: RouterFrame | SchedulerFrame) -> bytes:
+    """Return the message as bytes."""
+    return _encoder.encode(message)
+
+
+def decode_router_frame(data: bytes) -> RouterFrame:
+    """Return a router's message.
+
+    Raises:
+        msgspec.DecodeError: if the bytes are not one.
+    """
+    return _router_decoder.decode(data)
+
+
+def decode_scheduler_frame(data: bytes) -> SchedulerFrame:
+    """Return a scheduler's message.
+
+    Raises:
+        msgspec.DecodeError: if the bytes are not one.
+    """
+    return _scheduler_decoder.decode(data)

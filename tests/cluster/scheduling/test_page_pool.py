@@ -1,0 +1,35 @@
+"""Free pages."""
+
+import pytest
+
+from cluster.scheduling.page_pool import PagePool
+
+
+def test_the_smallest_free_pages_come_first_whatever_the_order_of_freeing() -> None:
+    pool = PagePool(6)
+    assert pool.allocate(6) == [0, 1, 2, 3, 4, 5]
+    pool.free([4, 1, 5, 2])
+    assert pool.allocate(3) == [1, 2, 4]
+    pool.check([0, 3, 1, 2, 4])
+
+
+def test_a_page_cannot_be_freed_twice() -> None:
+    pool = PagePool(2)
+    pages = pool.allocate(1)
+    pool.free(pages)
+    with pytest.raises(AssertionError, match="free already"):
+        pool.free(pages)
+
+
+def test_more_than_all_free_pages_cannot_be_had() -> None:
+    pool = PagePool(2)
+    with pytest.raises(AssertionError, match="free ones"):
+        pool.allocate(3)
+    assert pool.num_free == 2
+
+
+def test_a_lost_page_is_noticed() -> None:
+    pool = PagePool(3)
+    pool.allocate(2)
+    with pytest.raises(AssertionError, match="exactly once"):
+        pool.check([0])
