@@ -1,0 +1,90 @@
+"""Adapters in host memory: a budget in bytes, pinned ones that stay, the others in LRU order.
+
+Owns the bytes and who goes next. Knows nothing of names, versions or disks.
+"""
+
+from dataclasses import dataclass
+
+from cluster.adapters.adapter import Adapter
+from cluster.scheduling.lru import Lru
+
+
+@dataclass(slots=True)
+class _Resident:
+    """An adapter in memory."""
+
+    adapter: Adapter
+    number: int  # in order of arrival
+    is_pinned: bool
+
+
+class HostTier:
+    """Holds adapters by digest.
+
+    The adapter that came last stays even where it alone is over the budget: whoever brought it is
+    about to use it. `budget` is in bytes.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self._residents: dict[str, _Resident] = {}
+        self._evictable: Lru[str] = Lru()
+        self._held_bytes = 0
+        self._arrivals = 0
+        self._uses = 0  # the clock of this tier
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._residents
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all adapters here."""
+        return self._held_bytes
+
+    def use(self, digest: str) -> Adapter | None:
+        """Return an adapter as the one used last, or None if it is not here."""
+        resident = self._residents.get(digest)
+        if resident is None:
+            return None
+        if not resident.is_pinned:
+            self._evictable.remove(resident.number)
+            self._make_evictable(resident)
+        return resident.adapter
+
+    def add(self, adapter: Adapter, *, is_pinned: bool) -> None:
+        """Take an adapter in, as the one used last, and let others go until it fits."""
+        self.discard(adapter.digest)
+        while self._evictable and self._held_bytes + adapter.num_bytes > self.budget:
+            self._held_bytes -= self._residents.pop(self._evictable.pop()).adapter.num_bytes
+        self._arrivals += 1
+        resident = _Resident(adapter, self._arrivals, is_pinned)
+        self._residents[adapter.digest] = resident
+        self._held_bytes += adapter.num_bytes
+        if not is_pinned:
+            self._make_evictable(resident)
+
+    def unpin(self, digest: str) -> None:
+        """Let an adapter that may be here go in its turn."""
+        resident = self._residents.get(digest)
+        if resident is not None and resident.is_pinned:
+            resident.is_pinned = False
+            self._make_evictable(resident)
+
+    def discard(self, digest: str) -> None:
+        """Free an adapter that may be here."""
+        resident = self._residents.pop(digest, None)
+        if resident is not None:
+            self._held_bytes -= resident.adapter.num_bytes
+            if not resident.is_pinned:
+                self._evictable.remove(resident.number)
+
+    def check(self) -> None:
+        """Assert that the books agree with what is held."""
+        held = sum(resident.adapter.num_bytes for resident in self._residents.values())
+        assert held == self._held_bytes, f"{held} bytes held, {self._held_bytes} in the books"
+        free_to_go = sum(not resident.is_pinned for resident in self._residents.values())
+        assert free_to_go == len(self._evictable), "an adapter is neither pinned nor evictable"
+
+    def _make_evictable(self, resident: _Resident) -> None:
+        self._uses += 1
+        self._evictable.add(self._uses, resident.number, resident.adapter.digest)

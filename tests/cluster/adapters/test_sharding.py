@@ -1,0 +1,93 @@
+"""The shards of all ranks together are the adapter, whatever the tensor-parallel size."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from cluster.adapters.sharding import ALIGNMENT, cut, cut_all
+from tests.cluster.adapters.tiny import MODEL, TinyAdapter, a_of, b_of, tiny_adapter
+from worker.adapter_shard import AdapterShard, LoraEntry
+from worker.partition import COLUMN_PARALLEL, LINEAR_MODULES, partition
+
+DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16}
+
+
+def matrices(shard: AdapterShard, entry: LoraEntry) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return (A, B) as a rank reads them out of the buffer."""
+    dtype = np.dtype(DTYPES[shard.dtype])
+
+    def at(offset: int, shape: tuple[int, int]) -> npt.NDArray[Any]:
+        assert offset % ALIGNMENT == 0
+        count = shape[0] * shape[1]
+        return np.frombuffer(shard.data, dtype, count, offset).reshape(shape)
+
+    return at(entry.a_offset, entry.a_shape), at(entry.b_offset, entry.b_shape)
+
+
+def whole(tiny: TinyAdapter, entry: LoraEntry) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the uncut (A, B)."""
+    return (
+        tiny.tensors[a_of(entry.layer, entry.module)],
+        tiny.tensors[b_of(entry.layer, entry.module)],
+    )
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_rank_holds_its_rows_of_b_or_columns_of_a(
+    tmp_path: Path, tp: int, dtype: str
+) -> None:
+    tiny = tiny_adapter(*LINEAR_MODULES, lora_rank=3, dtype=DTYPES[dtype])
+    for rank, shard in enumerate(cut_all(tiny.read(tmp_path), tp)):
+        assert (shard.rank, shard.tp, shard.dtype) == (rank, tp, dtype)
+        assert [(entry.layer, entry.module) for entry in shard.entries] == [
+            (layer, module) for layer in range(2) for module in LINEAR_MODULES
+        ]
+        for entry in shard.entries:
+            rows, columns = partition(MODEL, tp, rank).slices(entry.module)
+            a, b = matrices(shard, entry)
+            whole_a, whole_b = whole(tiny, entry)
+            assert np.array_equal(a, whole_a[:, columns.start : columns.stop])
+            assert np.array_equal(b, whole_b[rows.start : rows.stop])
+            assert (entry.lora_rank, entry.scaling) == (3, 8 / 3)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 4])
+def test_the_ranks_deltas_make_the_whole_delta(tmp_path: Path, tp: int) -> None:
+    tiny = tiny_adapter(*LINEAR_MODULES, lora_rank=3)
+    shards = cut_all(tiny.read(tmp_path), tp)
+    for index, first in enumerate(shards[0].entries):
+        whole_a, whole_b = whole(tiny, first)
+        x = np.random.default_rng(1).normal(size=whole_a.shape[1]).astype(np.float32)
+        made = np.zeros(whole_b.shape[0], np.float32)
+        for rank, shard in enumerate(shards):
+            rows, columns = partition(MODEL, tp, rank).slices(first.module)
+            a, b = matrices(shard, shard.entries[index])
+            delta = b @ (a @ x[columns.start : columns.stop])
+            if first.module in COLUMN_PARALLEL:
+                made[rows.start : rows.stop] = delta  # replicated KV heads are written twice, alike
+            else:
+                made += delta
+        assert np.allclose(made, whole_b @ (whole_a @ x), atol=1e-4)
+
+
+def test_ranks_of_different_modules_travel_unpadded(tmp_path: Path) -> None:
+    tiny = tiny_adapter("q_proj", "v_proj", lora_rank=4)
+    narrow = tiny_adapter("v_proj", lora_rank=2)
+    tiny.tensors.update(narrow.tensors)
+    tiny.config["rank_pattern"] = {"v_proj": 2}
+    shard = cut_all(tiny.read(tmp_path), 1)[0]
+    assert [entry.lora_rank for entry in shard.entries] == [4, 2, 4, 2]
+    assert shard.data.nbytes < sum(t.nbytes for t in tiny.tensors.values()) + 8 * ALIGNMENT
+
+
+def test_equal_adapters_make_equal_bytes_wherever_they_came_from(tmp_path: Path) -> None:
+    adapter = tiny_adapter("q_proj", "down_proj").read(tmp_path)
+    part = partition(MODEL, 2, 1)
+    moved = cut(replace(adapter, path="elsewhere"), part)
+    assert cut(adapter, part).data.tobytes() == moved.data.tobytes()
+    assert cut(adapter, part).entries == moved.entries

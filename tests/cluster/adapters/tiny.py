@@ -1,0 +1,102 @@
+"""A tiny model and a tiny adapter directory for it that tests may spoil before it is written."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import save_file
+
+from cluster.adapters.adapter import Adapter
+from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.adapters.targets import module_path
+from cluster.errors import InvalidAdapter
+from worker.model_config import ModelConfig, RopeConfig
+from worker.partition import module_shape
+
+MODEL = ModelConfig(
+    architecture="llama",
+    num_layers=2,
+    hidden_size=27,
+    intermediate_size=40,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=4,
+    vocab_size=64,
+    max_position=128,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(theta=10000.0),
+    tie_word_embeddings=True,
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    sliding_window=None,
+    dtype="float32",
+    bos_token_id=None,
+    eos_token_ids=(2,),
+)
+LIMITS = AdapterLimits(max_lora_rank=16)
+
+
+def a_of(layer: int, module: str) -> str:
+    """Return the name of a module's A tensor in a PEFT file."""
+    return f"base_model.model.{module_path(layer, module)}.lora_A.weight"
+
+
+def b_of(layer: int, module: str) -> str:
+    """Return the name of a module's B tensor in a PEFT file."""
+    return f"base_model.model.{module_path(layer, module)}.lora_B.weight"
+
+
+@dataclass
+class TinyAdapter:
+    """The two files of an adapter, before they are written."""
+
+    config: dict[str, Any]
+    tensors: dict[str, npt.NDArray[Any]]
+
+    def write(self, folder: Path) -> Path:
+        """Write both files and return the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "adapter_config.json").write_text(json.dumps(self.config))
+        save_file(self.tensors, folder / "adapter_model.safetensors")
+        return folder
+
+    def read(self, folder: Path) -> Adapter:
+        """Write and read again."""
+        return read_adapter(self.write(folder), MODEL, LIMITS)
+
+
+def tiny_adapter(
+    *targets: str, lora_rank: int = 4, alpha: float = 8, dtype: Any = np.float32, seed: int = 0
+) -> TinyAdapter:
+    """Return a valid adapter on the given modules of every layer."""
+    random = np.random.default_rng(seed)
+    tensors = {}
+    for layer in range(MODEL.num_layers):
+        for module in targets:
+            rows, columns = module_shape(MODEL, module)
+            tensors[a_of(layer, module)] = random.normal(size=(lora_rank, columns)).astype(dtype)
+            tensors[b_of(layer, module)] = random.normal(size=(rows, lora_rank)).astype(dtype)
+    config = {
+        "peft_type": "LORA",
+        "r": lora_rank,
+        "lora_alpha": alpha,
+        "target_modules": list(targets),
+        "bias": "none",
+    }
+    return TinyAdapter(config, tensors)
+
+
+def reason(folder: Path) -> str:
+    """Return why an adapter directory is refused."""
+    with pytest.raises(InvalidAdapter) as caught:
+        read_adapter(folder, MODEL, LIMITS)
+    assert caught.value.status == 400
+    assert caught.value.param == "lora_path"
+    assert str(folder) in caught.value.message
+    return caught.value.message
