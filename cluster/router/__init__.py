@@ -1,0 +1,1 @@
+"""The HTTP face: OpenAI requests in, tokens decoded and streamed out."""

@@ -1,0 +1,31 @@
+"""The FastAPI application over a router: routes, error shapes, request ids."""
+
+from fastapi import FastAPI
+from starlette.types import Lifespan
+
+from cluster.router.adapters_api import adapter_routes
+from cluster.router.chat import chat_routes
+from cluster.router.completions import completion_routes
+from cluster.router.errors_http import install
+from cluster.router.middleware import RequestIds
+from cluster.router.models_api import model_routes
+from cluster.router.ops_api import operation_routes
+from cluster.router.router import Router
+from cluster.router.tokenize_api import tokenize_routes
+
+
+def create_app(router: Router, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """Return the application; whoever serves it starts and closes the router."""
+    app = FastAPI(title="Topwork", version=router.config.version, lifespan=lifespan)
+    app.add_middleware(RequestIds)
+    install(app)
+    for make_routes in (
+        chat_routes,
+        completion_routes,
+        tokenize_routes,
+        adapter_routes,
+        model_routes,
+        operation_routes,
+    ):
+        app.include_router(make_routes(router))
+    return app

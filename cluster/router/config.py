@@ -1,0 +1,27 @@
+"""What a router must be told: names, limits and time-outs.
+
+Knows nothing of where the values come from; `deploy` composes them.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """Limits and names of one router; times are in seconds."""
+
+    model_name: str  # what clients call the base model
+    model_dir: str  # where its tokenizer lies
+    context_length: int  # tokens of prompt and answer together
+    vocab_size: int  # rows of the model's embedding
+    eos_token_ids: tuple[int, ...]  # end an answer unless the request says ignore_eos
+    version: str = "unknown"
+    api_key_file: str | None = None  # None: anyone may do anything
+    max_in_flight: int = 1024  # prompts being answered, over all connections
+    max_prompts: int = 128  # prompts in one call of /v1/completions
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_adapter_labels: int = 1000  # adapters with metric series of their own
+    retry_after: int = 1
+    refresh_interval: float = 1.0  # between looks at the list of schedulers
+    scheduler_timeout: float = 10.0  # a scheduler that is silent for longer is taken for lost
+    health_timeout: float = 2.0

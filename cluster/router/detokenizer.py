@@ -1,0 +1,70 @@
+"""Text from tokens that arrive one by one.
+
+Owns the tokens whose text is not final yet. A token's text depends on its neighbours: a character
+may be spread over several tokens, and some decoders treat the first token of a text specially. So
+a window is decoded that begins before the new tokens, and only what it adds is shown.
+Knows nothing of stop strings or of HTTP.
+"""
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# A character has four bytes at most, so at most three bytes wait for the rest of it. Decoders show
+# those as one replacement character together (byte-level BPE) or one for each (byte fallback).
+MAX_HELD = 3
+MAX_PENDING = 32  # tokens without a clean boundary before one is searched for
+
+
+class Detokenizer:
+    """Decodes a growing answer; all pieces together are the decoded whole."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._window: list[int] = []  # context tokens, then pending tokens
+        self._num_context = 0  # tokens at the window's start whose text is shown
+        self._shown = 0  # characters of the decoded window that are shown
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Take tokens; return the text that is now certain."""
+        if not token_ids:
+            return ""
+        self._window += token_ids
+        text = self._decode(self._window)
+        held = 0
+        while held < MAX_HELD and held < len(text) and text[-1 - held] == REPLACEMENT:
+            held += 1
+        end = max(self._shown, len(text) - held)
+        piece = text[self._shown : end]
+        self._shown = end
+        if held == 0 and piece:
+            self._advance()
+        elif len(self._window) - self._num_context > MAX_PENDING:
+            self._cut(text)
+        return piece
+
+    def flush(self) -> str:
+        """Return the text held back, incomplete characters as U+FFFD; no more tokens will come."""
+        piece = self._decode(self._window)[self._shown :]
+        self._window, self._num_context, self._shown = [], 0, 0
+        return piece
+
+    def _advance(self) -> None:
+        """Make the tokens that were pending the context of the next ones."""
+        self._window = self._window[self._num_context :]
+        self._num_context = len(self._window)
+        self._shown = len(self._decode(self._window))
+
+    def _cut(self, text: str) -> None:
+        """Take tokens out of a window of garbage, or of tokens without text, where nothing changes.
+
+        Without this, a model that emits such would cost a decode of everything each time.
+        """
+        context = self._window[: self._num_context]
+        before = len(self._decode(context))
+        for cut in range(len(self._window) - 1, self._num_context, -1):
+            left = self._decode(self._window[:cut])
+            shorter = context + self._window[cut:]
+            if len(left) <= self._shown and left + self._decode(shorter)[before:] == text:
+                self._window = shorter
+                self._shown -= len(left) - before
+                return

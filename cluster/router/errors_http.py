@@ -1,0 +1,98 @@
+"""Errors as HTTP responses in OpenAI's shape.
+
+Owns the body {"error": {message, type, param, code}} and the headers that go with it. Knows
+nothing of why an error was raised.
+"""
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from cluster.errors import BY_NAME, Internal, InvalidRequest, NotFound, TopworkError, Unauthorized
+from cluster.request import ErrorInfo
+
+CLIENT_CLOSED_REQUEST = 499  # nobody reads the response; access logs know the number
+
+
+def error_body(error: TopworkError) -> dict[str, Any]:
+    """Return the body of an error."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code if error.code is not None else error.status,
+        }
+    }
+
+
+def error_response(error: TopworkError) -> Response:
+    """Return the whole response of an error."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(
+        msgspec.json.encode(error_body(error)), error.status, headers, "application/json"
+    )
+
+
+def from_wire(info: ErrorInfo) -> TopworkError:
+    """Return a scheduler's error as an exception."""
+    kind = BY_NAME.get(info.name, Internal)
+    return kind(info.message, info.param, info.code, info.retry_after)
+
+
+def from_validation(error: ValidationError) -> InvalidRequest:
+    """Return the first of pydantic's findings as our error, without the input."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return InvalidRequest(f"the body is not JSON: {first['ctx']['error']}"[:500])
+    if not first["loc"]:
+        return InvalidRequest(f"the body is not what this call takes: {first['msg']}"[:500])
+    place = ".".join(str(part) for part in first["loc"])[:200]
+    return InvalidRequest(f"{place}: {first['msg']}"[:500], place)
+
+
+def model_not_found(name: str) -> NotFound:
+    """Return OpenAI's error for a model that does not exist."""
+    return NotFound(f"the model {name[:256]!r} does not exist", "model", "model_not_found")
+
+
+def install(app: FastAPI) -> None:
+    """Make an application answer every error in this shape."""
+
+    async def on_topwork_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, TopworkError), f"handler called for {type(error).__name__}"
+        return error_response(error)
+
+    async def on_http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), f"handler called for {type(error).__name__}"
+        route = f"{request.method} {request.url.path[:200]}"
+        body = {
+            "error": {
+                "message": f"{error.detail}: {route}",
+                "type": NotFound.kind if error.status_code == 404 else InvalidRequest.kind,
+                "param": None,
+                "code": error.status_code,
+            }
+        }
+        headers = dict(error.headers or {})
+        return Response(msgspec.json.encode(body), error.status_code, headers, "application/json")
+
+    async def on_unexpected(_: Request, error: Exception) -> Response:
+        return error_response(Internal(f"an internal error: {type(error).__name__}"))
+
+    async def on_client_disconnect(_: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(ClientDisconnect, on_client_disconnect)
+    app.add_exception_handler(TopworkError, on_topwork_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(Exception, on_unexpected)

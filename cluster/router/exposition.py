@@ -1,0 +1,184 @@
+"""The Prometheus text: a router's own metrics and what the schedulers report.
+
+Owns the names of the schedulers' metrics. Content is not negotiated: only the plain text format
+keeps every name as it is. Knows nothing of how reports are had.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from cluster.adapters.record import AdapterRecord
+from cluster.router.schedulers import Report
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+GAUGES = (
+    ("requests_running", "Sequences in the running set.", "num_running"),
+    ("requests_waiting", "Sequences that wait.", "num_waiting"),
+    (
+        "requests_waiting_for_adapter",
+        "Sequences that wait for a slot or for weights.",
+        "num_waiting_for_adapter",
+    ),
+    ("kv_blocks_total", "KV pages.", "total_pages"),
+    ("kv_blocks_free", "KV pages without content.", "free_pages"),
+    ("kv_blocks_cached", "KV pages that only the prefix cache holds.", "cached_pages"),
+    ("kv_blocks_held", "KV pages that sequences hold.", "held_pages"),
+    ("adapter_slots_total", "Adapter slots.", "num_slots"),
+    ("engine_ready", "1 if the ranks are up.", "ready"),
+    ("engine_healthy", "1 if the ranks are up and make progress.", "healthy"),
+    ("engine_step", "Number of the last step of this group of ranks.", "step"),
+)
+COUNTERS = (
+    ("preemptions", "Sequences whose pages were taken back.", "retractions"),
+    ("kv_blocks_evicted", "KV pages evicted from the prefix cache.", "evicted_pages"),
+    ("adapter_loads", "Adapters loaded into a slot.", "adapter_loads"),
+    ("tp_group_restarts", "Restarts of the group of ranks.", "restarts"),
+    ("engine_prompt_tokens", "Prompt tokens of admitted sequences.", "prompt_tokens"),
+    (
+        "engine_cached_prompt_tokens",
+        "Prompt tokens found in the prefix cache.",
+        "cached_prompt_tokens",
+    ),
+    ("engine_generation_tokens", "Tokens sampled.", "generated_tokens"),
+)
+
+
+class _OwnMetrics(Collector):
+    """A registry's metrics with the router's label, without `_created` series."""
+
+    def __init__(self, registry: CollectorRegistry, router_id: str) -> None:
+        self._registry = registry
+        self._router_id = router_id
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [
+                Sample(sample.name, sample.labels | {"router": self._router_id}, sample.value)
+                for sample in family.samples
+                if not sample.name.endswith("_created")
+            ]
+            yield family
+
+
+class _ClusterMetrics(Collector):
+    """What schedulers and the catalogue report."""
+
+    def __init__(self, reports: tuple[Report, ...], records: tuple[AdapterRecord, ...]) -> None:
+        self._reports = reports
+        self._records = records
+        self._statuses = [report.status for report in reports if report.status is not None]
+
+    def collect(self) -> Iterator[Metric]:
+        yield _gauge(
+            "scheduler_up",
+            "1 if the scheduler answers.",
+            ["replica"],
+            (((report.replica,), report.status is not None) for report in self._reports),
+        )
+        for name, text, field in GAUGES:
+            values = (((status.replica,), getattr(status, field)) for status in self._statuses)
+            yield _gauge(name, text, ["replica"], values)
+        for name, text, field in COUNTERS:
+            counter = CounterMetricFamily(f"topwork_{name}", text, labels=["replica"])
+            for status in self._statuses:
+                counter.add_metric([status.replica], getattr(status, field))
+            yield counter
+        yield from self._derived()
+        yield from self._ranks()
+        yield from self._adapters()
+
+    def _derived(self) -> Iterator[Metric]:
+        yield _gauge(
+            "kv_cache_usage_ratio",
+            "Share of KV pages that sequences hold.",
+            ["replica"],
+            (((s.replica,), s.held_pages / max(1, s.total_pages)) for s in self._statuses),
+        )
+        yield _gauge(
+            "adapter_slots_used",
+            "Adapter slots that are occupied.",
+            ["replica"],
+            (((s.replica,), len(s.slots)) for s in self._statuses),
+        )
+        yield _gauge(
+            "tp_ranks_alive",
+            "Ranks whose process lives.",
+            ["replica"],
+            (((s.replica,), sum(rank.alive for rank in s.ranks)) for s in self._statuses),
+        )
+
+    def _ranks(self) -> Iterator[Metric]:
+        for name, text, field in (
+            ("rank_last_step_age_seconds", "Age of a rank's last step.", "last_step_age"),
+            ("rank_weight_bytes", "Bytes of a rank's weights.", "weight_bytes"),
+            ("rank_kv_bytes", "Bytes of a rank's KV pages.", "kv_bytes"),
+        ):
+            yield _gauge(
+                name,
+                text,
+                ["replica", "rank"],
+                (
+                    ((status.replica, str(rank.rank)), getattr(rank, field))
+                    for status in self._statuses
+                    for rank in status.ranks
+                ),
+            )
+
+    def _adapters(self) -> Iterator[Metric]:
+        in_flight: dict[str, int] = {}
+        on_device: set[str] = set()
+        for status in self._statuses:
+            for slot in status.slots:
+                in_flight[slot.adapter] = in_flight.get(slot.adapter, 0) + slot.leases
+                if not slot.loading:
+                    on_device.add(slot.adapter)
+        yield _gauge(
+            "adapter_resident",
+            "1 for the best place an adapter is in.",
+            ["adapter", "level", "pinned"],
+            (
+                (
+                    (
+                        record.name,
+                        "device" if record.digest in on_device else record.tier,
+                        str(record.pinned).lower(),
+                    ),
+                    1,
+                )
+                for record in self._records
+            ),
+        )
+        yield _gauge(
+            "adapter_inflight",
+            "Sequences that hold an adapter.",
+            ["adapter"],
+            (((record.name,), in_flight.get(record.digest, 0)) for record in self._records),
+        )
+
+
+def _gauge(
+    name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], float]]
+) -> Metric:
+    family = GaugeMetricFamily(f"topwork_{name}", text, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, float(value))
+    return family
+
+
+def exposition(
+    own: CollectorRegistry,
+    router_id: str,
+    version: str,
+    reports: tuple[Report, ...],
+    records: tuple[AdapterRecord, ...],
+) -> bytes:
+    """Return all metrics as text; an adapter of the given records has series of its own."""
+    build = CollectorRegistry()
+    Gauge("topwork_build_info", "1.", ["version"], registry=build).labels(version).set(1)
+    collectors = (build, _OwnMetrics(own, router_id), _ClusterMetrics(reports, records))
+    return b"".join(generate_latest(collector) for collector in collectors)

@@ -1,0 +1,80 @@
+"""Health, readiness, version, metrics and draining.
+
+Owns what "healthy" means for the whole: every scheduler replica answers and makes progress.
+"""
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from cluster.errors import Unavailable
+from cluster.router.exposition import CONTENT_TYPE, exposition
+from cluster.router.router import Router
+from cluster.router.schedulers import Report
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def reasons_against_health(reports: tuple[Report, ...]) -> list[str]:
+    """Return what keeps the whole from being healthy; nothing if it is."""
+    if not reports:
+        return ["no scheduler is up"]
+    reasons = []
+    for report in reports:
+        if report.status is None:
+            reasons.append(f"scheduler {report.replica} does not answer")
+        elif not report.status.healthy:
+            reasons.append(f"scheduler {report.replica}: {report.status.reason or 'unhealthy'}")
+    return reasons
+
+
+def operation_routes(router: Router) -> APIRouter:
+    """Return the routes of operations; all but draining are open to everyone."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> Response:
+        reasons = reasons_against_health(await router.schedulers.reports())
+        if reasons:
+            return _json({"status": "unhealthy", "reasons": reasons}, 503)
+        return _json({"status": "ok"})
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        reports = await router.schedulers.reports()
+        if router.is_draining:
+            return _json({"status": "draining"}, 503)
+        if not any(report.status is not None and report.status.ready for report in reports):
+            return _json({"status": "not ready", "reasons": reasons_against_health(reports)}, 503)
+        return _json({"status": "ready"})
+
+    @routes.get("/version")
+    async def version() -> Response:
+        return _json({"version": router.config.version})
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        reports = await router.schedulers.reports()
+        try:
+            records = await router.backend.records()
+        except Unavailable:
+            records = ()  # the rest is worth more than the catalogue
+        text = exposition(
+            router.metrics.registry,
+            router.router_id,
+            router.config.version,
+            reports,
+            records[: router.config.max_adapter_labels],
+        )
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
+    @routes.post("/v1/drain")
+    async def drain(http: HttpRequest) -> Response:
+        router.authenticate(http).require_admin()
+        router.drain()
+        return _json({"status": "draining", "in_flight": router.num_in_flight})
+
+    return routes

@@ -1,0 +1,200 @@
+"""One router: what the routes share.
+
+Owns the tokenizer, the keys, the connections to schedulers, the limit on calls in flight and the
+life of an adapter's unloading. Knows nothing of routes or of OpenAI's formats.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+
+from cluster.adapters.record import AdapterRecord
+from cluster.errors import InvalidRequest, NotFound, Overloaded, Unavailable
+from cluster.request import BASE, Request
+from cluster.router.answer import Answer
+from cluster.router.auth import ANYONE, KeyRing, Principal
+from cluster.router.backend import Backend
+from cluster.router.config import RouterConfig
+from cluster.router.errors_http import model_not_found
+from cluster.router.generation import Generation
+from cluster.router.metrics import RouterMetrics
+from cluster.router.schedulers import Schedulers
+from cluster.router.tokenizer import Tokenizer
+from cluster.router.validation import TextOptions
+
+# What is longer is rendered and tokenized in a thread, away from the streams.
+INLINE_CHARACTERS = 4096
+INLINE_MESSAGES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a client's model name stands for."""
+
+    name: str
+    adapter: str  # digest, or BASE
+
+
+class Router:
+    """The state behind the HTTP face; belongs to one event loop from `start` to `close`."""
+
+    def __init__(self, config: RouterConfig, backend: Backend) -> None:
+        self.config = config
+        self.backend = backend
+        self.router_id = secrets.token_hex(4)  # tells routers' metrics apart
+        self.started_at = int(time.time())
+        self.tokenizer = Tokenizer.load(Path(config.model_dir))
+        self.metrics = RouterMetrics(config.model_name, config.max_adapter_labels)
+        self.schedulers = Schedulers(backend, config)
+        self.is_draining = False
+        self.num_in_flight = 0  # prompts
+        self._keys = KeyRing.load(Path(config.api_key_file)) if config.api_key_file else None
+        self._num_requests = 0
+        self._running: asyncio.Task[None] | None = None
+        self._unloading: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Connect to the schedulers that are up and keep looking for others."""
+        with suppress(Unavailable):
+            await self.schedulers.refresh()
+        self._running = asyncio.create_task(self.schedulers.run())
+
+    async def close(self) -> None:
+        """End all calls and connections."""
+        tasks = [*self._unloading] + ([self._running] if self._running is not None else [])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.schedulers.close()
+
+    def drain(self) -> None:
+        """Refuse new calls; those in flight go on."""
+        self.is_draining = True
+
+    def authenticate(self, http: HttpRequest) -> Principal:
+        """Return who calls.
+
+        Raises:
+            Unauthorized: if keys are on and the call has none that is known.
+        """
+        if self._keys is None:
+            return ANYONE
+        return self._keys.identify(http.headers.get("authorization"))
+
+    async def model(self, name: str, principal: Principal) -> Model:
+        """Return what a model name stands for now.
+
+        Raises:
+            NotFound: if it stands for nothing.
+            Forbidden: if the caller may not use it, whether it exists or not.
+        """
+        if name == self.config.model_name:
+            return Model(name, BASE)
+        principal.require_adapter(name)
+        try:
+            record = await self.backend.resolve(name)
+        except NotFound:
+            raise model_not_found(name) from None
+        return Model(name, record.digest)
+
+    async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the tokens of a prompt.
+
+        Raises:
+            InvalidRequest: if the text is too long for the context, whatever its tokens are.
+        """
+        limit = self.config.context_length * self.tokenizer.longest_token
+        if len(text) > limit:
+            raise InvalidRequest(
+                f"this model's context length is {self.config.context_length} tokens, which a "
+                f"prompt of {len(text)} characters cannot fit",
+                "prompt",
+                "context_length_exceeded",
+            )
+        if len(text) <= INLINE_CHARACTERS:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+
+    async def render(
+        self,
+        messages: list[dict[str, str]],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: dict[str, Any],
+    ) -> str:
+        """Return a conversation as text; see Tokenizer.render."""
+        arguments = (messages, add_generation_prompt, continue_final_message, variables)
+        if len(messages) <= INLINE_MESSAGES:
+            return self.tokenizer.render(*arguments)
+        return await asyncio.to_thread(self.tokenizer.render, *arguments)
+
+    def unique_id(self, request_id: str) -> str:
+        """Return an id for the wire: the client's own may come twice."""
+        self._num_requests += 1
+        return f"{request_id}-{self._num_requests}"
+
+    def generate(self, model: Model, requests: list[Request], options: TextOptions) -> Generation:
+        """Return the context in which the requests of one call run.
+
+        Entering it raises Overloaded if the router has as many prompts in flight as it may, and
+        Unavailable if it is being drained or no scheduler is up.
+        """
+        answers = [Answer(self.tokenizer, request, options) for request in requests]
+        metrics = self.metrics.call(model.name, len(requests))
+        return Generation(answers, self.schedulers, metrics, self._admit)
+
+    async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
+        """Give an adapter directory a name.
+
+        Raises:
+            InvalidRequest: if the base model has the name, or the directory fails a check.
+        """
+        if name in (self.config.model_name, BASE):
+            raise InvalidRequest(f"{name!r} is the name of the base model", "lora_name")
+        return await self.backend.load(name, path, load_inplace, pinned)
+
+    async def unload(self, name: str) -> None:
+        """Take a name away; wait until what it stood for is gone, if no other name does.
+
+        The work goes on if the caller is cancelled: half an unload would leave the content behind.
+
+        Raises:
+            NotFound: if no adapter has the name.
+        """
+        work = asyncio.create_task(self._unload(name))
+        self._unloading.add(work)
+        work.add_done_callback(self._unloading.discard)
+        await asyncio.shield(work)
+
+    async def _unload(self, name: str) -> None:
+        result = await self.backend.unload(name)
+        self.metrics.forget_adapter(name)
+        if result.last_name:
+            await self.schedulers.unload(result.digest)
+            await self.backend.forget(result.digest)
+
+    def _admit(self, count: int) -> Callable[[], None]:
+        """Take a place for each prompt of a call; return what gives them back."""
+        if self.is_draining:
+            self.metrics.rejected("draining")
+            raise Unavailable("this router is being drained", retry_after=self.config.retry_after)
+        if self.num_in_flight + count > self.config.max_in_flight:
+            self.metrics.rejected("router_in_flight")
+            raise Overloaded(
+                f"{self.num_in_flight} prompts are being answered, and {count} more would be over "
+                f"the limit of {self.config.max_in_flight}",
+                retry_after=self.config.retry_after,
+            )
+        self.num_in_flight += count
+
+        def release() -> None:
+            self.num_in_flight -= count
+
+        return release

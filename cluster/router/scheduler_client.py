@@ -1,0 +1,183 @@
+"""One router's connection to one scheduler.
+
+Owns the requests in flight over it and the answers still awaited. When the connection is lost,
+everything that waits on it ends with Unavailable and the client stays closed; whoever owns it
+opens another. Knows nothing of which scheduler to choose.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from cluster.errors import Unavailable
+from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.wire import (
+    Abort,
+    Events,
+    RouterFrame,
+    SchedulerAddress,
+    SchedulerFrame,
+    Status,
+    StatusCall,
+    Submit,
+    Unload,
+    Unloaded,
+    decode_scheduler_frame,
+    encode,
+)
+from worker.channel import BadFrame, Channel, ChannelClosed
+
+
+class Mailbox:
+    """Where the events of one call's requests arrive; a slow reader finds several at once."""
+
+    def __init__(self) -> None:
+        self._events: list[TokenEvent] = []
+        self._arrived = asyncio.Event()
+
+    def deliver(self, event: TokenEvent) -> None:
+        """Add one event."""
+        self._events.append(event)
+        self._arrived.set()
+
+    async def receive(self) -> list[TokenEvent]:
+        """Wait for events and return all that are here, in order of arrival."""
+        await self._arrived.wait()
+        events, self._events = self._events, []
+        self._arrived.clear()
+        return events
+
+
+class SchedulerClient:
+    """The router's end of a connection to a scheduler; belongs to one event loop."""
+
+    def __init__(
+        self, address: SchedulerAddress, channel: Channel, on_lost: Callable[[], None]
+    ) -> None:
+        self.address = address
+        self.closed = False
+        self._channel = channel
+        self._on_lost = on_lost
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._calls: dict[int, asyncio.Future[Status | Unloaded]] = {}
+        self._num_calls = 0
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def connect(
+        cls, address: SchedulerAddress, on_lost: Callable[[], None]
+    ) -> "SchedulerClient":
+        """Open a connection; `on_lost` is called once, when it ends.
+
+        Raises:
+            OSError: if nobody listens there.
+        """
+        channel = await Channel.connect((address.host, address.port), address.secret)
+        return cls(address, channel, on_lost)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests submitted and not ended."""
+        return len(self._mailboxes)
+
+    def submit(self, request: Request, mailbox: Mailbox) -> None:
+        """Send a request; its events go to the mailbox, the last one with a finish_reason.
+
+        Raises:
+            Unavailable: if the connection is lost.
+        """
+        assert request.request_id not in self._mailboxes, f"{request.request_id} is in use"
+        self._send(Submit(request))
+        self._mailboxes[request.request_id] = mailbox
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request; nothing happens if it has ended."""
+        if self._mailboxes.pop(request_id, None) is not None:
+            self._send(Abort(request_id))
+
+    async def unload(self, adapter: str) -> Unloaded:
+        """Make the scheduler forget an adapter; wait until it has.
+
+        Raises:
+            Unavailable: if the connection is lost.
+        """
+        reply = await self._call(lambda call_id: Unload(call_id, adapter))
+        assert isinstance(reply, Unloaded), f"{type(reply).__name__} in reply to Unload"
+        return reply
+
+    async def status(self) -> Status:
+        """Ask for the scheduler's counts.
+
+        Raises:
+            Unavailable: if the connection is lost.
+        """
+        reply = await self._call(StatusCall)
+        assert isinstance(reply, Status), f"{type(reply).__name__} in reply to StatusCall"
+        return reply
+
+    def close(self, reason: str) -> None:
+        """Close the connection and end everything that waits on it with Unavailable."""
+        self._reading.cancel()
+        self._lose(reason)
+
+    async def wait_closed(self) -> None:
+        """Wait until nothing of a closed client runs any more."""
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _call(self, make: Callable[[int], RouterFrame]) -> Status | Unloaded:
+        self._num_calls += 1
+        call_id = self._num_calls
+        self._send(make(call_id))
+        answer: asyncio.Future[Status | Unloaded] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = answer
+        try:
+            return await answer
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _send(self, message: RouterFrame) -> None:
+        if self.closed:
+            raise Unavailable(f"scheduler {self.address.replica} is gone", retry_after=1)
+        self._channel.send(encode(message))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                self._dispatch(decode_scheduler_frame(await self._channel.receive()))
+        except ChannelClosed:
+            self._lose("its connection closed")
+        except (BadFrame, msgspec.DecodeError, OSError) as error:
+            self._lose(f"its connection failed: {error}")
+
+    def _dispatch(self, frame: SchedulerFrame) -> None:
+        if isinstance(frame, Events):
+            for event in frame.events:
+                self._deliver(event)
+            return
+        answer = self._calls.get(frame.call_id)
+        if answer is not None and not answer.done():
+            answer.set_result(frame)
+
+    def _deliver(self, event: TokenEvent) -> None:
+        mailbox = self._mailboxes.get(event.request_id)
+        if mailbox is None:  # aborted here while the event was on its way
+            return
+        if event.finish_reason is not None:
+            del self._mailboxes[event.request_id]
+        mailbox.deliver(event)
+
+    def _lose(self, reason: str) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._channel.close()
+        message = f"scheduler {self.address.replica} was lost: {reason}"
+        error = ErrorInfo("Unavailable", message, retry_after=1)
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        for request_id, mailbox in mailboxes.items():
+            mailbox.deliver(TokenEvent(request_id, finish_reason="error", error=error))
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(Unavailable(message, retry_after=1))
+        self._on_lost()
