@@ -1,0 +1,183 @@
+"""All ranks of one scheduler as one thing: started, stepped and ended together.
+
+Owns the connections to the ranks and the verdict that the group has failed: a closed connection, an
+error reported by a rank, or a step that no answer came to in time. Does not know what a plan says.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+import msgspec
+from ray.exceptions import RayError
+
+from worker.channel import BadFrame, Channel, ChannelClosed
+from worker.protocol import RankInfo, StepOutput, StepReply
+
+
+class RankHandle(Protocol):
+    """One rank as the launcher made it; calls return at once with something to await."""
+
+    def rendezvous(self) -> Awaitable[tuple[str, int]]: ...
+    def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]: ...
+    def serve(self, num_pages: int) -> Awaitable[tuple[str, int]]: ...
+    def load_adapter(self, slot: int, shard: Any) -> Awaitable[None]: ...
+    def clear_slot(self, slot: int, digest: str) -> Awaitable[None]: ...
+
+
+class RankLauncher(Protocol):
+    """Makes and ends rank processes; implemented in deploy, the only place that makes actors."""
+
+    secret: bytes
+
+    async def launch(self) -> tuple[RankHandle, ...]:
+        """Make one process for each rank and return handles in rank order."""
+
+    async def kill(self) -> None:
+        """End every process of the last launch, also one that no longer answers."""
+
+
+class GroupFailed(Exception):
+    """The group cannot go on; everything it was doing is lost."""
+
+
+class RankGroup:
+    """A running group of ranks."""
+
+    def __init__(self, launcher: RankLauncher, start_timeout: float, step_timeout: float) -> None:
+        self._launcher = launcher
+        self._start_timeout = start_timeout  # seconds until all ranks must take plans
+        self._step_timeout = step_timeout  # seconds until all must have answered one
+        self._handles: tuple[RankHandle, ...] = ()
+        self._channels: list[Channel] = []
+        self._readers: list[asyncio.Task[None]] = []
+        self._replies: asyncio.Queue[tuple[int, StepReply]] = asyncio.Queue()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.infos: tuple[RankInfo, ...] = ()
+        self.last_step: list[int] = []
+        self.num_pages = 0
+
+    async def start(self) -> None:
+        """Bring all ranks up to the point where they take plans.
+
+        Raises:
+            GroupFailed: if a rank cannot be started, with its reason.
+        """
+        try:
+            async with asyncio.timeout(self._start_timeout):
+                await self._bring_up()
+        except TimeoutError:
+            raise GroupFailed(f"the ranks did not start in {self._start_timeout:g} s") from None
+        except (RayError, OSError) as error:
+            raise GroupFailed(f"the ranks did not start: {error}") from error
+        self.last_step = [0] * len(self._channels)
+        self._readers = [
+            asyncio.create_task(self._read(rank, channel))
+            for rank, channel in enumerate(self._channels)
+        ]
+
+    async def _bring_up(self) -> None:
+        self._handles = await self._launcher.launch()
+        store = await self._handles[0].rendezvous()
+        self.infos = tuple(await asyncio.gather(*(h.load(store) for h in self._handles)))
+        # All ranks must agree on the page numbers, so the smallest budget decides.
+        self.num_pages = min(info.max_pages for info in self.infos)
+        addresses = await asyncio.gather(*(h.serve(self.num_pages) for h in self._handles))
+        for address in addresses:
+            self._channels.append(await Channel.connect(address, self._launcher.secret))
+
+    async def step(self, step: int, frame: bytes) -> StepOutput:
+        """Send one plan to every rank and return what rank 0 sampled, once all have answered.
+
+        Raises:
+            GroupFailed: if a rank is gone, reports an error or does not answer in time.
+        """
+        self._raise_if_failed()
+        for channel in self._channels:
+            channel.send(frame)
+        output: StepOutput | None = None
+        try:
+            async with asyncio.timeout(self._step_timeout):
+                for _ in self._channels:
+                    rank, reply = await self._next_reply()
+                    assert reply.step == step, f"rank {rank} answered step {reply.step}, not {step}"
+                    self.last_step[rank] = step
+                    output = reply.output if rank == 0 else output
+        except TimeoutError:
+            late = [rank for rank, last in enumerate(self.last_step) if last < step]
+            raise GroupFailed(
+                f"rank {late} did not answer step {step} within {self._step_timeout:g} s"
+            ) from None
+        assert output is not None, f"rank 0 sent no output for step {step}"
+        return output
+
+    async def failed(self) -> None:
+        """Wait until the group fails.
+
+        Raises:
+            GroupFailed: when it does.
+        """
+        await asyncio.shield(self._failure)
+
+    async def load_adapter(self, slot: int, shards: tuple[Any, ...]) -> None:
+        """Put one adapter into a slot of every rank; returns when all have acknowledged.
+
+        Raises:
+            GroupFailed: if a rank is gone.
+        """
+        assert len(shards) == len(self._handles), "one shard for each rank"
+        calls = [h.load_adapter(slot, s) for h, s in zip(self._handles, shards, strict=True)]
+        try:
+            await asyncio.gather(*calls)
+        except RayError as error:
+            raise GroupFailed(f"a rank failed while it loaded an adapter: {error}") from error
+
+    async def clear_slot(self, slot: int, digest: str) -> None:
+        """Free a slot's memory on every rank, if it still holds the adapter.
+
+        Raises:
+            GroupFailed: if a rank is gone.
+        """
+        try:
+            await asyncio.gather(*(handle.clear_slot(slot, digest) for handle in self._handles))
+        except RayError as error:
+            raise GroupFailed(f"a rank failed while it cleared a slot: {error}") from error
+
+    async def kill(self) -> None:
+        """End all ranks; the group is of no use afterwards."""
+        for reader in self._readers:
+            reader.cancel()
+        for channel in self._channels:
+            channel.close()
+        if not self._failure.done():
+            self._failure.cancel()
+        await self._launcher.kill()
+
+    async def _read(self, rank: int, channel: Channel) -> None:
+        decoder = msgspec.msgpack.Decoder(StepReply)
+        try:
+            while True:
+                reply = decoder.decode(await channel.receive())
+                if reply.error is not None:
+                    self._fail(f"rank {rank} failed in step {reply.step}: {reply.error}")
+                    return
+                self._replies.put_nowait((rank, reply))
+        except (ChannelClosed, BadFrame, msgspec.DecodeError) as error:
+            self._fail(f"rank {rank} is gone: {error}")
+
+    async def _next_reply(self) -> tuple[int, StepReply]:
+        getter = asyncio.ensure_future(self._replies.get())
+        await asyncio.wait((getter, self._failure), return_when=asyncio.FIRST_COMPLETED)
+        if not getter.done():
+            getter.cancel()
+            self._raise_if_failed()
+        return getter.result()
+
+    def _fail(self, reason: str) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(GroupFailed(reason))
+            self._failure.exception()  # marks it as seen: nobody may be waiting
+
+    def _raise_if_failed(self) -> None:
+        if self._failure.done():
+            self._failure.result()

@@ -1,0 +1,278 @@
+"""The scheduler with its clock and sockets: one loop that plans, steps the ranks and commits.
+
+Owns the group of ranks through all its lives, the connections of routers, and adapter loads in the
+background. Every decision about sequences, pages and slots is the Scheduler's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from cluster.errors import TopworkError
+from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.scheduler import Scheduler
+from cluster.shells.rank_group import GroupFailed, RankGroup, RankLauncher
+from cluster.shells.router_door import RouterConnection, RouterDoor
+from cluster.shells.status import StatusKeeper
+from cluster.wire import Events, SchedulerAddress, Status, Unloaded
+from worker.protocol import GENESIS, encode_plan
+
+logger = logging.getLogger("topwork.scheduler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerShellConfig:
+    """What the shell needs beyond the scheduler's own rules; times in seconds."""
+
+    replica: str
+    scheduler: SchedulerConfig  # num_pages is filled in when the ranks have said what fits
+    tp: int
+    start_timeout: float  # until all ranks must take plans
+    step_timeout: float  # until all ranks must have answered one
+    restart_delay: float = 1.0  # between two failed attempts to start the ranks
+
+
+class ShardSource(Protocol):
+    """The adapter pool as the scheduler sees it."""
+
+    async def shards(self, digest: str, tp: int) -> tuple[Any, ...]:
+        """Return one handle per rank to shards that are ready to be fetched.
+
+        Raises:
+            TopworkError: if the adapter cannot be had, with the reason.
+        """
+
+
+class SchedulerShell:
+    """Runs one scheduler and its ranks until it is closed."""
+
+    def __init__(
+        self, config: SchedulerShellConfig, launcher: RankLauncher, pool: ShardSource
+    ) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._pool = pool
+        self._status = StatusKeeper(config.replica, time.monotonic)
+        self._door = RouterDoor(self)
+        self._scheduler: Scheduler | None = None  # None while the ranks are down
+        self._group: RankGroup | None = None
+        self._owners: dict[int, tuple[RouterConnection, str]] = {}
+        self._unloading: dict[str, list[tuple[RouterConnection, int]]] = defaultdict(list)
+        self._background: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._main: asyncio.Task[None] | None = None
+
+    async def start(self, host: str) -> SchedulerAddress:
+        """Open the door for routers and begin to bring up the ranks; returns where the door is."""
+        secret = secrets.token_bytes(32)
+        port = await self._door.open(host, secret)
+        self._main = asyncio.create_task(self._supervise())
+        return SchedulerAddress(self._config.replica, host, port, secret)
+
+    def on_crash(self, act: Callable[[], None]) -> None:
+        """Call `act` if the step loop ends by an error of its own: a bug, not a lost rank."""
+        assert self._main is not None, "start() comes first"
+
+        def look(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and task.exception() is not None:
+                logger.critical("the scheduler crashed", exc_info=task.exception())
+                act()
+
+        self._main.add_done_callback(look)
+
+    async def close(self) -> None:
+        """End the ranks and close the door."""
+        assert self._main is not None, "start() comes first"
+        self._main.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._main
+        await self._door.close()
+
+    # What routers ask; all on the event loop, between two awaits of the step loop.
+
+    def submit(self, router: RouterConnection, request: Request) -> None:
+        """Queue a request, or answer at once why not."""
+        try:
+            if self._scheduler is None:
+                raise self._status.unavailable()
+            seq_id = self._scheduler.add(request)
+        except TopworkError as error:
+            router.send(Events((_failed(request.request_id, error),)))
+            return
+        self._owners[seq_id] = (router, request.request_id)
+        router.sequences[request.request_id] = seq_id
+        self._wake.set()
+
+    def abort(self, router: RouterConnection, request_id: str) -> None:
+        """Drop a request; one that has just ended is nobody's any more."""
+        seq_id = router.sequences.pop(request_id, None)
+        if seq_id is None:
+            return
+        del self._owners[seq_id]
+        assert self._scheduler is not None, "an owned sequence lives in a scheduler"
+        self._scheduler.abort(seq_id)
+        self._wake.set()
+
+    def abort_all(self, router: RouterConnection) -> None:
+        """Drop everything of a router that has gone."""
+        for request_id in tuple(router.sequences):
+            self.abort(router, request_id)
+
+    def unload(self, router: RouterConnection, call_id: int, adapter: str) -> None:
+        """Forget an adapter; the answer goes out when nothing of it is left."""
+        if self._scheduler is None:
+            router.send(Unloaded(call_id, freed_pages=0, freed_slot=None))
+            return
+        self._unloading[adapter].append((router, call_id))
+        self._scheduler.unload(adapter)
+        self._wake.set()
+
+    def status(self, call_id: int) -> Status:
+        """Return counts and health as of now."""
+        return self._status.snapshot(call_id, self._scheduler, self._group)
+
+    # The life of the ranks.
+
+    async def _supervise(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._live()
+                except GroupFailed as failure:
+                    logger.error("%s; restarting all ranks", failure)
+                    await self._bury(str(failure))
+        finally:
+            await self._kill_group()
+
+    async def _live(self) -> None:
+        """Start the ranks and serve until they fail."""
+        self._group = group = RankGroup(
+            self._launcher, self._config.start_timeout, self._config.step_timeout
+        )
+        try:
+            await group.start()
+        except GroupFailed:
+            await asyncio.sleep(self._config.restart_delay)
+            raise
+        if group.num_pages * self._config.scheduler.page_size < 2:
+            raise GroupFailed("the KV memory budget does not hold a single page")
+        self._scheduler = Scheduler(replace(self._config.scheduler, num_pages=group.num_pages))
+        self._status.up()
+        logger.info("ranks up: %d pages of KV on each", group.num_pages)
+        await self._step_loop(group, self._scheduler)
+
+    async def _step_loop(self, group: RankGroup, scheduler: Scheduler) -> None:
+        digest = GENESIS
+        while True:
+            plan = scheduler.schedule()
+            self._start_loads(group, scheduler)
+            self._finish_unloads(group, scheduler)
+            if plan is None:
+                await self._idle(group)
+                continue
+            frame, digest = encode_plan(plan, digest)
+            self._status.step_begins(plan.step)
+            output = await group.step(plan.step, frame)
+            self._status.step_ends()
+            self._deliver(scheduler.commit(output))
+
+    async def _idle(self, group: RankGroup) -> None:
+        """Wait for an event, or for the news that the group has failed."""
+        waking = asyncio.ensure_future(self._wake.wait())
+        failing = asyncio.ensure_future(group.failed())
+        done, pending = await asyncio.wait((waking, failing), return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if failing in done:
+            failing.result()
+        self._wake.clear()
+
+    async def _bury(self, reason: str) -> None:
+        """Answer everything in flight with 503 and end what is left of the ranks."""
+        self._status.down(reason, self._scheduler)
+        self._scheduler = None
+        error = self._status.unavailable()
+        owners, self._owners = self._owners, {}
+        for router, request_id in owners.values():
+            router.sequences.pop(request_id)
+            router.send(Events((_failed(request_id, error),)))
+        for calls in self._unloading.values():
+            for router, call_id in calls:
+                router.send(Unloaded(call_id, freed_pages=0, freed_slot=None))
+        self._unloading.clear()
+        await self._kill_group()
+
+    async def _kill_group(self) -> None:
+        self._scheduler = None
+        for task in tuple(self._background):
+            task.cancel()
+        if self._group is not None:
+            group, self._group = self._group, None
+            await group.kill()
+
+    # After each step.
+
+    def _deliver(self, events: list[tuple[int, TokenEvent]]) -> None:
+        """Send each router one message with all the news of its requests."""
+        by_router: dict[RouterConnection, list[TokenEvent]] = {}
+        for seq_id, event in events:
+            owner = self._owners.get(seq_id)
+            if owner is None:
+                continue  # aborted while the step ran
+            router, request_id = owner
+            by_router.setdefault(router, []).append(event)
+            if event.finish_reason is not None:
+                del self._owners[seq_id]
+                del router.sequences[request_id]
+        for router, news in by_router.items():
+            router.send(Events(tuple(news)))
+
+    def _start_loads(self, group: RankGroup, scheduler: Scheduler) -> None:
+        for load in scheduler.take_loads():
+            self._spawn(self._load(group, scheduler, load.digest, load.slot))
+
+    async def _load(self, group: RankGroup, scheduler: Scheduler, digest: str, slot: int) -> None:
+        """Bring one adapter into a slot of every rank; steps go on meanwhile."""
+        try:
+            shards = await self._pool.shards(digest, self._config.tp)
+            await group.load_adapter(slot, shards)
+        except TopworkError as error:
+            self._deliver(scheduler.adapter_failed(digest, _info(error)))
+        except GroupFailed:
+            return  # the step loop learns it from the closed connection
+        else:
+            scheduler.adapter_ready(digest)
+        self._wake.set()
+
+    def _finish_unloads(self, group: RankGroup, scheduler: Scheduler) -> None:
+        for gone in scheduler.take_unloaded():
+            for router, call_id in self._unloading.pop(gone.digest, []):
+                router.send(Unloaded(call_id, gone.freed_pages, gone.freed_slot))
+            if gone.freed_slot is not None:
+                self._spawn(self._clear(group, gone.freed_slot, gone.digest))
+
+    async def _clear(self, group: RankGroup, slot: int, digest: str) -> None:
+        with contextlib.suppress(GroupFailed):  # dead ranks hold no memory
+            await group.clear_slot(slot, digest)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _info(error: TopworkError) -> ErrorInfo:
+    return ErrorInfo(
+        type(error).__name__, error.message, error.param, error.code, error.retry_after
+    )
+
+
+def _failed(request_id: str, error: TopworkError) -> TokenEvent:
+    return TokenEvent(request_id, finish_reason="error", error=_info(error))

@@ -1,0 +1,116 @@
+"""How the scheduler and its ranks are doing: the one place where their progress meets a clock.
+
+Health is the age of the last completed step while work is waiting, never that a process exists.
+"""
+
+from collections.abc import Callable
+
+from cluster.errors import Unavailable
+from cluster.scheduling.scheduler import Scheduler
+from cluster.scheduling.stats import SchedulerStats
+from cluster.shells.rank_group import RankGroup
+from cluster.wire import RankStatus, SlotStatus, Status
+
+RETRY_AFTER_SECONDS = 5  # about what a restart of the ranks takes
+
+NOTHING = SchedulerStats()  # what a scheduler that is not there has
+COUNTERS = (
+    "prompt_tokens",
+    "cached_prompt_tokens",
+    "generated_tokens",
+    "retractions",
+    "evicted_pages",
+    "adapter_loads",
+)
+
+
+def _counters(stats: SchedulerStats) -> dict[str, int]:
+    return {name: getattr(stats, name) for name in COUNTERS}
+
+
+class StatusKeeper:
+    """Remembers when steps begin and end, and why the ranks are down."""
+
+    def __init__(self, replica: str, clock: Callable[[], float]) -> None:
+        self._replica = replica
+        self._clock = clock  # seconds
+        self._up = False
+        self._reason = "the ranks are starting"
+        self._lives = 0
+        self._past = _counters(NOTHING)  # what earlier lives of the ranks have counted
+        self._step = 0
+        self._step_began: float | None = None  # None: no step is in flight
+
+    def up(self) -> None:
+        """The ranks take plans."""
+        self._up = True
+        self._reason = ""
+        self._lives += 1
+        self._step_began = None
+
+    def down(self, reason: str, scheduler: Scheduler | None) -> None:
+        """The ranks are lost, and with them the scheduler; what it counted is kept."""
+        self._up = False
+        self._reason = reason
+        if scheduler is not None:
+            self._past = self._totals(scheduler.stats())
+
+    def step_begins(self, step: int) -> None:
+        """A plan is on its way."""
+        self._step = step
+        self._step_began = self._clock()
+
+    def step_ends(self) -> None:
+        """All ranks have answered."""
+        self._step_began = None
+
+    def unavailable(self) -> Unavailable:
+        """Return the error for whoever needs the ranks now."""
+        return Unavailable(
+            f"the ranks are down and will be back: {self._reason}", retry_after=RETRY_AFTER_SECONDS
+        )
+
+    def snapshot(
+        self, call_id: int, scheduler: Scheduler | None, group: RankGroup | None
+    ) -> Status:
+        """Return everything a router may ask, as of now."""
+        stats = NOTHING if scheduler is None else scheduler.stats()
+        return Status(
+            call_id=call_id,
+            replica=self._replica,
+            ready=self._up,
+            healthy=self._up,
+            reason=self._reason,
+            step=self._step,
+            restarts=max(0, self._lives - 1),
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_waiting_for_adapter=stats.num_waiting_for_adapter,
+            free_pages=stats.free_pages,
+            cached_pages=stats.cached_pages,
+            held_pages=stats.held_pages,
+            total_pages=stats.total_pages,
+            num_slots=stats.num_slots,
+            slots=tuple(SlotStatus(s.slot, s.digest, s.loading, s.leases) for s in stats.slots),
+            ranks=() if group is None else self._ranks(group),
+            **self._totals(stats),
+        )
+
+    def _totals(self, stats: SchedulerStats) -> dict[str, int]:
+        return {name: self._past[name] + count for name, count in _counters(stats).items()}
+
+    def _ranks(self, group: RankGroup) -> tuple[RankStatus, ...]:
+        age = 0.0 if self._step_began is None else self._clock() - self._step_began
+        return tuple(
+            RankStatus(
+                rank=info.rank,
+                pid=info.pid,
+                alive=self._up,
+                last_step=last,
+                last_step_age=age if last < self._step else 0.0,
+                device=info.device,
+                weight_bytes=info.weight_bytes,
+                kv_bytes=info.page_bytes * group.num_pages,
+            )
+            for info, last in zip(group.infos, group.last_step, strict=False)
+        )
