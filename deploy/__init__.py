@@ -1,0 +1,1 @@
+"""Composition: configuration, command line and the only place where actors are made."""

@@ -1,0 +1,1 @@
+"""Closed-loop load on a server, on the engine alone or on a peer, with the same prompts."""

@@ -1,0 +1,72 @@
+"""The engine alone as the target of a workload: scheduler and ranks in this process, no HTTP."""
+
+import time
+from collections import deque
+from pathlib import Path
+from typing import Literal, cast
+
+from cluster.request import BASE, Request
+from cluster.scheduling.config import SchedulerConfig
+from deploy.bench.measure import Run, Sample
+from deploy.bench.workload import Ask, Workload
+from deploy.local_engine import Answer, LocalEngine
+from worker.protocol import SamplingParams
+from worker.rank import RankConfig
+
+
+class EngineTarget:
+    """Steps a LocalEngine and keeps `concurrency` requests in it."""
+
+    def __init__(
+        self, model_dir: Path, base: str, adapters: dict[str, str], tp: int, dtype: str
+    ) -> None:
+        self.label = f"topwork engine, tp {tp}"
+        rank = RankConfig(
+            model_dir=str(model_dir),
+            rank=0,
+            tp=tp,
+            dtype=cast(Literal["bfloat16", "float32"], dtype),
+            kv_memory_bytes=2**29,
+            num_slots=8,
+            max_model_len=4096,
+            num_threads=None,
+        )
+        scheduler = SchedulerConfig(
+            num_pages=0,
+            page_size=rank.page_size,
+            num_slots=8,
+            max_running=64,
+            max_waiting=1024,
+            token_budget=512,
+            max_model_len=4096,
+            base_digest=base,
+        )
+        self._engine = LocalEngine(rank, scheduler)
+        self._digests = {name: self._engine.add_adapter(Path(d)) for name, d in adapters.items()}
+        self._digests[base] = BASE
+
+    def run(self, workload: Workload, round_number: int) -> Run:
+        """Answer one round of a workload and return its times."""
+        waiting = deque(workload.asks(round_number))
+        running: list[tuple[float, list[float], Answer]] = []
+        samples: list[Sample] = []
+        while waiting or running:
+            while waiting and len(running) < workload.concurrency:
+                sent = time.perf_counter()
+                running.append((sent, [], self._engine.submit(self._request(waiting.popleft()))))
+            self._engine.step()
+            now = time.perf_counter()
+            for _, times, answer in running:
+                times += [now] * (len(answer.token_ids) - len(times))
+            samples += [Sample(s, tuple(t)) for s, t, a in running if a.finish_reason]
+            running = [entry for entry in running if entry[2].finish_reason is None]
+        return Run(tuple(samples))
+
+    def close(self) -> None:
+        """End the engine's threads."""
+        self._engine.close()
+
+    def _request(self, ask: Ask) -> Request:
+        greedy = SamplingParams(temperature=0.0)
+        adapter = self._digests[ask.model]
+        return Request("bench", adapter, ask.token_ids, greedy, max_tokens=ask.num_output_tokens)

@@ -1,0 +1,138 @@
+"""Checks a configuration as far as it goes without starting anything; says what it will need."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.errors import TopworkError
+from cluster.scheduling.config import SchedulerConfig
+from deploy.config import ConfigError, ServeConfig
+from deploy.models import find_model
+from worker.model_config import ModelConfig
+from worker.model_reader import read_model_config
+from worker.partition import LINEAR_MODULES, check_tp, partition
+
+BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A configuration whose model has been found and read."""
+
+    config: ServeConfig
+    model_dir: Path
+    model: ModelConfig
+    max_model_len: int
+    device: str
+    threads: int
+
+
+def check_model(config: ServeConfig) -> Checked:
+    """Find and read the model and hold the configuration against it.
+
+    Raises:
+        ConfigError: naming the key at fault.
+    """
+    model_dir = find_model(config.model)
+    try:
+        model = read_model_config(model_dir)
+        check_tp(model, config.tp)
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from error
+    longest = min(model.max_position, model.sliding_window or model.max_position)
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ConfigError(f"max_model_len: {config.max_model_len} is over the model's {longest}")
+    return Checked(
+        config=config,
+        model_dir=model_dir,
+        model=model,
+        max_model_len=config.max_model_len or longest,
+        device=find_device(config.device),
+        threads=config.threads_per_rank or max(1, (os.cpu_count() or 1) // config.tp),
+    )
+
+
+def scheduler_config(checked: Checked) -> SchedulerConfig:
+    """Return the limits of every scheduler; the number of pages is the ranks' to say.
+
+    Raises:
+        ConfigError: if some work could never progress under them.
+    """
+    config = checked.config
+    try:
+        return SchedulerConfig(
+            base_digest=config.base_name,
+            num_pages=0,
+            page_size=config.page_size,
+            max_model_len=checked.max_model_len,
+            num_slots=config.max_loras,
+            max_running=config.max_num_seqs,
+            max_waiting=config.max_waiting,
+            token_budget=config.max_num_batched_tokens,
+            prefix_cache=config.prefix_cache,
+        )
+    except ValueError as error:
+        raise ConfigError(f"max_num_batched_tokens, max_num_seqs, page_size: {error}") from error
+
+
+def find_device(wanted: str) -> str:
+    """Return "cpu" or "cuda"; "auto" takes a GPU where one can be seen.
+
+    Raises:
+        ConfigError: if cuda is wanted and there is none.
+    """
+    has_gpu = Path("/dev/nvidiactl").exists()
+    if wanted == "cuda" and not has_gpu:
+        raise ConfigError("device: cuda is wanted, but this machine shows no NVIDIA device")
+    if wanted == "auto":
+        return "cuda" if has_gpu else "cpu"
+    return wanted
+
+
+def adapter_limits(config: ServeConfig) -> AdapterLimits:
+    """Return what an adapter may be at most."""
+    return AdapterLimits(max_lora_rank=config.max_lora_rank)
+
+
+def weight_bytes(checked: Checked, rank: int) -> int:
+    """Return the bytes of one rank's weights (linear layers, embedding and head)."""
+    model = checked.model
+    part = partition(model, checked.config.tp, rank)
+    linears = sum(len(rows) * len(cols) for rows, cols in map(part.slices, LINEAR_MODULES))
+    # Tied or not, the table is kept twice: as rows to look up, and packed to multiply by.
+    parameters = model.num_layers * linears + 2 * len(part.vocab) * model.hidden_size
+    return parameters * BYTES[checked.config.dtype]
+
+
+def check_all(config: ServeConfig, console: Console) -> None:
+    """Check model and adapters and print what each rank will need.
+
+    Raises:
+        ConfigError: naming the key at fault.
+    """
+    checked = check_model(config)
+    scheduler_config(checked)
+    for name, directory in config.adapters().items():
+        try:
+            read_adapter(Path(directory), checked.model, adapter_limits(config))
+        except TopworkError as error:
+            raise ConfigError(f"adapter {name}: {error}") from error
+    table = Table("rank", "query heads", "KV heads", "weights MiB", "KV cache MiB")
+    for rank in range(config.tp):
+        part = partition(checked.model, config.tp, rank)
+        table.add_row(
+            str(rank),
+            str(len(part.q_heads)),
+            str(len(part.kv_heads)),
+            f"{weight_bytes(checked, rank) / 2**20:.0f}",
+            f"{config.kv_cache_memory / 2**20:.0f}",
+        )
+    console.print(table)
+    console.print(
+        f"{checked.model.architecture} model in {checked.model_dir}, {len(config.adapters())} "
+        f"adapters, context {checked.max_model_len}, {checked.device}: all good"
+    )

@@ -1,0 +1,156 @@
+"""The `topwork` command: thin doors to the rest of `deploy`; heavy imports wait for their use.
+
+`topwork serve` has one flag for every key of ServeConfig, made from the schema itself.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+from rich.console import Console
+
+from deploy.config import ConfigError, ServeConfig, load_config
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+console = Console(stderr=True)
+
+
+def _flag_type(field: FieldInfo) -> Any:
+    """Return the type that the command line reads; the schema checks the value itself."""
+    members = [t for t in get_args(field.annotation) or (field.annotation,) if t is not type(None)]
+    if get_origin(field.annotation) is tuple:
+        return list[str] | None
+    if members == [bool]:
+        return bool | None
+    return str | None
+
+
+def _with_config_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each key of ServeConfig, and --config."""
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=typer.Option(None, help=field.description),
+            annotation=_flag_type(field),
+        )
+        for name, field in ServeConfig.model_fields.items()
+    ]
+    file = inspect.Parameter(
+        "config",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=typer.Option(None, help="YAML file with the same keys; flags win over it."),
+        annotation=Path | None,
+    )
+
+    def run(**flags: Any) -> None:
+        path = flags.pop("config")
+        given = {key: value for key, value in flags.items() if value not in (None, [])}
+        try:
+            command(load_config(path, given))
+        except ConfigError as error:
+            console.print(f"[bold red]error[/] {error}", highlight=False)
+            raise typer.Exit(2) from None
+
+    signature = inspect.Signature([*options, file])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
+
+
+@app.command()
+@_with_config_flags
+def serve(config: ServeConfig) -> None:
+    """Serve a model and its adapters over HTTP until Ctrl-C."""
+    # Ray reads both when it is imported; its ports are open to the network, so it asks for a token.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from deploy.serving.command import run_server
+
+    run_server(config)
+
+
+@app.command()
+@_with_config_flags
+def check(config: ServeConfig) -> None:
+    """Check a configuration, its model and its adapters without starting anything."""
+    from deploy.check import check_all
+
+    check_all(config, Console())
+
+
+@app.command("demo-model")
+def demo_model(
+    directory: Annotated[Path, typer.Argument(help="Where the model directory is made.")],
+) -> None:
+    """Make the demo model: SmolLM2-135M-Instruct as a Hugging Face directory."""
+    from deploy.demo.model import demo_model as make
+
+    with console.status("making the demo model") as status:
+        made = make(directory, status.update)
+    console.print(f"demo model in {made}")
+
+
+@app.command()
+def bench(
+    model_dir: Annotated[Path, typer.Option(help="Model directory, for the vocabulary and peers.")],
+    url: Annotated[str, typer.Option(help="Running server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="Name of the base model on the server.")] = "smollm2",
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="NAME=DIR of a served adapter; repeatable.")
+    ] = None,
+    concurrency: Annotated[list[int] | None, typer.Option(help="Clients; repeatable.")] = None,
+    requests: Annotated[int, typer.Option(help="Requests in one round of one workload.")] = 16,
+    input_len: Annotated[int, typer.Option(help="Prompt tokens.")] = 128,
+    output_len: Annotated[int, typer.Option(help="Answer tokens.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Rounds that count.")] = 3,
+    engine: Annotated[
+        int | None,
+        typer.Option(help="Measure the engine alone, at this TP."),
+    ] = None,
+    peer_threads: Annotated[
+        list[int] | None,
+        typer.Option(help="Also measure transformers + peft with so many threads; repeatable."),
+    ] = None,
+    prefix_len: Annotated[
+        int | None,
+        typer.Option(help="Only measure a shared prompt of that many tokens, cold and warm."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="With --engine: bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """Measure tok/s, time to first token and inter-token latency in a closed loop."""
+    from deploy.bench.command import BenchOptions, bench_all
+
+    bench_all(
+        BenchOptions(
+            model_dir=model_dir,
+            url=url,
+            base=model,
+            adapters=dict(entry.split("=", 1) for entry in adapter or ()),
+            concurrencies=tuple(concurrency or (1, 8)),
+            num_requests=requests,
+            input_len=input_len,
+            output_len=output_len,
+            rounds=rounds,
+            engine_tp=engine,
+            peer_threads=tuple(peer_threads or ()),
+            dtype=dtype,
+            prefix_len=prefix_len,
+        ),
+        Console(),
+    )
+
+
+def main() -> None:
+    """Run the command line."""
+    sys.exit(app())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The one schema of what an operator may set: every key is a flag of `topwork serve` as well.
+
+Owns names, types, limits and the meaning of each key. Knows nothing of how they are used.
+"""
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def parse_bytes(value: object) -> object:
+    """Read a byte count such as 1073741824, "512MiB" or "2G" (powers of 1,024)."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", value, re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"not a number of bytes: {value!r}; write for example 512MiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+ByteCount = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+
+
+class ServeConfig(BaseModel):
+    """Everything `topwork serve` can be told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Annotated[str, Field(description="Directory or hub id of the base model.")]
+    served_model_name: Annotated[
+        str | None, Field(description="Name of the base model in the API; default: its last part.")
+    ] = None
+    tp: Annotated[int, Field(ge=1, description="Tensor-parallel size: ranks per scheduler.")] = 1
+    adapter: Annotated[
+        tuple[str, ...], Field(description="Adapter to load at start, as NAME=DIR; repeatable.")
+    ] = ()
+    host: Annotated[str, Field(description="Address that the HTTP server binds.")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535, description="Port of the HTTP server.")] = 8000
+    api_key_file: Annotated[
+        Path | None, Field(description="YAML file of API keys; without it only loopback is bound.")
+    ] = None
+    dtype: Annotated[
+        Literal["bfloat16", "float32"], Field(description="Type of weights, activations and KV.")
+    ] = "bfloat16"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Field(description="Where the ranks compute.")
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None, Field(ge=2, description="Longest prompt plus answer; default: the model's.")
+    ] = None
+    kv_cache_memory: Annotated[
+        ByteCount, Field(description="KV cache of each rank, in bytes (512MiB, 2GiB).")
+    ] = 2**29
+    page_size: Annotated[int, Field(ge=1, le=1024, description="Tokens in one KV page.")] = 64
+    max_num_seqs: Annotated[
+        int, Field(ge=1, description="Sequences that run at the same time.")
+    ] = 64
+    max_num_batched_tokens: Annotated[int, Field(ge=1, description="Tokens in one step.")] = 512
+    max_waiting: Annotated[
+        int, Field(ge=1, description="Requests that may wait; one more is answered 429.")
+    ] = 1024
+    prefix_cache: Annotated[
+        bool, Field(description="Keep and share the KV of earlier prompts of the same adapter.")
+    ] = True
+    max_loras: Annotated[int, Field(ge=1, description="Adapter slots on each rank.")] = 8
+    max_lora_rank: Annotated[
+        int, Field(ge=1, le=1024, description="Largest lora_rank that is accepted.")
+    ] = 64
+    host_adapter_memory: Annotated[
+        ByteCount, Field(description="Host memory of the adapter pool, in bytes.")
+    ] = 2**30
+    threads_per_rank: Annotated[
+        int | None, Field(ge=1, description="CPU threads of a rank; default: cores / ranks.")
+    ] = None
+    step_timeout: Annotated[
+        float, Field(gt=0, description="Seconds a step may take before its ranks are restarted.")
+    ] = 8.0
+    routers: Annotated[int, Field(ge=1, description="Router replicas.")] = 1
+    ray_address: Annotated[
+        str | None, Field(description="Ray cluster to join; default: start one on this machine.")
+    ] = None
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Log level.")
+    ] = "WARNING"
+
+    @model_validator(mode="after")
+    def _check(self) -> "ServeConfig":
+        if self.api_key_file is None and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} can be reached from other machines: give api_key_file, "
+                "or bind 127.0.0.1"
+            )
+        self.adapters()
+        return self
+
+    def adapters(self) -> dict[str, str]:
+        """Return the adapters to load at start: directory by name.
+
+        Raises:
+            ValueError: if an entry is not NAME=DIR or a name comes twice.
+        """
+        directories: dict[str, str] = {}
+        for entry in self.adapter:
+            name, separator, directory = entry.partition("=")
+            if not (name and separator and directory):
+                raise ValueError(f"adapter {entry!r} is not of the form NAME=DIR")
+            if name in directories:
+                raise ValueError(f"adapter {name!r} is given twice")
+            directories[name] = directory
+        return directories
+
+    @property
+    def base_name(self) -> str:
+        """The base model's name in the API."""
+        return self.served_model_name or Path(self.model).name
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can connect to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; the message names each key and its fault."""
+
+
+def load_config(file: Path | None, flags: dict[str, Any]) -> ServeConfig:
+    """Return the configuration of a YAML file with the given flags on top.
+
+    Raises:
+        ConfigError: naming every key that is unknown or has a wrong value.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        try:
+            read = yaml.safe_load(file.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise ConfigError(f"cannot read {file}: {error}") from error
+        if not isinstance(read, dict):
+            raise ConfigError(f"{file} must hold `key: value` lines")
+        values.update(read)
+    values.update(flags)
+    try:
+        return ServeConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(dict(item)) for item in error.errors())) from error
+
+
+def _explain(item: dict[str, Any]) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    return f"{key}: {item['msg']}" if key else str(item["msg"])

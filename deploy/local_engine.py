@@ -1,0 +1,126 @@
+"""The whole engine in one plain process: a scheduler and its ranks, without Ray or sockets.
+
+For tests, profiles and machines that have a GPU but no Ray. Ranks are threads when there are
+several. The scheduler, the plans and the ranks are the ones that a cluster runs.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.adapters.sharding import cut
+from cluster.request import FinishReason, Request, TokenEvent
+from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.scheduler import Scheduler
+from worker.adapter_shard import AdapterShard
+from worker.model_reader import read_model_config
+from worker.parallel import Communicator, SingleRank, ThreadGroup
+from worker.partition import partition
+from worker.protocol import GENESIS, StepOutput, encode_plan
+from worker.rank import Rank, RankConfig
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a request has got so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+    def take(self, event: TokenEvent) -> None:
+        """Add the news of one step."""
+        self.token_ids += event.token_ids
+        self.logprobs += event.logprobs
+        self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
+        self.finish_reason = event.finish_reason
+        if event.error is not None:
+            self.error = event.error.message
+
+
+class LocalEngine:
+    """Serves requests one step at a time.
+
+    `rank` and `scheduler` configure both sides; the number of pages comes from the memory budget
+    of `rank`, unless `scheduler.num_pages` asks for fewer.
+    """
+
+    def __init__(
+        self, rank: RankConfig, scheduler: SchedulerConfig, max_lora_rank: int = 64
+    ) -> None:
+        self._model = read_model_config(Path(rank.model_dir))
+        self._limits = AdapterLimits(max_lora_rank=max_lora_rank)
+        communicators: tuple[Communicator, ...] = (SingleRank(),)
+        if rank.tp > 1:
+            communicators = ThreadGroup(rank.tp).communicators()
+        self._ranks = [
+            Rank(replace(rank, rank=index), communicator)
+            for index, communicator in enumerate(communicators)
+        ]
+        self._threads = ThreadPoolExecutor(rank.tp, thread_name_prefix="rank")
+        infos = list(self._threads.map(Rank.load, self._ranks))
+        fitting = min(info.max_pages for info in infos)
+        num_pages = min(scheduler.num_pages, fitting) if scheduler.num_pages else fitting
+        for one in self._ranks:
+            one.allocate(num_pages)
+        self.scheduler = Scheduler(replace(scheduler, num_pages=num_pages))
+        self._digest = GENESIS
+        self._shards: dict[str, tuple[AdapterShard, ...]] = {}
+        self._answers: dict[int, Answer] = {}
+
+    def add_adapter(self, directory: Path) -> str:
+        """Read an adapter from disk and return its digest; a slot is taken when it is used."""
+        adapter = read_adapter(directory, self._model, self._limits)
+        tp = len(self._ranks)
+        self._shards[adapter.digest] = tuple(
+            cut(adapter, partition(self._model, tp, rank)) for rank in range(tp)
+        )
+        return adapter.digest
+
+    def submit(self, request: Request) -> Answer:
+        """Queue a request; the answer fills as steps are run."""
+        answer = Answer()
+        self._answers[self.scheduler.add(request)] = answer
+        return answer
+
+    def step(self) -> bool:
+        """Run one step; False if there was nothing to do."""
+        plan = self.scheduler.schedule()
+        loads = self.scheduler.take_loads()
+        for load in loads:
+            for rank, shard in zip(self._ranks, self._shards[load.digest], strict=True):
+                rank.load_adapter(load.slot, shard)
+            self.scheduler.adapter_ready(load.digest)
+        if plan is None:
+            return bool(loads)
+        frame, self._digest = encode_plan(plan, self._digest)
+        for seq_id, event in self.scheduler.commit(self._run(frame)):
+            self._answers[seq_id].take(event)
+            if event.finish_reason is not None:
+                del self._answers[seq_id]
+        return True
+
+    def run(self) -> None:
+        """Step until nothing is left to do."""
+        while self.step():
+            pass
+
+    def generate(self, requests: Iterable[Request]) -> list[Answer]:
+        """Serve requests to their ends, all together, and return the answers in order."""
+        answers = [self.submit(request) for request in requests]
+        self.run()
+        return answers
+
+    def close(self) -> None:
+        """End the threads of the ranks."""
+        self._threads.shutdown()
+
+    def _run(self, frame: bytes) -> StepOutput:
+        replies = list(self._threads.map(lambda rank: rank.step(frame), self._ranks))
+        output: StepOutput | None = replies[0].output
+        assert output is not None, "rank 0 answers every plan"
+        return output

@@ -1,0 +1,1 @@
+"""The running cluster: actors, Serve applications and their supervision."""

@@ -1,0 +1,235 @@
+"""`topwork serve`: brings the cluster up with progress shown, and takes all of it down again."""
+
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+from ray.exceptions import RayTaskError
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from cluster.adapters.pool import AdapterPool
+from cluster.adapters.record import AdapterRecord
+from cluster.errors import TopworkError
+from cluster.router.config import RouterConfig
+from cluster.shells.scheduler_shell import SchedulerShellConfig
+from deploy.check import Checked, adapter_limits, check_model, scheduler_config
+from deploy.config import ConfigError, ServeConfig
+from deploy.serving.app import (
+    SchedulerSettings,
+    router_application,
+    scheduler_application,
+    start_pool,
+)
+from worker.rank import RankConfig
+
+START_TIMEOUT = 600.0  # seconds until the ranks must serve: large models load for minutes
+
+
+def run_server(config: ServeConfig) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP.
+
+    Raises:
+        ConfigError: if the configuration cannot be served, before anything is left running.
+    """
+    console = Console()
+    stop = threading.Event()
+    _stop_on_signals(stop)
+    checked = check_model(config)
+    _check_port_free(config.host, config.port)
+    try:
+        with _steps(console) as step:
+            records = _bring_up(checked, step, stop)
+        if not stop.is_set():
+            _greet(console, checked, records)
+            stop.wait()
+    finally:
+        if ray.is_initialized():
+            with console.status("taking everything down"):
+                serve.shutdown()  # type: ignore[no-untyped-call]
+                ray.shutdown()
+
+
+def _bring_up(checked: Checked, step: "StepShower", stop: threading.Event) -> list[AdapterRecord]:
+    config = checked.config
+    step("starting the Ray cluster")
+    _start_ray(checked)
+    pool = start_pool(
+        checked.model,
+        adapter_limits(config),
+        AdapterPool(base_name=config.base_name, host_bytes=config.host_adapter_memory),
+    )
+    records = []
+    for name, directory in config.adapters().items():
+        step(f"checking adapter {name}")
+        records.append(_load_adapter(pool, name, directory))
+    step("starting the scheduler")
+    logs = {"log_level": config.log_level, "enable_access_log": False}
+    http = {"host": config.host, "port": config.port}
+    serve.start(http_options=http, logging_config=logs)
+    scheduler = scheduler_application(scheduler_settings(checked), pool)
+    serve.run(scheduler, name="scheduler", route_prefix=None, logging_config=logs)
+    step("starting the router")
+    router = router_application(router_config(checked), pool, config.routers)
+    serve.run(router, name="router", logging_config=logs)
+    step(f"loading the model into {config.tp} rank{'s' if config.tp > 1 else ''}")
+    _wait_until_ready(config, stop)
+    return records
+
+
+def scheduler_settings(checked: Checked) -> SchedulerSettings:
+    """Return how schedulers and ranks are made."""
+    config = checked.config
+    rank = RankConfig(
+        model_dir=str(checked.model_dir),
+        rank=0,
+        tp=config.tp,
+        dtype=config.dtype,
+        device=checked.device,
+        page_size=config.page_size,
+        kv_memory_bytes=config.kv_cache_memory,
+        num_slots=config.max_loras,
+        max_model_len=checked.max_model_len,
+        num_threads=checked.threads,
+    )
+    shell = SchedulerShellConfig(
+        replica="",
+        scheduler=scheduler_config(checked),
+        tp=config.tp,
+        start_timeout=START_TIMEOUT,
+        step_timeout=config.step_timeout,
+    )
+    return SchedulerSettings(shell=shell, rank=rank, group_timeout=60.0)
+
+
+def router_config(checked: Checked) -> RouterConfig:
+    """Return what every router is told."""
+    config = checked.config
+    return RouterConfig(
+        model_name=config.base_name,
+        model_dir=str(checked.model_dir),
+        api_key_file=None if config.api_key_file is None else str(config.api_key_file.resolve()),
+        context_length=checked.max_model_len,
+        vocab_size=checked.model.vocab_size,
+        eos_token_ids=checked.model.eos_token_ids,
+        version=version("topwork"),
+    )
+
+
+def _start_ray(checked: Checked) -> None:
+    config = checked.config
+    common: dict[str, Any] = {"namespace": "topwork", "logging_level": config.log_level}
+    logging.getLogger("ray.serve").setLevel(config.log_level)
+    if config.ray_address is not None:
+        ray.init(config.ray_address, **common)
+        return
+    ray.init(
+        # Logical CPUs: scheduler, router and ranks each hold one; the cores are shared.
+        num_cpus=config.tp + config.routers + 2,
+        # Shards only pass through the store on their way to the ranks.
+        object_store_memory=max(2**28, config.host_adapter_memory // 2),
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        **common,
+    )
+
+
+def _load_adapter(pool: Any, name: str, directory: str) -> AdapterRecord:
+    try:
+        path = str(Path(directory).resolve())  # the pool may run in another directory
+        record: AdapterRecord = ray.get(pool.load.remote(name, path, False, False))
+    except RayTaskError as error:
+        if isinstance(error.cause, TopworkError):
+            raise ConfigError(f"adapter {name}: {error.cause}") from None
+        raise
+    return record
+
+
+def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    answer = ""
+    with httpx.Client(timeout=5.0) as client:
+        while not stop.wait(0.1):
+            try:
+                reply = client.get(f"http://{_reachable(config.host)}:{config.port}/ready")
+                if reply.status_code == 200:
+                    return
+                answer = reply.text
+            except httpx.HTTPError as error:
+                answer = str(error)
+            if time.monotonic() > deadline:
+                raise ConfigError(f"the ranks are not ready after {START_TIMEOUT:g} s: {answer}")
+
+
+def _check_port_free(host: str, port: int) -> None:
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        raise ConfigError(f"port: cannot bind {host}:{port}: {error.strerror}") from error
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host == "0.0.0.0" else host
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+
+
+class StepShower:
+    """Shows one start-up step at a time, each with its own clock."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: Any = None
+
+    def __call__(self, text: str) -> None:
+        self.done()
+        self._task = self._progress.add_task(text, total=1)
+
+    def done(self) -> None:
+        """Mark the running step as finished."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=1)
+
+
+@contextmanager
+def _steps(console: Console) -> Iterator[StepShower]:
+    columns = (SpinnerColumn(finished_text="[green]✓[/]"), TextColumn("{task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        shower = StepShower(progress)
+        yield shower
+        shower.done()
+
+
+def _greet(console: Console, checked: Checked, records: list[AdapterRecord]) -> None:
+    config = checked.config
+    address = f"http://{_reachable(config.host)}:{config.port}"
+    console.print(f"\n[bold]Topwork serves[/] {config.base_name} at [bold]{address}[/]")
+    console.print("Ctrl-C takes it down. Try:\n")
+    for name in [config.base_name, *(record.name for record in records[:2])]:
+        body = (
+            f'{{"model": "{name}", "max_tokens": 40, "temperature": 0, '
+            '"messages": [{"role": "user", "content": "Tell me the capital of France."}]}'
+        )
+        command = (
+            f"curl -s {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+        )
+        console.print(command, highlight=False, soft_wrap=True, markup=False)
+        console.print()

@@ -1,0 +1,125 @@
+"""Makes and ends the actor processes of one group of ranks, inside the scheduler's placement group.
+
+Owns the certainty that an ended rank is gone: a process that no longer answers is killed by pid.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+from cluster.shells.rank_group import RankHandle
+from worker.actor import ProcessIdentity, WorkerActor, start_ticks
+from worker.protocol import RankInfo
+from worker.rank import RankConfig
+
+WorkerProcess = ray.remote(WorkerActor)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """How every rank of a group is started; `rank.rank` is filled in for each."""
+
+    rank: RankConfig
+    secret: bytes
+    group_timeout: float  # seconds a collective may take
+
+
+class ActorRank:
+    """A rank behind its actor handle."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def rendezvous(self) -> Awaitable[tuple[str, int]]:
+        return cast(Awaitable[tuple[str, int]], self.actor.rendezvous.remote())
+
+    def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]:
+        return cast(Awaitable[RankInfo], self.actor.load.remote(store))
+
+    def serve(self, num_pages: int) -> Awaitable[tuple[str, int]]:
+        return cast(Awaitable[tuple[str, int]], self.actor.serve.remote(num_pages))
+
+    def load_adapter(self, slot: int, shard: Any) -> Awaitable[None]:
+        return cast(Awaitable[None], self.actor.load_adapter.remote(slot, shard))
+
+    def clear_slot(self, slot: int, digest: str) -> Awaitable[None]:
+        return cast(Awaitable[None], self.actor.clear_slot.remote(slot, digest))
+
+
+class ActorLauncher:
+    """Launches ranks as Ray actors, one per bundle after the scheduler's own."""
+
+    def __init__(self, config: LaunchConfig, group: PlacementGroup) -> None:
+        self._config = config
+        self._group = group
+        self._actors: list[Any] = []
+        self._identities: list[ProcessIdentity] = []
+        self.secret = config.secret
+
+    async def launch(self) -> tuple[RankHandle, ...]:
+        """Make one process for each rank and return handles in rank order.
+
+        Raises:
+            RayError: if a process does not come up.
+        """
+        assert not self._actors, "the last group is still there"
+        self._actors = [self._make(rank) for rank in range(self._config.rank.tp)]
+        calls = (actor.identify.remote() for actor in self._actors)
+        self._identities = list(await asyncio.gather(*calls))
+        return tuple(ActorRank(actor) for actor in self._actors)
+
+    def _make(self, rank: int) -> Any:
+        config = replace(self._config.rank, rank=rank)
+        gpus = 1 if config.device == "cuda" else 0
+        threads = str(config.num_threads or 1)
+        return WorkerProcess.options(
+            num_cpus=0 if gpus else 1,
+            num_gpus=gpus,
+            max_restarts=0,  # one rank alone is of no use: the group is restarted as a whole
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=1 + rank
+            ),
+            # Both must be set before torch is imported: spinning thread pools starve each other.
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}},
+        ).remote(config, self._config.secret, self._config.group_timeout)
+
+    async def kill(self) -> None:
+        """End every process of the last launch, also one that no longer answers."""
+        actors, self._actors = self._actors, []
+        identities, self._identities = self._identities, []
+        for actor in actors:
+            ray.kill(actor)
+        # ray.kill asks the process itself, which a stopped one never hears.
+        await asyncio.gather(*(_kill_process(identity) for identity in identities))
+
+
+def kill_process(identity: ProcessIdentity) -> None:
+    """Kill a process of this node, unless it is gone already."""
+    if start_ticks(identity.pid) == identity.start_ticks:
+        os.kill(identity.pid, signal.SIGKILL)
+
+
+async def _kill_process(identity: ProcessIdentity) -> None:
+    if identity.node_id == ray.get_runtime_context().get_node_id():
+        kill_process(identity)
+        return
+    there = NodeAffinitySchedulingStrategy(identity.node_id, soft=False)
+    try:
+        await (
+            ray.remote(kill_process)
+            .options(num_cpus=0, scheduling_strategy=there, max_retries=0)
+            .remote(identity)
+        )
+    except RayError:
+        return  # the node is gone, and the process with it

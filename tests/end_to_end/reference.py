@@ -1,0 +1,94 @@
+"""transformers + peft in fp32: says of every token whether it is the one that must come."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.end_to_end.conftest import MODEL_DIR, adapter_dirs
+
+
+class Reference:
+    """A model, optionally with adapters, that judges greedy answers."""
+
+    def __init__(self, model_dir: Path, adapters: dict[str, Path]) -> None:
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        for index, (name, directory) in enumerate(sorted(adapters.items())):
+            if index == 0:
+                model = PeftModel.from_pretrained(model, str(directory), adapter_name=name)
+            else:
+                model.load_adapter(str(directory), adapter_name=name)
+        self._model = model.eval()
+        self._has_adapters = bool(adapters)
+        self._best: dict[tuple[str | None, tuple[int, ...], tuple[int, ...]], Any] = {}
+
+    @torch.inference_mode()
+    def logits(self, adapter: str | None, token_ids: list[int]) -> torch.Tensor:
+        ids = torch.tensor([token_ids])
+        if not self._has_adapters:
+            return self._model(ids).logits[0]
+        if adapter is None:
+            with self._model.disable_adapter():
+                return self._model(ids).logits[0]
+        self._model.set_adapter(adapter)
+        return self._model(ids).logits[0]
+
+    def wrong_tokens(
+        self, adapter: str | None, prompt: list[int], answer: list[int], dtype: str
+    ) -> list[tuple[int, int, int, float]]:
+        """Return (position, ours, right, top-2 logit gap) of the tokens that are wrong.
+
+        In bfloat16 the answer counts up to the first position whose gap is under 0.25: there both
+        tokens are right, and what follows depends on the choice. In float32 every position counts
+        whose gap is over 0.001, each judged after our own tokens before it.
+        """
+        key = (adapter, tuple(prompt), tuple(answer))
+        if key not in self._best:  # most answers come again at the next size or over HTTP
+            logits = self.logits(adapter, prompt + answer[:-1])[len(prompt) - 1 :]
+            self._best[key] = logits.topk(2)
+        best, index = self._best[key]
+        wrong = []
+        for i, ours in enumerate(answer):
+            gap = float(best[i, 0] - best[i, 1])
+            if dtype == "bfloat16" and gap < 0.25:
+                break
+            if ours != int(index[i, 0]) and gap > 0.001:
+                wrong.append((i, ours, int(index[i, 0]), gap))
+        return wrong
+
+
+@cache
+def demo_reference() -> Reference:
+    """Return the demo model with all demo adapters."""
+    return Reference(MODEL_DIR, adapter_dirs())
+
+
+@cache
+def demo_tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(MODEL_DIR)
+
+
+QUESTIONS = (
+    "Tell me the capital of France.",
+    "Name three colours of the rainbow.",
+    "How many legs does a spider have?",
+    "Write a short sentence about the sea.",
+    "What do bees make?",
+    "Who wrote Romeo and Juliet?",
+    "What is 2 + 2?",
+    "Which planet is the largest?",
+)
+
+
+def chat_prompt(text: str) -> list[int]:
+    messages = [{"role": "user", "content": text}]
+    ids = demo_tokenizer().apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+    return [int(i) for i in ids]

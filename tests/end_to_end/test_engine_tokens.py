@@ -1,0 +1,145 @@
+"""The engine's greedy tokens are those of transformers + peft, at every tensor-parallel size."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.request import BASE, Request
+from cluster.scheduling.config import SchedulerConfig
+from deploy.local_engine import LocalEngine
+from tests.end_to_end.conftest import MODEL_DIR, adapter_dirs
+from tests.end_to_end.reference import QUESTIONS, chat_prompt, demo_reference
+from worker.protocol import SamplingParams
+from worker.rank import RankConfig
+
+pytestmark = pytest.mark.model
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def make_engine(tp: int, dtype: str, **scheduler: object) -> LocalEngine:
+    rank = RankConfig(
+        model_dir=str(MODEL_DIR),
+        rank=0,
+        tp=tp,
+        dtype=dtype,  # type: ignore[arg-type]
+        kv_memory_bytes=2**28,
+        num_slots=4,
+        max_model_len=2048,
+        num_threads=1,
+    )
+    settings = {
+        "num_pages": 0,
+        "page_size": 64,
+        "num_slots": 4,
+        "max_running": 16,
+        "max_waiting": 256,
+        "token_budget": 256,
+        "max_model_len": 2048,
+        "base_digest": "demo",
+        **scheduler,
+    }
+    return LocalEngine(rank, SchedulerConfig(**settings))  # type: ignore[arg-type]
+
+
+def random_prompt(length: int) -> list[int]:
+    source = random.Random(700)
+    return [source.randrange(100, 49000) for _ in range(length)]
+
+
+@pytest.fixture(
+    params=[(1, "float32"), (2, "float32"), (3, "float32"), (4, "float32"), (1, "bfloat16")]
+    + [(2, "bfloat16"), (3, "bfloat16"), (4, "bfloat16")],
+    ids=lambda p: f"tp{p[0]}-{p[1]}",
+    scope="module",
+)
+def engine(request: pytest.FixtureRequest) -> Iterator[tuple[LocalEngine, str]]:
+    tp, dtype = request.param
+    running = make_engine(tp, dtype)
+    yield running, dtype
+    running.close()
+
+
+def test_greedy_tokens_of_base_and_adapters_are_those_of_transformers_and_peft(
+    engine: tuple[LocalEngine, str],
+) -> None:
+    running, dtype = engine
+    adapters: dict[str | None, str] = {None: BASE}
+    adapters |= {name: running.add_adapter(path) for name, path in adapter_dirs().items()}
+    prompts = [chat_prompt(text) for text in QUESTIONS] + [random_prompt(700)]
+    asked = [(name, prompt) for name in adapters for prompt in prompts]
+    answers = running.generate(
+        Request(str(i), adapters[name], tuple(prompt), GREEDY, max_tokens=40)
+        for i, (name, prompt) in enumerate(asked)
+    )
+    reference = demo_reference()
+    for (name, prompt), answer in zip(asked, answers, strict=True):
+        assert len(answer.token_ids) == 40
+        wrong = reference.wrong_tokens(name, prompt, answer.token_ids, dtype)
+        assert not wrong, f"adapter {name}, prompt {prompt[:8]}...: {wrong}"
+    running.scheduler.check()
+
+
+def test_company_chunking_and_cache_change_no_token() -> None:
+    crowd = make_engine(2, "bfloat16")
+    digests = [BASE] + [crowd.add_adapter(path) for path in adapter_dirs().values()]
+    prompts = [
+        tuple(chat_prompt(t)) + tuple(random_prompt(60 * i)) for i, t in enumerate(QUESTIONS)
+    ]
+    requests = [
+        Request(str(i), digests[i % 4], prompts[i % 8], GREEDY, max_tokens=24) for i in range(16)
+    ]
+    together = [a.token_ids for a in crowd.generate(requests)]
+    again = [a.token_ids for a in crowd.generate(requests)]  # now from the cache
+    crowd.close()
+    alone = make_engine(2, "bfloat16", prefix_cache=False, token_budget=2048)
+    for path in adapter_dirs().values():
+        alone.add_adapter(path)
+    one_by_one = [alone.generate([request])[0].token_ids for request in requests]
+    alone.close()
+    assert together == one_by_one
+    assert again == one_by_one
+
+
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])
+def test_other_architectures_agree_with_transformers_at_every_size(
+    kind: str, tmp_path: Path
+) -> None:
+    from tests.end_to_end.tiny_models import make_tiny_model
+
+    make_tiny_model(kind, tmp_path)
+    from tests.end_to_end.reference import Reference
+
+    reference = Reference(tmp_path, {})
+    prompts = [[5, 9, 2, 77, 31], random_prompt(90)]
+    prompts[1] = [token % 256 for token in prompts[1]]
+    for tp in (1, 2, 3, 4):
+        rank = RankConfig(
+            model_dir=str(tmp_path),
+            rank=0,
+            tp=tp,
+            dtype="float32",
+            page_size=16,
+            kv_memory_bytes=2**22,
+            num_slots=1,
+            max_model_len=256,
+            num_threads=1,
+        )
+        scheduler = SchedulerConfig(
+            num_pages=0,
+            page_size=16,
+            num_slots=1,
+            max_running=4,
+            max_waiting=8,
+            token_budget=32,
+            max_model_len=256,
+            base_digest=kind,
+        )
+        running = LocalEngine(rank, scheduler)
+        answers = running.generate(
+            Request(str(i), BASE, tuple(p), GREEDY, max_tokens=20) for i, p in enumerate(prompts)
+        )
+        running.close()
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert not reference.wrong_tokens(None, prompt, answer.token_ids, "float32")

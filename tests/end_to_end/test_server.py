@@ -1,0 +1,253 @@
+"""A served model as its users meet it: real processes, real clients, two ranks."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from safetensors.numpy import save_file
+
+from tests.end_to_end.conftest import Server, adapter_dirs
+from tests.end_to_end.reference import QUESTIONS, chat_prompt, demo_reference
+from tests.end_to_end.test_engine_tokens import random_prompt
+
+pytestmark = [pytest.mark.model, pytest.mark.ray]
+MODELS = ["smollm2", *adapter_dirs()]
+
+
+def complete(server: Server, model: str, prompt: list[int], n: int, **extra: Any) -> dict[str, Any]:
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": n,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **extra,
+    }
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+    assert reply.status_code == 200, reply.text
+    result: dict[str, Any] = reply.json()
+    return result
+
+
+def tokens(answer: dict[str, Any]) -> list[int]:
+    ids: list[int] = answer["choices"][0]["token_ids"]
+    return ids
+
+
+def cached(answer: dict[str, Any]) -> int:
+    count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
+def test_greedy_tokens_over_http_are_those_of_transformers_and_peft(server: Server) -> None:
+    prompts = [chat_prompt(text) for text in QUESTIONS] + [random_prompt(700)]
+    asked = [(model, prompt) for model in MODELS for prompt in prompts]
+    with ThreadPoolExecutor(12) as clients:
+        answers = list(clients.map(lambda a: tokens(complete(server, a[0], a[1], 40)), asked))
+    for (model, prompt), answer in zip(asked, answers, strict=True):
+        adapter = None if model == "smollm2" else model
+        assert not demo_reference().wrong_tokens(adapter, prompt, answer, "bfloat16")
+
+
+def test_sixteen_at_once_get_what_each_gets_alone(server: Server) -> None:
+    prompts = [chat_prompt(t) + random_prompt(50 * i) for i, t in enumerate(QUESTIONS)]
+    asked = [(MODELS[i % 4], prompts[i % 8]) for i in range(16)]
+    alone = [
+        tokens(complete(server, model, prompt, 24, cache_salt=f"alone-{i}"))
+        for i, (model, prompt) in enumerate(asked)
+    ]
+    with ThreadPoolExecutor(16) as clients:
+        together = list(clients.map(lambda a: tokens(complete(server, a[0], a[1], 24)), asked))
+    assert together == alone
+
+
+def test_a_shared_prompt_is_found_under_its_own_adapter_only(server: Server) -> None:
+    shared = random_prompt(1100)[76:]
+    assert len(shared) == 1024
+    first = complete(server, MODELS[1], [*shared, 500, 501], 4)
+    second = complete(server, MODELS[1], [*shared, 600, 601], 4)
+    assert cached(first) == 0
+    assert cached(second) >= 960
+    for other in (MODELS[0], *MODELS[2:]):
+        assert cached(complete(server, other, [*shared, 700, 701], 4)) == 0
+
+
+def test_the_openai_package_chats_completes_streams_and_lists(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    listed = {model.id: model.model_dump() for model in client.models.list()}
+    assert set(listed) == set(MODELS)
+    assert listed[MODELS[1]]["parent"] == "smollm2"
+    messages: Any = [{"role": "user", "content": QUESTIONS[0]}]
+    whole = client.chat.completions.create(
+        model="smollm2", messages=messages, temperature=0, max_tokens=24
+    )
+    assert "Paris" in (whole.choices[0].message.content or "")
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    chunks = list(
+        client.chat.completions.create(
+            model="smollm2",
+            messages=messages,
+            temperature=0,
+            max_tokens=24,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    done = client.completions.create(model=MODELS[1], prompt="Once upon a", max_tokens=8, seed=3)
+    same = client.completions.create(model=MODELS[1], prompt="Once upon a", max_tokens=8, seed=3)
+    assert done.choices[0].text == same.choices[0].text
+    parts = client.completions.create(
+        model=MODELS[1], prompt="Once upon a", max_tokens=8, seed=3, stream=True
+    )
+    assert "".join(p.choices[0].text for p in parts) == done.choices[0].text
+
+
+def test_mistakes_arrive_as_the_openai_packages_exceptions(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        client.completions.create(model="nobody", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model="smollm2", prompt="x", temperature=9)
+    with pytest.raises(openai.BadRequestError, match="8192"):
+        client.completions.create(model="smollm2", prompt=[5] * 9000)
+    with pytest.raises(openai.BadRequestError, match="suffix"):
+        client.completions.create(model="smollm2", prompt="x", suffix="y")
+    broken = httpx.post(f"{server.url}/v1/completions", content=b'{"model": "smollm2", ')
+    assert broken.status_code == 400
+    assert broken.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_client_that_leaves_frees_what_it_held(server: Server) -> None:
+    body = {"model": "smollm2", "prompt": "Count:", "max_tokens": 2000, "ignore_eos": True}
+    with (
+        server.client() as client,
+        client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply,
+    ):
+        next(reply.iter_lines())
+        assert server.metric("topwork_requests_running") == 1
+    wait_for(lambda: server.metric("topwork_requests_running") == 0)
+    wait_for(lambda: server.metric("topwork_kv_blocks_held") == 0)
+
+
+def wait_for(condition: Any, seconds: float = 20.0) -> None:
+    """Wait for something that must come by itself."""
+    gate = threading.Event()
+    for _ in range(int(seconds / 0.1)):
+        if condition():
+            return
+        gate.wait(0.1)
+    raise AssertionError("it did not come")
+
+
+def spoil(kind: str, source: Path, target: Path) -> None:
+    """Copy an adapter with one fault."""
+    target.mkdir()
+    config = json.loads((source / "adapter_config.json").read_text())
+    # The demo adapters are bf16, which numpy cannot hold: a float32 copy is as good here.
+    tensors = as_float32(source / "adapter_model.safetensors")
+    keys = sorted(tensors)
+    a_key = next(k for k in keys if "lora_A" in k)
+    match kind:
+        case "shape":
+            tensors[a_key] = tensors[a_key][:, :-8].copy()
+        case "module":
+            tensors[a_key.replace("self_attn", "cross_attn")] = tensors.pop(a_key)
+        case "layer":
+            tensors[a_key.replace("layers.0.", "layers.99.")] = tensors.pop(a_key)
+        case "rank":
+            config["r"] += 1
+        case "missing B":
+            del tensors[a_key.replace("lora_A", "lora_B")]
+        case "nan":
+            tensors[a_key][0, 0] = np.nan
+        case "dora":
+            config["use_dora"] = True
+        case "huge":
+            config["r"] = 4096
+    (target / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, target / "adapter_model.safetensors")
+    if kind == "truncated":
+        whole = (target / "adapter_model.safetensors").read_bytes()
+        (target / "adapter_model.safetensors").write_bytes(whole[: len(whole) // 2])
+    if kind == "no weights":
+        (target / "adapter_model.safetensors").unlink()
+    if kind == "no config":
+        (target / "adapter_config.json").unlink()
+
+
+def as_float32(file: Path) -> dict[str, Any]:
+    import torch
+    from safetensors.torch import load_file as load_torch
+
+    return {name: t.to(torch.float32).numpy().copy() for name, t in load_torch(file).items()}
+
+
+FAULTS = {
+    "truncated": "",
+    "no weights": "adapter_model.safetensors",
+    "no config": "adapter_config.json",
+    "shape": "lora_A",
+    "module": "cross_attn",
+    "layer": "layers.99",
+    "rank": "lora_",
+    "missing B": "lora_B",
+    "nan": "lora_A",
+    "dora": "use_dora",
+    "huge": "4096",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_adapter_is_refused_with_the_key_and_disturbs_nobody(
+    server: Server, tmp_path: Path, fault: str
+) -> None:
+    source = adapter_dirs()[MODELS[1]]
+    spoil(fault, source, tmp_path / "bad")
+    before = [tokens(complete(server, model, chat_prompt(QUESTIONS[0]), 8)) for model in MODELS[:2]]
+    reply = httpx.post(
+        f"{server.url}/v1/load_lora_adapter",
+        json={"lora_name": "bad", "lora_path": str(tmp_path / "bad")},
+    )
+    assert reply.status_code == 400, reply.text
+    assert FAULTS[fault] in reply.json()["error"]["message"]
+    after = [tokens(complete(server, model, chat_prompt(QUESTIONS[0]), 8)) for model in MODELS[:2]]
+    assert before == after
+
+
+def test_an_adapter_loads_unloads_and_comes_back_warm(server: Server) -> None:
+    source = adapter_dirs()[MODELS[1]]
+    prompt = random_prompt(200)
+
+    def call(route: str, **body: object) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/{route}", json=body)
+
+    name = {"lora_name": "copy"}
+    assert call("load_lora_adapter", **name, lora_path=str(source)).status_code == 200
+    assert call("load_lora_adapter", **name, lora_path=str(source)).status_code == 400
+    copy = complete(server, "copy", prompt, 8)
+    assert tokens(copy) == tokens(complete(server, MODELS[1], prompt, 8))
+    assert call("unload_lora_adapter", **name).status_code == 200
+    assert call("unload_lora_adapter", **name).status_code == 404
+    with pytest.raises(AssertionError, match="copy"):
+        complete(server, "copy", prompt, 8)
+    listed = httpx.get(f"{server.url}/v1/adapters").json()
+    assert "copy" not in json.dumps(listed)
+
+
+def test_health_metrics_and_version_answer(server: Server) -> None:
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert "version" in httpx.get(f"{server.url}/version").json()
+    assert server.metric("topwork_generation_tokens_total") > 0
