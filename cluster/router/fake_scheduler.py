@@ -33,7 +33,7 @@ SECRET = b"a secret among fakes"
 class Script:
     """What becomes of one request, a token in each step."""
 
-    tokens: tuple[int, ...] | None = None  # None: drawn from a hash of request and position
+    tokens: tuple[int, ...] | None = None  # None: drawn from a hash of prompt and position
     error: ErrorInfo | None = None  # instead of the token after `tokens`, or of the first one
     dies_after: int | None = None  # tokens, then the connection breaks
     is_silent: bool = False  # no token ever
@@ -41,9 +41,15 @@ class Script:
 
 
 def hashed_token(request: Request, position: int, vocab_size: int) -> int:
-    """Return the token at a position of the answer: the same for the same request, always."""
-    key = repr((request.adapter, request.token_ids, request.sampling.seed, position)).encode()
-    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") % vocab_size
+    """Return the token at a position of the answer: the same for the same prompt, always.
+
+    It is never one that stops, and the seed, which a router may have drawn, has no part in it:
+    an unscripted answer ends where its request says and nowhere else.
+    """
+    key = repr((request.adapter, request.token_ids, position)).encode()
+    drawn = int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+    tokens = [token for token in range(vocab_size) if token not in request.stop_token_ids]
+    return tokens[drawn % len(tokens)]
 
 
 class _Running:
