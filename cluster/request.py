@@ -21,6 +21,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     max_tokens: int  # at least 1
     stop_token_ids: tuple[int, ...] = ()  # end the answer; the router adds the model's eos ids
     cache_salt: str = ""  # requests with different salts never share a prefix
+    priority: int = 0  # smaller goes first; among equals, fairness or else arrival decides
+    tenant: str = ""  # whose request it is, for fairness; "": nobody's in particular
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):

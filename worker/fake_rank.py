@@ -107,6 +107,7 @@ class FakeRank:
             pid=os.getpid(),
             node_id="",
             max_pages=max_pages,
+            max_host_pages=0,
             page_bytes=1,
             weight_bytes=0,
             device="fake",

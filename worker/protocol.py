@@ -5,6 +5,7 @@ Knows nothing of tensors, Ray or sockets, so that the control plane can import i
 """
 
 from hashlib import blake2b
+from typing import Literal
 
 import msgspec
 
@@ -48,8 +49,8 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
     slot: int | None  # adapter slot; None: the base model
     sampling: SamplingParams
     num_prompt_tokens: int  # positions from here on hold output tokens
-    pages: tuple[int, ...]  # pages [0, num_cached_tokens / page_size), matched in the prefix cache
-    num_cached_tokens: int  # positions whose K/V those pages hold already
+    pages: tuple[int, ...]  # just enough for num_cached_tokens; full ones are shared, read only
+    num_cached_tokens: int  # positions whose K/V those pages hold once the plan's copies are done
     history: tuple[int, ...]  # tokens [0, num_cached_tokens) if sampling.needs_history, else empty
 
 
@@ -63,16 +64,32 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     samples: bool  # draw the token at position start + len(token_ids)
 
 
+class PageCopy(msgspec.Struct, frozen=True, array_like=True):
+    """The K/V of one page of all layers, moved between or within tiers before the chunks run.
+
+    "save" copies a device page to a host page, "restore" a host page to a device page, "fork" a
+    device page to another one: of that, the first `num_positions` positions, and zeros behind them.
+    """
+
+    kind: Literal["save", "restore", "fork"]
+    source: int
+    target: int
+    num_positions: int  # page_size unless a fork
+
+
 class Plan(msgspec.Struct, frozen=True, array_like=True):
     """What every rank must do in one step. Equal bytes mean equal work on every rank.
 
-    Order of effect: `ends` drop rank state, `starts` create it, then all `chunks` run as one batch.
+    Order of effect: `ends` drop rank state, `starts` create it, `copies` are made one after the
+    other, the new pages of `chunks` are cleared, then all `chunks`, maybe none, run as one batch.
+    A page may be a target and later a source, or be saved and then given out, in one plan.
     """
 
     step: int  # 1, 2, 3, ... in the life of a group of ranks
     ends: tuple[int, ...]  # sequences that finished, were aborted or were retracted
     starts: tuple[SequenceStart, ...]
     chunks: tuple[Chunk, ...]
+    copies: tuple[PageCopy, ...] = ()
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
@@ -110,6 +127,7 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True):
     pid: int
     node_id: str  # "" without Ray
     max_pages: int  # KV pages that fit this rank's memory budget
+    max_host_pages: int  # KV pages that fit its budget of host memory; 0: no host tier
     page_bytes: int
     weight_bytes: int
     device: str

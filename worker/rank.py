@@ -103,6 +103,7 @@ class Rank:
             pid=os.getpid(),
             node_id="",
             max_pages=config.kv_memory_bytes // page_bytes,
+            max_host_pages=0,
             page_bytes=page_bytes,
             weight_bytes=self._model.num_bytes,
             device=config.device,
