@@ -45,8 +45,8 @@ class Answer:
 class LocalEngine:
     """Serves requests one step at a time.
 
-    `rank` and `scheduler` configure both sides; the number of pages comes from the memory budget
-    of `rank`, unless `scheduler.num_pages` asks for fewer.
+    `rank` and `scheduler` configure both sides; the numbers of pages come from the memory budgets
+    of `rank`, unless `scheduler` asks for fewer.
     """
 
     def __init__(
@@ -63,11 +63,13 @@ class LocalEngine:
         ]
         self._threads = ThreadPoolExecutor(rank.tp, thread_name_prefix="rank")
         infos = list(self._threads.map(Rank.load, self._ranks))
-        fitting = min(info.max_pages for info in infos)
-        num_pages = min(scheduler.num_pages, fitting) if scheduler.num_pages else fitting
+        num_pages = _at_most(scheduler.num_pages, min(i.max_pages for i in infos))
+        num_host_pages = _at_most(scheduler.num_host_pages, min(i.max_host_pages for i in infos))
         for one in self._ranks:
-            one.allocate(num_pages)
-        self.scheduler = Scheduler(replace(scheduler, num_pages=num_pages))
+            one.allocate(num_pages, num_host_pages)
+        self.scheduler = Scheduler(
+            replace(scheduler, num_pages=num_pages, num_host_pages=num_host_pages)
+        )
         self._digest = GENESIS
         self._shards: dict[str, tuple[AdapterShard, ...]] = {}
         self._answers: dict[int, Answer] = {}
@@ -124,3 +126,8 @@ class LocalEngine:
         output: StepOutput | None = replies[0].output
         assert output is not None, "rank 0 answers every plan"
         return output
+
+
+def _at_most(asked: int, fitting: int) -> int:
+    """Return the number of pages to make; asked for 0, as many as fit."""
+    return min(asked, fitting) if asked else fitting

@@ -10,10 +10,6 @@ from typing import Protocol
 from torch import Tensor
 
 
-class GroupBroken(Exception):
-    """Another rank of the group failed, left or did not come in time."""
-
-
 class Communicator(Protocol):
     """One rank's place in a group. Every rank must make the same calls in the same order."""
 

@@ -1,8 +1,9 @@
 """A rank without a model: its tokens are a hash of what a model's would depend on.
 
-Owns a picture of every page: for each position, which adapter and which tokens up to there made its
-K and V. A plan that would read anything else on a real rank, another adapter's page, a page out of
-order, a page given away too early, fails an assertion here. Knows nothing of tensors.
+Owns the sequences, and a picture of every page: for each position, which adapter and which tokens
+up to there made its K and V. A plan that would read anything else on a real rank, another adapter's
+page, a page out of order, a page given away or copied over too early, fails an assertion here.
+Knows nothing of tensors.
 """
 
 import os
@@ -10,9 +11,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from worker.adapter_shard import AdapterShard
+from worker.fake_pages import Entry, FakePages
 from worker.protocol import (
     GENESIS,
     Chunk,
+    PageCopy,
     Plan,
     RankInfo,
     SampledToken,
@@ -69,21 +72,13 @@ def fake_continuation(
     return tuple(drawn)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """One position of a page."""
-
-    token_id: int
-    content: bytes  # hash of the adapter and of all tokens up to and including this one
-
-
 @dataclass(slots=True)
 class _Sequence:
     slot: int | None
     adapter: str | None  # digest; None: the base model
     sampling: SamplingParams
     pages: list[int]
-    owned: set[int]  # pages it was given to write
+    owned: set[int]  # pages it was given to write, or starts within
     tokens: list[int]
     content: bytes
 
@@ -95,27 +90,29 @@ class FakeRank:
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._slots: list[str | None] = [None] * num_slots
-        self._pages: list[list[_Entry | None]] = []
+        self._pages = FakePages(page_size=page_size, num_pages=0, num_host_pages=0)
         self._sequences: dict[int, _Sequence] = {}
         self._digest = GENESIS
         self._last_step = 0
 
-    def load(self, max_pages: int = 1024) -> RankInfo:
+    def load(self, max_pages: int = 1024, max_host_pages: int = 0) -> RankInfo:
         """Say what a rank says after loading."""
         return RankInfo(
             rank=0,
             pid=os.getpid(),
             node_id="",
             max_pages=max_pages,
-            max_host_pages=0,
+            max_host_pages=max_host_pages,
             page_bytes=1,
             weight_bytes=0,
             device="fake",
         )
 
-    def allocate(self, num_pages: int) -> None:
-        """Make the pages."""
-        self._pages = [self._blank() for _ in range(num_pages)]
+    def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
+        """Make the pages, on the device and in host memory."""
+        self._pages = FakePages(
+            page_size=self._page_size, num_pages=num_pages, num_host_pages=num_host_pages
+        )
 
     def load_adapter(self, slot: int, adapter: AdapterShard | str) -> None:
         """Put an adapter, or only its digest, into a slot that no running sequence uses."""
@@ -140,18 +137,32 @@ class FakeRank:
         for seq_id in plan.ends:
             assert seq_id in self._sequences, f"sequence {seq_id} ends without having started"
             del self._sequences[seq_id]
+        forks = self._copy(plan.copies)
         for start in plan.starts:
-            self._start(start)
+            self._start(start, forks)
         self._give_out(plan)
         tokens = [self._run(chunk) for chunk in plan.chunks]
         sampled = tuple(token for token in tokens if token is not None)
         return StepReply(plan.step, StepOutput(plan.step, sampled))
 
-    def _start(self, start: SequenceStart) -> None:
+    def _copy(self, copies: tuple[PageCopy, ...]) -> dict[int, int]:
+        """Make the copies; return the pages that hold a fork then, and its positions in each."""
+        held = self._held()
+        for copy in copies:
+            self._pages.copy(copy, held)
+        last_by_page = {copy.target: copy for copy in copies if copy.kind != "save"}
+        return {
+            page: copy.num_positions for page, copy in last_by_page.items() if copy.kind == "fork"
+        }
+
+    def _start(self, start: SequenceStart, forks: dict[int, int]) -> None:
+        """Add a sequence and check what it starts on, once the copies of the plan are made."""
         assert start.seq_id not in self._sequences, f"sequence {start.seq_id} runs already"
-        assert start.num_cached_tokens == len(start.pages) * self._page_size, (
-            f"{len(start.pages)} pages cannot hold {start.num_cached_tokens} cached tokens"
+        num_pages = -(-start.num_cached_tokens // self._page_size)
+        assert len(start.pages) == num_pages, (
+            f"{len(start.pages)} pages for {start.num_cached_tokens} cached tokens"
         )
+        owned = self._own(start, forks)
         adapter = None
         if start.slot is not None:
             adapter = self._slots[start.slot]
@@ -164,17 +175,29 @@ class FakeRank:
             adapter=adapter,
             sampling=start.sampling,
             pages=list(start.pages),
-            owned=set(),
+            owned=owned,
             tokens=tokens,
             content=content,
         )
+
+    def _own(self, start: SequenceStart, forks: dict[int, int]) -> set[int]:
+        """Return the page that a sequence starts within, which nobody else may have."""
+        rest = start.num_cached_tokens % self._page_size
+        if rest == 0:
+            return set()
+        page = start.pages[-1]
+        where = f"sequence {start.seq_id} starts {rest} positions into page {page}"
+        assert forks.get(page) == rest, f"{where}, which was not forked for it"
+        assert page not in self._held(), f"{where}, which another one has"
+        return {page}
 
     def _read(self, start: SequenceStart, adapter: str | None) -> tuple[list[int], bytes]:
         """Return the tokens in cached pages, each checked to be what this sequence would write."""
         tokens: list[int] = []
         content = _root(adapter)
         for page in start.pages:
-            for offset, entry in enumerate(self._pages[page]):
+            num_positions = min(self._page_size, start.num_cached_tokens - len(tokens))
+            for offset, entry in enumerate(self._pages.read(page, num_positions)):
                 where = f"sequence {start.seq_id}: cached page {page} offset {offset}"
                 assert entry is not None, f"{where} was never computed"
                 content = _hash(content, entry.token_id)
@@ -186,11 +209,14 @@ class FakeRank:
         """Check that new pages are nobody's, and wipe them."""
         new_pages = [page for chunk in plan.chunks for page in chunk.new_pages]
         assert len(set(new_pages)) == len(new_pages), "a page is given out twice"
-        held = {page for sequence in self._sequences.values() for page in sequence.pages}
+        held = self._held()
         for page in new_pages:
-            assert 0 <= page < len(self._pages), f"there is no page {page}"
             assert page not in held, f"page {page} is given out while a sequence holds it"
-            self._pages[page] = self._blank()
+            self._pages.clear(page)
+
+    def _held(self) -> set[int]:
+        """Return the pages of all running sequences."""
+        return {page for sequence in self._sequences.values() for page in sequence.pages}
 
     def _run(self, chunk: Chunk) -> SampledToken | None:
         """Write a chunk's positions and draw its token."""
@@ -209,14 +235,11 @@ class FakeRank:
             assert page in sequence.owned, f"sequence {chunk.seq_id} writes shared page {page}"
             sequence.content = _hash(sequence.content, token_id)
             sequence.tokens.append(token_id)
-            self._pages[page][offset] = _Entry(token_id, sequence.content)
+            self._pages.write(page, offset, Entry(token_id, sequence.content))
         if not chunk.samples:
             return None
         token = _draw(sequence.content, sequence.sampling, self._vocab_size)
         return SampledToken(chunk.seq_id, token.token_id, token.logprob, token.top_logprobs)
-
-    def _blank(self) -> list[_Entry | None]:
-        return [None] * self._page_size
 
     def _check_unused(self, slot: int) -> None:
         users = [i for i, sequence in self._sequences.items() if sequence.slot == slot]

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
-from worker.communicator import Communicator, GroupBroken, SingleRank, sum_in_order
+from worker.communicator import Communicator, SingleRank, sum_in_order
+from worker.protocol import GroupBroken
 from worker.socket_group import SocketGroup
 from worker.thread_group import ThreadGroup
 

@@ -2,6 +2,7 @@
 
 Owns the wire form of a plan and the rolling digest that ties each plan to all plans before it.
 Knows nothing of tensors, Ray or sockets, so that the control plane can import it without torch.
+Messages are acyclic and frozen, so the garbage collector need not look at them (gc=False).
 """
 
 from hashlib import blake2b
@@ -13,7 +14,7 @@ DIGEST_BYTES = 32
 GENESIS = bytes(DIGEST_BYTES)  # the digest "before step 1" of a freshly started group of ranks
 
 
-class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How the next token is drawn from the logits of one sequence; the defaults are OpenAI's.
 
     A token is a function of (logits, these parameters, seed, position): nothing else.
@@ -42,7 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
+class SequenceStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sequence that enters the running set: new, or back after a retraction."""
 
     seq_id: int
@@ -54,7 +55,7 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
     history: tuple[int, ...]  # tokens [0, num_cached_tokens) if sampling.needs_history, else empty
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
+class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Positions [start, start + len(token_ids)) of one running sequence, computed in this step."""
 
     seq_id: int
@@ -64,7 +65,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     samples: bool  # draw the token at position start + len(token_ids)
 
 
-class PageCopy(msgspec.Struct, frozen=True, array_like=True):
+class PageCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The K/V of one page of all layers, moved between or within tiers before the chunks run.
 
     "save" copies a device page to a host page, "restore" a host page to a device page, "fork" a
@@ -77,7 +78,7 @@ class PageCopy(msgspec.Struct, frozen=True, array_like=True):
     num_positions: int  # page_size unless a fork
 
 
-class Plan(msgspec.Struct, frozen=True, array_like=True):
+class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What every rank must do in one step. Equal bytes mean equal work on every rank.
 
     Order of effect: `ends` drop rank state, `starts` create it, `copies` are made one after the
@@ -92,7 +93,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     copies: tuple[PageCopy, ...] = ()
 
 
-class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The token drawn for one sequence; log-probabilities are of the unmodified logits."""
 
     seq_id: int
@@ -101,7 +102,7 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), best first
 
 
-class StepOutput(msgspec.Struct, frozen=True, array_like=True):
+class StepOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What rank 0 answers: one token for each chunk that samples, in plan order.
 
     `failed` names the sequences whose logits were not finite; they have no token.
@@ -112,7 +113,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
     failed: tuple[int, ...] = ()
 
 
-class StepReply(msgspec.Struct, frozen=True, array_like=True):
+class StepReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A rank's answer to one plan frame; `output` only from rank 0, `error` if the step failed."""
 
     step: int
@@ -120,7 +121,7 @@ class StepReply(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
 
 
-class RankInfo(msgspec.Struct, frozen=True, array_like=True):
+class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a rank says of itself after loading its weights."""
 
     rank: int
@@ -143,6 +144,10 @@ class PlanMismatch(Exception):
 
     def __str__(self) -> str:
         return f"plan of step {self.step} refused: {self.reason}"
+
+
+class GroupBroken(Exception):
+    """Another rank of the group failed, left or did not come in time."""
 
 
 _plan_encoder = msgspec.msgpack.Encoder()

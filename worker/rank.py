@@ -39,6 +39,7 @@ class RankConfig:
     device: str = "cpu"
     page_size: int = 64  # positions
     kv_memory_bytes: int
+    kv_host_memory_bytes: int = 0  # for pages that the device has no room for; 0: none
     num_slots: int
     max_model_len: int  # positions that one sequence may have
     num_threads: int | None  # compute threads of this process; None: torch's own choice
@@ -103,18 +104,19 @@ class Rank:
             pid=os.getpid(),
             node_id="",
             max_pages=config.kv_memory_bytes // page_bytes,
-            max_host_pages=0,
+            max_host_pages=config.kv_host_memory_bytes // page_bytes,
             page_bytes=page_bytes,
             weight_bytes=self._model.num_bytes,
             device=config.device,
         )
 
-    def allocate(self, num_pages: int) -> None:
-        """Make the KV pages; the same number on every rank."""
+    def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
+        """Make the KV pages, on the device and in host memory; as many on every rank."""
         config = self._config
         self._cache = KVCache(
             num_layers=self._model_config.num_layers,
             num_pages=num_pages,
+            num_host_pages=num_host_pages,
             num_kv_heads=len(self._part.kv_heads),
             page_size=config.page_size,
             head_dim=self._model_config.head_dim,
@@ -122,7 +124,10 @@ class Rank:
             device=self._device,
         )
         self._table = SequenceTable(
-            page_size=config.page_size, num_pages=num_pages, max_model_len=config.max_model_len
+            page_size=config.page_size,
+            num_pages=num_pages,
+            num_host_pages=num_host_pages,
+            max_model_len=config.max_model_len,
         )
 
     def load_adapter(self, slot: int, shard: AdapterShard) -> None:
@@ -154,7 +159,9 @@ class Rank:
         return StepReply(plan.step, output if self._config.rank == 0 else None)
 
     def _run(self, plan: Plan) -> StepOutput:
-        self._cache.clear(self._table.apply(plan))
+        new_pages = self._table.apply(plan)
+        self._cache.copy(plan.copies)
+        self._cache.clear(new_pages)
         if not plan.chunks:
             return StepOutput(plan.step, ())
         batch = build_batch(plan.chunks, self._table, self._config.page_size, self._device)

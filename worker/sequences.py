@@ -1,12 +1,14 @@
 """What a rank remembers of the running sequences from one plan to the next.
 
-Owns the reading of a plan: what ends, starts and grows. Knows nothing of tensors. Every rule that
-the scheduler must keep is asserted here, before anything of a plan is computed.
+Owns the reading of a plan: what ends, starts and grows, and which copies it may ask for. Knows
+nothing of tensors. Every rule that the scheduler must keep is asserted here, before anything of a
+plan is computed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker.protocol import Plan, SamplingParams, SequenceStart
+from worker.protocol import PageCopy, Plan, SamplingParams, SequenceStart
 
 
 @dataclass(slots=True)
@@ -24,9 +26,12 @@ class RunningSequence:
 class SequenceTable:
     """The running sequences of one rank."""
 
-    def __init__(self, *, page_size: int, num_pages: int, max_model_len: int) -> None:
+    def __init__(
+        self, *, page_size: int, num_pages: int, num_host_pages: int, max_model_len: int
+    ) -> None:
         self._page_size = page_size
         self._num_pages = num_pages
+        self._num_host_pages = num_host_pages
         self._max_model_len = max_model_len
         self._by_id: dict[int, RunningSequence] = {}
 
@@ -38,8 +43,9 @@ class SequenceTable:
         for seq_id in plan.ends:
             assert seq_id in self._by_id, f"sequence {seq_id} ends without having started"
             del self._by_id[seq_id]
+        forks = self._check_copies(plan.copies)
         for start in plan.starts:
-            self._start(start)
+            self._start(start, forks)
         new_pages: list[int] = []
         grown: set[int] = set()
         for chunk in plan.chunks:
@@ -48,15 +54,55 @@ class SequenceTable:
             grown.add(chunk.seq_id)
             self._grow(self._by_id[chunk.seq_id], chunk.start, chunk.token_ids, chunk.new_pages)
             new_pages += chunk.new_pages
-        assert len(set(new_pages)) == len(new_pages), "a page is given out twice"
+        cleared = set(new_pages)
+        assert len(cleared) == len(new_pages), "a page is given out twice"
+        for start in plan.starts:
+            assert cleared.isdisjoint(start.pages), f"a page of {start.pages} is given out again"
         return new_pages
 
-    def _start(self, start: SequenceStart) -> None:
+    def _check_copies(self, copies: Sequence[PageCopy]) -> dict[int, int]:
+        """Return the pages that hold a fork once the copies are made, and its positions in each."""
+        forks: dict[int, int] = {}
+        targets: set[int] = set()
+        for copy in copies:
+            self._check_copy(copy)
+            if copy.kind == "save":
+                continue
+            targets.add(copy.target)
+            forks.pop(copy.target, None)
+            if copy.kind == "fork":
+                forks[copy.target] = copy.num_positions
+        if targets:
+            for seq_id, sequence in self._by_id.items():
+                assert targets.isdisjoint(sequence.pages), f"a copy over a page of {seq_id}"
+        return forks
+
+    def _check_copy(self, copy: PageCopy) -> None:
+        num_sources = self._num_host_pages if copy.kind == "restore" else self._num_pages
+        num_targets = self._num_host_pages if copy.kind == "save" else self._num_pages
+        assert 0 <= copy.source < num_sources, f"no such page to copy from: {copy}"
+        assert 0 <= copy.target < num_targets, f"no such page to copy to: {copy}"
+        if copy.kind == "fork":
+            assert copy.source != copy.target, f"a page is copied to itself: {copy}"
+            assert 0 < copy.num_positions <= self._page_size, f"a fork of no such size: {copy}"
+        else:
+            assert copy.num_positions == self._page_size, f"only forks copy in part: {copy}"
+
+    def _start(self, start: SequenceStart, forks: dict[int, int]) -> None:
+        """Add a sequence; one that starts within a page takes that page out of `forks`."""
         assert start.seq_id not in self._by_id, f"sequence {start.seq_id} has started already"
-        assert start.num_cached_tokens == len(start.pages) * self._page_size, (
-            f"{len(start.pages)} pages cannot hold {start.num_cached_tokens} cached tokens"
+        num_pages = -(-start.num_cached_tokens // self._page_size)
+        assert len(start.pages) == num_pages, (
+            f"{len(start.pages)} pages for {start.num_cached_tokens} cached tokens"
         )
         self._check_pages(start.pages)
+        rest = start.num_cached_tokens % self._page_size
+        if rest:  # it will write into its last page, so that must be a copy of its own
+            num_forked = forks.pop(start.pages[-1], 0)
+            assert num_forked == rest, (
+                f"sequence {start.seq_id} starts {rest} positions into page {start.pages[-1]}, "
+                f"which holds a fork of {num_forked}"
+            )
         needs_history = start.sampling.needs_history
         assert len(start.history) == (start.num_cached_tokens if needs_history else 0), (
             f"history of {len(start.history)} tokens"

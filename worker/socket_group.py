@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from worker.channel import BadFrame, ChannelClosed, accept, receive, send
-from worker.communicator import GroupBroken, sum_in_order
+from worker.communicator import sum_in_order
+from worker.protocol import GroupBroken
 
 # A rank sends a segment to all before it reads one from all, so at most two segments of a rank are
 # unread by another. Buffers for more than two mean that a send never waits for a rank that sends.

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.communicator import GroupBroken, sum_in_order
+from worker.communicator import sum_in_order
+from worker.protocol import GroupBroken
 
 
 class ThreadGroup:

@@ -12,7 +12,7 @@ import msgspec
 from ray.exceptions import RayError
 
 from worker.channel import BadFrame, Channel, ChannelClosed
-from worker.protocol import RankInfo, StepOutput, StepReply
+from worker.protocol import GroupBroken, RankInfo, StepOutput, StepReply
 
 
 class RankHandle(Protocol):
@@ -20,7 +20,7 @@ class RankHandle(Protocol):
 
     def rendezvous(self) -> Awaitable[tuple[str, int]]: ...
     def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]: ...
-    def serve(self, num_pages: int) -> Awaitable[tuple[str, int]]: ...
+    def serve(self, num_pages: int, num_host_pages: int) -> Awaitable[tuple[str, int]]: ...
     def load_adapter(self, slot: int, shard: Any) -> Awaitable[None]: ...
     def clear_slot(self, slot: int, digest: str) -> Awaitable[None]: ...
 
@@ -35,6 +35,10 @@ class RankLauncher(Protocol):
 
     async def kill(self) -> None:
         """End every process of the last launch, also one that no longer answers."""
+
+
+CAUSE_TIMEOUT = 0.5  # seconds that a rank which lost its peers waits for one of them to say why
+_SYMPTOM = GroupBroken.__name__
 
 
 class GroupFailed(Exception):
@@ -56,6 +60,7 @@ class RankGroup:
         self.infos: tuple[RankInfo, ...] = ()
         self.last_step: list[int] = []
         self.num_pages = 0
+        self.num_host_pages = 0
 
     async def start(self) -> None:
         """Bring all ranks up to the point where they take plans.
@@ -82,7 +87,10 @@ class RankGroup:
         self.infos = tuple(await asyncio.gather(*(h.load(store) for h in self._handles)))
         # All ranks must agree on the page numbers, so the smallest budget decides.
         self.num_pages = min(info.max_pages for info in self.infos)
-        addresses = await asyncio.gather(*(h.serve(self.num_pages) for h in self._handles))
+        self.num_host_pages = min(info.max_host_pages for info in self.infos)
+        addresses = await asyncio.gather(
+            *(h.serve(self.num_pages, self.num_host_pages) for h in self._handles)
+        )
         for address in addresses:
             self._channels.append(await Channel.connect(address, self._launcher.secret))
 
@@ -159,7 +167,10 @@ class RankGroup:
             while True:
                 reply = decoder.decode(await channel.receive())
                 if reply.error is not None:
-                    self._fail(f"rank {rank} failed in step {reply.step}: {reply.error}")
+                    reason = f"rank {rank} failed in step {reply.step}: {reply.error}"
+                    if reply.error.startswith(_SYMPTOM):
+                        await asyncio.sleep(CAUSE_TIMEOUT)
+                    self._fail(reason)
                     return
                 self._replies.put_nowait((rank, reply))
         except (ChannelClosed, BadFrame, msgspec.DecodeError) as error:

@@ -47,8 +47,9 @@ class ActorRank:
     def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]:
         return cast(Awaitable[RankInfo], self.actor.load.remote(store))
 
-    def serve(self, num_pages: int) -> Awaitable[tuple[str, int]]:
-        return cast(Awaitable[tuple[str, int]], self.actor.serve.remote(num_pages))
+    def serve(self, num_pages: int, num_host_pages: int) -> Awaitable[tuple[str, int]]:
+        call = self.actor.serve.remote(num_pages, num_host_pages)
+        return cast(Awaitable[tuple[str, int]], call)
 
     def load_adapter(self, slot: int, shard: Any) -> Awaitable[None]:
         return cast(Awaitable[None], self.actor.load_adapter.remote(slot, shard))

@@ -1,7 +1,7 @@
 """A group of ranks in threads, driven by plans that a test writes or that `generate` writes."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,16 +12,18 @@ from torch import Tensor
 
 from worker.adapter_shard import AdapterShard, LoraEntry
 from worker.model_reader import read_model_config
-from worker.parallel import SingleRank, ThreadGroup
+from worker.parallel import Communicator, SingleRank, ThreadGroup
 from worker.partition import Partition, partition
 from worker.protocol import (
     GENESIS,
     Chunk,
+    PageCopy,
     Plan,
     SampledToken,
     SamplingParams,
     SequenceStart,
     StepOutput,
+    StepReply,
     encode_plan,
 )
 from worker.rank import Rank, RankConfig
@@ -55,10 +57,13 @@ class RankGroup:
         tp: int = 1,
         dtype: Literal["bfloat16", "float32"] = "float32",
         num_pages: int = 64,
+        num_host_pages: int = 16,
         num_slots: int = 4,
+        places: Sequence[Communicator] | None = None,
     ) -> None:
         self.config = read_model_config(path)
-        places = ThreadGroup(tp, timeout=20.0).communicators() if tp > 1 else (SingleRank(),)
+        if places is None:
+            places = ThreadGroup(tp, timeout=20.0).communicators() if tp > 1 else (SingleRank(),)
         self.ranks = [
             Rank(
                 RankConfig(
@@ -68,6 +73,7 @@ class RankGroup:
                     dtype=dtype,
                     page_size=PAGE,
                     kv_memory_bytes=1 << 24,
+                    kv_host_memory_bytes=1 << 23,
                     num_slots=num_slots,
                     max_model_len=256,
                     num_threads=None,
@@ -79,7 +85,7 @@ class RankGroup:
         self._threads = ThreadPoolExecutor(tp)
         self.infos = list(self._threads.map(Rank.load, self.ranks))
         for rank in self.ranks:
-            rank.allocate(num_pages)
+            rank.allocate(num_pages, num_host_pages)
         self.digest = GENESIS
         self.last_step = 0
         # Pages are dealt from the middle, so that no page number equals its place in a table.
@@ -94,16 +100,35 @@ class RankGroup:
         chunks: Sequence[Chunk] = (),
         starts: Sequence[SequenceStart] = (),
         ends: Sequence[int] = (),
+        copies: Sequence[PageCopy] = (),
     ) -> StepOutput:
         """Run one plan on every rank and return rank 0's answer."""
-        plan = Plan(self.last_step + 1, tuple(ends), tuple(starts), tuple(chunks))
-        frame, self.digest = encode_plan(plan, self.digest)
-        self.last_step += 1
+        frame = self.frame(chunks, starts, ends, copies)
         replies = list(self._threads.map(lambda rank: rank.step(frame), self.ranks))
         assert all(reply.output is None for reply in replies[1:])
         output = replies[0].output
         assert output is not None
         return output
+
+    def frame(
+        self,
+        chunks: Sequence[Chunk] = (),
+        starts: Sequence[SequenceStart] = (),
+        ends: Sequence[int] = (),
+        copies: Sequence[PageCopy] = (),
+    ) -> bytes:
+        """Return the frame of the next plan without sending it to anyone."""
+        self.last_step += 1
+        plan = Plan(self.last_step, tuple(ends), tuple(starts), tuple(chunks), tuple(copies))
+        frame, self.digest = encode_plan(plan, self.digest)
+        return frame
+
+    def send(self, frames: Sequence[bytes]) -> list[Future[StepReply]]:
+        """Give each rank a frame of its own, all at once."""
+        return [
+            self._threads.submit(rank.step, frame)
+            for rank, frame in zip(self.ranks, frames, strict=True)
+        ]
 
     def load_adapter(self, slot: int, adapter: "TinyAdapter") -> None:
         tp = len(self.ranks)

@@ -5,7 +5,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from worker.parallel import Communicator, GroupBroken, TorchGroup, join_group
+from worker.parallel import Communicator, TorchGroup, join_group
+from worker.protocol import GroupBroken
 
 WIDTHS = (3, 2, 2)
 

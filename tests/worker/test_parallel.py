@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.worker.group_member import WIDTHS, part_of, run_member
-from worker.parallel import GroupBroken, SingleRank, ThreadGroup, join_group
+from worker.parallel import SingleRank, ThreadGroup, join_group
+from worker.protocol import GroupBroken
 
 
 def in_order(size: int, dtype: torch.dtype, num_rows: int = 5) -> torch.Tensor:

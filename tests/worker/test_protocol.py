@@ -5,6 +5,7 @@ import pytest
 from worker.protocol import (
     GENESIS,
     Chunk,
+    PageCopy,
     Plan,
     PlanMismatch,
     SamplingParams,
@@ -17,7 +18,8 @@ from worker.protocol import (
 def plan(step: int) -> Plan:
     sampling = SamplingParams(logit_bias=((3, -1.5),), seed=2**64 - 1, num_logprobs=0)
     start = SequenceStart(7, None, sampling, 2, (4, 1), 128, (1, 2))
-    return Plan(step, (5,), (start,), (Chunk(7, 128, (9, 8), (3,), True),))
+    copies = (PageCopy("save", 3, 0, 64), PageCopy("restore", 1, 4, 64), PageCopy("fork", 4, 1, 9))
+    return Plan(step, (5,), (start,), (Chunk(7, 128, (9, 8), (3,), True),), copies)
 
 
 def test_a_plan_comes_back_as_it_was_sent():
@@ -30,13 +32,20 @@ def test_equal_plans_have_equal_bytes_and_another_parent_another_digest():
     assert encode_plan(plan(1), GENESIS)[1] != encode_plan(plan(1), b"x" * 32)[1]
 
 
-def test_a_changed_byte_is_noticed():
+def test_a_changed_bit_is_noticed_wherever_it_is():
     frame, _ = encode_plan(plan(1), GENESIS)
-    for index in range(len(frame)):
+    for index in range(8 * len(frame)):
         changed = bytearray(frame)
-        changed[index] ^= 1
+        changed[index // 8] ^= 1 << index % 8
         with pytest.raises(PlanMismatch, match="step 1"):
             decode_plan(bytes(changed), GENESIS, 1)
+
+
+def test_a_plan_that_was_cut_short_or_has_something_behind_it_is_noticed():
+    frame, _ = encode_plan(plan(1), GENESIS)
+    for changed in (frame[:-1], frame[:32], frame[:31], b"", frame + b"\0", frame * 2):
+        with pytest.raises(PlanMismatch, match="step 1"):
+            decode_plan(changed, GENESIS, 1)
 
 
 def test_a_plan_out_of_turn_is_noticed():

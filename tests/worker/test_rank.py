@@ -108,7 +108,9 @@ def test_one_rank_that_refuses_a_plan_frees_the_others(tiny_model, start_group):
         ([start(1)], [Chunk(1, 0, (5,), (0,), True)] * 2, "two chunks"),
         ([start(1), start(1)], [], "started already"),
         ([start(1, slot=2)], [Chunk(1, 0, (5,), (0,), True)], "slot 2 is empty"),
-        ([start(1, pages=(0,), num_cached_tokens=3)], [], "cannot hold 3 cached tokens"),
+        ([start(1, pages=(0,), num_cached_tokens=17)], [], "1 pages for 17 cached tokens"),
+        ([start(1, pages=(0,), num_cached_tokens=3)], [], "3 positions into page 0, which holds"),
+        ([start(1, pages=(0,), num_cached_tokens=16)], [Chunk(1, 16, (5,), (0,), True)], "again"),
     ],
 )
 def test_a_plan_that_breaks_a_rule_is_refused(tiny_model, start_group, starts, chunks, complaint):
@@ -199,6 +201,7 @@ def test_a_rank_says_how_many_pages_fit_its_memory(tiny_model, start_group):
         # K and V, 2 layers, 1 of 3 KV heads, 16 positions of 8 float32
         assert info.page_bytes == 2 * 2 * 1 * 16 * 8 * 4
         assert info.max_pages == (1 << 24) // info.page_bytes
+        assert info.max_host_pages == (1 << 23) // info.page_bytes
     whole = start_group(tiny_model("llama").path).infos[0]
     assert whole.weight_bytes > 2 * group.infos[0].weight_bytes
 
