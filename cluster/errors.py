@@ -9,7 +9,8 @@
     ├── Conflict              409  the adapter is in a state that forbids the call
     ├── Overloaded            429  a queue limit is reached; Retry-After tells when to come back
     ├── Internal              500  our fault, with what is known
-    └── Unavailable           503  the ranks are down or starting; Retry-After tells when
+    ├── Unavailable           503  the ranks are down or starting; Retry-After tells when
+    └── DeadlineExceeded      504  the request has taken longer than it may
 
 All arguments reach `super().__init__`, so that every error keeps its type when pickled.
 Knows nothing of HTTP but the numbers.
@@ -98,6 +99,13 @@ class Unavailable(TopworkError):
     kind = "service_unavailable_error"
 
 
+class DeadlineExceeded(TopworkError):
+    """A request that has taken longer than it may."""
+
+    status = 504
+    kind = "timeout_error"
+
+
 BY_NAME: dict[str, type[TopworkError]] = {
     cls.__name__: cls
     for cls in (
@@ -110,5 +118,6 @@ BY_NAME: dict[str, type[TopworkError]] = {
         Overloaded,
         Internal,
         Unavailable,
+        DeadlineExceeded,
     )
 }

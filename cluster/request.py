@@ -11,7 +11,7 @@ BASE = "base"  # the adapter that is no adapter: the base model itself
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One prompt to continue, already authenticated, validated, resolved and tokenized."""
 
     request_id: str  # unique per router connection
@@ -23,9 +23,10 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     cache_salt: str = ""  # requests with different salts never share a prefix
     priority: int = 0  # smaller goes first; among equals, fairness or else arrival decides
     tenant: str = ""  # whose request it is, for fairness; "": nobody's in particular
+    weight: int = 1  # share of the tenant's use of the adapter beside others; at least 1
 
 
-class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
+class ErrorInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A TopworkError on the wire; `name` is a key of cluster.errors.BY_NAME."""
 
     name: str
@@ -35,7 +36,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
     retry_after: int | None = None
 
 
-class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """News of one request after one step; the last one carries `finish_reason`.
 
     A stop token that ended the answer is among `token_ids`. `error` comes with finish_reason

@@ -6,7 +6,8 @@ aborts everything that was submitted over it.
 
 import msgspec
 
-from cluster.request import Request, TokenEvent
+from cluster.kv_events import KvEventBatch
+from cluster.request import ErrorInfo, Request, TokenEvent
 
 
 class SchedulerAddress(msgspec.Struct, frozen=True):
@@ -19,9 +20,12 @@ class SchedulerAddress(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Router: run this request; its events come back under its request_id."""
+    """Router: run the choices of one prompt, all or none; events come back by request_id.
 
-    request: Request
+    They have the same prompt, adapter and salt. An error that keeps them out comes for each.
+    """
+
+    requests: tuple[Request, ...]
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -43,6 +47,24 @@ class StatusCall(msgspec.Struct, frozen=True, tag=True):
     call_id: int
 
 
+class FollowKvEvents(msgspec.Struct, frozen=True, tag=True):
+    """Router: tell me what the prefix cache holds, then every change to it."""
+
+    call_id: int
+
+
+class KvEventsTaken(msgspec.Struct, frozen=True, tag=True):
+    """Router: the reader of this call has taken one more batch; a few may be on their way."""
+
+    call_id: int
+
+
+class UnfollowKvEvents(msgspec.Struct, frozen=True, tag=True):
+    """Router: no more batches for this call."""
+
+    call_id: int
+
+
 class Events(msgspec.Struct, frozen=True, tag=True):
     """Scheduler: news of this router's requests after one step."""
 
@@ -55,6 +77,25 @@ class Unloaded(msgspec.Struct, frozen=True, tag=True):
     call_id: int
     freed_pages: int
     freed_slot: int | None
+
+
+class KvEvents(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler: the next batch for a follower.
+
+    The first ones are a snapshot: AllBlocksCleared, then what is there, parents before children.
+    All of a snapshot's batches carry the number of the last batch that they include, so that the
+    first change after it has the next number.
+    """
+
+    call_id: int
+    batch: KvEventBatch
+
+
+class KvEventsEnded(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler: no more batches for this call, and why."""
+
+    call_id: int
+    error: ErrorInfo
 
 
 class RankStatus(msgspec.Struct, frozen=True):
@@ -105,10 +146,21 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     evicted_pages: int
     adapter_loads: int
     ranks: tuple[RankStatus, ...]
+    free_host_pages: int = 0
+    cached_host_pages: int = 0
+    total_host_pages: int = 0
+    saved_pages: int = 0
+    restored_pages: int = 0
+    evicted_host_pages: int = 0
+    forked_sequences: int = 0
+    longest_slot_wait: int = 0  # steps
+    slot_wait_bound: int = 0  # steps
 
 
-RouterFrame = Submit | Abort | Unload | StatusCall
-SchedulerFrame = Events | Unloaded | Status
+RouterFrame = (
+    Submit | Abort | Unload | StatusCall | FollowKvEvents | KvEventsTaken | UnfollowKvEvents
+)
+SchedulerFrame = Events | Unloaded | Status | KvEvents | KvEventsEnded
 
 _encoder = msgspec.msgpack.Encoder()
 _router_decoder: msgspec.msgpack.Decoder[RouterFrame] = msgspec.msgpack.Decoder(RouterFrame)

@@ -3,8 +3,9 @@
 from cluster.errors import InvalidRequest
 from cluster.request import BASE, Request
 from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.fair_share import Flow
 from cluster.scheduling.namespace import namespace
-from cluster.scheduling.sequence import Sequence
+from cluster.scheduling.sequence import Sequence, Status
 
 
 def refuse_impossible(config: SchedulerConfig, request: Request) -> None:
@@ -27,14 +28,41 @@ def refuse_impossible(config: SchedulerConfig, request: Request) -> None:
         )
     if request.adapter != BASE and config.num_slots == 0:
         raise InvalidRequest("this server has no adapter slots", param="model")
+    if request.weight < 1:
+        raise InvalidRequest(f"weight must be at least 1, not {request.weight}")
 
 
-def new_sequence(config: SchedulerConfig, request: Request, seq_id: int) -> Sequence:
-    """Return the waiting sequence of a request."""
+def refuse_strangers(requests: tuple[Request, ...]) -> None:
+    """Check that requests that come together are choices of one prompt.
+
+    Raises:
+        InvalidRequest: if they are none, or differ in what they would share.
+    """
+    if len(requests) == 1:
+        return  # nothing to compare, and a long prompt takes its time to hash
+    if not requests:
+        raise InvalidRequest("there is no request")
+    shared = {(r.adapter, r.cache_salt, r.token_ids, r.tenant, r.priority) for r in requests}
+    if len(shared) > 1:
+        raise InvalidRequest("choices must have the same prompt, adapter, salt and priority")
+
+
+def new_sequence(
+    config: SchedulerConfig,
+    request: Request,
+    seq_id: int,
+    flow: Flow,
+    leader: Sequence | None,
+) -> Sequence:
+    """Return the sequence of a request: it waits, or is held while `leader` computes its prompt."""
     longest = len(request.token_ids) + request.max_tokens
     return Sequence(
         seq_id=seq_id,
+        order=(request.priority, seq_id),
         request=request,
+        flow=flow,
+        leader=leader,
+        status=Status.WAITING if leader is None else Status.HELD,
         namespace=namespace(config.base_digest, request.adapter, request.cache_salt),
         page_size=config.page_size,
         token_limit=min(longest, config.token_limit),

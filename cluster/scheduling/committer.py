@@ -5,6 +5,7 @@ nothing of waiting sequences.
 """
 
 from cluster.request import TokenEvent
+from cluster.scheduling.fair_share import FairShare
 from cluster.scheduling.holdings import Holdings
 from cluster.scheduling.outcome import NOT_FINITE, failure, take_token
 from cluster.scheduling.running_set import RunningSet
@@ -17,12 +18,17 @@ class Committer:
     """Applies the outputs of steps; counts tokens."""
 
     def __init__(
-        self, holdings: Holdings, running: RunningSet, sequences: dict[int, Sequence]
+        self,
+        holdings: Holdings,
+        running: RunningSet,
+        sequences: dict[int, Sequence],
+        shares: FairShare,
     ) -> None:
         self.generated_tokens = 0
         self._holdings = holdings
         self._running = running
         self._sequences = sequences
+        self._shares = shares
         self._aborted: list[Running] = []
 
     def abort_at_commit(self, running: Running) -> None:
@@ -40,7 +46,9 @@ class Committer:
         """Apply what the ranks computed; return (seq_id, event) in plan order."""
         tokens, failed = iter(output.tokens), frozenset(output.failed)
         events: list[tuple[int, TokenEvent]] = []
-        for running, chunk in batch.chunks.values():
+        for chunk in batch.chunks.values():
+            running = self._running.get(chunk.seq_id)
+            assert running is not None, f"sequence {chunk.seq_id} left while its step ran"
             running.num_computed = chunk.start + len(chunk.token_ids)
             if chunk.seq_id in failed:
                 if not running.is_aborted:
@@ -81,4 +89,5 @@ class Committer:
 
     def _drop(self, running: Running) -> None:
         self._running.leave(running)
+        self._shares.leave(running.sequence.flow)
         del self._sequences[running.seq_id]

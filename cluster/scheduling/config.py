@@ -9,6 +9,7 @@ class SchedulerConfig:
 
     base_digest: str  # what the base model is; part of every namespace
     num_pages: int  # 0: not known before the ranks have said what fits
+    num_host_pages: int = 0  # KV pages in host memory, for what the device evicts
     page_size: int  # tokens
     max_model_len: int  # prompt and output together, tokens
     num_slots: int = 8  # adapters resident at once; 0: the base model only
@@ -19,6 +20,7 @@ class SchedulerConfig:
     slot_patience: int = 64  # steps an adapter is passed over before a slot is drained for it
     drain_steps: int = 64  # steps a drained slot's sequences have before they are retracted
     prefix_cache: bool = True  # False: every prompt is computed from its first token
+    fairness: bool = True  # False: first come, first served, among requests of one priority
 
     def __post_init__(self) -> None:
         """Refuse limits under which some work could never progress.
@@ -29,7 +31,7 @@ class SchedulerConfig:
         for name in ("page_size", "max_running", "max_waiting", "slot_patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("num_pages", "num_slots", "drain_steps"):
+        for name in ("num_pages", "num_host_pages", "num_slots", "drain_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.max_model_len < 2:
@@ -58,7 +60,9 @@ class SchedulerConfig:
         The first in line has waited at most `slot_patience` steps when a slot must be drained for
         it. A slot may be drained once its turn has lasted `slot_patience` steps, and its sequences
         then have `drain_steps` before they are retracted. One slot is drained at a time. With a
-        single slot the oldest running sequence, which is never retracted, is waited for instead.
+        single slot the foremost running sequence, which is not retracted, is waited for instead.
+        An adapter whose requests are of lower priority than those behind it in line may lose a slot
+        that it has not used yet, and then waits anew.
         """
         drain = self.drain_steps if num_unpinned_slots > 1 else self.token_limit
         turn = turn_start + self.slot_patience + drain + 1

@@ -23,7 +23,7 @@ class FakeEngine:
         self.unloaded: list[UnloadedAdapter] = []
         self._loads_at_once = loads_at_once
         self._rank = FakeRank(page_size=config.page_size, num_slots=config.num_slots)
-        self._rank.allocate(config.num_pages)
+        self._rank.allocate(config.num_pages, config.num_host_pages)
         self._in_flight: StepOutput | None = None
 
     def add(
@@ -35,22 +35,48 @@ class FakeEngine:
         salt: str = "",
         sampling: SamplingParams | None = None,
         stop_token_ids: tuple[int, ...] = (),
+        priority: int = 0,
+        tenant: str = "",
+        weight: int = 1,
     ) -> int:
         """Queue a request and return its sequence number; raises what `Scheduler.add` does."""
-        seq_id = self.scheduler.add(
-            Request(
-                request_id=f"r{len(self.events) + 1}",
-                adapter=adapter,
-                token_ids=token_ids,
-                sampling=sampling or SamplingParams(),
-                max_tokens=max_tokens,
-                stop_token_ids=stop_token_ids,
-                cache_salt=salt,
+        request = Request(
+            request_id=f"r{len(self.events) + 1}",
+            adapter=adapter,
+            token_ids=token_ids,
+            sampling=sampling or SamplingParams(),
+            max_tokens=max_tokens,
+            stop_token_ids=stop_token_ids,
+            cache_salt=salt,
+            priority=priority,
+            tenant=tenant,
+            weight=weight,
+        )
+        return self.add_all((request,))[0]
+
+    def add_choices(
+        self, token_ids: tuple[int, ...], count: int, max_tokens: int = 4, adapter: str = BASE
+    ) -> list[int]:
+        """Queue the choices of one prompt with seeds 0, 1, 2, ... and return their numbers."""
+        return self.add_all(
+            tuple(
+                Request(
+                    request_id=f"r{len(self.events) + 1 + seed}",
+                    adapter=adapter,
+                    token_ids=token_ids,
+                    sampling=SamplingParams(seed=seed),
+                    max_tokens=max_tokens,
+                )
+                for seed in range(count)
             )
         )
-        self.events[seq_id] = []
+
+    def add_all(self, requests: tuple[Request, ...]) -> list[int]:
+        """Queue the choices of one prompt; raises what `Scheduler.add_all` does."""
+        seq_ids = self.scheduler.add_all(requests)
+        self.events.update((seq_id, []) for seq_id in seq_ids)
         self.scheduler.check()
-        return seq_id
+        return seq_ids
 
     def begin_step(self) -> Plan | None:
         """Schedule a step and let the rank run it, but do not commit; None: nothing to do."""
@@ -111,6 +137,10 @@ class FakeEngine:
         """Abort a sequence."""
         self.scheduler.abort(seq_id)
         self.scheduler.check()
+
+    def expire(self, seq_id: int) -> None:
+        """Let the deadline of a sequence pass."""
+        self._take(self.scheduler.expire(seq_id))
 
     def unload(self, adapter: str) -> None:
         """Begin to unload an adapter."""

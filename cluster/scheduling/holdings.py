@@ -8,6 +8,7 @@ from cluster.scheduling.prefix_cache import PrefixCache
 from cluster.scheduling.radix_tree import Match
 from cluster.scheduling.sequence import Running, Sequence, Status
 from cluster.scheduling.slot_table import SlotTable
+from worker.protocol import PageCopy
 
 
 class Holdings:
@@ -22,20 +23,34 @@ class Holdings:
         self._keeps_pages = keeps_pages  # computed pages enter the prefix cache
 
     def start(self, sequence: Sequence, match: Match, step: int) -> Running:
-        """Waiting to running: lock the matched prefix and lease the adapter."""
+        """Waiting to running: lock the matched prefix, on the device, and lease the adapter."""
         assert sequence.status is Status.WAITING, f"sequence {sequence.seq_id} is not waiting"
         adapter = sequence.request.adapter
         slot = None if adapter == BASE else self._slots.lease(adapter, step)
-        num_kept = len(match.pages)
+        lock = self._cache.lock(match, step)
+        # The tree's pages; ours to read while the lock stands.
+        pages = [*match.pages, *self._cache.restore(lock, step)]
         sequence.status = Status.RUNNING
         return Running(
             sequence=sequence,
             slot=slot,
-            lock=self._cache.lock(match, step),
-            pages=list(match.pages),  # the tree's; ours to read while the lock stands
-            num_kept=num_kept,
-            num_computed=num_kept * self._page_size,
+            lock=lock,
+            pages=pages,
+            num_kept=len(pages),
+            num_computed=len(pages) * self._page_size,
         )
+
+    def fork(self, running: Running, source: Running, num_tokens: int) -> None:
+        """Give a sequence that has just started a copy of the page that it shares in part.
+
+        It then has the first `num_tokens` positions, as `source` has them.
+        """
+        at, num_positions = divmod(num_tokens, self._page_size)
+        assert at == len(running.pages) and num_positions, "no page is shared in part"
+        (target,) = self._cache.allocate(1)
+        self._cache.note(PageCopy("fork", source.pages[at], target, num_positions))
+        running.pages.append(target)
+        running.num_computed = num_tokens
 
     def grow(self, running: Running, num_pages: int) -> tuple[int, ...]:
         """Append fresh pages to the page table, evicting as needed, and return them."""

@@ -1,16 +1,17 @@
-"""The one eviction policy: device slots, KV pages and the host adapter pool all ask this class.
+"""The one eviction policy: device slots, KV pages of both tiers and the host adapter pool ask it.
 
 Owns an order, (last use in steps, number), smallest first, over the things that may go. Does not
-know what they are, nor why the others must stay.
+know what they are, nor why the others must stay. No call takes time in proportion to all of them.
 """
 
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_MIN_HEAP = 64  # below this, stale heap entries are not worth a rebuild
+_MIN_HEAP = 64  # below this, stale heap entries are not worth a sweep
+_SWEEP = 4  # entries that one call looks at; more than one, so that a sweep ends
 
 
 class Lru(Generic[T]):
@@ -19,6 +20,7 @@ class Lru(Generic[T]):
     def __init__(self) -> None:
         self._live: dict[int, tuple[int, T]] = {}
         self._heap: list[tuple[int, int]] = []  # (last use, number); stale unless in _live
+        self._unswept: list[tuple[int, int]] = []  # another heap; what is live moves to the first
 
     def __len__(self) -> int:
         return len(self._live)
@@ -36,19 +38,37 @@ class Lru(Generic[T]):
         assert number not in self._live, f"{number} is evictable already"
         self._live[number] = (last_use, item)
         heappush(self._heap, (last_use, number))
-        if len(self._heap) > _MIN_HEAP + 2 * len(self._live):
-            self._heap = [(used, live) for live, (used, _) in self._live.items()]
-            heapify(self._heap)
+        if self._unswept:
+            self._sweep()
+        elif len(self._heap) > _MIN_HEAP + 2 * len(self._live):
+            self._unswept, self._heap = self._heap, []
 
     def remove(self, number: int) -> None:
         """Keep a thing that was evictable."""
         del self._live[number]
 
+    def discard(self, number: int) -> None:
+        """Keep a thing, whether it was evictable or not."""
+        self._live.pop(number, None)
+
     def pop(self) -> T:
         """Take out the thing that goes first; there must be one."""
         while True:
-            last_use, number = heappop(self._heap)
-            entry = self._live.get(number)
-            if entry is not None and entry[0] == last_use:
-                del self._live[number]
-                return entry[1]
+            heap = self._heap
+            if self._unswept and not (heap and heap[0] <= self._unswept[0]):
+                heap = self._unswept
+            entry = heappop(heap)
+            if self._is_live(entry):
+                return self._live.pop(entry[1])[1]
+
+    def _is_live(self, entry: tuple[int, int]) -> bool:
+        last_use, number = entry
+        live = self._live.get(number)
+        return live is not None and live[0] == last_use
+
+    def _sweep(self) -> None:
+        """Move a few entries over, or drop them; a heap stays one when its last entry goes."""
+        for _ in range(min(_SWEEP, len(self._unswept))):
+            entry = self._unswept.pop()
+            if self._is_live(entry):
+                heappush(self._heap, entry)

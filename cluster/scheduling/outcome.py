@@ -4,6 +4,7 @@ from cluster.request import ErrorInfo, FinishReason, TokenEvent
 from cluster.scheduling.sequence import Sequence
 from worker.protocol import SampledToken
 
+EXPIRED = ErrorInfo("DeadlineExceeded", "the request has taken longer than it may")
 NOT_FINITE = ErrorInfo("Internal", "the model produced non-finite logits")
 
 

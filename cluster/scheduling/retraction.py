@@ -19,5 +19,5 @@ class Retraction:
         """Send one sequence back; no step that writes its pages may be in flight."""
         self._holdings.retract(running, step)
         self._running.leave(running)
-        self._waiting.push(running.seq_id, running.adapter)
+        self._waiting.push(running.seq_id, running.sequence.flow)
         self.count += 1

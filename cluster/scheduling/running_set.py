@@ -1,11 +1,11 @@
-"""The running sequences in arrival order, those that decode apart from those that prefill."""
+"""The running sequences by priority and arrival; those that decode apart from the others."""
 
 from bisect import bisect_left, insort
 from operator import attrgetter
 
 from cluster.scheduling.sequence import Running
 
-_by_arrival = attrgetter("sequence.seq_id")
+_by_order = attrgetter("sequence.order")
 
 
 class RunningSet:
@@ -26,23 +26,23 @@ class RunningSet:
         return self._by_id.get(seq_id)
 
     def all(self) -> list[Running]:
-        """Return every running sequence by arrival."""
-        return sorted(self._by_id.values(), key=_by_arrival)
+        """Return every running sequence in order."""
+        return sorted(self._by_id.values(), key=_by_order)
 
     def of_adapter(self, adapter: str) -> list[Running]:
-        """Return the running sequences of one adapter by arrival."""
+        """Return the running sequences of one adapter in order."""
         return [running for running in self.all() if running.adapter == adapter]
 
     def enter(self, running: Running) -> None:
         """Add a sequence that has been admitted."""
         self._by_id[running.seq_id] = running
-        insort(self.prefilling, running, key=_by_arrival)
+        insort(self.prefilling, running, key=_by_order)
 
     def begin_decoding(self, running: Running) -> None:
         """Move a sequence whose known tokens are all computed."""
         self._remove(self.prefilling, running)
         running.is_decoding = True
-        insort(self.decoding, running, key=_by_arrival)
+        insort(self.decoding, running, key=_by_order)
 
     def leave(self, running: Running) -> None:
         """Drop a sequence; the next plan tells the ranks."""
@@ -50,14 +50,14 @@ class RunningSet:
         del self._by_id[running.seq_id]
         self._untold.append(running)
 
-    def oldest(self) -> Running | None:
-        """Return the running sequence that arrived first."""
+    def foremost(self) -> Running | None:
+        """Return the running sequence of the highest priority that arrived first."""
         heads = self.decoding[:1] + self.prefilling[:1]
-        return min(heads, key=_by_arrival, default=None)
+        return min(heads, key=_by_order, default=None)
 
-    def latest(self) -> Running:
-        """Return the running sequence that arrived last; there must be one."""
-        return max(self.decoding[-1:] + self.prefilling[-1:], key=_by_arrival)
+    def hindmost(self) -> Running:
+        """Return the running sequence of the lowest priority that arrived last; there is one."""
+        return max(self.decoding[-1:] + self.prefilling[-1:], key=_by_order)
 
     @property
     def has_left(self) -> bool:
@@ -79,6 +79,6 @@ class RunningSet:
 
     @staticmethod
     def _remove(ordered: list[Running], running: Running) -> None:
-        at = bisect_left(ordered, running.seq_id, key=_by_arrival)
+        at = bisect_left(ordered, running.sequence.order, key=_by_order)
         assert ordered[at] is running, f"sequence {running.seq_id} is out of its place"
         del ordered[at]

@@ -8,13 +8,16 @@ is thrown away.
 Call `schedule` after any other call, then `take_loads` and `take_unloaded`.
 """
 
-from cluster.errors import Conflict, NotFound, Overloaded
+from cluster.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from cluster.request import ErrorInfo, Request, TokenEvent
-from cluster.scheduling.arrival import new_sequence, refuse_impossible
+from cluster.scheduling.arrival import new_sequence, refuse_impossible, refuse_strangers
+from cluster.scheduling.cache_events import CacheObserver
 from cluster.scheduling.committer import Committer
 from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.fair_share import FairShare
+from cluster.scheduling.forks import Forks
 from cluster.scheduling.holdings import Holdings
-from cluster.scheduling.outcome import failure
+from cluster.scheduling.outcome import EXPIRED, failure
 from cluster.scheduling.prefix_cache import PrefixCache
 from cluster.scheduling.retraction import Retraction
 from cluster.scheduling.running_set import RunningSet
@@ -33,21 +36,23 @@ RETRY_AFTER_SECONDS = 1  # a full queue drains within steps
 class Scheduler:
     """Continuous batching over one base model and many adapters."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, observer: CacheObserver | None = None) -> None:
         assert config.num_pages > 0, "the ranks have said how many pages fit"
         self._config = config
         self._step = 0
         self._last_seq_id = 0
         self._sequences: dict[int, Sequence] = {}  # waiting or running
         self._in_flight: Batch | None = None
-        self._cache = PrefixCache(config.num_pages)
+        self._cache = PrefixCache(config.num_pages, config.num_host_pages, observer)
         self._slots = SlotTable(config.num_slots)
         self._waiting = WaitingQueue()
         self._running = RunningSet()
+        self._shares = FairShare(config.fairness)
+        self._forks = Forks()
         self._holdings = Holdings(
             self._cache, self._slots, config.page_size, keeps_pages=config.prefix_cache
         )
-        self._committer = Committer(self._holdings, self._running, self._sequences)
+        self._committer = Committer(self._holdings, self._running, self._sequences, self._shares)
         self._retraction = Retraction(self._holdings, self._running, self._waiting)
         self._turns = SlotTurns(config, self._slots, self._waiting, self._running, self._retraction)
         self._unloads = Unloads(self._cache, self._slots, self._turns, self._waiting, self._running)
@@ -59,31 +64,46 @@ class Scheduler:
             self._waiting,
             self._retraction,
             self._sequences,
+            self._shares,
         )
 
     def add(self, request: Request) -> int:
-        """Queue a request and return its arrival number: 1, 2, 3, ...
+        """Queue a request and return its arrival number: 1, 2, 3, ...; raises as `add_all` does."""
+        return self.add_all((request,))[0]
+
+    def add_all(self, requests: tuple[Request, ...]) -> list[int]:
+        """Queue the choices of one prompt, all or none, and return their arrival numbers.
+
+        The first computes the prompt; the others start on its pages when it has.
 
         Raises:
-            InvalidRequest: if it could never be served.
-            NotFound: if its adapter is being unloaded.
-            Overloaded: if `max_waiting` sequences wait already.
+            InvalidRequest: if they could never be served, or are not choices of one prompt.
+            NotFound: if their adapter is being unloaded.
+            Overloaded: if more than `max_waiting` sequences would wait.
         """
-        refuse_impossible(self._config, request)
-        if self._unloads.is_fenced(request.adapter):
-            raise NotFound(f"adapter {request.adapter} is being unloaded", param="model")
-        if len(self._waiting) >= self._config.max_waiting:
+        refuse_strangers(requests)
+        for request in requests:
+            refuse_impossible(self._config, request)
+        adapter = requests[0].adapter
+        if self._unloads.is_fenced(adapter):
+            raise NotFound(f"adapter {adapter} is being unloaded", param="model")
+        if len(requests) > self._config.max_waiting:
+            raise InvalidRequest(
+                f"{len(requests)} choices are more than may ever wait, {self._config.max_waiting}"
+            )
+        num_waiting = len(self._waiting) + len(self._forks)
+        if num_waiting + len(requests) > self._config.max_waiting:
             raise Overloaded(
-                f"{len(self._waiting)} requests are waiting already",
+                f"{num_waiting} requests are waiting already, of {self._config.max_waiting} that "
+                f"may; {len(requests)} more are too many",
                 retry_after=RETRY_AFTER_SECONDS,
             )
-        self._last_seq_id += 1
-        sequence = new_sequence(self._config, request, self._last_seq_id)
-        self._sequences[sequence.seq_id] = sequence
-        self._waiting.push(sequence.seq_id, request.adapter)
-        self._turns.note(request.adapter, self._step)
+        leader = self._enter(requests[0], None)
+        followers = [self._enter(request, leader) for request in requests[1:]]
+        self._forks.hold(leader, followers)
+        self._wait(leader)
         self._turns.hand_out(self._step)
-        return sequence.seq_id
+        return [sequence.seq_id for sequence in (leader, *followers)]
 
     def abort(self, seq_id: int) -> None:
         """End a sequence without an event, at the commit if a step is in flight.
@@ -97,21 +117,31 @@ class Scheduler:
             self._committer.finish(running, self._step)
         elif seq_id in self._sequences:
             self._drop_waiting(seq_id)
-        self._unloads.settle(self._step)
+        self._settle()
+
+    def expire(self, seq_id: int) -> list[tuple[int, TokenEvent]]:
+        """End a sequence whose deadline has passed and return the event that says so.
+
+        This is how time enters. A sequence that is unknown, has ended or is about to is ignored.
+        """
+        sequence, running = self._sequences.get(seq_id), self._running.get(seq_id)
+        if sequence is None or (running is not None and running.is_aborted):
+            return []
+        self.abort(seq_id)
+        return [(seq_id, failure(sequence, EXPIRED))]
 
     def adapter_ready(self, digest: str) -> None:
         """Let plans use an adapter that every rank has loaded into the slot it was given."""
         self._turns.ready(digest)
-        self._unloads.settle(self._step)
+        self._settle()
 
     def adapter_failed(self, digest: str, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
         """Give up a load; end the requests that wait for it, and only those, with `error`."""
-        events = [
-            (seq_id, failure(self._drop_waiting(seq_id), error))
-            for seq_id in self._waiting.lane(digest)
-        ]
+        lane = self._waiting.lane(digest)
+        held = [follower.seq_id for seq_id in lane for follower in self._forks.of(seq_id)]
+        events = [(seq_id, failure(self._drop_waiting(seq_id), error)) for seq_id in (*held, *lane)]
         self._turns.free(digest, self._step)
-        self._unloads.settle(self._step)
+        self._settle()
         return events
 
     def pin(self, digest: str) -> None:
@@ -143,7 +173,7 @@ class Scheduler:
             Conflict: for the base model.
         """
         self._unloads.fence(digest)
-        self._unloads.settle(self._step)
+        self._settle()
 
     def allow(self, digest: str) -> None:
         """Take an unload back that is not complete yet; `take_unloaded` says that nothing went."""
@@ -174,7 +204,8 @@ class Scheduler:
             step=step,
             ends=self._running.tell_left(),
             starts=tuple(batch.starts),
-            chunks=tuple(chunk for _, chunk in batch.chunks.values()),
+            chunks=tuple(batch.chunks.values()),
+            copies=self._cache.take_copies(),
         )
 
     def commit(self, output: StepOutput) -> list[tuple[int, TokenEvent]]:
@@ -183,8 +214,12 @@ class Scheduler:
         assert batch is not None and output.step == batch.step, f"no step {output.step} in flight"
         self._in_flight = None
         events = self._committer.commit(batch, output)
-        self._unloads.settle(self._step)
+        self._settle()
         return events
+
+    def contents(self, observer: CacheObserver) -> None:
+        """Tell a late observer what the prefix cache holds; there must have been one all along."""
+        self._cache.contents(observer)
 
     def stats(self) -> SchedulerStats:
         """Return gauges and counters as of now."""
@@ -192,7 +227,7 @@ class Scheduler:
         return SchedulerStats(
             step=self._step,
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._forks),
             num_waiting_for_adapter=self._waiting.num_shut,
             free_pages=cache.pool.num_free,
             cached_pages=cache.num_unlocked,
@@ -210,6 +245,15 @@ class Scheduler:
             evicted_pages=cache.num_evicted,
             adapter_loads=self._slots.num_loads,
             longest_slot_wait=self._turns.longest_wait,
+            longest_turn_start=self._slots.longest_turn_start,
+            slot_wait_bound=self._turns.wait_bound,
+            free_host_pages=cache.host_pool.num_free,
+            cached_host_pages=cache.num_host_cached,
+            total_host_pages=self._config.num_host_pages,
+            saved_pages=cache.num_saved,
+            restored_pages=cache.num_restored,
+            evicted_host_pages=cache.num_host_evicted,
+            forked_sequences=self._planner.num_forks,
         )
 
     def check(self) -> None:
@@ -225,14 +269,39 @@ class Scheduler:
                 leases[r.adapter] = leases.get(r.adapter, 0) + 1
         for resident in self._slots.residents():
             assert resident.leases == leases.get(resident.digest, 0), "leases do not balance"
-        assert len(self._sequences) == len(running) + len(self._waiting), "a sequence is lost"
+        num_held = len(self._forks)
+        num_known = len(running) + len(self._waiting) + num_held
+        assert len(self._sequences) == num_known, "a sequence is lost"
 
     def _must_tell_ends(self) -> bool:
         return self._running.has_left and (self._turns.awaits_ends or self._unloads.is_pending)
 
-    def _drop_waiting(self, seq_id: int) -> Sequence:
-        sequence = self._sequences.pop(seq_id)
-        sequence.status = Status.FINISHED
-        self._waiting.remove(seq_id, sequence.request.adapter)
-        self._turns.note(sequence.request.adapter, self._step)
+    def _enter(self, request: Request, leader: Sequence | None) -> Sequence:
+        self._last_seq_id += 1
+        flow = self._shares.enter(request.tenant, request.adapter, request.priority, request.weight)
+        sequence = new_sequence(self._config, request, self._last_seq_id, flow, leader)
+        self._sequences[sequence.seq_id] = sequence
         return sequence
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.status = Status.WAITING
+        self._waiting.push(sequence.seq_id, sequence.flow)
+        self._turns.note(sequence.request.adapter, self._step)
+
+    def _drop_waiting(self, seq_id: int) -> Sequence:
+        """End a sequence that waits or is held."""
+        sequence = self._sequences.pop(seq_id)
+        if sequence.status is Status.HELD:
+            self._forks.drop(sequence)
+        else:
+            self._waiting.remove(seq_id, sequence.flow)
+            self._turns.note(sequence.request.adapter, self._step)
+        sequence.status = Status.FINISHED
+        self._shares.leave(sequence.flow)
+        return sequence
+
+    def _settle(self) -> None:
+        """Draw what follows from a change: whose prompt is computed now, what nobody uses now."""
+        for sequence in self._forks.take_free():
+            self._wait(sequence)
+        self._unloads.settle(self._step)

@@ -1,13 +1,15 @@
 """The progress of one request, and what it holds in each state.
 
-Waiting: nothing. Running: pages, one prefix lock and one adapter lease, all in `Running`, which
-exists exactly as long. Finished: nothing. `holdings` alone moves a sequence from state to state.
+Held, while another sequence computes its prompt: nothing. Waiting: nothing. Running: pages, one
+prefix lock and one adapter lease, all in `Running`, which exists exactly as long. Finished:
+nothing. `holdings` alone moves a sequence to and from running.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
 
 from cluster.request import Request
+from cluster.scheduling.fair_share import Flow
 from cluster.scheduling.namespace import Namespace
 from cluster.scheduling.radix_tree import Node, PageKey
 
@@ -15,6 +17,7 @@ from cluster.scheduling.radix_tree import Node, PageKey
 class Status(Enum):
     """Where a sequence is in its life."""
 
+    HELD = "held"
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -25,12 +28,15 @@ class Sequence:
     """What outlives a retraction: the tokens so far and what the client has been told."""
 
     seq_id: int  # 1, 2, 3, ... in order of arrival
+    order: tuple[int, int]  # (priority, seq_id): the smallest goes first, the greatest gives way
     request: Request
+    flow: Flow
     namespace: Namespace
     page_size: int
     token_limit: int  # prompt and output together
     tokens: list[int]  # prompt and output; only ever appended to
     stop_token_ids: frozenset[int]
+    leader: "Sequence | None" = None  # computes the prompt for this one too; None: it does itself
     status: Status = Status.WAITING
     num_cached_tokens: int | None = None  # at the first admission; None: never admitted
     _keys: list[PageKey] = field(default_factory=list)

@@ -17,6 +17,7 @@ class Resident:
 
     digest: str
     slot: int
+    given: int  # step at which it got the slot
     last_use: int  # step of the last lease taken or given back, or of the load
     loading: bool = True
     pinned: bool = False
@@ -35,6 +36,7 @@ class SlotTable:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_loads = 0  # in the life of the table
+        self.longest_turn_start = 0  # steps from a slot's hand-over to its first lease or loss
         self._free = list(range(num_slots))  # a heap: smallest slot first
         self._residents: dict[str, Resident] = {}
         self._pinned: dict[str, None] = {}  # resident or not
@@ -71,7 +73,7 @@ class SlotTable:
         """Begin to load an adapter into the smallest free slot and return the slot."""
         assert digest not in self._residents, f"adapter {digest} is resident already"
         slot = heappop(self._free)
-        self._residents[digest] = Resident(digest, slot, step, pinned=digest in self._pinned)
+        self._residents[digest] = Resident(digest, slot, step, step, pinned=digest in self._pinned)
         self.num_loads += 1
         return slot
 
@@ -90,6 +92,7 @@ class SlotTable:
         resident.last_use = step
         if resident.served_since is None:
             resident.served_since = step
+            self._note_turn_start(resident, step)
         self._sort(resident)
         return resident.slot
 
@@ -101,9 +104,11 @@ class SlotTable:
         resident.last_use = step
         self._sort(resident)
 
-    def free(self, digest: str) -> int:
+    def free(self, digest: str, step: int) -> int:
         """Take an adapter that nobody holds out of its slot and return the slot."""
         resident = self._residents[digest]
+        if resident.served_since is None:
+            self._note_turn_start(resident, step)
         assert resident.leases == 0, f"adapter {digest} is freed under its sequences"
         del self._residents[digest]
         if resident.slot in self._idle:
@@ -124,6 +129,9 @@ class SlotTable:
     def is_pinned(self, digest: str) -> bool:
         """Whether the adapter is or will be pinned."""
         return digest in self._pinned
+
+    def _note_turn_start(self, resident: Resident, step: int) -> None:
+        self.longest_turn_start = max(self.longest_turn_start, step - resident.given)
 
     def _set_pinned(self, digest: str, pinned: bool) -> None:
         resident = self._residents.get(digest)

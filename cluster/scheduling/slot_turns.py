@@ -4,8 +4,8 @@ Adapters with waiting sequences and no slot stand in one line, by when they join
 gets a free slot, or that of the least recently used adapter that nobody wants. When it has been
 passed over for `slot_patience` steps, the adapter that the LRU order names is drained: it admits no
 more, and after `drain_steps` its sequences are retracted. A slot cannot be drained before its own
-turn has lasted `slot_patience` steps, nor under the oldest running sequence while there is another:
-so turns are long enough to be of use, and something always runs to its end.
+turn has lasted `slot_patience` steps, nor under the foremost running sequence while there is
+another: so turns are long enough to be of use, and something always runs to its end.
 `SchedulerConfig.slot_wait_bound` is what follows.
 """
 
@@ -26,7 +26,7 @@ class Drain:
 
     victim: str
     began: int  # step
-    spared: int | None  # the oldest running sequence then: it is never retracted
+    spared: int | None  # the foremost running sequence then: it is not retracted
 
 
 class SlotTurns:
@@ -57,6 +57,16 @@ class SlotTurns:
         return ready
 
     @property
+    def wait_bound(self) -> int:
+        """Return the most steps that an adapter which joined the line now would wait for a slot."""
+        num_unpinned = self._slots.num_slots - self._slots.num_pinned
+        if num_unpinned < 1:
+            return 0
+        return self._config.slot_wait_bound(
+            len(self._line) + 1, num_unpinned, self._slots.longest_turn_start
+        )
+
+    @property
     def awaits_ends(self) -> bool:
         """Whether a load cannot start before the ranks are told who has left."""
         return any(not self._running.is_quiet(load.slot) for load in self._loads)
@@ -80,7 +90,7 @@ class SlotTurns:
         if self._drain is not None and self._drain.victim == adapter:
             self._drain = None
         self._waiting.shut(adapter)
-        slot = self._slots.free(adapter)
+        slot = self._slots.free(adapter, step)
         self.note(adapter, step)
         return slot
 
@@ -115,13 +125,22 @@ class SlotTurns:
             self._loads.append(AdapterLoad(adapter, self._slots.reserve(adapter, step)))
 
     def _evictable(self) -> Resident | None:
-        """Return the adapter whose slot can go now: drained, or idle and wanted by nobody."""
+        """Return the adapter whose slot can go now: drained, or idle and wanted by nobody.
+
+        An adapter that has had no turn yet gives way to a higher priority at the front of the line:
+        its own requests, behind everyone of that priority, might not need the slot for long.
+        """
         if self._drain is not None:
             drained = self._slots.get(self._drain.victim)
             if drained is not None and drained.is_idle:
                 return drained
-        idle = self._slots.idle()
-        return next((r for r in idle if not self._waiting.has(r.digest)), None)
+        front = self._waiting.priority(next(iter(self._line)))
+        for resident in self._slots.idle():
+            if not self._waiting.has(resident.digest):
+                return resident
+            if resident.served_since is None and front < self._waiting.priority(resident.digest):
+                return resident
+        return None
 
     def _is_front_aged(self, step: int) -> bool:
         joined = next(iter(self._line.values()), None)
@@ -129,8 +148,8 @@ class SlotTurns:
 
     def _begin_drain(self, step: int) -> None:
         residents = self._slots.residents()
-        oldest = self._running.oldest()
-        spared_adapter = oldest.adapter if oldest is not None else BASE
+        foremost = self._running.foremost()
+        spared_adapter = foremost.adapter if foremost is not None else BASE
         num_unpinned = self._slots.num_slots - sum(r.pinned for r in residents)
         patience = self._config.slot_patience
         candidates = [
@@ -144,7 +163,7 @@ class SlotTurns:
         if not candidates:
             return
         victim = min(candidates)[2]
-        self._drain = Drain(victim, step, None if oldest is None else oldest.seq_id)
+        self._drain = Drain(victim, step, None if foremost is None else foremost.seq_id)
         self._waiting.shut(victim)
         self.note(victim, step)
 

@@ -51,4 +51,13 @@ class SchedulerStats:
     retractions: int = 0
     evicted_pages: int = 0
     adapter_loads: int = 0
+    free_host_pages: int = 0
+    cached_host_pages: int = 0
+    total_host_pages: int = 0
+    saved_pages: int = 0  # from device to host, in the life of the scheduler
+    restored_pages: int = 0  # and back
+    evicted_host_pages: int = 0
+    forked_sequences: int = 0  # that began on another one's pages
+    longest_turn_start: int = 0  # steps from the hand-over of a slot to its first use or loss
+    slot_wait_bound: int = 0  # steps that an adapter which joins the line now waits at most
     longest_slot_wait: int = 0  # steps from joining the line for a slot to its hand-over

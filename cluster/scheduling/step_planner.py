@@ -1,13 +1,15 @@
 """What one step computes: decodes first, then running prefills, then new admissions.
 
 Owns the token budget and the page budget of a step, and who gives way when pages run out: unlocked
-cached pages in LRU order, then the sequence that arrived last. The oldest running sequence always
-gets what it needs, so something always ends. Knows nothing of the line for slots.
+cached pages in LRU order, then the sequence of the lowest priority that arrived last. The foremost
+running sequence always gets what it needs, so something always ends. Knows nothing of the line for
+slots.
 """
 
 from dataclasses import dataclass, field
 
 from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.fair_share import DECODE_COST, PREFILL_COST, FairShare, Flow
 from cluster.scheduling.holdings import Holdings
 from cluster.scheduling.prefix_cache import PrefixCache
 from cluster.scheduling.radix_tree import Match
@@ -25,17 +27,17 @@ class Batch:
     step: int
     budget: int  # tokens left
     starts: list[SequenceStart] = field(default_factory=list)
-    chunks: dict[int, tuple[Running, Chunk]] = field(default_factory=dict)  # in plan order
+    chunks: dict[int, Chunk] = field(default_factory=dict)  # by sequence, in plan order
 
-    def put(self, running: Running, chunk: Chunk) -> None:
+    def put(self, chunk: Chunk) -> None:
         """Add a chunk at the end."""
-        self.chunks[chunk.seq_id] = (running, chunk)
+        self.chunks[chunk.seq_id] = chunk
         self.budget -= len(chunk.token_ids)
 
     def drop(self, seq_id: int) -> None:
         """Take a chunk out again, if there is one."""
         if seq_id in self.chunks:
-            self.budget += len(self.chunks.pop(seq_id)[1].token_ids)
+            self.budget += len(self.chunks.pop(seq_id).token_ids)
 
 
 class StepPlanner:
@@ -50,9 +52,11 @@ class StepPlanner:
         waiting: WaitingQueue,
         retraction: Retraction,
         sequences: dict[int, Sequence],
+        shares: FairShare,
     ) -> None:
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
+        self.num_forks = 0
         self._config = config
         self._page_size = config.page_size
         self._cache = cache
@@ -61,6 +65,7 @@ class StepPlanner:
         self._waiting = waiting
         self._retraction = retraction
         self._sequences = sequences
+        self._shares = shares
 
     def plan(self, step: int) -> Batch:
         """Return the work of the next step; without chunks if there is none."""
@@ -85,9 +90,15 @@ class StepPlanner:
             sequence = running.sequence
             last_token = (sequence.tokens[start],)
             chunk = Chunk(sequence.seq_id, start, last_token, new_pages, True)
-            chunks[sequence.seq_id] = (running, chunk)
+            chunks[sequence.seq_id] = chunk
             at += 1
         batch.budget -= len(chunks)
+        if self._shares.enabled:
+            costs: dict[Flow, int] = {}
+            for running in decoding:
+                flow = running.sequence.flow
+                costs[flow] = costs.get(flow, 0) + DECODE_COST
+            self._charge(costs)
 
     def _prefill(self, batch: Batch) -> None:
         for running in tuple(self._running.prefilling):
@@ -107,25 +118,50 @@ class StepPlanner:
                 return
             sequence = self._sequences[seq_id]
             match = self._match(sequence)
-            start = len(match.pages) * self._page_size
+            source = self._fork_source(sequence, match)
+            start = (
+                match.num_pages * self._page_size if source is None else len(sequence.tokens) - 1
+            )
             end = self._chunk_end(start, len(sequence.tokens), batch.budget)
             if end == start or not self._fits(sequence, match):
                 return
-            self._waiting.remove(seq_id, sequence.request.adapter)
+            self._waiting.remove(seq_id, sequence.flow)
+            self._shares.admitted(sequence.flow)
             running = self._holdings.start(sequence, match, batch.step)
+            if source is not None:
+                self._holdings.fork(running, source, start)
+                self.num_forks += 1
             self._running.enter(running)
             self._count(sequence, start)
             batch.starts.append(_start_of(running))
             self._put_chunk(batch, running, end)
+
+    def _fork_source(self, sequence: Sequence, match: Match) -> Running | None:
+        """Return the running sequence whose last prompt page this one shares in part, if one does.
+
+        It has computed the same prompt; what is left to this one is the last token, for its logits.
+        """
+        num_shared = sequence.num_prompt_tokens - 1
+        if sequence.leader is None or len(sequence.tokens) - 1 > num_shared:
+            return None
+        num_pages, rest = divmod(num_shared, self._page_size)
+        source = self._running.get(sequence.leader.seq_id)
+        if rest == 0 or match.num_pages < num_pages or source is None:
+            return None
+        return source if source.num_computed >= num_shared else None
+
+    def _charge(self, costs: dict[Flow, int]) -> None:
+        for flow, cost in costs.items():
+            self._shares.charge(flow, cost)
+            self._waiting.charged(flow)
 
     def _put_chunk(self, batch: Batch, running: Running, end: int) -> None:
         start, tokens = running.num_computed, running.sequence.tokens
         num_new = self._num_pages(end) - len(running.pages)
         new_pages = self._holdings.grow(running, num_new)
         samples = end == len(tokens)
-        batch.put(
-            running, Chunk(running.seq_id, start, tuple(tokens[start:end]), new_pages, samples)
-        )
+        batch.put(Chunk(running.seq_id, start, tuple(tokens[start:end]), new_pages, samples))
+        self._charge({running.sequence.flow: (end - start) * PREFILL_COST})
 
     def _chunk_end(self, start: int, num_tokens: int, budget: int) -> int:
         """Return where a chunk from `start` ends: at a page boundary unless it is the last."""
@@ -157,13 +193,13 @@ class StepPlanner:
         return needed + reserved <= available
 
     def _has_room(self, running: Running, batch: Batch) -> bool:
-        """Make sure that a page can be had, retracting whoever arrived last until it can.
+        """Make sure that a page can be had, retracting the hindmost until it can.
 
         False if `running` must go without: a decode then gives way itself. A prefill keeps what it
         holds, unless it is alone: then its own duplicates are in its way, and a match has none.
         """
         while self._cache.num_available == 0:
-            victim = self._running.latest()
+            victim = self._running.hindmost()
             if victim is running and not running.is_decoding and len(self._running) > 1:
                 return False
             batch.drop(victim.seq_id)

@@ -1,21 +1,24 @@
-"""Waiting sequences in arrival order, in one lane for each adapter.
+"""Waiting sequences by priority, then fair share, then arrival; in one lane for each adapter.
 
 A lane is open while its adapter may admit sequences; the base model's always is. Knows nothing of
-slots: who opens and closes lanes is `slot_turns`.
+slots: who opens and shuts lanes is `slot_turns`.
 """
 
 from bisect import bisect_left, insort
 
 from cluster.request import BASE
+from cluster.scheduling.fair_share import Flow
 
 
 class WaitingQueue:
-    """Arrival numbers by adapter; the oldest of all open lanes is found without a search."""
+    """Flows of waiting sequences; the next one of all open lanes is found without a search."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, list[int]] = {}  # arrival numbers, ascending; never empty
+        self._lanes: dict[str, list[Flow]] = {}  # those with waiting sequences; never empty
         self._open: set[str] = {BASE}
-        self._heads: list[tuple[int, str]] = []  # of the open lanes, ascending
+        self._heads: list[tuple[int, int, int]] = []  # places of open flows, ascending
+        self._flow_at: dict[int, Flow] = {}  # by arrival number of the head
+        self._moved: list[Flow] = []  # whose counter has changed since the heads were sorted
         self._size = 0
 
     def __len__(self) -> int:
@@ -27,7 +30,12 @@ class WaitingQueue:
 
     def lane(self, adapter: str) -> tuple[int, ...]:
         """Return the arrival numbers that wait in a lane, ascending."""
-        return tuple(self._lanes.get(adapter, ()))
+        flows = self._lanes.get(adapter, ())
+        return tuple(sorted(seq_id for flow in flows for seq_id in flow.waiting))
+
+    def priority(self, adapter: str) -> int:
+        """Return the highest priority that waits in a lane, the smallest number; there is one."""
+        return min(flow.priority for flow in self._lanes[adapter])
 
     def is_open(self, adapter: str) -> bool:
         """Whether the lane may admit."""
@@ -36,54 +44,65 @@ class WaitingQueue:
     @property
     def num_shut(self) -> int:
         """Sequences in lanes that may not admit."""
-        return self._size - sum(len(self._lanes[adapter]) for _, adapter in self._heads)
+        return self._size - sum(len(flow.waiting) for flow in self._flow_at.values())
 
-    def push(self, seq_id: int, adapter: str) -> None:
-        """Put a sequence at its arrival place."""
-        lane = self._lanes.setdefault(adapter, [])
-        old_head = lane[0] if lane else None
-        insort(lane, seq_id)
+    def push(self, seq_id: int, flow: Flow) -> None:
+        """Put a sequence at its arrival place in its flow."""
+        if not flow.waiting:
+            self._lanes.setdefault(flow.adapter, []).append(flow)
+        insort(flow.waiting, seq_id)
         self._size += 1
-        self._move_head(adapter, old_head)
+        self._place(flow)
 
-    def remove(self, seq_id: int, adapter: str) -> None:
+    def remove(self, seq_id: int, flow: Flow) -> None:
         """Take a waiting sequence out."""
-        lane = self._lanes[adapter]
-        old_head = lane[0]
-        at = bisect_left(lane, seq_id)
-        assert lane[at] == seq_id, f"sequence {seq_id} does not wait for {adapter}"
-        del lane[at]
+        at = bisect_left(flow.waiting, seq_id)
+        assert flow.waiting[at : at + 1] == [seq_id], f"sequence {seq_id} does not wait"
+        del flow.waiting[at]
         self._size -= 1
-        if not lane:
-            del self._lanes[adapter]
-        self._move_head(adapter, old_head)
+        if not flow.waiting:
+            lane = self._lanes[flow.adapter]
+            lane.remove(flow)
+            if not lane:
+                del self._lanes[flow.adapter]
+        self._place(flow)
 
     def open(self, adapter: str) -> None:
         """Let a lane admit."""
         if adapter not in self._open:
             self._open.add(adapter)
-            self._move_head(adapter, None)
+            for flow in self._lanes.get(adapter, ()):
+                self._place(flow)
 
     def shut(self, adapter: str) -> None:
         """Let a lane admit no more."""
         if adapter in self._open:
             self._open.remove(adapter)
-            if adapter in self._lanes:
-                del self._heads[bisect_left(self._heads, (self._lanes[adapter][0], adapter))]
+            for flow in self._lanes.get(adapter, ()):
+                self._place(flow)
+
+    def charged(self, flow: Flow) -> None:
+        """Learn that a flow's counter has changed."""
+        if flow.place is not None:
+            self._moved.append(flow)
 
     def first(self) -> int | None:
-        """Return the oldest sequence of all open lanes."""
-        return self._heads[0][0] if self._heads else None
+        """Return the arrival number of the sequence whose turn it is, of all open lanes."""
+        while self._moved:
+            self._place(self._moved.pop())
+        return self._heads[0][2] if self._heads else None
 
-    def _move_head(self, adapter: str, old_head: int | None) -> None:
-        """Bring the list of heads up to date after the front of an open lane changed."""
-        if adapter not in self._open:
+    def _place(self, flow: Flow) -> None:
+        """Put a flow where it belongs among the heads, or take it out."""
+        place = None
+        if flow.waiting and flow.adapter in self._open:
+            place = (flow.priority, flow.counter, flow.waiting[0])
+        if place == flow.place:
             return
-        lane = self._lanes.get(adapter)
-        new_head = lane[0] if lane else None
-        if new_head == old_head:
-            return
-        if old_head is not None:
-            del self._heads[bisect_left(self._heads, (old_head, adapter))]
-        if new_head is not None:
-            insort(self._heads, (new_head, adapter))
+        if flow.place is not None:
+            del self._heads[bisect_left(self._heads, flow.place)]
+            del self._flow_at[flow.place[2]]
+        if place is not None:
+            insort(self._heads, place)
+            self._flow_at[place[2]] = flow
+        flow.place = place

@@ -9,7 +9,7 @@ from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.fake_engine import FakeEngine
 
 
-def _config(**changes: Any) -> SchedulerConfig:
+def tiny_config(**changes: Any) -> SchedulerConfig:
     settings: dict[str, Any] = {
         "base_digest": "model",
         "num_pages": 64,
@@ -22,6 +22,7 @@ def _config(**changes: Any) -> SchedulerConfig:
         "max_model_len": 256,
         "slot_patience": 8,
         "drain_steps": 8,
+        "fairness": False,
     }
     return SchedulerConfig(**(settings | changes))
 
@@ -31,6 +32,6 @@ def make_engine() -> Callable[..., FakeEngine]:
     """Return a maker of engines; keywords change the limits."""
 
     def make(*, loads_at_once: bool = True, **changes: Any) -> FakeEngine:
-        return FakeEngine(_config(**changes), loads_at_once=loads_at_once)
+        return FakeEngine(tiny_config(**changes), loads_at_once=loads_at_once)
 
     return make

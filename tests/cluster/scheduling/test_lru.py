@@ -46,4 +46,17 @@ def test_stale_entries_do_not_pile_up() -> None:
     for step in range(10_000):
         lru.add(step, 1, 1)
         lru.remove(1)
-    assert len(lru._heap) < 200
+    assert len(lru._heap) + len(lru._unswept) < 200
+
+
+def test_what_is_evictable_stays_so_in_the_midst_of_a_sweep() -> None:
+    lru: Lru[int] = Lru()
+    for number in range(100):
+        lru.add(number, number, number)
+    step = 100
+    while not lru._unswept:
+        step += 1
+        lru.remove(50)
+        lru.add(step, 50, 50)
+    assert [lru.pop() for _ in range(100)] == [*range(50), *range(51, 100), 50]
+    assert len(lru) == 0

@@ -39,14 +39,12 @@ def test_two_words_share_the_node_of_their_common_start() -> None:
     assert ["".join(chr(k[0]) for k in n.keys) for n in tree.nodes()] == ["ab", "cd", "xy"]
 
 
-def test_pages_that_the_tree_has_are_refused_and_the_rest_is_taken() -> None:
+def test_pages_that_the_tree_has_stay_and_the_rest_is_taken() -> None:
     tree = tree_of_letters("abc")
-    end, refused = tree.extend(tree.root, keys_of("abcde"), [10, 11, 12, 13, 14])
-    assert refused == [10, 11, 12]
-    assert end.pages == [13, 14]
-    end, refused = tree.extend(tree.root, keys_of("ab"), [20, 21])
-    assert refused == [20, 21]
-    assert end.pages == [0, 1]
+    end, num_known = tree.extend(tree.root, keys_of("abcde"), [10, 11, 12, 13, 14])
+    assert (num_known, end.pages) == (3, [13, 14])
+    end, num_known = tree.extend(tree.root, keys_of("ab"), [20, 21])
+    assert (num_known, end.pages) == (2, [0, 1])
 
 
 def test_whoever_holds_the_lower_part_of_a_split_node_holds_the_same_prefix() -> None:
@@ -75,6 +73,61 @@ def test_a_node_with_suffixes_cannot_be_trimmed() -> None:
     assert parent is not None
     with pytest.raises(AssertionError, match="only a leaf"):
         tree.trim(parent, 1)
+
+
+def test_a_split_of_a_long_run_copies_nothing() -> None:
+    tree = tree_of_letters("abcdefgh")
+    lower = tree.match(keys_of("abcdefgh")).node
+    assert lower is not None
+    run = lower.run
+    upper = tree.split(lower, 5)
+    assert upper.run is lower.run is run
+    assert (upper.keys, lower.keys) == (keys_of("abcde"), keys_of("fgh"))
+    assert tree.trim(lower, 3) == [5, 6, 7]
+    assert (run.keys, run.pages) == (keys_of("abcde"), [0, 1, 2, 3, 4])
+    assert (upper.children, upper.num_device_children) == ({}, 0)
+
+
+def test_a_match_tells_the_pages_on_the_device_and_counts_those_behind_them() -> None:
+    tree = tree_of_letters("abcdef")
+    node = tree.match(keys_of("abcdef")).node
+    assert node is not None
+    saved, pages = tree.sink(node, [100, 101])
+    assert (saved.pages, pages) == ([100, 101], [4, 5])
+    match = tree.match(keys_of("abcdex"))
+    assert (match.pages, match.num_host_pages, match.num_node_pages) == ((0, 1, 2, 3), 1, 1)
+    assert match.node is saved
+    assert saved.parent is not None and saved.parent.num_device_children == 0
+
+
+def test_a_saved_end_joins_what_was_saved_of_the_same_run() -> None:
+    tree = tree_of_letters("abcdef")
+    node = tree.match(keys_of("abcdef")).node
+    assert node is not None
+    saved, _ = tree.sink(node, [101])
+    (rest,) = tree.root.children.values()
+    assert tree.sink(rest, [99, 100]) == (saved, [3, 4])
+    assert (rest.pages, saved.pages) == ([0, 1, 2], [99, 100, 101])
+    assert tree.sink(rest, [0, 1, 2]) == (saved, [0, 1, 2])
+    assert list(tree.nodes()) == [saved]
+    assert (saved.parent, tree.root.num_device_children) == (tree.root, 0)
+
+
+def test_a_saved_end_joins_nothing_that_is_older_or_of_another_run() -> None:
+    tree = tree_of_letters("abc", "abd")
+    (upper,) = tree.root.children.values()
+    first, second = upper.children.values()
+    tree.sink(first, [100])
+    tree.sink(second, [101])
+    assert tree.sink(upper, [102]) == (upper, [1])  # two children
+    assert [node.pages for node in tree.nodes()] == [[0], [102], [100], [101]]
+    tree = tree_of_letters("ab")
+    (node,) = tree.root.children.values()
+    saved, _ = tree.sink(node, [100])
+    (rest,) = tree.root.children.values()
+    rest.last_use = 1  # used since without its suffix
+    assert tree.sink(rest, [101]) == (rest, [0])
+    assert saved.parent is rest
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=8), min_size=1, max_size=12), st.text("ab"))

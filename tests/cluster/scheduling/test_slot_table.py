@@ -14,8 +14,8 @@ def occupied(table: SlotTable, *digests: str) -> None:
 def test_the_smallest_free_slot_comes_first() -> None:
     table = SlotTable(3)
     occupied(table, "A", "B", "C")
-    table.free("C")
-    table.free("A")
+    table.free("C", 9)
+    table.free("A", 9)
     assert [table.reserve("D", 4), table.reserve("E", 4)] == [0, 2]
     table.check()
 
@@ -58,7 +58,7 @@ def test_a_lease_cannot_be_released_twice_nor_a_leased_adapter_freed() -> None:
     occupied(table, "A")
     table.lease("A", 2)
     with pytest.raises(AssertionError, match="under its sequences"):
-        table.free("A")
+        table.free("A", 9)
     table.release("A", 3)
     with pytest.raises(AssertionError, match="more often"):
         table.release("A", 3)
