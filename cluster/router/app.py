@@ -7,6 +7,7 @@ from cluster.router.adapters_api import adapter_routes
 from cluster.router.chat import chat_routes
 from cluster.router.completions import completion_routes
 from cluster.router.errors_http import install
+from cluster.router.kv_events_api import kv_event_routes
 from cluster.router.middleware import RequestIds
 from cluster.router.models_api import model_routes
 from cluster.router.ops_api import operation_routes
@@ -26,6 +27,7 @@ def create_app(router: Router, lifespan: Lifespan[FastAPI] | None = None) -> Fas
         adapter_routes,
         model_routes,
         operation_routes,
+        kv_event_routes,
     ):
         app.include_router(make_routes(router))
     return app

@@ -14,15 +14,20 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from cluster.errors import Forbidden, Unauthorized
+from cluster.router.schemas import PRIORITY_MAX, PRIORITY_MIN
+
+MAX_WEIGHT = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
     """A caller that is known; the base model is open to everyone."""
 
-    tenant: str
+    tenant: str  # "" if keys are off
     adapters: frozenset[str] | None  # names it may use; None: all
     admin: bool
+    min_priority: int  # smaller goes first; it may go no smaller
+    weight: int  # its share beside other tenants
 
     def may_use(self, adapter: str) -> bool:
         """Return whether requests may name this adapter."""
@@ -33,17 +38,32 @@ class Principal:
         if not self.may_use(adapter):
             raise Forbidden(f"this key may not use the model {adapter[:256]!r}", "model")
 
+    def priority(self, wanted: int | None) -> int:
+        """Return the priority of a request that asks for one, or for none.
+
+        Raises:
+            Forbidden: if it would go before what this key allows.
+        """
+        if wanted is None:
+            return max(0, self.min_priority)
+        if wanted < self.min_priority:
+            raise Forbidden(
+                f"priority: {wanted} is less than {self.min_priority}, the least of this key",
+                "priority",
+            )
+        return wanted
+
     def require_admin(self) -> None:
         """Raise Forbidden unless the caller may change what is served."""
         if not self.admin:
             raise Forbidden("this call needs a key with admin right")
 
 
-ANYONE = Principal(tenant="default", adapters=None, admin=True)
+ANYONE = Principal(tenant="", adapters=None, admin=True, min_priority=PRIORITY_MIN, weight=1)
 
 
 class KeyEntry(BaseModel):
-    """One key in the file."""
+    """One key in the file: itself or its SHA-256, its tenant and what it may do."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
@@ -52,6 +72,10 @@ class KeyEntry(BaseModel):
     tenant: Annotated[str, Field(min_length=1)]
     adapters: list[str] | Literal["*"] = Field(default_factory=list)
     admin: bool = False
+    # Smaller goes first. A request that names no priority has 0, or this if it is more.
+    min_priority: Annotated[int, Field(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = 0
+    # Of two tenants that want all they can get, one of weight 2 gets twice what one of 1 does.
+    weight: Annotated[int, Field(ge=1, le=MAX_WEIGHT)] = 1
 
 
 _ENTRIES = TypeAdapter(list[KeyEntry])
@@ -70,12 +94,18 @@ class KeyRing:
                 if entry.key_sha256 is not None
                 else sha256((entry.key or "").encode()).digest()
             )
-            adapters = None if entry.adapters == "*" else frozenset(entry.adapters)
-            self._principals.append((digest, Principal(entry.tenant, adapters, entry.admin)))
+            principal = Principal(
+                tenant=entry.tenant,
+                adapters=None if entry.adapters == "*" else frozenset(entry.adapters),
+                admin=entry.admin,
+                min_priority=entry.min_priority,
+                weight=entry.weight,
+            )
+            self._principals.append((digest, principal))
 
     @classmethod
     def load(cls, path: Path) -> "KeyRing":
-        """Read a YAML list of {key or key_sha256, tenant, adapters: [names] or "*", admin}.
+        """Read a YAML list of keys, each with the fields of KeyEntry.
 
         Raises:
             ValueError: if the file is not such a list; the message holds no key.

@@ -1,11 +1,10 @@
-"""POST /v1/chat/completions.
+"""POST /v1/chat/completions: one conversation.
 
-Owns the responses' assembly. Knows nothing of schedulers.
+Owns the spelling of its messages. Knows nothing of schedulers.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 
-import msgspec
 from fastapi import APIRouter
 from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
@@ -13,29 +12,32 @@ from starlette.responses import Response
 
 from cluster.errors import InvalidRequest
 from cluster.router import logprobs
-from cluster.router.answer import Piece, TokenLogprob
+from cluster.router.answer import Piece
+from cluster.router.assembly import Choice, stream_response, whole_response
+from cluster.router.choices import choices_of
 from cluster.router.completion_call import (
     Call,
+    Caller,
     Wanted,
     call_of,
     check_body,
     make_requests,
-    with_end,
 )
-from cluster.router.generation import Generation
-from cluster.router.http import body_of, event_stream, read_body, unless_disconnected
+from cluster.router.http import body_of, read_body
+from cluster.router.middleware import request_id_of
 from cluster.router.responses import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatLogprobs,
     ChatMessage,
     Delta,
-    sse,
-    usage_of,
+    Usage,
 )
 from cluster.router.router import Router
 from cluster.router.schemas import ChatBody, ConversationBody
+from cluster.router.tokenizer import Tokenizer
 from cluster.router.validation import chat_logprobs, conversation
 
 
@@ -62,80 +64,69 @@ async def conversation_tokens(
     return token_ids
 
 
-async def _whole(
-    router: Router, generation: Generation, call: Call, wants_logprobs: bool
-) -> Response:
-    texts: list[str] = []
-    entries: list[TokenLogprob] = []
-    token_ids: list[int] = []
-    finish: Piece | None = None
-    with generation:
-        while generation.is_running:
-            for _, piece in await generation.receive():
-                texts.append(piece.text)
-                entries += piece.logprobs
-                token_ids += piece.token_ids
-                finish = piece
-    assert finish is not None, "an answer without an end"
-    prompt = generation.answers[0].request.token_ids
-    choice = ChatChoice(
-        index=0,
-        message=ChatMessage("".join(texts)),
-        logprobs=logprobs.chat_logprobs(router.tokenizer, entries) if wants_logprobs else None,
-        finish_reason=finish.finish_reason,
-        stop_reason=finish.stop_reason,
-        token_ids=tuple(token_ids) if call.return_token_ids else UNSET,
-    )
-    completion = ChatCompletion(
-        id=call.id,
-        created=call.created,
-        model=call.model,
-        choices=[choice],
-        usage=usage_of(generation.answers),
-        prompt_token_ids=prompt if call.return_token_ids else UNSET,
-    )
-    return Response(msgspec.json.encode(completion), media_type="application/json")
+class _ChatForm:
+    """Spells the messages of one call of /v1/chat/completions."""
 
+    def __init__(self, tokenizer: Tokenizer, call: Call, shows_logprobs: bool) -> None:
+        self._tokenizer = tokenizer
+        self._call = call
+        self._shows_logprobs = shows_logprobs
 
-async def _stream(
-    router: Router, generation: Generation, call: Call, wants_logprobs: bool
-) -> AsyncGenerator[bytes]:
-    def chunk(choices: list[ChatChunkChoice]) -> ChatChunk:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> ChatCompletion:
+        return ChatCompletion(
+            id=self._call.id,
+            created=self._call.created,
+            model=self._call.model,
+            choices=[self._choice(choice) for choice in choices],
+            usage=usage,
+            prompt_token_ids=choices[0].prompt if self._call.return_token_ids else UNSET,
+        )
+
+    def event(self, choice: Choice) -> ChatChunk:
+        chunk = self._chunk([self._growth(choice)])
+        if self._call.return_token_ids and choice.is_first and choice.index == 0:
+            chunk.prompt_token_ids = choice.prompt
+        return chunk
+
+    def usage_event(self, usage: Usage) -> ChatChunk:
+        chunk = self._chunk([])
+        chunk.usage = usage
+        return chunk
+
+    def _choice(self, choice: Choice) -> ChatChoice:
+        piece = choice.piece
+        return ChatChoice(
+            index=choice.index,
+            message=ChatMessage(piece.text),
+            logprobs=self._logprobs(piece),
+            finish_reason=piece.finish_reason,
+            stop_reason=piece.stop_reason,
+            token_ids=piece.token_ids if self._call.return_token_ids else UNSET,
+        )
+
+    def _growth(self, choice: Choice) -> ChatChunkChoice:
+        piece, is_first = choice.piece, choice.is_first
+        return ChatChunkChoice(
+            index=choice.index,
+            delta=Delta(
+                role="assistant" if is_first else UNSET,
+                content=piece.text if piece.text or is_first else UNSET,
+            ),
+            logprobs=self._logprobs(piece),
+            finish_reason=piece.finish_reason,
+            stop_reason=piece.stop_reason if piece.finish_reason is not None else UNSET,
+            token_ids=piece.token_ids if self._call.return_token_ids else UNSET,
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        call = self._call
         usage = None if call.include_usage else UNSET
         return ChatChunk(call.id, call.created, call.model, choices, usage=usage)
 
-    is_first = True
-    with generation:
-        while generation.is_running:
-            for _, piece in await generation.receive():
-                message = chunk([_delta(router, piece, call, wants_logprobs, is_first)])
-                if is_first and call.return_token_ids:
-                    message.prompt_token_ids = generation.answers[0].request.token_ids
-                is_first = False
-                yield sse(message)
-        if call.include_usage:
-            message = chunk([])
-            message.usage = usage_of(generation.answers)
-            yield sse(message)
-
-
-def _delta(
-    router: Router, piece: Piece, call: Call, wants_logprobs: bool, is_first: bool
-) -> ChatChunkChoice:
-    is_last = piece.finish_reason is not None
-    return ChatChunkChoice(
-        index=0,
-        delta=Delta(
-            role="assistant" if is_first else UNSET,
-            content=piece.text if piece.text or is_first else UNSET,
-        ),
-        logprobs=logprobs.chat_logprobs(router.tokenizer, piece.logprobs)
-        if wants_logprobs
-        else None,
-        finish_reason=piece.finish_reason,
-        stop_reason=piece.stop_reason if is_last else UNSET,
-        token_ids=piece.token_ids if call.return_token_ids else UNSET,
-    )
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        if not self._shows_logprobs:
+            return None
+        return logprobs.chat_logprobs(self._tokenizer, piece.logprobs)
 
 
 def chat_routes(router: Router) -> APIRouter:
@@ -144,19 +135,23 @@ def chat_routes(router: Router) -> APIRouter:
 
     @routes.post("/v1/chat/completions", openapi_extra=body_of(ChatBody))
     async def create_chat_completion(http: HttpRequest) -> Response:
-        principal = router.authenticate(http)
+        caller = Caller(router.authenticate(http), request_id_of(http))
         body = await read_body(http, ChatBody, router.config.max_body_bytes)
         options = check_body(body)
-        wanted = Wanted(body.max_completion_tokens or body.max_tokens, None, chat_logprobs(body))
-        model = await router.model(body.model, principal)
+        wanted = Wanted(
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            default_max_tokens=None,
+            num_logprobs=chat_logprobs(body),
+            choices=choices_of(body, 1, router.config),
+        )
+        model = await router.model(body.model, caller.principal)
         prompt = await conversation_tokens(router, body, bool(body.add_special_tokens))
-        requests = make_requests(router, http, body, model, [prompt], wanted)
+        requests = make_requests(router, caller, body, model, [prompt], wanted)
         generation = router.generate(model, requests, options)
         call = call_of("chatcmpl", http, body)
-        wants_logprobs = wanted.num_logprobs is not None
+        form = _ChatForm(router.tokenizer, call, wanted.num_logprobs is not None)
         if body.stream:
-            events = with_end(_stream(router, generation, call, wants_logprobs))
-            return await unless_disconnected(http, event_stream(events))
-        return await unless_disconnected(http, _whole(router, generation, call, wants_logprobs))
+            return await stream_response(http, generation, form, call.include_usage)
+        return await whole_response(http, generation, wanted.choices, form)
 
     return routes

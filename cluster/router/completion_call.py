@@ -1,20 +1,17 @@
-"""What the two ways to ask for text share: from bodies to requests, and the end of a stream.
+"""What the two ways to ask for text share: from bodies to requests.
 
 Knows nothing of the shapes of either way's responses.
 """
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 
-from cluster.errors import TopworkError
 from cluster.request import Request
-from cluster.router.errors_http import error_body
+from cluster.router.auth import Principal
+from cluster.router.choices import Choices, seeded
 from cluster.router.middleware import request_id_of
-from cluster.router.responses import SSE_DONE, sse
 from cluster.router.router import Model, Router
 from cluster.router.schemas import GenerationBody
 from cluster.router.validation import (
@@ -67,24 +64,41 @@ class Wanted:
 
     max_tokens: int | None
     default_max_tokens: int | None  # None: what the context leaves
-    num_logprobs: int | None  # None: no log-probabilities
+    num_logprobs: int | None  # shown; None: no log-probabilities
+    choices: Choices
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, with what rights, and under which id."""
+
+    principal: Principal
+    request_id: str
 
 
 def make_requests(
     router: Router,
-    http: HttpRequest,
+    caller: Caller,
     body: GenerationBody,
     model: Model,
     prompts: list[tuple[int, ...]],
     wanted: Wanted,
-) -> list[Request]:
-    """Return one request for each prompt.
+) -> list[tuple[Request, ...]]:
+    """Return for each prompt the requests of its choices.
 
     Raises:
         InvalidRequest: if tokens are not in the vocabulary or the context is too short.
+        Forbidden: if the caller may not have the priority.
     """
+    principal = caller.principal
+    priority = principal.priority(body.priority)
     stops = stop_tokens(body, router.config)
-    sampling = sampling_params(body, wanted.num_logprobs, stops, router.config)
+    num_logprobs = wanted.num_logprobs
+    if num_logprobs is None and wanted.choices.are_ranked:
+        num_logprobs = 0
+    samplings = seeded(
+        sampling_params(body, num_logprobs, stops, router.config), wanted.choices.best_of
+    )
     requests = []
     for token_ids in prompts:
         length = answer_length(
@@ -92,29 +106,20 @@ def make_requests(
         )
         check_lengths(body, length)
         requests.append(
-            Request(
-                request_id=router.unique_id(request_id_of(http)),
-                adapter=model.adapter,
-                token_ids=token_ids,
-                sampling=sampling,
-                max_tokens=length,
-                stop_token_ids=stops,
-                cache_salt=body.cache_salt or "",
+            tuple(
+                Request(
+                    request_id=router.unique_id(caller.request_id),
+                    adapter=model.adapter,
+                    token_ids=token_ids,
+                    sampling=sampling,
+                    max_tokens=length,
+                    stop_token_ids=stops,
+                    cache_salt=body.cache_salt or "",
+                    priority=priority,
+                    tenant=principal.tenant,
+                    weight=principal.weight,
+                )
+                for sampling in samplings
             )
         )
     return requests
-
-
-async def with_end(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield a stream's events and its end; an error after the first event becomes one.
-
-    An error before the first event is raised: the HTTP status can still tell it.
-    """
-    async with aclosing(events):
-        yield await anext(events)
-        try:
-            async for event in events:
-                yield event
-        except TopworkError as error:
-            yield sse(error_body(error))
-        yield SSE_DONE

@@ -17,8 +17,10 @@ class RouterConfig:
     eos_token_ids: tuple[int, ...]  # end an answer unless the request says ignore_eos
     version: str = "unknown"
     api_key_file: str | None = None  # None: anyone may do anything
-    max_in_flight: int = 1024  # prompts being answered, over all connections
-    max_prompts: int = 128  # prompts in one call of /v1/completions
+    max_in_flight: int = 1024  # answers being generated, over all connections
+    max_prompts: int = 128  # in one call of /v1/completions
+    max_choices: int = 16  # answers to one prompt: n and best_of
+    max_answers: int = 128  # of one call, to all its prompts
     max_body_bytes: int = 8 * 1024 * 1024
     max_adapter_labels: int = 1000  # adapters with metric series of their own
     retry_after: int = 1

@@ -4,21 +4,27 @@ What it answers is a script: a function of the request. Owns no pages, no slots,
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from cluster.kv_feed import KvFeed
 from cluster.request import ErrorInfo, FinishReason, Request, TokenEvent
 from cluster.wire import (
     Abort,
     Events,
+    FollowKvEvents,
+    KvEventsTaken,
     RankStatus,
     RouterFrame,
     SchedulerAddress,
+    SchedulerFrame,
     SlotStatus,
     Status,
     StatusCall,
     Submit,
+    UnfollowKvEvents,
     Unload,
     Unloaded,
     decode_router_frame,
@@ -36,8 +42,10 @@ class Script:
     tokens: tuple[int, ...] | None = None  # None: drawn from a hash of prompt and position
     error: ErrorInfo | None = None  # instead of the token after `tokens`, or of the first one
     dies_after: int | None = None  # tokens, then the connection breaks
+    pauses_after: int | None = None  # tokens, then none before the scheduler's `resume`
     is_silent: bool = False  # no token ever
     num_cached_tokens: int = 0
+    logprobs: tuple[float, ...] = ()  # of `tokens`; (): all the same
 
 
 def hashed_token(request: Request, position: int, vocab_size: int) -> int:
@@ -59,6 +67,16 @@ class _Running:
         self.num_tokens = 0
 
 
+class _Line:
+    """A connection as the feed of KV events sees it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def send(self, message: SchedulerFrame) -> None:
+        self._channel.send(encode(message))
+
+
 class FakeScheduler:
     """Serves any number of routers until closed."""
 
@@ -69,6 +87,7 @@ class FakeScheduler:
         replica: str = "0",
         vocab_size: int = 256,
         step_seconds: float = 0.0,
+        max_requests: int = 10_000,  # at once, over one connection
     ) -> None:
         self.replica = replica
         self.reason = ""  # why it is unhealthy; "" if it is not
@@ -76,9 +95,13 @@ class FakeScheduler:
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
         self.unloaded: list[str] = []
+        self.kv_feed = KvFeed("fake base", time.time)  # a test plays the cache that it observes
+        self.kv_feed.clear()
         self._script = script
         self._vocab_size = vocab_size
         self._step_seconds = step_seconds
+        self._max_requests = max_requests
+        self._is_resumed = False
         self._step = 0
         self._server: asyncio.Server | None = None
         self._channels: set[Channel] = set()
@@ -100,6 +123,15 @@ class FakeScheduler:
             async with self._changed:
                 await self._changed.wait_for(lambda: not self._channels)
 
+    @property
+    def num_routers(self) -> int:
+        """Connections that are open."""
+        return len(self._channels)
+
+    def resume(self) -> None:
+        """Let scripts that pause go on, now and from now on."""
+        self._is_resumed = True
+
     async def wait_until(self, holds: Callable[["FakeScheduler"], bool]) -> None:
         """Wait until something holds of the messages received; at most five seconds."""
         async with asyncio.timeout(5.0), self._changed:
@@ -111,10 +143,13 @@ class FakeScheduler:
             return
         self._channels.add(channel)
         running: dict[str, _Running] = {}
+        line = _Line(channel)
         stepping = asyncio.create_task(self._run(channel, running))
         try:
             while True:
-                self._take(decode_router_frame(await channel.receive()), channel, running)
+                frame = decode_router_frame(await channel.receive())
+                self._take(frame, channel, running)
+                self._take_kv_call(frame, line)
                 async with self._changed:
                     self._changed.notify_all()
         except ChannelClosed:
@@ -123,28 +158,48 @@ class FakeScheduler:
             stepping.cancel()
             await asyncio.gather(stepping, return_exceptions=True)
             self._channels.discard(channel)
+            self.kv_feed.forget(line)
             async with self._changed:
                 self._changed.notify_all()
 
     def _take(self, frame: RouterFrame, channel: Channel, running: dict[str, _Running]) -> None:
         if isinstance(frame, Submit):
-            self.submitted.append(frame.request)
-            running[frame.request.request_id] = _Running(frame.request, self._script(frame.request))
+            self._submit(frame.requests, channel, running)
         elif isinstance(frame, Abort):
             self.aborted.append(frame.request_id)
             running.pop(frame.request_id, None)
-        elif isinstance(frame, Unload):
+        elif isinstance(frame, Unload) and not self.is_hung:
             self.unloaded.append(frame.adapter)
             channel.send(encode(Unloaded(frame.call_id, 0, None)))
         elif isinstance(frame, StatusCall) and not self.is_hung:
             channel.send(encode(self._status(frame.call_id, running)))
+
+    def _take_kv_call(self, frame: RouterFrame, line: _Line) -> None:
+        if isinstance(frame, FollowKvEvents):
+            self.kv_feed.follow(line, frame.call_id)
+        elif isinstance(frame, KvEventsTaken):
+            self.kv_feed.taken(line, frame.call_id)
+        elif isinstance(frame, UnfollowKvEvents):
+            self.kv_feed.unfollow(line, frame.call_id)
+
+    def _submit(
+        self, requests: tuple[Request, ...], channel: Channel, running: dict[str, _Running]
+    ) -> None:
+        self.submitted += requests
+        if len(running) + len(requests) <= self._max_requests:
+            running.update((r.request_id, _Running(r, self._script(r))) for r in requests)
+            return
+        error = ErrorInfo("Overloaded", f"{len(running)} requests run already", retry_after=1)
+        events = (TokenEvent(r.request_id, finish_reason="error", error=error) for r in requests)
+        channel.send(encode(Events(tuple(events))))
 
     async def _run(self, channel: Channel, running: dict[str, _Running]) -> None:
         while True:
             events = []
             for request_id, sequence in list(running.items()):
                 script = sequence.script
-                if script.is_silent or self.is_hung:
+                is_paused = script.pauses_after == sequence.num_tokens and not self._is_resumed
+                if script.is_silent or is_paused or self.is_hung:
                     continue
                 if script.dies_after == sequence.num_tokens:
                     channel.close()
@@ -174,11 +229,12 @@ class FakeScheduler:
         elif script.error is None and sequence.num_tokens in (num_scripted, request.max_tokens):
             finish_reason = "length"
         num_top = request.sampling.num_logprobs
+        logprob = script.logprobs[position] if script.logprobs else -0.5
         return TokenEvent(
             request_id=request.request_id,
             token_ids=(token_id,),
-            logprobs=() if num_top is None else (-0.5,),
-            top_logprobs=(((token_id, -0.5), (0, -1.5))[:num_top],) if num_top else (),
+            logprobs=() if num_top is None else (logprob,),
+            top_logprobs=(((token_id, logprob), (0, logprob - 1))[:num_top],) if num_top else (),
             num_cached_tokens=script.num_cached_tokens if position == 0 else 0,
             finish_reason=finish_reason,
         )
@@ -210,4 +266,14 @@ class FakeScheduler:
             evicted_pages=0,
             adapter_loads=0,
             ranks=(RankStatus(0, 1, True, self._step, 0.0, "cpu", 1, 1),),
+            # All different, so that a test sees when one is shown under another's name.
+            free_host_pages=1,
+            cached_host_pages=2,
+            total_host_pages=3,
+            saved_pages=4,
+            restored_pages=5,
+            evicted_host_pages=6,
+            forked_sequences=7,
+            longest_slot_wait=8,
+            slot_wait_bound=9,
         )

@@ -1,11 +1,11 @@
-"""The prompts of one call while schedulers answer them.
+"""The answers of one call while schedulers make them.
 
 Owns the requests of the call: each is aborted exactly once if it has not ended when the call is
 left, whether by a stop string, an error or a client that went away. Knows nothing of HTTP.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from cluster.errors import Internal, TopworkError
@@ -22,12 +22,13 @@ class Generation:
 
     def __init__(
         self,
-        answers: list[Answer],
+        prompts: Sequence[tuple[Answer, ...]],
         schedulers: Schedulers,
         metrics: CallMetrics,
         admit: Callable[[int], Callable[[], None]],
     ) -> None:
-        self.answers = answers
+        self.prompts = prompts  # the answers to each
+        self.answers = tuple(answer for answers in prompts for answer in answers)
         self._schedulers = schedulers
         self._metrics = metrics
         self._admit = admit  # takes places in the router; returns what gives them back
@@ -36,16 +37,18 @@ class Generation:
         self._clients: dict[int, SchedulerClient] = {}  # by index of the running requests
         self._error: TopworkError | None = None
         self._index_by_id = {
-            answer.request.request_id: index for index, answer in enumerate(answers)
+            answer.request.request_id: index for index, answer in enumerate(self.answers)
         }
 
     def __enter__(self) -> "Generation":
         self._release = self._admit(len(self.answers))
         try:
-            for index, answer in enumerate(self.answers):
-                client = self._schedulers.choose(answer.request.adapter)
-                client.submit(answer.request, self._mailbox)
-                self._clients[index] = client
+            for answers in self.prompts:
+                requests = tuple(answer.request for answer in answers)
+                client = self._schedulers.choose(requests[0].adapter)
+                client.submit(requests, self._mailbox)
+                for request in requests:
+                    self._clients[self._index_by_id[request.request_id]] = client
         except TopworkError as error:
             self._metrics.failed(error)
             self._leave()
@@ -70,7 +73,7 @@ class Generation:
         return bool(self._clients) or self._error is not None
 
     async def receive(self) -> list[tuple[int, Piece]]:
-        """Wait for news; return (index of the prompt, piece) in order of arrival, maybe none.
+        """Wait for news; return (index of the answer, piece) in order of arrival, maybe none.
 
         Raises:
             TopworkError: what a scheduler reports for any of the requests, after all the pieces

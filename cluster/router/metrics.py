@@ -5,6 +5,7 @@ the schedulers' counts, which `exposition` adds.
 """
 
 import time
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -39,7 +40,7 @@ class RouterMetrics:
             "requests", "Answers that ended, by reason.", [*by_adapter, "finish_reason"]
         )
         self._prompt_tokens = self._counter(
-            "prompt_tokens", "Prompt tokens of ended answers.", by_adapter
+            "prompt_tokens", "Prompt tokens, once for all answers to a prompt.", by_adapter
         )
         self._generation_tokens = self._counter(
             "generation_tokens", "Tokens of ended answers.", by_adapter
@@ -66,9 +67,9 @@ class RouterMetrics:
             "e2e_request_latency_seconds", "From a call's arrival to its end.", E2E_BUCKETS
         )
 
-    def call(self, adapter: str, num_prompts: int) -> "CallMetrics":
-        """Return the moments of a call that arrives now; `adapter` is its name."""
-        return CallMetrics(self, self._label(adapter), num_prompts)
+    def call(self, adapter: str, num_choices: Sequence[int]) -> "CallMetrics":
+        """Return the moments of a call that arrives now, with so many answers to each prompt."""
+        return CallMetrics(self, self._label(adapter), num_choices)
 
     def rejected(self, reason: str) -> None:
         """Count a call that a limit kept out."""
@@ -90,10 +91,13 @@ class RouterMetrics:
         """Count an answer's end."""
         self._requests.labels(self._model, adapter, reason).inc()
 
-    def answered(self, adapter: str, answer: Answer, seconds: float, decoding: float) -> None:
-        """Count the tokens of an answer, `seconds` after the call, `decoding` after its first."""
+    def prompted(self, adapter: str, answer: Answer) -> None:
+        """Count the tokens of a prompt; `answer` is the first to it."""
         self._prompt_tokens.labels(self._model, adapter).inc(len(answer.request.token_ids))
         self._cached_tokens.labels(self._model, adapter).inc(answer.num_cached_tokens)
+
+    def answered(self, adapter: str, answer: Answer, seconds: float, decoding: float) -> None:
+        """Count the tokens of an answer, `seconds` after the call, `decoding` after its first."""
         self._generation_tokens.labels(self._model, adapter).inc(answer.num_tokens)
         self._e2e.labels(self._model).observe(seconds)
         if answer.num_tokens > 1:
@@ -129,15 +133,16 @@ class RouterMetrics:
 class CallMetrics:
     """The moments of one call."""
 
-    def __init__(self, metrics: RouterMetrics, adapter: str, num_prompts: int) -> None:
+    def __init__(self, metrics: RouterMetrics, adapter: str, num_choices: Sequence[int]) -> None:
         self._metrics = metrics
         self._adapter = adapter
         self._arrival = time.monotonic()
-        self._first: list[float | None] = [None] * num_prompts
-        self._latest: list[float] = [self._arrival] * num_prompts
+        self._is_first_choice = [number == 0 for count in num_choices for number in range(count)]
+        self._first: list[float | None] = [None] * sum(num_choices)
+        self._latest: list[float] = [self._arrival] * sum(num_choices)
 
     def tokens(self, index: int, count: int) -> None:
-        """Note that `count` tokens of one prompt's answer are here."""
+        """Note that `count` tokens of one answer are here."""
         if not count:
             return
         now = time.monotonic()
@@ -149,12 +154,14 @@ class CallMetrics:
         self._latest[index] = now
 
     def finished(self, index: int, answer: Answer) -> None:
-        """Note the end of one prompt's answer."""
+        """Note the end of one answer."""
         assert answer.finish_reason is not None, "an answer that goes on"
         now = time.monotonic()
         first = self._first[index]
         decoding = 0.0 if first is None else now - first
         self._metrics.ended(self._adapter, answer.finish_reason)
+        if self._is_first_choice[index]:
+            self._metrics.prompted(self._adapter, answer)
         self._metrics.answered(self._adapter, answer, now - self._arrival, decoding)
 
     def disconnected(self) -> None:

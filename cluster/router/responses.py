@@ -4,6 +4,7 @@ Owns field names and order. A field that is UNSET is left out. Knows nothing of 
 come about.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -161,11 +162,14 @@ class ModelList(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def usage_of(answers: list[Answer]) -> Usage:
-    """Return the counts of all answers of a call together."""
-    num_prompt_tokens = sum(len(answer.request.token_ids) for answer in answers)
-    num_tokens = sum(answer.num_tokens for answer in answers)
-    num_cached = sum(answer.num_cached_tokens for answer in answers)
+def usage_of(prompts: Sequence[Sequence[Answer]]) -> Usage:
+    """Return the counts of a call: each prompt once, and all its answers, shown or not.
+
+    The first answer to a prompt computes it for the others, so its cached tokens are the prompt's.
+    """
+    num_prompt_tokens = sum(len(answers[0].request.token_ids) for answers in prompts)
+    num_tokens = sum(answer.num_tokens for answers in prompts for answer in answers)
+    num_cached = sum(answers[0].num_cached_tokens for answers in prompts)
     return Usage(
         num_prompt_tokens,
         num_tokens,

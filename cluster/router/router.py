@@ -7,7 +7,7 @@ life of an adapter's unloading. Knows nothing of routes or of OpenAI's formats.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ class Router:
         self.metrics = RouterMetrics(config.model_name, config.max_adapter_labels)
         self.schedulers = Schedulers(backend, config)
         self.is_draining = False
-        self.num_in_flight = 0  # prompts
+        self.num_in_flight = 0  # answers
         self._keys = KeyRing.load(Path(config.api_key_file)) if config.api_key_file else None
         self._num_requests = 0
         self._running: asyncio.Task[None] | None = None
@@ -140,14 +140,19 @@ class Router:
         self._num_requests += 1
         return f"{request_id}-{self._num_requests}"
 
-    def generate(self, model: Model, requests: list[Request], options: TextOptions) -> Generation:
-        """Return the context in which the requests of one call run.
+    def generate(
+        self, model: Model, prompts: Sequence[tuple[Request, ...]], options: TextOptions
+    ) -> Generation:
+        """Return the context in which the requests of one call run: for each prompt, its choices.
 
-        Entering it raises Overloaded if the router has as many prompts in flight as it may, and
+        Entering it raises Overloaded if the router has as many answers in flight as it may, and
         Unavailable if it is being drained or no scheduler is up.
         """
-        answers = [Answer(self.tokenizer, request, options) for request in requests]
-        metrics = self.metrics.call(model.name, len(requests))
+        answers = [
+            tuple(Answer(self.tokenizer, request, options) for request in choices)
+            for choices in prompts
+        ]
+        metrics = self.metrics.call(model.name, [len(choices) for choices in prompts])
         return Generation(answers, self.schedulers, metrics, self._admit)
 
     async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
@@ -181,15 +186,15 @@ class Router:
             await self.backend.forget(result.digest)
 
     def _admit(self, count: int) -> Callable[[], None]:
-        """Take a place for each prompt of a call; return what gives them back."""
+        """Take a place for each answer of a call; return what gives them back."""
         if self.is_draining:
             self.metrics.rejected("draining")
             raise Unavailable("this router is being drained", retry_after=self.config.retry_after)
         if self.num_in_flight + count > self.config.max_in_flight:
             self.metrics.rejected("router_in_flight")
             raise Overloaded(
-                f"{self.num_in_flight} prompts are being answered, and {count} more would be over "
-                f"the limit of {self.config.max_in_flight}",
+                f"{self.num_in_flight} answers are being generated, and {count} more would be "
+                f"over the limit of {self.config.max_in_flight}",
                 retry_after=self.config.retry_after,
             )
         self.num_in_flight += count

@@ -7,20 +7,27 @@ opens another. Knows nothing of which scheduler to choose.
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from cluster.errors import Unavailable
+from cluster.kv_events import KvEventBatch
 from cluster.request import ErrorInfo, Request, TokenEvent
 from cluster.wire import (
     Abort,
     Events,
+    FollowKvEvents,
+    KvEvents,
+    KvEventsEnded,
+    KvEventsTaken,
     RouterFrame,
     SchedulerAddress,
     SchedulerFrame,
     Status,
     StatusCall,
     Submit,
+    UnfollowKvEvents,
     Unload,
     Unloaded,
     decode_scheduler_frame,
@@ -49,6 +56,22 @@ class Mailbox:
         return events
 
 
+class KvFollower(Protocol):
+    """Where the batches of one call's KV events arrive."""
+
+    def deliver(self, client: "SchedulerClient", batch: KvEventBatch) -> None:
+        """Take the next batch; `SchedulerClient.kv_events_taken` asks for more."""
+        ...
+
+    def ended(self, client: "SchedulerClient", error: ErrorInfo) -> None:
+        """Learn that the scheduler sends no more."""
+        ...
+
+    def lost(self, client: "SchedulerClient") -> None:
+        """Learn that the connection is gone."""
+        ...
+
+
 class SchedulerClient:
     """The router's end of a connection to a scheduler; belongs to one event loop."""
 
@@ -61,6 +84,7 @@ class SchedulerClient:
         self._on_lost = on_lost
         self._mailboxes: dict[str, Mailbox] = {}
         self._calls: dict[int, asyncio.Future[Status | Unloaded]] = {}
+        self._kv_followers: dict[int, KvFollower] = {}  # by call id
         self._num_calls = 0
         self._reading = asyncio.create_task(self._read())
 
@@ -81,15 +105,19 @@ class SchedulerClient:
         """Requests submitted and not ended."""
         return len(self._mailboxes)
 
-    def submit(self, request: Request, mailbox: Mailbox) -> None:
-        """Send a request; its events go to the mailbox, the last one with a finish_reason.
+    def submit(self, requests: tuple[Request, ...], mailbox: Mailbox) -> None:
+        """Send the choices of one prompt; their events go to the mailbox.
+
+        The last event of each has a finish_reason.
 
         Raises:
             Unavailable: if the connection is lost.
         """
-        assert request.request_id not in self._mailboxes, f"{request.request_id} is in use"
-        self._send(Submit(request))
-        self._mailboxes[request.request_id] = mailbox
+        for request in requests:
+            assert request.request_id not in self._mailboxes, f"{request.request_id} is in use"
+        self._send(Submit(requests))
+        for request in requests:
+            self._mailboxes[request.request_id] = mailbox
 
     def abort(self, request_id: str) -> None:
         """Drop a request; nothing happens if it has ended."""
@@ -115,6 +143,27 @@ class SchedulerClient:
         reply = await self._call(StatusCall)
         assert isinstance(reply, Status), f"{type(reply).__name__} in reply to StatusCall"
         return reply
+
+    def follow_kv_events(self, follower: KvFollower) -> int:
+        """Ask for the content of the prefix cache and all changes to it; return the call's id.
+
+        Raises:
+            Unavailable: if the connection is lost.
+        """
+        self._num_calls += 1
+        self._send(FollowKvEvents(self._num_calls))
+        self._kv_followers[self._num_calls] = follower
+        return self._num_calls
+
+    def kv_events_taken(self, call_id: int) -> None:
+        """Say that one more batch has been used up; nothing happens if the call has ended."""
+        if call_id in self._kv_followers:
+            self._send(KvEventsTaken(call_id))
+
+    def unfollow_kv_events(self, call_id: int) -> None:
+        """Ask for no more batches; nothing happens if the call has ended."""
+        if self._kv_followers.pop(call_id, None) is not None:
+            self._send(UnfollowKvEvents(call_id))
 
     def close(self, reason: str) -> None:
         """Close the connection and end everything that waits on it with Unavailable."""
@@ -155,6 +204,9 @@ class SchedulerClient:
             for event in frame.events:
                 self._deliver(event)
             return
+        if isinstance(frame, KvEvents | KvEventsEnded):
+            self._deliver_kv_events(frame)
+            return
         answer = self._calls.get(frame.call_id)
         if answer is not None and not answer.done():
             answer.set_result(frame)
@@ -166,6 +218,16 @@ class SchedulerClient:
         if event.finish_reason is not None:
             del self._mailboxes[event.request_id]
         mailbox.deliver(event)
+
+    def _deliver_kv_events(self, frame: KvEvents | KvEventsEnded) -> None:
+        follower = self._kv_followers.get(frame.call_id)
+        if follower is None:  # unfollowed here while the batch was on its way
+            return
+        if isinstance(frame, KvEvents):
+            follower.deliver(self, frame.batch)
+        else:
+            del self._kv_followers[frame.call_id]
+            follower.ended(self, frame.error)
 
     def _lose(self, reason: str) -> None:
         if self.closed:
@@ -180,4 +242,7 @@ class SchedulerClient:
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(Unavailable(message, retry_after=1))
+        followers, self._kv_followers = self._kv_followers, {}
+        for follower in followers.values():
+            follower.lost(self)
         self._on_lost()

@@ -6,6 +6,7 @@ are used again. Knows nothing of HTTP or of text.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -41,6 +42,7 @@ class Schedulers:
         self._config = config
         self._clients: dict[SchedulerAddress, SchedulerClient] = {}
         self._listed: frozenset[SchedulerAddress] = frozenset()
+        self._watchers: list[Callable[[SchedulerClient], None]] = []
         self._changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
 
@@ -68,6 +70,17 @@ class Schedulers:
         # The least loaded one is always under the bound, so that there is a choice.
         free = [client for client in clients if client.num_in_flight < bound]
         return max(free, key=lambda client: affinity(adapter, client.address.replica))
+
+    def watch(self, watcher: Callable[[SchedulerClient], None]) -> None:
+        """Call `watcher` with every connection that is up and with each that is opened later."""
+        self._watchers.append(watcher)
+        for client in self._clients.values():
+            if not client.closed:
+                watcher(client)
+
+    def unwatch(self, watcher: Callable[[SchedulerClient], None]) -> None:
+        """Call `watcher` no more."""
+        self._watchers.remove(watcher)
 
     async def refresh(self) -> None:
         """Look at the list of replicas; connect to new ones, let go of those that left.
@@ -139,6 +152,8 @@ class Schedulers:
         except (OSError, TimeoutError):
             return  # not up yet, or down: the next look tries again
         self._clients[address] = client
+        for watcher in tuple(self._watchers):
+            watcher(client)
 
     async def _watch(self, client: SchedulerClient) -> None:
         """Ask for a sign of life at intervals; a process that is stopped keeps its sockets open."""

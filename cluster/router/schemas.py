@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from cluster.errors import InvalidRequest
 
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
+PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
 
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
 
@@ -34,7 +35,7 @@ NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
-    "best_of": (1,),
+    "best_of": (1,),  # of chats; completions have it
     "chat_template": (),
     "documents": ([],),
     "early_stopping": (False,),
@@ -51,9 +52,7 @@ NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
     "logits_processors": ([],),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
-    "n": (1,),
     "prediction": (),
-    "priority": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
@@ -96,7 +95,7 @@ class Body(BaseModel):
 
 
 def _is_neutral(value: JsonValue, neutral: tuple[JsonValue, ...]) -> bool:
-    # True == 1 in Python, and n=true is not n=1
+    # True == 1 in Python, and best_of=true is not best_of=1
     return any(value == other and type(value) is type(other) for other in neutral)
 
 
@@ -133,6 +132,8 @@ class GenerationBody(Body):
         | None
     ) = None
     cache_salt: Annotated[str | None, Field(min_length=1, max_length=1024)] = None
+    n: Annotated[int | None, Field(ge=1)] = None
+    priority: Annotated[int | None, Field(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = None
     return_token_ids: bool | None = None
 
 
@@ -165,6 +166,7 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: JsonValue
+    best_of: Annotated[int | None, Field(ge=1)] = None
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
 
 

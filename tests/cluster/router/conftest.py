@@ -69,6 +69,7 @@ class Serving:
 
     def __init__(self, config: RouterConfig, schedulers: list[FakeScheduler]) -> None:
         self.schedulers = schedulers
+        self._clients: list[openai.OpenAI] = []
         self.backend = FakeBackend()
         self.router = Router(config, self.backend)
         self.loop = asyncio.new_event_loop()
@@ -87,6 +88,8 @@ class Serving:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
 
     def stop(self) -> None:
+        for client in self._clients:  # the collector would find their sockets open
+            client.close()
         self._server.should_exit = True
         self._serving.result(10)
         self.run(self._close())
@@ -96,7 +99,11 @@ class Serving:
         self._socket.close()
 
     def client(self, api_key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=10)
+        client = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=10
+        )
+        self._clients.append(client)
+        return client
 
     async def _start(self) -> None:
         self.backend.addresses = tuple([await fake.start() for fake in self.schedulers])

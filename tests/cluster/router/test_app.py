@@ -1,7 +1,9 @@
 """The whole router under OpenAI's own client, over real sockets, with fake schedulers."""
 
+import http.client
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -223,10 +225,11 @@ def test_a_client_that_gives_up_before_the_first_token_aborts_its_request(
 ) -> None:
     serving = serve(FakeScheduler(lambda _: Script(is_silent=True)))
     fake = serving.schedulers[0]
-    with pytest.raises(openai.APITimeoutError):
-        serving.client().with_options(timeout=0.3).chat.completions.create(
-            model="tiny", messages=HELLO, stream=stream
-        )
+    connection = http.client.HTTPConnection(serving.url.removeprefix("http://"), timeout=10)
+    body = {"model": "tiny", "messages": HELLO, "stream": stream}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    serving.run(fake.wait_until(lambda fake: bool(fake.submitted)))
+    connection.close()
     serving.run(fake.wait_until(lambda fake: bool(fake.aborted)))
     assert fake.aborted == [fake.submitted[0].request_id]
     assert serving.router.num_in_flight == 0
@@ -273,6 +276,30 @@ def test_an_error_in_mid_stream_is_an_event_after_the_tokens(
     assert raw.endswith('"code":503}}\n\ndata: [DONE]\n\n')
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_takes_too_long_is_a_504(
+    serve: Callable[..., Any], saying: Saying, stream: bool
+) -> None:
+    error = ErrorInfo("DeadlineExceeded", "the request has taken longer than it may")
+    serving = serve(says(() if stream else saying("half", ends=False), error=error))
+    with pytest.raises(openai.InternalServerError, match="longer than it may") as caught:
+        serving.client().chat.completions.create(model="tiny", messages=HELLO, stream=stream)
+    assert (caught.value.status_code, caught.value.type) == (504, "timeout_error")
+
+
+def test_a_stream_that_takes_too_long_ends_with_a_504_as_its_last_event(
+    serve: Callable[..., Any], saying: Saying
+) -> None:
+    error = ErrorInfo("DeadlineExceeded", "the request has taken longer than it may")
+    serving = serve(says(saying("half", ends=False), error=error))
+    raw = httpx.post(
+        f"{serving.url}/v1/completions", json={"model": "tiny", "prompt": "a", "stream": True}
+    ).text
+    *_, last, end, rest = raw.split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == 504
+    assert (end, rest) == ("data: [DONE]", "")
+
+
 def test_a_scheduler_that_dies_is_a_503_and_the_next_one_is_found(
     serve: Callable[..., Any],
 ) -> None:
@@ -293,10 +320,15 @@ def test_a_scheduler_that_dies_is_a_503_and_the_next_one_is_found(
 
 
 def test_a_scheduler_that_is_stopped_is_given_up(serve: Callable[..., Any]) -> None:
-    serving = serve(FakeScheduler(), scheduler_timeout=0.3, health_timeout=0.1)
-    serving.schedulers[0].is_hung = True
-    with pytest.raises(openai.InternalServerError, match="silent for 0.3 s"):
-        serving.client().chat.completions.create(model="tiny", messages=HELLO)
+    silent = FakeScheduler(lambda _: Script(is_silent=True))
+    serving = serve(silent, scheduler_timeout=1.0, health_timeout=0.1)
+    with ThreadPoolExecutor(1) as caller:
+        client = serving.client()
+        call = caller.submit(client.chat.completions.create, model="tiny", messages=HELLO)
+        serving.run(silent.wait_until(lambda fake: bool(fake.submitted)))
+        silent.is_hung = True
+        with pytest.raises(openai.InternalServerError, match="silent for 1 s"):
+            call.result()
     assert httpx.get(f"{serving.url}/health").status_code == 503
 
 

@@ -15,7 +15,8 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 @pytest.fixture(scope="module")
 def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that posts a body and returns (status, error object)."""
-    serving = serve_once(FakeScheduler(), max_body_bytes=200_000, max_prompts=4)
+    limits = {"max_body_bytes": 200_000, "max_prompts": 4, "max_choices": 3, "max_answers": 5}
+    serving = serve_once(FakeScheduler(), **limits)
 
     def send(path: str, **content: Any) -> tuple[int, dict[str, Any]]:
         reply = httpx.post(serving.url + path, timeout=10, **content)
@@ -60,8 +61,13 @@ def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
             "stream_options.continuous_usage_stats",
             "is not supported",
         ),
-        ({"n": 2}, "n", "is not supported"),
-        ({"n": True}, "n", "is not supported"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 4}, "n", "at most 3, not 4"),
+        ({"n": True}, "n", "valid integer"),
+        ({"best_of": 2}, "best_of", "is not supported"),
+        ({"priority": 2**31}, "priority", "less than or equal to 2147483647"),
+        ({"priority": -(2**31) - 1}, "priority", "greater than or equal to -2147483648"),
+        ({"priority": 0.5}, "priority", "valid integer"),
         ({"tools": [{"type": "function"}]}, "tools", "is not supported"),
         ({"tool_choice": "required"}, "tool_choice", "is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "is not supported"),
@@ -130,6 +136,29 @@ def test_a_bad_prompt_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize(
+    ("change", "param", "reason"),
+    [
+        ({"n": 4}, "n", "at most 3, not 4"),
+        ({"best_of": 4}, "best_of", "at most 3, not 4"),
+        ({"best_of": 0}, "best_of", "greater than or equal to 1"),
+        ({"best_of": "2"}, "best_of", "valid integer"),
+        ({"n": 3, "best_of": 2}, "best_of", "2 is less than n, 3"),
+        ({"best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
+        ({"n": 2, "best_of": 3, "stream": True}, "best_of", "cannot be streamed"),
+        ({"n": 3, "prompt": ["a", "b"]}, "n", "2 prompts with 3 answers each are over the limit"),
+        ({"best_of": 3, "prompt": ["a", "b"]}, "best_of", "over the limit of 5 answers"),
+    ],
+)
+def test_a_bad_number_of_choices_is_refused_by_name(
+    post: Callable[..., Any], change: dict[str, Any], param: str, reason: str
+) -> None:
+    status, error = post("/v1/completions", json={"model": "tiny", "prompt": "a"} | change)
+    assert (status, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param}: ")
+    assert reason in error["message"]
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",
@@ -156,6 +185,7 @@ def test_parameters_that_ask_for_nothing_are_accepted(serve: Callable[..., Any])
         "n": 1, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"},
         "user": "someone", "metadata": {"a": "b"}, "store": False, "best_of": 1, "echo": False,
         "suffix": None, "top_k": -1, "stop": None, "logprobs": False, "service_tier": "auto",
+        "priority": 0,
     }  # fmt: skip
     reply = httpx.post(
         f"{serving.url}/v1/chat/completions",
@@ -175,8 +205,8 @@ def test_an_unknown_model_is_openais_not_found(serve: Callable[..., Any]) -> Non
 
 def test_bad_parameters_are_openais_bad_request(serve: Callable[..., Any]) -> None:
     serving = serve(FakeScheduler())
-    with pytest.raises(openai.BadRequestError, match="n is not supported"):
-        serving.client().chat.completions.create(model="tiny", messages=HELLO, n=3)
+    with pytest.raises(openai.BadRequestError, match="n: at most 16, not 17"):
+        serving.client().chat.completions.create(model="tiny", messages=HELLO, n=17)
 
 
 def test_unknown_routes_have_the_same_shape(serve: Callable[..., Any]) -> None:

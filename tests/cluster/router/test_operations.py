@@ -11,9 +11,22 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.request import BASE
-from cluster.router.fake_scheduler import FakeScheduler
+from cluster.router.fake_scheduler import FakeScheduler, Script
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
+
+# The fake says of the n-th that it is n.
+STATUS_METRICS = (
+    "kv_host_blocks_free",
+    "kv_host_blocks_cached",
+    "kv_host_blocks_total",
+    "kv_host_blocks_saved",
+    "kv_host_blocks_restored",
+    "kv_host_blocks_evicted",
+    "forked_sequences",
+    "adapter_slot_wait_longest_steps",
+    "adapter_slot_wait_bound_steps",
+)
 
 
 def load(serving: Any, name: str, path: str = "/adapters/one", **more: Any) -> httpx.Response:
@@ -65,12 +78,12 @@ def test_content_with_another_name_outlives_the_first(serve: Callable[..., Any])
     assert serving.backend.forgotten == []
 
 
-def test_unloading_does_not_wait_for_a_scheduler_that_dies(serve: Callable[..., Any]) -> None:
+def test_unloading_does_not_wait_for_a_scheduler_that_is_stopped(serve: Callable[..., Any]) -> None:
     serving = serve(FakeScheduler(), scheduler_timeout=0.3)
     load(serving, "a")
-    serving.schedulers[0].reason = "stopped"
     serving.schedulers[0].is_hung = True
     assert unload(serving, "a").status_code == 200
+    assert serving.schedulers[0].unloaded == []
     assert len(serving.backend.forgotten) == 1
 
 
@@ -107,7 +120,7 @@ def test_tokenize_and_detokenize_are_inverse(serve: Callable[..., Any]) -> None:
 
 
 def test_health_follows_every_scheduler(serve: Callable[..., Any]) -> None:
-    serving = serve(FakeScheduler(), FakeScheduler(replica="1"), health_timeout=0.2)
+    serving = serve(FakeScheduler(), FakeScheduler(replica="1"), health_timeout=10.0)
     assert httpx.get(f"{serving.url}/health").status_code == 200
     assert httpx.get(f"{serving.url}/ready").status_code == 200
     serving.schedulers[1].reason = "rank 1 made no step for 9 s"
@@ -115,14 +128,20 @@ def test_health_follows_every_scheduler(serve: Callable[..., Any]) -> None:
     assert reply.status_code == 503
     assert reply.json()["reasons"] == ["scheduler 1: rank 1 made no step for 9 s"]
     assert httpx.get(f"{serving.url}/ready").status_code == 200
-    serving.schedulers[0].is_hung = True
-    reasons = httpx.get(f"{serving.url}/health").json()["reasons"]
-    assert reasons[0] == "scheduler 0 does not answer"
     assert httpx.get(f"{serving.url}/version").json() == {"version": "1.2.3"}
 
 
+def test_a_scheduler_that_does_not_answer_is_not_healthy(serve: Callable[..., Any]) -> None:
+    serving = serve(FakeScheduler(), health_timeout=0.1)
+    serving.schedulers[0].is_hung = True
+    reply = httpx.get(f"{serving.url}/health")
+    assert reply.status_code == 503
+    assert reply.json()["reasons"] == ["scheduler 0 does not answer"]
+    assert httpx.get(f"{serving.url}/ready").status_code == 503
+
+
 def test_draining_refuses_new_calls_and_ends_the_running_ones(serve: Callable[..., Any]) -> None:
-    serving = serve(FakeScheduler(step_seconds=0.01))
+    serving = serve(FakeScheduler(lambda _: Script(pauses_after=1)))
     client = serving.client()
     stream = client.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=20, stream=True, extra_body={"ignore_eos": True}
@@ -134,6 +153,7 @@ def test_draining_refuses_new_calls_and_ends_the_running_ones(serve: Callable[..
     assert httpx.get(f"{serving.url}/ready").status_code == 503
     with pytest.raises(openai.InternalServerError, match="drained"):
         client.chat.completions.create(model="tiny", messages=HELLO)
+    serving.loop.call_soon_threadsafe(serving.schedulers[0].resume)
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
 
 
@@ -166,6 +186,8 @@ def test_metrics_parse_and_count(serve: Callable[..., Any]) -> None:
     }
     assert families["topwork_adapter_resident"].samples[0].labels["adapter"] == "sql"
     assert families["topwork_scheduler_up"].samples[0].value == 1
+    for number, name in enumerate(STATUS_METRICS, 1):
+        assert families[f"topwork_{name}"].samples[0].value == number
     unload(serving, "sql")
     assert 'adapter="sql"' not in httpx.get(f"{serving.url}/metrics").text
 
@@ -185,10 +207,12 @@ KEYS = f"""
 - key: alice-secret
   tenant: alice
   adapters: [a]
+  weight: 5
 - key_sha256: {sha256(b"root-secret").hexdigest()}
   tenant: ops
   adapters: "*"
   admin: true
+  min_priority: -10
 """
 
 
@@ -220,6 +244,35 @@ def test_a_key_opens_its_own_adapters_only(guarded: Any) -> None:
             client.chat.completions.create(model=model, messages=HELLO)
     assert [model.id for model in client.models.list()] == ["tiny", "a"]
     assert len(guarded.client("root-secret").models.list().data) == 3
+
+
+def test_a_key_gives_its_requests_tenant_weight_and_the_right_to_a_priority(guarded: Any) -> None:
+    def ask(key: str, **extra: Any) -> Any:
+        guarded.client(key).completions.create(
+            model="tiny", prompt=[5], max_tokens=1, n=2, extra_body=extra
+        )
+        first, second = guarded.schedulers[0].submitted[-2:]
+        told = (first.tenant, first.weight, first.priority)
+        assert (second.tenant, second.weight, second.priority) == told
+        return told
+
+    assert ask("alice-secret") == ("alice", 5, 0)
+    assert ask("alice-secret", priority=7) == ("alice", 5, 7)
+    assert ask("root-secret", priority=-10) == ("ops", 1, -10)
+    for key, priority, least in (("alice-secret", -1, 0), ("root-secret", -11, -10)):
+        with pytest.raises(openai.PermissionDeniedError, match=f"is less than {least}") as caught:
+            ask(key, priority=priority)
+        assert caught.value.param == "priority"
+    assert len(guarded.schedulers[0].submitted) == 6
+
+
+def test_without_keys_any_priority_goes_through(serve: Callable[..., Any]) -> None:
+    serving = serve(FakeScheduler())
+    serving.client().chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=1, extra_body={"priority": -(2**31)}
+    )
+    (request,) = serving.schedulers[0].submitted
+    assert (request.priority, request.tenant, request.weight) == (-(2**31), "", 1)
 
 
 def test_only_an_admin_changes_what_is_served(guarded: Any) -> None:

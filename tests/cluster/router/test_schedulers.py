@@ -38,7 +38,7 @@ def test_an_adapter_stays_with_its_replica_until_that_one_is_much_busier() -> No
         assert all(schedulers.choose("x") is home for _ in range(5))
         mailbox = Mailbox()
         for number in range(30):
-            schedulers.choose("x").submit(request(str(number), "x"), mailbox)
+            schedulers.choose("x").submit((request(str(number), "x"),), mailbox)
         loads = sorted(client.num_in_flight for client in schedulers.clients)
         assert sum(loads) == 30
         assert loads[-1] <= 13  # 1.25 of the average, rounded up
@@ -56,7 +56,7 @@ def test_events_of_a_lost_connection_end_with_unavailable() -> None:
         await schedulers.refresh()
         client = schedulers.choose("base")
         mailbox = Mailbox()
-        client.submit(request("r", max_tokens=9), mailbox)
+        client.submit((request("r", max_tokens=9),), mailbox)
         events: list[TokenEvent] = []
         while not events or events[-1].finish_reason is None:
             events += await mailbox.receive()
@@ -78,16 +78,17 @@ def test_events_of_a_lost_connection_end_with_unavailable() -> None:
 
 def test_a_replica_that_is_not_listed_any_more_ends_its_requests_first() -> None:
     async def scenario() -> None:
-        fake = FakeScheduler(step_seconds=0.005)
+        fake = FakeScheduler(lambda _: Script(pauses_after=3))
         backend = FakeBackend(await fake.start())
         schedulers = Schedulers(backend, CONFIG)
         await schedulers.refresh()
         client = schedulers.choose("base")
         mailbox = Mailbox()
-        client.submit(request("r", max_tokens=10), mailbox)
+        client.submit((request("r", max_tokens=10),), mailbox)
         backend.addresses = ()
         await schedulers.refresh()
         assert schedulers.clients == ()
+        fake.resume()
         events: list[TokenEvent] = []
         while not events or events[-1].finish_reason is None:
             events += await mailbox.receive()
@@ -105,14 +106,13 @@ def test_a_scheduler_that_is_not_up_yet_is_found_later() -> None:
     async def scenario() -> None:
         backend = FakeBackend(SchedulerAddress("0", "127.0.0.1", 1, SECRET))
         schedulers = Schedulers(backend, CONFIG)
+        await schedulers.refresh()
         running = asyncio.create_task(schedulers.run())
-        await asyncio.sleep(0.05)
         assert [report.status for report in await schedulers.reports()] == [None]
         fake = FakeScheduler()
         backend.addresses = (await fake.start(),)
-        async with asyncio.timeout(5):
-            while not schedulers.clients:
-                await asyncio.sleep(0.01)
+        await fake.wait_until(lambda fake: fake.num_routers > 0)
+        assert [client.address for client in schedulers.clients] == [*backend.addresses]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await schedulers.close()
