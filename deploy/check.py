@@ -11,7 +11,7 @@ from cluster.adapters.peft_reader import AdapterLimits, read_adapter
 from cluster.errors import TopworkError
 from cluster.scheduling.config import SchedulerConfig
 from deploy.config import ConfigError, ServeConfig
-from deploy.models import find_model
+from deploy.models import base_digest, find_model
 from worker.model_config import ModelConfig
 from worker.model_reader import read_model_config
 from worker.partition import LINEAR_MODULES, check_tp, partition
@@ -65,7 +65,7 @@ def scheduler_config(checked: Checked) -> SchedulerConfig:
     config = checked.config
     try:
         return SchedulerConfig(
-            base_digest=config.base_name,
+            base_digest=base_digest(checked.model_dir, config.dtype),
             num_pages=0,
             page_size=config.page_size,
             max_model_len=checked.max_model_len,
@@ -74,6 +74,7 @@ def scheduler_config(checked: Checked) -> SchedulerConfig:
             max_waiting=config.max_waiting,
             token_budget=config.max_num_batched_tokens,
             prefix_cache=config.prefix_cache,
+            fairness=config.fairness,
         )
     except ValueError as error:
         raise ConfigError(f"max_num_batched_tokens, max_num_seqs, page_size: {error}") from error

@@ -1,5 +1,6 @@
-"""Finds the base model on disk: a directory as it is, the demo model, or a hub id fetched once."""
+"""Finds the base model on disk: a directory as it is, or a hub id fetched once; and names it."""
 
+from hashlib import blake2b
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -29,3 +30,26 @@ def find_model(model: str) -> Path:
         raise ConfigError(
             f"model: {model!r} is neither a directory nor a model that the hub gives: {error}"
         ) from error
+
+
+_SAMPLE_BYTES = 2**20  # of each weight file, from its start, its middle and its end
+
+
+def base_digest(model_dir: Path, dtype: str) -> str:
+    """Return what tells one base model from another: the same on every host with the same files.
+
+    Made of config.json and, for each weight file, its name, its size and three samples: to hash
+    all of a large model would take minutes at every start. The type that the KV is kept in is part
+    of it, because the KV of one type is not that of another.
+    """
+    digest = blake2b(b"topwork base 1", digest_size=32)
+    digest.update(dtype.encode())
+    digest.update((model_dir / "config.json").read_bytes())
+    for file in sorted(model_dir.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as opened:
+            for start in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
+                opened.seek(start)
+                digest.update(opened.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

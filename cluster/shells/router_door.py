@@ -9,14 +9,18 @@ from typing import Protocol
 
 import msgspec
 
+from cluster.kv_feed import KvFeed
 from cluster.request import Request
 from cluster.wire import (
     Abort,
+    FollowKvEvents,
+    KvEventsTaken,
     RouterFrame,
     SchedulerFrame,
     Status,
     StatusCall,
     Submit,
+    UnfollowKvEvents,
     Unload,
     decode_router_frame,
     encode,
@@ -55,7 +59,7 @@ class RouterConnection:
 class Desk(Protocol):
     """Who answers behind the door."""
 
-    def submit(self, router: RouterConnection, request: Request) -> None: ...
+    def submit(self, router: RouterConnection, requests: tuple[Request, ...]) -> None: ...
     def abort(self, router: RouterConnection, request_id: str) -> None: ...
     def abort_all(self, router: RouterConnection) -> None: ...
     def unload(self, router: RouterConnection, call_id: int, adapter: str) -> None: ...
@@ -63,10 +67,11 @@ class Desk(Protocol):
 
 
 class RouterDoor:
-    """Accepts routers and hands their messages to the desk."""
+    """Accepts routers and hands their messages to the desk, or to the feed of KV events."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, kv_feed: KvFeed) -> None:
         self._desk = desk
+        self._kv_feed = kv_feed
         self._server: asyncio.Server | None = None
         self._secret = b""
         self._visits: set[asyncio.Task[None]] = set()
@@ -108,15 +113,22 @@ class RouterDoor:
             logger.error("a router sent a bad frame: %s", error)
         finally:
             self._desk.abort_all(router)
+            self._kv_feed.forget(router)
             router.close()
 
     def _dispatch(self, router: RouterConnection, message: RouterFrame) -> None:
         match message:
-            case Submit(request):
-                self._desk.submit(router, request)
+            case Submit(requests):
+                self._desk.submit(router, requests)
             case Abort(request_id):
                 self._desk.abort(router, request_id)
             case Unload(call_id, adapter):
                 self._desk.unload(router, call_id, adapter)
             case StatusCall(call_id):
                 router.send(self._desk.status(call_id))
+            case FollowKvEvents(call_id):
+                self._kv_feed.follow(router, call_id)
+            case KvEventsTaken(call_id):
+                self._kv_feed.taken(router, call_id)
+            case UnfollowKvEvents(call_id):
+                self._kv_feed.unfollow(router, call_id)

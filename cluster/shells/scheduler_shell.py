@@ -15,9 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from cluster.errors import TopworkError
+from cluster.kv_feed import KvFeed
 from cluster.request import ErrorInfo, Request, TokenEvent
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.scheduler import Scheduler
+from cluster.shells.kv_publisher import KvPublisher, KvPublisherConfig
+from cluster.shells.owners import Owners
 from cluster.shells.rank_group import GroupFailed, RankGroup, RankLauncher
 from cluster.shells.router_door import RouterConnection, RouterDoor
 from cluster.shells.status import StatusKeeper
@@ -37,6 +40,8 @@ class SchedulerShellConfig:
     start_timeout: float  # until all ranks must take plans
     step_timeout: float  # until all ranks must have answered one
     restart_delay: float = 1.0  # between two failed attempts to start the ranks
+    request_timeout: float | None = None  # until a request ends with an error
+    kv_publisher: KvPublisherConfig | None = None  # None: only routers that ask hear of KV events
 
 
 class ShardSource(Protocol):
@@ -60,10 +65,12 @@ class SchedulerShell:
         self._launcher = launcher
         self._pool = pool
         self._status = StatusKeeper(config.replica, time.monotonic)
-        self._door = RouterDoor(self)
+        self._publisher = KvPublisher(config.kv_publisher) if config.kv_publisher else None
+        self._kv_feed = KvFeed(config.scheduler.base_digest, time.time, self._publisher)
+        self._door = RouterDoor(self, self._kv_feed)
         self._scheduler: Scheduler | None = None  # None while the ranks are down
         self._group: RankGroup | None = None
-        self._owners: dict[int, tuple[RouterConnection, str]] = {}
+        self._owners = Owners(config.request_timeout, self._expire)
         self._unloading: dict[str, list[tuple[RouterConnection, int]]] = defaultdict(list)
         self._background: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -71,6 +78,9 @@ class SchedulerShell:
 
     async def start(self, host: str) -> SchedulerAddress:
         """Open the door for routers and begin to bring up the ranks; returns where the door is."""
+        if self._publisher is not None:
+            self._publisher.open()
+        self._kv_feed.clear()
         secret = secrets.token_bytes(32)
         port = await self._door.open(host, secret)
         self._main = asyncio.create_task(self._supervise())
@@ -94,28 +104,28 @@ class SchedulerShell:
         with contextlib.suppress(asyncio.CancelledError):
             await self._main
         await self._door.close()
+        if self._publisher is not None:
+            await self._publisher.close()
 
     # What routers ask; all on the event loop, between two awaits of the step loop.
 
-    def submit(self, router: RouterConnection, request: Request) -> None:
-        """Queue a request, or answer at once why not."""
+    def submit(self, router: RouterConnection, requests: tuple[Request, ...]) -> None:
+        """Queue the choices of one prompt, all or none; or answer at once why not."""
         try:
             if self._scheduler is None:
                 raise self._status.unavailable()
-            seq_id = self._scheduler.add(request)
+            seq_ids = self._scheduler.add_all(requests)
         except TopworkError as error:
-            router.send(Events((_failed(request.request_id, error),)))
+            router.send(Events(tuple(_failed(r.request_id, error) for r in requests)))
             return
-        self._owners[seq_id] = (router, request.request_id)
-        router.sequences[request.request_id] = seq_id
+        self._owners.enter(router, seq_ids, requests)
         self._wake.set()
 
     def abort(self, router: RouterConnection, request_id: str) -> None:
         """Drop a request; one that has just ended is nobody's any more."""
-        seq_id = router.sequences.pop(request_id, None)
+        seq_id = self._owners.leave(router, request_id)
         if seq_id is None:
             return
-        del self._owners[seq_id]
         assert self._scheduler is not None, "an owned sequence lives in a scheduler"
         self._scheduler.abort(seq_id)
         self._wake.set()
@@ -137,6 +147,12 @@ class SchedulerShell:
     def status(self, call_id: int) -> Status:
         """Return counts and health as of now."""
         return self._status.snapshot(call_id, self._scheduler, self._group)
+
+    def _expire(self, seq_id: int) -> None:
+        """Learn that a request has taken longer than it may."""
+        assert self._scheduler is not None, "an owned sequence lives in a scheduler"
+        self._owners.deliver(self._scheduler.expire(seq_id))
+        self._wake.set()
 
     # The life of the ranks.
 
@@ -163,7 +179,15 @@ class SchedulerShell:
             raise
         if group.num_pages * self._config.scheduler.page_size < 2:
             raise GroupFailed("the KV memory budget does not hold a single page")
-        self._scheduler = Scheduler(replace(self._config.scheduler, num_pages=group.num_pages))
+        self._scheduler = Scheduler(
+            replace(
+                self._config.scheduler,
+                num_pages=group.num_pages,
+                num_host_pages=group.num_host_pages,
+            ),
+            self._kv_feed.observer,
+        )
+        self._kv_feed.cover(self._scheduler.contents)
         self._status.up()
         logger.info("ranks up: %d pages of KV on each", group.num_pages)
         await self._step_loop(group, self._scheduler)
@@ -174,6 +198,7 @@ class SchedulerShell:
             plan = scheduler.schedule()
             self._start_loads(group, scheduler)
             self._finish_unloads(group, scheduler)
+            self._kv_feed.flush()
             if plan is None:
                 await self._idle(group)
                 continue
@@ -181,7 +206,7 @@ class SchedulerShell:
             self._status.step_begins(plan.step)
             output = await group.step(plan.step, frame)
             self._status.step_ends()
-            self._deliver(scheduler.commit(output))
+            self._owners.deliver(scheduler.commit(output))
 
     async def _idle(self, group: RankGroup) -> None:
         """Wait for an event, or for the news that the group has failed."""
@@ -197,19 +222,16 @@ class SchedulerShell:
     async def _bury(self, reason: str) -> None:
         """Answer everything in flight with 503 and end what is left of the ranks."""
         self._status.down(reason, self._scheduler)
-        self._scheduler = None
-        error = self._status.unavailable()
-        owners, self._owners = self._owners, {}
-        for router, request_id in owners.values():
-            router.sequences.pop(request_id)
-            router.send(Events((_failed(request_id, error),)))
         for calls in self._unloading.values():
             for router, call_id in calls:
                 router.send(Unloaded(call_id, freed_pages=0, freed_slot=None))
         self._unloading.clear()
+        self._kv_feed.clear()
         await self._kill_group()
 
     async def _kill_group(self) -> None:
+        """End every request with the reason, then the ranks."""
+        self._owners.fail_all(_info(self._status.unavailable()))
         self._scheduler = None
         for task in tuple(self._background):
             task.cancel()
@@ -218,21 +240,6 @@ class SchedulerShell:
             await group.kill()
 
     # After each step.
-
-    def _deliver(self, events: list[tuple[int, TokenEvent]]) -> None:
-        """Send each router one message with all the news of its requests."""
-        by_router: dict[RouterConnection, list[TokenEvent]] = {}
-        for seq_id, event in events:
-            owner = self._owners.get(seq_id)
-            if owner is None:
-                continue  # aborted while the step ran
-            router, request_id = owner
-            by_router.setdefault(router, []).append(event)
-            if event.finish_reason is not None:
-                del self._owners[seq_id]
-                del router.sequences[request_id]
-        for router, news in by_router.items():
-            router.send(Events(tuple(news)))
 
     def _start_loads(self, group: RankGroup, scheduler: Scheduler) -> None:
         for load in scheduler.take_loads():
@@ -244,7 +251,7 @@ class SchedulerShell:
             shards = await self._pool.shards(digest, self._config.tp)
             await group.load_adapter(slot, shards)
         except TopworkError as error:
-            self._deliver(scheduler.adapter_failed(digest, _info(error)))
+            self._owners.deliver(scheduler.adapter_failed(digest, _info(error)))
         except GroupFailed:
             return  # the step loop learns it from the closed connection
         else:

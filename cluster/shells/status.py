@@ -21,6 +21,10 @@ COUNTERS = (
     "retractions",
     "evicted_pages",
     "adapter_loads",
+    "saved_pages",
+    "restored_pages",
+    "evicted_host_pages",
+    "forked_sequences",
 )
 
 
@@ -91,6 +95,11 @@ class StatusKeeper:
             held_pages=stats.held_pages,
             total_pages=stats.total_pages,
             num_slots=stats.num_slots,
+            free_host_pages=stats.free_host_pages,
+            cached_host_pages=stats.cached_host_pages,
+            total_host_pages=stats.total_host_pages,
+            longest_slot_wait=stats.longest_slot_wait,
+            slot_wait_bound=stats.slot_wait_bound,
             slots=tuple(SlotStatus(s.slot, s.digest, s.loading, s.leases) for s in stats.slots),
             ranks=() if group is None else self._ranks(group),
             **self._totals(stats),

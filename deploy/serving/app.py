@@ -4,6 +4,7 @@ The only place where actors come to be (with launcher.py beside it, for the rank
 """
 
 import asyncio
+import gc
 import os
 import secrets
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from cluster.errors import Unavailable
 from cluster.router.app import create_app
 from cluster.router.config import RouterConfig
 from cluster.router.router import Router
+from cluster.shells.kv_publisher import offset_port
 from cluster.shells.pool_shell import AdapterPoolActor
 from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
 from cluster.wire import SchedulerAddress
@@ -101,16 +103,33 @@ class SchedulerReplica:
             LaunchConfig(settings.rank, secrets.token_bytes(32), settings.group_timeout),
             group,
         )
-        shell_config = replace(settings.shell, replica=str(serve.get_replica_context().rank.rank))
+        shell_config = _of_replica(settings.shell, serve.get_replica_context().rank.rank)
         self._shell = SchedulerShell(shell_config, launcher, self._pool)
         address = await self._shell.start(node_ip())
         self._shell.on_crash(_crash)
+        # What was imported stays for good: else each full collection walks all of Ray's objects,
+        # and a step waits up to 100 ms for it.
+        gc.collect()
+        gc.freeze()
         await self._pool.attach(address)
 
     def check_health(self) -> None:
         """Raise if the start has failed; the ranks' own health is told by /health."""
         if self._starting.done():
             self._starting.result()
+
+
+def _of_replica(config: SchedulerShellConfig, number: int) -> SchedulerShellConfig:
+    """Return what one replica is told: its name, and ports of its own."""
+    publisher = config.kv_publisher
+    if publisher is not None:
+        replay = publisher.replay_endpoint
+        publisher = replace(
+            publisher,
+            endpoint=offset_port(publisher.endpoint, number),
+            replay_endpoint=None if replay is None else offset_port(replay, number),
+        )
+    return replace(config, replica=str(number), kv_publisher=publisher)
 
 
 def _crash() -> None:

@@ -23,6 +23,7 @@ from cluster.adapters.pool import AdapterPool
 from cluster.adapters.record import AdapterRecord
 from cluster.errors import TopworkError
 from cluster.router.config import RouterConfig
+from cluster.shells.kv_publisher import KvPublisherConfig
 from cluster.shells.scheduler_shell import SchedulerShellConfig
 from deploy.check import Checked, adapter_limits, check_model, scheduler_config
 from deploy.config import ConfigError, ServeConfig
@@ -99,6 +100,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         device=checked.device,
         page_size=config.page_size,
         kv_memory_bytes=config.kv_cache_memory,
+        kv_host_memory_bytes=config.kv_host_memory,
         num_slots=config.max_loras,
         max_model_len=checked.max_model_len,
         num_threads=checked.threads,
@@ -109,6 +111,14 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         tp=config.tp,
         start_timeout=START_TIMEOUT,
         step_timeout=config.step_timeout,
+        request_timeout=config.request_timeout,
+        kv_publisher=None
+        if config.kv_events_endpoint is None
+        else KvPublisherConfig(
+            endpoint=config.kv_events_endpoint,
+            replay_endpoint=config.kv_events_replay_endpoint,
+            topic=config.kv_events_topic,
+        ),
     )
     return SchedulerSettings(shell=shell, rank=rank, group_timeout=60.0)
 

@@ -16,15 +16,20 @@ from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
 from cluster.wire import (
     Abort,
     Events,
+    FollowKvEvents,
+    KvEvents,
+    KvEventsTaken,
     SchedulerAddress,
     Status,
     StatusCall,
     Submit,
+    UnfollowKvEvents,
     Unload,
     Unloaded,
     decode_scheduler_frame,
     encode,
 )
+from tests.cluster.kv_mirror import Mirror
 from worker.channel import Channel, ChannelClosed, listen
 from worker.fake_rank import FakeRank, fake_continuation
 from worker.protocol import RankInfo, SamplingParams, StepReply
@@ -61,10 +66,10 @@ class ThreadHandle:
         return "127.0.0.1", 1
 
     async def load(self, store: tuple[str, int]) -> RankInfo:
-        return self.rank.load(max_pages=64 + self._index)
+        return self.rank.load(max_pages=64 + self._index, max_host_pages=8 + self._index)
 
-    async def serve(self, num_pages: int) -> tuple[str, int]:
-        self.rank.allocate(num_pages)
+    async def serve(self, num_pages: int, num_host_pages: int) -> tuple[str, int]:
+        self.rank.allocate(num_pages, num_host_pages)
         server = listen("127.0.0.1")
 
         def run() -> None:
@@ -175,6 +180,7 @@ async def world_with(
     *digests: str,
     start_timeout: float = 30.0,
     step_timeout: float = 30.0,
+    request_timeout: float | None = None,
     open_gate: bool = True,
 ) -> AsyncIterator[World]:
     launcher = ThreadLauncher()
@@ -197,6 +203,7 @@ async def world_with(
         tp=2,
         start_timeout=start_timeout,
         step_timeout=step_timeout,
+        request_timeout=request_timeout,
         restart_delay=0.01,
     )
     world = World(SchedulerShell(config, launcher, ListedShards(*digests)), launcher)
@@ -216,22 +223,36 @@ async def until_ready(router: RouterEnd) -> Status:
 
 def ask(request_id: str, adapter: str = BASE, n: int = 6, length: int = 9) -> Submit:
     prompt = tuple(range(3, 3 + length))
-    return Submit(Request(request_id, adapter, prompt, SamplingParams(), max_tokens=n))
+    return Submit((Request(request_id, adapter, prompt, SamplingParams(), max_tokens=n),))
+
+
+def ask_choices(*request_ids: str, n: int = 6, length: int = 9) -> Submit:
+    """Return one prompt with a choice for each id, of seeds 0, 1, 2, ..."""
+    prompt = tuple(range(3, 3 + length))
+    return Submit(
+        tuple(
+            Request(request_id, BASE, prompt, SamplingParams(seed=seed), max_tokens=n)
+            for seed, request_id in enumerate(request_ids)
+        )
+    )
 
 
 def token_ids(events: list[TokenEvent]) -> tuple[int, ...]:
     return tuple(token for event in events for token in event.token_ids)
 
 
-def expected(adapter: str | None = None, n: int = 6, length: int = 9) -> tuple[int, ...]:
-    return fake_continuation(adapter, tuple(range(3, 3 + length)), n)
+def expected(
+    adapter: str | None = None, n: int = 6, length: int = 9, seed: int = 0
+) -> tuple[int, ...]:
+    return fake_continuation(adapter, tuple(range(3, 3 + length)), n, seed=seed)
 
 
 async def test_requests_of_two_routers_get_their_own_tokens() -> None:
     async with world_with("cafe") as world:
         one, two = await world.connect(), await world.connect()
         status = await until_ready(one)
-        assert status.total_pages == 64  # the smallest budget of both ranks
+        # the smallest budgets of both ranks
+        assert (status.total_pages, status.total_host_pages) == (64, 8)
         one.send(ask("same-id"))
         two.send(ask("same-id", "cafe"))
         two.send(ask("long", n=40))
@@ -258,7 +279,7 @@ async def test_a_rank_that_fails_ends_its_requests_with_503_and_the_group_comes_
 
 
 async def test_a_rank_that_hangs_is_found_by_the_step_timeout() -> None:
-    async with world_with(step_timeout=0.2) as world:
+    async with world_with(step_timeout=1.0) as world:
         router = await world.connect()
         await until_ready(router)
         world.launcher.handles[0].rank.hangs.set()
@@ -287,10 +308,10 @@ async def test_requests_while_the_ranks_start_are_refused_at_once() -> None:
 
 
 async def test_ranks_that_do_not_start_in_time_are_launched_again() -> None:
-    async with world_with(start_timeout=0.1, open_gate=False) as world:
+    async with world_with(start_timeout=0.5, open_gate=False) as world:
         router = await world.connect()
         async with asyncio.timeout(20):
-            while "did not start in 0.1 s" not in (await router.status()).reason:
+            while "did not start in 0.5 s" not in (await router.status()).reason:
                 await asyncio.sleep(0.01)
         world.launcher.gate.set()
         await until_ready(router)
@@ -375,6 +396,74 @@ async def test_too_many_waiting_requests_are_refused_as_overload() -> None:
         assert errors and set(errors) == {"Overloaded"}
 
 
+async def test_choices_get_what_single_requests_with_their_seeds_get() -> None:
+    async with world_with() as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask_choices("a", "b", "c", length=10))
+        told = await router.collect("a", "b", "c")
+        for seed, request_id in enumerate(("a", "b", "c")):
+            assert token_ids(told[request_id]) == expected(length=10, seed=seed)
+        status = await router.status()
+        assert (status.forked_sequences, status.prompt_tokens) == (2, 30)
+        assert status.held_pages == 0
+
+
+async def test_an_aborted_choice_leaves_the_others_running() -> None:
+    async with world_with() as world:
+        for gone in ("a", "b"):  # the one that computes the prompt, and one that waits for it
+            router = await world.connect()
+            await until_ready(router)
+            router.send(ask_choices("a", "b", "c"))
+            router.send(Abort(gone))
+            kept = [name for name in ("a", "b", "c") if name != gone]
+            told = await router.collect(*kept)
+            for name in kept:
+                assert token_ids(told[name]) == expected(seed="abc".index(name))
+        assert (await router.status()).held_pages == 0
+
+
+async def test_more_choices_than_the_queue_could_ever_hold_are_all_refused() -> None:
+    async with world_with() as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask_choices("a", "b", "c", "d", "e"))  # max_waiting is 4
+        told = await router.collect("a", "b", "c", "d", "e")
+        for events in told.values():
+            assert [event.error.name for event in events if event.error] == ["InvalidRequest"]
+            assert token_ids(events) == ()
+        router.send(ask_choices("a", "b", "c", "d"))
+        told = await router.collect("a", "b", "c", "d")
+        assert token_ids(told["d"]) == expected(seed=3)
+
+
+async def test_choices_while_the_ranks_start_are_each_refused() -> None:
+    async with world_with(open_gate=False) as world:
+        router = await world.connect()
+        router.send(ask_choices("a", "b"))
+        told = await router.collect("a", "b")
+        for events in told.values():
+            assert [event.error.name for event in events if event.error] == ["Unavailable"]
+
+
+async def test_a_request_that_takes_longer_than_it_may_ends_with_an_error() -> None:
+    async with world_with(request_timeout=0.2) as world:
+        router = await world.connect()
+        await until_ready(router)
+        hanging = world.launcher.handles[0].rank
+        hanging.hangs.set()
+        router.send(ask_choices("a", "b"))
+        told = await router.collect("a", "b")
+        for events in told.values():
+            assert [event.error.name for event in events if event.error] == ["DeadlineExceeded"]
+        hanging.hangs.clear()
+        hanging.freed.set()
+        async with asyncio.timeout(20):
+            while (status := await router.status()).num_running + status.num_waiting > 0:
+                await asyncio.sleep(0.01)
+        assert status.held_pages == 0
+
+
 async def test_a_stranger_without_the_secret_is_shown_the_door() -> None:
     async with world_with() as world:
         door = (world.address.host, world.address.port)
@@ -383,3 +472,39 @@ async def test_a_stranger_without_the_secret_is_shown_the_door() -> None:
         with pytest.raises(ChannelClosed):
             await stranger.receive()
         stranger.close()
+
+
+async def read_kv_events(router: RouterEnd, mirror: Mirror, count: int) -> None:
+    """Read until a mirror holds so many blocks."""
+    async with asyncio.timeout(20):
+        while len(mirror.blocks) != count:
+            message = await router.receive()
+            if isinstance(message, KvEvents):
+                mirror.read_all(message.batch.events)
+                router.send(KvEventsTaken(message.call_id))
+
+
+async def test_a_router_that_follows_hears_of_pages_unloads_and_lost_ranks() -> None:
+    async with world_with("cafe") as world:
+        router, early, late = await world.connect(), Mirror(), Mirror()
+        router.send(FollowKvEvents(1))
+        await until_ready(router)
+        router.send(ask("a", "cafe", length=17))
+        await read_kv_events(router, early, 5)  # pages of 4, of a prompt of 17 and 6 tokens more
+        assert {adapter for _, adapter, *_ in early.blocks.values()} == {"cafe"}
+        other = await world.connect()
+        other.send(FollowKvEvents(7))
+        await read_kv_events(other, late, 5)
+        assert late.blocks == early.blocks
+        other.send(UnfollowKvEvents(7))
+        router.send(ask("b", length=9))
+        await read_kv_events(router, early, 8)
+        router.send(Unload(2, "cafe"))
+        await read_kv_events(router, early, 3)
+        world.launcher.handles[1].rank.fails = True
+        router.send(ask("c", length=30))
+        await read_kv_events(router, early, 0)
+        await until_ready(router)
+        router.send(ask("d", length=9))
+        await read_kv_events(router, early, 3)
+        assert late.blocks != early.blocks  # what nobody follows is not told

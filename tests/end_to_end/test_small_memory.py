@@ -1,0 +1,56 @@
+"""Hardly any memory for KV changes how long answers take, and nothing else."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.end_to_end.conftest import Server
+from tests.end_to_end.test_engine_tokens import random_prompt
+from tests.end_to_end.test_server import MODELS, complete, tokens
+
+pytestmark = [pytest.mark.model, pytest.mark.ray]
+
+NUM_PAGES, PAGE_SIZE = 24, 16
+PAGE_BYTES = 30 * 2 * 2 * PAGE_SIZE * 64 * 2  # of rank 0, which has two of the three KV heads
+
+
+@pytest.fixture
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(
+        tmp_path_factory.mktemp("small") / "log.txt",
+        *("--tp", "2", "--max-num-batched-tokens", "128", "--page-size", str(PAGE_SIZE)),
+        *("--kv-cache-memory", str(NUM_PAGES * PAGE_BYTES), "--kv-host-memory", "16MiB"),
+    )
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+def test_answers_with_24_pages_of_kv_are_those_with_plenty(
+    server: Server, small_server: Server
+) -> None:
+    # Three prompts for each adapter, of which two share a beginning; each asked for twice, so that
+    # the second time finds pages that went to host memory meanwhile.
+    first, last = random_prompt(96), random_prompt(150)[9:]
+    prompts = [first, first[:64] + last[:30], last]
+    asked = [(model, prompt) for model in MODELS[1:] for prompt in prompts]
+    assert len(asked) == 12
+
+    def answers(where: Server, salt: str) -> list[list[int]]:
+        with ThreadPoolExecutor(12) as clients:
+            calls = [
+                clients.submit(complete, where, model, prompt, 48, cache_salt=salt)
+                for model, prompt in asked
+            ]
+            return [tokens(call.result()) for call in calls]
+
+    plenty = answers(server, "plenty")
+    assert small_server.metric("topwork_kv_blocks_total") == NUM_PAGES
+    assert answers(small_server, "small") == plenty
+    assert answers(small_server, "small") == plenty
+    assert small_server.metric("topwork_preemptions_total") > 0
+    assert small_server.metric("topwork_kv_host_blocks_saved_total") > 0
+    assert small_server.metric("topwork_kv_host_blocks_restored_total") > 0
