@@ -12,7 +12,7 @@ SERVED := $(if $(filter $(MODEL),$(DEMO)),--served-model-name smollm2,)
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-slow check demo-model clean
+.PHONY: install serve test test-slow check demo-model bench-scheduler clean
 
 # torch first and pinned: a plain `torch` would bring gigabytes of CUDA.
 $(BIN)/.installed: pyproject.toml
@@ -49,6 +49,16 @@ check: $(BIN)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The peer lives in an environment of its own: nothing here depends on it.
+$(VENV)/bench-scheduler/.installed: | $(BIN)/.installed
+	$(PYTHON) -m venv $(VENV)/bench-scheduler
+	$(VENV)/bench-scheduler/bin/pip install --quiet --disable-pip-version-check tokenspeed-scheduler==0.1.42
+	touch $@
+
+# ARGS='--profile' shows where our time goes, ARGS='--json FILE' writes all that was measured.
+bench-scheduler: $(BIN)/.installed $(VENV)/bench-scheduler/.installed
+	$(BIN)/python -m deploy.bench.scheduler --peer-python $(VENV)/bench-scheduler/bin/python $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""What a scheduling decision costs: our scheduler beside tokenspeed-scheduler's C++ core."""
