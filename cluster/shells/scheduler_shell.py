@@ -18,10 +18,11 @@ from cluster.errors import TopworkError
 from cluster.kv_feed import KvFeed
 from cluster.request import ErrorInfo, Request, TokenEvent
 from cluster.scheduling.config import SchedulerConfig
-from cluster.scheduling.scheduler import Scheduler
+from cluster.scheduling.recorder import AnyScheduler
 from cluster.shells.kv_publisher import KvPublisher, KvPublisherConfig
 from cluster.shells.owners import Owners
 from cluster.shells.rank_group import GroupFailed, RankGroup, RankLauncher
+from cluster.shells.recording import Recording, RecordingConfig
 from cluster.shells.router_door import RouterConnection, RouterDoor
 from cluster.shells.status import StatusKeeper
 from cluster.wire import Events, SchedulerAddress, Status, Unloaded
@@ -42,6 +43,7 @@ class SchedulerShellConfig:
     restart_delay: float = 1.0  # between two failed attempts to start the ranks
     request_timeout: float | None = None  # until a request ends with an error
     kv_publisher: KvPublisherConfig | None = None  # None: only routers that ask hear of KV events
+    recording: RecordingConfig | None = None  # None: nothing is written down
 
 
 class ShardSource(Protocol):
@@ -68,7 +70,8 @@ class SchedulerShell:
         self._publisher = KvPublisher(config.kv_publisher) if config.kv_publisher else None
         self._kv_feed = KvFeed(config.scheduler.base_digest, time.time, self._publisher)
         self._door = RouterDoor(self, self._kv_feed)
-        self._scheduler: Scheduler | None = None  # None while the ranks are down
+        self._recording = Recording(config.recording)
+        self._scheduler: AnyScheduler | None = None  # None while the ranks are down
         self._group: RankGroup | None = None
         self._owners = Owners(config.request_timeout, self._expire)
         self._unloading: dict[str, list[tuple[RouterConnection, int]]] = defaultdict(list)
@@ -81,6 +84,7 @@ class SchedulerShell:
         if self._publisher is not None:
             self._publisher.open()
         self._kv_feed.clear()
+        self._recording.open()
         secret = secrets.token_bytes(32)
         port = await self._door.open(host, secret)
         self._main = asyncio.create_task(self._supervise())
@@ -104,6 +108,7 @@ class SchedulerShell:
         with contextlib.suppress(asyncio.CancelledError):
             await self._main
         await self._door.close()
+        self._recording.close()
         if self._publisher is not None:
             await self._publisher.close()
 
@@ -179,7 +184,7 @@ class SchedulerShell:
             raise
         if group.num_pages * self._config.scheduler.page_size < 2:
             raise GroupFailed("the KV memory budget does not hold a single page")
-        self._scheduler = Scheduler(
+        self._scheduler = self._recording.make_scheduler(
             replace(
                 self._config.scheduler,
                 num_pages=group.num_pages,
@@ -192,7 +197,7 @@ class SchedulerShell:
         logger.info("ranks up: %d pages of KV on each", group.num_pages)
         await self._step_loop(group, self._scheduler)
 
-    async def _step_loop(self, group: RankGroup, scheduler: Scheduler) -> None:
+    async def _step_loop(self, group: RankGroup, scheduler: AnyScheduler) -> None:
         digest = GENESIS
         while True:
             plan = scheduler.schedule()
@@ -210,6 +215,7 @@ class SchedulerShell:
 
     async def _idle(self, group: RankGroup) -> None:
         """Wait for an event, or for the news that the group has failed."""
+        self._recording.flush()
         waking = asyncio.ensure_future(self._wake.wait())
         failing = asyncio.ensure_future(group.failed())
         done, pending = await asyncio.wait((waking, failing), return_when=asyncio.FIRST_COMPLETED)
@@ -241,11 +247,13 @@ class SchedulerShell:
 
     # After each step.
 
-    def _start_loads(self, group: RankGroup, scheduler: Scheduler) -> None:
+    def _start_loads(self, group: RankGroup, scheduler: AnyScheduler) -> None:
         for load in scheduler.take_loads():
             self._spawn(self._load(group, scheduler, load.digest, load.slot))
 
-    async def _load(self, group: RankGroup, scheduler: Scheduler, digest: str, slot: int) -> None:
+    async def _load(
+        self, group: RankGroup, scheduler: AnyScheduler, digest: str, slot: int
+    ) -> None:
         """Bring one adapter into a slot of every rank; steps go on meanwhile."""
         try:
             shards = await self._pool.shards(digest, self._config.tp)
@@ -258,7 +266,7 @@ class SchedulerShell:
             scheduler.adapter_ready(digest)
         self._wake.set()
 
-    def _finish_unloads(self, group: RankGroup, scheduler: Scheduler) -> None:
+    def _finish_unloads(self, group: RankGroup, scheduler: AnyScheduler) -> None:
         for gone in scheduler.take_unloaded():
             for router, call_id in self._unloading.pop(gone.digest, []):
                 router.send(Unloaded(call_id, gone.freed_pages, gone.freed_slot))

@@ -5,6 +5,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from cluster.errors import NotFound
 from cluster.request import BASE, Request, TokenEvent
 from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.replay import Replay
+from cluster.shells.recording import RecordingConfig
 from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
 from cluster.wire import (
     Abort,
@@ -30,6 +33,7 @@ from cluster.wire import (
     encode,
 )
 from tests.cluster.kv_mirror import Mirror
+from tests.cluster.scheduling.random_life import read_records
 from worker.channel import Channel, ChannelClosed, listen
 from worker.fake_rank import FakeRank, fake_continuation
 from worker.protocol import RankInfo, SamplingParams, StepReply
@@ -182,6 +186,7 @@ async def world_with(
     step_timeout: float = 30.0,
     request_timeout: float | None = None,
     open_gate: bool = True,
+    recording: RecordingConfig | None = None,
 ) -> AsyncIterator[World]:
     launcher = ThreadLauncher()
     if open_gate:
@@ -205,6 +210,7 @@ async def world_with(
         step_timeout=step_timeout,
         request_timeout=request_timeout,
         restart_delay=0.01,
+        recording=recording,
     )
     world = World(SchedulerShell(config, launcher, ListedShards(*digests)), launcher)
     world.address = await world.shell.start("127.0.0.1")
@@ -508,3 +514,25 @@ async def test_a_router_that_follows_hears_of_pages_unloads_and_lost_ranks() -> 
         router.send(ask("d", length=9))
         await read_kv_events(router, early, 3)
         assert late.blocks != early.blocks  # what nobody follows is not told
+
+
+async def test_what_was_recorded_over_two_lives_of_the_ranks_replays(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    recording = RecordingConfig(path=str(path), max_bytes=2**20, version="test")
+    async with world_with("cafe", recording=recording) as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("a", "cafe"))
+        assert token_ids((await router.collect("a"))["a"]) == expected("cafe")
+        world.launcher.handles[1].rank.fails = True
+        router.send(ask("b"))
+        await router.collect("b")
+        await until_ready(router)
+        router.send(ask_choices("c", "d"))
+        await router.collect("c", "d")
+    replay = Replay()
+    replay.begin_file()
+    for number, record in enumerate(read_records(path)):
+        replay.apply(record, number)
+        assert replay.difference is None
+    assert (replay.counts.lives, replay.counts.requests) == (2, 4)
