@@ -42,7 +42,7 @@ def snapshot(scheduler: Scheduler) -> State:
     flows = [flow for _, peers in classes for _, flow in sorted(peers.flows.items())]
     return State(
         step=s._step,
-        last_seq_id=s._last_seq_id,
+        last_seq_id=s._lobby.last_seq_id,
         sequences=tuple(_sequence_state(s._sequences[i]) for i in sorted(s._sequences)),
         running=tuple(_running_state(one, index_by_node) for one in running.all()),
         untold=tuple(LeftState(one.seq_id, one.slot) for one in running._untold),
@@ -83,7 +83,7 @@ def restore(config: SchedulerConfig, state: State) -> Scheduler:
         Exception: of any class, if no scheduler was ever in that state.
     """
     scheduler = Scheduler(config)
-    scheduler._step, scheduler._last_seq_id = state.step, state.last_seq_id
+    scheduler._step, scheduler._lobby.last_seq_id = state.step, state.last_seq_id
     _restore_flows(scheduler, state)
     scheduler._waiting._open = set(state.open_lanes)
     _restore_sequences(scheduler, config, state)
@@ -159,7 +159,7 @@ def _restore_sequences(scheduler: Scheduler, config: SchedulerConfig, state: Sta
             assert leader is not None, f"sequence {told.seq_id} is held for nobody"
             held.setdefault(leader.seq_id, []).append(sequence)
     for leader_id, followers in held.items():
-        scheduler._forks.hold(scheduler._sequences[leader_id], followers)
+        scheduler._lobby.forks.hold(scheduler._sequences[leader_id], followers)
 
 
 def _restore_running(scheduler: Scheduler, config: SchedulerConfig, state: State) -> None:
