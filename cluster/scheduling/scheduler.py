@@ -108,7 +108,7 @@ class Scheduler:
 
     def adapter_ready(self, digest: str) -> None:
         """Let plans use an adapter that every rank has loaded into the slot it was given."""
-        self._turns.ready(digest)
+        self._turns.ready(digest, self._step)
         self._settle()
 
     def adapter_failed(self, digest: str, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:

@@ -80,9 +80,9 @@ class SlotTurns:
         else:
             self._line.pop(adapter, None)
 
-    def ready(self, adapter: str) -> None:
+    def ready(self, adapter: str, step: int) -> None:
         """Let an adapter's sequences be admitted."""
-        self._slots.loaded(adapter)
+        self._slots.loaded(adapter, step)
         self._waiting.open(adapter)
 
     def free(self, adapter: str, step: int) -> int:
@@ -127,8 +127,8 @@ class SlotTurns:
     def _evictable(self, step: int) -> Resident | None:
         """Return the adapter whose slot can go now: drained, or idle and wanted by nobody.
 
-        An adapter that has not come to use its slot for `slot_patience` steps gives way to a higher
-        priority at the front of the line: behind all of that priority, it might not for long.
+        An adapter that has not come to use its slot `slot_patience` steps after its load gives way
+        to a higher priority at the front of the line: behind all of that, it might not for long.
         """
         if self._drain is not None:
             drained = self._slots.get(self._drain.victim)
@@ -139,7 +139,7 @@ class SlotTurns:
             if not self._waiting.has(resident.digest):
                 return resident
             is_unused = resident.served_since is None
-            is_aged = resident.given + self._config.slot_patience <= step
+            is_aged = resident.last_use + self._config.slot_patience <= step
             if is_unused and is_aged and front < self._waiting.priority(resident.digest):
                 return resident
         return None
