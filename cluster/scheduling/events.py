@@ -76,6 +76,7 @@ class Unload(msgspec.Struct, frozen=True, array_like=True, tag="unload"):
     """`Scheduler.unload`."""
 
     digest: str
+    force: bool = False
 
 
 class Allow(msgspec.Struct, frozen=True, array_like=True, tag="allow"):

@@ -75,10 +75,9 @@ class Lobby:
         return sequence
 
     def drop_adapter(self, adapter: str, step: int) -> list[Sequence]:
-        """End all sequences that wait for an adapter, and those that are held for them."""
-        lane = self._waiting.lane(adapter)
-        held = [follower.seq_id for seq_id in lane for follower in self.forks.of(seq_id)]
-        return [self.drop(seq_id, step) for seq_id in (*held, *lane)]
+        """End all sequences of an adapter that wait or are held."""
+        held = [sequence.seq_id for sequence in self.forks.of_adapter(adapter)]
+        return [self.drop(seq_id, step) for seq_id in (*held, *self._waiting.lane(adapter))]
 
     def _refuse_overload(self, num_requests: int) -> None:
         limit = self._config.max_waiting

@@ -99,10 +99,10 @@ class RecordedScheduler:
         with self._written(Unpin(digest)):
             self._scheduler.unpin(digest)
 
-    def unload(self, digest: str) -> None:
+    def unload(self, digest: str, *, force: bool = False) -> list[tuple[int, TokenEvent]]:
         """As `Scheduler.unload`."""
-        with self._written(Unload(digest)):
-            self._scheduler.unload(digest)
+        with self._written(Unload(digest, force)):
+            return self._scheduler.unload(digest, force=force)
 
     def allow(self, digest: str) -> None:
         """As `Scheduler.allow`."""

@@ -172,8 +172,8 @@ class Replay:
                 scheduler.pin(digest)
             case Unpin(digest):
                 scheduler.unpin(digest)
-            case Unload(digest):
-                scheduler.unload(digest)
+            case Unload(digest, force):
+                scheduler.unload(digest, force=force)
             case Allow(digest):
                 scheduler.allow(digest)
             case Begin() | Resume():

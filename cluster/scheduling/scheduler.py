@@ -16,7 +16,7 @@ from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.fair_share import FairShare
 from cluster.scheduling.holdings import Holdings
 from cluster.scheduling.lobby import Lobby
-from cluster.scheduling.outcome import EXPIRED, failure
+from cluster.scheduling.outcome import EXPIRED, UNLOADED, failure
 from cluster.scheduling.prefix_cache import PrefixCache
 from cluster.scheduling.retraction import Retraction
 from cluster.scheduling.running_set import RunningSet
@@ -100,11 +100,7 @@ class Scheduler:
 
         This is how time enters. A sequence that is unknown, has ended or is about to is ignored.
         """
-        sequence, running = self._sequences.get(seq_id), self._running.get(seq_id)
-        if sequence is None or (running is not None and running.is_aborted):
-            return []
-        self.abort(seq_id)
-        return [(seq_id, failure(sequence, EXPIRED))]
+        return self._end(seq_id, EXPIRED)
 
     def adapter_ready(self, digest: str) -> None:
         """Let plans use an adapter that every rank has loaded into the slot it was given."""
@@ -138,17 +134,25 @@ class Scheduler:
         """Let an adapter be evicted again when it is idle."""
         self._slots.unpin(digest)
 
-    def unload(self, digest: str) -> None:
+    def unload(self, digest: str, *, force: bool = False) -> list[tuple[int, TokenEvent]]:
         """Refuse new requests for an adapter, let those it has end, then forget it wholly.
 
-        The adapter may be used again as soon as `take_unloaded` has named it, or after `allow`.
+        With `force` those it has end now, by the events that are returned. The adapter may be used
+        again as soon as `take_unloaded` has named it, or after `allow`.
         Calling this again before that changes nothing, and is answered by the same entry.
 
         Raises:
             Conflict: for the base model.
         """
         self._unloads.fence(digest)
+        events: list[tuple[int, TokenEvent]] = []
+        if force:
+            dropped = self._lobby.drop_adapter(digest, self._step)
+            events += [(sequence.seq_id, failure(sequence, UNLOADED)) for sequence in dropped]
+            for running in self._running.of_adapter(digest):
+                events += self._end(running.seq_id, UNLOADED)
         self._settle()
+        return events
 
     def allow(self, digest: str) -> None:
         """Take an unload back that is not complete yet; `take_unloaded` says that nothing went."""
@@ -248,6 +252,13 @@ class Scheduler:
 
     def _must_tell_ends(self) -> bool:
         return self._running.has_left and (self._turns.awaits_ends or self._unloads.is_pending)
+
+    def _end(self, seq_id: int, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
+        sequence, running = self._sequences.get(seq_id), self._running.get(seq_id)
+        if sequence is None or (running is not None and running.is_aborted):
+            return []
+        self.abort(seq_id)
+        return [(seq_id, failure(sequence, error))]
 
     def _settle(self) -> None:
         """Draw what follows from a change: whose prompt is computed now, what nobody uses now."""

@@ -100,7 +100,9 @@ class StatusKeeper:
             total_host_pages=stats.total_host_pages,
             longest_slot_wait=stats.longest_slot_wait,
             slot_wait_bound=stats.slot_wait_bound,
-            slots=tuple(SlotStatus(s.slot, s.digest, s.loading, s.leases) for s in stats.slots),
+            slots=tuple(
+                SlotStatus(s.slot, s.digest, s.loading, s.leases, s.pinned) for s in stats.slots
+            ),
             ranks=() if group is None else self._ranks(group),
             **self._totals(stats),
         )

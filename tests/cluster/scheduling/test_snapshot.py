@@ -1,6 +1,7 @@
 """A scheduler restored from a snapshot goes on exactly as the one that it was taken of."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -37,8 +38,9 @@ class Twins:
         self.met: set[str] = set()  # what was there when a snapshot was taken
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            answers = [_answer(getattr(one, name), arguments) for one in self._pair]
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls = [partial(getattr(one, name), **options) for one in self._pair]
+            answers = [_answer(one, arguments) for one in calls]
             assert encode(answers[0]) == encode(answers[1]), f"{name} differs"
             states = [encode(snapshot(one)) for one in self._pair]
             assert states[0] == states[1], f"the states differ after {name}"

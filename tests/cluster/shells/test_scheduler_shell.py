@@ -18,8 +18,10 @@ from cluster.shells.recording import RecordingConfig
 from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
 from cluster.wire import (
     Abort,
+    Allow,
     Events,
     FollowKvEvents,
+    KeepPinned,
     KvEvents,
     KvEventsTaken,
     SchedulerAddress,
@@ -388,6 +390,64 @@ async def test_unload_waits_for_running_requests_and_then_answers() -> None:
         status = await router.status()
         assert status.slots == ()
         assert status.cached_pages == 0
+
+
+async def test_a_forced_unload_ends_running_requests_with_the_reason() -> None:
+    async with world_with("cafe") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("x", "cafe", n=20))
+        await router.receive()
+        router.send(Unload(3, "cafe", force=True))
+        told = await router.collect("x")
+        assert [e.error.name for e in told["x"] if e.error] == ["NotFound"]
+        while not isinstance(await router.receive(), Unloaded):
+            pass
+        assert (await router.status()).slots == ()
+
+
+async def test_an_unload_that_waits_can_be_taken_back() -> None:
+    async with world_with("cafe") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("x", "cafe", n=20))
+        await router.receive()
+        router.send(Unload(3, "cafe"))
+        router.send(Allow("cafe"))
+        router.send(ask("y", "cafe"))
+        answers: list[Unloaded] = []
+        told: dict[str, list[TokenEvent]] = {"x": [], "y": []}
+        while not answers or not all(e and e[-1].finish_reason for e in told.values()):
+            message = await router.receive()
+            if isinstance(message, Unloaded):
+                answers.append(message)
+            elif isinstance(message, Events):
+                for event in message.events:
+                    told[event.request_id].append(event)
+        assert answers == [Unloaded(3, freed_pages=0, freed_slot=None)]
+        assert token_ids(told["y"]) == expected("cafe")
+
+
+async def test_pins_outlive_the_ranks() -> None:
+    async with world_with("cafe", "beef") as world:
+        router = await world.connect()
+        router.send(KeepPinned(("cafe",)))
+        await until_ready(router)
+        for life in range(2):
+            router.send(ask(f"a{life}", "cafe"))
+            router.send(ask(f"b{life}", "beef"))
+            await router.collect(f"a{life}", f"b{life}")
+            pinned = {slot.adapter: slot.pinned for slot in (await router.status()).slots}
+            assert pinned == {"cafe": True, "beef": False}
+            if life == 0:
+                world.launcher.handles[1].rank.fails = True
+                router.send(ask("c"))
+                await router.collect("c")
+                await until_ready(router)
+        router.send(KeepPinned(()))
+        router.send(ask("d"))
+        await router.collect("d")
+        assert not any(slot.pinned for slot in (await router.status()).slots)
 
 
 async def test_too_many_waiting_requests_are_refused_as_overload() -> None:
