@@ -1,9 +1,9 @@
-"""Low-rank deltas added to the rows of a batch, each run of rows with its own adapter.
+"""Low-rank deltas, and DoRA's gains, on the rows of a batch, each run with its own adapter.
 
 Owns the choice between two forms, C for CPUs that can have it (kernels.native) and torch for all
 else. In either no neighbour can change a row, and both use float32 throughout, which also keeps the
 inner vector unrounded and, for few rows, takes half the time of bfloat16; they differ by rounding.
-Knows nothing of slots, of how adapters are stored or cut into shards; the scaling is already
+Knows nothing of slots, of how adapters are stored or cut into shards; scaling and gain are already
 inside B.
 
 Shapes: T rows, K inputs, N outputs, R the adapter's true lora_rank.
@@ -34,6 +34,9 @@ class LoraSegment:
     `blocks` names the blocks that hold all of B that is not zero, where B joins the LoRAs of
     several modules: [M, 4] int64 on the host, each row a run of lora_ranks and a run of outputs,
     as (start, stop, start, stop). No two share an output. None: B is one block.
+
+    `gain` [N] float32 multiplies the outputs before the delta is added, as DoRA does, and then
+    `shift` [N] float32 is added; None: neither.
     """
 
     start: int
@@ -41,10 +44,12 @@ class LoraSegment:
     a: Tensor
     b: Tensor
     blocks: Tensor | None = None
+    gain: Tensor | None = None
+    shift: Tensor | None = None
 
 
 def lora_apply(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
-    """Add b (a x) to the rows of every segment, in place; other rows stay as they are.
+    """Turn the rows of every segment into gain y + shift + b (a x), in place; others stay.
 
     Args:
         y: [T, N] float32 or bfloat16, changed in place; each sum is rounded once.
@@ -53,11 +58,61 @@ def lora_apply(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
     """
     if not segments:
         return
+    if any(segment.gain is not None for segment in segments):
+        for segment in segments:
+            if segment.gain is not None:
+                _apply_with_gain(y, x, segment)
+        segments = [segment for segment in segments if segment.gain is None]
+        if not segments:
+            return
     if y.device.type == "cpu" and y.dtype in _NATIVE_DTYPES and x.dtype in _NATIVE_DTYPES:
         library = native_library()
         if library is not None:
             return lora_apply_native(y, x, segments, library)
     return lora_apply_torch(y, x, segments)
+
+
+def _apply_with_gain(y: Tensor, x: Tensor, segment: LoraSegment) -> None:
+    """Do `lora_apply` for one segment, in float32 until the end."""
+    rows = slice(segment.start, segment.stop)
+    y32 = y[rows].to(torch.float32, copy=True)
+    apply_gain(y32, segment.gain, segment.shift)
+    plain = LoraSegment(0, y32.shape[0], segment.a, segment.b, segment.blocks)
+    lora_apply(y32, x[rows], (plain,))
+    y[rows] = y32
+
+
+def apply_gain(y32: Tensor, gain: Tensor | None, shift: Tensor | None = None) -> None:
+    """Turn y32 [T, N] float32 into gain y32 + shift in place; None does nothing.
+
+    Product and sum are two operations, not one fused: each is exact to the last bit, so that the
+    result does not depend on how a library deals out the rows.
+    """
+    if gain is not None:
+        y32.mul_(gain)
+    if shift is not None:
+        y32.add_(shift)
+
+
+def embedding_lora_apply(
+    x: Tensor, token_ids: Tensor, a_by_token: Tensor, b: Tensor, gain: Tensor | None
+) -> None:
+    """Turn embeddings x into gain x + b a[token], in place.
+
+    Args:
+        x: [T, H] float32 or bfloat16, the rows of a table; rounded once.
+        token_ids: [T] int64, rows of `a_by_token`.
+        a_by_token: [V, R].
+        b: [H, R], times scaling and gain.
+        gain: [H] float32, or None.
+    """
+    x32 = x.to(torch.float32, copy=True)
+    apply_gain(x32, gain)
+    rows = F.embedding(token_ids, a_by_token).float()
+    missing = max(0, _MIN_ROWS - rows.shape[0])
+    if missing:
+        rows = F.pad(rows, (0, 0, 0, missing))
+    x.copy_(x32 + steady_product(rows, b.float())[: x.shape[0]])
 
 
 def lora_apply_native(

@@ -1,28 +1,43 @@
-"""The LoRA weights of the adapters that this rank holds, one adapter in each slot.
+"""The adapters that this rank holds, one in each slot.
 
-Owns their form: the LoRAs of modules that share a fused linear become one pair, A stacked and B in
-blocks, at their true lora_rank, with the scaling inside B. Knows nothing of which slot is in use:
-the caller must not touch a slot that a running plan names.
-
-Shapes: R lora_rank of a fused linear's modules together, K its inputs and N its outputs on this
-rank.
+Owns the slots and what of them a batch uses. Knows nothing of how an adapter's form is made, nor of
+which slot is in use: the caller must not touch a slot that a running plan names.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from kernels.lora import LoraSegment
-from worker.adapter_shard import AdapterShard, LoraEntry
+from worker.adapter_form import (
+    DOWN,
+    FUSED_MODULES,
+    GATE_UP,
+    OUT,
+    QKV,
+    AdapterForm,
+    EmbeddingForm,
+    HeadForm,
+)
+from worker.adapter_shard import AdapterShard
+from worker.base_weights import BaseWeights
+from worker.form_builder import build_form
 from worker.partition import Partition
 
-QKV, OUT, GATE_UP, DOWN = range(4)  # the fused linears of a layer
-_MODULES = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+__all__ = [
+    "DOWN",
+    "GATE_UP",
+    "OUT",
+    "QKV",
+    "AdaptedRows",
+    "AdapterBank",
+    "LayerSegments",
+    "SlotRows",
+]
 
-
+Form = TypeVar("Form")
 LayerSegments = Sequence[Sequence[LoraSegment]]  # of one layer, by fused linear
 
 
@@ -36,20 +51,12 @@ class SlotRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _LoraPair:
-    """One adapter's LoRA of one fused linear."""
+class AdaptedRows(Generic[Form]):
+    """Rows [start, stop) of a batch, and what their adapter does to one end of the model."""
 
-    a: Tensor  # [R, K]
-    b: Tensor  # [N, R], block by block, times the scaling; its transpose is contiguous
-    blocks: Tensor  # [modules, 4] int64 on the host, as LoraSegment wants them
-
-
-@dataclass(frozen=True, slots=True)
-class _Adapter:
-    """One adapter as the layers use it; None where it leaves a linear alone."""
-
-    digest: str
-    pairs: tuple[tuple[_LoraPair | None, ...], ...]  # by layer and fused linear
+    start: int
+    stop: int
+    form: Form
 
 
 class AdapterBank:
@@ -63,32 +70,33 @@ class AdapterBank:
         num_slots: int,
         dtype: torch.dtype,
         device: torch.device,
+        base: BaseWeights | None = None,
     ) -> None:
+        """Make the slots; without `base`, adapters with DoRA or tables cannot be loaded."""
         self._part = part
         self._num_layers = num_layers
         self._dtype = dtype
         self._device = device
-        self._slots: list[_Adapter | None] = [None] * num_slots
+        self._base = base
+        self._slots: list[AdapterForm | None] = [None] * num_slots
 
     def load(self, slot: int, shard: AdapterShard) -> None:
         """Put an adapter into a slot, in place of all that it held.
 
         May run while a step does: the slot changes hands in one assignment, after all the work.
+
+        Raises:
+            UnusableAdapter: if it cannot be computed; the slot keeps what it held.
         """
-        part = self._part
         assert 0 <= slot < len(self._slots), f"slot {slot} of {len(self._slots)}"
-        assert (shard.rank, shard.tp) == (part.rank, part.tp), (
-            f"shard {shard.rank} of {shard.tp} came to rank {part.rank} of {part.tp}"
+        self._slots[slot] = build_form(
+            shard,
+            self._part,
+            num_layers=self._num_layers,
+            dtype=self._dtype,
+            device=self._device,
+            base=self._base,
         )
-        by_place = {(entry.layer, entry.module): entry for entry in shard.entries}
-        pairs = tuple(
-            tuple(
-                self._pair(shard, modules, [by_place.get((layer, module)) for module in modules])
-                for modules in _MODULES
-            )
-            for layer in range(self._num_layers)
-        )
-        self._slots[slot] = _Adapter(shard.digest, pairs)
 
     def clear(self, slot: int) -> None:
         """Empty a slot and free its memory."""
@@ -98,6 +106,11 @@ class AdapterBank:
         """Return the digest of the adapter in a slot, None if it is empty."""
         adapter = self._slots[slot]
         return None if adapter is None else adapter.digest
+
+    def num_bytes(self, slot: int) -> int:
+        """Return the bytes that a slot holds on the device, 0 if it is empty."""
+        adapter = self._slots[slot]
+        return 0 if adapter is None else adapter.num_bytes
 
     def segments(self, runs: Sequence[SlotRows]) -> tuple[LayerSegments, ...]:
         """Return what `lora_apply` needs for a batch, by layer and fused linear.
@@ -110,45 +123,28 @@ class AdapterBank:
         return tuple(
             tuple(
                 tuple(
-                    LoraSegment(run.start, run.stop, pair.a, pair.b, pair.blocks)
+                    pair.segment(run.start, run.stop)
                     for run, adapter in zip(runs, adapters, strict=True)
                     if adapter is not None and (pair := adapter.pairs[layer][linear]) is not None
                 )
-                for linear in range(len(_MODULES))
+                for linear in range(len(FUSED_MODULES))
             )
             for layer in range(self._num_layers)
         )
 
-    def _pair(
-        self, shard: AdapterShard, modules: tuple[str, ...], entries: list[LoraEntry | None]
-    ) -> _LoraPair | None:
-        """Build the pair of one fused linear from those of its modules that have a LoRA."""
-        total_rank = sum(entry.lora_rank for entry in entries if entry is not None)
-        if total_rank == 0:
-            return None
-        sizes = [tuple(map(len, self._part.slices(module))) for module in modules]
-        num_outputs, num_inputs = sum(outputs for outputs, _ in sizes), sizes[0][1]
-        a = torch.empty(total_rank, num_inputs, dtype=self._dtype)
-        b = torch.zeros(total_rank, num_outputs, dtype=self._dtype).T
-        blocks = []
-        row = first = 0
-        for entry, (outputs, inputs) in zip(entries, sizes, strict=True):
-            if entry is not None:
-                last = first + entry.lora_rank
-                assert entry.a_shape == (entry.lora_rank, inputs), f"A of {entry}"
-                assert entry.b_shape == (outputs, entry.lora_rank), f"B of {entry}"
-                a[first:last] = _tensor(shard, entry.a_offset, entry.a_shape)
-                scaled = _tensor(shard, entry.b_offset, entry.b_shape).float() * entry.scaling
-                b[row : row + outputs, first:last] = scaled
-                blocks.append((first, last, row, row + outputs))
-                first = last
-            row += outputs
-        return _LoraPair(a.to(self._device), b.to(self._device), torch.tensor(blocks))
+    def embeddings(self, runs: Sequence[SlotRows]) -> tuple[AdaptedRows[EmbeddingForm], ...]:
+        """Return the rows of a batch whose adapters change the embedding."""
+        return tuple(
+            AdaptedRows(run.start, run.stop, form)
+            for run in runs
+            if (adapter := self._slots[run.slot]) is not None
+            and (form := adapter.embedding) is not None
+        )
 
-
-def _tensor(shard: AdapterShard, offset: int, shape: tuple[int, int]) -> Tensor:
-    """Return a copy of a tensor in the shard's buffer, which may be read-only and unaligned."""
-    tensor = torch.empty(shape, dtype=_DTYPES[shard.dtype])
-    target = tensor.view(torch.uint8).numpy().reshape(-1)
-    target[:] = shard.data[offset : offset + target.size]
-    return tensor
+    def heads(self, runs: Sequence[SlotRows]) -> tuple[AdaptedRows[HeadForm], ...]:
+        """Return the rows of a batch whose adapters change the head."""
+        return tuple(
+            AdaptedRows(run.start, run.stop, form)
+            for run in runs
+            if (adapter := self._slots[run.slot]) is not None and (form := adapter.head) is not None
+        )

@@ -1,17 +1,15 @@
-"""One decoder layer of the Llama family, and the vocabulary at both ends, on one rank.
+"""One decoder layer of the Llama family on one rank.
 
 Owns the order of the operations and the two places of a layer where ranks sum. Everything a call
 needs comes as an argument. Knows nothing of plans, sequences or sampling.
 
-Shapes: T rows, S rows that are sampled, H hidden, HQ / HK query and KV heads of this rank,
-D head_dim, I MLP features of this rank, V vocabulary entries of this rank, M positions.
+Shapes: T rows, H hidden, HQ / HK query and KV heads of this rank, D head_dim, I MLP features of
+this rank, M positions.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention import AttentionBatch, paged_attention, write_kv
@@ -20,7 +18,6 @@ from kernels.linear import LinearWeight, linear
 from kernels.lora import lora_apply
 from worker.adapter_bank import DOWN, GATE_UP, OUT, QKV, LayerSegments
 from worker.parallel import Communicator
-from worker.partition import Span
 from worker.weights import LayerWeights
 
 
@@ -100,21 +97,3 @@ def _linear(
     if segments is not None:
         lora_apply(y, x, segments[fused_linear])
     return y
-
-
-def embed(token_ids_T: Tensor, table_VH: Tensor, held: Span, group: Communicator) -> Tensor:
-    """Return the embeddings [T, H] of tokens, each looked up on the rank that holds it."""
-    if group.size == 1:
-        return F.embedding(token_ids_T, table_VH)
-    local_T = token_ids_T - held.start
-    is_elsewhere_T = (local_T < 0) | (local_T >= len(held))
-    x_TH = F.embedding(local_T.masked_fill(is_elsewhere_T, 0), table_VH)
-    return group.all_reduce(x_TH.masked_fill_(is_elsewhere_T.unsqueeze(1), 0))
-
-
-def project_to_vocabulary(
-    x_SH: Tensor, lm_head: LinearWeight, widths: Sequence[int], group: Communicator
-) -> Tensor | None:
-    """Return the logits [S, vocabulary] float32 on rank 0, None elsewhere."""
-    logits = group.gather_first(linear(x_SH, lm_head), widths)
-    return None if logits is None else logits.to(torch.float32)

@@ -3,7 +3,7 @@
 Owns the model's weights and what follows from its shape. Keeps nothing between two calls; KV pages
 and adapters belong to others and come as arguments. Knows nothing of plans or sampling.
 
-Shapes: T rows, S rows that are sampled, H hidden.
+Shapes: T rows, S rows that are sampled, H hidden, V vocabulary entries of this rank.
 """
 
 from pathlib import Path
@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from kernels.elementwise import add_rms_norm
+from kernels.linear import linear
 from worker.adapter_bank import AdapterBank
 from worker.batch import DeviceBatch
 from worker.kv_cache import KVCache
-from worker.layers import DecoderLayer, LayerContext, LayerShape, embed, project_to_vocabulary
+from worker.layers import DecoderLayer, LayerContext, LayerShape
 from worker.model_config import ModelConfig
 from worker.parallel import Communicator
 from worker.partition import Partition, even_spans
 from worker.rope import rope_tables
+from worker.vocabulary import adapted_logits, embed, gather_logits
 from worker.weights import Weights, load_weights
 
 
@@ -83,7 +85,13 @@ class Model:
             [S, vocabulary] float32 on rank 0; None on other ranks and where nothing is sampled.
         """
         segments = bank.segments(batch.runs)
-        x_TH = embed(batch.token_ids, self._weights.embedding, self._vocabulary, self._group)
+        x_TH = embed(
+            batch.token_ids,
+            self._weights.embedding,
+            self._vocabulary,
+            self._group,
+            bank.embeddings(batch.runs),
+        )
         residual_TH: Tensor | None = None
         for index, layer in enumerate(self._layers):
             k_pages, v_pages = cache.layer(index)
@@ -100,6 +108,10 @@ class Model:
             self._weights.final_norm,
             self._eps,
         )
-        return project_to_vocabulary(
-            x_SH, self._weights.lm_head, self._vocabulary_widths, self._group
-        )
+        heads = bank.heads(batch.runs)
+        if heads:
+            sample_rows = batch.sample_rows.tolist()
+            y_SV = adapted_logits(x_SH, sample_rows, self._weights.lm_head, heads)
+        else:
+            y_SV = linear(x_SH, self._weights.lm_head)
+        return gather_logits(y_SV, self._vocabulary_widths, self._group)

@@ -19,6 +19,9 @@ from worker.checkpoint import Checkpoint
 from worker.model_config import ModelConfig
 from worker.partition import ROW_PARALLEL, Partition, Span, module_shape
 
+EMBEDDING_NAME = "model.embed_tokens.weight"
+HEAD_NAME = "lm_head.weight"
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -108,7 +111,7 @@ class _Loader:
     def layer(self, index: int) -> LayerWeights:
         """Return one decoder layer."""
         config = self._config
-        prefix = f"model.layers.{index}"
+        prefix = _layer_name(index)
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         norms = [
             self.vector(f"{attention}.{name}_norm.weight", config.head_dim)
@@ -127,6 +130,16 @@ class _Loader:
         )
 
 
+def linear_name(layer: int, module: str) -> str:
+    """Return the checkpoint's name of a linear module, without `.weight` or `.bias`."""
+    block = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+    return f"{_layer_name(layer)}.{block}.{module}"
+
+
+def _layer_name(index: int) -> str:
+    return f"model.layers.{index}"
+
+
 def load_weights(
     model_dir: Path, config: ModelConfig, part: Partition, dtype: torch.dtype, device: torch.device
 ) -> Weights:
@@ -138,13 +151,13 @@ def load_weights(
     """
     with Checkpoint(model_dir) as checkpoint:
         loader = _Loader(checkpoint, config, part, dtype, device)
-        embedding = loader.vocabulary("model.embed_tokens.weight")
+        embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))
         final_norm = loader.vector("model.norm.weight", config.hidden_size)
         # Looking up needs plain rows and multiplying wants them packed, so on a CPU a tied
         # lm_head is a second copy: the memory of one embedding for half of its time per step.
         lm_head = prepare_linear(
-            embedding if config.tie_word_embeddings else loader.vocabulary("lm_head.weight")
+            embedding if config.tie_word_embeddings else loader.vocabulary(HEAD_NAME)
         )
         checkpoint.check_all_asked(lambda name: _is_ignored(name, config))
     return Weights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=lm_head)
@@ -152,6 +165,6 @@ def load_weights(
 
 def _is_ignored(name: str, config: ModelConfig) -> bool:
     """Tell whether a tensor may lie in a checkpoint without being used."""
-    if name == "lm_head.weight":
+    if name == HEAD_NAME:
         return config.tie_word_embeddings
     return name.endswith(".rotary_emb.inv_freq")  # a constant that old checkpoints carry

@@ -13,31 +13,49 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from worker.adapter_shard import ADAPTED_MODULES
 from worker.model_config import ModelConfig
-from worker.partition import LINEAR_MODULES
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 Bits = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 ITEM_BYTES: dict[Dtype, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
-FORMAT = b"topwork adapter 1"
+FORMAT = b"topwork adapter 2"
 
 
 @dataclass(frozen=True, slots=True)
 class LoraModule:
-    """LoRA of one linear module in one layer: y += scaling * B (A x)."""
+    """LoRA of one module in one layer: y += scaling * B (A x).
 
-    layer: int
-    module: str  # one of worker.partition.LINEAR_MODULES
+    To the embedding x is one-hot. With a magnitude it is DoRA, as `LoraEntry` defines it.
+    """
+
+    layer: int  # 0 for embed_tokens and lm_head
+    module: str  # one of worker.adapter_shard.ADAPTED_MODULES
     scaling: float
     a: Bits  # [lora_rank, in]
     b: Bits  # [out, lora_rank]
+    magnitude: Bits | None = None  # [out]
 
     @property
     def lora_rank(self) -> int:
         """The inner dimension of B A."""
         lora_rank: int = self.a.shape[0]
         return lora_rank
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors."""
+        magnitude_bytes = 0 if self.magnitude is None else self.magnitude.nbytes
+        return self.a.nbytes + self.b.nbytes + magnitude_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTable:
+    """A weight that takes the place of the base model's, beneath a LoRA if there is one."""
+
+    module: str  # one of worker.adapter_shard.VOCABULARY_MODULES
+    weight: Bits  # [vocabulary, hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +66,36 @@ class Adapter:
     path: str  # where it was read; not part of what it is
     model: ModelConfig  # what its shapes were checked against
     dtype: Dtype  # of all its tensors
-    modules: tuple[LoraModule, ...]  # ordered by (layer, position in LINEAR_MODULES)
+    modules: tuple[LoraModule, ...]  # by (layer, ADAPTED_MODULES), the vocabulary's at the end
+    tables: tuple[SavedTable, ...] = ()  # in the order of VOCABULARY_MODULES
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(module.a.nbytes + module.b.nbytes for module in self.modules)
+        """Bytes of all tensors; a table that serves two modules counts once."""
+        tables = {id(table.weight): table.weight.nbytes for table in self.tables}
+        return sum(module.num_bytes for module in self.modules) + sum(tables.values())
 
     @property
     def lora_rank(self) -> int:
-        """The largest lora_rank of all modules."""
-        return max(module.lora_rank for module in self.modules)
+        """The largest lora_rank of all modules, 0 if there are only tables."""
+        return max((module.lora_rank for module in self.modules), default=0)
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """The linear modules touched in any layer, in the order of LINEAR_MODULES."""
+        """The modules touched in any layer, in the order of ADAPTED_MODULES."""
         touched = {module.module for module in self.modules}
-        return tuple(name for name in LINEAR_MODULES if name in touched)
+        touched.update(table.module for table in self.tables)
+        return tuple(name for name in ADAPTED_MODULES if name in touched)
 
 
-def adapter_digest(dtype: Dtype, modules: Iterable[LoraModule]) -> str:
+def adapter_digest(
+    dtype: Dtype, modules: Iterable[LoraModule], tables: Iterable[SavedTable] = ()
+) -> str:
     """Return the SHA-256, hex, of what an adapter computes.
 
-    Every field is framed by its length, so that no two adapters can spell the same bytes. The
-    scaling counts as its exact float64. `modules` must come in the order that Adapter keeps.
+    Every field is framed by its length and every entry begins with its kind, so that no two
+    adapters can spell the same bytes. The scaling counts as its exact float64. `modules` and
+    `tables` must come in the order that Adapter keeps.
     """
     digest = sha256()
 
@@ -79,12 +103,22 @@ def adapter_digest(dtype: Dtype, modules: Iterable[LoraModule]) -> str:
         digest.update(struct.pack("<Q", len(field)))
         digest.update(field)
 
+    def frame_tensor(tensor: Bits) -> None:
+        frame(struct.pack(f"<{tensor.ndim}Q", *tensor.shape))
+        frame(tensor.tobytes())
+
     frame(FORMAT)
     frame(dtype.encode())
     for module in modules:
+        frame(b"lora" if module.magnitude is None else b"dora")
         frame(struct.pack("<Qd", module.layer, module.scaling))
         frame(module.module.encode())
-        for matrix in (module.a, module.b):
-            frame(struct.pack("<QQ", *matrix.shape))
-            frame(matrix.tobytes())
+        frame_tensor(module.a)
+        frame_tensor(module.b)
+        if module.magnitude is not None:
+            frame_tensor(module.magnitude)
+    for table in tables:
+        frame(b"table")
+        frame(table.module.encode())
+        frame_tensor(table.weight)
     return digest.hexdigest()

@@ -2,11 +2,12 @@
 
 A backtracking matcher would let `(a+)+b` in an adapter's config hold the pool for hours. This one
 runs all alternatives side by side (Thompson's automaton, made deterministic as it is used). Owns
-the subset: literals, `.`, classes, groups, `|`, `* + ? {m,n}`, `^` and `$`; anything else is
+the subset: literals, `.`, classes, groups, `|`, `* + ? {m,n}`, `^`, `$` and `\b`; anything else is
 refused. Subjects are ASCII module paths. Knows nothing of adapters.
 """
 
 from cluster.adapters.pattern_parser import (
+    WORD,
     Anchor,
     Choice,
     Node,
@@ -36,23 +37,25 @@ class Pattern:
         self._targets: list[list[int]] = []
         self._end = self._add(None, [])
         start = self._build(parse_pattern(text), self._end)
-        self._start = self._closure(1 << start, "^")
-        self._moves: dict[tuple[int, str], int] = {}
-        self._accepts: dict[int, bool] = {}
+        self._start = 1 << start
+        self._moves: dict[tuple[int, str, str], int] = {}
+        self._accepts: dict[tuple[int, str], bool] = {}
 
     def fullmatch(self, subject: str) -> bool:
         """Return whether the whole (non-empty) subject matches."""
         states = self._start
-        for char in subject:
-            step = (states, char)
+        for before, char in zip(("", *subject), subject, strict=False):
+            anchors = ("" if before else "^") + ("b" if _is_edge(before, char) else "")
+            step = (states, char, anchors)
             found = self._moves.get(step)
             if found is None:
-                found = self._moves[step] = self._move(states, char)
+                found = self._moves[step] = self._move(self._closure(states, anchors), char)
             states = found
-        accepted = self._accepts.get(states)
+        anchors = "$" + ("b" if _is_edge(subject[-1:], "") else "")
+        accepted = self._accepts.get((states, anchors))
         if accepted is None:
-            final = self._closure(states, "$")
-            accepted = self._accepts[states] = bool(final >> self._end & 1)
+            final = self._closure(states, anchors)
+            accepted = self._accepts[states, anchors] = bool(final >> self._end & 1)
         return accepted
 
     def _add(self, kind: Symbol | Anchor | None, targets: list[int]) -> int:
@@ -93,27 +96,32 @@ class Pattern:
         return after
 
     def _move(self, states: int, char: str) -> int:
-        """Return the states after `char`."""
+        """Return the states that `char` leads to at once."""
         reached = 0
         for state in _bits(states):
             kind = self._kinds[state]
             if isinstance(kind, Symbol) and char in kind.chars:
                 reached |= 1 << self._targets[state][0]
-        return self._closure(reached, None)
+        return reached
 
-    def _closure(self, states: int, anchor: str | None) -> int:
-        """Return the states reachable without a symbol, through `anchor` where that holds."""
+    def _closure(self, states: int, anchors: str) -> int:
+        """Return the states reachable without a symbol, through the `anchors` that hold here."""
         pending = list(_bits(states))
         while pending:
             state = pending.pop()
             kind = self._kinds[state]
-            if isinstance(kind, Symbol) or (isinstance(kind, Anchor) and kind.sign != anchor):
+            if isinstance(kind, Symbol) or (isinstance(kind, Anchor) and kind.sign not in anchors):
                 continue
             for target in self._targets[state]:
                 if not states >> target & 1:
                     states |= 1 << target
                     pending.append(target)
         return states
+
+
+def _is_edge(before: str, after: str) -> bool:
+    """Return whether a word begins or ends between two characters, "" for none."""
+    return (before in WORD) != (after in WORD)
 
 
 def _bits(states: int) -> list[int]:

@@ -5,17 +5,20 @@ Python's syntax, less everything that a matcher without backtracking cannot or n
 
 from dataclasses import dataclass
 
-MAX_PATTERN_CHARS = 256
+MAX_PATTERN_CHARS = 2048
 MAX_REPEAT = 100
 MAX_DEPTH = 20
 
 _ASCII = frozenset(map(chr, range(128)))
 _DIGITS = frozenset("0123456789")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_WORD = _DIGITS | _LETTERS | {"_"}
+WORD = _DIGITS | _LETTERS | {"_"}
 _SPACE = frozenset(" \t\n\r\f\v")  # \x1c to \x1f are space to Python too; no module path has them
-_CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_CLASSES = {"d": _DIGITS, "w": WORD, "s": _SPACE}
 _SPECIAL = frozenset("*+?{}[]()|\\")
+# Unsloth's guard against the experts of a sparse model. No path of a dense model has an "experts",
+# so it always holds; other assertions on what follows are refused.
+_NO_EXPERTS = r"?!.*\.experts\.\d)"
 
 
 class PatternError(ValueError):
@@ -31,7 +34,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """`^` or `$`."""
+    """`^`, `$` or `b`, the edge of a word."""
 
     sign: str
 
@@ -165,12 +168,14 @@ class _Parser:
             case "^" | "$":
                 return Anchor(char)
             case "\\":
-                return Symbol(self._escape())
+                return Anchor("b") if self._skip("b") else Symbol(self._escape())
         if char in _SPECIAL:
             raise PatternError(f"a {char!r} stands where it has no meaning")
         return Symbol(frozenset(char))
 
     def _group(self, depth: int) -> Node:
+        if self._skip(_NO_EXPERTS):
+            return Row(())
         if self._skip("?") and not self._skip(":"):
             raise PatternError("of the '(?' forms only '(?:' is supported")
         node = self._choice(depth + 1)
@@ -184,7 +189,7 @@ class _Parser:
             return _CLASSES[char]
         if char.lower() in _CLASSES:
             return _ASCII - _CLASSES[char.lower()]
-        if char in _WORD - {"_"}:
+        if char in WORD - {"_"}:
             raise PatternError(f"'\\{char}' is not supported")
         return frozenset(char)
 

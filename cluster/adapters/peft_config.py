@@ -35,7 +35,7 @@ _READ = frozenset(
     {
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"),
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-        "init_lora_weights",
+        *("init_lora_weights", "use_dora", "modules_to_save", "ensure_weight_tying"),
     }
 )
 # Other ways to start change the base model's weights as well (PiSSA, OLoRA, LoftQ, CorDA...).
@@ -55,6 +55,9 @@ class PeftConfig:
     targets: Targets
     rank_pattern: tuple[tuple[Matcher, int], ...]
     alpha_pattern: tuple[tuple[Matcher, float], ...]
+    is_dora: bool
+    saved: tuple[str, ...]  # names of modules that are saved whole
+    is_tied: bool  # what is done to one of two tied weights is done to the other
 
     def lora_rank_of(self, path: str) -> int:
         """Return the lora_rank of a module."""
@@ -86,11 +89,14 @@ def parse_peft_config(data: bytes) -> PeftConfig:
         targets=read_targets(raw),
         rank_pattern=_patterns(raw, "rank_pattern", _rank),
         alpha_pattern=_patterns(raw, "alpha_pattern", _alpha),
+        is_dora=_flag(raw, "use_dora"),
+        saved=_names(raw, "modules_to_save"),
+        is_tied=_flag(raw, "ensure_weight_tying"),
     )
 
 
 def _check_kind(raw: dict[str, Any]) -> None:
-    """Refuse anything but plain LoRA."""
+    """Refuse anything but LoRA, DoRA and saved modules."""
     if raw.get("peft_type") != "LORA":
         raise InvalidAdapter(f"{WHERE}: peft_type is {shown(raw.get('peft_type'))}, not 'LORA'")
     if raw.get("bias", "none") != "none":
@@ -107,8 +113,8 @@ def _check_kind(raw: dict[str, Any]) -> None:
     foreign = [key for key in raw if key not in _READ and key not in _SILENT and raw[key]]
     if foreign:
         raise InvalidAdapter(
-            f"{WHERE}: not supported: {listed(sorted(foreign))}; only plain LoRA is served, "
-            "merge the adapter into its base model or train it without"
+            f"{WHERE}: not supported: {listed(sorted(foreign))}; merge the adapter into its base "
+            "model or train it without"
         )
 
 
@@ -117,6 +123,13 @@ def _flag(raw: dict[str, Any], key: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise InvalidAdapter(f"{WHERE}: {key} is {shown(value)}, not true or false")
     return bool(value)
+
+
+def _names(raw: dict[str, Any], key: str) -> tuple[str, ...]:
+    value = raw.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise InvalidAdapter(f"{WHERE}: {key} is {shown(value)}, not a list of names")
+    return tuple(value)
 
 
 def _rank(key: str, value: object) -> int:

@@ -1,71 +1,102 @@
 """Cuts an adapter into what each tensor-parallel rank holds of it.
 
-Column-parallel modules: A whole, B's rows cut. Row-parallel modules: A's columns cut, B whole.
+Column-parallel modules and the head: A whole, B's rows cut. Row-parallel ones and the embedding:
+A's columns cut, B whole. Tables: the rows of the rank's vocabulary.
 Owns the layout of a shard's buffer; knows nothing of who asks or how shards travel.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.adapters.adapter import ITEM_BYTES, Adapter, Bits
-from worker.adapter_shard import AdapterShard, LoraEntry
-from worker.partition import ROW_PARALLEL, Partition, partition
+from cluster.adapters.adapter import ITEM_BYTES, Adapter, Bits, LoraModule
+from worker.adapter_shard import (
+    EMBEDDING,
+    SUMMED_MODULES,
+    AdapterShard,
+    LoraEntry,
+    TableEntry,
+    adapted_slices,
+)
+from worker.partition import Partition, partition
 
-ALIGNMENT = 64  # bytes; every matrix starts on a cache line
+ALIGNMENT = 64  # bytes; every tensor starts on a cache line
+
+
+class _Buffer:
+    """Collects tensors and gives each its place in the shard's buffer."""
+
+    def __init__(self) -> None:
+        self._tensors: list[tuple[int, Bits]] = []
+        self._size = 0
+
+    def place(self, tensor: Bits) -> int:
+        """Return the offset that a tensor will have, in bytes."""
+        offset = -(-self._size // ALIGNMENT) * ALIGNMENT
+        self._size = offset + tensor.nbytes
+        self._tensors.append((offset, tensor))
+        return offset
+
+    def packed(self, item_bytes: int) -> npt.NDArray[np.uint8]:
+        """Return the buffer: each tensor row-major at its offset; gaps are zero."""
+        data = np.zeros(self._size, np.uint8)
+        for offset, tensor in self._tensors:
+            place = data[offset : offset + tensor.nbytes].view(f"u{item_bytes}")
+            place.reshape(tensor.shape)[...] = tensor
+        return data
 
 
 def cut(adapter: Adapter, part: Partition) -> AdapterShard:
     """Return the slice of an adapter that the rank of `part` holds, in a buffer of its own."""
-    entries: list[LoraEntry] = []
-    matrices: list[tuple[int, Bits]] = []
-    size = 0
-
-    def place(matrix: Bits) -> tuple[int, tuple[int, int]]:
-        nonlocal size
-        offset = -(-size // ALIGNMENT) * ALIGNMENT
-        size = offset + matrix.nbytes
-        matrices.append((offset, matrix))
-        return offset, (matrix.shape[0], matrix.shape[1])
-
-    for module in adapter.modules:
-        rows, columns = part.slices(module.module)
-        if module.module in ROW_PARALLEL:
-            a, b = module.a[:, columns.start : columns.stop], module.b
-        else:
-            a, b = module.a, module.b[rows.start : rows.stop]
-        a_offset, a_shape = place(a)
-        b_offset, b_shape = place(b)
-        entries.append(
-            LoraEntry(
-                layer=module.layer,
-                module=module.module,
-                lora_rank=module.lora_rank,
-                scaling=module.scaling,
-                a_offset=a_offset,
-                a_shape=a_shape,
-                b_offset=b_offset,
-                b_shape=b_shape,
-            )
-        )
+    buffer = _Buffer()
+    entries = tuple(_place_module(buffer, module, part) for module in adapter.modules)
+    tables = _place_tables(buffer, adapter, part)
     return AdapterShard(
         digest=adapter.digest,
         rank=part.rank,
         tp=part.tp,
         dtype=adapter.dtype,
-        entries=tuple(entries),
-        data=_packed(matrices, size, ITEM_BYTES[adapter.dtype]),
+        entries=entries,
+        data=buffer.packed(ITEM_BYTES[adapter.dtype]),
+        tables=tables,
     )
+
+
+def _place_module(buffer: _Buffer, module: LoraModule, part: Partition) -> LoraEntry:
+    rows, columns = adapted_slices(part, module.module)
+    a, b, magnitude = module.a, module.b, module.magnitude
+    if module.module not in SUMMED_MODULES:
+        b = b[rows.start : rows.stop]
+        magnitude = None if magnitude is None else magnitude[rows.start : rows.stop]
+    elif magnitude is None:  # DoRA's norms need all of A
+        a = a[:, columns.start : columns.stop]
+    return LoraEntry(
+        layer=module.layer,
+        module=module.module,
+        lora_rank=module.lora_rank,
+        scaling=module.scaling,
+        a_offset=buffer.place(a),
+        a_shape=(a.shape[0], a.shape[1]),
+        b_offset=buffer.place(b),
+        b_shape=(b.shape[0], b.shape[1]),
+        magnitude_offset=None if magnitude is None else buffer.place(magnitude),
+    )
+
+
+def _place_tables(buffer: _Buffer, adapter: Adapter, part: Partition) -> tuple[TableEntry, ...]:
+    needs_all = {module.module for module in adapter.modules if module.magnitude is not None}
+    entries = []
+    placed: dict[tuple[int, int], int] = {}  # one table that serves both modules is sent once
+    for table in adapter.tables:
+        weight = table.weight
+        if not (table.module == EMBEDDING and EMBEDDING in needs_all):
+            weight = weight[part.vocab.start : part.vocab.stop]
+        key = (id(table.weight), len(weight))
+        if key not in placed:
+            placed[key] = buffer.place(weight)
+        entries.append(TableEntry(table.module, placed[key], (weight.shape[0], weight.shape[1])))
+    return tuple(entries)
 
 
 def cut_all(adapter: Adapter, tp: int) -> tuple[AdapterShard, ...]:
     """Return the shards of all `tp` ranks, in rank order."""
     return tuple(cut(adapter, partition(adapter.model, tp, rank)) for rank in range(tp))
-
-
-def _packed(matrices: list[tuple[int, Bits]], size: int, item_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return a buffer of `size` bytes with each matrix, row-major, at its offset; gaps are zero."""
-    data = np.zeros(size, np.uint8)
-    for offset, matrix in matrices:
-        place = data[offset : offset + matrix.nbytes].view(f"u{item_bytes}")
-        place.reshape(matrix.shape)[...] = matrix
-    return data

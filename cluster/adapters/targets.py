@@ -1,7 +1,7 @@
 """Which modules an adapter means: PEFT's target_modules, exclude_modules and layers_to_transform.
 
-Knows the seven linear modules of a decoder layer and how PEFT spells their paths; knows nothing
-of tensors, ranks or scaling.
+Knows the modules that can be adapted and how PEFT spells their paths; knows nothing of tensors,
+ranks or scaling.
 """
 
 import re
@@ -22,11 +22,18 @@ _BLOCK = {
     module: "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
     for module in LINEAR_MODULES
 }
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+# PEFT's own expressions for the layer in a path, without and with a layers_pattern.
+_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
+_LAYER_OF_PATTERN = re.compile(r"(?:^|.*?\.)layers\.(\d+)\.")
 
 
 def module_path(layer: int, module: str) -> str:
-    """Return the name of a linear module inside the base model."""
+    """Return the name of a module inside the base model."""
+    match module:
+        case "embed_tokens":
+            return "model.embed_tokens"
+        case "lm_head":
+            return "lm_head"
     return f"model.layers.{layer}.{_BLOCK[module]}.{module}"
 
 
@@ -43,6 +50,7 @@ class Targets:
     included: Pattern | frozenset[str]
     excluded: Pattern | frozenset[str]
     layers: frozenset[int] | None  # None: every layer
+    has_layers_pattern: bool = False
 
     def cover(self, path: str) -> bool:
         """Return whether the adapter has weights for the module at `path`."""
@@ -68,7 +76,7 @@ class Targets:
     def _in_layers(self, path: str) -> bool:
         if self.layers is None:
             return True
-        found = _LAYER.match(path)
+        found = (_LAYER_OF_PATTERN if self.has_layers_pattern else _LAYER).match(path)
         return found is not None and int(found[1]) in self.layers
 
     @staticmethod
@@ -95,7 +103,8 @@ def read_targets(raw: dict[str, Any]) -> Targets:
         raise InvalidAdapter(
             f"{WHERE}: layers_to_transform cannot go with a target_modules that is an expression"
         )
-    return Targets(included, _entries(raw, "exclude_modules"), layers)
+    excluded = _entries(raw, "exclude_modules")
+    return Targets(included, excluded, layers, bool(raw.get("layers_pattern")))
 
 
 def _entries(raw: dict[str, Any], key: str) -> Pattern | frozenset[str]:

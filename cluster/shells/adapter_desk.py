@@ -115,6 +115,7 @@ class AdapterDesk:
             await group.load_adapter(slot, shards)
         except TopworkError as error:
             self._owners.deliver(scheduler.adapter_failed(digest, info_of(error)))
+            await self._clear(group, slot, digest)  # of the ranks that could load it
         except GroupFailed:
             return  # the step loop learns it from the closed connection
         else:

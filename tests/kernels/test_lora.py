@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels import lora, reference
-from kernels.lora import LoraSegment, lora_apply
+from kernels.lora import LoraSegment, embedding_lora_apply, lora_apply
 from kernels.native.library import native_library
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
@@ -139,3 +139,72 @@ def test_naming_the_blocks_of_b_changes_nothing_but_rounding(
         alone = y[5:6].clone()
         lora_apply(alone, x[5:6], [LoraSegment(0, 1, a, layout, torch.tensor(blocks))])
         assert torch.equal(alone, actual[5:6])
+
+
+def gain_and_shift(n: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    return torch.rand(n, generator=generator) + 0.5, torch.randn(n, generator=generator)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gain_multiplies_its_own_rows_before_the_delta(dtype: torch.dtype) -> None:
+    k, n = 96, 160
+    x, y = rows(30, k, dtype), rows(30, n, dtype)
+    a, b = adapter(8, n, k, dtype)
+    gain, shift = gain_and_shift(n)
+    segments = [
+        LoraSegment(0, 4, a, b),
+        LoraSegment(5, 17, a, b, None, gain, shift),
+        LoraSegment(17, 18, a, b, None, gain),
+        LoraSegment(20, 30, a, b),
+    ]
+    before, plain = y.clone(), y.clone()
+    lora_apply(y, x, segments)
+    lora_apply(plain, x, [LoraSegment(0, 30, a, b)])
+    delta = reference.lora(x.double(), a.double(), b.double())
+    expected = before.double() * gain + delta
+    assert error(y[17:18], expected[17:18]) < TOLERANCE[dtype]
+    assert error(y[5:17], expected[5:17] + shift) < TOLERANCE[dtype]
+    for rest in (slice(0, 4), slice(20, 30)):
+        assert torch.equal(y[rest], plain[rest])
+    for untouched in (slice(4, 5), slice(18, 20)):
+        assert torch.equal(y[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(1, 64), (192, 576), (33, 5)])
+def test_a_row_with_a_gain_has_the_same_bits_alone(n: int, k: int, dtype: torch.dtype) -> None:
+    a, b = adapter(4, n, k, dtype)
+    gain, shift = gain_and_shift(n)
+    x, y = rows(300, k, dtype), rows(300, n, dtype)
+    whole = y.clone()
+    lora_apply(whole, x, [LoraSegment(0, 300, a, b, None, gain, shift)])
+    for start, stop in [(0, 1), (299, 300), (7, 9), (3, 8), (11, 100)]:
+        alone = y[start:stop].clone()
+        segment = LoraSegment(0, stop - start, a, b, None, gain, shift)
+        lora_apply(alone, x[start:stop], [segment])
+        assert torch.equal(alone, whole[start:stop])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lora_rank", [1, 3, 16])
+@pytest.mark.parametrize("hidden", [8, 576, 33])
+def test_the_lora_of_an_embedding_takes_a_row_of_a_for_each_token(
+    hidden: int, lora_rank: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(hidden)
+    a = torch.randn(50, lora_rank, generator=generator)
+    _, b = adapter(lora_rank, hidden, 8, torch.float32)
+    gain, _ = gain_and_shift(hidden)
+    token_ids = torch.randint(0, 50, (40,), generator=generator)
+    x = rows(40, hidden, dtype)
+    for some_gain in (None, gain):
+        whole = x.clone()
+        embedding_lora_apply(whole, token_ids, a, b, some_gain)
+        expected = x.double() * (1 if some_gain is None else some_gain)
+        expected = expected + a[token_ids].double() @ b.double().T
+        assert error(whole, expected) < TOLERANCE[dtype]
+        for start, stop in [(0, 1), (39, 40), (3, 6), (10, 30)]:
+            alone = x[start:stop].clone()
+            embedding_lora_apply(alone, token_ids[start:stop], a, b, some_gain)
+            assert torch.equal(alone, whole[start:stop])

@@ -19,6 +19,8 @@ from transformers import (
 )
 
 from tests.worker.group import RankGroup
+from tests.worker.logit_ranks import LogitRanks
+from tests.worker.peft_adapters import make_adapter_dir
 
 COMMON = {"vocab_size": 131, "num_hidden_layers": 2, "max_position_embeddings": 512}
 
@@ -144,4 +146,37 @@ def start_group() -> Iterator[Callable[..., RankGroup]]:
 
     yield start
     for group in groups:
+        group.close()
+
+
+@pytest.fixture(scope="session")
+def made(
+    tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], Path]:
+    """Return a function that gives the directory of an adapter of some kind for some model."""
+    folders: dict[tuple[str, str], Path] = {}
+
+    def make(model_name: str, kind: str) -> Path:
+        if (model_name, kind) not in folders:
+            folder = tmp_path_factory.mktemp("adapter")
+            make_adapter_dir(tiny_model(model_name).reference, kind, folder)
+            folders[model_name, kind] = folder
+        return folders[model_name, kind]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def ranks(tiny_model: Callable[[str], TinyModel]) -> Iterator[Callable[..., LogitRanks]]:
+    """Return a function that starts ranks once and gives them by model, size and dtype."""
+    started: dict[tuple[str, int, torch.dtype], LogitRanks] = {}
+
+    def start(model_name: str, tp: int, dtype: torch.dtype) -> LogitRanks:
+        key = (model_name, tp, dtype)
+        if key not in started:
+            started[key] = LogitRanks(tiny_model(model_name).path, tp, dtype)
+        return started[key]
+
+    yield start
+    for group in started.values():
         group.close()

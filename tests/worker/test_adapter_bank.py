@@ -53,7 +53,7 @@ def test_modules_of_one_linear_become_one_pair_in_blocks_at_their_true_ranks(con
 @pytest.mark.parametrize("tp", [2, 4])
 def test_row_parallel_deltas_of_all_ranks_sum_to_the_whole(config, tp):
     whole = adapter(config, (1, "down_proj", 4), (1, "o_proj", 2))
-    x = torch.randn(3, config.intermediate_size)
+    x = torch.randn(3, config.intermediate_size, generator=torch.Generator().manual_seed(2))
     total = torch.zeros(3, config.hidden_size)
     for rank in range(tp):
         bank, part = bank_of(config, tp, rank), partition(config, tp, rank)
@@ -63,7 +63,7 @@ def test_row_parallel_deltas_of_all_ranks_sum_to_the_whole(config, tp):
         total += x[:, part.mlp.start : part.mlp.stop] @ down.a.T @ down.b.T
         assert segments[OUT][0].a.shape == (2, len(part.q_heads) * config.head_dim)
     a, b, scaling = whole.tensors[1, "down_proj"]
-    torch.testing.assert_close(total, scaling * x @ a.T @ b.T)
+    torch.testing.assert_close(total, scaling * x @ a.T @ b.T, rtol=1e-4, atol=1e-4)
 
 
 def test_scaling_enters_before_rounding(config):

@@ -132,9 +132,8 @@ def test_half_precision_is_read_bit_for_bit(tmp_path: Path, dtype: torch.dtype) 
 @pytest.mark.parametrize(
     "keys",
     [
-        {"use_dora": True},
         {"bias": "lora_only"},
-        {"modules_to_save": ["lm_head"]},
+        {"modules_to_save": ["norm"]},
         {"trainable_token_indices": [1, 2]},
     ],
 )

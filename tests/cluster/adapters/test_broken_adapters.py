@@ -84,13 +84,13 @@ BAD_TENSORS: dict[str, tuple[Callable[[TinyAdapter], None], str]] = {
         _tensor(a_of(0, "k_proj"), np.ones((4, 27), F32)),
         r"no place among what adapter_config\.json targets .*k_proj",
     ),
-    "DoRA magnitudes": (
+    "DoRA magnitudes without DoRA": (
         _tensor(
             a_of(0, "q_proj").replace("lora_A.weight", "lora_magnitude_vector"), np.ones(36, F32)
         ),
         "lora_magnitude_vector",
     ),
-    "trained head": (
+    "a trained head that the config does not save": (
         _tensor("base_model.model.lm_head.weight", np.ones((64, 27), F32)),
         r"no place .*lm_head\.weight",
     ),
@@ -114,10 +114,26 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path, case: str) 
 BAD_KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "another method": ({"peft_type": "IA3"}, "peft_type is 'IA3', not 'LORA'"),
     "no method": ({"peft_type": None}, "peft_type is None"),
-    "DoRA": ({"use_dora": True}, "not supported: 'use_dora'"),
+    "DoRA without magnitudes": (
+        {"use_dora": True},
+        r"missing tensors: .*layers\.0\.self_attn\.q_proj\.lora_magnitude_vector",
+    ),
+    "DoRA as text": ({"use_dora": "yes"}, "use_dora is 'yes', not true or false"),
     "lora_bias": ({"lora_bias": True}, "not supported: 'lora_bias'"),
     "bias": ({"bias": "all"}, "bias is 'all'"),
-    "modules_to_save": ({"modules_to_save": ["lm_head"]}, "not supported: 'modules_to_save'"),
+    "a saved module that is not there": (
+        {"modules_to_save": ["lm_head"]},
+        r"missing tensors: 'base_model\.model\.lm_head\.weight'",
+    ),
+    "other saved modules": (
+        {"modules_to_save": ["lm_head", "norm", "head"]},
+        "modules_to_save names 'norm', 'head'; only embed_tokens and lm_head can be served",
+    ),
+    "a saved linear module": ({"modules_to_save": ["q_proj"]}, "modules_to_save names 'q_proj'"),
+    "saved modules as text": ({"modules_to_save": "lm_head"}, "modules_to_save is 'lm_head', not"),
+    "saved modules as numbers": ({"modules_to_save": [1]}, r"modules_to_save is \[1\], not a list"),
+    "trained tokens": ({"trainable_token_indices": [1]}, "'trainable_token_indices'"),
+    "trained parameters": ({"target_parameters": ["a"]}, "'target_parameters'"),
     "fan_in_fan_out": ({"fan_in_fan_out": True}, "not supported: 'fan_in_fan_out'"),
     "activated LoRA": ({"alora_invocation_tokens": [1]}, "'alora_invocation_tokens'"),
     "megatron": ({"megatron_config": {"a": 1}}, "not supported: 'megatron_config'"),
@@ -140,8 +156,8 @@ BAD_KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "rslora as text": ({"use_rslora": "yes"}, "use_rslora is 'yes', not true or false"),
     "no targets": ({"target_modules": None}, "target_modules is missing or empty"),
     "unknown targets": (
-        {"target_modules": ["q_proj", "v_proj", "c_attn", "lm_head"]},
-        "target_modules names .*: 'c_attn', 'lm_head'; supported are q_proj",
+        {"target_modules": ["q_proj", "v_proj", "c_attn", "head"]},
+        "target_modules names .*: 'c_attn', 'head'; supported are q_proj",
     ),
     "targets that match nothing": ({"target_modules": r".*\.w_proj"}, "leave no module"),
     "targets all excluded": ({"exclude_modules": ["q_proj", "v_proj"]}, "leave no module"),

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.adapters.adapter import LoraModule, adapter_digest
+from cluster.adapters.adapter import LoraModule, SavedTable, adapter_digest
 from cluster.adapters.peft_reader import read_adapter
-from tests.cluster.adapters.tiny import LIMITS, MODEL, TinyAdapter, a_of, tiny_adapter
+from tests.cluster.adapters.tiny import (
+    LIMITS,
+    MODEL,
+    TinyAdapter,
+    a_of,
+    tiny_adapter,
+    with_dora,
+    with_saved,
+)
 
 TARGETS = ("q_proj", "v_proj", "down_proj")
 
@@ -21,7 +29,7 @@ def test_the_digest_is_the_same_on_every_machine_and_in_every_release() -> None:
     matrix = np.arange(6, dtype=np.uint16).reshape(2, 3)
     module = LoraModule(layer=0, module="q_proj", scaling=2.0, a=matrix, b=matrix.T)
     assert adapter_digest("bfloat16", [module]) == (
-        "57b3e69501107feda06b67ce4544989d09f3330c684db54f07d1c3e2f9b2c5a5"
+        "d9fa41e862c8381afa6668625ec3a018002850ebdbaec4a7cdbeb0a03b6bd56a"
     )
 
 
@@ -81,22 +89,42 @@ matrices = st.builds(lambda rows, columns: np.zeros((rows, columns), np.uint16),
 modules = st.builds(
     LoraModule,
     layer=st.integers(0, 3),
-    module=st.sampled_from(TARGETS),
+    module=st.sampled_from((*TARGETS, "lm_head")),
     scaling=st.sampled_from([0.5, 1.0, 2.0]),
     a=matrices,
     b=matrices,
+    magnitude=st.none() | st.builds(lambda n: np.zeros(n, np.uint16), small),
 )
+tables = st.builds(SavedTable, st.sampled_from(["embed_tokens", "lm_head"]), matrices)
+parts = st.tuples(st.lists(modules, max_size=3), st.lists(tables, max_size=2))
 
 
-@given(st.lists(modules, max_size=3), st.lists(modules, max_size=3))
+@given(parts, parts)
 def test_equal_digests_mean_equal_layers_modules_shapes_and_scaling(
-    left: list[LoraModule], right: list[LoraModule]
+    left: tuple[list[LoraModule], list[SavedTable]],
+    right: tuple[list[LoraModule], list[SavedTable]],
 ) -> None:
-    def form(entries: list[LoraModule]) -> list[tuple[object, ...]]:
-        return [(e.layer, e.module, e.scaling, e.a.shape, e.b.shape) for e in entries]
+    def form(entries: tuple[list[LoraModule], list[SavedTable]]) -> list[tuple[object, ...]]:
+        loras = [
+            (e.layer, e.module, e.scaling, e.a.shape, e.b.shape)
+            + (() if e.magnitude is None else e.magnitude.shape)
+            for e in entries[0]
+        ]
+        return [*loras, *((table.module, table.weight.shape) for table in entries[1])]
 
-    is_same = adapter_digest("float16", left) == adapter_digest("float16", right)
+    is_same = adapter_digest("float16", *left) == adapter_digest("float16", *right)
     assert is_same == (form(left) == form(right))
+
+
+@pytest.mark.parametrize("name", ["lora_magnitude_vector", "embed_tokens.weight", "lm_head.weight"])
+def test_one_changed_number_of_a_magnitude_or_a_table_changes_the_digest(
+    tmp_path: Path, name: str
+) -> None:
+    tiny = with_dora(with_saved(tiny_adapter(*TARGETS), "embed_tokens", "lm_head"))
+    before = tiny.read(tmp_path / "before").digest
+    changed = next(key for key in tiny.tensors if key.endswith(name))
+    tiny.tensors[changed].reshape(-1)[-1] += 1
+    assert tiny.read(tmp_path / "after").digest != before
 
 
 def test_the_dtype_counts_even_where_the_bits_agree(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from cluster.adapters.pattern import Pattern
 from cluster.adapters.pattern_parser import PatternError
 
 atoms = st.sampled_from(
-    ["a", "b", "_", ".", r"\.", r"\d", r"\w", r"\W", "[ab]", "[^a]", "[a-c_]", r"[\d.]", "^", "$"]
+    ["a", "b", "_", ".", r"\.", r"\d", r"\w", r"\W", "[ab]", "[^a]", "[a-c_]", r"[\d.]"]
+    + ["^", "$", r"\b"]
 )
 repeats = st.sampled_from(["", "", "", "*", "+", "?", "*?", "{2}", "{1,}", "{,2}", "{0,3}"])
 
@@ -23,7 +24,7 @@ def wrap(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 # Anchors cannot be repeated; the others can.
-single = st.builds(lambda a, r: a if a in "^$" else a + r, atoms, repeats)
+single = st.builds(lambda a, r: a if a in ("^", "$", r"\b") else a + r, atoms, repeats)
 expressions = st.recursive(single, wrap, max_leaves=8)
 
 
@@ -54,6 +55,34 @@ def test_expressions_that_people_write_are_understood(text: str, subject: str) -
     assert not Pattern(text).fullmatch("model.layers.0.mlp.norm")
 
 
+_PARTS = "self_attn|attention|attn|mixer|mlp|feed_forward|ffn|dense|mixer"
+_LINEARS = "k_proj|q_proj|v_proj|o_proj|gate_proj|up_proj|down_proj"
+_MORE = "per_layer_input_gate|per_layer_projection|linear|embedding_projection|relative_k_proj"
+_BEHIND_LANGUAGE = rf"(?:.*?(?:language|text).*?(?:{_PARTS}).*?"
+# What Unsloth has written into target_modules over its releases.
+UNSLOTH = [
+    rf"{_BEHIND_LANGUAGE}(?:{_LINEARS}).*?)"
+    rf"|(?:\bmodel\.layers\.[\d]{{1,}}\.(?:{_PARTS})\.(?:(?:{_LINEARS})))",
+    rf"{_BEHIND_LANGUAGE}(?:{_LINEARS}|{_MORE}))"
+    rf"|(?:\bmodel\.layers\.[\d]{{1,}}\.(?:{_PARTS})\.(?:(?:{_LINEARS}|{_MORE})))",
+    rf"{_BEHIND_LANGUAGE}\.(?:{_LINEARS}))"
+    rf"|(?:\bmodel\.layers\.[\d]{{1,}}(?!.*\.experts\.\d)\..*?(?:{_PARTS}).*?\.(?:(?:{_LINEARS})))",
+    rf".*?(?:{_PARTS}).*?(?:{_LINEARS}).*?",
+]
+
+
+@pytest.mark.parametrize("text", UNSLOTH)
+@pytest.mark.parametrize("root", ["model.", "model.language_model.", "language_model.model."])
+def test_expressions_of_unsloth_match_as_in_python(text: str, root: str) -> None:
+    pattern = Pattern(text)
+    paths = [f"{root}layers.{layer}.self_attn.{name}_proj" for layer in (0, 31) for name in "qkvo"]
+    paths += [f"{root}layers.7.mlp.{name}_proj" for name in ("gate", "up", "down")]
+    assert all(pattern.fullmatch(path) for path in paths)
+    paths += [f"{root}embed_tokens", "lm_head", f"{root}layers.7.mlp.act_fn", f"x{paths[0]}"]
+    for path in paths:
+        assert pattern.fullmatch(path) == (re.fullmatch(text, path) is not None), path
+
+
 @pytest.mark.parametrize(
     "text", ["(a+)+b", "(a|a)*b", "(a*)*(a*)*b", "(.*.*.*.*)*b", "a?" * 99 + "b"]
 )
@@ -68,7 +97,9 @@ def test_expressions_that_make_a_backtracking_matcher_explode_are_matched(text: 
         *("(a", "a)", "[a", "[]", "*a", "a**", "a*+", "a{2}{2}", "a{", "a{x}", "a{3,1}", "a{1000}"),
         *(
             r"(a)\1",
-            r"\b",
+            r"\B",
+            r"\b*",
+            r"[\b]",
             r"\Z",
             "(?=a)",
             "(?!a)",
@@ -79,7 +110,7 @@ def test_expressions_that_make_a_backtracking_matcher_explode_are_matched(text: 
             "a\\",
             "ä",
         ),
-        *("[b-a]", r"[\d-z]", "a" * 257, "(" * 99 + ")" * 99, "((a{99}){99}){99}", "]", "}"),
+        *("[b-a]", r"[\d-z]", "a" * 2049, "(" * 99 + ")" * 99, "((a{99}){99}){99}", "]", "}"),
     ],
 )
 def test_what_is_outside_the_subset_is_refused(text: str) -> None:

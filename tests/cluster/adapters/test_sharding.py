@@ -9,7 +9,17 @@ import numpy.typing as npt
 import pytest
 
 from cluster.adapters.sharding import ALIGNMENT, cut, cut_all
-from tests.cluster.adapters.tiny import MODEL, TinyAdapter, a_of, b_of, tiny_adapter
+from tests.cluster.adapters.tiny import (
+    MODEL,
+    TinyAdapter,
+    a_of,
+    b_of,
+    magnitude_of,
+    table_of,
+    tiny_adapter,
+    with_dora,
+    with_saved,
+)
 from worker.adapter_shard import AdapterShard, LoraEntry
 from worker.partition import COLUMN_PARALLEL, LINEAR_MODULES, partition
 
@@ -91,3 +101,72 @@ def test_equal_adapters_make_equal_bytes_wherever_they_came_from(tmp_path: Path)
     moved = cut(replace(adapter, path="elsewhere"), part)
     assert cut(adapter, part).data.tobytes() == moved.data.tobytes()
     assert cut(adapter, part).entries == moved.entries
+
+
+def tensor(shard: AdapterShard, offset: int, *shape: int) -> npt.NDArray[Any]:
+    """Return a float32 tensor out of the buffer."""
+    assert offset % ALIGNMENT == 0
+    count = int(np.prod(shape))
+    return np.frombuffer(shard.data, np.float32, count, offset).reshape(shape)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3, 5])
+def test_loras_of_the_vocabulary_are_cut_by_tokens(tmp_path: Path, tp: int) -> None:
+    tiny = tiny_adapter("embed_tokens", "lm_head", lora_rank=3)
+    for rank, shard in enumerate(cut_all(tiny.read(tmp_path), tp)):
+        held = partition(MODEL, tp, rank).vocab
+        embedding, head = shard.entries
+        assert (embedding.module, head.module) == ("embed_tokens", "lm_head")
+        a, b = matrices(shard, embedding)
+        assert np.array_equal(a, tiny.tensors[a_of(0, "embed_tokens")][:, held.start : held.stop])
+        assert np.array_equal(b, tiny.tensors[b_of(0, "embed_tokens")])
+        a, b = matrices(shard, head)
+        assert np.array_equal(a, tiny.tensors[a_of(0, "lm_head")])
+        assert np.array_equal(b, tiny.tensors[b_of(0, "lm_head")][held.start : held.stop])
+
+
+@pytest.mark.parametrize("tp", [1, 2, 3])
+def test_with_dora_all_of_a_travels_and_the_magnitude_is_cut_as_b(tmp_path: Path, tp: int) -> None:
+    tiny = with_dora(tiny_adapter(*LINEAR_MODULES, "embed_tokens", "lm_head", lora_rank=3))
+    for shard in cut_all(tiny.read(tmp_path), tp):
+        for entry in shard.entries:
+            assert np.array_equal(
+                tensor(shard, entry.a_offset, *entry.a_shape),
+                tiny.tensors[a_of(entry.layer, entry.module)],
+            )
+            whole_b = tiny.tensors[b_of(entry.layer, entry.module)]
+            b = tensor(shard, entry.b_offset, *entry.b_shape)
+            first = next(i for i in range(len(whole_b)) if np.array_equal(whole_b[i], b[0]))
+            magnitude = tiny.tensors[magnitude_of(entry.layer, entry.module)]
+            assert entry.magnitude_offset is not None
+            assert np.array_equal(
+                tensor(shard, entry.magnitude_offset, len(b)), magnitude[first : first + len(b)]
+            )
+
+
+@pytest.mark.parametrize("tp", [1, 3])
+def test_saved_tables_are_cut_by_tokens(tmp_path: Path, tp: int) -> None:
+    tiny = with_saved(tiny_adapter("q_proj"), "embed_tokens", "lm_head")
+    for rank, shard in enumerate(cut_all(tiny.read(tmp_path), tp)):
+        held = partition(MODEL, tp, rank).vocab
+        assert [table.module for table in shard.tables] == ["embed_tokens", "lm_head"]
+        for table in shard.tables:
+            rows = tiny.tensors[table_of(table.module)][held.start : held.stop]
+            assert np.array_equal(tensor(shard, table.offset, *table.shape), rows)
+
+
+def test_a_table_that_serves_both_ends_of_a_tied_model_travels_once(tmp_path: Path) -> None:
+    tiny = tiny_adapter("lm_head")
+    with_saved(tiny, "lm_head", end="base_layer.weight")
+    adapter = tiny.read(tmp_path)
+    (shard,) = cut_all(adapter, 1)
+    assert [table.module for table in shard.tables] == ["embed_tokens", "lm_head"]
+    assert shard.tables[0].offset == shard.tables[1].offset
+    assert adapter.num_bytes == sum(tensor.nbytes for tensor in tiny.tensors.values())
+
+
+def test_a_table_beneath_an_embedding_with_dora_travels_whole(tmp_path: Path) -> None:
+    tiny = with_dora(tiny_adapter("embed_tokens"))
+    with_saved(tiny, "embed_tokens", end="base_layer.weight")
+    shards = cut_all(tiny.read(tmp_path), 2)
+    assert [[table.shape[0] for table in shard.tables] for shard in shards] == [[64, 32]] * 2

@@ -14,8 +14,8 @@ from cluster.adapters.adapter import Adapter
 from cluster.adapters.peft_reader import AdapterLimits, read_adapter
 from cluster.adapters.targets import module_path
 from cluster.errors import InvalidAdapter
+from worker.adapter_shard import VOCABULARY_MODULES, adapted_shape
 from worker.model_config import ModelConfig, RopeConfig
-from worker.partition import module_shape
 
 MODEL = ModelConfig(
     architecture="llama",
@@ -44,12 +44,30 @@ LIMITS = AdapterLimits(max_lora_rank=16)
 
 def a_of(layer: int, module: str) -> str:
     """Return the name of a module's A tensor in a PEFT file."""
-    return f"base_model.model.{module_path(layer, module)}.lora_A.weight"
+    return _named(
+        layer, module, "lora_embedding_A" if module == "embed_tokens" else "lora_A.weight"
+    )
 
 
 def b_of(layer: int, module: str) -> str:
     """Return the name of a module's B tensor in a PEFT file."""
-    return f"base_model.model.{module_path(layer, module)}.lora_B.weight"
+    return _named(
+        layer, module, "lora_embedding_B" if module == "embed_tokens" else "lora_B.weight"
+    )
+
+
+def magnitude_of(layer: int, module: str) -> str:
+    """Return the name of a module's DoRA magnitude in a PEFT file."""
+    return _named(layer, module, "lora_magnitude_vector")
+
+
+def table_of(module: str, end: str = "weight") -> str:
+    """Return the name of a saved module's weight in a PEFT file."""
+    return _named(0, module, end)
+
+
+def _named(layer: int, module: str, end: str) -> str:
+    return f"base_model.model.{module_path(layer, module)}.{end}"
 
 
 @dataclass
@@ -77,9 +95,9 @@ def tiny_adapter(
     """Return a valid adapter on the given modules of every layer."""
     random = np.random.default_rng(seed)
     tensors = {}
-    for layer in range(MODEL.num_layers):
-        for module in targets:
-            rows, columns = module_shape(MODEL, module)
+    for module in targets:
+        for layer in range(1 if module in VOCABULARY_MODULES else MODEL.num_layers):
+            rows, columns = adapted_shape(MODEL, module)
             tensors[a_of(layer, module)] = random.normal(size=(lora_rank, columns)).astype(dtype)
             tensors[b_of(layer, module)] = random.normal(size=(rows, lora_rank)).astype(dtype)
     config = {
@@ -90,6 +108,29 @@ def tiny_adapter(
         "bias": "none",
     }
     return TinyAdapter(config, tensors)
+
+
+def with_dora(tiny: TinyAdapter) -> TinyAdapter:
+    """Give every LoRA a magnitude."""
+    tiny.config["use_dora"] = True
+    for name, tensor in list(tiny.tensors.items()):
+        for end in ("lora_B.weight", "lora_embedding_B"):
+            if name.endswith(end):
+                magnitude = np.linspace(0.5, 2, tensor.shape[0]).astype(tensor.dtype)
+                tiny.tensors[name.removesuffix(end) + "lora_magnitude_vector"] = magnitude
+    return tiny
+
+
+def with_saved(tiny: TinyAdapter, *modules: str, end: str = "weight") -> TinyAdapter:
+    """Save modules of the vocabulary whole, or put their weight beneath a LoRA."""
+    random = np.random.default_rng(len(modules))
+    shape = (MODEL.vocab_size, MODEL.hidden_size)
+    dtype = next(iter(tiny.tensors.values())).dtype
+    if end == "weight":
+        tiny.config["modules_to_save"] = list(modules)
+    for module in modules:
+        tiny.tensors[table_of(module, end)] = random.normal(size=shape).astype(dtype)
+    return tiny
 
 
 def reason(folder: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import WorkerCrashedError
 
 from cluster.errors import NotFound
 from cluster.request import BASE, Request, TokenEvent
@@ -36,6 +37,7 @@ from cluster.wire import (
 )
 from tests.cluster.kv_mirror import Mirror
 from tests.cluster.scheduling.random_life import read_records
+from worker.adapter_shard import UnusableAdapter
 from worker.channel import Channel, ChannelClosed, listen
 from worker.fake_rank import FakeRank, fake_continuation
 from worker.protocol import RankInfo, SamplingParams, StepReply
@@ -59,6 +61,12 @@ class TroubledRank(FakeRank):
         if self.hangs.is_set():
             self.freed.wait()
         return super().step(frame)
+
+
+LOAD_ERRORS = {
+    "odd": UnusableAdapter("layers.0.mlp.up_proj: its DoRA divides by zero"),
+    "deadly": WorkerCrashedError(),
+}
 
 
 class ThreadHandle:
@@ -87,6 +95,8 @@ class ThreadHandle:
         return host, port
 
     async def load_adapter(self, slot: int, shard: Any) -> None:
+        if self._index == 1 and shard in LOAD_ERRORS:
+            raise LOAD_ERRORS[shard]
         self.rank.load_adapter(slot, shard)
 
     async def clear_slot(self, slot: int, digest: str) -> None:
@@ -336,6 +346,35 @@ async def test_an_adapter_that_is_gone_fails_only_its_own_requests() -> None:
         assert told["gone"][-1].error.name == "NotFound"
         assert token_ids(told["here"]) == expected("cafe")
         assert token_ids(told["base"]) == expected()
+
+
+async def test_an_adapter_that_a_rank_cannot_compute_fails_only_its_own_requests() -> None:
+    async with world_with("cafe", "odd") as world:
+        router = await world.connect()
+        await until_ready(router)
+        for request_id, adapter in (("a", "odd"), ("b", "odd"), ("here", "cafe"), ("base", BASE)):
+            router.send(ask(request_id, adapter))
+        told = await router.collect("a", "b", "here", "base")
+        for name in ("a", "b"):
+            error = told[name][-1].error
+            assert error is not None and error.name == "InvalidAdapter"
+            assert "divides by zero" in error.message
+        assert token_ids(told["here"]) == expected("cafe")
+        assert (await router.status()).restarts == 0
+        assert [slot.adapter for slot in (await router.status()).slots] == ["cafe"]
+
+
+async def test_a_rank_that_dies_of_a_load_ends_all_requests_and_the_group_comes_back() -> None:
+    async with world_with("deadly") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("x", "deadly"))
+        told = await router.collect("x")
+        assert told["x"][-1].error is not None
+        assert told["x"][-1].error.name == "Unavailable"
+        await until_ready(router)
+        router.send(ask("y"))
+        assert token_ids((await router.collect("y"))["y"]) == expected()
 
 
 async def test_a_router_that_leaves_takes_its_requests_along() -> None:

@@ -1,0 +1,117 @@
+"""Ranks in threads that give the logits of every position, of prompts with and without adapters."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from cluster.adapters.adapter import Adapter
+from cluster.adapters.sharding import cut
+from worker.adapter_bank import AdapterBank
+from worker.base_weights import BaseWeights
+from worker.batch import build_batch
+from worker.kv_cache import KVCache
+from worker.model import Model
+from worker.model_config import ModelConfig
+from worker.model_reader import read_model_config
+from worker.parallel import Communicator, SingleRank, ThreadGroup
+from worker.partition import partition
+from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
+from worker.sequences import SequenceTable
+
+PAGE = 16
+CPU = torch.device("cpu")
+T = TypeVar("T")
+Prompt = tuple[int | None, tuple[int, ...]]  # slot and tokens
+
+
+class LogitRank:
+    """One rank: its model and its bank."""
+
+    def __init__(
+        self, path: Path, config: ModelConfig, group: Communicator, dtype: torch.dtype
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.part = partition(config, group.size, group.rank)
+        self.model = Model.load(
+            path, config, self.part, group, dtype=dtype, device=CPU, max_positions=256
+        )
+        self.bank = AdapterBank(
+            self.part,
+            num_layers=config.num_layers,
+            num_slots=8,
+            dtype=torch.float32,
+            device=CPU,
+            base=BaseWeights(path, config, self.part, dtype),
+        )
+
+    def forward(self, prompts: Sequence[Prompt]) -> Tensor | None:
+        """Return the logits of all rows, prompt after prompt, on rank 0."""
+        num_pages = [-(-len(tokens) // PAGE) for _, tokens in prompts]
+        first_page = list(accumulate(num_pages, initial=0))
+        greedy = SamplingParams()
+        starts = tuple(
+            SequenceStart(i, slot, greedy, len(tokens), (), 0, ())
+            for i, (slot, tokens) in enumerate(prompts)
+        )
+        chunks = tuple(
+            Chunk(i, 0, tokens, tuple(range(first_page[i], first_page[i + 1])), True)
+            for i, (_, tokens) in enumerate(prompts)
+        )
+        cache = KVCache(
+            num_layers=self.config.num_layers,
+            num_pages=first_page[-1],
+            num_kv_heads=len(self.part.kv_heads),
+            page_size=PAGE,
+            head_dim=self.config.head_dim,
+            dtype=self.dtype,
+            device=CPU,
+        )
+        table = SequenceTable(
+            page_size=PAGE, num_pages=first_page[-1], num_host_pages=0, max_model_len=256
+        )
+        with torch.inference_mode():
+            cache.clear(table.apply(Plan(1, (), starts, chunks)))
+            batch = build_batch(chunks, table, PAGE, CPU)
+            rows = [
+                torch.arange(int(last) + 1 - len(tokens), int(last) + 1)
+                for last, (_, tokens) in zip(batch.sample_rows, prompts, strict=True)
+            ]
+            batch = replace(batch, sample_rows=torch.cat(rows))
+            return self.model.forward(batch, cache, self.bank)
+
+
+class LogitRanks:
+    """All ranks of a model."""
+
+    def __init__(self, path: Path, tp: int, dtype: torch.dtype = torch.float32) -> None:
+        self.config = read_model_config(path)
+        groups: Sequence[Communicator] = (
+            (SingleRank(),) if tp == 1 else ThreadGroup(tp).communicators()
+        )
+        self._threads = ThreadPoolExecutor(tp)
+        self.ranks = [LogitRank(path, self.config, group, dtype) for group in groups]
+
+    def load(self, slot: int, adapter: Adapter) -> None:
+        """Load an adapter on every rank, one after the other: no rank may wait for another."""
+        for rank in self.ranks:
+            rank.bank.load(slot, cut(adapter, rank.part))
+
+    def logits(self, prompts: Sequence[Prompt]) -> list[Tensor]:
+        """Return the logits [tokens, vocabulary] of each prompt, all in one batch."""
+        found = self._each(lambda rank: rank.forward(prompts))
+        assert found[0] is not None and all(other is None for other in found[1:])
+        return list(torch.split(found[0], [len(tokens) for _, tokens in prompts]))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
+
+    def _each(self, call: Callable[[LogitRank], T]) -> list[T]:
+        return list(self._threads.map(call, self.ranks))

@@ -1,0 +1,116 @@
+"""Adapters of every kind that PEFT makes, and PEFT's own logits of them."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from cluster.adapters.adapter import Adapter
+from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from worker.model_config import ModelConfig
+from worker.partition import LINEAR_MODULES
+
+LIMITS = AdapterLimits()
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+MODELS = ("llama", "llama3_biased")  # tied; not tied and biased
+SEVEN = list(LINEAR_MODULES)
+BOTH = ["embed_tokens", "lm_head"]
+KINDS: dict[str, dict[str, Any]] = {
+    "rank and alpha patterns under rslora": {
+        "target_modules": SEVEN,
+        "use_rslora": True,
+        "rank_pattern": {"layers.0.self_attn.q_proj": 7, "mlp.*": 3},
+        "alpha_pattern": {"o_proj": 7},
+        "lora_alpha": 2,
+    },
+    "an expression and a layer": {"target_modules": r".*layers\.1\..*(v|down)_proj"},
+    "lora on the embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "lora on the head": {"target_modules": ["q_proj", "lm_head"]},
+    "lora on both ends": {
+        "target_modules": [*SEVEN, *BOTH],
+        "rank_pattern": {"lm_head": 6, "embed_tokens": 3},
+    },
+    "lora on both ends, tied": {
+        "target_modules": ["v_proj", *BOTH],
+        "ensure_weight_tying": True,
+    },
+    "lora on the embedding alone, tied": {
+        "target_modules": ["embed_tokens"],
+        "ensure_weight_tying": True,
+    },
+    "saved embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "saved head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "saved both": {"target_modules": SEVEN, "modules_to_save": BOTH},
+    "saved both, tied": {
+        "target_modules": ["k_proj"],
+        "modules_to_save": BOTH,
+        "ensure_weight_tying": True,
+    },
+    "saved embedding, lora on the head": {
+        "target_modules": ["o_proj", "lm_head"],
+        "modules_to_save": ["embed_tokens"],
+    },
+    "lora on the embedding, saved head": {
+        "target_modules": ["o_proj", "embed_tokens"],
+        "modules_to_save": ["lm_head"],
+    },
+    "named twice": {
+        "target_modules": ["q_proj", "embed_tokens"],
+        "modules_to_save": ["embed_tokens"],
+    },
+    "dora": {"target_modules": SEVEN, "use_dora": True, "rank_pattern": {"o_proj": 9}},
+    "dora on some of a fused linear": {"target_modules": ["k_proj", "up_proj"], "use_dora": True},
+    "dora with rslora": {
+        "target_modules": ["o_proj", "q_proj"],
+        "use_dora": True,
+        "use_rslora": True,
+    },
+    "dora on both ends": {"target_modules": ["down_proj", *BOTH], "use_dora": True},
+    "dora and a saved head": {
+        "target_modules": ["down_proj", "embed_tokens"],
+        "use_dora": True,
+        "modules_to_save": ["lm_head"],
+    },
+}
+
+
+def train(model: PeftModel, seed: int = 0) -> None:
+    """Move everything that can be trained."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape, generator=generator)
+                scale = 0.3 if "magnitude" in name else 0.1
+                parameter.add_((noise * scale * parameter.std()).to(parameter.dtype))
+
+
+def make_adapter_dir(base: PreTrainedModel, kind: str, folder: Path) -> None:
+    """Write an adapter of some kind for a model."""
+    torch.manual_seed(list(KINDS).index(kind))
+    keys = {"r": 4, "lora_alpha": 3, **KINDS[kind]}
+    model = get_peft_model(copy.deepcopy(base), LoraConfig(init_lora_weights=False, **keys))
+    train(model)
+    model.save_pretrained(folder)
+
+
+def by_peft(base: torch.nn.Module, folder: Path, tokens: tuple[int, ...]) -> Tensor:
+    """Return PEFT's logits on the weights as `base` rounds them, all computed in float32."""
+    model = PeftModel.from_pretrained(copy.deepcopy(base), folder).eval().float()
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits.float()
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """Return the relative error of logits."""
+    return float((found - expected).norm() / expected.norm())
+
+
+def read(folder: Path, config: ModelConfig) -> Adapter:
+    """Return an adapter as the pool reads it."""
+    return read_adapter(folder, config, LIMITS)
