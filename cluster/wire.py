@@ -35,10 +35,26 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unload(msgspec.Struct, frozen=True, tag=True):
-    """Router: refuse new work for this adapter, let running work end, then forget it wholly."""
+    """Pool: refuse new work for this adapter, let running work end, then forget it wholly.
+
+    With `force` running work is ended at once, with an error.
+    """
 
     call_id: int
     adapter: str
+    force: bool = False
+
+
+class Allow(msgspec.Struct, frozen=True, tag=True):
+    """Pool: take back an unload that is not complete."""
+
+    adapter: str
+
+
+class KeepPinned(msgspec.Struct, frozen=True, tag=True):
+    """Pool: keep exactly these adapters in their slots, also when the ranks have restarted."""
+
+    adapters: tuple[str, ...]
 
 
 class StatusCall(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +134,7 @@ class SlotStatus(msgspec.Struct, frozen=True):
     adapter: str
     loading: bool
     leases: int  # sequences that hold the adapter
+    pinned: bool = False
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
@@ -158,7 +175,15 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
 
 RouterFrame = (
-    Submit | Abort | Unload | StatusCall | FollowKvEvents | KvEventsTaken | UnfollowKvEvents
+    Submit
+    | Abort
+    | Unload
+    | Allow
+    | KeepPinned
+    | StatusCall
+    | FollowKvEvents
+    | KvEventsTaken
+    | UnfollowKvEvents
 )
 SchedulerFrame = Events | Unloaded | Status | KvEvents | KvEventsEnded
 

@@ -98,6 +98,21 @@ def demo_model(
 
 
 @app.command()
+def replay(
+    files: Annotated[
+        list[Path], typer.Argument(help="Files that --record wrote, the older one (FILE.1) first.")
+    ],
+) -> None:
+    """Make all plans of a recorded log again, without a model, and compare them.
+
+    Exits with 0 if they are the same, 1 at the first difference, 2 if a file is no such log.
+    """
+    from deploy.replay import replay_files
+
+    raise typer.Exit(replay_files(files, Console()))
+
+
+@app.command()
 def bench(
     model_dir: Annotated[Path, typer.Option(help="Model directory, for the vocabulary and peers.")],
     url: Annotated[str, typer.Option(help="Running server.")] = "http://127.0.0.1:8000",

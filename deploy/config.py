@@ -25,6 +25,7 @@ def parse_bytes(value: object) -> object:
 
 
 ByteCount = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+ByteCountOrZero = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
 
 
 class ServeConfig(BaseModel):
@@ -57,6 +58,10 @@ class ServeConfig(BaseModel):
     kv_cache_memory: Annotated[
         ByteCount, Field(description="KV cache of each rank, in bytes (512MiB, 2GiB).")
     ] = 2**29
+    kv_host_memory: Annotated[
+        ByteCountOrZero,
+        Field(description="Host memory of each rank for KV that its device evicts, in bytes."),
+    ] = 0
     page_size: Annotated[int, Field(ge=1, le=1024, description="Tokens in one KV page.")] = 64
     max_num_seqs: Annotated[
         int, Field(ge=1, description="Sequences that run at the same time.")
@@ -68,6 +73,12 @@ class ServeConfig(BaseModel):
     prefix_cache: Annotated[
         bool, Field(description="Keep and share the KV of earlier prompts of the same adapter.")
     ] = True
+    fairness: Annotated[
+        bool, Field(description="Share the work among tenants and adapters; else first come.")
+    ] = True
+    request_timeout: Annotated[
+        float | None, Field(gt=0, description="Seconds after which a request ends with 504.")
+    ] = None
     max_loras: Annotated[int, Field(ge=1, description="Adapter slots on each rank.")] = 8
     max_lora_rank: Annotated[
         int, Field(ge=1, le=1024, description="Largest lora_rank that is accepted.")
@@ -81,10 +92,29 @@ class ServeConfig(BaseModel):
     step_timeout: Annotated[
         float, Field(gt=0, description="Seconds a step may take before its ranks are restarted.")
     ] = 8.0
+    kv_events_endpoint: Annotated[
+        str | None,
+        Field(description="Where replica 0 publishes KV events over ZeroMQ: tcp://127.0.0.1:5557."),
+    ] = None
+    kv_events_replay_endpoint: Annotated[
+        str | None, Field(description="Where readers ask replica 0 for KV events that they missed.")
+    ] = None
+    kv_events_topic: Annotated[str, Field(description="ZeroMQ topic of KV events.")] = ""
+    kv_events_public: Annotated[
+        bool,
+        Field(description="Publish beyond this machine: whoever connects reads the prompts."),
+    ] = False
     routers: Annotated[int, Field(ge=1, description="Router replicas.")] = 1
     ray_address: Annotated[
         str | None, Field(description="Ray cluster to join; default: start one on this machine.")
     ] = None
+    record: Annotated[
+        Path | None,
+        Field(description="File for the scheduler's events, to be replayed; it holds prompts."),
+    ] = None
+    record_max_bytes: Annotated[
+        ByteCount, Field(description="Bytes of that file and its predecessor FILE.1 together.")
+    ] = 2**30
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Log level.")
     ] = "WARNING"
@@ -97,7 +127,24 @@ class ServeConfig(BaseModel):
                 "or bind 127.0.0.1"
             )
         self.adapters()
+        self._check_kv_events()
         return self
+
+    def _check_kv_events(self) -> None:
+        for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
+            endpoint: str | None = getattr(self, name)
+            if endpoint is None:
+                continue
+            match = re.fullmatch(r"tcp://(.+):(\d{1,5})", endpoint)
+            if match is None:
+                raise ValueError(f"{name} {endpoint!r} is not of the form tcp://HOST:PORT")
+            if not (self.kv_events_public or is_loopback(match[1].strip("[]"))):
+                raise ValueError(
+                    f"{name} {endpoint} can be reached from other machines, and there is no key "
+                    "on it: set kv_events_public, or use 127.0.0.1"
+                )
+        if self.kv_events_replay_endpoint is not None and self.kv_events_endpoint is None:
+            raise ValueError("kv_events_replay_endpoint needs kv_events_endpoint")
 
     def adapters(self) -> dict[str, str]:
         """Return the adapters to load at start: directory by name.

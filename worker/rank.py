@@ -14,6 +14,7 @@ import torch
 
 from worker.adapter_bank import AdapterBank
 from worker.adapter_shard import AdapterShard
+from worker.base_weights import BaseWeights
 from worker.batch import build_batch
 from worker.kv_cache import KVCache, page_num_bytes
 from worker.model import Model
@@ -91,6 +92,7 @@ class Rank:
             # The CPU path computes deltas in float32: widened once here, not at every step.
             dtype=torch.float32 if self._device.type == "cpu" else self._dtype,
             device=self._device,
+            base=BaseWeights(model_dir, self._model_config, self._part, self._dtype),
         )
         page_bytes = page_num_bytes(
             self._model_config.num_layers,

@@ -62,7 +62,7 @@ class SchedulerConfig:
         then have `drain_steps` before they are retracted. One slot is drained at a time. With a
         single slot the foremost running sequence, which is not retracted, is waited for instead.
         An adapter whose requests are of lower priority than those behind it in line may lose a slot
-        that it has not used yet, and then waits anew.
+        that it could not use for `slot_patience` steps, and then waits anew.
         """
         drain = self.drain_steps if num_unpinned_slots > 1 else self.token_limit
         turn = turn_start + self.slot_patience + drain + 1

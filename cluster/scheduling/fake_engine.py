@@ -142,11 +142,9 @@ class FakeEngine:
         """Let the deadline of a sequence pass."""
         self._take(self.scheduler.expire(seq_id))
 
-    def unload(self, adapter: str) -> None:
+    def unload(self, adapter: str, *, force: bool = False) -> None:
         """Begin to unload an adapter."""
-        self.scheduler.unload(adapter)
-        self.unloaded += self.scheduler.take_unloaded()
-        self.scheduler.check()
+        self._take(self.scheduler.unload(adapter, force=force))
 
     def tokens(self, seq_id: int) -> tuple[int, ...]:
         """Return the tokens that a sequence was sent so far."""

@@ -48,6 +48,7 @@ class Forks:
         self._size -= len(free)
         return free
 
-    def of(self, leader_id: int) -> tuple[Sequence, ...]:
-        """Return the sequences that are held for a leader."""
-        return tuple(self._held.get(leader_id, ()))
+    def of_adapter(self, adapter: str) -> list[Sequence]:
+        """Return the held sequences of an adapter."""
+        held = (follower for followers in self._held.values() for follower in followers)
+        return [follower for follower in held if follower.request.adapter == adapter]

@@ -5,6 +5,7 @@ from cluster.scheduling.sequence import Sequence
 from worker.protocol import SampledToken
 
 EXPIRED = ErrorInfo("DeadlineExceeded", "the request has taken longer than it may")
+UNLOADED = ErrorInfo("NotFound", "the adapter has been unloaded", param="model")
 NOT_FINITE = ErrorInfo("Internal", "the model produced non-finite logits")
 
 

@@ -8,16 +8,15 @@ is thrown away.
 Call `schedule` after any other call, then `take_loads` and `take_unloaded`.
 """
 
-from cluster.errors import Conflict, InvalidRequest, NotFound, Overloaded
+from cluster.errors import Conflict
 from cluster.request import ErrorInfo, Request, TokenEvent
-from cluster.scheduling.arrival import new_sequence, refuse_impossible, refuse_strangers
 from cluster.scheduling.cache_events import CacheObserver
 from cluster.scheduling.committer import Committer
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.fair_share import FairShare
-from cluster.scheduling.forks import Forks
 from cluster.scheduling.holdings import Holdings
-from cluster.scheduling.outcome import EXPIRED, failure
+from cluster.scheduling.lobby import Lobby
+from cluster.scheduling.outcome import EXPIRED, UNLOADED, failure
 from cluster.scheduling.prefix_cache import PrefixCache
 from cluster.scheduling.retraction import Retraction
 from cluster.scheduling.running_set import RunningSet
@@ -30,8 +29,6 @@ from cluster.scheduling.unloads import Unloads
 from cluster.scheduling.waiting_queue import WaitingQueue
 from worker.protocol import Plan, StepOutput
 
-RETRY_AFTER_SECONDS = 1  # a full queue drains within steps
-
 
 class Scheduler:
     """Continuous batching over one base model and many adapters."""
@@ -40,7 +37,6 @@ class Scheduler:
         assert config.num_pages > 0, "the ranks have said how many pages fit"
         self._config = config
         self._step = 0
-        self._last_seq_id = 0
         self._sequences: dict[int, Sequence] = {}  # waiting or running
         self._in_flight: Batch | None = None
         self._cache = PrefixCache(config.num_pages, config.num_host_pages, observer)
@@ -48,7 +44,6 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running = RunningSet()
         self._shares = FairShare(config.fairness)
-        self._forks = Forks()
         self._holdings = Holdings(
             self._cache, self._slots, config.page_size, keeps_pages=config.prefix_cache
         )
@@ -56,6 +51,9 @@ class Scheduler:
         self._retraction = Retraction(self._holdings, self._running, self._waiting)
         self._turns = SlotTurns(config, self._slots, self._waiting, self._running, self._retraction)
         self._unloads = Unloads(self._cache, self._slots, self._turns, self._waiting, self._running)
+        self._lobby = Lobby(
+            config, self._waiting, self._shares, self._turns, self._unloads, self._sequences
+        )
         self._planner = StepPlanner(
             config,
             self._cache,
@@ -81,29 +79,7 @@ class Scheduler:
             NotFound: if their adapter is being unloaded.
             Overloaded: if more than `max_waiting` sequences would wait.
         """
-        refuse_strangers(requests)
-        for request in requests:
-            refuse_impossible(self._config, request)
-        adapter = requests[0].adapter
-        if self._unloads.is_fenced(adapter):
-            raise NotFound(f"adapter {adapter} is being unloaded", param="model")
-        if len(requests) > self._config.max_waiting:
-            raise InvalidRequest(
-                f"{len(requests)} choices are more than may ever wait, {self._config.max_waiting}"
-            )
-        num_waiting = len(self._waiting) + len(self._forks)
-        if num_waiting + len(requests) > self._config.max_waiting:
-            raise Overloaded(
-                f"{num_waiting} requests are waiting already, of {self._config.max_waiting} that "
-                f"may; {len(requests)} more are too many",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
-        leader = self._enter(requests[0], None)
-        followers = [self._enter(request, leader) for request in requests[1:]]
-        self._forks.hold(leader, followers)
-        self._wait(leader)
-        self._turns.hand_out(self._step)
-        return [sequence.seq_id for sequence in (leader, *followers)]
+        return self._lobby.add_all(requests, self._step)
 
     def abort(self, seq_id: int) -> None:
         """End a sequence without an event, at the commit if a step is in flight.
@@ -116,7 +92,7 @@ class Scheduler:
         elif running is not None:
             self._committer.finish(running, self._step)
         elif seq_id in self._sequences:
-            self._drop_waiting(seq_id)
+            self._lobby.drop(seq_id, self._step)
         self._settle()
 
     def expire(self, seq_id: int) -> list[tuple[int, TokenEvent]]:
@@ -124,22 +100,17 @@ class Scheduler:
 
         This is how time enters. A sequence that is unknown, has ended or is about to is ignored.
         """
-        sequence, running = self._sequences.get(seq_id), self._running.get(seq_id)
-        if sequence is None or (running is not None and running.is_aborted):
-            return []
-        self.abort(seq_id)
-        return [(seq_id, failure(sequence, EXPIRED))]
+        return self._end(seq_id, EXPIRED)
 
     def adapter_ready(self, digest: str) -> None:
         """Let plans use an adapter that every rank has loaded into the slot it was given."""
-        self._turns.ready(digest)
+        self._turns.ready(digest, self._step)
         self._settle()
 
     def adapter_failed(self, digest: str, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
         """Give up a load; end the requests that wait for it, and only those, with `error`."""
-        lane = self._waiting.lane(digest)
-        held = [follower.seq_id for seq_id in lane for follower in self._forks.of(seq_id)]
-        events = [(seq_id, failure(self._drop_waiting(seq_id), error)) for seq_id in (*held, *lane)]
+        dropped = self._lobby.drop_adapter(digest, self._step)
+        events = [(sequence.seq_id, failure(sequence, error)) for sequence in dropped]
         self._turns.free(digest, self._step)
         self._settle()
         return events
@@ -163,17 +134,25 @@ class Scheduler:
         """Let an adapter be evicted again when it is idle."""
         self._slots.unpin(digest)
 
-    def unload(self, digest: str) -> None:
+    def unload(self, digest: str, *, force: bool = False) -> list[tuple[int, TokenEvent]]:
         """Refuse new requests for an adapter, let those it has end, then forget it wholly.
 
-        The adapter may be used again as soon as `take_unloaded` has named it, or after `allow`.
+        With `force` those it has end now, by the events that are returned. The adapter may be used
+        again as soon as `take_unloaded` has named it, or after `allow`.
         Calling this again before that changes nothing, and is answered by the same entry.
 
         Raises:
             Conflict: for the base model.
         """
         self._unloads.fence(digest)
+        events: list[tuple[int, TokenEvent]] = []
+        if force:
+            dropped = self._lobby.drop_adapter(digest, self._step)
+            events += [(sequence.seq_id, failure(sequence, UNLOADED)) for sequence in dropped]
+            for running in self._running.of_adapter(digest):
+                events += self._end(running.seq_id, UNLOADED)
         self._settle()
+        return events
 
     def allow(self, digest: str) -> None:
         """Take an unload back that is not complete yet; `take_unloaded` says that nothing went."""
@@ -227,7 +206,7 @@ class Scheduler:
         return SchedulerStats(
             step=self._step,
             num_running=len(self._running),
-            num_waiting=len(self._waiting) + len(self._forks),
+            num_waiting=len(self._lobby),
             num_waiting_for_adapter=self._waiting.num_shut,
             free_pages=cache.pool.num_free,
             cached_pages=cache.num_unlocked,
@@ -269,39 +248,19 @@ class Scheduler:
                 leases[r.adapter] = leases.get(r.adapter, 0) + 1
         for resident in self._slots.residents():
             assert resident.leases == leases.get(resident.digest, 0), "leases do not balance"
-        num_held = len(self._forks)
-        num_known = len(running) + len(self._waiting) + num_held
-        assert len(self._sequences) == num_known, "a sequence is lost"
+        assert len(self._sequences) == len(running) + len(self._lobby), "a sequence is lost"
 
     def _must_tell_ends(self) -> bool:
         return self._running.has_left and (self._turns.awaits_ends or self._unloads.is_pending)
 
-    def _enter(self, request: Request, leader: Sequence | None) -> Sequence:
-        self._last_seq_id += 1
-        flow = self._shares.enter(request.tenant, request.adapter, request.priority, request.weight)
-        sequence = new_sequence(self._config, request, self._last_seq_id, flow, leader)
-        self._sequences[sequence.seq_id] = sequence
-        return sequence
-
-    def _wait(self, sequence: Sequence) -> None:
-        sequence.status = Status.WAITING
-        self._waiting.push(sequence.seq_id, sequence.flow)
-        self._turns.note(sequence.request.adapter, self._step)
-
-    def _drop_waiting(self, seq_id: int) -> Sequence:
-        """End a sequence that waits or is held."""
-        sequence = self._sequences.pop(seq_id)
-        if sequence.status is Status.HELD:
-            self._forks.drop(sequence)
-        else:
-            self._waiting.remove(seq_id, sequence.flow)
-            self._turns.note(sequence.request.adapter, self._step)
-        sequence.status = Status.FINISHED
-        self._shares.leave(sequence.flow)
-        return sequence
+    def _end(self, seq_id: int, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
+        sequence, running = self._sequences.get(seq_id), self._running.get(seq_id)
+        if sequence is None or (running is not None and running.is_aborted):
+            return []
+        self.abort(seq_id)
+        return [(seq_id, failure(sequence, error))]
 
     def _settle(self) -> None:
         """Draw what follows from a change: whose prompt is computed now, what nobody uses now."""
-        for sequence in self._forks.take_free():
-            self._wait(sequence)
+        self._lobby.release(self._step)
         self._unloads.settle(self._step)

@@ -18,7 +18,7 @@ class Resident:
     digest: str
     slot: int
     given: int  # step at which it got the slot
-    last_use: int  # step of the last lease taken or given back, or of the load
+    last_use: int  # step of the last lease taken or given back, or of the end of the load
     loading: bool = True
     pinned: bool = False
     leases: int = 0  # running sequences that hold the adapter
@@ -77,11 +77,12 @@ class SlotTable:
         self.num_loads += 1
         return slot
 
-    def loaded(self, digest: str) -> None:
+    def loaded(self, digest: str, step: int) -> None:
         """Let plans use an adapter whose load is complete on every rank."""
         resident = self._residents[digest]
         assert resident.loading, f"adapter {digest} was not loading"
         resident.loading = False
+        resident.last_use = step
         self._sort(resident)
 
     def lease(self, digest: str, step: int) -> int:

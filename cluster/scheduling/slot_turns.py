@@ -80,9 +80,9 @@ class SlotTurns:
         else:
             self._line.pop(adapter, None)
 
-    def ready(self, adapter: str) -> None:
+    def ready(self, adapter: str, step: int) -> None:
         """Let an adapter's sequences be admitted."""
-        self._slots.loaded(adapter)
+        self._slots.loaded(adapter, step)
         self._waiting.open(adapter)
 
     def free(self, adapter: str, step: int) -> int:
@@ -116,7 +116,7 @@ class SlotTurns:
             if self._drain is not None and self._drain.victim == adapter:
                 return  # it would wait for itself; the next step cancels the drain
             if not self._slots.has_free:
-                victim = self._evictable()
+                victim = self._evictable(step)
                 if victim is None:
                     return
                 self.free(victim.digest, step)
@@ -124,11 +124,11 @@ class SlotTurns:
             self.longest_wait = max(self.longest_wait, step - joined)
             self._loads.append(AdapterLoad(adapter, self._slots.reserve(adapter, step)))
 
-    def _evictable(self) -> Resident | None:
+    def _evictable(self, step: int) -> Resident | None:
         """Return the adapter whose slot can go now: drained, or idle and wanted by nobody.
 
-        An adapter that has had no turn yet gives way to a higher priority at the front of the line:
-        its own requests, behind everyone of that priority, might not need the slot for long.
+        An adapter that has not come to use its slot `slot_patience` steps after its load gives way
+        to a higher priority at the front of the line: behind all of that, it might not for long.
         """
         if self._drain is not None:
             drained = self._slots.get(self._drain.victim)
@@ -138,7 +138,9 @@ class SlotTurns:
         for resident in self._slots.idle():
             if not self._waiting.has(resident.digest):
                 return resident
-            if resident.served_since is None and front < self._waiting.priority(resident.digest):
+            is_unused = resident.served_since is None
+            is_aged = resident.last_use + self._config.slot_patience <= step
+            if is_unused and is_aged and front < self._waiting.priority(resident.digest):
                 return resident
         return None
 

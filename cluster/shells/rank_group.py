@@ -9,8 +9,10 @@ from collections.abc import Awaitable
 from typing import Any, Protocol
 
 import msgspec
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
+from cluster.errors import InvalidAdapter
+from worker.adapter_shard import UnusableAdapter
 from worker.channel import BadFrame, Channel, ChannelClosed
 from worker.protocol import GroupBroken, RankInfo, StepOutput, StepReply
 
@@ -43,6 +45,12 @@ _SYMPTOM = GroupBroken.__name__
 
 class GroupFailed(Exception):
     """The group cannot go on; everything it was doing is lost."""
+
+
+def _unusable(error: BaseException) -> UnusableAdapter | None:
+    """Return what a rank says of an adapter that it cannot compute, if that is the error."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return cause if isinstance(cause, UnusableAdapter) else None
 
 
 class RankGroup:
@@ -131,14 +139,24 @@ class RankGroup:
         """Put one adapter into a slot of every rank; returns when all have acknowledged.
 
         Raises:
+            InvalidAdapter: if a rank cannot compute it; the others may have it in the slot now.
             GroupFailed: if a rank is gone.
         """
         assert len(shards) == len(self._handles), "one shard for each rank"
         calls = [h.load_adapter(slot, s) for h, s in zip(self._handles, shards, strict=True)]
-        try:
-            await asyncio.gather(*calls)
-        except RayError as error:
-            raise GroupFailed(f"a rank failed while it loaded an adapter: {error}") from error
+        # All are awaited: a late one must not reach a slot that has been given away.
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        for error in errors:
+            unusable = _unusable(error)
+            if unusable is not None:
+                raise InvalidAdapter(str(unusable)) from error
+        for error in errors:
+            if not isinstance(error, RayError):
+                raise error
+            reason = f"a rank failed while it loaded an adapter: {error}"
+            self._fail(reason)  # it may live on, but what it holds is not known
+            raise GroupFailed(reason) from error
 
     async def clear_slot(self, slot: int, digest: str) -> None:
         """Free a slot's memory on every rank, if it still holds the adapter.

@@ -13,7 +13,9 @@ from cluster.kv_feed import KvFeed
 from cluster.request import Request
 from cluster.wire import (
     Abort,
+    Allow,
     FollowKvEvents,
+    KeepPinned,
     KvEventsTaken,
     RouterFrame,
     SchedulerFrame,
@@ -62,7 +64,9 @@ class Desk(Protocol):
     def submit(self, router: RouterConnection, requests: tuple[Request, ...]) -> None: ...
     def abort(self, router: RouterConnection, request_id: str) -> None: ...
     def abort_all(self, router: RouterConnection) -> None: ...
-    def unload(self, router: RouterConnection, call_id: int, adapter: str) -> None: ...
+    def unload(self, router: RouterConnection, call_id: int, adapter: str, force: bool) -> None: ...
+    def allow(self, adapter: str) -> None: ...
+    def keep_pinned(self, adapters: tuple[str, ...]) -> None: ...
     def status(self, call_id: int) -> Status: ...
 
 
@@ -122,8 +126,12 @@ class RouterDoor:
                 self._desk.submit(router, requests)
             case Abort(request_id):
                 self._desk.abort(router, request_id)
-            case Unload(call_id, adapter):
-                self._desk.unload(router, call_id, adapter)
+            case Unload(call_id, adapter, force):
+                self._desk.unload(router, call_id, adapter, force)
+            case Allow(adapter):
+                self._desk.allow(adapter)
+            case KeepPinned(adapters):
+                self._desk.keep_pinned(adapters)
             case StatusCall(call_id):
                 router.send(self._desk.status(call_id))
             case FollowKvEvents(call_id):

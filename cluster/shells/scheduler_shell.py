@@ -9,22 +9,22 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 from cluster.errors import TopworkError
 from cluster.kv_feed import KvFeed
-from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.request import Request, TokenEvent
 from cluster.scheduling.config import SchedulerConfig
-from cluster.scheduling.scheduler import Scheduler
+from cluster.scheduling.recorder import AnyScheduler
+from cluster.shells.adapter_desk import AdapterDesk, ShardSource, info_of
 from cluster.shells.kv_publisher import KvPublisher, KvPublisherConfig
 from cluster.shells.owners import Owners
 from cluster.shells.rank_group import GroupFailed, RankGroup, RankLauncher
+from cluster.shells.recording import Recording, RecordingConfig
 from cluster.shells.router_door import RouterConnection, RouterDoor
 from cluster.shells.status import StatusKeeper
-from cluster.wire import Events, SchedulerAddress, Status, Unloaded
+from cluster.wire import Events, SchedulerAddress, Status
 from worker.protocol import GENESIS, encode_plan
 
 logger = logging.getLogger("topwork.scheduler")
@@ -42,17 +42,7 @@ class SchedulerShellConfig:
     restart_delay: float = 1.0  # between two failed attempts to start the ranks
     request_timeout: float | None = None  # until a request ends with an error
     kv_publisher: KvPublisherConfig | None = None  # None: only routers that ask hear of KV events
-
-
-class ShardSource(Protocol):
-    """The adapter pool as the scheduler sees it."""
-
-    async def shards(self, digest: str, tp: int) -> tuple[Any, ...]:
-        """Return one handle per rank to shards that are ready to be fetched.
-
-        Raises:
-            TopworkError: if the adapter cannot be had, with the reason.
-        """
+    recording: RecordingConfig | None = None  # None: nothing is written down
 
 
 class SchedulerShell:
@@ -63,16 +53,15 @@ class SchedulerShell:
     ) -> None:
         self._config = config
         self._launcher = launcher
-        self._pool = pool
         self._status = StatusKeeper(config.replica, time.monotonic)
         self._publisher = KvPublisher(config.kv_publisher) if config.kv_publisher else None
         self._kv_feed = KvFeed(config.scheduler.base_digest, time.time, self._publisher)
         self._door = RouterDoor(self, self._kv_feed)
-        self._scheduler: Scheduler | None = None  # None while the ranks are down
+        self._recording = Recording(config.recording)
+        self._scheduler: AnyScheduler | None = None  # None while the ranks are down
         self._group: RankGroup | None = None
         self._owners = Owners(config.request_timeout, self._expire)
-        self._unloading: dict[str, list[tuple[RouterConnection, int]]] = defaultdict(list)
-        self._background: set[asyncio.Task[None]] = set()
+        self._adapters = AdapterDesk(pool, config.tp, self._owners, self._wake_up)
         self._wake = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
 
@@ -81,6 +70,7 @@ class SchedulerShell:
         if self._publisher is not None:
             self._publisher.open()
         self._kv_feed.clear()
+        self._recording.open()
         secret = secrets.token_bytes(32)
         port = await self._door.open(host, secret)
         self._main = asyncio.create_task(self._supervise())
@@ -104,6 +94,7 @@ class SchedulerShell:
         with contextlib.suppress(asyncio.CancelledError):
             await self._main
         await self._door.close()
+        self._recording.close()
         if self._publisher is not None:
             await self._publisher.close()
 
@@ -135,14 +126,17 @@ class SchedulerShell:
         for request_id in tuple(router.sequences):
             self.abort(router, request_id)
 
-    def unload(self, router: RouterConnection, call_id: int, adapter: str) -> None:
+    def unload(self, router: RouterConnection, call_id: int, adapter: str, force: bool) -> None:
         """Forget an adapter; the answer goes out when nothing of it is left."""
-        if self._scheduler is None:
-            router.send(Unloaded(call_id, freed_pages=0, freed_slot=None))
-            return
-        self._unloading[adapter].append((router, call_id))
-        self._scheduler.unload(adapter)
-        self._wake.set()
+        self._adapters.unload(self._scheduler, router, call_id, adapter, force)
+
+    def allow(self, adapter: str) -> None:
+        """Let requests for an adapter in again whose unload is not complete."""
+        self._adapters.allow(self._scheduler, adapter)
+
+    def keep_pinned(self, adapters: tuple[str, ...]) -> None:
+        """Keep exactly these adapters in their slots, in all lives of the ranks."""
+        self._adapters.keep_pinned(self._scheduler, adapters)
 
     def status(self, call_id: int) -> Status:
         """Return counts and health as of now."""
@@ -152,6 +146,9 @@ class SchedulerShell:
         """Learn that a request has taken longer than it may."""
         assert self._scheduler is not None, "an owned sequence lives in a scheduler"
         self._owners.deliver(self._scheduler.expire(seq_id))
+        self._wake.set()
+
+    def _wake_up(self) -> None:
         self._wake.set()
 
     # The life of the ranks.
@@ -179,7 +176,7 @@ class SchedulerShell:
             raise
         if group.num_pages * self._config.scheduler.page_size < 2:
             raise GroupFailed("the KV memory budget does not hold a single page")
-        self._scheduler = Scheduler(
+        self._scheduler = self._recording.make_scheduler(
             replace(
                 self._config.scheduler,
                 num_pages=group.num_pages,
@@ -188,16 +185,16 @@ class SchedulerShell:
             self._kv_feed.observer,
         )
         self._kv_feed.cover(self._scheduler.contents)
+        self._adapters.begin(self._scheduler)
         self._status.up()
         logger.info("ranks up: %d pages of KV on each", group.num_pages)
         await self._step_loop(group, self._scheduler)
 
-    async def _step_loop(self, group: RankGroup, scheduler: Scheduler) -> None:
+    async def _step_loop(self, group: RankGroup, scheduler: AnyScheduler) -> None:
         digest = GENESIS
         while True:
             plan = scheduler.schedule()
-            self._start_loads(group, scheduler)
-            self._finish_unloads(group, scheduler)
+            self._adapters.settle(group, scheduler)
             self._kv_feed.flush()
             if plan is None:
                 await self._idle(group)
@@ -210,6 +207,7 @@ class SchedulerShell:
 
     async def _idle(self, group: RankGroup) -> None:
         """Wait for an event, or for the news that the group has failed."""
+        self._recording.flush()
         waking = asyncio.ensure_future(self._wake.wait())
         failing = asyncio.ensure_future(group.failed())
         done, pending = await asyncio.wait((waking, failing), return_when=asyncio.FIRST_COMPLETED)
@@ -222,64 +220,18 @@ class SchedulerShell:
     async def _bury(self, reason: str) -> None:
         """Answer everything in flight with 503 and end what is left of the ranks."""
         self._status.down(reason, self._scheduler)
-        for calls in self._unloading.values():
-            for router, call_id in calls:
-                router.send(Unloaded(call_id, freed_pages=0, freed_slot=None))
-        self._unloading.clear()
         self._kv_feed.clear()
         await self._kill_group()
 
     async def _kill_group(self) -> None:
         """End every request with the reason, then the ranks."""
-        self._owners.fail_all(_info(self._status.unavailable()))
+        self._owners.fail_all(info_of(self._status.unavailable()))
         self._scheduler = None
-        for task in tuple(self._background):
-            task.cancel()
+        self._adapters.end()
         if self._group is not None:
             group, self._group = self._group, None
             await group.kill()
 
-    # After each step.
-
-    def _start_loads(self, group: RankGroup, scheduler: Scheduler) -> None:
-        for load in scheduler.take_loads():
-            self._spawn(self._load(group, scheduler, load.digest, load.slot))
-
-    async def _load(self, group: RankGroup, scheduler: Scheduler, digest: str, slot: int) -> None:
-        """Bring one adapter into a slot of every rank; steps go on meanwhile."""
-        try:
-            shards = await self._pool.shards(digest, self._config.tp)
-            await group.load_adapter(slot, shards)
-        except TopworkError as error:
-            self._owners.deliver(scheduler.adapter_failed(digest, _info(error)))
-        except GroupFailed:
-            return  # the step loop learns it from the closed connection
-        else:
-            scheduler.adapter_ready(digest)
-        self._wake.set()
-
-    def _finish_unloads(self, group: RankGroup, scheduler: Scheduler) -> None:
-        for gone in scheduler.take_unloaded():
-            for router, call_id in self._unloading.pop(gone.digest, []):
-                router.send(Unloaded(call_id, gone.freed_pages, gone.freed_slot))
-            if gone.freed_slot is not None:
-                self._spawn(self._clear(group, gone.freed_slot, gone.digest))
-
-    async def _clear(self, group: RankGroup, slot: int, digest: str) -> None:
-        with contextlib.suppress(GroupFailed):  # dead ranks hold no memory
-            await group.clear_slot(slot, digest)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-
-def _info(error: TopworkError) -> ErrorInfo:
-    return ErrorInfo(
-        type(error).__name__, error.message, error.param, error.code, error.retry_after
-    )
-
 
 def _failed(request_id: str, error: TopworkError) -> TokenEvent:
-    return TokenEvent(request_id, finish_reason="error", error=_info(error))
+    return TokenEvent(request_id, finish_reason="error", error=info_of(error))

@@ -6,7 +6,7 @@ Health is the age of the last completed step while work is waiting, never that a
 from collections.abc import Callable
 
 from cluster.errors import Unavailable
-from cluster.scheduling.scheduler import Scheduler
+from cluster.scheduling.recorder import AnyScheduler
 from cluster.scheduling.stats import SchedulerStats
 from cluster.shells.rank_group import RankGroup
 from cluster.wire import RankStatus, SlotStatus, Status
@@ -52,7 +52,7 @@ class StatusKeeper:
         self._lives += 1
         self._step_began = None
 
-    def down(self, reason: str, scheduler: Scheduler | None) -> None:
+    def down(self, reason: str, scheduler: AnyScheduler | None) -> None:
         """The ranks are lost, and with them the scheduler; what it counted is kept."""
         self._up = False
         self._reason = reason
@@ -75,7 +75,7 @@ class StatusKeeper:
         )
 
     def snapshot(
-        self, call_id: int, scheduler: Scheduler | None, group: RankGroup | None
+        self, call_id: int, scheduler: AnyScheduler | None, group: RankGroup | None
     ) -> Status:
         """Return everything a router may ask, as of now."""
         stats = NOTHING if scheduler is None else scheduler.stats()
@@ -100,7 +100,9 @@ class StatusKeeper:
             total_host_pages=stats.total_host_pages,
             longest_slot_wait=stats.longest_slot_wait,
             slot_wait_bound=stats.slot_wait_bound,
-            slots=tuple(SlotStatus(s.slot, s.digest, s.loading, s.leases) for s in stats.slots),
+            slots=tuple(
+                SlotStatus(s.slot, s.digest, s.loading, s.leases, s.pinned) for s in stats.slots
+            ),
             ranks=() if group is None else self._ranks(group),
             **self._totals(stats),
         )

@@ -129,7 +129,10 @@ def _of_replica(config: SchedulerShellConfig, number: int) -> SchedulerShellConf
             endpoint=offset_port(publisher.endpoint, number),
             replay_endpoint=None if replay is None else offset_port(replay, number),
         )
-    return replace(config, replica=str(number), kv_publisher=publisher)
+    recording = config.recording
+    if recording is not None and number > 0:
+        recording = replace(recording, path=f"{recording.path}-{number}")
+    return replace(config, replica=str(number), kv_publisher=publisher, recording=recording)
 
 
 def _crash() -> None:

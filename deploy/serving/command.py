@@ -24,6 +24,7 @@ from cluster.adapters.record import AdapterRecord
 from cluster.errors import TopworkError
 from cluster.router.config import RouterConfig
 from cluster.shells.kv_publisher import KvPublisherConfig
+from cluster.shells.recording import RecordingConfig
 from cluster.shells.scheduler_shell import SchedulerShellConfig
 from deploy.check import Checked, adapter_limits, check_model, scheduler_config
 from deploy.config import ConfigError, ServeConfig
@@ -111,6 +112,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         tp=config.tp,
         start_timeout=START_TIMEOUT,
         step_timeout=config.step_timeout,
+        recording=_recording(config),
         request_timeout=config.request_timeout,
         kv_publisher=None
         if config.kv_events_endpoint is None
@@ -121,6 +123,16 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         ),
     )
     return SchedulerSettings(shell=shell, rank=rank, group_timeout=60.0)
+
+
+def _recording(config: ServeConfig) -> RecordingConfig | None:
+    if config.record is None:
+        return None
+    return RecordingConfig(
+        path=str(config.record.resolve()),
+        max_bytes=config.record_max_bytes,
+        version=version("topwork"),
+    )
 
 
 def router_config(checked: Checked) -> RouterConfig:

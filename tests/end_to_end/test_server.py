@@ -251,3 +251,42 @@ def test_health_metrics_and_version_answer(server: Server) -> None:
     assert httpx.get(f"{server.url}/ready").status_code == 200
     assert "version" in httpx.get(f"{server.url}/version").json()
     assert server.metric("topwork_generation_tokens_total") > 0
+
+
+def test_a_reader_of_kv_events_hears_of_new_pages_and_of_those_that_an_unload_drops(
+    server: Server,
+) -> None:
+    name, directory = MODELS[2], adapter_dirs()[MODELS[2]]
+    prompt = random_prompt(700)[300:500]
+
+    def stored(events: list[dict[str, Any]]) -> set[str]:
+        held: set[str] = set()
+        for event in events:
+            if event["type"] == "BlockStored":
+                held.update(event["block_hashes"])
+            elif event["type"] == "BlockRemoved":
+                held.difference_update(event["block_hashes"])
+            else:
+                held.clear()
+        return held
+
+    with httpx.stream("GET", f"{server.url}/v1/kv_events", timeout=60) as stream:
+        assert stream.status_code == 200
+        events: list[dict[str, Any]] = []
+        batches = (
+            json.loads(line.removeprefix("data: "))
+            for line in stream.iter_lines()
+            if line.startswith("data: ")
+        )
+        events += next(batches)["events"]
+        assert events[0]["type"] == "AllBlocksCleared"
+        complete(server, name, prompt, 2)
+        while not (ours := [e for e in events if e.get("token_ids", [])[:64] == prompt[:64]]):
+            events += next(batches)["events"]
+        assert ours[0]["lora_name"] and ours[0]["block_size"] == 64 and ours[0]["medium"] == "GPU"
+        assert set(ours[0]["block_hashes"]) <= stored(events)
+        httpx.post(f"{server.url}/v1/unload_lora_adapter", json={"lora_name": name})
+        while set(ours[0]["block_hashes"]) & stored(events):
+            events += next(batches)["events"]
+    body = {"lora_name": name, "lora_path": str(directory)}
+    assert httpx.post(f"{server.url}/v1/load_lora_adapter", json=body).status_code == 200

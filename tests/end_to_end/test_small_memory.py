@@ -1,7 +1,10 @@
 """Hardly any memory for KV changes how long answers take, and nothing else."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +19,9 @@ PAGE_BYTES = 30 * 2 * 2 * PAGE_SIZE * 64 * 2  # of rank 0, which has two of the 
 
 
 @pytest.fixture
-def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def small_server(tmp_path: Path) -> Iterator[Server]:
     server = Server(
-        tmp_path_factory.mktemp("small") / "log.txt",
+        *(tmp_path / "log.txt", "--record", str(tmp_path / "events")),
         *("--tp", "2", "--max-num-batched-tokens", "128", "--page-size", str(PAGE_SIZE)),
         *("--kv-cache-memory", str(NUM_PAGES * PAGE_BYTES), "--kv-host-memory", "16MiB"),
     )
@@ -29,8 +32,8 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.stop()
 
 
-def test_answers_with_24_pages_of_kv_are_those_with_plenty(
-    server: Server, small_server: Server
+def test_answers_with_24_pages_of_kv_are_those_with_plenty_and_can_be_replayed(
+    server: Server, small_server: Server, tmp_path: Path
 ) -> None:
     # Three prompts for each adapter, of which two share a beginning; each asked for twice, so that
     # the second time finds pages that went to host memory meanwhile.
@@ -54,3 +57,9 @@ def test_answers_with_24_pages_of_kv_are_those_with_plenty(
     assert small_server.metric("topwork_preemptions_total") > 0
     assert small_server.metric("topwork_kv_host_blocks_saved_total") > 0
     assert small_server.metric("topwork_kv_host_blocks_restored_total") > 0
+    topwork = Path(sys.executable).parent / "topwork"
+    replay = subprocess.run(
+        [topwork, "replay", tmp_path / "events"], capture_output=True, text=True
+    )
+    assert replay.returncode == 0, replay.stdout + replay.stderr
+    assert "24 requests" in replay.stdout

@@ -44,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "saved embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
     "saved head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
-    "saved both": {"target_modules": SEVEN, "modules_to_save": BOTH},
+    "saved both": {"target_modules": ["q_proj", "up_proj"], "modules_to_save": BOTH},
     "saved both, tied": {
         "target_modules": ["k_proj"],
         "modules_to_save": BOTH,

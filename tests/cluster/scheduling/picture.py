@@ -6,7 +6,7 @@ that contradicts the ones before it fails an assertion.
 
 from typing import Any
 
-from cluster.scheduling.cache_events import Tier
+from cluster.scheduling.cache_events import Tier, page_hash
 from cluster.scheduling.fake_engine import FakeEngine
 from cluster.scheduling.namespace import Namespace, namespace
 from cluster.scheduling.prefix_cache import PrefixCache
@@ -31,10 +31,13 @@ class Picture:
         keys: tuple[PageKey, ...],
         tier: Tier,
     ) -> None:
-        assert len(keys) == len(hashes) > 0, "a name for each page"
+        assert hashes, "nothing is stored"
         is_first = parent == namespace.key
         assert is_first or self.where[parent][0] == namespace, "stored behind nothing"
-        for name in hashes:
+        before = parent
+        for name, key in zip(hashes, keys, strict=True):
+            assert name == page_hash(before, key), "stored behind another page than told"
+            before = name
             assert name not in self.where, "stored twice"
             self.where[name] = (namespace, tier)
         self.stores.append((namespace, parent, hashes, tier))

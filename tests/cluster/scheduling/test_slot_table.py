@@ -8,7 +8,7 @@ from cluster.scheduling.slot_table import SlotTable
 def occupied(table: SlotTable, *digests: str) -> None:
     for step, digest in enumerate(digests, start=1):
         table.reserve(digest, step)
-        table.loaded(digest)
+        table.loaded(digest, 0)
 
 
 def test_the_smallest_free_slot_comes_first() -> None:
@@ -24,7 +24,7 @@ def test_idle_adapters_go_by_last_use_then_slot() -> None:
     table = SlotTable(4)
     for digest in "ABCD":
         table.reserve(digest, 1)
-        table.loaded(digest)
+        table.loaded(digest, 0)
     table.lease("A", 2)
     table.release("A", 9)
     table.lease("C", 3)

@@ -74,6 +74,7 @@ class Serving(RuleBasedStateMachine):
         self.limit = self.config.token_limit
         self.expected: dict[int, tuple[int, ...]] = {}
         self.cut_short: set[int] = set()
+        self.adapters: dict[int, str] = {}
         self.is_stepping = False
 
     @rule(
@@ -122,6 +123,7 @@ class Serving(RuleBasedStateMachine):
         num_tokens = min(max_tokens, self.limit - len(prompt))
         for seed, seq_id in enumerate(seq_ids):
             self.expected[seq_id] = fake_continuation(digest, prompt, num_tokens, seed=seed)
+            self.adapters[seq_id] = adapter
 
     def _cut_short(self, back: int) -> int:
         seq_id = len(self.expected) - back
@@ -174,9 +176,14 @@ class Serving(RuleBasedStateMachine):
                 self.expected[seq_id] = self.engine.tokens(seq_id)
         assert digest != BASE
 
-    @rule(adapter=ADAPTERS.filter(lambda a: a != BASE))
-    def unload(self, adapter: str) -> None:
-        self.engine.unload(adapter)
+    @rule(adapter=ADAPTERS.filter(lambda a: a != BASE), force=st.sampled_from([False, False, True]))
+    def unload(self, adapter: str, force: bool) -> None:
+        if force:
+            for seq_id in self.expected:
+                is_over = self.engine.finish_reason(seq_id) is not None
+                if not is_over and self.adapters[seq_id] == adapter:
+                    self.cut_short.add(seq_id)
+        self.engine.unload(adapter, force=force)
 
     @rule(adapter=ADAPTERS.filter(lambda a: a != BASE), pins=st.booleans())
     def allow_or_unpin(self, adapter: str, pins: bool) -> None:

@@ -132,3 +132,38 @@ def test_unload_also_takes_the_pin(make_engine: MakeEngine) -> None:
 def test_the_base_model_cannot_be_unloaded(make_engine: MakeEngine) -> None:
     with pytest.raises(Conflict):
         make_engine().scheduler.unload(BASE)
+
+
+def test_a_forced_unload_ends_everything_of_the_adapter_and_nothing_else(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(max_running=2, token_budget=12, max_chunk=4)
+    running = engine.add_choices(PROMPT, 3, 9, "A")  # one prefills, two are held
+    other = engine.add(PROMPT, 5)
+    engine.step()
+    engine.step()
+    waiting = engine.add(PROMPT, 9, "A")
+    engine.begin_step()
+    engine.unload("A", force=True)
+    engine.end_step()
+    for seq_id in (*running, waiting):
+        last = engine.events[seq_id][-1]
+        assert last.error is not None and last.error.name == "NotFound"
+        assert [e.finish_reason for e in engine.events[seq_id]].count("error") == 1
+    engine.run()
+    assert [gone.digest for gone in engine.unloaded] == ["A"]
+    assert engine.tokens(other) == fake_continuation(None, PROMPT, 5)
+    assert engine.scheduler.stats().held_pages == 0
+
+
+def test_a_patient_unload_can_still_be_forced(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    seq_id = engine.add(PROMPT, 50, "A")
+    engine.step()
+    engine.step()
+    engine.unload("A")
+    assert engine.finish_reason(seq_id) is None
+    engine.unload("A", force=True)
+    assert engine.finish_reason(seq_id) == "error"
+    engine.run()
+    assert [gone.digest for gone in engine.unloaded] == ["A"]

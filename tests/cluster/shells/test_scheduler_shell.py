@@ -5,18 +5,24 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import WorkerCrashedError
 
 from cluster.errors import NotFound
 from cluster.request import BASE, Request, TokenEvent
 from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.replay import Replay
+from cluster.shells.recording import RecordingConfig
 from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
 from cluster.wire import (
     Abort,
+    Allow,
     Events,
     FollowKvEvents,
+    KeepPinned,
     KvEvents,
     KvEventsTaken,
     SchedulerAddress,
@@ -30,6 +36,8 @@ from cluster.wire import (
     encode,
 )
 from tests.cluster.kv_mirror import Mirror
+from tests.cluster.scheduling.random_life import read_records
+from worker.adapter_shard import UnusableAdapter
 from worker.channel import Channel, ChannelClosed, listen
 from worker.fake_rank import FakeRank, fake_continuation
 from worker.protocol import RankInfo, SamplingParams, StepReply
@@ -53,6 +61,12 @@ class TroubledRank(FakeRank):
         if self.hangs.is_set():
             self.freed.wait()
         return super().step(frame)
+
+
+LOAD_ERRORS = {
+    "odd": UnusableAdapter("layers.0.mlp.up_proj: its DoRA divides by zero"),
+    "deadly": WorkerCrashedError(),
+}
 
 
 class ThreadHandle:
@@ -81,6 +95,8 @@ class ThreadHandle:
         return host, port
 
     async def load_adapter(self, slot: int, shard: Any) -> None:
+        if self._index == 1 and shard in LOAD_ERRORS:
+            raise LOAD_ERRORS[shard]
         self.rank.load_adapter(slot, shard)
 
     async def clear_slot(self, slot: int, digest: str) -> None:
@@ -182,6 +198,7 @@ async def world_with(
     step_timeout: float = 30.0,
     request_timeout: float | None = None,
     open_gate: bool = True,
+    recording: RecordingConfig | None = None,
 ) -> AsyncIterator[World]:
     launcher = ThreadLauncher()
     if open_gate:
@@ -205,6 +222,7 @@ async def world_with(
         step_timeout=step_timeout,
         request_timeout=request_timeout,
         restart_delay=0.01,
+        recording=recording,
     )
     world = World(SchedulerShell(config, launcher, ListedShards(*digests)), launcher)
     world.address = await world.shell.start("127.0.0.1")
@@ -330,6 +348,35 @@ async def test_an_adapter_that_is_gone_fails_only_its_own_requests() -> None:
         assert token_ids(told["base"]) == expected()
 
 
+async def test_an_adapter_that_a_rank_cannot_compute_fails_only_its_own_requests() -> None:
+    async with world_with("cafe", "odd") as world:
+        router = await world.connect()
+        await until_ready(router)
+        for request_id, adapter in (("a", "odd"), ("b", "odd"), ("here", "cafe"), ("base", BASE)):
+            router.send(ask(request_id, adapter))
+        told = await router.collect("a", "b", "here", "base")
+        for name in ("a", "b"):
+            error = told[name][-1].error
+            assert error is not None and error.name == "InvalidAdapter"
+            assert "divides by zero" in error.message
+        assert token_ids(told["here"]) == expected("cafe")
+        assert (await router.status()).restarts == 0
+        assert [slot.adapter for slot in (await router.status()).slots] == ["cafe"]
+
+
+async def test_a_rank_that_dies_of_a_load_ends_all_requests_and_the_group_comes_back() -> None:
+    async with world_with("deadly") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("x", "deadly"))
+        told = await router.collect("x")
+        assert told["x"][-1].error is not None
+        assert told["x"][-1].error.name == "Unavailable"
+        await until_ready(router)
+        router.send(ask("y"))
+        assert token_ids((await router.collect("y"))["y"]) == expected()
+
+
 async def test_a_router_that_leaves_takes_its_requests_along() -> None:
     async with world_with() as world:
         stays, leaves = await world.connect(), await world.connect()
@@ -382,6 +429,64 @@ async def test_unload_waits_for_running_requests_and_then_answers() -> None:
         status = await router.status()
         assert status.slots == ()
         assert status.cached_pages == 0
+
+
+async def test_a_forced_unload_ends_running_requests_with_the_reason() -> None:
+    async with world_with("cafe") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("x", "cafe", n=20))
+        await router.receive()
+        router.send(Unload(3, "cafe", force=True))
+        told = await router.collect("x")
+        assert [e.error.name for e in told["x"] if e.error] == ["NotFound"]
+        while not isinstance(await router.receive(), Unloaded):
+            pass
+        assert (await router.status()).slots == ()
+
+
+async def test_an_unload_that_waits_can_be_taken_back() -> None:
+    async with world_with("cafe") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("x", "cafe", n=20))
+        await router.receive()
+        router.send(Unload(3, "cafe"))
+        router.send(Allow("cafe"))
+        router.send(ask("y", "cafe"))
+        answers: list[Unloaded] = []
+        told: dict[str, list[TokenEvent]] = {"x": [], "y": []}
+        while not answers or not all(e and e[-1].finish_reason for e in told.values()):
+            message = await router.receive()
+            if isinstance(message, Unloaded):
+                answers.append(message)
+            elif isinstance(message, Events):
+                for event in message.events:
+                    told[event.request_id].append(event)
+        assert answers == [Unloaded(3, freed_pages=0, freed_slot=None)]
+        assert token_ids(told["y"]) == expected("cafe")
+
+
+async def test_pins_outlive_the_ranks() -> None:
+    async with world_with("cafe", "beef") as world:
+        router = await world.connect()
+        router.send(KeepPinned(("cafe",)))
+        await until_ready(router)
+        for life in range(2):
+            router.send(ask(f"a{life}", "cafe"))
+            router.send(ask(f"b{life}", "beef"))
+            await router.collect(f"a{life}", f"b{life}")
+            pinned = {slot.adapter: slot.pinned for slot in (await router.status()).slots}
+            assert pinned == {"cafe": True, "beef": False}
+            if life == 0:
+                world.launcher.handles[1].rank.fails = True
+                router.send(ask("c"))
+                await router.collect("c")
+                await until_ready(router)
+        router.send(KeepPinned(()))
+        router.send(ask("d"))
+        await router.collect("d")
+        assert not any(slot.pinned for slot in (await router.status()).slots)
 
 
 async def test_too_many_waiting_requests_are_refused_as_overload() -> None:
@@ -508,3 +613,25 @@ async def test_a_router_that_follows_hears_of_pages_unloads_and_lost_ranks() -> 
         router.send(ask("d", length=9))
         await read_kv_events(router, early, 3)
         assert late.blocks != early.blocks  # what nobody follows is not told
+
+
+async def test_what_was_recorded_over_two_lives_of_the_ranks_replays(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    recording = RecordingConfig(path=str(path), max_bytes=2**20, version="test")
+    async with world_with("cafe", recording=recording) as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("a", "cafe"))
+        assert token_ids((await router.collect("a"))["a"]) == expected("cafe")
+        world.launcher.handles[1].rank.fails = True
+        router.send(ask("b"))
+        await router.collect("b")
+        await until_ready(router)
+        router.send(ask_choices("c", "d"))
+        await router.collect("c", "d")
+    replay = Replay()
+    replay.begin_file()
+    for number, record in enumerate(read_records(path)):
+        replay.apply(record, number)
+        assert replay.difference is None
+    assert (replay.counts.lives, replay.counts.requests) == (2, 4)

@@ -1,0 +1,229 @@
+"""A whole scheduler as one frozen message, and back: at any moment, what is restored goes on alike.
+
+What follows from the message (who waits where, what is free, what goes first) is built again by the
+rooms' own calls. Reads and writes the private state of all rooms: a new field in one of them has to
+be told here too. Knows nothing of files.
+"""
+
+from itertools import count
+
+from cluster.request import Request
+from cluster.scheduling.arrival import new_sequence
+from cluster.scheduling.cache_snapshot import (
+    finish_cache,
+    lock_again,
+    restore_cache,
+    snapshot_cache,
+)
+from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.fair_share import Flow, _PriorityClass
+from cluster.scheduling.radix_tree import Node, RadixTree
+from cluster.scheduling.scheduler import Scheduler
+from cluster.scheduling.scheduler_state import (
+    Counters,
+    FlowState,
+    LeftState,
+    ResidentState,
+    RunningState,
+    SequenceState,
+    State,
+)
+from cluster.scheduling.sequence import Running, Sequence, Status
+from cluster.scheduling.slot_table import Resident
+from cluster.scheduling.step_planner import Batch
+from worker.protocol import SamplingParams
+
+
+def snapshot(scheduler: Scheduler) -> State:
+    """Return the state of a scheduler; equal states mean equal plans from here on."""
+    s, running, slots, turns = scheduler, scheduler._running, scheduler._slots, scheduler._turns
+    cache, index_by_node = snapshot_cache(s._cache)
+    classes = sorted(s._shares._classes.items())
+    flows = [flow for _, peers in classes for _, flow in sorted(peers.flows.items())]
+    return State(
+        step=s._step,
+        last_seq_id=s._lobby.last_seq_id,
+        sequences=tuple(_sequence_state(s._sequences[i]) for i in sorted(s._sequences)),
+        running=tuple(_running_state(one, index_by_node) for one in running.all()),
+        untold=tuple(LeftState(one.seq_id, one.slot) for one in running._untold),
+        told=tuple(LeftState(one.seq_id, one.slot) for one in running._told),
+        in_flight=None if s._in_flight is None else tuple(s._in_flight.chunks.values()),
+        aborted=tuple(one.seq_id for one in s._committer._aborted),
+        reached=tuple((priority, peers.reached) for priority, peers in classes),
+        flows=tuple(FlowState(f.priority, f.tenant, f.adapter, f.weight, f.counter) for f in flows),
+        open_lanes=tuple(sorted(s._waiting._open)),
+        residents=tuple(
+            ResidentState(r.digest, r.slot, r.given, r.last_use, r.loading, r.served_since)
+            for r in slots.residents()
+        ),
+        pinned=tuple(sorted(slots._pinned)),
+        line=tuple(turns._line.items()),
+        drain=turns._drain,
+        loads=tuple(turns._loads),
+        fenced=tuple(s._unloads._fenced),
+        unloaded=tuple(s._unloads._done),
+        cache=cache,
+        counters=Counters(
+            prompt_tokens=s._planner.prompt_tokens,
+            cached_prompt_tokens=s._planner.cached_prompt_tokens,
+            num_forks=s._planner.num_forks,
+            generated_tokens=s._committer.generated_tokens,
+            retractions=s._retraction.count,
+            num_loads=slots.num_loads,
+            longest_turn_start=slots.longest_turn_start,
+            longest_wait=turns.longest_wait,
+        ),
+    )
+
+
+def restore(config: SchedulerConfig, state: State) -> Scheduler:
+    """Return a scheduler in that state, with every invariant checked.
+
+    Raises:
+        Exception: of any class, if no scheduler was ever in that state.
+    """
+    scheduler = Scheduler(config)
+    scheduler._step, scheduler._lobby.last_seq_id = state.step, state.last_seq_id
+    _restore_flows(scheduler, state)
+    scheduler._waiting._open = set(state.open_lanes)
+    _restore_sequences(scheduler, config, state)
+    _restore_running(scheduler, config, state)
+    _restore_slots(scheduler, state)
+    scheduler._unloads._fenced = dict.fromkeys(state.fenced)
+    scheduler._unloads._done = list(state.unloaded)
+    counters = state.counters
+    scheduler._planner.prompt_tokens = counters.prompt_tokens
+    scheduler._planner.cached_prompt_tokens = counters.cached_prompt_tokens
+    scheduler._planner.num_forks = counters.num_forks
+    scheduler._committer.generated_tokens = counters.generated_tokens
+    scheduler._retraction.count = counters.retractions
+    scheduler.check()
+    return scheduler
+
+
+def _sequence_state(sequence: Sequence) -> SequenceState:
+    assert sequence.status is not Status.FINISHED, f"sequence {sequence.seq_id} has ended"
+    return SequenceState(
+        seq_id=sequence.seq_id,
+        request=sequence.request,
+        output=tuple(sequence.tokens[sequence.num_prompt_tokens :]),
+        leader=None if sequence.leader is None else sequence.leader.seq_id,
+        status=sequence.status.value,
+        num_cached_tokens=sequence.num_cached_tokens,
+    )
+
+
+def _running_state(running: Running, index_by_node: dict[Node, int]) -> RunningState:
+    # An adapter that anybody runs on is never dropped, so the node is in a tree that is kept.
+    return RunningState(
+        seq_id=running.seq_id,
+        slot=running.slot,
+        lock=index_by_node[running.lock],
+        pages=tuple(running.pages),
+        num_kept=running.num_kept,
+        num_computed=running.num_computed,
+        duplicates=tuple(running.duplicates),
+        is_decoding=running.is_decoding,
+        is_aborted=running.is_aborted,
+    )
+
+
+def _restore_flows(scheduler: Scheduler, state: State) -> None:
+    classes = scheduler._shares._classes
+    for priority, reached in state.reached:
+        classes[priority] = _PriorityClass(reached)
+    for told in state.flows:
+        flow = Flow(told.tenant, told.adapter, told.priority, told.weight, told.counter)
+        classes[told.priority].flows[told.tenant, told.adapter] = flow
+
+
+def _restore_sequences(scheduler: Scheduler, config: SchedulerConfig, state: State) -> None:
+    held: dict[int, list[Sequence]] = {}
+    for told in state.sequences:
+        request, shares = told.request, scheduler._shares
+        peers = shares._classes[request.priority]
+        flow = peers.flows[request.tenant if shares.enabled else "", request.adapter]
+        flow.num_live += 1
+        peers.num_live += 1
+        leader = None
+        if told.leader is not None:
+            leader = scheduler._sequences.get(told.leader) or _ended(config, told.leader)
+        sequence = new_sequence(config, request, told.seq_id, flow, leader)
+        sequence.tokens += told.output
+        sequence.status = Status(told.status)
+        sequence.num_cached_tokens = told.num_cached_tokens
+        scheduler._sequences[told.seq_id] = sequence
+        if sequence.status is Status.WAITING:
+            scheduler._waiting.push(told.seq_id, flow)
+        elif sequence.status is Status.HELD:
+            assert leader is not None, f"sequence {told.seq_id} is held for nobody"
+            held.setdefault(leader.seq_id, []).append(sequence)
+    for leader_id, followers in held.items():
+        scheduler._lobby.forks.hold(scheduler._sequences[leader_id], followers)
+
+
+def _restore_running(scheduler: Scheduler, config: SchedulerConfig, state: State) -> None:
+    s = scheduler
+    nodes = restore_cache(s._cache, state.cache, config.page_size)
+    for told in state.running:
+        running = Running(
+            sequence=s._sequences[told.seq_id],
+            slot=told.slot,
+            lock=nodes[told.lock],
+            pages=list(told.pages),
+            num_kept=told.num_kept,
+            num_computed=told.num_computed,
+            duplicates=list(told.duplicates),
+            is_aborted=told.is_aborted,
+        )
+        lock_again(s._cache, running.lock)
+        s._running.enter(running)
+        if told.is_decoding:
+            s._running.begin_decoding(running)
+    private = [page for one in s._running.all() for page in one.private_pages()]
+    finish_cache(s._cache, nodes, private)
+    s._running._untold = [_left(config, one) for one in state.untold]
+    s._running._told = [_left(config, one) for one in state.told]
+    by_id = s._running._by_id
+    s._committer._aborted = [by_id[seq_id] for seq_id in state.aborted]
+    if state.in_flight is not None:
+        s._in_flight = Batch(state.step, budget=0)
+        for chunk in state.in_flight:
+            s._in_flight.put(chunk)
+
+
+def _restore_slots(scheduler: Scheduler, state: State) -> None:
+    slots, turns = scheduler._slots, scheduler._turns
+    slots._pinned = dict.fromkeys(state.pinned)
+    for told in state.residents:
+        slots._free.remove(told.slot)  # what is left of a sorted list is a heap
+        resident = slots._residents[told.digest] = Resident(
+            digest=told.digest,
+            slot=told.slot,
+            given=told.given,
+            last_use=told.last_use,
+            loading=told.loading,
+            pinned=told.digest in slots._pinned,
+            leases=len(scheduler._running.of_adapter(told.digest)),
+            served_since=told.served_since,
+        )
+        slots._sort(resident)
+    turns._line, turns._drain, turns._loads = dict(state.line), state.drain, list(state.loads)
+    turns.longest_wait = state.counters.longest_wait
+    slots.num_loads = state.counters.num_loads
+    slots.longest_turn_start = state.counters.longest_turn_start
+
+
+def _ended(config: SchedulerConfig, seq_id: int) -> Sequence:
+    """Return what is left of a sequence that has ended: its number."""
+    nobody = Request("", "", (), SamplingParams(), 1)
+    sequence = new_sequence(config, nobody, seq_id, Flow("", "", 0), None)
+    sequence.status = Status.FINISHED
+    return sequence
+
+
+def _left(config: SchedulerConfig, told: LeftState) -> Running:
+    """Return what is left of a running sequence until the ranks have let it go."""
+    sequence = _ended(config, told.seq_id)
+    root = RadixTree(sequence.namespace, count()).root
+    return Running(sequence, told.slot, root, [], 0, 0)

@@ -1,0 +1,143 @@
+"""A scheduler restored from a snapshot goes on exactly as the one that it was taken of."""
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.errors import TopworkError
+from cluster.request import BASE
+from cluster.scheduling.cache_snapshot import finish_cache, restore_cache, snapshot_cache
+from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.fake_engine import FakeEngine
+from cluster.scheduling.namespace import namespace
+from cluster.scheduling.prefix_cache import PrefixCache
+from cluster.scheduling.scheduler import Scheduler
+from cluster.scheduling.scheduler_state import State
+from cluster.scheduling.snapshot import restore, snapshot
+from tests.cluster.scheduling.random_life import RandomLife, random_config
+from worker.protocol import PageCopy
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(State).decode
+
+
+class Twins:
+    """Two schedulers that are told the same; now and then one is made anew from the other."""
+
+    def __init__(self, config: SchedulerConfig, random: Random) -> None:
+        self._config = config
+        self._random = random
+        self._pair = [Scheduler(config), Scheduler(config)]
+        self.num_restored = 0
+        self.met: set[str] = set()  # what was there when a snapshot was taken
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls = [partial(getattr(one, name), **options) for one in self._pair]
+            answers = [_answer(one, arguments) for one in calls]
+            assert encode(answers[0]) == encode(answers[1]), f"{name} differs"
+            states = [encode(snapshot(one)) for one in self._pair]
+            assert states[0] == states[1], f"the states differ after {name}"
+            if self._random.random() < 0.3:
+                self._restore_one(states[0])
+            kind, value = answers[0]
+            if kind == "raised":
+                raise TopworkError(value)
+            return value
+
+        return call
+
+    def _restore_one(self, encoded: bytes) -> None:
+        state = decode(encoded)
+        self._pair[self._random.randint(0, 1)] = restore(self._config, state)
+        self.num_restored += 1
+        signs = {
+            "in flight": state.in_flight is not None,
+            "aborted": state.aborted,
+            "untold": state.untold,
+            "drain": state.drain is not None,
+            "line": state.line,
+            "loads": state.loads,
+            "fenced": state.fenced,
+            "pinned": state.pinned,
+            "host": any(node.is_on_host for node in state.cache.nodes),
+            "run in parts": any(node.continues for node in state.cache.nodes),
+            "duplicates": any(one.duplicates for one in state.running),
+            "held": any(one.status == "held" for one in state.sequences),
+            "retracted": any(one.status == "waiting" and one.output for one in state.sequences),
+            "counter": any(flow.counter for flow in state.flows),
+        }
+        self.met.update(name for name, is_met in signs.items() if is_met)
+
+
+def _answer(call: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, Any]:
+    try:
+        return "returned", call(*arguments)
+    except TopworkError as error:
+        return "raised", str(error)
+
+
+def _live(seed: int, num_acts: int) -> Twins:
+    random = Random(seed)
+    config = random_config(random)
+    engine = FakeEngine(config, loads_at_once=False)
+    engine.scheduler = twins = Twins(config, random)
+    life = RandomLife(engine, config, random)
+    for _ in range(num_acts):
+        life.act()
+    life.finish()
+    return twins
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32))
+def test_at_any_moment_a_restored_scheduler_goes_on_alike(seed: int) -> None:
+    _live(seed, num_acts=60)
+
+
+def test_the_lives_above_meet_everything_that_a_snapshot_tells() -> None:
+    lives = [_live(seed, num_acts=120) for seed in range(12)]
+    assert set.union(*(one.met for one in lives)) == {
+        "in flight",
+        "aborted",
+        "untold",
+        "drain",
+        "line",
+        "loads",
+        "fenced",
+        "pinned",
+        "host",
+        "run in parts",
+        "duplicates",
+        "held",
+        "retracted",
+        "counter",
+    }
+
+
+def test_copies_that_no_plan_has_told_are_kept() -> None:
+    cache = PrefixCache(2, 2)
+    root = cache.lock(cache.match(namespace("model", BASE, ""), []), 1)
+    end, _ = cache.insert(root, [(1, 2), (3, 4)], cache.allocate(2), 1)
+    cache.unlock(end, 1)
+    cache.pool.free(cache.allocate(1))
+    state, _ = snapshot_cache(cache)
+    assert state.copies == (PageCopy("save", 1, 0, 2),)
+    other = PrefixCache(2, 2)
+    finish_cache(other, restore_cache(other, state, 2), [])
+    other.check([])
+    assert other.take_copies() == state.copies
+    assert other.num_saved == 1
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None)
+@given(st.integers(0, 2**32))
+def test_at_any_moment_of_many_lives(seed: int) -> None:
+    _live(seed, num_acts=120)
