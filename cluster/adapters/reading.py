@@ -12,20 +12,23 @@ from threading import Lock
 from typing import BinaryIO
 
 import msgspec
-import numpy as np
 
-from cluster.adapters import peft_reader, safetensors_file
-from cluster.adapters.adapter import Adapter, adapter_digest
-from cluster.adapters.assembly import common_dtype, lora_modules, saved_tables
+from cluster.adapters.adapter import Adapter
 from cluster.adapters.contents import Loaded
 from cluster.adapters.files import confine, open_regular_file, stamp
-from cluster.adapters.peft_config import parse_peft_config
-from cluster.adapters.peft_reader import CONFIG, MAX_CONFIG_BYTES, PARAM, WEIGHTS, AdapterLimits
+from cluster.adapters.peft_reader import (
+    CONFIG,
+    MAX_CONFIG_BYTES,
+    PARAM,
+    PICKLED,
+    WEIGHTS,
+    AdapterLimits,
+    fit,
+    parse_adapter,
+)
 from cluster.adapters.record import Outline, Source
-from cluster.adapters.safetensors_file import MAX_HEADER_BYTES, Tensor
-from cluster.adapters.sites import Sites, find_sites
+from cluster.adapters.safetensors_file import MAX_HEADER_BYTES, parse_header
 from cluster.adapters.strict_json import parse_object
-from cluster.adapters.tensor_names import read_spelling
 from cluster.errors import InvalidAdapter, NotFound
 from worker.adapter_shard import ADAPTED_MODULES
 from worker.model_config import ModelConfig
@@ -104,9 +107,9 @@ class AdapterReader:
         return outline, loaded
 
     def _refuse_pickle(self, path: Path) -> None:
-        if not (path / WEIGHTS).exists() and (path / peft_reader.PICKLED).exists():
+        if not (path / WEIGHTS).exists() and (path / PICKLED).exists():
             raise InvalidAdapter(
-                f"{peft_reader.PICKLED} is a pickle, which can run code when it is read; save the "
+                f"{PICKLED} is a pickle, which can run code when it is read; save the "
                 f"adapter again as {WEIGHTS} (safe_serialization=True)"
             )
 
@@ -116,8 +119,8 @@ class AdapterReader:
             known = self._layouts.get(key)
         if known is not None:
             return known
-        tensors = _shapes(head, num_payload_bytes)
-        _, sites = self._fit(config, tensors)
+        tensors = parse_header(head, num_payload_bytes, WEIGHTS)
+        _, sites = fit(config, tensors, self._model, self._limits)
         touched = {site.module for site in sites.loras} | set(sites.saved)
         layout = _Layout(
             lora_rank=max((site.lora_rank for site in sites.loras), default=0),
@@ -130,36 +133,10 @@ class AdapterReader:
             self._layouts[key] = layout
         return layout
 
-    def _fit(self, config: bytes, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Sites]:
-        """Return the tensors by standard name and what they are for, if they fit the model."""
-        parsed = parse_peft_config(config)
-        spelling = read_spelling(tensors, WEIGHTS)
-        sites = find_sites(parsed, self._model, spelling, self._limits.max_lora_rank)
-        peft_reader._check_names(spelling, sites, self._model)
-        by_name = {name: tensors[written] for name, written in spelling.written.items()}
-        peft_reader._check_shapes(by_name, spelling, sites, self._model)
-        return by_name, sites
-
     def _parse(self, path: str, config: bytes, weights: bytes) -> tuple[Adapter, int]:
         """Return the adapter and the bytes of memory that live as long as it does."""
-        tensors = safetensors_file.parse_safetensors(weights, WEIGHTS)
-        by_name, sites = self._fit(config, tensors)
-        peft_reader._check_finite(tensors)
-        dtype = common_dtype(tensors)
-        is_tied = self._model.tie_word_embeddings
-        modules = lora_modules(by_name, sites, dtype)
-        tables = saved_tables(by_name, sites, dtype, is_tied_model=is_tied)
-        adapter = Adapter(
-            digest=adapter_digest(dtype, modules, tables),
-            path=path,
-            model=self._model,
-            dtype=dtype,
-            modules=modules,
-            tables=tables,
-        )
-        # Tensors are views of the file's bytes, but for those that were widened.
-        is_mixed = any(tensor.dtype != dtype for tensor in tensors.values())
-        return adapter, len(weights) + (adapter.num_bytes if is_mixed else 0)
+        adapter, is_widened = parse_adapter(path, config, weights, self._model, self._limits)
+        return adapter, len(weights) + (adapter.num_bytes if is_widened else 0)
 
 
 def _recipe(config: bytes) -> bytes:
@@ -179,19 +156,6 @@ def _head(weights: BinaryIO) -> bytes:
     """Return a safetensors file up to the end of its header, or what there is of it."""
     size = weights.read(8)
     return size + weights.read(min(int.from_bytes(size, "little"), MAX_HEADER_BYTES))
-
-
-def _shapes(head: bytes, num_payload_bytes: int) -> dict[str, Tensor]:
-    """Return the tensors that a header declares, as zeros in pages that are never touched."""
-    header, _ = safetensors_file._header(head, WEIGHTS)
-    header.pop("__metadata__", None)
-    payload = np.zeros(num_payload_bytes, np.uint8).data
-    entries = {name: safetensors_file._entry(name, header[name], WEIGHTS) for name in header}
-    safetensors_file._check_tiling(entries, num_payload_bytes, WEIGHTS)
-    return {
-        name: safetensors_file._tensor(name, entry, payload, WEIGHTS)
-        for name, entry in entries.items()
-    }
 
 
 def _framed_digest(*parts: bytes) -> bytes:

@@ -87,7 +87,21 @@ class Router:
             return ANYONE
         return self._keys.identify(http.headers.get("authorization"))
 
-    async def model(self, name: str, principal: Principal, request_id: str = "") -> Model:
+    async def require_model(self, name: str, principal: Principal) -> None:
+        """Check that the caller may use a model; nothing is read for it.
+
+        Raises:
+            NotFound: if the name stands for nothing.
+            Forbidden: if the caller may not use it, whether it exists or not.
+        """
+        if name != self.config.model_name:
+            principal.require_adapter(name)
+            try:
+                await self.backend.record(name)
+            except NotFound:
+                raise model_not_found(name) from None
+
+    async def model(self, name: str, principal: Principal, request_id: str) -> Model:
         """Return what a model name stands for now, for the request of this id.
 
         Raises:

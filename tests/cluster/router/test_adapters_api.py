@@ -96,6 +96,7 @@ def test_a_split_is_kept_by_request_id(serving: Any) -> None:
     for number in range(40):
         resolved[number] = serving.run(serving.backend.resolve("law", f"r{number}")).digest
     assert set(resolved.values()) == {digest("/a/1"), digest("/a/2")}
+    assert {n: used(serving, "law", f"r{n}") for n in resolved} == resolved
 
 
 @pytest.mark.parametrize(
