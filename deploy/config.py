@@ -41,6 +41,14 @@ class ServeConfig(BaseModel):
     adapter: Annotated[
         tuple[str, ...], Field(description="Adapter to load at start, as NAME=DIR; repeatable.")
     ] = ()
+    adapter_dir: Annotated[
+        tuple[str, ...],
+        Field(description="Directory whose sub-directories are adapters by name; repeatable."),
+    ] = ()
+    adapter_root: Annotated[
+        tuple[str, ...],
+        Field(description="Only where load_lora_adapter may read; repeatable; default: anywhere."),
+    ] = ()
     host: Annotated[str, Field(description="Address that the HTTP server binds.")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="Port of the HTTP server.")] = 8000
     api_key_file: Annotated[

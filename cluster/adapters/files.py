@@ -1,13 +1,42 @@
 """Reads files of a directory that strangers may have filled: regular ones, of bounded size.
 
-Knows nothing of what is in them.
+Owns the confinement to roots. A path is resolved and checked before anything is opened, and the
+opened file is asked for its own path before a byte is read: a link that is swapped between the two
+is met by the second check, which looks at what is open and not at a name. Knows nothing of what
+is in the files.
 """
 
 import os
 import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from cluster.errors import InvalidAdapter
+
+
+def resolve_roots(directories: Iterable[str]) -> tuple[str, ...]:
+    """Return directories as `is_inside` takes them."""
+    return tuple(os.path.realpath(directory) for directory in directories)
+
+
+def is_inside(path: str, roots: tuple[str, ...]) -> bool:
+    """Return whether a path without links is a root or lies in one; without roots all are."""
+    return not roots or any(os.path.commonpath((path, root)) == root for root in roots)
+
+
+def confine(path: str, roots: tuple[str, ...]) -> None:
+    """Refuse a path that leads out of the roots, before it is looked at.
+
+    Raises:
+        InvalidAdapter: without a word on where it leads or whether there is anything.
+    """
+    if not is_inside(os.path.realpath(path), roots):
+        raise InvalidAdapter(
+            f"{os.path.basename(path)} lies outside of the directories that adapters may be read "
+            "from (adapter_root, adapter_dir)"
+        )
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -15,14 +44,20 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_regular_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file; links are followed (a hub cache is made of them).
+@contextmanager
+def open_regular_file(
+    path: Path, max_bytes: int, roots: tuple[str, ...] = ()
+) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    """Hold a file open; links are followed (a hub cache is made of them), but not out of `roots`.
 
     Raises:
-        InvalidAdapter: if it is missing, no regular file, too large or cannot be read.
+        InvalidAdapter: if it is missing, no regular file, too large, outside, or unreadable.
     """
     try:
+        confine(str(path), roots)
         with open(path, "rb", opener=_open_at_once) as file:
+            if roots and not is_inside(os.readlink(f"/proc/self/fd/{file.fileno()}"), roots):
+                raise InvalidAdapter(f"{path.name} was swapped for a link while it was opened")
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise InvalidAdapter(f"{path.name} is not a regular file")
@@ -30,8 +65,25 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes:
                 raise InvalidAdapter(
                     f"{path.name} takes {status.st_size} bytes, over the limit of {max_bytes}"
                 )
-            return file.read(max_bytes)
+            yield file, status
     except FileNotFoundError as error:
         raise InvalidAdapter(f"{path.name} is missing") from error
     except OSError as error:
         raise InvalidAdapter(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def read_regular_file(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        InvalidAdapter: as `open_regular_file`.
+    """
+    with open_regular_file(path, max_bytes) as (file, _):
+        return file.read(max_bytes)
+
+
+def stamp(*statuses: os.stat_result) -> str:
+    """Return a text that is equal as long as none of the files is touched or replaced."""
+    return " ".join(
+        f"{s.st_dev}:{s.st_ino}:{s.st_size}:{s.st_mtime_ns}:{s.st_ctime_ns}" for s in statuses
+    )

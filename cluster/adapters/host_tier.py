@@ -14,6 +14,7 @@ class _Resident:
     """An adapter in memory."""
 
     adapter: Adapter
+    held_bytes: int
     number: int  # in order of arrival
     is_pinned: bool
 
@@ -51,17 +52,27 @@ class HostTier:
             self._make_evictable(resident)
         return resident.adapter
 
-    def add(self, adapter: Adapter, *, is_pinned: bool) -> None:
-        """Take an adapter in, as the one used last, and let others go until it fits."""
+    def add(self, adapter: Adapter, held_bytes: int, *, is_pinned: bool) -> None:
+        """Take an adapter in, as the one used last, and let others go until it fits.
+
+        `held_bytes` is what it keeps from being freed: its files' bytes, not only its tensors.
+        """
         self.discard(adapter.digest)
-        while self._evictable and self._held_bytes + adapter.num_bytes > self.budget:
-            self._held_bytes -= self._residents.pop(self._evictable.pop()).adapter.num_bytes
+        while self._evictable and self._held_bytes + held_bytes > self.budget:
+            self._evict()
         self._arrivals += 1
-        resident = _Resident(adapter, self._arrivals, is_pinned)
+        resident = _Resident(adapter, held_bytes, self._arrivals, is_pinned)
         self._residents[adapter.digest] = resident
-        self._held_bytes += adapter.num_bytes
+        self._held_bytes += held_bytes
         if not is_pinned:
             self._make_evictable(resident)
+
+    def pin(self, digest: str) -> None:
+        """Keep an adapter that may be here."""
+        resident = self._residents.get(digest)
+        if resident is not None and not resident.is_pinned:
+            resident.is_pinned = True
+            self._evictable.remove(resident.number)
 
     def unpin(self, digest: str) -> None:
         """Let an adapter that may be here go in its turn."""
@@ -69,21 +80,37 @@ class HostTier:
         if resident is not None and resident.is_pinned:
             resident.is_pinned = False
             self._make_evictable(resident)
+            while self._held_bytes > self.budget and len(self._evictable) > 1:
+                self._evict()
 
-    def discard(self, digest: str) -> None:
-        """Free an adapter that may be here."""
+    def discard(self, digest: str) -> int:
+        """Free an adapter that may be here; return the bytes."""
         resident = self._residents.pop(digest, None)
-        if resident is not None:
-            self._held_bytes -= resident.adapter.num_bytes
-            if not resident.is_pinned:
-                self._evictable.remove(resident.number)
+        if resident is None:
+            return 0
+        self._held_bytes -= resident.held_bytes
+        if not resident.is_pinned:
+            self._evictable.remove(resident.number)
+        return resident.held_bytes
+
+    def pinned(self) -> frozenset[str]:
+        """Return what stays."""
+        return frozenset(d for d, resident in self._residents.items() if resident.is_pinned)
+
+    def digests(self) -> frozenset[str]:
+        """Return what is here."""
+        return frozenset(self._residents)
 
     def check(self) -> None:
         """Assert that the books agree with what is held."""
-        held = sum(resident.adapter.num_bytes for resident in self._residents.values())
+        held = sum(resident.held_bytes for resident in self._residents.values())
         assert held == self._held_bytes, f"{held} bytes held, {self._held_bytes} in the books"
         free_to_go = sum(not resident.is_pinned for resident in self._residents.values())
         assert free_to_go == len(self._evictable), "an adapter is neither pinned nor evictable"
+        assert held <= self.budget or free_to_go <= 1, "over the budget with adapters to evict"
+
+    def _evict(self) -> None:
+        self._held_bytes -= self._residents.pop(self._evictable.pop()).held_bytes
 
     def _make_evictable(self, resident: _Resident) -> None:
         self._uses += 1

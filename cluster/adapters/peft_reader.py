@@ -48,29 +48,58 @@ def read_adapter(path: Path, model: ModelConfig, limits: AdapterLimits) -> Adapt
     try:
         if not path.is_dir():
             raise NotFound(f"No adapter found for {path}: there is no such directory", PARAM)
-        config = parse_peft_config(read_regular_file(path / CONFIG, MAX_CONFIG_BYTES))
-        tensors = parse_safetensors(_read_weights(path, limits), WEIGHTS)
-        spelling = read_spelling(tensors, WEIGHTS)
-        sites = find_sites(config, model, spelling, limits.max_lora_rank)
-        _check_names(spelling, sites, model)
-        by_name = {name: tensors[written] for name, written in spelling.written.items()}
-        _check_shapes(by_name, spelling, sites, model)
-        _check_finite(tensors)
-        dtype = common_dtype(tensors)
-        modules = lora_modules(by_name, sites, dtype)
-        tables = saved_tables(by_name, sites, dtype, is_tied_model=model.tie_word_embeddings)
+        config = read_regular_file(path / CONFIG, MAX_CONFIG_BYTES)
+        weights = _read_weights(path, limits)
+        adapter, _ = parse_adapter(str(path), config, weights, model, limits)
     except OSError as error:
         raise InvalidAdapter(f"adapter {path}: {error.strerror}", PARAM) from error
     except InvalidAdapter as error:
         raise InvalidAdapter(f"adapter {path}: {error.message}", PARAM) from error
-    return Adapter(
+    return adapter
+
+
+def parse_adapter(
+    path: str, config: bytes, weights: bytes, model: ModelConfig, limits: AdapterLimits
+) -> tuple[Adapter, bool]:
+    """Return the adapter in the bytes of its two files, and whether its tensors were widened.
+
+    They are views of `weights` if not.
+
+    Raises:
+        InvalidAdapter: as `read_adapter`.
+    """
+    tensors = parse_safetensors(weights, WEIGHTS)
+    by_name, sites = fit(config, tensors, model, limits)
+    _check_finite(tensors)
+    dtype = common_dtype(tensors)
+    modules = lora_modules(by_name, sites, dtype)
+    tables = saved_tables(by_name, sites, dtype, is_tied_model=model.tie_word_embeddings)
+    adapter = Adapter(
         digest=adapter_digest(dtype, modules, tables),
-        path=str(path),
+        path=path,
         model=model,
         dtype=dtype,
         modules=modules,
         tables=tables,
     )
+    return adapter, any(tensor.dtype != dtype for tensor in tensors.values())
+
+
+def fit(
+    config: bytes, tensors: dict[str, Tensor], model: ModelConfig, limits: AdapterLimits
+) -> tuple[dict[str, Tensor], Sites]:
+    """Return the tensors by standard name and what they are for; their values do not matter.
+
+    Raises:
+        InvalidAdapter: if names or shapes are not what configuration and model ask for.
+    """
+    parsed = parse_peft_config(config)
+    spelling = read_spelling(tensors, WEIGHTS)
+    sites = find_sites(parsed, model, spelling, limits.max_lora_rank)
+    _check_names(spelling, sites, model)
+    by_name = {name: tensors[written] for name, written in spelling.written.items()}
+    _check_shapes(by_name, spelling, sites, model)
+    return by_name, sites
 
 
 def _read_weights(path: Path, limits: AdapterLimits) -> bytes:

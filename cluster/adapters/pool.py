@@ -1,59 +1,35 @@
-"""What adapters there are: names that point at content, and the content kept in host memory.
+"""What adapters there are: names that point at versions, versions that point at content.
 
-Owns the catalogue, the versions and which content stays in memory. Does no I/O: whoever holds it
-reads directories and hands in what was read. Calls come one at a time, from one thread.
+Owns the catalogue, what is pinned, and which content is held until when. Does no I/O: whoever
+holds it reads directories and hands in what was read. Calls come one at a time, from one thread.
 """
 
-import re
-from collections import Counter
-from dataclasses import dataclass
-
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.host_tier import HostTier
-from cluster.adapters.record import AdapterRecord, UnloadResult
-from cluster.adapters.sharding import cut_all
+from cluster.adapters.contents import Contents, Loaded
+from cluster.adapters.listing import record_of
+from cluster.adapters.names import check_form
+from cluster.adapters.record import AdapterRecord, Outline, ResolvedAdapter, Source
 from cluster.adapters.strict_json import shown
+from cluster.adapters.versions import History, Version, first
 from cluster.errors import InvalidRequest, NotFound
-from cluster.request import BASE
-from worker.adapter_shard import AdapterShard
-
-# What hubs and fine-tuning tools make; no space or control character, no dot file, no "../".
-NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:@+/-]{0,126}[A-Za-z0-9])?")
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """What is known of an adapter while its tensors may be on disk only."""
-
-    lora_rank: int
-    num_bytes: int
-    modules: tuple[str, ...]
-    path: str  # where it was last read
-
-
-@dataclass(frozen=True, slots=True)
-class _Name:
-    """What a name points at."""
-
-    digest: str
-    version: int
-    path: str
-    pinned: bool
 
 
 class AdapterPool:
     """The catalogue of one base model's adapters, and a least-recently-used host tier of them.
 
-    `base_name` is what clients call the base model; `host_bytes` is the host tier's budget.
+    `base_name` is what clients call the base model; `host_bytes` is the host tier's budget;
+    `max_pinned` adapters may be pinned at the same time (one device slot must stay free).
     """
 
-    def __init__(self, *, base_name: str, host_bytes: int) -> None:
+    def __init__(self, *, base_name: str, host_bytes: int, max_pinned: int) -> None:
         self._base_name = base_name
-        self._names: dict[str, _Name] = {}
-        self._contents: dict[str, _Content] = {}  # by digest; outlive their names until `forget`
-        self._name_counts: Counter[str] = Counter()  # by digest
-        self._pin_counts: Counter[str] = Counter()  # by digest
-        self._host = HostTier(host_bytes)
+        self._names: dict[str, History] = {}
+        self._last_numbers: dict[str, int] = {}  # of every name that ever was
+        self._unread: dict[str, dict[tuple[str, int], None]] = {}  # versions by path
+        self._contents = Contents(host_bytes, max_pinned)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
 
     def check_name(self, name: str, *, load_inplace: bool) -> None:
         """Refuse a name that `publish` would refuse, before anything is read for it.
@@ -61,14 +37,7 @@ class AdapterPool:
         Raises:
             InvalidRequest: if the name is malformed, the base model's or taken.
         """
-        if NAME.fullmatch(name) is None:
-            raise InvalidRequest(
-                f"{shown(name)} cannot name an adapter: it takes 1 to 128 letters, digits and "
-                "._:@+/- with a letter or digit at both ends",
-                "lora_name",
-            )
-        if name in (self._base_name, BASE):
-            raise InvalidRequest(f"{shown(name)} is the name of the base model", "lora_name")
+        check_form(name, self._base_name)
         if name in self._names and not load_inplace:
             raise InvalidRequest(
                 f"The lora adapter {shown(name)} has already been loaded. If you want to load the "
@@ -76,81 +45,140 @@ class AdapterPool:
                 "lora_name",
             )
 
+    def register(
+        self, name: str, outline: Outline, *, load_inplace: bool = False, watched: bool = False
+    ) -> AdapterRecord:
+        """Point a name at a directory whose tensors are not read before the first request.
+
+        Raises:
+            InvalidRequest: as `check_name`.
+        """
+        self.check_name(name, load_inplace=load_inplace)
+        return self._point(name, outline, None, pinned=False, watched=watched)
+
     def publish(
-        self, name: str, adapter: Adapter, *, load_inplace: bool, pinned: bool
+        self,
+        name: str,
+        loaded: Loaded,
+        *,
+        load_inplace: bool,
+        pinned: bool = False,
+        watched: bool = False,
     ) -> AdapterRecord:
         """Point a name at an adapter: new content is a new version, the same content is not.
 
         Raises:
-            InvalidRequest: as `check_name`, or if the host tier cannot hold one more pinned.
+            InvalidRequest: as `check_name`, or if no more can be pinned.
         """
         self.check_name(name, load_inplace=load_inplace)
-        if pinned:
-            self._check_pin(name, adapter)
-        digest = adapter.digest
-        before = self._names.get(name)
-        if before is None:
-            version = 1
-        else:
-            version = before.version + (before.digest != digest)
-            self._detach(name)
-        self._names[name] = _Name(digest, version, adapter.path, pinned)
-        self._name_counts[digest] += 1
-        self._pin_counts[digest] += pinned
-        self._contents[digest] = _Content(
-            adapter.lora_rank, adapter.num_bytes, adapter.module_names, adapter.path
-        )
-        self._host.add(adapter, is_pinned=self._pin_counts[digest] > 0)
-        return self.resolve(name)
+        return self._point(name, loaded.outline, loaded, pinned=pinned, watched=watched)
 
-    def resolve(self, name: str) -> AdapterRecord:
-        """Return what a name points at.
+    def unread(self, name: str, request_id: str) -> Source | None:
+        """Return the directory to read and `settle` before `resolve` can answer, if any.
 
         Raises:
             NotFound: if there is no such name.
         """
-        if name not in self._names:
-            raise NotFound(f"The model {shown(name)} does not exist.", "model", "model_not_found")
-        return self._record(name)
+        version = self._history(name).pick(request_id)
+        return version.outline.source if version.digest is None else None
+
+    def settle(self, loaded: Loaded) -> None:
+        """Learn the digests of all versions whose directory has been read for the first time."""
+        for name, number in tuple(self._unread.get(loaded.outline.source.path, ())):
+            history = self._names[name]
+            next_number = self._last_numbers[name] + 1
+            after = history.settle(number, loaded.outline, loaded.adapter.digest, next_number)
+            self._change(name, after, {loaded.adapter.digest: loaded})
+
+    def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
+        """Return what one request gets for a name; nothing of it is `unread`.
+
+        Raises:
+            NotFound: if there is no such name.
+        """
+        version = self._history(name).pick(request_id)
+        assert version.digest is not None, f"{name} must be settled first"
+        return ResolvedAdapter(name, version.number, version.digest)
+
+    def record(self, name: str) -> AdapterRecord:
+        """Return what is known of a name.
+
+        Raises:
+            NotFound: if there is no such name.
+        """
+        return record_of(self._history(name), self._contents)
 
     def records(self) -> tuple[AdapterRecord, ...]:
         """Return the whole catalogue, ordered by name."""
-        return tuple(self._record(name) for name in sorted(self._names))
+        return tuple(self.record(name) for name in sorted(self._names))
 
-    def unload(self, name: str) -> UnloadResult:
-        """Take a name out of the catalogue; the content stays until `forget`, for running work.
+    def history(self, name: str) -> History | None:
+        """Return the versions of a name, if there is one."""
+        return self._names.get(name)
+
+    def unload(self, name: str) -> History:
+        """Take a name out of the catalogue and return what it was.
 
         Raises:
             NotFound: if there is no such name.
         """
         if name not in self._names:
             raise NotFound(f"The lora adapter {shown(name)} cannot be found.", "lora_name")
-        digest = self._names[name].digest
-        self._detach(name)
-        return UnloadResult(digest=digest, last_name=self._name_counts[digest] == 0)
+        history = self._names[name]
+        self._change(name, None, {})
+        return history
 
-    def forget(self, digest: str) -> None:
-        """Free what is held of a content, unless a name points at it (again)."""
-        if self._name_counts[digest] == 0:
-            self._contents.pop(digest, None)
-            self._host.discard(digest)
-            del self._name_counts[digest]
-            del self._pin_counts[digest]
+    def rollback_target(self, name: str, number: int | None) -> Version:
+        """Return the version that `rollback` would go back to, to see that it can be had.
 
-    def missing(self, digest: str) -> str | None:
-        """Return the directory to read before `take` can answer; None: it is in host memory.
+        Raises:
+            NotFound: if there is no such name.
+            Conflict: if the version is not kept.
+        """
+        history = self._history(name)
+        version = history.get(history.rollback_target(number))
+        assert version is not None, "a target is kept"
+        return version
+
+    def rollback(self, name: str, number: int, loaded: dict[str, Loaded]) -> AdapterRecord:
+        """Give all requests to a kept version; `loaded` is what was read for it, by digest.
+
+        Raises:
+            NotFound, Conflict: as `rollback_target`.
+            InvalidRequest: if the name is pinned and no more can be.
+        """
+        history = self._history(name)
+        self._change(name, history.rollback(history.rollback_target(number)), loaded)
+        return self.record(name)
+
+    def split_targets(self, name: str, shares: dict[int, int]) -> tuple[Version, ...]:
+        """Return the versions that `split` would give requests to.
+
+        Raises:
+            NotFound: if there is no such name.
+            InvalidRequest: if the shares do not sum to 100.
+            Conflict: if a version is not kept.
+        """
+        return self._history(name).split(shares).active
+
+    def split(self, name: str, shares: dict[int, int], loaded: dict[str, Loaded]) -> AdapterRecord:
+        """Give shares of the requests, in percent, to versions; as `rollback` otherwise."""
+        self._change(name, self._history(name).split(shares), loaded)
+        return self.record(name)
+
+    # Content, whatever names point at it.
+
+    def missing(self, digest: str) -> tuple[Source, ...]:
+        """Return where to read content before `take` can answer; nothing: it is in host memory.
 
         Raises:
             NotFound: if the content is not known (any more).
         """
-        if digest not in self._contents:
-            raise NotFound(f"The lora adapter of digest {shown(digest)} has been unloaded.")
-        return None if digest in self._host else self._contents[digest].path
+        return self._contents.missing(digest)
 
-    def restore(self, adapter: Adapter) -> None:
+    def restore(self, loaded: Loaded) -> None:
         """Bring content back from disk; one that was forgotten meanwhile is not wanted back."""
-        if adapter.digest in self._contents:
-            self._host.add(adapter, is_pinned=self._pin_counts[adapter.digest] > 0)
+        self._contents.restore(loaded)
 
     def take(self, digest: str) -> Adapter:
         """Return content that is in host memory, as the one used last.
@@ -158,70 +186,88 @@ class AdapterPool:
         Raises:
             NotFound: if the content is not known (any more).
         """
-        path = self.missing(digest)
-        adapter = self._host.use(digest)
-        assert adapter is not None, f"{digest} must be read from {path} and restored first"
-        return adapter
+        return self._contents.take(digest)
 
-    def shards(self, digest: str, tp: int) -> tuple[AdapterShard, ...]:
-        """Return the shards of all `tp` ranks of what `take` returns."""
-        return cut_all(self.take(digest), tp)
+    def pinned(self) -> tuple[str, ...]:
+        """Return the digests that must keep their device slots, sorted."""
+        return self._contents.pinned()
+
+    def retired(self) -> dict[str, int]:
+        """Return the content that no version points at, with the number of its retirement."""
+        return self._contents.retired()
+
+    def retirement(self, digest: str) -> int | None:
+        """Return the number of a retirement that no version has ended; each has its own."""
+        return self._contents.retirement(digest)
+
+    def forget(self, digest: str) -> int:
+        """Free the host memory of retired content and return how many bytes it was."""
+        return self._contents.forget(digest)
 
     def check(self) -> None:
         """Assert that names, contents and host tier agree."""
-        self._host.check()
-        digests = [entry.digest for entry in self._names.values()]
-        pins = [entry.digest for entry in self._names.values() if entry.pinned]
-        assert +self._name_counts == Counter(digests), "names are miscounted"
-        assert +self._pin_counts == Counter(pins), "pins are miscounted"
-        assert all(digest in self._contents for digest in digests), "a name points at nothing"
-        assert all(digest in self._host for digest in pins), "a pinned adapter has left memory"
-
-    def _record(self, name: str) -> AdapterRecord:
-        entry = self._names[name]
-        content = self._contents[entry.digest]
-        return AdapterRecord(
-            name=name,
-            digest=entry.digest,
-            version=entry.version,
-            path=entry.path,
-            lora_rank=content.lora_rank,
-            num_bytes=content.num_bytes,
-            modules=content.modules,
-            pinned=entry.pinned,
-            tier="host" if entry.digest in self._host else "disk",
+        self._contents.check(
+            {
+                (history.name, version.number): version
+                for history in self._names.values()
+                for version in history.versions
+            },
+            [history.pinned_digests for history in self._names.values()],
         )
-
-    def _check_pin(self, name: str, adapter: Adapter) -> None:
-        """Refuse to pin more than the host tier can hold."""
-        others = {
-            entry.digest: self._contents[entry.digest].num_bytes
-            for other, entry in self._names.items()
-            if entry.pinned and other != name and entry.digest != adapter.digest
+        unread = {
+            (history.name, version.number)
+            for history in self._names.values()
+            for version in history.versions
+            if version.digest is None
         }
-        pinned_bytes = sum(others.values())
-        if pinned_bytes + adapter.num_bytes > self._host.budget:
-            raise InvalidRequest(
-                f"{shown(name)} takes {adapter.num_bytes} bytes and cannot be pinned: "
-                f"{pinned_bytes} of {self._host.budget} bytes of host memory are pinned already",
-                "pinned",
-            )
+        assert unread == {key for keys in self._unread.values() for key in keys}, "unread is wrong"
+        for name, history in self._names.items():
+            assert name == history.name, f"{name} is filed wrongly"
+            assert sum(history.shares.values()) == 100, f"shares of {name}: {history.shares}"
+            assert all(history.get(number) for number in history.shares), f"{name} is split badly"
+            assert history.versions[-1].number <= self._last_numbers[name], f"{name} counts down"
 
-    def _detach(self, name: str) -> None:
-        """Take a name from its content."""
-        entry = self._names.pop(name)
-        digest = entry.digest
-        self._name_counts[digest] -= 1
-        self._pin_counts[digest] -= entry.pinned
-        if self._pin_counts[digest] == 0:
-            self._host.unpin(digest)
-        self._keep_readable(digest)
+    def _history(self, name: str) -> History:
+        if name not in self._names:
+            raise NotFound(f"The model {shown(name)} does not exist.", "model", "model_not_found")
+        return self._names[name]
 
-    def _keep_readable(self, digest: str) -> None:
-        """Read content again, if it must be, from the directory of a name that it still has."""
-        paths = [entry.path for entry in self._names.values() if entry.digest == digest]
-        content = self._contents[digest]
-        if paths and content.path not in paths:
-            self._contents[digest] = _Content(
-                content.lora_rank, content.num_bytes, content.modules, min(paths)
-            )
+    def _point(
+        self, name: str, outline: Outline, loaded: Loaded | None, *, pinned: bool, watched: bool
+    ) -> AdapterRecord:
+        """Publish or register under a name that has been checked."""
+        digest = None if loaded is None else loaded.adapter.digest
+        number = self._last_numbers.get(name, 0) + 1
+        before = self._names.get(name)
+        if before is None:
+            after = first(name, number, outline, digest, pinned=pinned, watched=watched)
+        else:
+            after = before.publish(number, outline, digest, pinned=pinned, watched=watched)
+        self._change(name, after, {} if loaded is None else {loaded.adapter.digest: loaded})
+        return self.record(name)
+
+    def _change(self, name: str, after: History | None, loaded: dict[str, Loaded]) -> None:
+        """Let a name stand for something else, or for nothing; all or nothing happens."""
+        before = self._names.get(name)
+        wanted = after.digests if after is not None else frozenset()
+        used = {digest: one for digest, one in loaded.items() if digest in wanted}
+        self._contents.change(name, before, after, used)
+        for version in before.versions if before is not None else ():
+            self._mark_read(name, version)
+        if after is None:
+            del self._names[name]
+            return
+        self._names[name] = after
+        newest = after.versions[-1].number
+        self._last_numbers[name] = max(newest, self._last_numbers.get(name, 0))
+        for version in after.versions:
+            if version.digest is None:
+                path = version.outline.source.path
+                self._unread.setdefault(path, {})[name, version.number] = None
+
+    def _mark_read(self, name: str, version: Version) -> None:
+        path = version.outline.source.path
+        if version.digest is None:
+            del self._unread[path][name, version.number]
+            if not self._unread[path]:
+                del self._unread[path]

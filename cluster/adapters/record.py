@@ -1,24 +1,90 @@
 """What the control plane says of an adapter; frozen messages without behaviour."""
 
+from typing import Literal
+
 import msgspec
+
+# Where the pool would take content from; "gone" if its directory holds something else by now.
+Tier = Literal["host", "disk", "gone"]
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A directory to read, and what confines the reading."""
+
+    path: str  # absolute
+    roots: tuple[str, ...] = ()  # resolved; nothing outside is read. (): no confinement
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """What config, header and file system say of an adapter whose tensors are not read yet."""
+
+    source: Source
+    stamp: str  # device, inode, size and times of both files: equal unless they were touched
+    identity: (
+        str  # SHA-256 of config, header and stamp, hex: stands for the digest until it is known
+    )
+    lora_rank: int  # the largest of its modules
+    num_bytes: int  # tensors as stored
+    modules: tuple[str, ...]  # linear modules it touches
+
+
+class VersionRecord(msgspec.Struct, frozen=True):
+    """One version of a name that is kept."""
+
+    version: int
+    digest: str | None  # None until its tensors are read for the first time
+    path: str
+    share: int  # percent of the requests that name the adapter
+    since: int  # the first kept version of this name with the same digest
+    tier: Tier
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
-    """One name in the catalogue and the content that it points at."""
+    """One name in the catalogue and the content that most of its requests get."""
 
     name: str
-    digest: str  # SHA-256 of tensors, scaling and targets, hex
+    digest: str | None  # SHA-256 of tensors, scaling and targets, hex; None until first read
     version: int  # 1, 2, ... counted per name, one more with each new content
     path: str
     lora_rank: int  # the largest of its modules
     num_bytes: int  # tensors as stored
     modules: tuple[str, ...]  # linear modules it touches
     pinned: bool
-    tier: str  # "host" or "disk": where the pool would take it from
+    tier: Tier
+    watched: bool = False  # found in an adapter directory and kept in step with it
+    versions: tuple[VersionRecord, ...] = ()  # all that are kept, ascending
+
+
+class ResolvedAdapter(msgspec.Struct, frozen=True):
+    """What one request gets for a name."""
+
+    name: str
+    version: int
+    digest: str
+
+
+class FreedSlot(msgspec.Struct, frozen=True):
+    """A device slot that an unloaded adapter left."""
+
+    replica: str
+    slot: int
+
+
+class Freed(msgspec.Struct, frozen=True):
+    """What became of one content after the last version that pointed at it."""
+
+    digest: str
+    forgotten: bool  # False: the same bytes were loaded again meanwhile, and stay
+    pages: int  # of KV cache, over all replicas
+    slots: tuple[FreedSlot, ...]
+    host_bytes: int
+    lost_replicas: tuple[str, ...]  # that did not answer; what they held ended with them
 
 
 class UnloadResult(msgspec.Struct, frozen=True):
-    """What unloading a name left: `last_name` if no other name points at the digest."""
+    """What unloading a name left."""
 
-    digest: str
-    last_name: bool
+    name: str
+    versions: tuple[int, ...]  # that were kept of it
+    freed: tuple[Freed, ...]
+    shared: tuple[str, ...]  # digests that stay because other names point at them

@@ -51,7 +51,22 @@ def parse_safetensors(data: bytes, where: str) -> dict[str, Tensor]:
         InvalidAdapter: if the bytes are not a well-formed file of bf16, f16 and f32 tensors.
     """
     header, start = _header(data, where)
-    payload = memoryview(data)[start:]
+    return _tensors(header, memoryview(data)[start:], where)
+
+
+def parse_header(head: bytes, num_payload_bytes: int, where: str) -> dict[str, Tensor]:
+    """Return the tensors that a file declares, as zeros in pages that are never touched.
+
+    `head` is the file up to the end of its header, `num_payload_bytes` is what follows.
+
+    Raises:
+        InvalidAdapter: as `parse_safetensors`.
+    """
+    header, _ = _header(head, where)
+    return _tensors(header, np.zeros(num_payload_bytes, np.uint8).data, where)
+
+
+def _tensors(header: dict[str, Any], payload: memoryview, where: str) -> dict[str, Tensor]:
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
         raise InvalidAdapter(f"{where}: {len(header)} tensors, over the limit of {MAX_TENSORS}")

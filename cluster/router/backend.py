@@ -5,14 +5,23 @@ Knows nothing of who answers: an actor in a cluster, an object in a test.
 
 from typing import Protocol
 
-from cluster.adapters.record import AdapterRecord, UnloadResult
+from cluster.adapters.record import AdapterRecord, ResolvedAdapter, UnloadResult
 from cluster.wire import SchedulerAddress
 
 
 class Backend(Protocol):
     """The catalogue of adapters and the list of schedulers; every call may raise Unavailable."""
 
-    async def resolve(self, name: str) -> AdapterRecord:
+    async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
+        """Return what one request gets for a name; may have to read it from disk first.
+
+        Raises:
+            NotFound: if no adapter has the name, or its directory is gone.
+            InvalidAdapter: if it turns out that it cannot be served.
+        """
+        ...
+
+    async def record(self, name: str) -> AdapterRecord:
         """Return the record of a name.
 
         Raises:
@@ -25,20 +34,38 @@ class Backend(Protocol):
 
         Raises:
             InvalidAdapter: if the directory fails a check.
-            InvalidRequest: if the name is taken and `load_inplace` is false.
+            InvalidRequest: if the name is taken and `load_inplace` is false, or no more can be
+                pinned.
         """
         ...
 
-    async def unload(self, name: str) -> UnloadResult:
-        """Take the name out of the catalogue.
+    async def unload(self, name: str, force: bool) -> UnloadResult:
+        """Take the name out of the catalogue; wait until nothing is left that only it stood for.
+
+        Running requests end first, or are aborted by `force`.
 
         Raises:
             NotFound: if no adapter has the name.
         """
         ...
 
-    async def forget(self, digest: str) -> None:
-        """Drop the content from host memory, unless a name points at it again."""
+    async def rollback(self, name: str, version: int | None) -> AdapterRecord:
+        """Give all requests to an earlier version; asked for none, to the one before.
+
+        Raises:
+            NotFound: if no adapter has the name.
+            Conflict: if the version or its content cannot be had any more.
+        """
+        ...
+
+    async def split(self, name: str, shares: dict[int, int]) -> AdapterRecord:
+        """Give shares of the requests, in percent by version, to versions.
+
+        Raises:
+            NotFound: if no adapter has the name.
+            InvalidRequest: if the shares do not sum to 100.
+            Conflict: if a version or its content cannot be had any more.
+        """
         ...
 
     async def records(self) -> tuple[AdapterRecord, ...]:

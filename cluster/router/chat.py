@@ -144,7 +144,7 @@ def chat_routes(router: Router) -> APIRouter:
             num_logprobs=chat_logprobs(body),
             choices=choices_of(body, 1, router.config),
         )
-        model = await router.model(body.model, caller.principal)
+        model = await router.model(body.model, caller.principal, caller.request_id)
         prompt = await conversation_tokens(router, body, bool(body.add_special_tokens))
         requests = make_requests(router, caller, body, model, [prompt], wanted)
         generation = router.generate(model, requests, options)

@@ -108,7 +108,7 @@ def completion_routes(router: Router) -> APIRouter:
             num_logprobs=body.logprobs,
             choices=choices_of(body, len(given), router.config),
         )
-        model = await router.model(body.model, caller.principal)
+        model = await router.model(body.model, caller.principal, caller.request_id)
         tokenized = await _tokens(router, given, body.add_special_tokens is not False)
         requests = make_requests(router, caller, body, model, tokenized, wanted)
         generation = router.generate(model, requests, options)

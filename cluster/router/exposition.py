@@ -178,7 +178,7 @@ class _ClusterMetrics(Collector):
             "adapter_inflight",
             "Sequences that hold an adapter.",
             ["adapter"],
-            (((record.name,), in_flight.get(record.digest, 0)) for record in self._records),
+            (((record.name,), in_flight.get(record.digest or "", 0)) for record in self._records),
         )
 
 

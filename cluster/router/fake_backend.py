@@ -1,68 +1,116 @@
-"""A Backend in memory, for tests of routers: the catalogue's rules without any weights.
+"""A Backend in memory, for tests of routers: the real catalogue, without any weights or disks.
 
 The content of an adapter is its path: equal paths are equal content.
 """
 
+import asyncio
 from hashlib import sha256
+from typing import cast
 
-from cluster.adapters.record import AdapterRecord, UnloadResult
-from cluster.errors import InvalidAdapter, InvalidRequest, NotFound
+from cluster.adapters.adapter import Adapter
+from cluster.adapters.contents import Loaded
+from cluster.adapters.pool import AdapterPool
+from cluster.adapters.record import (
+    AdapterRecord,
+    Freed,
+    Outline,
+    ResolvedAdapter,
+    Source,
+    UnloadResult,
+)
+from cluster.errors import Conflict, InvalidAdapter, Unavailable
+from cluster.router.scheduler_client import SchedulerClient
 from cluster.wire import SchedulerAddress
+from worker.model_config import ModelConfig
+
+NUM_BYTES = 1024  # of every adapter
+SILENCE = 0.3  # seconds until a scheduler that does not answer is given up
 
 
 class FakeBackend:
     """Names that point at paths, and a list of schedulers that a test may change."""
 
-    def __init__(self, *addresses: SchedulerAddress) -> None:
+    def __init__(self, *addresses: SchedulerAddress, max_pinned: int = 3) -> None:
         self.addresses = addresses
         self.forgotten: list[str] = []
-        self._records: dict[str, AdapterRecord] = {}
+        self.forced: list[str] = []  # names unloaded by force
+        self.resolved: list[tuple[str, str]] = []  # names and request ids
+        self._pool = AdapterPool(base_name="tiny", host_bytes=1 << 30, max_pinned=max_pinned)
 
-    async def resolve(self, name: str) -> AdapterRecord:
+    async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
+        """Return what a request gets."""
+        self.resolved.append((name, request_id))
+        return self._pool.resolve(name, request_id)
+
+    async def record(self, name: str) -> AdapterRecord:
         """Return the record of a name."""
-        if name not in self._records:
-            raise NotFound(f"no adapter is called {name!r}", "model")
-        return self._records[name]
+        return self._pool.record(name)
 
     async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
         """Point the name at a path; one with "broken" in it fails the check."""
         if "broken" in path:
             raise InvalidAdapter(f"{path}: no adapter_config.json", "lora_path")
-        known = self._records.get(name)
-        if known is not None and not load_inplace:
-            raise InvalidRequest(f"adapter {name!r} has already been loaded", "lora_name")
-        record = AdapterRecord(
-            name=name,
-            digest=sha256(path.encode()).hexdigest(),
-            version=1 if known is None else known.version + (known.path != path),
-            path=path,
-            lora_rank=8,
-            num_bytes=1024,
-            modules=("q_proj", "v_proj"),
-            pinned=pinned,
-            tier="host",
-        )
-        self._records[name] = record
+        record = self._pool.publish(name, _loaded(path), load_inplace=load_inplace, pinned=pinned)
+        await self._reclaim()
         return record
 
-    async def unload(self, name: str) -> UnloadResult:
-        """Take the name away."""
-        record = await self.resolve(name)
-        del self._records[name]
-        return UnloadResult(record.digest, not self._is_named(record.digest))
+    async def unload(self, name: str, force: bool) -> UnloadResult:
+        """Take the name away, and its content from all schedulers if no other name has it."""
+        history = self._pool.unload(name)
+        if force:
+            self.forced.append(name)
+        freed = await self._reclaim()
+        gone = {one.digest for one in freed}
+        versions = tuple(version.number for version in history.versions)
+        return UnloadResult(name, versions, freed, tuple(sorted(history.digests - gone)))
 
-    async def forget(self, digest: str) -> None:
-        """Note the digest, unless a name points at it again."""
-        if not self._is_named(digest):
-            self.forgotten.append(digest)
+    async def rollback(self, name: str, version: int | None) -> AdapterRecord:
+        """Give all requests to an earlier version, unless its path is "lost"."""
+        target = self._pool.rollback_target(name, version)
+        if "lost" in target.outline.source.path:
+            raise Conflict(f"version {target.number} of {name!r} cannot be had", "version")
+        return self._pool.rollback(name, target.number, {})
+
+    async def split(self, name: str, shares: dict[int, int]) -> AdapterRecord:
+        """Give shares of the requests to versions."""
+        return self._pool.split(name, shares, {})
 
     async def records(self) -> tuple[AdapterRecord, ...]:
         """Return all records, ordered by name."""
-        return tuple(self._records[name] for name in sorted(self._records))
+        return self._pool.records()
 
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         """Return the list of schedulers."""
         return self.addresses
 
-    def _is_named(self, digest: str) -> bool:
-        return any(record.digest == digest for record in self._records.values())
+    async def _reclaim(self) -> tuple[Freed, ...]:
+        freed = []
+        for digest in sorted(self._pool.retired()):
+            answers = [await _unload(address, digest) for address in self.addresses]
+            lost = tuple(
+                a.replica for a, pages in zip(self.addresses, answers, strict=True) if pages is None
+            )
+            pages = sum(pages for pages in answers if pages is not None)
+            freed.append(Freed(digest, True, pages, (), self._pool.forget(digest), lost))
+            self.forgotten.append(digest)
+        return tuple(freed)
+
+
+async def _unload(address: SchedulerAddress, digest: str) -> int | None:
+    """Return how many pages a scheduler freed; None if it does not answer."""
+    client = await SchedulerClient.connect(address, lambda: None)
+    try:
+        async with asyncio.timeout(SILENCE):
+            return (await client.unload(digest)).freed_pages
+    except (TimeoutError, Unavailable):
+        return None
+    finally:
+        client.close("done")
+        await client.wait_closed()
+
+
+def _loaded(path: str) -> Loaded:
+    digest = sha256(path.encode()).hexdigest()
+    outline = Outline(Source(path), path, digest, 8, NUM_BYTES, ("q_proj", "v_proj"))
+    model = cast(ModelConfig, None)  # nothing is cut out of this adapter
+    return Loaded(Adapter(digest, path, model, "float32", ()), outline, NUM_BYTES)

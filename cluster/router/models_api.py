@@ -11,6 +11,7 @@ from starlette.responses import Response
 from cluster.adapters.record import AdapterRecord
 from cluster.errors import NotFound
 from cluster.router.errors_http import model_not_found
+from cluster.router.pages import page_of
 from cluster.router.responses import ModelCard, ModelList
 from cluster.router.router import Router
 
@@ -43,10 +44,11 @@ def model_routes(router: Router) -> APIRouter:
     @routes.get("/v1/models")
     async def list_models(http: HttpRequest) -> Response:
         principal = router.authenticate(http)
-        cards = [_base_card(router)]
-        for record in await router.backend.records():
-            if principal.may_use(record.name):
-                cards.append(_adapter_card(router, record))
+        page = page_of(http)
+        cards = [] if page.after else [_base_card(router)]
+        usable = [r for r in await router.backend.records() if principal.may_use(r.name)]
+        records, _ = page.cut(usable)
+        cards += [_adapter_card(router, record) for record in records]
         return Response(msgspec.json.encode(ModelList(cards)), media_type="application/json")
 
     @routes.get("/v1/models/{name:path}")
@@ -57,7 +59,7 @@ def model_routes(router: Router) -> APIRouter:
         else:
             principal.require_adapter(name)
             try:
-                card = _adapter_card(router, await router.backend.resolve(name))
+                card = _adapter_card(router, await router.backend.record(name))
             except NotFound:
                 raise model_not_found(name) from None
         return Response(msgspec.json.encode(card), media_type="application/json")

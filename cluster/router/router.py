@@ -1,7 +1,7 @@
 """One router: what the routes share.
 
-Owns the tokenizer, the keys, the connections to schedulers, the limit on calls in flight and the
-life of an adapter's unloading. Knows nothing of routes or of OpenAI's formats.
+Owns the tokenizer, the keys, the connections to schedulers and the limit on calls in flight. Knows
+nothing of routes or of OpenAI's formats.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from cluster.adapters.record import AdapterRecord
+from cluster.adapters.record import AdapterRecord, UnloadResult
 from cluster.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from cluster.request import BASE, Request
 from cluster.router.answer import Answer
@@ -32,6 +32,7 @@ from cluster.router.validation import TextOptions
 # What is longer is rendered and tokenized in a thread, away from the streams.
 INLINE_CHARACTERS = 4096
 INLINE_MESSAGES = 64
+MODEL_NOT_FOUND = "model_not_found"  # the code of OpenAI's error
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,6 @@ class Router:
         self._keys = KeyRing.load(Path(config.api_key_file)) if config.api_key_file else None
         self._num_requests = 0
         self._running: asyncio.Task[None] | None = None
-        self._unloading: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Connect to the schedulers that are up and keep looking for others."""
@@ -68,10 +68,9 @@ class Router:
 
     async def close(self) -> None:
         """End all calls and connections."""
-        tasks = [*self._unloading] + ([self._running] if self._running is not None else [])
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
         await self.schedulers.close()
 
     def drain(self) -> None:
@@ -88,21 +87,38 @@ class Router:
             return ANYONE
         return self._keys.identify(http.headers.get("authorization"))
 
-    async def model(self, name: str, principal: Principal) -> Model:
-        """Return what a model name stands for now.
+    async def require_model(self, name: str, principal: Principal) -> None:
+        """Check that the caller may use a model; nothing is read for it.
+
+        Raises:
+            NotFound: if the name stands for nothing.
+            Forbidden: if the caller may not use it, whether it exists or not.
+        """
+        if name != self.config.model_name:
+            principal.require_adapter(name)
+            try:
+                await self.backend.record(name)
+            except NotFound:
+                raise model_not_found(name) from None
+
+    async def model(self, name: str, principal: Principal, request_id: str) -> Model:
+        """Return what a model name stands for now, for the request of this id.
 
         Raises:
             NotFound: if it stands for nothing.
+            InvalidAdapter: if it is used for the first time and cannot be served.
             Forbidden: if the caller may not use it, whether it exists or not.
         """
         if name == self.config.model_name:
             return Model(name, BASE)
         principal.require_adapter(name)
         try:
-            record = await self.backend.resolve(name)
-        except NotFound:
-            raise model_not_found(name) from None
-        return Model(name, record.digest)
+            resolved = await self.backend.resolve(name, request_id)
+        except NotFound as error:
+            if error.code == MODEL_NOT_FOUND:
+                raise model_not_found(name) from None
+            raise  # the name is known, its directory is gone
+        return Model(name, resolved.digest)
 
     async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the tokens of a prompt.
@@ -165,25 +181,17 @@ class Router:
             raise InvalidRequest(f"{name!r} is the name of the base model", "lora_name")
         return await self.backend.load(name, path, load_inplace, pinned)
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, force: bool = False) -> UnloadResult:
         """Take a name away; wait until what it stood for is gone, if no other name does.
 
-        The work goes on if the caller is cancelled: half an unload would leave the content behind.
+        The work goes on if the caller is cancelled.
 
         Raises:
             NotFound: if no adapter has the name.
         """
-        work = asyncio.create_task(self._unload(name))
-        self._unloading.add(work)
-        work.add_done_callback(self._unloading.discard)
-        await asyncio.shield(work)
-
-    async def _unload(self, name: str) -> None:
-        result = await self.backend.unload(name)
+        result = await self.backend.unload(name, force)
         self.metrics.forget_adapter(name)
-        if result.last_name:
-            await self.schedulers.unload(result.digest)
-            await self.backend.forget(result.digest)
+        return result
 
     def _admit(self, count: int) -> Callable[[], None]:
         """Take a place for each answer of a call; return what gives them back."""

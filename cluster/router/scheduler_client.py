@@ -16,8 +16,10 @@ from cluster.kv_events import KvEventBatch
 from cluster.request import ErrorInfo, Request, TokenEvent
 from cluster.wire import (
     Abort,
+    Allow,
     Events,
     FollowKvEvents,
+    KeepPinned,
     KvEvents,
     KvEventsEnded,
     KvEventsTaken,
@@ -124,15 +126,25 @@ class SchedulerClient:
         if self._mailboxes.pop(request_id, None) is not None:
             self._send(Abort(request_id))
 
-    async def unload(self, adapter: str) -> Unloaded:
-        """Make the scheduler forget an adapter; wait until it has.
+    async def unload(self, adapter: str, *, force: bool = False) -> Unloaded:
+        """Make the scheduler forget an adapter; wait until it has, `force` ends what runs.
 
         Raises:
             Unavailable: if the connection is lost.
         """
-        reply = await self._call(lambda call_id: Unload(call_id, adapter))
+        reply = await self._call(lambda call_id: Unload(call_id, adapter, force))
         assert isinstance(reply, Unloaded), f"{type(reply).__name__} in reply to Unload"
         return reply
+
+    def allow(self, adapter: str) -> None:
+        """Take back an unload that is not complete; nothing happens if the connection is lost."""
+        if not self.closed:
+            self._send(Allow(adapter))
+
+    def keep_pinned(self, adapters: tuple[str, ...]) -> None:
+        """Make the scheduler keep exactly these in their slots; as `allow` if it is lost."""
+        if not self.closed:
+            self._send(KeepPinned(adapters))
 
     async def status(self) -> Status:
         """Ask for the scheduler's counts.

@@ -113,19 +113,6 @@ class Schedulers:
             await asyncio.gather(*(self._report(name, by_replica.get(name)) for name in replicas))
         )
 
-    async def unload(self, adapter: str) -> None:
-        """Make all replicas forget an adapter.
-
-        A replica that is lost meanwhile is none to wait for: its process took the adapter along,
-        or it lives on and drops the content, which no request can reach, as its least recent.
-        """
-        with suppress(Unavailable):  # not to miss a replica that is new
-            await self.refresh()
-        await asyncio.gather(
-            *(client.unload(adapter) for client in self._clients.values() if not client.closed),
-            return_exceptions=True,
-        )
-
     async def close(self) -> None:
         """Close all connections."""
         clients = list(self._clients.values())

@@ -7,7 +7,7 @@ is refused by name; one that asks for nothing is accepted. What fields mean toge
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
 
 from cluster.errors import InvalidRequest
 
@@ -203,3 +203,20 @@ class UnloadAdapterBody(Body):
     """POST /v1/unload_lora_adapter."""
 
     lora_name: Name
+    force: bool = False
+
+
+class RollbackBody(Body):
+    """POST /v1/adapters/{name}/rollback; without a version, the one before."""
+
+    version: Annotated[int | None, Field(ge=1)] = None
+
+
+VersionNumber = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
+Percent = Annotated[int, Field(ge=0, le=100, strict=True)]
+
+
+class SplitBody(RootModel[Annotated[dict[VersionNumber, Percent], Field(max_length=16)]]):
+    """POST /v1/adapters/{name}/split: share in percent by version; together 100."""
+
+    model_config = ConfigDict(frozen=True)

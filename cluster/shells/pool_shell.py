@@ -5,65 +5,220 @@ What a name means and which adapters stay in host memory is decided by AdapterPo
 """
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.adapters.files import resolve_roots
+from cluster.adapters.peft_reader import AdapterLimits
 from cluster.adapters.pool import AdapterPool
-from cluster.adapters.record import AdapterRecord, UnloadResult
+from cluster.adapters.reading import AdapterReader
+from cluster.adapters.record import AdapterRecord, ResolvedAdapter, Source, UnloadResult
 from cluster.adapters.sharding import cut_all
-from cluster.errors import InvalidAdapter
+from cluster.adapters.strict_json import shown
+from cluster.errors import TopworkError, Unavailable
+from cluster.shells.directory_watch import DirectoryWatch, NameLocks
+from cluster.shells.reads import Reads
+from cluster.shells.reclaimer import Reclaimer
+from cluster.shells.scheduler_links import Connect, SchedulerLinks
+from cluster.shells.shelf import Shelf
 from cluster.wire import SchedulerAddress
 from worker.model_config import ModelConfig
 
+STORE_RETRY_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolShellConfig:
+    """What the shell needs beyond the pool's own rules; times in seconds."""
+
+    model: ModelConfig
+    limits: AdapterLimits
+    adapter_dirs: tuple[str, ...] = ()  # every sub-directory is an adapter
+    adapter_roots: tuple[str, ...] = ()  # where `load` may read; (): anywhere
+    poll_interval: float = 2.0  # between looks at adapter_dirs
+    silence: float = 10.0  # until a scheduler without a sign of life is given up
+    read_threads: int = 8
+
 
 class AdapterPoolActor:
-    """One pool for all routers and schedulers of a cluster."""
+    """One pool for all routers and schedulers of a cluster.
 
-    def __init__(self, model: ModelConfig, limits: AdapterLimits, pool: AdapterPool) -> None:
-        self._model = model
-        self._limits = limits
+    `connect` opens a line to a scheduler; `put` makes a shard fetchable and returns its handle.
+    """
+
+    def __init__(
+        self,
+        config: PoolShellConfig,
+        pool: AdapterPool,
+        connect: Connect,
+        put: Callable[[Any], Any] = ray.put,
+    ) -> None:
+        self._config = config
         self._pool = pool
-        self._schedulers: dict[str, SchedulerAddress] = {}
-        self._reading: dict[str, asyncio.Task[Adapter]] = {}  # by digest: reads from disk again
+        self._put = put
+        self._roots = resolve_roots(config.adapter_roots)
+        self._reads = Reads(AdapterReader(config.model, config.limits), config.read_threads)
+        self._shelf = Shelf(pool, self._reads)
+        self._locks = NameLocks()
+        self._links = SchedulerLinks(connect, config.silence)
+        self._reclaimer = Reclaimer(pool, self._links)
+        self._watch = DirectoryWatch(
+            config.adapter_dirs,
+            resolve_roots((*config.adapter_dirs, *config.adapter_roots)),
+            pool,
+            self._reads,
+            self._locks,
+            self._changed,
+        )
+        self._watching: asyncio.Task[None] | None = None
+        self._draining: dict[str, tuple[str, ...]] = {}  # digests of names that are unloaded
+
+    @ray.method
+    async def start(self, adapters: dict[str, str]) -> dict[str, str]:
+        """Register the operator's adapters, directory by name, and what adapter_dirs hold.
+
+        Only what tells whether they fit is read. Returns why a sub-directory is no adapter, by
+        name.
+
+        Raises:
+            TopworkError: if one of `adapters` fails a check; the message names it.
+        """
+        for name, path in adapters.items():
+            try:
+                self._pool.check_name(name, load_inplace=False)
+                outline = await self._reads.outline(Source(str(Path(path).absolute())))
+                self._pool.register(name, outline)
+            except TopworkError as error:
+                raise type(error)(f"adapter {shown(name)}: {error}", error.param) from None
+        if self._config.adapter_dirs:
+            await self._watch.poll()
+            self._watching = asyncio.create_task(self._watch.run(self._config.poll_interval))
+        return dict(self._watch.refused)
+
+    @ray.method
+    async def close(self) -> None:
+        """End all work in the background."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._reclaimer.close()
+        self._links.close()
+        self._reads.close()
 
     @ray.method
     async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
-        """Check an adapter directory and publish it under a name.
+        """Read an adapter directory whole and publish it under a name.
 
         Raises:
-            InvalidRequest: if the name cannot be taken.
-            InvalidAdapter: if the directory fails a check.
+            InvalidRequest: if the name cannot be taken, or no more can be pinned.
+            NotFound: if there is no such directory.
+            InvalidAdapter: if the directory fails a check or lies outside of adapter_roots.
         """
-        self._pool.check_name(name, load_inplace=load_inplace)
-        adapter = await asyncio.to_thread(read_adapter, Path(path), self._model, self._limits)
-        return self._pool.publish(name, adapter, load_inplace=load_inplace, pinned=pinned)
+        async with self._locks.of(name):  # the last call to come is the last to publish
+            self._pool.check_name(name, load_inplace=load_inplace)
+            loaded = await self._reads.whole(Source(str(Path(path).absolute()), self._roots))
+            record = self._pool.publish(name, loaded, load_inplace=load_inplace, pinned=pinned)
+        self._changed()
+        return record
 
     @ray.method
-    async def unload(self, name: str) -> UnloadResult:
-        """Take a name out of the catalogue.
+    async def unload(self, name: str, force: bool) -> UnloadResult:
+        """Take a name out of the catalogue; wait until what only it stood for is gone everywhere.
 
-        Raises:
-            NotFound: if there is no such name.
-        """
-        return self._pool.unload(name)
-
-    @ray.method
-    async def forget(self, digest: str) -> None:
-        """Free the host memory of an adapter that no name points at."""
-        self._pool.forget(digest)
-
-    @ray.method
-    async def resolve(self, name: str) -> AdapterRecord:
-        """Return what a name points at.
+        Requests that run end first, or are aborted by `force`, which may also come while an
+        earlier call still waits.
 
         Raises:
             NotFound: if there is no such name.
         """
-        return self._pool.resolve(name)
+        if force and name not in self._pool and name in self._draining:
+            freed = await self._reclaimer.freed(self._draining[name], force=True)
+            return UnloadResult(name, (), freed, ())
+        history = self._pool.unload(name)
+        self._watch.dismiss(name)
+        is_retired = {d: self._pool.retirement(d) is not None for d in sorted(history.digests)}
+        leaving = tuple(digest for digest, retired in is_retired.items() if retired)
+        self._draining[name] = leaving
+        try:
+            self._links.keep_pinned(self._pool.pinned())
+            freed = await self._reclaimer.freed(leaving, force=force)
+        finally:
+            if self._draining.get(name) is leaving:
+                del self._draining[name]
+        return UnloadResult(
+            name=name,
+            versions=tuple(version.number for version in history.versions),
+            freed=freed,
+            shared=tuple(digest for digest, retired in is_retired.items() if not retired),
+        )
+
+    @ray.method
+    async def rollback(self, name: str, version: int | None) -> AdapterRecord:
+        """Give all requests to an earlier version; asked for none, to the one before.
+
+        Raises:
+            NotFound: if there is no such name.
+            Conflict: if that version is not kept, or its content cannot be had any more.
+        """
+        async with self._locks.of(name):
+            number = self._pool.rollback_target(name, version).number
+            loaded = await self._shelf.obtain(
+                name, lambda: (self._pool.rollback_target(name, number),)
+            )
+            record = self._pool.rollback(name, number, loaded)
+        self._watch.dismiss(name)
+        self._changed()
+        return record
+
+    @ray.method
+    async def split(self, name: str, shares: dict[int, int]) -> AdapterRecord:
+        """Give shares of the requests, in percent by version, to kept versions.
+
+        Raises:
+            NotFound: if there is no such name.
+            InvalidRequest: if the shares do not sum to 100.
+            Conflict: if a version is not kept, or its content cannot be had any more.
+        """
+        async with self._locks.of(name):
+            loaded = await self._shelf.obtain(name, lambda: self._pool.split_targets(name, shares))
+            record = self._pool.split(name, shares, loaded)
+        self._watch.dismiss(name)
+        self._changed()
+        return record
+
+    @ray.method
+    async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
+        """Return what one request gets for a name; read its tensors if nobody has yet.
+
+        Raises:
+            NotFound: if there is no such name, or its directory is gone before its first use.
+            InvalidAdapter: if its directory fails a check that needs the tensors.
+        """
+        while True:
+            if name not in self._pool and self._config.adapter_dirs:
+                await self._watch.find(name)
+            source = self._pool.unread(name, request_id)
+            if source is None:
+                return self._pool.resolve(name, request_id)
+            self._pool.settle(await self._reads.shared(source))
+            self._changed()
+
+    @ray.method
+    async def record(self, name: str) -> AdapterRecord:
+        """Return what is known of a name.
+
+        Raises:
+            NotFound: if there is no such name.
+        """
+        if name not in self._pool and self._config.adapter_dirs:
+            await self._watch.find(name)
+        return self._pool.record(name)
 
     @ray.method
     async def records(self) -> tuple[AdapterRecord, ...]:
@@ -72,48 +227,41 @@ class AdapterPoolActor:
 
     @ray.method
     async def shards(self, digest: str, tp: int) -> tuple[Any, ...]:
-        """Return one object reference per rank; the objects are in the store already.
+        """Return one handle per rank to shards that can be fetched at once.
 
         Raises:
-            NotFound: if the adapter has been unloaded.
+            NotFound: if the adapter has been unloaded, or its directory is gone.
             InvalidAdapter: if it must be read from disk again and is not what it was.
+            Unavailable: if there is no room for the shards.
         """
-        path = self._pool.missing(digest)
-        if path is not None:
-            await self._read_again(digest, path)
-        # No await between these two: another load could evict what was just brought back.
-        adapter = self._pool.take(digest)
-        shards = await asyncio.to_thread(cut_all, adapter, tp)
-        return tuple(ray.put(shard) for shard in shards)
-
-    async def _read_again(self, digest: str, path: str) -> None:
-        """Bring an adapter back to the host tier; callers at the same time share one read."""
-        reading = self._reading.get(digest)
-        if reading is None:
-            reading = asyncio.create_task(
-                asyncio.to_thread(read_adapter, Path(path), self._model, self._limits)
-            )
-            self._reading[digest] = reading
-            reading.add_done_callback(lambda _: self._reading.pop(digest))
-        adapter = await asyncio.shield(reading)
-        if adapter.digest != digest:
-            raise InvalidAdapter(
-                f"adapter directory {path} has changed on disk since it was loaded; "
-                "load it again with load_inplace"
-            )
-        self._pool.restore(adapter)
+        adapter = await self._shelf.take(digest)
+        return await self._reads.run(lambda: self._cut(adapter, tp))
 
     @ray.method
     async def attach(self, address: SchedulerAddress) -> None:
         """Make a scheduler replica known; the latest address of a replica counts."""
-        self._schedulers[address.replica] = address
+        await self._links.attach(address)
 
     @ray.method
     async def detach(self, replica: str) -> None:
         """Forget a scheduler replica that has ended."""
-        self._schedulers.pop(replica, None)
+        await self._links.detach(replica)
 
     @ray.method
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         """Return all attached scheduler replicas in order of their names."""
-        return tuple(self._schedulers[name] for name in sorted(self._schedulers))
+        return self._links.addresses
+
+    def _changed(self) -> None:
+        """Follow a change of the catalogue."""
+        self._reclaimer.update()
+        self._links.keep_pinned(self._pool.pinned())
+
+    def _cut(self, adapter: Adapter, tp: int) -> tuple[Any, ...]:
+        try:
+            return tuple(self._put(shard) for shard in cut_all(adapter, tp))
+        except (ObjectStoreFullError, OutOfDiskError) as error:
+            raise Unavailable(
+                f"no room for the shards of an adapter: {type(error).__name__}",
+                retry_after=STORE_RETRY_SECONDS,
+            ) from error

@@ -18,20 +18,19 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve import Application
 
-from cluster.adapters.peft_reader import AdapterLimits
 from cluster.adapters.pool import AdapterPool
-from cluster.adapters.record import AdapterRecord, UnloadResult
+from cluster.adapters.record import AdapterRecord, ResolvedAdapter, UnloadResult
 from cluster.errors import Unavailable
 from cluster.router.app import create_app
 from cluster.router.config import RouterConfig
 from cluster.router.router import Router
+from cluster.router.scheduler_client import SchedulerClient
 from cluster.shells.kv_publisher import offset_port
-from cluster.shells.pool_shell import AdapterPoolActor
+from cluster.shells.pool_shell import AdapterPoolActor, PoolShellConfig
 from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
 from cluster.wire import SchedulerAddress
 from deploy.serving.launcher import ActorLauncher, LaunchConfig
 from worker.actor import node_ip
-from worker.model_config import ModelConfig
 from worker.rank import RankConfig
 
 PoolActor = ray.remote(AdapterPoolActor)
@@ -55,17 +54,23 @@ class PoolClient:
     async def shards(self, digest: str, tp: int) -> tuple[Any, ...]:
         return cast(tuple[Any, ...], await self._ask("shards", digest, tp))
 
-    async def resolve(self, name: str) -> AdapterRecord:
-        return cast(AdapterRecord, await self._ask("resolve", name))
+    async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
+        return cast(ResolvedAdapter, await self._ask("resolve", name, request_id))
+
+    async def record(self, name: str) -> AdapterRecord:
+        return cast(AdapterRecord, await self._ask("record", name))
 
     async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
         return cast(AdapterRecord, await self._ask("load", name, path, load_inplace, pinned))
 
-    async def unload(self, name: str) -> UnloadResult:
-        return cast(UnloadResult, await self._ask("unload", name))
+    async def unload(self, name: str, force: bool) -> UnloadResult:
+        return cast(UnloadResult, await self._ask("unload", name, force))
 
-    async def forget(self, digest: str) -> None:
-        await self._ask("forget", digest)
+    async def rollback(self, name: str, version: int | None) -> AdapterRecord:
+        return cast(AdapterRecord, await self._ask("rollback", name, version))
+
+    async def split(self, name: str, shares: dict[int, int]) -> AdapterRecord:
+        return cast(AdapterRecord, await self._ask("split", name, shares))
 
     async def records(self) -> tuple[AdapterRecord, ...]:
         return cast(tuple[AdapterRecord, ...], await self._ask("records"))
@@ -140,10 +145,10 @@ def _crash() -> None:
     os._exit(1)
 
 
-def start_pool(model: ModelConfig, limits: AdapterLimits, pool: AdapterPool) -> Any:
+def start_pool(config: PoolShellConfig, pool: AdapterPool) -> Any:
     """Make the adapter-pool actor."""
     return PoolActor.options(name="adapter-pool", num_cpus=0, max_concurrency=1000).remote(
-        model, limits, pool
+        config, pool, SchedulerClient.connect
     )
 
 

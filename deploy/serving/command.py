@@ -24,6 +24,7 @@ from cluster.adapters.record import AdapterRecord
 from cluster.errors import TopworkError
 from cluster.router.config import RouterConfig
 from cluster.shells.kv_publisher import KvPublisherConfig
+from cluster.shells.pool_shell import PoolShellConfig
 from cluster.shells.recording import RecordingConfig
 from cluster.shells.scheduler_shell import SchedulerShellConfig
 from deploy.check import Checked, adapter_limits, check_model, scheduler_config
@@ -68,14 +69,21 @@ def _bring_up(checked: Checked, step: "StepShower", stop: threading.Event) -> li
     step("starting the Ray cluster")
     _start_ray(checked)
     pool = start_pool(
-        checked.model,
-        adapter_limits(config),
-        AdapterPool(base_name=config.base_name, host_bytes=config.host_adapter_memory),
+        PoolShellConfig(
+            model=checked.model,
+            limits=adapter_limits(config),
+            # The pool may run in another directory.
+            adapter_dirs=tuple(str(Path(one).resolve()) for one in config.adapter_dir),
+            adapter_roots=tuple(str(Path(one).resolve()) for one in config.adapter_root),
+        ),
+        AdapterPool(
+            base_name=config.base_name,
+            host_bytes=config.host_adapter_memory,
+            max_pinned=config.max_loras - 1,
+        ),
     )
-    records = []
-    for name, directory in config.adapters().items():
-        step(f"checking adapter {name}")
-        records.append(_load_adapter(pool, name, directory))
+    step("registering the adapters")
+    records = _register_adapters(pool, config.adapters())
     step("starting the scheduler")
     logs = {"log_level": config.log_level, "enable_access_log": False}
     http = {"host": config.host, "port": config.port}
@@ -167,15 +175,18 @@ def _start_ray(checked: Checked) -> None:
     )
 
 
-def _load_adapter(pool: Any, name: str, directory: str) -> AdapterRecord:
+def _register_adapters(pool: Any, directories: dict[str, str]) -> list[AdapterRecord]:
+    """Register adapters, directory by name, and what the adapter directories hold."""
+    paths = {name: str(Path(directory).resolve()) for name, directory in directories.items()}
     try:
-        path = str(Path(directory).resolve())  # the pool may run in another directory
-        record: AdapterRecord = ray.get(pool.load.remote(name, path, False, False))
+        refused: dict[str, str] = ray.get(pool.start.remote(paths))
     except RayTaskError as error:
         if isinstance(error.cause, TopworkError):
-            raise ConfigError(f"adapter {name}: {error.cause}") from None
+            raise ConfigError(str(error.cause)) from None
         raise
-    return record
+    for name, reason in sorted(refused.items()):
+        logging.getLogger("topwork").warning("%s is not served: %s", name, reason)
+    return list(ray.get(pool.records.remote()))
 
 
 def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:

@@ -1,39 +1,56 @@
 """Names, versions, pins and the host tier, without a disk."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cluster.adapters.adapter import Adapter, LoraModule, adapter_digest
+from cluster.adapters.contents import Loaded
 from cluster.adapters.pool import AdapterPool
-from cluster.errors import InvalidRequest, NotFound
+from cluster.adapters.record import Outline, Source
+from cluster.errors import Conflict, InvalidRequest, NotFound
 from tests.cluster.adapters.tiny import MODEL
 
 SIZE = 4 * (4 * 27 + 36 * 4)  # bytes of one adapter below
 
 
-def adapter(content: int, path: str = "") -> Adapter:
+def outline(content: int, path: str = "", touched: int = 0) -> Outline:
+    """Return what is known of an adapter before its tensors are read."""
+    source = Source(path or f"/adapters/{content}")
+    return Outline(source, f"{content} {touched}", f"{content}", 4, SIZE, ("q_proj",))
+
+
+def loaded(content: int, path: str = "", touched: int = 0) -> Loaded:
     """Return one of many adapters of SIZE bytes; equal contents have equal digests."""
     a, b = np.full((4, 27), content, np.uint32), np.zeros((36, 4), np.uint32)
     modules = (LoraModule(layer=0, module="q_proj", scaling=1.0, a=a, b=b),)
     digest = adapter_digest("float32", modules)
-    return Adapter(digest, path or f"/adapters/{content}", MODEL, "float32", modules)
+    about = outline(content, path, touched)
+    return Loaded(Adapter(digest, about.source.path, MODEL, "float32", modules), about, SIZE)
 
 
-def pool_of(fits: int) -> AdapterPool:
+def pool_of(fits: int, max_pinned: int = 9) -> AdapterPool:
     """Return a pool whose host tier holds `fits` adapters."""
-    return AdapterPool(base_name="smollm2", host_bytes=fits * SIZE)
+    return AdapterPool(base_name="smollm2", host_bytes=fits * SIZE, max_pinned=max_pinned)
 
 
 def publish(pool: AdapterPool, name: str, content: int, *, pinned: bool = False) -> str:
     """Load in place and return the digest."""
-    record = pool.publish(name, adapter(content), load_inplace=True, pinned=pinned)
+    record = pool.publish(name, loaded(content), load_inplace=True, pinned=pinned)
     pool.check()
+    assert record.digest is not None
     return record.digest
+
+
+def paths(pool: AdapterPool, digest: str) -> list[str]:
+    """Return where content that is not in memory would be read."""
+    return [source.path for source in pool.missing(digest)]
+
+
+def forget_all(pool: AdapterPool) -> None:
+    """Let all go that no version points at, as if no request ran."""
+    for digest in pool.retired():
+        pool.forget(digest)
+    pool.check()
 
 
 def tiers(pool: AdapterPool) -> dict[str, str]:
@@ -43,8 +60,8 @@ def tiers(pool: AdapterPool) -> dict[str, str]:
 
 def test_a_published_adapter_is_listed_with_what_is_known_of_it() -> None:
     pool = pool_of(1)
-    record = pool.publish("law", adapter(1), load_inplace=False, pinned=True)
-    assert pool.resolve("law") == record
+    record = pool.publish("law", loaded(1), load_inplace=False, pinned=True)
+    assert pool.record("law") == record
     assert pool.records() == (record,)
     assert (record.name, record.version, record.path) == ("law", 1, "/adapters/1")
     assert (record.lora_rank, record.num_bytes, record.modules) == (4, SIZE, ("q_proj",))
@@ -64,8 +81,8 @@ def test_a_taken_name_is_refused_unless_loaded_in_place() -> None:
     with pytest.raises(InvalidRequest, match=r"'law' has already been loaded.*load_inplace"):
         pool.check_name("law", load_inplace=False)
     with pytest.raises(InvalidRequest, match="already been loaded"):
-        pool.publish("law", adapter(2), load_inplace=False, pinned=False)
-    assert pool.resolve("law").path == "/adapters/1"
+        pool.publish("law", loaded(2), load_inplace=False, pinned=False)
+    assert pool.record("law").path == "/adapters/1"
 
 
 @pytest.mark.parametrize("load_inplace", [True, False])
@@ -95,78 +112,162 @@ def test_new_bytes_make_a_new_version_and_the_same_bytes_do_not() -> None:
     versions = []
     for content in (1, 1, 2, 2, 1):
         publish(pool, "law", content)
-        versions.append(pool.resolve("law").version)
+        versions.append(pool.record("law").version)
     assert versions == [1, 1, 2, 2, 3]
 
 
 def test_the_same_bytes_loaded_in_place_may_move_and_change_their_pin() -> None:
     pool = pool_of(9)
     publish(pool, "law", 1, pinned=True)
-    moved = pool.publish("law", adapter(1, "/moved"), load_inplace=True, pinned=False)
+    moved = pool.publish("law", loaded(1, "/moved"), load_inplace=True, pinned=False)
     pool.check()
     assert (moved.path, moved.version, moved.pinned) == ("/moved", 1, False)
 
 
 def test_an_unknown_name_is_not_found() -> None:
     pool = pool_of(9)
-    with pytest.raises(NotFound, match="'law' does not exist"):
-        pool.resolve("law")
+    for call in (pool.record, lambda name: pool.resolve(name, ""), lambda n: pool.unread(n, "")):
+        with pytest.raises(NotFound, match="'law' does not exist"):
+            call("law")
     with pytest.raises(NotFound, match="'law' cannot be found"):
         pool.unload("law")
     with pytest.raises(NotFound, match="has been unloaded"):
         pool.missing("0" * 64)
 
 
-def test_unloading_one_of_two_names_of_a_content_says_that_it_was_not_the_last() -> None:
+def test_versions_go_on_counting_after_an_unload() -> None:
+    pool = pool_of(9)
+    publish(pool, "law", 1)
+    publish(pool, "law", 2)
+    pool.unload("law")
+    publish(pool, "law", 1)
+    assert pool.record("law").version == 3
+
+
+def test_content_with_another_name_is_not_retired() -> None:
     pool = pool_of(9)
     digest = publish(pool, "law", 1)
     publish(pool, "right", 1)
-    assert pool.unload("law").last_name is False
-    pool.forget(digest)  # a name still points at it
-    assert pool.missing(digest) is None
-    result = pool.unload("right")
-    assert (result.digest, result.last_name) == (digest, True)
+    pool.unload("law")
+    assert pool.retired() == {}
+    pool.unload("right")
+    assert list(pool.retired()) == [digest]
 
 
 def test_content_outlives_its_last_name_until_it_is_forgotten() -> None:
     pool = pool_of(9)
     digest = publish(pool, "law", 1)
     pool.unload("law")
-    assert pool.missing(digest) is None  # requests that resolved it before still get it
-    assert len(pool.shards(digest, 2)) == 2
-    pool.forget(digest)
-    pool.forget(digest)
+    assert pool.take(digest).digest == digest  # requests that resolved it before still get it
+    assert pool.forget(digest) == SIZE
+    assert pool.forget(digest) == 0
     with pytest.raises(NotFound):
         pool.missing(digest)
     pool.check()
 
 
-def test_a_name_loaded_again_while_it_was_drained_is_not_forgotten() -> None:
+def test_a_name_loaded_again_while_it_was_drained_ends_the_retirement() -> None:
     pool = pool_of(9)
     digest = publish(pool, "law", 1)
     pool.unload("law")
+    first = pool.retirement(digest)
     publish(pool, "law", 1)
-    pool.forget(digest)
-    assert pool.missing(digest) is None
-    assert pool.resolve("law").version == 1
+    assert pool.retirement(digest) is None
+    pool.unload("law")
+    assert pool.retirement(digest) not in (None, first)
 
 
-def test_the_replaced_content_can_still_be_taken_by_running_requests() -> None:
+def test_the_last_four_versions_are_kept_and_what_only_older_ones_held_is_retired() -> None:
     pool = pool_of(9)
-    old = publish(pool, "law", 1)
-    new = publish(pool, "law", 2)
-    assert old != new
-    assert pool.take(old).digest == old
+    digests = [publish(pool, "law", content) for content in range(6)]
+    assert [version.version for version in pool.record("law").versions] == [3, 4, 5, 6]
+    assert list(pool.retired()) == digests[:2]
+    pool.forget(digests[0])
+    assert pool.take(digests[2]).digest == digests[2]
+
+
+def test_content_that_comes_back_knows_since_which_version() -> None:
+    pool = pool_of(9)
+    for content in (1, 2, 1):
+        publish(pool, "law", content)
+    versions = pool.record("law").versions
+    assert [(v.version, v.since, v.share) for v in versions] == [(1, 1, 0), (2, 2, 0), (3, 1, 100)]
+
+
+def test_a_rollback_goes_to_the_version_before_and_on_from_there() -> None:
+    pool = pool_of(9)
+    digests = [publish(pool, "law", content) for content in range(3)]
+    for wanted, got in ((None, 2), (None, 1), (3, 3), (1, 1)):
+        target = pool.rollback_target("law", wanted).number
+        assert target == got
+        record = pool.rollback("law", target, {})
+        pool.check()
+        assert (record.version, record.digest) == (got, digests[got - 1])
+        assert pool.resolve("law", "x").digest == digests[got - 1]
+    with pytest.raises(Conflict, match="no version before 1; kept are 1, 2, 3"):
+        pool.rollback_target("law", None)
+    with pytest.raises(Conflict, match="no version 7; kept are 1, 2, 3"):
+        pool.rollback_target("law", 7)
+    publish(pool, "law", 9)
+    assert pool.record("law").version == 4
+
+
+def test_a_split_gives_each_version_its_share_of_request_ids() -> None:
+    pool = pool_of(9)
+    for content in range(3):
+        publish(pool, "law", content)
+    pool.split("law", {1: 20, 2: 0, 3: 80}, {})
+    pool.check()
+    picked = [pool.resolve("law", f"request-{number}").version for number in range(4000)]
+    assert picked == [pool.resolve("law", f"request-{number}").version for number in range(4000)]
+    assert picked.count(2) == 0
+    assert 700 < picked.count(1) < 900
+    assert [v.share for v in pool.record("law").versions] == [20, 0, 80]
+    publish(pool, "law", 5)
+    assert {pool.resolve("law", str(number)).version for number in range(100)} == {4}
+
+
+def test_raising_a_share_only_moves_requests_to_it() -> None:
+    pool = pool_of(9)
+    for content in range(2):
+        publish(pool, "law", content)
+
+    def picked(share: int) -> set[int]:
+        pool.split("law", {1: share, 2: 100 - share}, {})
+        return {n for n in range(500) if pool.resolve("law", str(n)).version == 1}
+
+    assert set() == picked(0) < picked(10) < picked(50) < picked(100) == set(range(500))
+
+
+@pytest.mark.parametrize(
+    ("shares", "error", "reason"),
+    [
+        ({1: 50, 2: 49}, InvalidRequest, "sum to 99, not 100"),
+        ({}, InvalidRequest, "sum to 0"),
+        ({1: 150, 2: -50}, InvalidRequest, "from 0 to 100"),
+        ({1: 50, 9: 50}, Conflict, "no version 9"),
+    ],
+)
+def test_shares_that_cannot_be_are_refused_and_change_nothing(
+    shares: dict[int, int], error: type[Exception], reason: str
+) -> None:
+    pool = pool_of(9)
+    publish(pool, "law", 1)
+    publish(pool, "law", 2)
+    before = pool.record("law")
+    with pytest.raises(error, match=reason):
+        pool.split("law", shares, {})
+    assert pool.record("law") == before
 
 
 def test_the_least_recently_used_leaves_memory_and_says_where_to_read_it() -> None:
     pool = pool_of(2)
     first, second = publish(pool, "a", 1), publish(pool, "b", 2)
-    pool.shards(first, 1)
+    pool.take(first)
     publish(pool, "c", 3)
     assert tiers(pool) == {"a": "host", "b": "disk", "c": "host"}
-    assert pool.missing(second) == "/adapters/2"
-    pool.restore(adapter(2))
+    assert paths(pool, second) == ["/adapters/2"]
+    pool.restore(loaded(2))
     assert tiers(pool) == {"a": "disk", "b": "host", "c": "host"}
     assert pool.take(second).digest == second
 
@@ -175,7 +276,7 @@ def test_looking_does_not_count_as_use() -> None:
     pool = pool_of(2)
     first = publish(pool, "a", 1)
     publish(pool, "b", 2)
-    pool.resolve("a"), pool.records(), pool.missing(first)
+    pool.resolve("a", ""), pool.records(), pool.missing(first)
     publish(pool, "c", 3)
     assert tiers(pool)["a"] == "disk"
 
@@ -188,25 +289,76 @@ def test_one_adapter_over_the_whole_budget_is_still_served() -> None:
     assert tiers(pool) == {"a": "disk", "b": "host"}
 
 
+def test_content_whose_directory_holds_something_else_is_gone_when_it_leaves_memory() -> None:
+    pool = pool_of(1)
+    old = pool.publish("law", loaded(1, "/law"), load_inplace=True).digest
+    pool.publish("law", loaded(2, "/law"), load_inplace=True)
+    pool.check()
+    assert old is not None
+    assert [v.tier for v in pool.record("law").versions] == ["gone", "host"]
+    assert paths(pool, old) == ["/law"]  # worth a look: the old files may be back
+    pool.restore(loaded(1, "/law"))
+    assert [v.tier for v in pool.record("law").versions] == ["host", "gone"]
+
+
 def test_pinned_adapters_stay_however_long_unused() -> None:
     pool = pool_of(2)
-    publish(pool, "a", 1, pinned=True)
+    digest = publish(pool, "a", 1, pinned=True)
     for content in range(2, 6):
         publish(pool, f"x{content}", content)
     assert [name for name, tier in tiers(pool).items() if tier == "host"] == ["a", "x5"]
+    assert pool.pinned() == (digest,)
 
 
-def test_pinning_more_than_fits_is_refused_with_the_numbers_and_changes_nothing() -> None:
+def test_pinning_more_bytes_than_fit_is_refused_with_the_numbers_and_changes_nothing() -> None:
     pool = pool_of(2)
     publish(pool, "a", 1, pinned=True)
     publish(pool, "b", 2, pinned=True)
     before = pool.records()
     with pytest.raises(InvalidRequest, match=f"{2 * SIZE} of {2 * SIZE} bytes") as caught:
-        pool.publish("c", adapter(3), load_inplace=False, pinned=True)
+        pool.publish("c", loaded(3), load_inplace=False, pinned=True)
     assert caught.value.param == "pinned"
     assert pool.records() == before
+    assert pool.retired() == {}
     publish(pool, "b", 3, pinned=True)  # replaces its own pin
     publish(pool, "c", 3, pinned=True)  # the same bytes count once
+    forget_all(pool)
+
+
+def test_pinning_more_adapters_than_slots_allow_is_refused_with_the_numbers() -> None:
+    pool = pool_of(9, max_pinned=2)
+    publish(pool, "a", 1, pinned=True)
+    publish(pool, "b", 2, pinned=True)
+    with pytest.raises(InvalidRequest, match="2 adapters are pinned already, and 2 may be"):
+        pool.publish("c", loaded(3), load_inplace=False, pinned=True)
+    pool.check()
+    publish(pool, "c", 2, pinned=True)
+
+
+def test_a_pin_follows_the_versions_that_get_requests() -> None:
+    pool = pool_of(2)
+    old = publish(pool, "law", 1, pinned=True)
+    new = publish(pool, "law", 2, pinned=True)
+    assert pool.pinned() == (new,)
+    pool.split("law", {1: 50, 2: 50}, {})
+    assert pool.pinned() == tuple(sorted((old, new)))
+    publish(pool, "x", 3)
+    pool.check()
+    pool.rollback("law", 1, {})
+    pool.check()
+    assert pool.pinned() == (old,)
+    publish(pool, "law", 1, pinned=False)
+    assert pool.pinned() == ()
+
+
+def test_a_pinned_name_is_not_split_beyond_what_fits() -> None:
+    pool = pool_of(1)
+    publish(pool, "law", 1, pinned=True)
+    new = publish(pool, "law", 2, pinned=True)
+    with pytest.raises(InvalidRequest, match="cannot be pinned"):
+        pool.split("law", {1: 50, 2: 50}, {loaded(1).adapter.digest: loaded(1)})
+    pool.check()
+    assert pool.pinned() == (new,)
 
 
 def test_unloading_one_of_two_pinned_names_keeps_the_content_pinned() -> None:
@@ -222,13 +374,14 @@ def test_unloading_one_of_two_pinned_names_keeps_the_content_pinned() -> None:
 
 def test_content_is_read_again_from_a_directory_that_still_has_a_name() -> None:
     pool = pool_of(1)
-    digest = pool.publish("a", adapter(1, "/one"), load_inplace=False, pinned=False).digest
-    pool.publish("b", adapter(1, "/two"), load_inplace=False, pinned=False)
+    digest = pool.publish("a", loaded(1, "/one"), load_inplace=False).digest
+    pool.publish("b", loaded(1, "/two"), load_inplace=False)
     publish(pool, "x", 2)
-    assert pool.missing(digest) == "/two"
-    pool.unload("b")
-    assert pool.missing(digest) == "/one"
-    assert pool.resolve("a").path == "/one"
+    assert digest is not None
+    assert paths(pool, digest)[0] == "/two"
+    pool.publish("c", loaded(7, "/two"), load_inplace=False)
+    assert paths(pool, digest)[0] == "/one"
+    assert pool.record("a").path == "/one"
 
 
 def test_content_that_was_forgotten_while_it_was_read_is_not_wanted_back() -> None:
@@ -237,63 +390,70 @@ def test_content_that_was_forgotten_while_it_was_read_is_not_wanted_back() -> No
     publish(pool, "b", 2)
     pool.unload("a")
     pool.forget(digest)
-    pool.restore(adapter(1))
+    pool.restore(loaded(1))
     with pytest.raises(NotFound):
         pool.take(digest)
     assert tiers(pool) == {"b": "host"}
     pool.check()
 
 
-names = st.sampled_from(["a", "b", "c", "d"])
-contents = st.integers(0, 5)
+def test_a_registered_name_has_no_digest_before_its_first_request() -> None:
+    pool = pool_of(9)
+    record = pool.register("law", outline(1))
+    pool.check()
+    assert (record.digest, record.version, record.tier) == (None, 1, "disk")
+    assert (record.lora_rank, record.num_bytes, record.modules) == (4, SIZE, ("q_proj",))
+    assert pool.unread("law", "x") == Source("/adapters/1")
+    pool.settle(loaded(1))
+    pool.check()
+    assert pool.unread("law", "x") is None
+    assert pool.resolve("law", "x").digest == loaded(1).adapter.digest
+    assert pool.record("law").version == 1
 
 
-class PoolLife(RuleBasedStateMachine):
-    """Random lives of a small pool beside a plain model of the catalogue."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = pool_of(3)
-        self.model: dict[str, int] = {}
-        self.digests = {adapter(content).digest: content for content in range(6)}
-
-    @rule(name=names, content=contents, pinned=st.booleans())
-    def publish(self, name: str, content: int, pinned: bool) -> None:
-        try:
-            self.pool.publish(name, adapter(content), load_inplace=True, pinned=pinned)
-        except InvalidRequest:
-            return
-        self.model[name] = content
-
-    @rule(name=names)
-    def unload_and_forget(self, name: str) -> None:
-        if name not in self.model:
-            with pytest.raises(NotFound):
-                self.pool.unload(name)
-            return
-        content = self.model.pop(name)
-        result = self.pool.unload(name)
-        assert result.last_name == (content not in self.model.values())
-        self.pool.forget(result.digest)
-
-    @rule(content=contents)
-    def use(self, content: int) -> None:
-        wanted = adapter(content)
-        try:
-            path = self.pool.missing(wanted.digest)
-        except NotFound:
-            assert content not in self.model.values()
-            return
-        if path is not None:
-            self.pool.restore(replace(wanted, path=path))
-        assert self.pool.take(wanted.digest).digest == wanted.digest
-
-    @invariant()
-    def names_point_at_what_was_published(self) -> None:
-        self.pool.check()
-        found = {record.name: self.digests[record.digest] for record in self.pool.records()}
-        assert found == self.model
+def test_one_read_settles_all_names_of_a_directory() -> None:
+    pool = pool_of(9)
+    pool.register("law", outline(1))
+    pool.register("right", outline(1))
+    pool.settle(loaded(1))
+    pool.check()
+    assert pool.resolve("law", "").digest == pool.resolve("right", "").digest
 
 
-TestPoolLife = PoolLife.TestCase
-TestPoolLife.settings = settings(max_examples=60, stateful_step_count=40)
+def test_a_directory_touched_before_its_first_request_is_another_version() -> None:
+    pool = pool_of(9)
+    pool.register("law", outline(1, "/law"))
+    pool.settle(loaded(2, "/law"))
+    pool.check()
+    assert [v.version for v in pool.record("law").versions] == [2]
+    pool.settle(loaded(3, "/law"))  # nobody waits for it
+    assert pool.record("law").digest == loaded(2).adapter.digest
+
+
+def test_what_was_never_read_is_dropped_when_its_directory_holds_something_else() -> None:
+    pool = pool_of(9)
+    pool.register("law", outline(1, "/law"))
+    pool.publish("law", loaded(2, "/law"), load_inplace=True)
+    pool.check()
+    assert [v.version for v in pool.record("law").versions] == [2]
+
+
+def test_what_was_never_read_can_be_rolled_back_to_while_its_directory_is_there() -> None:
+    pool = pool_of(9)
+    pool.register("law", outline(1))
+    publish(pool, "law", 2)
+    assert pool.rollback_target("law", None).digest is None
+    pool.settle(loaded(1))
+    pool.check()
+    pool.rollback("law", 1, {})
+    assert pool.resolve("law", "").digest == loaded(1).adapter.digest
+
+
+def test_a_name_unloaded_while_its_directory_was_read_stays_out() -> None:
+    pool = pool_of(9)
+    pool.register("law", outline(1))
+    pool.unload("law")
+    pool.settle(loaded(1))
+    pool.check()
+    assert pool.records() == ()
+    assert pool.retired() == {}

@@ -1,0 +1,178 @@
+"""The adapter pool's connections to scheduler replicas, and the orders that go over them.
+
+All orders about one adapter go over one connection, so that a replica hears them in the order in
+which they were given. Knows nothing of names or versions.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cluster.adapters.record import FreedSlot
+from cluster.errors import Unavailable
+from cluster.wire import SchedulerAddress, Status, Unloaded
+
+logger = logging.getLogger("topwork.pool")
+
+
+class Line(Protocol):
+    """A connection to one scheduler; every coroutine may raise Unavailable when it is lost."""
+
+    closed: bool
+
+    async def unload(self, adapter: str, *, force: bool) -> Unloaded:
+        """Make the scheduler forget an adapter; wait until it has."""
+        ...
+
+    def allow(self, adapter: str) -> None:
+        """Take an unload back that is not complete."""
+        ...
+
+    def keep_pinned(self, adapters: tuple[str, ...]) -> None:
+        """Make the scheduler keep exactly these adapters in their slots."""
+        ...
+
+    async def status(self) -> Status:
+        """Wait for a sign of life."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Close the connection."""
+        ...
+
+
+Connect = Callable[[SchedulerAddress, Callable[[], None]], Awaitable[Line]]
+
+
+@dataclass(slots=True)
+class Gone:
+    """What schedulers held of an adapter that they have forgotten."""
+
+    pages: int = 0
+    slots: list[FreedSlot] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)  # replicas that did not answer
+
+
+class SchedulerLinks:
+    """One line to each attached replica, opened again when it is needed and was lost."""
+
+    def __init__(self, connect: Connect, silence: float) -> None:
+        self._connect = connect
+        self._silence = silence  # seconds without a sign of life until a replica is given up
+        self._addresses: dict[str, SchedulerAddress] = {}
+        self._lines: dict[SchedulerAddress, Line] = {}
+        self._pinned: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[SchedulerAddress, ...]:
+        """All attached replicas in order of their names."""
+        return tuple(self._addresses[name] for name in sorted(self._addresses))
+
+    async def attach(self, address: SchedulerAddress) -> None:
+        """Take a replica in; the latest address of a replica counts."""
+        await self.detach(address.replica)
+        self._addresses[address.replica] = address
+        await self._reach(address)
+
+    async def detach(self, replica: str) -> None:
+        """Let go of a replica that has ended."""
+        address = self._addresses.pop(replica, None)
+        line = self._lines.pop(address, None) if address is not None else None
+        if line is not None:
+            line.close("the replica has ended")
+
+    async def unload(self, adapter: str, is_wanted: Callable[[], bool], *, force: bool) -> Gone:
+        """Make all replicas forget an adapter, unless that is not wanted any more.
+
+        A replica that is lost meanwhile is none to wait for: its process took the adapter along,
+        or it lives on and drops the content, which no request can reach, as its least recent.
+        """
+        gone = Gone()
+        await asyncio.gather(
+            *(self._unload(one, adapter, is_wanted, force, gone) for one in self.addresses)
+        )
+        gone.slots.sort(key=lambda slot: slot.replica)
+        return gone
+
+    def allow(self, adapter: str) -> None:
+        """Let requests for an adapter in again whose unload is under way."""
+        for line in self._open_lines():
+            line.allow(adapter)
+
+    def keep_pinned(self, adapters: tuple[str, ...]) -> None:
+        """Make all replicas, later ones too, keep exactly these adapters in their slots."""
+        if adapters != self._pinned:
+            self._pinned = adapters
+            for line in self._open_lines():
+                line.keep_pinned(adapters)
+
+    def close(self) -> None:
+        """Close all lines."""
+        for line in self._open_lines():
+            line.close("the pool shuts down")
+
+    def _open_lines(self) -> tuple[Line, ...]:
+        return tuple(line for line in self._lines.values() if not line.closed)
+
+    async def _reach(self, address: SchedulerAddress) -> Line | None:
+        """Return an open line, or None if the replica cannot be reached."""
+        line = self._lines.get(address)
+        if line is not None and not line.closed:
+            return line
+        try:
+            async with asyncio.timeout(self._silence):
+                line = await self._connect(address, lambda: None)
+        except (OSError, TimeoutError) as error:
+            logger.warning("scheduler %s cannot be reached: %s", address.replica, error)
+            return None
+        other = self._lines.get(address)
+        if other is not None and not other.closed:  # opened by somebody else meanwhile
+            line.close("there is one already")
+            return other
+        self._lines[address] = line
+        if self._pinned:
+            line.keep_pinned(self._pinned)
+        return line
+
+    async def _unload(
+        self,
+        address: SchedulerAddress,
+        adapter: str,
+        is_wanted: Callable[[], bool],
+        force: bool,
+        gone: Gone,
+    ) -> None:
+        line = await self._reach(address)
+        if line is None:
+            gone.lost.add(address.replica)
+            return
+
+        async def ask() -> Unloaded | None:
+            # No await between the question and the order: an `allow` in between would be late.
+            return await line.unload(adapter, force=force) if is_wanted() else None
+
+        asking = asyncio.create_task(ask())
+        try:
+            while not (await asyncio.wait({asking}, timeout=self._silence))[0]:
+                if not await self._lives(line):
+                    line.close(f"silent for {self._silence:g} s")
+            answer = asking.result()
+        except Unavailable:
+            gone.lost.add(address.replica)
+            return
+        finally:
+            asking.cancel()
+        if answer is not None:
+            gone.pages += answer.freed_pages
+            if answer.freed_slot is not None:
+                gone.slots.append(FreedSlot(address.replica, answer.freed_slot))
+
+    async def _lives(self, line: Line) -> bool:
+        try:
+            async with asyncio.timeout(self._silence):
+                await line.status()
+        except (TimeoutError, Unavailable):
+            return False
+        return True
