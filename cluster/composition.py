@@ -38,3 +38,10 @@ def parts_of(adapter: str) -> tuple[Part, ...]:
         digest, _, weight = part.partition(":")
         parts.append((digest, float(weight) if weight else 1.0))
     return tuple(parts)
+
+
+def has_part(adapter: str, digest: str) -> bool:
+    """Tell whether an adapter is this one or a sum with it."""
+    if ":" not in adapter:  # no sum: this is asked of thousands
+        return adapter == digest
+    return any(part == digest for part, _ in parts_of(adapter))

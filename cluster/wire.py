@@ -54,7 +54,7 @@ class Allow(msgspec.Struct, frozen=True, tag=True):
 class KeepPinned(msgspec.Struct, frozen=True, tag=True):
     """Pool: keep exactly these adapters in their slots, also when the ranks have restarted."""
 
-    adapters: tuple[str, ...]
+    adapters: dict[str, int]  # and the bytes that each claims on a rank
 
 
 class StatusCall(msgspec.Struct, frozen=True, tag=True):
@@ -92,7 +92,7 @@ class Unloaded(msgspec.Struct, frozen=True, tag=True):
 
     call_id: int
     freed_pages: int
-    freed_slot: int | None
+    freed_slots: tuple[int, ...]
 
 
 class KvEvents(msgspec.Struct, frozen=True, tag=True):
@@ -135,6 +135,8 @@ class SlotStatus(msgspec.Struct, frozen=True):
     loading: bool
     leases: int  # sequences that hold the adapter
     pinned: bool = False
+    claimed_bytes: int = 0  # on each rank, at most
+    held_bytes: int = 0  # on the rank that holds most; 0 until it is loaded
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
@@ -172,6 +174,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     forked_sequences: int = 0
     longest_slot_wait: int = 0  # steps
     slot_wait_bound: int = 0  # steps
+    adapter_memory: int = 0  # bytes on each rank for all adapters together; 0: no limit
 
 
 RouterFrame = (

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.adapters.sharding import RankMemory
 from cluster.errors import TopworkError
 from cluster.scheduling.config import SchedulerConfig
 from deploy.config import ConfigError, ServeConfig
@@ -70,6 +71,7 @@ def scheduler_config(checked: Checked) -> SchedulerConfig:
             page_size=config.page_size,
             max_model_len=checked.max_model_len,
             num_slots=config.max_loras,
+            adapter_memory=config.adapter_memory,
             max_running=config.max_num_seqs,
             max_waiting=config.max_waiting,
             token_budget=config.max_num_batched_tokens,
@@ -92,6 +94,18 @@ def find_device(wanted: str) -> str:
     if wanted == "auto":
         return "cuda" if has_gpu else "cpu"
     return wanted
+
+
+def rank_memory(checked: Checked) -> RankMemory:
+    """Return what of adapters the ranks hold."""
+    item_bytes = BYTES[checked.config.dtype]
+    return RankMemory(
+        tp=checked.config.tp,
+        # Ranks on a CPU widen adapters, see worker.rank.
+        adapter_item_bytes=4 if checked.device == "cpu" else item_bytes,
+        model_item_bytes=item_bytes,
+        adapter_bytes=checked.config.adapter_memory,
+    )
 
 
 def adapter_limits(config: ServeConfig) -> AdapterLimits:

@@ -88,6 +88,9 @@ class ServeConfig(BaseModel):
         float | None, Field(gt=0, description="Seconds after which a request ends with 504.")
     ] = None
     max_loras: Annotated[int, Field(ge=1, description="Adapter slots on each rank.")] = 8
+    adapter_memory: Annotated[
+        ByteCount, Field(description="Memory of each rank for all adapters in slots, in bytes.")
+    ] = 2**30
     max_lora_rank: Annotated[
         int, Field(ge=1, le=1024, description="Largest lora_rank that is accepted.")
     ] = 64

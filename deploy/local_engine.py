@@ -94,9 +94,9 @@ class LocalEngine:
         plan = self.scheduler.schedule()
         loads = self.scheduler.take_loads()
         for load in loads:
-            for rank, shard in zip(self._ranks, self._shards[load.digest], strict=True):
+            for rank, shard in zip(self._ranks, self._shards[load.adapter], strict=True):
                 rank.load_adapter(load.slot, shard)
-            self.scheduler.adapter_ready(load.digest)
+            self.scheduler.adapter_ready(load.adapter)
         if plan is None:
             return bool(loads)
         frame, self._digest = encode_plan(plan, self._digest)

@@ -1,50 +1,46 @@
-"""Content by digest: which versions hold it, whether it is pinned, and when nobody wants it.
+"""Content by digest: which versions hold it, where it is, and when nobody wants it.
 
 Content that no version points at is retired: it stays readable for running requests until it is
 forgotten. Knows versions only as holders; which of them a request gets is not decided here.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cluster.adapters.adapter import Adapter
-from cluster.adapters.host_tier import HostTier
-from cluster.adapters.record import Outline, Source, Tier
+from cluster.adapters.host_tier import HostTier, Shards
+from cluster.adapters.pins import Limits, Pins
+from cluster.adapters.record import Facts, Source, Tier
 from cluster.adapters.strict_json import shown
 from cluster.adapters.versions import History, Version
-from cluster.errors import InvalidRequest, NotFound
+from cluster.errors import NotFound
 
 Holder = tuple[str, int]  # name and version
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An adapter that has been read whole."""
+    """An adapter that has been read whole, checked and cut."""
 
-    adapter: Adapter
-    outline: Outline  # of the same bytes
-    held_bytes: int  # of memory that lives as long as the adapter
+    facts: Facts
+    shards: Shards
 
 
 @dataclass(slots=True)
 class _Content:
-    outline: Outline  # as last read
-    held_bytes: int
+    facts: Facts  # as last read
     holders: dict[Holder, Source] = field(default_factory=dict)  # the latest last
 
 
 class Contents:
     """All content that is known, and the host tier that keeps some of it in memory."""
 
-    def __init__(self, host_bytes: int, max_pinned: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._contents: dict[str, _Content] = {}
         self._digest_by_path: dict[str, str] = {}  # what was last read there
-        self._pins: Counter[str] = Counter()  # names that pin it, by digest
-        self._max_pinned = max_pinned
+        self._pins = Pins(limits)
         self._retired: dict[str, int] = {}  # number of the retirement by digest
         self._num_retirements = 0
-        self._host = HostTier(host_bytes)
+        self._host = HostTier(limits.host_bytes)
 
     def change(
         self,
@@ -68,8 +64,8 @@ class Contents:
         for version in before.versions if before is not None else ():
             self._release(name, version, after)
         self._move_pins(old_pins, new_pins)
-        for digest, one in loaded.items():
-            self._bring(digest, one)
+        for one in loaded.values():
+            self._bring(one)
 
     def missing(self, digest: str) -> tuple[Source, ...]:
         """Return where content that is not in memory can be read, the best place first.
@@ -82,31 +78,31 @@ class Contents:
             raise NotFound(f"The lora adapter of digest {shown(digest)} has been unloaded.")
         if digest in self._host:
             return ()
-        sources = [*reversed(content.holders.values()), content.outline.source]
+        sources = [*reversed(content.holders.values()), content.facts.outline.source]
         sources.sort(key=lambda source: self._digest_by_path.get(source.path) != digest)
         return tuple(dict.fromkeys(sources))
 
     def restore(self, loaded: Loaded) -> None:
         """Bring content back from disk, unless it was forgotten meanwhile."""
-        digest = loaded.adapter.digest
+        digest = loaded.facts.digest
         if digest in self._contents:
             self._know(digest, loaded)
-            self._bring(digest, loaded)
+            self._bring(loaded)
 
-    def take(self, digest: str) -> Adapter:
+    def take(self, digest: str) -> Shards:
         """Return content that is in host memory, as the one used last.
 
         Raises:
             NotFound: if the content is not known (any more).
         """
         sources = self.missing(digest)
-        adapter = self._host.use(digest)
-        assert adapter is not None, f"{digest} must be read from {sources} and restored first"
-        return adapter
+        shards = self._host.use(digest)
+        assert shards is not None, f"{digest} must be read from {sources} and restored first"
+        return shards
 
-    def outline(self, digest: str) -> Outline:
+    def facts(self, digest: str) -> Facts:
         """Return what is known of content."""
-        return self._contents[digest].outline
+        return self._contents[digest].facts
 
     def tier(self, digest: str, source: Source) -> Tier:
         """Return where the content of a version would be taken from."""
@@ -114,9 +110,9 @@ class Contents:
             return "host"
         return "disk" if self._digest_by_path.get(source.path) == digest else "gone"
 
-    def pinned(self) -> tuple[str, ...]:
-        """Return the digests that are pinned, sorted."""
-        return tuple(sorted(+self._pins))
+    def pinned(self) -> tuple[Facts, ...]:
+        """Return what is pinned, ordered by digest."""
+        return tuple(self.facts(digest) for digest in self._pins.digests())
 
     def retired(self) -> dict[str, int]:
         """Return the content that no version points at, with the number of its retirement."""
@@ -155,26 +151,24 @@ class Contents:
         assert self._retired.keys() <= self._contents.keys(), "something unknown is retired"
         assert self._host.digests() <= self._contents.keys(), "memory holds what nobody can reach"
         assert set(self._digest_by_path.values()) <= self._contents.keys(), "a path leads nowhere"
-        counts = Counter(digest for digests in pins for digest in digests)
-        assert +self._pins == counts, f"pins: {+self._pins}, not {counts}"
-        assert self._host.pinned() == counts.keys(), "memory keeps other adapters than are pinned"
-        pinned_bytes = sum(self._contents[digest].held_bytes for digest in counts)
-        assert pinned_bytes <= self._host.budget, "more is pinned than fits"
-        assert len(counts) <= self._max_pinned, "more is pinned than slots allow"
+        self._pins.check(pins, self.facts)
+        pinned = set(self._pins.digests())
+        assert self._host.pinned() == pinned, "memory keeps other adapters than are pinned"
 
     def _know(self, digest: str, loaded: Loaded) -> None:
         content = self._contents.get(digest)
         if content is None:
-            self._contents[digest] = _Content(loaded.outline, loaded.held_bytes)
+            self._contents[digest] = _Content(loaded.facts)
         elif digest not in self._host:
-            content.outline, content.held_bytes = loaded.outline, loaded.held_bytes
-        self._digest_by_path[loaded.outline.source.path] = digest
+            content.facts = loaded.facts
+        self._digest_by_path[loaded.facts.outline.source.path] = digest
 
-    def _bring(self, digest: str, loaded: Loaded) -> None:
-        """Count as used what is in memory already; the bytes that were just read can go."""
-        if self._host.use(digest) is None:
-            is_pinned = self._pins[digest] > 0
-            self._host.add(loaded.adapter, loaded.held_bytes, is_pinned=is_pinned)
+    def _bring(self, loaded: Loaded) -> None:
+        """Count as used what is in memory already; the shards that were just cut can go."""
+        facts = loaded.facts
+        if self._host.use(facts.digest) is None:
+            is_pinned = facts.digest in self._pins
+            self._host.add(facts.digest, loaded.shards, facts.host_bytes, is_pinned=is_pinned)
 
     def _hold(self, name: str, version: Version) -> None:
         if version.digest is None:
@@ -202,37 +196,19 @@ class Contents:
         new: frozenset[str],
         loaded: Mapping[str, Loaded],
     ) -> None:
-        """Refuse to pin more than host memory or device slots can hold."""
-        added = {digest for digest in new if not self._pins[digest] - (digest in old)}
-        if not added - old:
-            return
-        others = {d for d, count in self._pins.items() if count > (d in old)}
-        num_bytes = sum(self._bytes(digest, loaded) for digest in added)
-        pinned_bytes = sum(self._contents[digest].held_bytes for digest in others)
-        if pinned_bytes + num_bytes > self._host.budget:
-            raise InvalidRequest(
-                f"{shown(name)} takes {num_bytes} bytes and cannot be pinned: "
-                f"{pinned_bytes} of {self._host.budget} bytes of host memory are pinned already",
-                "pinned",
-            )
-        if len(others) + len(added) > self._max_pinned:
-            raise InvalidRequest(
-                f"{shown(name)} cannot be pinned: {len(others)} adapters are pinned already, and "
-                f"{self._max_pinned} may be, so that one device slot stays free for the others",
-                "pinned",
-            )
+        """Refuse to pin more than host memory or device can hold."""
 
-    def _bytes(self, digest: str, loaded: Mapping[str, Loaded]) -> int:
-        if digest in self._host or digest not in loaded:
-            return self._contents[digest].held_bytes
-        return loaded[digest].held_bytes
+        def facts(digest: str) -> Facts:
+            is_read = digest in loaded and digest not in self._host
+            return loaded[digest].facts if is_read else self.facts(digest)
+
+        known = self._contents.keys() | loaded.keys() if new - old else ()
+        largest = max((facts(digest).device_bytes for digest in known), default=0)
+        self._pins.check_move(name, old, new, facts, largest)
 
     def _move_pins(self, old: frozenset[str], new: frozenset[str]) -> None:
-        for digest in sorted(new - old):
-            self._pins[digest] += 1
+        begun, ended = self._pins.move(old, new)
+        for digest in begun:
             self._host.pin(digest)
-        for digest in sorted(old - new):
-            self._pins[digest] -= 1
-            if not self._pins[digest]:
-                del self._pins[digest]
-                self._host.unpin(digest)
+        for digest in ended:
+            self._host.unpin(digest)

@@ -4,17 +4,20 @@ Owns the bytes and who goes next. Knows nothing of names, versions or disks.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-from cluster.adapters.adapter import Adapter
 from cluster.scheduling.lru import Lru
+
+Shards = tuple[Any, ...]  # handles by rank; when the last goes, so does the memory
 
 
 @dataclass(slots=True)
 class _Resident:
     """An adapter in memory."""
 
-    adapter: Adapter
-    held_bytes: int
+    digest: str
+    shards: Shards
+    num_bytes: int
     number: int  # in order of arrival
     is_pinned: bool
 
@@ -42,28 +45,25 @@ class HostTier:
         """Bytes of all adapters here."""
         return self._held_bytes
 
-    def use(self, digest: str) -> Adapter | None:
-        """Return an adapter as the one used last, or None if it is not here."""
+    def use(self, digest: str) -> Shards | None:
+        """Return an adapter's shards as those used last, or None if it is not here."""
         resident = self._residents.get(digest)
         if resident is None:
             return None
         if not resident.is_pinned:
             self._evictable.remove(resident.number)
             self._make_evictable(resident)
-        return resident.adapter
+        return resident.shards
 
-    def add(self, adapter: Adapter, held_bytes: int, *, is_pinned: bool) -> None:
-        """Take an adapter in, as the one used last, and let others go until it fits.
-
-        `held_bytes` is what it keeps from being freed: its files' bytes, not only its tensors.
-        """
-        self.discard(adapter.digest)
-        while self._evictable and self._held_bytes + held_bytes > self.budget:
+    def add(self, digest: str, shards: Shards, num_bytes: int, *, is_pinned: bool) -> None:
+        """Take an adapter in, as the one used last, and let others go until it fits."""
+        self.discard(digest)
+        while self._evictable and self._held_bytes + num_bytes > self.budget:
             self._evict()
         self._arrivals += 1
-        resident = _Resident(adapter, held_bytes, self._arrivals, is_pinned)
-        self._residents[adapter.digest] = resident
-        self._held_bytes += held_bytes
+        resident = _Resident(digest, shards, num_bytes, self._arrivals, is_pinned)
+        self._residents[digest] = resident
+        self._held_bytes += num_bytes
         if not is_pinned:
             self._make_evictable(resident)
 
@@ -88,10 +88,10 @@ class HostTier:
         resident = self._residents.pop(digest, None)
         if resident is None:
             return 0
-        self._held_bytes -= resident.held_bytes
+        self._held_bytes -= resident.num_bytes
         if not resident.is_pinned:
             self._evictable.remove(resident.number)
-        return resident.held_bytes
+        return resident.num_bytes
 
     def pinned(self) -> frozenset[str]:
         """Return what stays."""
@@ -103,15 +103,15 @@ class HostTier:
 
     def check(self) -> None:
         """Assert that the books agree with what is held."""
-        held = sum(resident.held_bytes for resident in self._residents.values())
+        held = sum(resident.num_bytes for resident in self._residents.values())
         assert held == self._held_bytes, f"{held} bytes held, {self._held_bytes} in the books"
         free_to_go = sum(not resident.is_pinned for resident in self._residents.values())
         assert free_to_go == len(self._evictable), "an adapter is neither pinned nor evictable"
         assert held <= self.budget or free_to_go <= 1, "over the budget with adapters to evict"
 
     def _evict(self) -> None:
-        self._held_bytes -= self._residents.pop(self._evictable.pop()).held_bytes
+        self._held_bytes -= self._residents.pop(self._evictable.pop()).num_bytes
 
     def _make_evictable(self, resident: _Resident) -> None:
         self._uses += 1
-        self._evictable.add(self._uses, resident.number, resident.adapter.digest)
+        self._evictable.add(self._uses, resident.number, resident.digest)

@@ -8,7 +8,7 @@ from cluster.adapters.versions import History, Version
 def record_of(history: History, contents: Contents) -> AdapterRecord:
     """Return the record of a name."""
     current = history.current
-    known = current.outline if current.digest is None else contents.outline(current.digest)
+    known = current.outline if current.digest is None else contents.facts(current.digest).outline
     return AdapterRecord(
         name=history.name,
         digest=current.digest,

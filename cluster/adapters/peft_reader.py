@@ -50,20 +50,17 @@ def read_adapter(path: Path, model: ModelConfig, limits: AdapterLimits) -> Adapt
             raise NotFound(f"No adapter found for {path}: there is no such directory", PARAM)
         config = read_regular_file(path / CONFIG, MAX_CONFIG_BYTES)
         weights = _read_weights(path, limits)
-        adapter, _ = parse_adapter(str(path), config, weights, model, limits)
+        return parse_adapter(str(path), config, weights, model, limits)
     except OSError as error:
         raise InvalidAdapter(f"adapter {path}: {error.strerror}", PARAM) from error
     except InvalidAdapter as error:
         raise InvalidAdapter(f"adapter {path}: {error.message}", PARAM) from error
-    return adapter
 
 
 def parse_adapter(
     path: str, config: bytes, weights: bytes, model: ModelConfig, limits: AdapterLimits
-) -> tuple[Adapter, bool]:
-    """Return the adapter in the bytes of its two files, and whether its tensors were widened.
-
-    They are views of `weights` if not.
+) -> Adapter:
+    """Return the adapter in the bytes of its two files; its tensors may be views of `weights`.
 
     Raises:
         InvalidAdapter: as `read_adapter`.
@@ -74,7 +71,7 @@ def parse_adapter(
     dtype = common_dtype(tensors)
     modules = lora_modules(by_name, sites, dtype)
     tables = saved_tables(by_name, sites, dtype, is_tied_model=model.tie_word_embeddings)
-    adapter = Adapter(
+    return Adapter(
         digest=adapter_digest(dtype, modules, tables),
         path=path,
         model=model,
@@ -82,7 +79,6 @@ def parse_adapter(
         modules=modules,
         tables=tables,
     )
-    return adapter, any(tensor.dtype != dtype for tensor in tensors.values())
 
 
 def fit(

@@ -4,11 +4,12 @@ Owns the catalogue, what is pinned, and which content is held until when. Does n
 holds it reads directories and hands in what was read. Calls come one at a time, from one thread.
 """
 
-from cluster.adapters.adapter import Adapter
 from cluster.adapters.contents import Contents, Loaded
+from cluster.adapters.host_tier import Shards
 from cluster.adapters.listing import record_of
 from cluster.adapters.names import check_form
-from cluster.adapters.record import AdapterRecord, Outline, ResolvedAdapter, Source
+from cluster.adapters.pins import Limits
+from cluster.adapters.record import AdapterRecord, Facts, Outline, ResolvedAdapter, Source
 from cluster.adapters.strict_json import shown
 from cluster.adapters.versions import History, Version, first
 from cluster.errors import InvalidRequest, NotFound
@@ -17,16 +18,15 @@ from cluster.errors import InvalidRequest, NotFound
 class AdapterPool:
     """The catalogue of one base model's adapters, and a least-recently-used host tier of them.
 
-    `base_name` is what clients call the base model; `host_bytes` is the host tier's budget;
-    `max_pinned` adapters may be pinned at the same time (one device slot must stay free).
+    `base_name` is what clients call the base model.
     """
 
-    def __init__(self, *, base_name: str, host_bytes: int, max_pinned: int) -> None:
+    def __init__(self, base_name: str, limits: Limits) -> None:
         self._base_name = base_name
         self._names: dict[str, History] = {}
         self._last_numbers: dict[str, int] = {}  # of every name that ever was
         self._unread: dict[str, dict[tuple[str, int], None]] = {}  # versions by path
-        self._contents = Contents(host_bytes, max_pinned)
+        self._contents = Contents(limits)
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -71,7 +71,7 @@ class AdapterPool:
             InvalidRequest: as `check_name`, or if no more can be pinned.
         """
         self.check_name(name, load_inplace=load_inplace)
-        return self._point(name, loaded.outline, loaded, pinned=pinned, watched=watched)
+        return self._point(name, loaded.facts.outline, loaded, pinned=pinned, watched=watched)
 
     def unread(self, name: str, request_id: str) -> Source | None:
         """Return the directory to read and `settle` before `resolve` can answer, if any.
@@ -84,11 +84,12 @@ class AdapterPool:
 
     def settle(self, loaded: Loaded) -> None:
         """Learn the digests of all versions whose directory has been read for the first time."""
-        for name, number in tuple(self._unread.get(loaded.outline.source.path, ())):
+        facts = loaded.facts
+        for name, number in tuple(self._unread.get(facts.outline.source.path, ())):
             history = self._names[name]
             next_number = self._last_numbers[name] + 1
-            after = history.settle(number, loaded.outline, loaded.adapter.digest, next_number)
-            self._change(name, after, {loaded.adapter.digest: loaded})
+            after = history.settle(number, facts.outline, facts.digest, next_number)
+            self._change(name, after, {facts.digest: loaded})
 
     def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
         """Return what one request gets for a name; nothing of it is `unread`.
@@ -98,7 +99,10 @@ class AdapterPool:
         """
         version = self._history(name).pick(request_id)
         assert version.digest is not None, f"{name} must be settled first"
-        return ResolvedAdapter(name, version.number, version.digest)
+        facts = self._contents.facts(version.digest)
+        return ResolvedAdapter(
+            name, version.number, version.digest, facts.device_bytes, facts.stands_alone
+        )
 
     def record(self, name: str) -> AdapterRecord:
         """Return what is known of a name.
@@ -180,7 +184,7 @@ class AdapterPool:
         """Bring content back from disk; one that was forgotten meanwhile is not wanted back."""
         self._contents.restore(loaded)
 
-    def take(self, digest: str) -> Adapter:
+    def take(self, digest: str) -> Shards:
         """Return content that is in host memory, as the one used last.
 
         Raises:
@@ -188,8 +192,8 @@ class AdapterPool:
         """
         return self._contents.take(digest)
 
-    def pinned(self) -> tuple[str, ...]:
-        """Return the digests that must keep their device slots, sorted."""
+    def pinned(self) -> tuple[Facts, ...]:
+        """Return what must keep its device slot, ordered by digest."""
         return self._contents.pinned()
 
     def retired(self) -> dict[str, int]:
@@ -236,14 +240,14 @@ class AdapterPool:
         self, name: str, outline: Outline, loaded: Loaded | None, *, pinned: bool, watched: bool
     ) -> AdapterRecord:
         """Publish or register under a name that has been checked."""
-        digest = None if loaded is None else loaded.adapter.digest
+        digest = None if loaded is None else loaded.facts.digest
         number = self._last_numbers.get(name, 0) + 1
         before = self._names.get(name)
         if before is None:
             after = first(name, number, outline, digest, pinned=pinned, watched=watched)
         else:
             after = before.publish(number, outline, digest, pinned=pinned, watched=watched)
-        self._change(name, after, {} if loaded is None else {loaded.adapter.digest: loaded})
+        self._change(name, after, {} if loaded is None else {loaded.facts.digest: loaded})
         return self.record(name)
 
     def _change(self, name: str, after: History | None, loaded: dict[str, Loaded]) -> None:

@@ -14,7 +14,6 @@ from typing import BinaryIO
 import msgspec
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.contents import Loaded
 from cluster.adapters.files import confine, open_regular_file, stamp
 from cluster.adapters.peft_reader import (
     CONFIG,
@@ -63,18 +62,17 @@ class AdapterReader:
         """
         return self._read(source, whole=False)[0]
 
-    def whole(self, source: Source) -> Loaded:
+    def whole(self, source: Source) -> tuple[Outline, Adapter]:
         """Read and check all of it.
 
         Raises:
             NotFound, InvalidAdapter: as `outline`; also if it is written to meanwhile.
         """
-        outline, loaded = self._read(source, whole=True)
-        assert loaded is not None, "asked for the whole"
-        adapter, held_bytes = loaded
-        return Loaded(adapter, outline, held_bytes)
+        outline, adapter = self._read(source, whole=True)
+        assert adapter is not None, "asked for the whole"
+        return outline, adapter
 
-    def _read(self, source: Source, *, whole: bool) -> tuple[Outline, tuple[Adapter, int] | None]:
+    def _read(self, source: Source, *, whole: bool) -> tuple[Outline, Adapter | None]:
         path = Path(source.path)
         try:
             confine(source.path, source.roots)
@@ -89,10 +87,12 @@ class AdapterReader:
                 before = _stamp(config, weights)
                 config_bytes, head = config.read(MAX_CONFIG_BYTES), _head(weights)
                 num_payload_bytes = max(0, os.fstat(weights.fileno()).st_size - len(head))
-                loaded = None
+                adapter = None
                 if whole:
                     data = head + weights.read(num_payload_bytes)
-                    loaded = self._parse(source.path, config_bytes, data)
+                    adapter = parse_adapter(
+                        source.path, config_bytes, data, self._model, self._limits
+                    )
                 layout = self._layout(config_bytes, head, num_payload_bytes)
                 if _stamp(config, weights) != before:
                     raise InvalidAdapter("it is being written to; try again when it is whole")
@@ -104,7 +104,7 @@ class AdapterReader:
         outline = Outline(
             source, before, identity, layout.lora_rank, layout.num_bytes, layout.modules
         )
-        return outline, loaded
+        return outline, adapter
 
     def _refuse_pickle(self, path: Path) -> None:
         if not (path / WEIGHTS).exists() and (path / PICKLED).exists():
@@ -132,11 +132,6 @@ class AdapterReader:
                 del self._layouts[next(iter(self._layouts))]
             self._layouts[key] = layout
         return layout
-
-    def _parse(self, path: str, config: bytes, weights: bytes) -> tuple[Adapter, int]:
-        """Return the adapter and the bytes of memory that live as long as it does."""
-        adapter, is_widened = parse_adapter(path, config, weights, self._model, self._limits)
-        return adapter, len(weights) + (adapter.num_bytes if is_widened else 0)
 
 
 def _recipe(config: bytes) -> bytes:

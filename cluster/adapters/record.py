@@ -28,6 +28,16 @@ class Outline(msgspec.Struct, frozen=True):
     modules: tuple[str, ...]  # linear modules it touches
 
 
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of content that has been read whole; sizes in bytes."""
+
+    digest: str  # SHA-256 of tensors, scaling and targets, hex
+    outline: Outline  # of the same bytes
+    host_bytes: int  # of its shards, all ranks together
+    device_bytes: int  # that it claims on each rank, at most
+    stands_alone: bool = False  # cannot be summed with others
+
+
 class VersionRecord(msgspec.Struct, frozen=True):
     """One version of a name that is kept."""
 
@@ -61,6 +71,8 @@ class ResolvedAdapter(msgspec.Struct, frozen=True):
     name: str
     version: int
     digest: str
+    num_bytes: int = 0  # it claims on the device of each rank, at most
+    stands_alone: bool = False  # DoRA or tables of its own: cannot be summed with others
 
 
 class FreedSlot(msgspec.Struct, frozen=True):

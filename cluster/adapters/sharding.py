@@ -5,6 +5,8 @@ A's columns cut, B whole. Tables: the rows of the rank's vocabulary.
 Owns the layout of a shard's buffer; knows nothing of who asks or how shards travel.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,6 +22,16 @@ from worker.adapter_shard import (
 from worker.partition import Partition, partition
 
 ALIGNMENT = 64  # bytes; every tensor starts on a cache line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """The ranks that adapters are cut for; sizes in bytes."""
+
+    tp: int
+    adapter_item_bytes: int  # of an element of A and B on the device
+    model_item_bytes: int  # of an element of the base model's weights
+    adapter_bytes: int | None = None  # for all adapters of a rank together; None: no limit
 
 
 class _Buffer:

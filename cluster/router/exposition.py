@@ -32,6 +32,7 @@ GAUGES = (
     ("kv_host_blocks_free", "KV pages of the host tier without content.", "free_host_pages"),
     ("kv_host_blocks_cached", "KV pages of the host tier with content.", "cached_host_pages"),
     ("adapter_slots_total", "Adapter slots.", "num_slots"),
+    ("adapter_memory_total_bytes", "Memory of a rank for adapters in slots.", "adapter_memory"),
     (
         "adapter_slot_wait_bound_steps",
         "Steps that an adapter which joins the line for a slot now waits at most.",
@@ -126,6 +127,15 @@ class _ClusterMetrics(Collector):
             ["replica"],
             (((s.replica,), len(s.slots)) for s in self._statuses),
         )
+        for name, text, field in (
+            ("adapter_memory_claimed_bytes", "Most that adapters in slots may hold.", "claimed"),
+            ("adapter_memory_held_bytes", "Bytes that adapters in slots do hold.", "held"),
+        ):
+            values = (
+                ((s.replica,), sum(getattr(slot, f"{field}_bytes") for slot in s.slots))
+                for s in self._statuses
+            )
+            yield _gauge(name, f"{text} On the rank that holds most.", ["replica"], values)
         yield _gauge(
             "tp_ranks_alive",
             "Ranks whose process lives.",

@@ -5,13 +5,13 @@ The content of an adapter is its path: equal paths are equal content.
 
 import asyncio
 from hashlib import sha256
-from typing import cast
 
-from cluster.adapters.adapter import Adapter
 from cluster.adapters.contents import Loaded
+from cluster.adapters.pins import Limits
 from cluster.adapters.pool import AdapterPool
 from cluster.adapters.record import (
     AdapterRecord,
+    Facts,
     Freed,
     Outline,
     ResolvedAdapter,
@@ -21,7 +21,6 @@ from cluster.adapters.record import (
 from cluster.errors import Conflict, InvalidAdapter, Unavailable
 from cluster.router.scheduler_client import SchedulerClient
 from cluster.wire import SchedulerAddress
-from worker.model_config import ModelConfig
 
 NUM_BYTES = 1024  # of every adapter
 SILENCE = 0.3  # seconds until a scheduler that does not answer is given up
@@ -35,7 +34,7 @@ class FakeBackend:
         self.forgotten: list[str] = []
         self.forced: list[str] = []  # names unloaded by force
         self.resolved: list[tuple[str, str]] = []  # names and request ids
-        self._pool = AdapterPool(base_name="tiny", host_bytes=1 << 30, max_pinned=max_pinned)
+        self._pool = AdapterPool("tiny", Limits(host_bytes=1 << 30, num_slots=max_pinned + 1))
 
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
         """Return what a request gets."""
@@ -112,5 +111,11 @@ async def _unload(address: SchedulerAddress, digest: str) -> int | None:
 def _loaded(path: str) -> Loaded:
     digest = sha256(path.encode()).hexdigest()
     outline = Outline(Source(path), path, digest, 8, NUM_BYTES, ("q_proj", "v_proj"))
-    model = cast(ModelConfig, None)  # nothing is cut out of this adapter
-    return Loaded(Adapter(digest, path, model, "float32", ()), outline, NUM_BYTES)
+    facts = Facts(
+        digest=digest,
+        outline=outline,
+        host_bytes=NUM_BYTES,
+        device_bytes=NUM_BYTES,
+        stands_alone="dora" in path,
+    )
+    return Loaded(facts, ())

@@ -170,7 +170,7 @@ class FakeScheduler:
             running.pop(frame.request_id, None)
         elif isinstance(frame, Unload) and not self.is_hung:
             self.unloaded.append(frame.adapter)
-            channel.send(encode(Unloaded(frame.call_id, 0, None)))
+            channel.send(encode(Unloaded(frame.call_id, 0, ())))
         elif isinstance(frame, StatusCall) and not self.is_hung:
             channel.send(encode(self._status(frame.call_id, running)))
 

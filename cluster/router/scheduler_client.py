@@ -141,7 +141,7 @@ class SchedulerClient:
         if not self.closed:
             self._send(Allow(adapter))
 
-    def keep_pinned(self, adapters: tuple[str, ...]) -> None:
+    def keep_pinned(self, adapters: dict[str, int]) -> None:
         """Make the scheduler keep exactly these in their slots; as `allow` if it is lost."""
         if not self.closed:
             self._send(KeepPinned(adapters))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Sizes and limits of one scheduler; pages, tokens and steps, never bytes or seconds."""
+    """Sizes and limits of one scheduler; pages, tokens, steps and bytes, never seconds."""
 
     base_digest: str  # what the base model is; part of every namespace
     num_pages: int  # 0: not known before the ranks have said what fits
@@ -13,6 +13,7 @@ class SchedulerConfig:
     page_size: int  # tokens
     max_model_len: int  # prompt and output together, tokens
     num_slots: int = 8  # adapters resident at once; 0: the base model only
+    adapter_memory: int = 0  # bytes of all resident adapters on each rank; 0: slots are the limit
     max_running: int = 64  # sequences
     max_waiting: int = 1024  # sequences; `add` refuses beyond
     token_budget: int = 2048  # tokens computed in one step
@@ -31,7 +32,7 @@ class SchedulerConfig:
         for name in ("page_size", "max_running", "max_waiting", "slot_patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("num_pages", "num_host_pages", "num_slots", "drain_steps"):
+        for name in ("num_pages", "num_host_pages", "num_slots", "adapter_memory", "drain_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.max_model_len < 2:
@@ -50,7 +51,9 @@ class SchedulerConfig:
         """Tokens that the longest sequence may have, prompt and output together."""
         return min(self.max_model_len, self.num_pages * self.page_size)
 
-    def slot_wait_bound(self, place: int, num_unpinned_slots: int, turn_start: int = 0) -> int:
+    def slot_wait_bound(
+        self, place: int, num_unpinned_slots: int, turn_start: int = 0, *, is_crowded: bool = False
+    ) -> int:
         """Return the most steps that an adapter waits for a slot.
 
         `place` is its place in the line when it joined, 1 for the first. `turn_start` is the
@@ -63,7 +66,13 @@ class SchedulerConfig:
         single slot the foremost running sequence, which is not retracted, is waited for instead.
         An adapter whose requests are of lower priority than those behind it in line may lose a slot
         that it could not use for `slot_patience` steps, and then waits anew.
+
+        Where `adapter_memory` may hold fewer adapters than there are slots, `is_crowded`, several
+        may have to go for one, the foremost running sequence's among them.
         """
-        drain = self.drain_steps if num_unpinned_slots > 1 else self.token_limit
-        turn = turn_start + self.slot_patience + drain + 1
-        return self.slot_patience + place * turn
+        drains = (self.drain_steps + 1) * (num_unpinned_slots if is_crowded else 1)
+        if num_unpinned_slots == 1:
+            drains = self.token_limit + 1
+        elif is_crowded:
+            drains += self.token_limit
+        return self.slot_patience + place * (turn_start + self.slot_patience + drains)

@@ -50,13 +50,13 @@ class Expire(msgspec.Struct, frozen=True, array_like=True, tag="expire"):
 class AdapterReady(msgspec.Struct, frozen=True, array_like=True, tag="adapterready"):
     """`Scheduler.adapter_ready`."""
 
-    digest: str
+    adapter: str
 
 
 class AdapterFailed(msgspec.Struct, frozen=True, array_like=True, tag="adapterfailed"):
     """`Scheduler.adapter_failed`."""
 
-    digest: str
+    adapter: str
     error: ErrorInfo
 
 
@@ -64,6 +64,7 @@ class Pin(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
     """`Scheduler.pin`."""
 
     digest: str
+    num_bytes: int = 0
 
 
 class Unpin(msgspec.Struct, frozen=True, array_like=True, tag="unpin"):

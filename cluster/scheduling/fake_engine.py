@@ -19,9 +19,11 @@ class FakeEngine:
         self.plans: list[Plan] = []
         self.digest = GENESIS  # end of the chain of plans
         self.events: dict[int, list[TokenEvent]] = {}  # by sequence
-        self.loads: list[AdapterLoad] = []  # begun and not answered
+        self.begun: list[AdapterLoad] = []  # all loads
+        self.loads: list[AdapterLoad] = []  # those that are not answered
         self.unloaded: list[UnloadedAdapter] = []
         self._loads_at_once = loads_at_once
+        self._held_bytes: dict[int, int] = {}  # by slot, on the rank
         self._rank = FakeRank(page_size=config.page_size, num_slots=config.num_slots)
         self._rank.allocate(config.num_pages, config.num_host_pages)
         self._in_flight: StepOutput | None = None
@@ -38,6 +40,7 @@ class FakeEngine:
         priority: int = 0,
         tenant: str = "",
         weight: int = 1,
+        adapter_bytes: int = 0,
     ) -> int:
         """Queue a request and return its sequence number; raises what `Scheduler.add` does."""
         request = Request(
@@ -51,6 +54,7 @@ class FakeEngine:
             priority=priority,
             tenant=tenant,
             weight=weight,
+            adapter_bytes=adapter_bytes,
         )
         return self.add_all((request,))[0]
 
@@ -82,8 +86,12 @@ class FakeEngine:
         """Schedule a step and let the rank run it, but do not commit; None: nothing to do."""
         plan = self.scheduler.schedule()
         self.scheduler.check()
-        self.loads += self.scheduler.take_loads()
-        self.unloaded += self.scheduler.take_unloaded()
+        self._take_unloaded()
+        for load in self.scheduler.take_loads():
+            self.begun.append(load)
+            self.loads.append(load)
+            for slot, adapter in load.clears:
+                self._clear(slot, adapter)
         if plan is not None:
             self.plans.append(plan)
             frame, self.digest = encode_plan(plan, self.digest)
@@ -122,16 +130,21 @@ class FakeEngine:
     def finish_load(self) -> str:
         """Complete the load that was begun first and return its adapter."""
         load = self.loads.pop(0)
-        self._rank.load_adapter(load.slot, load.digest)
-        self.scheduler.adapter_ready(load.digest)
+        stats = self.scheduler.stats()
+        self._rank.load_adapter(load.slot, load.adapter)
+        (claimed,) = (one.num_bytes for one in stats.slots if one.slot == load.slot)
+        self._held_bytes[load.slot] = claimed
+        held = sum(self._held_bytes.values())
+        assert not stats.adapter_memory or held <= stats.adapter_memory, f"{held} bytes are held"
+        self.scheduler.adapter_ready(load.adapter)
         self.scheduler.check()
-        return load.digest
+        return load.adapter
 
     def fail_load(self, error: ErrorInfo) -> str:
         """Fail the load that was begun first and return its adapter."""
         load = self.loads.pop(0)
-        self._take(self.scheduler.adapter_failed(load.digest, error))
-        return load.digest
+        self._take(self.scheduler.adapter_failed(load.adapter, error))
+        return load.adapter
 
     def abort(self, seq_id: int) -> None:
         """Abort a sequence."""
@@ -162,5 +175,15 @@ class FakeEngine:
     def _take(self, events: list[tuple[int, TokenEvent]]) -> None:
         for seq_id, event in events:
             self.events[seq_id].append(event)
-        self.unloaded += self.scheduler.take_unloaded()
+        self._take_unloaded()
         self.scheduler.check()
+
+    def _take_unloaded(self) -> None:
+        for gone in self.scheduler.take_unloaded():
+            self.unloaded.append(gone)
+            for slot, adapter in gone.freed_slots:
+                self._clear(slot, adapter)
+
+    def _clear(self, slot: int, adapter: str) -> None:
+        self._rank.clear_slot(slot, adapter)
+        self._held_bytes[slot] = 0

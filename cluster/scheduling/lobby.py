@@ -3,13 +3,14 @@
 Owns the arrival numbers and what is refused at the door. Knows nothing of pages or steps in flight.
 """
 
-from cluster.errors import InvalidRequest, NotFound, Overloaded
-from cluster.request import Request
+from cluster.errors import Conflict, InvalidRequest, NotFound, Overloaded
+from cluster.request import BASE, Request
 from cluster.scheduling.arrival import new_sequence, refuse_impossible, refuse_strangers
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.fair_share import FairShare
 from cluster.scheduling.forks import Forks
 from cluster.scheduling.sequence import Sequence, Status
+from cluster.scheduling.slot_table import SlotTable
 from cluster.scheduling.slot_turns import SlotTurns
 from cluster.scheduling.unloads import Unloads
 from cluster.scheduling.waiting_queue import WaitingQueue
@@ -25,6 +26,7 @@ class Lobby:
         config: SchedulerConfig,
         waiting: WaitingQueue,
         shares: FairShare,
+        slots: SlotTable,
         turns: SlotTurns,
         unloads: Unloads,
         sequences: dict[int, Sequence],
@@ -34,6 +36,7 @@ class Lobby:
         self._config = config
         self._waiting = waiting
         self._shares = shares
+        self._slots = slots
         self._turns = turns
         self._unloads = unloads
         self._sequences = sequences
@@ -46,9 +49,10 @@ class Lobby:
         refuse_strangers(requests)
         for request in requests:
             refuse_impossible(self._config, request)
-        adapter = requests[0].adapter
+        adapter, num_bytes = requests[0].adapter, requests[0].adapter_bytes
         if self._unloads.is_fenced(adapter):
             raise NotFound(f"adapter {adapter} is being unloaded", param="model")
+        self._refuse_giant(adapter, num_bytes)
         self._refuse_overload(len(requests))
         leader = self._enter(requests[0], None)
         followers = [self._enter(request, leader) for request in requests[1:]]
@@ -79,6 +83,14 @@ class Lobby:
         held = [sequence.seq_id for sequence in self.forks.of_adapter(adapter)]
         return [self.drop(seq_id, step) for seq_id in (*held, *self._waiting.lane(adapter))]
 
+    def _refuse_giant(self, adapter: str, num_bytes: int) -> None:
+        if adapter != BASE and not self._slots.fits_pinned(adapter, num_bytes):
+            raise Conflict(
+                f"the adapter claims {num_bytes} bytes on each rank, and of {self._slots.memory} "
+                f"bytes for adapters {self._slots.pinned_bytes} are pinned",
+                "model",
+            )
+
     def _refuse_overload(self, num_requests: int) -> None:
         limit = self._config.max_waiting
         if num_requests > limit:
@@ -100,4 +112,6 @@ class Lobby:
     def _wait(self, sequence: Sequence, step: int) -> None:
         sequence.status = Status.WAITING
         self._waiting.push(sequence.seq_id, sequence.flow)
+        if sequence.request.adapter != BASE:
+            self._turns.expect(sequence.request.adapter, sequence.request.adapter_bytes)
         self._turns.note(sequence.request.adapter, step)

@@ -189,6 +189,10 @@ class PrefixCache:
         for adapter in self._forest.adapters():
             self.drop_adapter(adapter)
 
+    def adapters(self) -> list[str]:
+        """Return the adapters of which something is cached."""
+        return self._forest.adapters()
+
     def contents(self, observer: CacheObserver) -> None:
         """Tell a late observer of all that can be found, every page after the one before it.
 

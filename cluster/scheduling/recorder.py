@@ -79,20 +79,24 @@ class RecordedScheduler:
         with self._written(Expire(seq_id)):
             return self._scheduler.expire(seq_id)
 
-    def adapter_ready(self, digest: str) -> None:
+    def adapter_ready(self, adapter: str) -> None:
         """As `Scheduler.adapter_ready`."""
-        with self._written(AdapterReady(digest)):
-            self._scheduler.adapter_ready(digest)
+        with self._written(AdapterReady(adapter)):
+            self._scheduler.adapter_ready(adapter)
 
-    def adapter_failed(self, digest: str, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
+    def adapter_failed(self, adapter: str, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
         """As `Scheduler.adapter_failed`."""
-        with self._written(AdapterFailed(digest, error)):
-            return self._scheduler.adapter_failed(digest, error)
+        with self._written(AdapterFailed(adapter, error)):
+            return self._scheduler.adapter_failed(adapter, error)
 
-    def pin(self, digest: str) -> None:
+    def upcoming(self) -> tuple[str, ...]:
+        """As `Scheduler.upcoming`."""
+        return self._scheduler.upcoming()
+
+    def pin(self, digest: str, num_bytes: int = 0) -> None:
         """As `Scheduler.pin`."""
-        with self._written(Pin(digest)):
-            self._scheduler.pin(digest)
+        with self._written(Pin(digest, num_bytes)):
+            self._scheduler.pin(digest, num_bytes)
 
     def unpin(self, digest: str) -> None:
         """As `Scheduler.unpin`."""

@@ -164,12 +164,12 @@ class Replay:
                 self._compare(event, "loads", loads, tuple(scheduler.take_loads()))
             case TakeUnloaded(unloaded):
                 self._compare(event, "unloaded", unloaded, tuple(scheduler.take_unloaded()))
-            case AdapterReady(digest):
-                scheduler.adapter_ready(digest)
-            case AdapterFailed(digest, error):
-                scheduler.adapter_failed(digest, error)
-            case Pin(digest):
-                scheduler.pin(digest)
+            case AdapterReady(adapter):
+                scheduler.adapter_ready(adapter)
+            case AdapterFailed(adapter, error):
+                scheduler.adapter_failed(adapter, error)
+            case Pin(digest, num_bytes):
+                scheduler.pin(digest, num_bytes)
             case Unpin(digest):
                 scheduler.unpin(digest)
             case Unload(digest, force):

@@ -5,7 +5,8 @@ decisions and the life of each sequence; the rooms beside this one own the parts
 clock nor transport, and at most one plan is in flight. When a group of ranks fails, its scheduler
 is thrown away.
 
-Call `schedule` after any other call, then `take_loads` and `take_unloaded`.
+Call `schedule` after any other call, then `take_unloaded` and `take_loads`: what an unload has freed
+may be what a load needs.
 """
 
 from cluster.errors import Conflict
@@ -40,7 +41,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}  # waiting or running
         self._in_flight: Batch | None = None
         self._cache = PrefixCache(config.num_pages, config.num_host_pages, observer)
-        self._slots = SlotTable(config.num_slots)
+        self._slots = SlotTable(config.num_slots, config.adapter_memory)
         self._waiting = WaitingQueue()
         self._running = RunningSet()
         self._shares = FairShare(config.fairness)
@@ -52,7 +53,13 @@ class Scheduler:
         self._turns = SlotTurns(config, self._slots, self._waiting, self._running, self._retraction)
         self._unloads = Unloads(self._cache, self._slots, self._turns, self._waiting, self._running)
         self._lobby = Lobby(
-            config, self._waiting, self._shares, self._turns, self._unloads, self._sequences
+            config,
+            self._waiting,
+            self._shares,
+            self._slots,
+            self._turns,
+            self._unloads,
+            self._sequences,
         )
         self._planner = StepPlanner(
             config,
@@ -102,24 +109,28 @@ class Scheduler:
         """
         return self._end(seq_id, EXPIRED)
 
-    def adapter_ready(self, digest: str) -> None:
+    def adapter_ready(self, adapter: str) -> None:
         """Let plans use an adapter that every rank has loaded into the slot it was given."""
-        self._turns.ready(digest, self._step)
+        self._turns.ready(adapter, self._step)
         self._settle()
 
-    def adapter_failed(self, digest: str, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
+    def adapter_failed(self, adapter: str, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
         """Give up a load; end the requests that wait for it, and only those, with `error`."""
-        dropped = self._lobby.drop_adapter(digest, self._step)
+        dropped = self._lobby.drop_adapter(adapter, self._step)
         events = [(sequence.seq_id, failure(sequence, error)) for sequence in dropped]
-        self._turns.free(digest, self._step)
+        self._turns.free(adapter, self._step)
         self._settle()
         return events
 
-    def pin(self, digest: str) -> None:
-        """Keep an adapter in its slot, now or once it is there.
+    def upcoming(self) -> tuple[str, ...]:
+        """Return the adapters that will be loaded next, the first in front; changes nothing."""
+        return self._turns.upcoming
+
+    def pin(self, digest: str, num_bytes: int = 0) -> None:
+        """Keep an adapter in its slot, now or once it is there; it claims `num_bytes`.
 
         Raises:
-            Conflict: if no slot would be left for all the others.
+            Conflict: if no slot would be left for all the others, or too little memory.
         """
         if self._slots.is_pinned(digest):
             return
@@ -128,7 +139,13 @@ class Scheduler:
                 f"{self._slots.num_pinned} of {self._config.num_slots} adapter slots are pinned; "
                 "one must stay free for the other adapters"
             )
-        self._turns.pin(digest, self._step)
+        pinned, memory = self._slots.pinned_bytes, self._config.adapter_memory
+        if memory and pinned + num_bytes + self._turns.largest_besides(digest) > memory:
+            raise Conflict(
+                f"{pinned} of {memory} bytes for adapters are pinned; {num_bytes} more would leave "
+                "too little for the other adapters"
+            )
+        self._turns.pin(digest, num_bytes, self._step)
 
     def unpin(self, digest: str) -> None:
         """Let an adapter be evicted again when it is idle."""
@@ -137,9 +154,10 @@ class Scheduler:
     def unload(self, digest: str, *, force: bool = False) -> list[tuple[int, TokenEvent]]:
         """Refuse new requests for an adapter, let those it has end, then forget it wholly.
 
-        With `force` those it has end now, by the events that are returned. The adapter may be used
-        again as soon as `take_unloaded` has named it, or after `allow`.
-        Calling this again before that changes nothing, and is answered by the same entry.
+        Sums that it is a part of go with it. With `force` those it has end now, by the events that
+        are returned. The adapter may be used again as soon as `take_unloaded` has named it, or
+        after `allow`. Calling this again before that changes nothing, and is answered by the same
+        entry.
 
         Raises:
             Conflict: for the base model.
@@ -147,10 +165,11 @@ class Scheduler:
         self._unloads.fence(digest)
         events: list[tuple[int, TokenEvent]] = []
         if force:
-            dropped = self._lobby.drop_adapter(digest, self._step)
-            events += [(sequence.seq_id, failure(sequence, UNLOADED)) for sequence in dropped]
-            for running in self._running.of_adapter(digest):
-                events += self._end(running.seq_id, UNLOADED)
+            for adapter in self._unloads.users(digest):
+                dropped = self._lobby.drop_adapter(adapter, self._step)
+                events += [(sequence.seq_id, failure(sequence, UNLOADED)) for sequence in dropped]
+                for running in self._running.of_adapter(adapter):
+                    events += self._end(running.seq_id, UNLOADED)
         self._settle()
         return events
 
@@ -213,8 +232,9 @@ class Scheduler:
             held_pages=self._config.num_pages - cache.num_available,
             total_pages=self._config.num_pages,
             num_slots=self._config.num_slots,
+            adapter_memory=self._config.adapter_memory,
             slots=tuple(
-                SlotStats(r.slot, r.digest, r.loading, r.leases, r.pinned)
+                SlotStats(r.slot, r.adapter, r.loading, r.leases, r.pinned, r.num_bytes)
                 for r in self._slots.residents()
             ),
             prompt_tokens=self._planner.prompt_tokens,
@@ -247,7 +267,7 @@ class Scheduler:
             if r.slot is not None:
                 leases[r.adapter] = leases.get(r.adapter, 0) + 1
         for resident in self._slots.residents():
-            assert resident.leases == leases.get(resident.digest, 0), "leases do not balance"
+            assert resident.leases == leases.get(resident.adapter, 0), "leases do not balance"
         assert len(self._sequences) == len(running) + len(self._lobby), "a sequence is lost"
 
     def _must_tell_ends(self) -> bool:

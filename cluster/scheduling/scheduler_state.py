@@ -60,8 +60,9 @@ class FlowState(msgspec.Struct, frozen=True, array_like=True):
 class ResidentState(msgspec.Struct, frozen=True, array_like=True):
     """An adapter in a slot; its leases and pin are told elsewhere."""
 
-    digest: str
+    adapter: str
     slot: int
+    num_bytes: int
     given: int
     last_use: int
     loading: bool
@@ -77,6 +78,7 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     generated_tokens: int
     retractions: int
     num_loads: int
+    largest_adapter: int
     longest_turn_start: int
     longest_wait: int
 
@@ -96,9 +98,10 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     flows: tuple[FlowState, ...]
     open_lanes: tuple[str, ...]
     residents: tuple[ResidentState, ...]  # by slot
-    pinned: tuple[str, ...]
+    pinned: tuple[tuple[str, int], ...]  # adapter, and bytes that it claims
     line: tuple[tuple[str, int], ...]  # adapter, and step at which it joined; the first in front
     drain: Drain | None
+    evicted: tuple[tuple[int, str], ...]  # (slot, adapter) whose memory no load has cleared
     loads: tuple[AdapterLoad, ...]  # that nobody has taken
     fenced: tuple[str, ...]
     unloaded: tuple[UnloadedAdapter, ...]  # that nobody has taken

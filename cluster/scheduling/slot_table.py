@@ -4,7 +4,7 @@ An adapter that is loading, leased or pinned keeps its slot; the others may be e
 order of the one LRU policy. Knows nothing of requests, nor of how bytes reach a rank.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -15,8 +15,9 @@ from cluster.scheduling.lru import Lru
 class Resident:
     """An adapter in a slot."""
 
-    digest: str
+    adapter: str
     slot: int
+    num_bytes: int  # that it claims on each rank
     given: int  # step at which it got the slot
     last_use: int  # step of the last lease taken or given back, or of the end of the load
     loading: bool = True
@@ -31,34 +32,55 @@ class Resident:
 
 
 class SlotTable:
-    """Slots [0, num_slots): free, or with one adapter each."""
+    """Slots [0, num_slots): free, or with one adapter each.
 
-    def __init__(self, num_slots: int) -> None:
+    `memory` is what all residents together may claim on each rank, in bytes; 0: no limit.
+    """
+
+    def __init__(self, num_slots: int, memory: int = 0) -> None:
         self.num_slots = num_slots
+        self.memory = memory
         self.num_loads = 0  # in the life of the table
+        self.largest = 0  # bytes that any adapter which came here claims
         self.longest_turn_start = 0  # steps from a slot's hand-over to its first lease or loss
         self._free = list(range(num_slots))  # a heap: smallest slot first
         self._residents: dict[str, Resident] = {}
-        self._pinned: dict[str, None] = {}  # resident or not
+        self._pinned: dict[str, int] = {}  # bytes that each claims; resident or not
         self._idle: Lru[Resident] = Lru()
 
     @property
-    def has_free(self) -> bool:
-        """Whether some slot has no adapter."""
-        return bool(self._free)
+    def is_crowded(self) -> bool:
+        """Whether memory may hold fewer adapters than there are slots."""
+        return 0 < self.memory < self.largest * self.num_slots
 
     @property
     def num_pinned(self) -> int:
         """Adapters that are or will be pinned in a slot."""
         return len(self._pinned)
 
-    def get(self, digest: str) -> Resident | None:
-        """Return the adapter's residence, if it has one."""
-        return self._residents.get(digest)
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes that they claim."""
+        return sum(self._pinned.values())
 
-    def is_ready(self, digest: str) -> bool:
+    def fits(self, num_bytes: int, without: Sequence[Resident] = ()) -> bool:
+        """Tell whether an adapter could get a slot if some residents had left theirs."""
+        if not self._free and not without:
+            return False
+        return not self.memory or num_bytes <= self.memory - self._claimed(without)
+
+    def fits_pinned(self, adapter: str, num_bytes: int) -> bool:
+        """Tell whether an adapter fits beside the pinned ones, if it is not one of them."""
+        others = sum(claimed for name, claimed in self._pinned.items() if name != adapter)
+        return not self.memory or others + num_bytes <= self.memory
+
+    def get(self, adapter: str) -> Resident | None:
+        """Return the adapter's residence, if it has one."""
+        return self._residents.get(adapter)
+
+    def is_ready(self, adapter: str) -> bool:
         """Whether a plan may use the adapter."""
-        resident = self._residents.get(digest)
+        resident = self._residents.get(adapter)
         return resident is not None and not resident.loading
 
     def residents(self) -> list[Resident]:
@@ -69,26 +91,29 @@ class SlotTable:
         """Yield the adapters that may be evicted, the one that goes first at the front."""
         return iter(self._idle)
 
-    def reserve(self, digest: str, step: int) -> int:
+    def reserve(self, adapter: str, num_bytes: int, step: int) -> int:
         """Begin to load an adapter into the smallest free slot and return the slot."""
-        assert digest not in self._residents, f"adapter {digest} is resident already"
+        assert adapter not in self._residents, f"adapter {adapter} is resident already"
+        assert self.fits(num_bytes), f"{num_bytes} bytes are more than is left"
         slot = heappop(self._free)
-        self._residents[digest] = Resident(digest, slot, step, step, pinned=digest in self._pinned)
+        self._residents[adapter] = Resident(
+            adapter, slot, num_bytes, step, step, pinned=adapter in self._pinned
+        )
         self.num_loads += 1
         return slot
 
-    def loaded(self, digest: str, step: int) -> None:
+    def loaded(self, adapter: str, step: int) -> None:
         """Let plans use an adapter whose load is complete on every rank."""
-        resident = self._residents[digest]
-        assert resident.loading, f"adapter {digest} was not loading"
+        resident = self._residents[adapter]
+        assert resident.loading, f"adapter {adapter} was not loading"
         resident.loading = False
         resident.last_use = step
         self._sort(resident)
 
-    def lease(self, digest: str, step: int) -> int:
+    def lease(self, adapter: str, step: int) -> int:
         """Hold a ready adapter for one more sequence and return its slot."""
-        resident = self._residents[digest]
-        assert not resident.loading, f"adapter {digest} is not ready"
+        resident = self._residents[adapter]
+        assert not resident.loading, f"adapter {adapter} is not ready"
         resident.leases += 1
         resident.last_use = step
         if resident.served_since is None:
@@ -97,45 +122,49 @@ class SlotTable:
         self._sort(resident)
         return resident.slot
 
-    def release(self, digest: str, step: int) -> None:
+    def release(self, adapter: str, step: int) -> None:
         """Give back one lease."""
-        resident = self._residents[digest]
-        assert resident.leases > 0, f"adapter {digest} is released more often than leased"
+        resident = self._residents[adapter]
+        assert resident.leases > 0, f"adapter {adapter} is released more often than leased"
         resident.leases -= 1
         resident.last_use = step
         self._sort(resident)
 
-    def free(self, digest: str, step: int) -> int:
+    def free(self, adapter: str, step: int) -> int:
         """Take an adapter that nobody holds out of its slot and return the slot."""
-        resident = self._residents[digest]
+        resident = self._residents[adapter]
         if resident.served_since is None:
             self._note_turn_start(resident, step)
-        assert resident.leases == 0, f"adapter {digest} is freed under its sequences"
-        del self._residents[digest]
+        assert resident.leases == 0, f"adapter {adapter} is freed under its sequences"
+        del self._residents[adapter]
         if resident.slot in self._idle:
             self._idle.remove(resident.slot)
         heappush(self._free, resident.slot)
         return resident.slot
 
-    def pin(self, digest: str) -> None:
+    def pin(self, adapter: str, num_bytes: int) -> None:
         """Keep the adapter in its slot once it is there."""
-        self._pinned[digest] = None
-        self._set_pinned(digest, pinned=True)
+        self._pinned[adapter] = num_bytes
+        self._set_pinned(adapter, pinned=True)
 
-    def unpin(self, digest: str) -> None:
+    def unpin(self, adapter: str) -> None:
         """Leave the adapter to the LRU order again."""
-        self._pinned.pop(digest, None)
-        self._set_pinned(digest, pinned=False)
+        self._pinned.pop(adapter, None)
+        self._set_pinned(adapter, pinned=False)
 
-    def is_pinned(self, digest: str) -> bool:
+    def is_pinned(self, adapter: str) -> bool:
         """Whether the adapter is or will be pinned."""
-        return digest in self._pinned
+        return adapter in self._pinned
+
+    def _claimed(self, without: Sequence[Resident] = ()) -> int:
+        all_bytes = sum(resident.num_bytes for resident in self._residents.values())
+        return all_bytes - sum(resident.num_bytes for resident in without)
 
     def _note_turn_start(self, resident: Resident, step: int) -> None:
         self.longest_turn_start = max(self.longest_turn_start, step - resident.given)
 
-    def _set_pinned(self, digest: str, pinned: bool) -> None:
-        resident = self._residents.get(digest)
+    def _set_pinned(self, adapter: str, pinned: bool) -> None:
+        resident = self._residents.get(adapter)
         if resident is not None:
             resident.pinned = pinned
             self._sort(resident)
@@ -153,3 +182,4 @@ class SlotTable:
         assert sorted(self._free + taken) == list(range(self.num_slots)), "slots do not add up"
         idle = sorted(resident.slot for resident in self._residents.values() if resident.is_idle)
         assert idle == sorted(r.slot for r in self._idle), "an adapter is out of its LRU place"
+        assert not self.memory or self._claimed() <= self.memory, "more is claimed than there is"

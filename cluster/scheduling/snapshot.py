@@ -7,7 +7,7 @@ be told here too. Knows nothing of files.
 
 from itertools import count
 
-from cluster.request import Request
+from cluster.request import BASE, Request
 from cluster.scheduling.arrival import new_sequence
 from cluster.scheduling.cache_snapshot import (
     finish_cache,
@@ -53,12 +53,15 @@ def snapshot(scheduler: Scheduler) -> State:
         flows=tuple(FlowState(f.priority, f.tenant, f.adapter, f.weight, f.counter) for f in flows),
         open_lanes=tuple(sorted(s._waiting._open)),
         residents=tuple(
-            ResidentState(r.digest, r.slot, r.given, r.last_use, r.loading, r.served_since)
+            ResidentState(
+                r.adapter, r.slot, r.num_bytes, r.given, r.last_use, r.loading, r.served_since
+            )
             for r in slots.residents()
         ),
-        pinned=tuple(sorted(slots._pinned)),
+        pinned=tuple(sorted(slots._pinned.items())),
         line=tuple(turns._line.items()),
         drain=turns._drain,
+        evicted=tuple(turns.evicted),
         loads=tuple(turns._loads),
         fenced=tuple(s._unloads._fenced),
         unloaded=tuple(s._unloads._done),
@@ -70,6 +73,7 @@ def snapshot(scheduler: Scheduler) -> State:
             generated_tokens=s._committer.generated_tokens,
             retractions=s._retraction.count,
             num_loads=slots.num_loads,
+            largest_adapter=slots.largest,
             longest_turn_start=slots.longest_turn_start,
             longest_wait=turns.longest_wait,
         ),
@@ -194,23 +198,29 @@ def _restore_running(scheduler: Scheduler, config: SchedulerConfig, state: State
 
 def _restore_slots(scheduler: Scheduler, state: State) -> None:
     slots, turns = scheduler._slots, scheduler._turns
-    slots._pinned = dict.fromkeys(state.pinned)
+    slots._pinned = dict(state.pinned)
     for told in state.residents:
         slots._free.remove(told.slot)  # what is left of a sorted list is a heap
-        resident = slots._residents[told.digest] = Resident(
-            digest=told.digest,
+        resident = slots._residents[told.adapter] = Resident(
+            adapter=told.adapter,
             slot=told.slot,
+            num_bytes=told.num_bytes,
             given=told.given,
             last_use=told.last_use,
             loading=told.loading,
-            pinned=told.digest in slots._pinned,
-            leases=len(scheduler._running.of_adapter(told.digest)),
+            pinned=told.adapter in slots._pinned,
+            leases=len(scheduler._running.of_adapter(told.adapter)),
             served_since=told.served_since,
         )
         slots._sort(resident)
+    for sequence in scheduler._sequences.values():
+        if sequence.request.adapter != BASE:
+            turns.expect(sequence.request.adapter, sequence.request.adapter_bytes)
+    turns.evicted = list(state.evicted)
     turns._line, turns._drain, turns._loads = dict(state.line), state.drain, list(state.loads)
     turns.longest_wait = state.counters.longest_wait
     slots.num_loads = state.counters.num_loads
+    slots.largest = state.counters.largest_adapter
     slots.longest_turn_start = state.counters.longest_turn_start
 
 

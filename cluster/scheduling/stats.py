@@ -5,19 +5,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AdapterLoad:
-    """A load to start now: the adapter may be used when `Scheduler.adapter_ready` says so."""
+    """A load to start now: the adapter may be used when `Scheduler.adapter_ready` says so.
 
-    digest: str
+    What it clears is cleared before any load that is taken later.
+    """
+
+    adapter: str
     slot: int
+    clears: tuple[tuple[int, str], ...] = ()  # (slot, adapter) that give their memory
 
 
 @dataclass(frozen=True, slots=True)
 class UnloadedAdapter:
-    """An unload that is complete: nothing of the adapter is left here."""
+    """An unload that is complete: nothing of the adapter is left here, nor of sums with it."""
 
     digest: str
     freed_pages: int
-    freed_slot: int | None  # None: it was in no slot
+    freed_slots: tuple[tuple[int, str], ...]  # (slot, adapter that was in it)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,11 @@ class SlotStats:
     """One occupied slot."""
 
     slot: int
-    digest: str
+    adapter: str
     loading: bool
     leases: int
     pinned: bool
+    num_bytes: int  # that it claims on each rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,7 @@ class SchedulerStats:
     held_pages: int = 0  # by running sequences
     total_pages: int = 0
     num_slots: int = 0
+    adapter_memory: int = 0
     slots: tuple[SlotStats, ...] = ()  # by slot
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0

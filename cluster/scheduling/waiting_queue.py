@@ -5,6 +5,7 @@ slots: who opens and shuts lanes is `slot_turns`.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 
 from cluster.request import BASE
 from cluster.scheduling.fair_share import Flow
@@ -27,6 +28,10 @@ class WaitingQueue:
     def has(self, adapter: str) -> bool:
         """Whether a sequence waits in this lane."""
         return adapter in self._lanes
+
+    def adapters(self) -> Iterable[str]:
+        """Return the adapters for which sequences wait."""
+        return self._lanes.keys()
 
     def lane(self, adapter: str) -> tuple[int, ...]:
         """Return the arrival numbers that wait in a lane, ascending."""

@@ -1,19 +1,22 @@
 """The adapters of one scheduler: loads in the background, unloads under way, pins.
 
-Owns the answers that are still owed to the pool and what goes on beside the steps. Decides nothing:
-which adapter gets a slot, and when it is gone, is the Scheduler's.
+Owns the answers that are still owed to the pool, what goes on beside the steps, and what each slot
+holds on the ranks. Decides nothing: which adapter gets a slot, and when it is gone, is the
+Scheduler's.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from cluster.errors import Conflict, TopworkError
 from cluster.request import ErrorInfo
 from cluster.scheduling.recorder import AnyScheduler
+from cluster.scheduling.stats import AdapterLoad, UnloadedAdapter
 from cluster.shells.owners import Owners
 from cluster.shells.rank_group import GroupFailed, RankGroup
 from cluster.shells.router_door import RouterConnection
@@ -25,25 +28,27 @@ logger = logging.getLogger("topwork.scheduler")
 class ShardSource(Protocol):
     """The adapter pool as the scheduler sees it."""
 
-    async def shards(self, digest: str, tp: int) -> tuple[Any, ...]:
-        """Return one handle per rank to shards that are ready to be fetched.
+    async def shards(self, adapter: str) -> tuple[tuple[Any, ...], ...]:
+        """Return for each part one handle per rank to shards that are ready to be fetched.
 
         Raises:
             TopworkError: if the adapter cannot be had, with the reason.
         """
 
+    async def prefetch(self, adapter: str) -> None:
+        """Make `shards` quick, because they will be wanted; raises as it does."""
+
 
 class AdapterDesk:
     """Serves one shell through all lives of its ranks; `wake` makes the step loop look again."""
 
-    def __init__(
-        self, pool: ShardSource, tp: int, owners: Owners, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, pool: ShardSource, owners: Owners, wake: Callable[[], None]) -> None:
+        self.held_bytes: dict[str, int] = {}  # by adapter, on the rank that holds most
         self._pool = pool
-        self._tp = tp
         self._owners = owners
         self._wake = wake
-        self._pinned: tuple[str, ...] = ()
+        self._pinned: dict[str, int] = {}
+        self._fetched: frozenset[str] = frozenset()  # of those at the front of the line
         self._unloading: dict[str, list[tuple[RouterConnection, int]]] = defaultdict(list)
         self._background: set[asyncio.Task[None]] = set()
 
@@ -57,7 +62,7 @@ class AdapterDesk:
     ) -> None:
         """Forget an adapter; the answer goes out when nothing of it is left."""
         if scheduler is None:
-            asker.send(Unloaded(call_id, freed_pages=0, freed_slot=None))
+            asker.send(Unloaded(call_id, freed_pages=0, freed_slots=()))
             return
         self._unloading[adapter].append((asker, call_id))
         self._owners.deliver(scheduler.unload(adapter, force=force))
@@ -69,7 +74,7 @@ class AdapterDesk:
             scheduler.allow(adapter)
             self._wake()
 
-    def keep_pinned(self, scheduler: AnyScheduler | None, adapters: tuple[str, ...]) -> None:
+    def keep_pinned(self, scheduler: AnyScheduler | None, adapters: dict[str, int]) -> None:
         """Keep exactly these adapters in their slots, in all lives of the ranks."""
         before, self._pinned = self._pinned, adapters
         if scheduler is None:
@@ -81,55 +86,78 @@ class AdapterDesk:
 
     def begin(self, scheduler: AnyScheduler) -> None:
         """Tell a scheduler what is pinned; what does not fit is served unpinned."""
-        for adapter in self._pinned:
+        for adapter, num_bytes in self._pinned.items():
             try:
-                scheduler.pin(adapter)
+                scheduler.pin(adapter, num_bytes)
             except Conflict as error:
                 logger.warning("adapter %s stays unpinned: %s", adapter, error)
 
     def settle(self, group: RankGroup, scheduler: AnyScheduler) -> None:
-        """Do what the last decision asks for: start loads, answer unloads."""
+        """Do what the last decision asks for: start loads, answer unloads, look ahead."""
         for load in scheduler.take_loads():
-            self._spawn(self._load(group, scheduler, load.digest, load.slot))
+            self._spawn(self._load(group, scheduler, load))
         for gone in scheduler.take_unloaded():
-            for asker, call_id in self._unloading.pop(gone.digest, []):
-                asker.send(Unloaded(call_id, gone.freed_pages, gone.freed_slot))
-            if gone.freed_slot is not None:
-                self._spawn(self._clear(group, gone.freed_slot, gone.digest))
+            calls = self._unloading.pop(gone.digest, [])
+            clearing = self._spawn(self._clear(group, gone.freed_slots))
+            clearing.add_done_callback(partial(_answer, gone, calls))
+        upcoming = scheduler.upcoming()
+        for adapter in upcoming:
+            if adapter not in self._fetched:
+                self._spawn(self._prefetch(adapter))
+        self._fetched = frozenset(upcoming)
 
     def end(self) -> None:
         """Answer and drop everything: the ranks are lost, and what they held with them."""
         for calls in self._unloading.values():
             for asker, call_id in calls:
-                asker.send(Unloaded(call_id, freed_pages=0, freed_slot=None))
+                asker.send(Unloaded(call_id, freed_pages=0, freed_slots=()))
         self._unloading.clear()
         for task in tuple(self._background):
             task.cancel()
+        self.held_bytes.clear()
+        self._fetched = frozenset()
 
-    async def _load(
-        self, group: RankGroup, scheduler: AnyScheduler, digest: str, slot: int
-    ) -> None:
+    async def _load(self, group: RankGroup, scheduler: AnyScheduler, load: AdapterLoad) -> None:
         """Bring one adapter into a slot of every rank; steps go on meanwhile."""
+        await self._clear(group, load.clears)
         try:
-            shards = await self._pool.shards(digest, self._tp)
-            await group.load_adapter(slot, shards)
+            parts = await self._pool.shards(load.adapter)
+            held = await group.load_adapter(load.slot, load.adapter, parts)
         except TopworkError as error:
-            self._owners.deliver(scheduler.adapter_failed(digest, info_of(error)))
-            await self._clear(group, slot, digest)  # of the ranks that could load it
+            self._owners.deliver(scheduler.adapter_failed(load.adapter, info_of(error)))
+            await self._clear(group, [(load.slot, load.adapter)])  # of the ranks that could load it
         except GroupFailed:
             return  # the step loop learns it from the closed connection
         else:
-            scheduler.adapter_ready(digest)
+            self.held_bytes[load.adapter] = max(held)
+            scheduler.adapter_ready(load.adapter)
         self._wake()
 
-    async def _clear(self, group: RankGroup, slot: int, digest: str) -> None:
-        with contextlib.suppress(GroupFailed):  # dead ranks hold no memory
-            await group.clear_slot(slot, digest)
+    async def _prefetch(self, adapter: str) -> None:
+        with contextlib.suppress(TopworkError):  # the load will meet it again, and tell
+            await self._pool.prefetch(adapter)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _clear(self, group: RankGroup, places: Iterable[tuple[int, str]]) -> None:
+        """Free slots of what they hold, unless they hold something else by now."""
+        with contextlib.suppress(GroupFailed):  # dead ranks hold no memory
+            for slot, adapter in places:
+                self.held_bytes.pop(adapter, None)
+                await group.clear_slot(slot, adapter)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
+
+
+def _answer(
+    gone: UnloadedAdapter, calls: list[tuple[RouterConnection, int]], _: asyncio.Task[None]
+) -> None:
+    """Say what has been freed: the slots are empty by now, or their ranks are dead."""
+    slots = tuple(slot for slot, _ in gone.freed_slots)
+    for asker, call_id in calls:
+        asker.send(Unloaded(call_id, gone.freed_pages, slots))
 
 
 def info_of(error: TopworkError) -> ErrorInfo:

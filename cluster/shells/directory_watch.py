@@ -107,7 +107,7 @@ class DirectoryWatch:
                 loaded = await self._reads.whole(source)
                 if self._pool.history(found.name) is not before:
                     return
-                outline = loaded.outline
+                outline = loaded.facts.outline
                 self._pool.publish(
                     found.name, loaded, load_inplace=True, pinned=before.pinned, watched=True
                 )

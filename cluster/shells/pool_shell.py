@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
-from cluster.adapters.adapter import Adapter
 from cluster.adapters.files import resolve_roots
+from cluster.adapters.host_tier import Shards
 from cluster.adapters.peft_reader import AdapterLimits
 from cluster.adapters.pool import AdapterPool
 from cluster.adapters.reading import AdapterReader
 from cluster.adapters.record import AdapterRecord, ResolvedAdapter, Source, UnloadResult
-from cluster.adapters.sharding import cut_all
+from cluster.adapters.sharding import RankMemory
 from cluster.adapters.strict_json import shown
-from cluster.errors import TopworkError, Unavailable
+from cluster.composition import parts_of
+from cluster.errors import TopworkError
+from cluster.shells.cutter import Cutter
 from cluster.shells.directory_watch import DirectoryWatch, NameLocks
 from cluster.shells.reads import Reads
 from cluster.shells.reclaimer import Reclaimer
@@ -30,8 +31,6 @@ from cluster.shells.shelf import Shelf
 from cluster.wire import SchedulerAddress
 from worker.model_config import ModelConfig
 
-STORE_RETRY_SECONDS = 5
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolShellConfig:
@@ -39,6 +38,7 @@ class PoolShellConfig:
 
     model: ModelConfig
     limits: AdapterLimits
+    memory: RankMemory
     adapter_dirs: tuple[str, ...] = ()  # every sub-directory is an adapter
     adapter_roots: tuple[str, ...] = ()  # where `load` may read; (): anywhere
     poll_interval: float = 2.0  # between looks at adapter_dirs
@@ -61,9 +61,9 @@ class AdapterPoolActor:
     ) -> None:
         self._config = config
         self._pool = pool
-        self._put = put
         self._roots = resolve_roots(config.adapter_roots)
-        self._reads = Reads(AdapterReader(config.model, config.limits), config.read_threads)
+        reader = AdapterReader(config.model, config.limits)
+        self._reads = Reads(reader, Cutter(config.memory, put), config.read_threads)
         self._shelf = Shelf(pool, self._reads)
         self._locks = NameLocks()
         self._links = SchedulerLinks(connect, config.silence)
@@ -146,7 +146,7 @@ class AdapterPoolActor:
         leaving = tuple(digest for digest, retired in is_retired.items() if retired)
         self._draining[name] = leaving
         try:
-            self._links.keep_pinned(self._pool.pinned())
+            self._links.keep_pinned(self._pinned())
             freed = await self._reclaimer.freed(leaving, force=force)
         finally:
             if self._draining.get(name) is leaving:
@@ -226,16 +226,20 @@ class AdapterPoolActor:
         return self._pool.records()
 
     @ray.method
-    async def shards(self, digest: str, tp: int) -> tuple[Any, ...]:
-        """Return one handle per rank to shards that can be fetched at once.
+    async def shards(self, adapter: str) -> tuple[Shards, ...]:
+        """Return the shards of each part of an adapter, in shared memory: a handle for each rank.
 
         Raises:
-            NotFound: if the adapter has been unloaded, or its directory is gone.
+            NotFound: if a part has been unloaded, or its directory is gone.
             InvalidAdapter: if it must be read from disk again and is not what it was.
             Unavailable: if there is no room for the shards.
         """
-        adapter = await self._shelf.take(digest)
-        return await self._reads.run(lambda: self._cut(adapter, tp))
+        return await self._obtain(adapter)
+
+    @ray.method
+    async def prefetch(self, adapter: str) -> None:
+        """Bring an adapter to host memory, because it will be wanted; raises as `shards` does."""
+        await self._obtain(adapter)
 
     @ray.method
     async def attach(self, address: SchedulerAddress) -> None:
@@ -252,16 +256,13 @@ class AdapterPoolActor:
         """Return all attached scheduler replicas in order of their names."""
         return self._links.addresses
 
+    async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
+        return tuple([await self._shelf.take(digest) for digest, _ in parts_of(adapter)])
+
     def _changed(self) -> None:
         """Follow a change of the catalogue."""
         self._reclaimer.update()
-        self._links.keep_pinned(self._pool.pinned())
+        self._links.keep_pinned(self._pinned())
 
-    def _cut(self, adapter: Adapter, tp: int) -> tuple[Any, ...]:
-        try:
-            return tuple(self._put(shard) for shard in cut_all(adapter, tp))
-        except (ObjectStoreFullError, OutOfDiskError) as error:
-            raise Unavailable(
-                f"no room for the shards of an adapter: {type(error).__name__}",
-                retry_after=STORE_RETRY_SECONDS,
-            ) from error
+    def _pinned(self) -> dict[str, int]:
+        return {facts.digest: facts.device_bytes for facts in self._pool.pinned()}

@@ -135,13 +135,16 @@ class RankGroup:
         """
         await asyncio.shield(self._failure)
 
-    async def load_adapter(self, slot: int, shards: tuple[Any, ...]) -> None:
+    async def load_adapter(
+        self, slot: int, adapter: str, parts: tuple[tuple[Any, ...], ...]
+    ) -> tuple[int, ...]:
         """Put one adapter into a slot of every rank; returns when all have acknowledged.
 
         Raises:
             InvalidAdapter: if a rank cannot compute it; the others may have it in the slot now.
             GroupFailed: if a rank is gone.
         """
+        (shards,) = parts
         assert len(shards) == len(self._handles), "one shard for each rank"
         calls = [h.load_adapter(slot, s) for h, s in zip(self._handles, shards, strict=True)]
         # All are awaited: a late one must not reach a slot that has been given away.
@@ -157,6 +160,7 @@ class RankGroup:
             reason = f"a rank failed while it loaded an adapter: {error}"
             self._fail(reason)  # it may live on, but what it holds is not known
             raise GroupFailed(reason) from error
+        return (0,)
 
     async def clear_slot(self, slot: int, digest: str) -> None:
         """Free a slot's memory on every rank, if it still holds the adapter.

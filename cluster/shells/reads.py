@@ -14,6 +14,7 @@ from typing import TypeVar
 from cluster.adapters.contents import Loaded
 from cluster.adapters.reading import AdapterReader
 from cluster.adapters.record import Outline, Source
+from cluster.shells.cutter import Cutter
 
 T = TypeVar("T")
 
@@ -23,8 +24,9 @@ NICENESS = 10
 class Reads:
     """Adapter directories, read in the background."""
 
-    def __init__(self, reader: AdapterReader, num_threads: int) -> None:
+    def __init__(self, reader: AdapterReader, cutter: Cutter, num_threads: int) -> None:
         self._reader = reader
+        self._cutter = cutter
         self._threads = ThreadPoolExecutor(
             num_threads, thread_name_prefix="adapters", initializer=_be_nice
         )
@@ -35,8 +37,11 @@ class Reads:
         return await self.run(lambda: self._reader.outline(source))
 
     async def whole(self, source: Source) -> Loaded:
-        """Read all of it, as it is from now on; raises as AdapterReader does."""
-        return await self.run(lambda: self._reader.whole(source))
+        """Read all of it, as it is from now on, and cut it.
+
+        Raises as AdapterReader and Cutter do.
+        """
+        return await self.run(lambda: self._cutter.load(*self._reader.whole(source)))
 
     async def shared(self, source: Source) -> Loaded:
         """Read all of it, together with all who want it now; a failure is theirs alone."""

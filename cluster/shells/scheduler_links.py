@@ -30,7 +30,7 @@ class Line(Protocol):
         """Take an unload back that is not complete."""
         ...
 
-    def keep_pinned(self, adapters: tuple[str, ...]) -> None:
+    def keep_pinned(self, adapters: dict[str, int]) -> None:
         """Make the scheduler keep exactly these adapters in their slots."""
         ...
 
@@ -63,7 +63,7 @@ class SchedulerLinks:
         self._silence = silence  # seconds without a sign of life until a replica is given up
         self._addresses: dict[str, SchedulerAddress] = {}
         self._lines: dict[SchedulerAddress, Line] = {}
-        self._pinned: tuple[str, ...] = ()
+        self._pinned: dict[str, int] = {}  # bytes that each claims on a rank
 
     @property
     def addresses(self) -> tuple[SchedulerAddress, ...]:
@@ -101,7 +101,7 @@ class SchedulerLinks:
         for line in self._open_lines():
             line.allow(adapter)
 
-    def keep_pinned(self, adapters: tuple[str, ...]) -> None:
+    def keep_pinned(self, adapters: dict[str, int]) -> None:
         """Make all replicas, later ones too, keep exactly these adapters in their slots."""
         if adapters != self._pinned:
             self._pinned = adapters
@@ -166,8 +166,7 @@ class SchedulerLinks:
             asking.cancel()
         if answer is not None:
             gone.pages += answer.freed_pages
-            if answer.freed_slot is not None:
-                gone.slots.append(FreedSlot(address.replica, answer.freed_slot))
+            gone.slots += [FreedSlot(address.replica, slot) for slot in answer.freed_slots]
 
     async def _lives(self, line: Line) -> bool:
         try:

@@ -61,7 +61,7 @@ class SchedulerShell:
         self._scheduler: AnyScheduler | None = None  # None while the ranks are down
         self._group: RankGroup | None = None
         self._owners = Owners(config.request_timeout, self._expire)
-        self._adapters = AdapterDesk(pool, config.tp, self._owners, self._wake_up)
+        self._adapters = AdapterDesk(pool, self._owners, self._wake_up)
         self._wake = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
 
@@ -134,13 +134,15 @@ class SchedulerShell:
         """Let requests for an adapter in again whose unload is not complete."""
         self._adapters.allow(self._scheduler, adapter)
 
-    def keep_pinned(self, adapters: tuple[str, ...]) -> None:
+    def keep_pinned(self, adapters: dict[str, int]) -> None:
         """Keep exactly these adapters in their slots, in all lives of the ranks."""
         self._adapters.keep_pinned(self._scheduler, adapters)
 
     def status(self, call_id: int) -> Status:
         """Return counts and health as of now."""
-        return self._status.snapshot(call_id, self._scheduler, self._group)
+        return self._status.snapshot(
+            call_id, self._scheduler, self._group, self._adapters.held_bytes
+        )
 
     def _expire(self, seq_id: int) -> None:
         """Learn that a request has taken longer than it may."""

@@ -6,8 +6,8 @@ there is, and where, is the pool's to say.
 
 from collections.abc import Callable
 
-from cluster.adapters.adapter import Adapter
 from cluster.adapters.contents import Loaded
+from cluster.adapters.host_tier import Shards
 from cluster.adapters.pool import AdapterPool
 from cluster.adapters.strict_json import shown
 from cluster.adapters.versions import Version
@@ -22,7 +22,7 @@ class Shelf:
         self._pool = pool
         self._reads = reads
 
-    async def take(self, digest: str) -> Adapter:
+    async def take(self, digest: str) -> Shards:
         """Return content, as the one used last.
 
         Raises:
@@ -78,7 +78,7 @@ class Shelf:
             except (NotFound, InvalidAdapter) as error:
                 problem = problem or error
                 continue
-            if loaded.adapter.digest == digest:
+            if loaded.facts.digest == digest:
                 return loaded
             problem = problem or InvalidAdapter(
                 f"adapter directory {source.path} has changed on disk since it was loaded; "

@@ -3,7 +3,7 @@
 Health is the age of the last completed step while work is waiting, never that a process exists.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cluster.errors import Unavailable
 from cluster.scheduling.recorder import AnyScheduler
@@ -75,9 +75,13 @@ class StatusKeeper:
         )
 
     def snapshot(
-        self, call_id: int, scheduler: AnyScheduler | None, group: RankGroup | None
+        self,
+        call_id: int,
+        scheduler: AnyScheduler | None,
+        group: RankGroup | None,
+        held_bytes: Mapping[str, int],
     ) -> Status:
-        """Return everything a router may ask, as of now."""
+        """Return everything a router may ask, as of now; `held_bytes` are of adapters in slots."""
         stats = NOTHING if scheduler is None else scheduler.stats()
         return Status(
             call_id=call_id,
@@ -100,8 +104,18 @@ class StatusKeeper:
             total_host_pages=stats.total_host_pages,
             longest_slot_wait=stats.longest_slot_wait,
             slot_wait_bound=stats.slot_wait_bound,
+            adapter_memory=stats.adapter_memory,
             slots=tuple(
-                SlotStatus(s.slot, s.digest, s.loading, s.leases, s.pinned) for s in stats.slots
+                SlotStatus(
+                    slot=s.slot,
+                    adapter=s.adapter,
+                    loading=s.loading,
+                    leases=s.leases,
+                    pinned=s.pinned,
+                    claimed_bytes=s.num_bytes,
+                    held_bytes=0 if s.loading else held_bytes.get(s.adapter, 0),
+                )
+                for s in stats.slots
             ),
             ranks=() if group is None else self._ranks(group),
             **self._totals(stats),

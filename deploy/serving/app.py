@@ -51,8 +51,11 @@ class PoolClient:
                 raise cause from None
             raise Unavailable("the adapter pool is down", retry_after=5) from error
 
-    async def shards(self, digest: str, tp: int) -> tuple[Any, ...]:
-        return cast(tuple[Any, ...], await self._ask("shards", digest, tp))
+    async def shards(self, adapter: str) -> tuple[tuple[Any, ...], ...]:
+        return cast(tuple[tuple[Any, ...], ...], await self._ask("shards", adapter))
+
+    async def prefetch(self, adapter: str) -> None:
+        await self._ask("prefetch", adapter)
 
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
         return cast(ResolvedAdapter, await self._ask("resolve", name, request_id))

@@ -19,6 +19,7 @@ from ray.exceptions import RayTaskError
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from cluster.adapters.pins import Limits
 from cluster.adapters.pool import AdapterPool
 from cluster.adapters.record import AdapterRecord
 from cluster.errors import TopworkError
@@ -27,7 +28,13 @@ from cluster.shells.kv_publisher import KvPublisherConfig
 from cluster.shells.pool_shell import PoolShellConfig
 from cluster.shells.recording import RecordingConfig
 from cluster.shells.scheduler_shell import SchedulerShellConfig
-from deploy.check import Checked, adapter_limits, check_model, scheduler_config
+from deploy.check import (
+    Checked,
+    adapter_limits,
+    check_model,
+    rank_memory,
+    scheduler_config,
+)
 from deploy.config import ConfigError, ServeConfig
 from deploy.serving.app import (
     SchedulerSettings,
@@ -72,14 +79,18 @@ def _bring_up(checked: Checked, step: "StepShower", stop: threading.Event) -> li
         PoolShellConfig(
             model=checked.model,
             limits=adapter_limits(config),
+            memory=rank_memory(checked),
             # The pool may run in another directory.
             adapter_dirs=tuple(str(Path(one).resolve()) for one in config.adapter_dir),
             adapter_roots=tuple(str(Path(one).resolve()) for one in config.adapter_root),
         ),
         AdapterPool(
-            base_name=config.base_name,
-            host_bytes=config.host_adapter_memory,
-            max_pinned=config.max_loras - 1,
+            config.base_name,
+            Limits(
+                host_bytes=config.host_adapter_memory,
+                num_slots=config.max_loras,
+                device_bytes=config.adapter_memory,
+            ),
         ),
     )
     step("registering the adapters")
@@ -167,8 +178,8 @@ def _start_ray(checked: Checked) -> None:
     ray.init(
         # Logical CPUs: scheduler, router and ranks each hold one; the cores are shared.
         num_cpus=config.tp + config.routers + 2,
-        # Shards only pass through the store on their way to the ranks.
-        object_store_memory=max(2**28, config.host_adapter_memory // 2),
+        # The host tier lives in the store; what is on its way to the ranks may be beside it.
+        object_store_memory=config.host_adapter_memory * 5 // 4 + 2**28,
         include_dashboard=False,
         _node_ip_address="127.0.0.1",
         **common,

@@ -71,7 +71,7 @@ class OurCore:
         loads = scheduler.take_loads()
         scheduler.take_unloaded()
         for load in loads:
-            scheduler.adapter_ready(load.digest)
+            scheduler.adapter_ready(load.adapter)
         planned = perf_counter()
         if plan is None:
             assert loads, "nothing can make progress"

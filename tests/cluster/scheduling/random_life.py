@@ -17,6 +17,7 @@ from worker.protocol import SamplingParams
 
 GONE = ErrorInfo("NotFound", "gone")
 ADAPTERS = ("A", "B", "C", "D")
+SIZES = {BASE: 0, "A": 1, "B": 2, "C": 3, "D": 4, "A:0.5,B:2.0": 3}  # bytes; the last is a sum
 
 
 def random_config(random: Random) -> SchedulerConfig:
@@ -29,6 +30,7 @@ def random_config(random: Random) -> SchedulerConfig:
         page_size=2,
         max_model_len=24,
         num_slots=random.randint(1, 3),
+        adapter_memory=random.choice([0, 0, 4, 6, 8]),
         max_running=max_running,
         max_waiting=12,
         token_budget=max_running + 2 + random.randint(0, 9),
@@ -55,7 +57,7 @@ class RandomLife:
         random = self._random
         (act,) = random.choices(
             (self._add, self._step, self._half_step, self._load, self._end_one, self._manage),
-            (6, 10, 3, 4, 2, 1),
+            (6, 8, 5, 4, 3, 1),
         )
         act()
 
@@ -78,8 +80,10 @@ class RandomLife:
         if random.random() < 0.2:
             sampling["repetition_penalty"] = 1.2
         count = random.choice([1, 1, 1, 2, 4])
+        adapter = random.choice(tuple(SIZES))
         shared = {
-            "adapter": random.choice([BASE, *ADAPTERS]),
+            "adapter": adapter,
+            "adapter_bytes": SIZES[adapter],
             "token_ids": prompt[: limit - 1],
             "max_tokens": random.randint(1, 12),
             "stop_token_ids": (random.randint(0, 999),),
@@ -132,7 +136,12 @@ class RandomLife:
     def _manage(self) -> None:
         adapter, scheduler = self._random.choice(ADAPTERS), self._engine.scheduler
         act = self._random.choice(
-            (self._engine.unload, scheduler.allow, scheduler.pin, scheduler.unpin)
+            (
+                self._engine.unload,
+                scheduler.allow,
+                lambda digest: scheduler.pin(digest, SIZES[digest]),
+                scheduler.unpin,
+            )
         )
         try:
             act(adapter)

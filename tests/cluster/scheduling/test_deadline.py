@@ -228,5 +228,5 @@ def test_an_unload_that_waits_for_a_sequence_is_complete_when_its_time_is_out(
     engine.expire(1)
     engine.expire(waiting)
     engine.run()
-    assert [(gone.digest, gone.freed_slot) for gone in engine.unloaded] == [("A", 0)]
+    assert [(gone.digest, gone.freed_slots) for gone in engine.unloaded] == [("A", ((0, "A"),))]
     assert engine.scheduler.stats().free_pages == 64

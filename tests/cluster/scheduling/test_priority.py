@@ -135,7 +135,7 @@ def _unserved_in_the_only_slot(engine: FakeEngine, priority: int) -> None:
     engine.add(prompt(2, 16), 1, "A", priority=priority)
     engine.step()
     engine.step()  # from here on it could have started
-    assert [slot.digest for slot in engine.scheduler.stats().slots] == ["A"]
+    assert [slot.adapter for slot in engine.scheduler.stats().slots] == ["A"]
 
 
 @pytest.mark.parametrize(("ours", "theirs", "holder"), [(5, 0, "B"), (5, 5, "A"), (0, 5, "A")])
@@ -146,10 +146,10 @@ def test_a_slot_that_has_had_no_turn_goes_to_a_higher_priority_and_to_no_other(
     _unserved_in_the_only_slot(engine, ours)
     engine.add(prompt(3, 16), 2, "B", priority=theirs)
     engine.step()
-    assert [slot.digest for slot in engine.scheduler.stats().slots] == ["A"]  # for its patience
+    assert [slot.adapter for slot in engine.scheduler.stats().slots] == ["A"]  # for its patience
     for _ in range(6):
         engine.step()
-    assert [slot.digest for slot in engine.scheduler.stats().slots] == [holder]
+    assert [slot.adapter for slot in engine.scheduler.stats().slots] == [holder]
     engine.run()
     assert engine.tokens(2) == fake_continuation("A", prompt(2, 16), 1)
     assert engine.tokens(3) == fake_continuation("B", prompt(3, 16), 2)

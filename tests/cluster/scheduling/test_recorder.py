@@ -32,7 +32,7 @@ from tests.cluster.scheduling.conftest import tiny_config
 from tests.cluster.scheduling.random_life import read_records
 from worker.protocol import SamplingParams, StepOutput
 
-CHANGE_NOTHING = {"stats", "check", "contents"}
+CHANGE_NOTHING = {"stats", "check", "contents", "upcoming"}
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_every_call_that_changes_something_is_one_event(path: Path, log: EventFi
     scheduler.add(Request("s", "B", (1,), SamplingParams(), 2))
     assert len(scheduler.take_loads()) == 1
     scheduler.adapter_failed("B", error)
-    scheduler.pin("A")
+    scheduler.pin("A", 0)
     scheduler.unpin("A")
     scheduler.unload("A")
     scheduler.allow("A")

@@ -89,11 +89,11 @@ def test_a_request_that_could_not_be_admitted_counts_for_no_slot(make_engine: Ma
     for _ in range(5):
         engine.step()
         (slot,) = engine.scheduler.stats().slots
-        assert (slot.digest, slot.leases) == ("A", 0)
+        assert (slot.adapter, slot.leases) == ("A", 0)
     engine.add(prompt(3, 1), 1, "B")
     engine.abort(too_long)
     engine.step()  # nobody has run on the slot: it goes to who wants it, at once
-    assert [slot.digest for slot in engine.scheduler.stats().slots] == ["B"]
+    assert [slot.adapter for slot in engine.scheduler.stats().slots] == ["B"]
     engine.run()
     assert engine.finish_reason(3) == "length"
 

@@ -31,7 +31,7 @@ def test_others_go_on_while_an_adapter_loads(make_engine: MakeEngine) -> None:
     for _ in range(3):
         engine.step()
     assert starts_of(engine) == [2]
-    assert [(load.digest, load.slot) for load in engine.loads] == [("A", 0)]
+    assert [(load.adapter, load.slot) for load in engine.loads] == [("A", 0)]
     assert engine.scheduler.stats().num_waiting_for_adapter == 1
     engine.finish_load()
     engine.step()
@@ -60,7 +60,7 @@ def test_a_failed_load_ends_exactly_those_who_wait_for_it(make_engine: MakeEngin
     assert [engine.finish_reason(seq_id) for seq_id in (2, 4)] == ["length", "length"]
     engine.add(prompt(), 2, "A")  # and a later request tries again, in the slot that was freed
     engine.step()
-    assert [(load.digest, load.slot) for load in engine.loads] == [("A", 0)]
+    assert [(load.adapter, load.slot) for load in engine.loads] == [("A", 0)]
 
 
 def test_an_idle_adapter_makes_room_in_lru_order(make_engine: MakeEngine) -> None:
@@ -68,7 +68,7 @@ def test_an_idle_adapter_makes_room_in_lru_order(make_engine: MakeEngine) -> Non
     for adapter in ("A", "B", "A", "C"):
         engine.add(prompt(), 2, adapter)
         engine.run()
-    slots = {slot.digest: slot.slot for slot in engine.scheduler.stats().slots}
+    slots = {slot.adapter: slot.slot for slot in engine.scheduler.stats().slots}
     assert slots == {"A": 0, "C": 1}
 
 
@@ -183,16 +183,16 @@ def test_a_pinned_adapter_is_never_evicted_nor_drained(make_engine: MakeEngine) 
     for adapter in "BCDE":
         engine.add(prompt(), 20, adapter)
     engine.run()
-    assert "A" in {slot.digest for slot in engine.scheduler.stats().slots if slot.pinned}
+    assert "A" in {slot.adapter for slot in engine.scheduler.stats().slots if slot.pinned}
     assert starts_of(engine).count(1) == 1
     for _ in range(3):
         engine.add(prompt(), 1, "F")
         engine.run()
-    assert "A" in {slot.digest for slot in engine.scheduler.stats().slots}
+    assert "A" in {slot.adapter for slot in engine.scheduler.stats().slots}
     engine.scheduler.unpin("A")
     engine.add(prompt(), 1, "G")
     engine.run()
-    assert "A" not in {slot.digest for slot in engine.scheduler.stats().slots}
+    assert "A" not in {slot.adapter for slot in engine.scheduler.stats().slots}
 
 
 def test_pins_must_leave_a_slot_for_the_others(make_engine: MakeEngine) -> None:

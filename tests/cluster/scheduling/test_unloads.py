@@ -25,7 +25,7 @@ def test_unload_frees_the_slot_and_drops_every_namespace_of_the_adapter(
     engine.run()
     engine.unload("A")
     engine.step()  # the ranks are told that the sequences on the slot have ended
-    assert engine.unloaded == [UnloadedAdapter("A", freed_pages=6, freed_slot=0)]
+    assert engine.unloaded == [UnloadedAdapter("A", freed_pages=6, freed_slots=((0, "A"),))]
     stats = engine.scheduler.stats()
     assert (stats.slots, stats.cached_pages) == ((), 3)
 
@@ -79,7 +79,7 @@ def test_unload_is_idempotent_and_answers_once_also_for_strangers(make_engine: M
     engine.step()
     engine.unload("never seen")
     assert [gone.digest for gone in engine.unloaded] == ["A", "never seen"]
-    assert engine.unloaded[1] == UnloadedAdapter("never seen", 0, None)
+    assert engine.unloaded[1] == UnloadedAdapter("never seen", 0, ())
 
 
 def test_an_unload_during_the_load_waits_for_it(make_engine: MakeEngine) -> None:
@@ -92,7 +92,7 @@ def test_an_unload_during_the_load_waits_for_it(make_engine: MakeEngine) -> None
     assert engine.unloaded == []  # shards are on their way into the slot
     engine.finish_load()
     engine.step()
-    assert engine.unloaded == [UnloadedAdapter("A", 0, 0)]
+    assert engine.unloaded == [UnloadedAdapter("A", 0, ((0, "A"),))]
 
 
 def test_an_unload_whose_load_fails_is_complete(make_engine: MakeEngine) -> None:
@@ -114,8 +114,8 @@ def test_an_unload_taken_back_keeps_everything(make_engine: MakeEngine) -> None:
     engine.scheduler.allow("never unloaded")
     engine.add(PROMPT, 1, "A")
     engine.run()
-    assert engine.unloaded == [UnloadedAdapter("A", 0, None)]
-    assert engine.scheduler.stats().slots[0].digest == "A"
+    assert engine.unloaded == [UnloadedAdapter("A", 0, ())]
+    assert engine.scheduler.stats().slots[0].adapter == "A"
 
 
 def test_unload_also_takes_the_pin(make_engine: MakeEngine) -> None:

@@ -172,13 +172,13 @@ def test_the_smallest_free_page_or_slot_is_given_out_whatever_the_order_of_retur
         pool, slots = PagePool(5), SlotTable(4)
         pool.allocate(4)
         for slot in range(4):
-            assert slots.reserve(str(slot), 1) == slot
+            assert slots.reserve(str(slot), 0, 1) == slot
             slots.loaded(str(slot), 1)
         for index in order:
             pool.free([index])
             slots.free(str(index), 2)
         assert pool.allocate(4) == [0, 2, 3, 4]
-        assert [slots.reserve(name, 3) for name in "abc"] == [0, 2, 3]
+        assert [slots.reserve(name, 0, 3) for name in "abc"] == [0, 2, 3]
 
 
 def test_looking_and_being_turned_away_make_nothing_younger(make_engine: MakeEngine) -> None:

@@ -41,7 +41,7 @@ def test_an_adapter_whose_last_token_is_under_way_keeps_its_slot(make_engine: Ma
     engine.add(prompt(2), 1, "B")
     assert engine.scheduler.take_loads() == []
     (slot,) = engine.scheduler.stats().slots
-    assert (slot.digest, slot.leases) == ("A", 1)
+    assert (slot.adapter, slot.leases) == ("A", 1)
     engine.end_step()
     engine.run()
     assert engine.tokens(1) == fake_continuation("A", prompt(1), 2)
@@ -61,7 +61,7 @@ def test_an_adapter_that_the_token_budget_passes_over_in_a_step_keeps_its_slot(
     engine.add(prompt(3), 1, "B", priority=0)
     assert sequences_in(engine.step()) == [2]  # its last eleven tokens leave less than a page
     (slot,) = engine.scheduler.stats().slots
-    assert (slot.digest, slot.leases) == ("A", 1)
+    assert (slot.adapter, slot.leases) == ("A", 1)
     engine.run()
     assert engine.tokens(1) == fake_continuation("A", prompt(1, 100), 1)
     assert starts_of(engine) == [1, 2, 3]
@@ -153,9 +153,9 @@ def test_what_happens_between_two_steps_gives_one_plan_in_whatever_order_it_come
         for salt, adapter in enumerate(("A", "B", "C", BASE, "A", BASE)):
             engine.add(prompt(salt), 9, adapter)
         engine.step()
-        digests = [load.digest for load in engine.loads]
+        digests = [load.adapter for load in engine.loads]
         assert digests == ["A", "B", "C"]
-        engine.loads.sort(key=lambda load: order[digests.index(load.digest)])
+        engine.loads.sort(key=lambda load: order[digests.index(load.adapter)])
         while engine.loads:
             engine.finish_load()
         for waiting in (1, 2, 5):  # some leave before they have run
@@ -165,7 +165,7 @@ def test_what_happens_between_two_steps_gives_one_plan_in_whatever_order_it_come
             engine.step()
             while engine.loads:
                 engine.finish_load()
-        assert [slot.digest for slot in engine.scheduler.stats().slots] == ["D", "B", "C"]
+        assert [slot.adapter for slot in engine.scheduler.stats().slots] == ["D", "B", "C"]
         return engine.digest
 
     assert len({chain(order) for order in permutations(range(3))}) == 1

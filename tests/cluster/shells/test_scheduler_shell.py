@@ -463,7 +463,7 @@ async def test_an_unload_that_waits_can_be_taken_back() -> None:
             elif isinstance(message, Events):
                 for event in message.events:
                     told[event.request_id].append(event)
-        assert answers == [Unloaded(3, freed_pages=0, freed_slot=None)]
+        assert answers == [Unloaded(3, freed_pages=0, freed_slots=())]
         assert token_ids(told["y"]) == expected("cafe")
 
 
