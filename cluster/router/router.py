@@ -22,7 +22,7 @@ from cluster.router.answer import Answer
 from cluster.router.auth import ANYONE, KeyRing, Principal
 from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
-from cluster.router.errors_http import model_not_found
+from cluster.router.errors_http import MODEL_NOT_FOUND, model_not_found
 from cluster.router.generation import Generation
 from cluster.router.metrics import RouterMetrics
 from cluster.router.schedulers import Schedulers
@@ -32,7 +32,6 @@ from cluster.router.validation import TextOptions
 # What is longer is rendered and tokenized in a thread, away from the streams.
 INLINE_CHARACTERS = 4096
 INLINE_MESSAGES = 64
-MODEL_NOT_FOUND = "model_not_found"  # the code of OpenAI's error
 
 
 @dataclass(frozen=True, slots=True)
