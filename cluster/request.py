@@ -15,7 +15,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One prompt to continue, already authenticated, validated, resolved and tokenized."""
 
     request_id: str  # unique per router connection
-    adapter: str  # hex digest of the adapter's content, or BASE
+    adapter: str  # BASE, an adapter's hex digest, or a sum of several: see cluster.composition
     token_ids: tuple[int, ...]  # the prompt; at least one
     sampling: SamplingParams
     max_tokens: int  # at least 1
@@ -24,6 +24,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     priority: int = 0  # smaller goes first; among equals, fairness or else arrival decides
     tenant: str = ""  # whose request it is, for fairness; "": nobody's in particular
     weight: int = 1  # share of the tenant's use of the adapter beside others; at least 1
+    adapter_bytes: int = 0  # that the adapter claims on each rank, at most
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -61,6 +61,8 @@ class ResolvedAdapter(msgspec.Struct, frozen=True):
     name: str
     version: int
     digest: str
+    num_bytes: int = 0  # it claims on the device of each rank, at most
+    stands_alone: bool = False  # DoRA or tables of its own: cannot be summed with others
 
 
 class FreedSlot(msgspec.Struct, frozen=True):

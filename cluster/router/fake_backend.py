@@ -7,6 +7,8 @@ import asyncio
 from hashlib import sha256
 from typing import cast
 
+from msgspec import structs
+
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.contents import Loaded
 from cluster.adapters.pool import AdapterPool
@@ -38,9 +40,12 @@ class FakeBackend:
         self._pool = AdapterPool(base_name="tiny", host_bytes=1 << 30, max_pinned=max_pinned)
 
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
-        """Return what a request gets."""
+        """Return what a request gets; what has "dora" in its path stands alone."""
         self.resolved.append((name, request_id))
-        return self._pool.resolve(name, request_id)
+        resolved = self._pool.resolve(name, request_id)
+        versions = self._pool.record(name).versions
+        path = next(one.path for one in versions if one.version == resolved.version)
+        return structs.replace(resolved, num_bytes=NUM_BYTES, stands_alone="dora" in path)
 
     async def record(self, name: str) -> AdapterRecord:
         """Return the record of a name."""

@@ -5,12 +5,23 @@ Owns types and single-value ranges. What fields mean together is `validation`'s.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from cluster.router.bodies import Body
 
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
 PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
+MAX_LORA_ENTRIES = 8  # of one sum
+MAX_LORA_WEIGHT = 100
+
+
+class LoraEntry(Body):
+    """One adapter of a weighted sum."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(min_length=1)]
+    weight: Annotated[float, Field(ge=-MAX_LORA_WEIGHT, le=MAX_LORA_WEIGHT)] = 1.0
 
 
 class StreamOptions(Body):
@@ -23,6 +34,7 @@ class GenerationBody(Body):
     """What chat and text completions have in common; None is the default of each."""
 
     model: Annotated[str, Field(min_length=1)]
+    lora: Annotated[list[LoraEntry] | None, Field(min_length=1, max_length=MAX_LORA_ENTRIES)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
