@@ -15,7 +15,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One prompt to continue, already authenticated, validated, resolved and tokenized."""
 
     request_id: str  # unique per router connection
-    adapter: str  # hex digest of its content, a sum as `composition` writes it, or BASE
+    adapter: str  # BASE, an adapter's hex digest, or a sum of several: see cluster.composition
     token_ids: tuple[int, ...]  # the prompt; at least one
     sampling: SamplingParams
     max_tokens: int  # at least 1

@@ -12,6 +12,7 @@ from cluster.router.middleware import RequestIds
 from cluster.router.models_api import model_routes
 from cluster.router.ops_api import operation_routes
 from cluster.router.router import Router
+from cluster.router.sglang_api import sglang_routes
 from cluster.router.tokenize_api import tokenize_routes
 
 
@@ -25,6 +26,7 @@ def create_app(router: Router, lifespan: Lifespan[FastAPI] | None = None) -> Fas
         completion_routes,
         tokenize_routes,
         adapter_routes,
+        sglang_routes,
         model_routes,
         operation_routes,
         kv_event_routes,

@@ -33,10 +33,10 @@ class Principal:
         """Return whether requests may name this adapter."""
         return self.adapters is None or adapter in self.adapters
 
-    def require_adapter(self, adapter: str) -> None:
-        """Raise Forbidden unless requests may name this adapter."""
+    def require_adapter(self, adapter: str, param: str = "model") -> None:
+        """Raise Forbidden unless requests may name this adapter, which `param` does."""
         if not self.may_use(adapter):
-            raise Forbidden(f"this key may not use the model {adapter[:256]!r}", "model")
+            raise Forbidden(f"this key may not use the model {adapter[:256]!r}", param)
 
     def priority(self, wanted: int | None) -> int:
         """Return the priority of a request that asks for one, or for none.

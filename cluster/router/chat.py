@@ -21,6 +21,7 @@ from cluster.router.completion_call import (
     Wanted,
     call_of,
     check_body,
+    chosen_model,
     make_requests,
 )
 from cluster.router.http import body_of, read_body
@@ -144,7 +145,7 @@ def chat_routes(router: Router) -> APIRouter:
             num_logprobs=chat_logprobs(body),
             choices=choices_of(body, 1, router.config),
         )
-        model = await router.model(body.model, caller.principal, caller.request_id)
+        model = await chosen_model(router, caller, body)
         prompt = await conversation_tokens(router, body, bool(body.add_special_tokens))
         requests = make_requests(router, caller, body, model, [prompt], wanted)
         generation = router.generate(model, requests, options)

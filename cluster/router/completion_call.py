@@ -12,7 +12,8 @@ from cluster.request import Request
 from cluster.router.auth import Principal
 from cluster.router.choices import Choices, seeded
 from cluster.router.middleware import request_id_of
-from cluster.router.router import Model, Router
+from cluster.router.models import Model
+from cluster.router.router import Router
 from cluster.router.schemas import GenerationBody
 from cluster.router.validation import (
     TextOptions,
@@ -76,6 +77,11 @@ class Caller:
     request_id: str
 
 
+async def chosen_model(router: Router, caller: Caller, body: GenerationBody) -> Model:
+    """Return what the names in a body stand for; raises as Models.resolve."""
+    return await router.models.resolve(body.model, body.lora, caller.principal, caller.request_id)
+
+
 def make_requests(
     router: Router,
     caller: Caller,
@@ -118,6 +124,7 @@ def make_requests(
                     priority=priority,
                     tenant=principal.tenant,
                     weight=principal.weight,
+                    adapter_bytes=model.adapter_bytes,
                 )
                 for sampling in samplings
             )

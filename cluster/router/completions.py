@@ -21,6 +21,7 @@ from cluster.router.completion_call import (
     Wanted,
     call_of,
     check_body,
+    chosen_model,
     make_requests,
 )
 from cluster.router.http import body_of, read_body
@@ -108,7 +109,7 @@ def completion_routes(router: Router) -> APIRouter:
             num_logprobs=body.logprobs,
             choices=choices_of(body, len(given), router.config),
         )
-        model = await router.model(body.model, caller.principal, caller.request_id)
+        model = await chosen_model(router, caller, body)
         tokenized = await _tokens(router, given, body.add_special_tokens is not False)
         requests = make_requests(router, caller, body, model, tokenized, wanted)
         generation = router.generate(model, requests, options)

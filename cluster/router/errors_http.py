@@ -16,6 +16,7 @@ from starlette.responses import Response
 from cluster.errors import BY_NAME, Internal, InvalidRequest, NotFound, TopworkError, Unauthorized
 from cluster.request import ErrorInfo
 
+MODEL_NOT_FOUND = "model_not_found"  # the code of OpenAI's error
 CLIENT_CLOSED_REQUEST = 499  # nobody reads the response; access logs know the number
 
 
@@ -33,14 +34,17 @@ def error_body(error: TopworkError) -> dict[str, Any]:
 
 def error_response(error: TopworkError) -> Response:
     """Return the whole response of an error."""
+    return error_as(error_body(error), error)
+
+
+def error_as(body: object, error: TopworkError) -> Response:
+    """Return an error with a body of another shape, and its own status and headers."""
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(
-        msgspec.json.encode(error_body(error)), error.status, headers, "application/json"
-    )
+    return Response(msgspec.json.encode(body), error.status, headers, "application/json")
 
 
 def from_wire(info: ErrorInfo) -> TopworkError:
@@ -60,9 +64,9 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{place}: {first['msg']}"[:500], place)
 
 
-def model_not_found(name: str) -> NotFound:
-    """Return OpenAI's error for a model that does not exist."""
-    return NotFound(f"the model {name[:256]!r} does not exist", "model", "model_not_found")
+def model_not_found(name: str, param: str = "model") -> NotFound:
+    """Return OpenAI's error for a model that does not exist, though `param` names it."""
+    return NotFound(f"the model {name[:256]!r} does not exist", param, MODEL_NOT_FOUND)
 
 
 def install(app: FastAPI) -> None:

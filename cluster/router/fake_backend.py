@@ -37,7 +37,7 @@ class FakeBackend:
         self._pool = AdapterPool("tiny", Limits(host_bytes=1 << 30, num_slots=max_pinned + 1))
 
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
-        """Return what a request gets."""
+        """Return what a request gets; what has "dora" in its path stands alone."""
         self.resolved.append((name, request_id))
         return self._pool.resolve(name, request_id)
 

@@ -34,7 +34,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self._model = model
         self._max_adapter_labels = max_adapter_labels
-        self._labelled: set[str] = set()
+        self._names_by_label: dict[str, set[str]] = {}  # a "+" in a name may make two of one
         by_adapter = ["model", "adapter"]
         self._requests = self._counter(
             "requests", "Answers that ended, by reason.", [*by_adapter, "finish_reason"]
@@ -67,9 +67,12 @@ class RouterMetrics:
             "e2e_request_latency_seconds", "From a call's arrival to its end.", E2E_BUCKETS
         )
 
-    def call(self, adapter: str, num_choices: Sequence[int]) -> "CallMetrics":
-        """Return the moments of a call that arrives now, with so many answers to each prompt."""
-        return CallMetrics(self, self._label(adapter), num_choices)
+    def call(self, names: tuple[str, ...], num_choices: Sequence[int]) -> "CallMetrics":
+        """Return the moments of a call that arrives now, with so many answers to each prompt.
+
+        `names` are the base model's or those of the adapters in it; together they have one label.
+        """
+        return CallMetrics(self, self._label(names), num_choices)
 
     def rejected(self, reason: str) -> None:
         """Count a call that a limit kept out."""
@@ -87,39 +90,44 @@ class RouterMetrics:
         """Note a time between two tokens."""
         self._itl.labels(self._model).observe(seconds)
 
-    def ended(self, adapter: str, reason: str) -> None:
+    def ended(self, label: str, reason: str) -> None:
         """Count an answer's end."""
-        self._requests.labels(self._model, adapter, reason).inc()
+        self._requests.labels(self._model, self._kept(label), reason).inc()
 
-    def prompted(self, adapter: str, answer: Answer) -> None:
+    def prompted(self, label: str, answer: Answer) -> None:
         """Count the tokens of a prompt; `answer` is the first to it."""
-        self._prompt_tokens.labels(self._model, adapter).inc(len(answer.request.token_ids))
-        self._cached_tokens.labels(self._model, adapter).inc(answer.num_cached_tokens)
+        label = self._kept(label)
+        self._prompt_tokens.labels(self._model, label).inc(len(answer.request.token_ids))
+        self._cached_tokens.labels(self._model, label).inc(answer.num_cached_tokens)
 
-    def answered(self, adapter: str, answer: Answer, seconds: float, decoding: float) -> None:
+    def answered(self, label: str, answer: Answer, seconds: float, decoding: float) -> None:
         """Count the tokens of an answer, `seconds` after the call, `decoding` after its first."""
-        self._generation_tokens.labels(self._model, adapter).inc(answer.num_tokens)
+        self._generation_tokens.labels(self._model, self._kept(label)).inc(answer.num_tokens)
         self._e2e.labels(self._model).observe(seconds)
         if answer.num_tokens > 1:
             self._tpot.labels(self._model).observe(decoding / (answer.num_tokens - 1))
 
     def forget_adapter(self, adapter: str) -> None:
-        """Drop the series of an adapter that is no longer served."""
-        if adapter not in self._labelled:
-            return
-        self._labelled.remove(adapter)
-        for counter in (
-            self._requests, self._prompt_tokens, self._generation_tokens, self._cached_tokens
-        ):  # fmt: skip
-            counter.remove_by_labels({"adapter": adapter})
+        """Drop the series of an adapter that is no longer served, and of the sums it is in."""
+        for label in [one for one, names in self._names_by_label.items() if adapter in names]:
+            del self._names_by_label[label]
+            for counter in (
+                self._requests, self._prompt_tokens, self._generation_tokens, self._cached_tokens
+            ):  # fmt: skip
+                counter.remove_by_labels({"adapter": label})
 
-    def _label(self, adapter: str) -> str:
-        if adapter in self._labelled:
-            return adapter
-        if len(self._labelled) >= self._max_adapter_labels:
-            return OTHER
-        self._labelled.add(adapter)
-        return adapter
+    def _label(self, names: tuple[str, ...]) -> str:
+        label = "+".join(names)
+        if label not in self._names_by_label:
+            if len(self._names_by_label) >= self._max_adapter_labels:
+                return OTHER
+            self._names_by_label[label] = set()
+        self._names_by_label[label].update(names)
+        return label
+
+    def _kept(self, label: str) -> str:
+        """Return where to count: a call may end after its adapter was forgotten."""
+        return label if label in self._names_by_label else OTHER
 
     def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
         return Counter(f"topwork_{name}", text, labels, registry=self.registry)
@@ -133,9 +141,9 @@ class RouterMetrics:
 class CallMetrics:
     """The moments of one call."""
 
-    def __init__(self, metrics: RouterMetrics, adapter: str, num_choices: Sequence[int]) -> None:
+    def __init__(self, metrics: RouterMetrics, label: str, num_choices: Sequence[int]) -> None:
         self._metrics = metrics
-        self._adapter = adapter
+        self._label = label
         self._arrival = time.monotonic()
         self._is_first_choice = [number == 0 for count in num_choices for number in range(count)]
         self._first: list[float | None] = [None] * sum(num_choices)
@@ -159,10 +167,10 @@ class CallMetrics:
         now = time.monotonic()
         first = self._first[index]
         decoding = 0.0 if first is None else now - first
-        self._metrics.ended(self._adapter, answer.finish_reason)
+        self._metrics.ended(self._label, answer.finish_reason)
         if self._is_first_choice[index]:
-            self._metrics.prompted(self._adapter, answer)
-        self._metrics.answered(self._adapter, answer, now - self._arrival, decoding)
+            self._metrics.prompted(self._label, answer)
+        self._metrics.answered(self._label, answer, now - self._arrival, decoding)
 
     def disconnected(self) -> None:
         """Note that the client is gone."""
@@ -173,5 +181,5 @@ class CallMetrics:
         if isinstance(error, Overloaded):
             self._metrics.rejected("scheduler_queue")
         self._metrics.ended(
-            self._adapter, type(error).__name__ if isinstance(error, TopworkError) else "error"
+            self._label, type(error).__name__ if isinstance(error, TopworkError) else "error"
         )

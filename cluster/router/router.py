@@ -9,22 +9,21 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
 from cluster.adapters.record import AdapterRecord, UnloadResult
-from cluster.errors import InvalidRequest, NotFound, Overloaded, Unavailable
+from cluster.errors import InvalidRequest, Overloaded, Unavailable
 from cluster.request import BASE, Request
 from cluster.router.answer import Answer
 from cluster.router.auth import ANYONE, KeyRing, Principal
 from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
-from cluster.router.errors_http import model_not_found
 from cluster.router.generation import Generation
 from cluster.router.metrics import RouterMetrics
+from cluster.router.models import Model, Models
 from cluster.router.schedulers import Schedulers
 from cluster.router.tokenizer import Tokenizer
 from cluster.router.validation import TextOptions
@@ -32,15 +31,6 @@ from cluster.router.validation import TextOptions
 # What is longer is rendered and tokenized in a thread, away from the streams.
 INLINE_CHARACTERS = 4096
 INLINE_MESSAGES = 64
-MODEL_NOT_FOUND = "model_not_found"  # the code of OpenAI's error
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What a client's model name stands for."""
-
-    name: str
-    adapter: str  # digest, or BASE
 
 
 class Router:
@@ -53,6 +43,7 @@ class Router:
         self.started_at = int(time.time())
         self.tokenizer = Tokenizer.load(Path(config.model_dir))
         self.metrics = RouterMetrics(config.model_name, config.max_adapter_labels)
+        self.models = Models(config.model_name, backend)
         self.schedulers = Schedulers(backend, config)
         self.is_draining = False
         self.num_in_flight = 0  # answers
@@ -86,39 +77,6 @@ class Router:
         if self._keys is None:
             return ANYONE
         return self._keys.identify(http.headers.get("authorization"))
-
-    async def require_model(self, name: str, principal: Principal) -> None:
-        """Check that the caller may use a model; nothing is read for it.
-
-        Raises:
-            NotFound: if the name stands for nothing.
-            Forbidden: if the caller may not use it, whether it exists or not.
-        """
-        if name != self.config.model_name:
-            principal.require_adapter(name)
-            try:
-                await self.backend.record(name)
-            except NotFound:
-                raise model_not_found(name) from None
-
-    async def model(self, name: str, principal: Principal, request_id: str) -> Model:
-        """Return what a model name stands for now, for the request of this id.
-
-        Raises:
-            NotFound: if it stands for nothing.
-            InvalidAdapter: if it is used for the first time and cannot be served.
-            Forbidden: if the caller may not use it, whether it exists or not.
-        """
-        if name == self.config.model_name:
-            return Model(name, BASE)
-        principal.require_adapter(name)
-        try:
-            resolved = await self.backend.resolve(name, request_id)
-        except NotFound as error:
-            if error.code == MODEL_NOT_FOUND:
-                raise model_not_found(name) from None
-            raise  # the name is known, its directory is gone
-        return Model(name, resolved.digest)
 
     async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the tokens of a prompt.
@@ -168,7 +126,7 @@ class Router:
             tuple(Answer(self.tokenizer, request, options) for request in choices)
             for choices in prompts
         ]
-        metrics = self.metrics.call(model.name, [len(choices) for choices in prompts])
+        metrics = self.metrics.call(model.names, [len(choices) for choices in prompts])
         return Generation(answers, self.schedulers, metrics, self._admit)
 
     async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:

@@ -1,102 +1,27 @@
-"""The bodies that clients send, as pydantic models, and the list of what is not supported.
+"""The bodies of inference and of the tokenizer, as pydantic models.
 
-Owns types and single-value ranges. A parameter that would change the answer and is not supported
-is refused by name; one that asks for nothing is accepted. What fields mean together is
-`validation`'s.
+Owns types and single-value ranges. What fields mean together is `validation`'s.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
+from pydantic import ConfigDict, Field, JsonValue
 
-from cluster.errors import InvalidRequest
+from cluster.router.bodies import Body
 
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
 PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
-
-Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
-
-# Said of the call or of the caller, not of the answer.
-HARMLESS = frozenset(
-    {
-        "metadata",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "request_id",
-        "safety_identifier",
-        "store",
-        "user",
-    }
-)
-
-# Parameters that other servers know, with the values beside null that ask for nothing.
-NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
-    "allowed_token_ids": (),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),  # of chats; completions have it
-    "chat_template": (),
-    "documents": ([],),
-    "early_stopping": (False,),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_reasoning": (True,),
-    "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "prediction": (),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "return_tokens_as_token_ids": (False,),
-    "service_tier": ("auto", "default"),
-    "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-    "vllm_xargs": ({},),
-    "web_search_options": (),
-}
+MAX_LORA_ENTRIES = 8  # of one sum
+MAX_LORA_WEIGHT = 100
 
 
-class Body(BaseModel):
-    """A JSON object from outside: exact types, finite numbers."""
+class LoraEntry(Body):
+    """One adapter of a weighted sum."""
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(extra="forbid")
 
-    def refuse_extras(self, where: str = "") -> None:
-        """Check that all that is not a field asks for nothing.
-
-        Raises:
-            InvalidRequest: naming the first parameter, by name, that is not supported.
-        """
-        for name, value in sorted((self.model_extra or {}).items()):
-            if name in HARMLESS or (name in NEUTRAL_VALUES and value is None):
-                continue
-            if _is_neutral(value, NEUTRAL_VALUES.get(name, ())):
-                continue
-            known = "is not supported" if name in NEUTRAL_VALUES else "is not a known parameter"
-            raise InvalidRequest(
-                f"{where}{name[:100]} {known}", where + name[:100], "unsupported_parameter"
-            )
-
-
-def _is_neutral(value: JsonValue, neutral: tuple[JsonValue, ...]) -> bool:
-    # True == 1 in Python, and best_of=true is not best_of=1
-    return any(value == other and type(value) is type(other) for other in neutral)
+    name: Annotated[str, Field(min_length=1)]
+    weight: Annotated[float, Field(ge=-MAX_LORA_WEIGHT, le=MAX_LORA_WEIGHT)] = 1.0
 
 
 class StreamOptions(Body):
@@ -109,6 +34,7 @@ class GenerationBody(Body):
     """What chat and text completions have in common; None is the default of each."""
 
     model: Annotated[str, Field(min_length=1)]
+    lora: Annotated[list[LoraEntry] | None, Field(min_length=1, max_length=MAX_LORA_ENTRIES)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
@@ -188,35 +114,3 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: list[int]
-
-
-class LoadAdapterBody(Body):
-    """POST /v1/load_lora_adapter."""
-
-    lora_name: Name
-    lora_path: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
-    load_inplace: bool = False
-    pinned: bool = False
-
-
-class UnloadAdapterBody(Body):
-    """POST /v1/unload_lora_adapter."""
-
-    lora_name: Name
-    force: bool = False
-
-
-class RollbackBody(Body):
-    """POST /v1/adapters/{name}/rollback; without a version, the one before."""
-
-    version: Annotated[int | None, Field(ge=1)] = None
-
-
-VersionNumber = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
-Percent = Annotated[int, Field(ge=0, le=100, strict=True)]
-
-
-class SplitBody(RootModel[Annotated[dict[VersionNumber, Percent], Field(max_length=16)]]):
-    """POST /v1/adapters/{name}/split: share in percent by version; together 100."""
-
-    model_config = ConfigDict(frozen=True)

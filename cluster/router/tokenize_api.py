@@ -30,7 +30,7 @@ class Tokens(msgspec.Struct):
 
 async def _check_model(router: Router, name: str | None, principal: Principal) -> None:
     if name is not None:
-        await router.require_model(name, principal)
+        await router.models.require(name, principal)
 
 
 async def _tokens(router: Router, body: TokenizeBody) -> tuple[int, ...]:

@@ -5,8 +5,8 @@ decisions and the life of each sequence; the rooms beside this one own the parts
 clock nor transport, and at most one plan is in flight. When a group of ranks fails, its scheduler
 is thrown away.
 
-Call `schedule` after any other call, then `take_unloaded` and `take_loads`: what an unload has freed
-may be what a load needs.
+Call `schedule` after any other call, then `take_unloaded` and `take_loads`: what an unload has
+freed may be what a load needs.
 """
 
 from cluster.errors import Conflict
