@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from cluster.composition import parts_of
 from cluster.errors import Conflict, TopworkError
 from cluster.request import ErrorInfo
 from cluster.scheduling.recorder import AnyScheduler
@@ -111,8 +112,8 @@ class AdapterDesk:
     ) -> None:
         """Bring one adapter into a slot of every rank; steps go on meanwhile."""
         try:
-            shards = await self._pool.shards(digest, self._tp)
-            await group.load_adapter(slot, shards)
+            parts = [await self._pool.shards(part, self._tp) for part, _ in parts_of(digest)]
+            await group.load_adapter(slot, digest, tuple(parts))
         except TopworkError as error:
             self._owners.deliver(scheduler.adapter_failed(digest, info_of(error)))
             await self._clear(group, slot, digest)  # of the ranks that could load it

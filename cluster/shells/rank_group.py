@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from ray.exceptions import RayError, RayTaskError
 
+from cluster.composition import parts_of
 from cluster.errors import InvalidAdapter
 from worker.adapter_shard import UnusableAdapter
 from worker.channel import BadFrame, Channel, ChannelClosed
@@ -23,8 +24,10 @@ class RankHandle(Protocol):
     def rendezvous(self) -> Awaitable[tuple[str, int]]: ...
     def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]: ...
     def serve(self, num_pages: int, num_host_pages: int) -> Awaitable[tuple[str, int]]: ...
-    def load_adapter(self, slot: int, shard: Any) -> Awaitable[None]: ...
-    def clear_slot(self, slot: int, digest: str) -> Awaitable[None]: ...
+    def load_adapter(
+        self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
+    ) -> Awaitable[int]: ...
+    def clear_slot(self, slot: int, adapter: str) -> Awaitable[None]: ...
 
 
 class RankLauncher(Protocol):
@@ -135,15 +138,30 @@ class RankGroup:
         """
         await asyncio.shield(self._failure)
 
-    async def load_adapter(self, slot: int, shards: tuple[Any, ...]) -> None:
-        """Put one adapter into a slot of every rank; returns when all have acknowledged.
+    async def load_adapter(
+        self, slot: int, adapter: str, parts: tuple[tuple[Any, ...], ...]
+    ) -> tuple[int, ...]:
+        """Put an adapter into a slot of every rank; returns when all have acknowledged.
+
+        Args:
+            slot: where to.
+            adapter: a digest, or a weighted sum of several.
+            parts: of each part, in the order of `parts_of`, one shard handle for each rank.
+
+        Returns:
+            The bytes that it holds on each rank's device.
 
         Raises:
             InvalidAdapter: if a rank cannot compute it; the others may have it in the slot now.
             GroupFailed: if a rank is gone.
         """
-        assert len(shards) == len(self._handles), "one shard for each rank"
-        calls = [h.load_adapter(slot, s) for h, s in zip(self._handles, shards, strict=True)]
+        weights = tuple(weight for _, weight in parts_of(adapter))
+        assert len(parts) == len(weights) > 0, f"{len(parts)} parts for {adapter}"
+        assert all(len(part) == len(self._handles) for part in parts), "one shard for each rank"
+        calls = [
+            handle.load_adapter(slot, adapter, weights, shards)
+            for handle, shards in zip(self._handles, zip(*parts, strict=True), strict=True)
+        ]
         # All are awaited: a late one must not reach a slot that has been given away.
         results = await asyncio.gather(*calls, return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
@@ -157,15 +175,16 @@ class RankGroup:
             reason = f"a rank failed while it loaded an adapter: {error}"
             self._fail(reason)  # it may live on, but what it holds is not known
             raise GroupFailed(reason) from error
+        return tuple(result for result in results if not isinstance(result, BaseException))
 
-    async def clear_slot(self, slot: int, digest: str) -> None:
+    async def clear_slot(self, slot: int, adapter: str) -> None:
         """Free a slot's memory on every rank, if it still holds the adapter.
 
         Raises:
             GroupFailed: if a rank is gone.
         """
         try:
-            await asyncio.gather(*(handle.clear_slot(slot, digest) for handle in self._handles))
+            await asyncio.gather(*(handle.clear_slot(slot, adapter) for handle in self._handles))
         except RayError as error:
             raise GroupFailed(f"a rank failed while it cleared a slot: {error}") from error
 

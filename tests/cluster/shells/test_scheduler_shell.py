@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import WorkerCrashedError
 
+from cluster.composition import parts_of
 from cluster.errors import NotFound
 from cluster.request import BASE, Request, TokenEvent
 from cluster.scheduling.config import SchedulerConfig
@@ -94,13 +95,16 @@ class ThreadHandle:
         host, port = server.getsockname()
         return host, port
 
-    async def load_adapter(self, slot: int, shard: Any) -> None:
-        if self._index == 1 and shard in LOAD_ERRORS:
-            raise LOAD_ERRORS[shard]
-        self.rank.load_adapter(slot, shard)
+    async def load_adapter(
+        self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
+    ) -> int:
+        assert shards == tuple(digest for digest, _ in parts_of(adapter))
+        if self._index == 1 and adapter in LOAD_ERRORS:
+            raise LOAD_ERRORS[adapter]
+        return self.rank.load_adapter(slot, adapter, weights)
 
-    async def clear_slot(self, slot: int, digest: str) -> None:
-        self.rank.clear_slot(slot, digest)
+    async def clear_slot(self, slot: int, adapter: str) -> None:
+        self.rank.clear_slot(slot, adapter)
 
 
 class ThreadLauncher:
