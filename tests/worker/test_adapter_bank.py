@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.linear import prepare_linear
 from kernels.lora import LoraSegment
 from tests.worker.group import TinyAdapter
 from worker.adapter_bank import DOWN, GATE_UP, OUT, QKV, AdapterBank, SlotRows
+from worker.adapter_form import AdapterForm, EmbeddingForm, HeadForm
 from worker.adapter_shard import AdapterShard
 from worker.model_reader import read_model_config
 from worker.partition import module_shape, partition
@@ -115,6 +117,25 @@ def test_a_slot_knows_whose_it_is_until_it_is_cleared(config):
     assert bank.adapter(0) == "ab" * 32
     bank.clear(0)
     assert bank.adapter(0) is None
+
+
+def test_a_slot_says_what_it_holds_and_nothing_once_it_is_cleared(config):
+    bank = bank_of(config)
+    places = ((0, "q_proj", 3), (0, "k_proj", 5), (1, "down_proj", 2))
+    held = load(bank, 0, adapter(config, *places).cut(partition(config, 1, 0)))
+    shapes = [(*module_shape(config, module), lora_rank) for _, module, lora_rank in places]
+    floats = sum((outputs + inputs) * lora_rank for outputs, inputs, lora_rank in shapes)
+    assert 4 * floats <= held == bank.num_bytes(0) < 4 * floats + 64
+    bank.clear(0)
+    assert bank.num_bytes(0) == 0
+
+
+def test_a_tensor_that_two_ends_share_counts_once():
+    table = torch.randn(40, 8, dtype=torch.float64)  # which is not packed
+    head = prepare_linear(table)
+    assert head.data.data_ptr() == table.data_ptr()
+    both = AdapterForm("ab", (), EmbeddingForm(table, None, None, None), HeadForm(head, None))
+    assert both.num_bytes == table.nbytes
 
 
 def test_a_shard_of_another_rank_is_refused(config):
