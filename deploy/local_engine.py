@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cluster.adapters.peft_reader import AdapterLimits, read_adapter
 from cluster.adapters.sharding import cut
+from cluster.composition import parts_of
 from cluster.request import FinishReason, Request, TokenEvent
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.scheduler import Scheduler
@@ -94,8 +95,10 @@ class LocalEngine:
         plan = self.scheduler.schedule()
         loads = self.scheduler.take_loads()
         for load in loads:
-            for rank, shard in zip(self._ranks, self._shards[load.adapter], strict=True):
-                rank.load_adapter(load.slot, shard)
+            for slot, adapter in load.clears:
+                for rank in self._ranks:
+                    rank.clear_slot(slot, adapter)
+            self._load(load.slot, load.adapter)
             self.scheduler.adapter_ready(load.adapter)
         if plan is None:
             return bool(loads)
@@ -120,6 +123,14 @@ class LocalEngine:
     def close(self) -> None:
         """End the threads of the ranks."""
         self._threads.shutdown()
+
+    def _load(self, slot: int, adapter: str) -> None:
+        """Put an adapter, or a weighted sum of adapters that were added, into every rank's slot."""
+        parts = parts_of(adapter)
+        weights = [weight for _, weight in parts]
+        for index, rank in enumerate(self._ranks):
+            shards = [self._shards[digest][index] for digest, _ in parts]
+            rank.load_adapter(slot, adapter, weights, shards)
 
     def _run(self, frame: bytes) -> StepOutput:
         replies = list(self._threads.map(lambda rank: rank.step(frame), self._ranks))

@@ -36,9 +36,12 @@ class LinearWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weight and bias, the blocked layout's padding not counted."""
-        bias_size = 0 if self.bias is None else self.out_features
-        return (self.in_features * self.out_features + bias_size) * self.dtype.itemsize
+        """Bytes of weight and bias, the blocked layout's padding with them."""
+        bias_bytes = 0 if self.bias is None else self.bias.nbytes
+        if not self.is_packed:
+            return self.data.nbytes + bias_bytes
+        packed_bytes: int = torch.ops.mkldnn._nbytes(self.data)
+        return packed_bytes + bias_bytes
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -22,18 +22,20 @@ from kernels.native.library import Library, LoraProblem, native_library
 
 _NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 _MIN_ROWS = 4  # what steady_product asks for
+BLOCK_ALIGNMENT = 64  # bytes: each block of B starts on a cache line
 
 
 @dataclass(frozen=True, slots=True)
 class LoraSegment:
-    """Rows [start, stop) of a batch that share one adapter's A [R, K] and scaled B [N, R].
+    """Rows [start, stop) of a batch that share one adapter's A and scaled B.
 
-    Float32 adapters are used as they are, others are widened at every use. The C form reads B
-    along its columns: it wants a B whose transpose is contiguous, and else makes one at every use.
+    Float32 adapters are used as they are, others are widened at every use.
 
-    `blocks` names the blocks that hold all of B that is not zero, where B joins the LoRAs of
-    several modules: [M, 4] int64 on the host, each row a run of lora_ranks and a run of outputs,
-    as (start, stop, start, stop). No two share an output. None: B is one block.
+    A is [R, K]. B joins the LoRAs of several modules, each of which turns a run of lora_ranks into
+    a run of outputs, and is zero elsewhere. `b` [elements] holds the rest alone, block by block,
+    each [ranks, outputs], B transposed. `blocks` [M, 5] int64 on the host tells of each block
+    (first rank, end rank, first output, end output, its first element in `b`). No two share an
+    output. `join_blocks` makes both.
 
     `gain` [N] float32 multiplies the outputs before the delta is added, as DoRA does, and then
     `shift` [N] float32 is added; None: neither.
@@ -43,9 +45,30 @@ class LoraSegment:
     stop: int
     a: Tensor
     b: Tensor
-    blocks: Tensor | None = None
+    blocks: Tensor
     gain: Tensor | None = None
     shift: Tensor | None = None
+
+
+def join_blocks(blocks: Sequence[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return `b` and `blocks` of a `LoraSegment`.
+
+    Args:
+        blocks: at least one pair (first output, B [outputs, ranks]); all of one dtype and device.
+            They take the lora_ranks in turn, from 0.
+    """
+    unit = BLOCK_ALIGNMENT // blocks[0][1].itemsize
+    index = []
+    rank = size = 0
+    for output, b in blocks:
+        first = -(-size // unit) * unit
+        size = first + b.numel()
+        index.append((rank, rank + b.shape[1], output, output + b.shape[0], first))
+        rank += b.shape[1]
+    data = blocks[0][1].new_zeros(size)
+    for (*_, first), (_, b) in zip(index, blocks, strict=True):
+        data[first : first + b.numel()].view(b.T.shape).copy_(b.T)
+    return data, torch.tensor(index)
 
 
 def lora_apply(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
@@ -129,14 +152,11 @@ def lora_apply_native(
     in_use = []  # tensors made here must outlive the call
     fields = array("q")
     for segment in segments:
-        a, b_transposed = segment.a.float().contiguous(), segment.b.T.float().contiguous()
-        blocks = segment.blocks
-        lora_rank, num_outputs = b_transposed.shape
-        if blocks is None:
-            blocks = torch.tensor([[0, lora_rank, 0, num_outputs]])
-        in_use.append((a, b_transposed, blocks))
-        fields.extend((segment.start, segment.stop, a.data_ptr(), b_transposed.data_ptr()))
-        fields.extend((blocks.data_ptr(), lora_rank, blocks.shape[0]))
+        a, b, blocks = segment.a.float().contiguous(), segment.b.float(), segment.blocks
+        assert b.is_contiguous() and blocks.is_contiguous(), "join_blocks makes them so"
+        in_use.append((a, b))
+        fields.extend((segment.start, segment.stop, a.data_ptr(), b.data_ptr()))
+        fields.extend((blocks.data_ptr(), a.shape[0], blocks.shape[0]))
     problem = LoraProblem(
         y.data_ptr(),
         x.data_ptr(),
@@ -144,7 +164,6 @@ def lora_apply_native(
         y.stride(0),
         x.stride(0),
         len(segments),
-        y.shape[1],
         x.shape[1],
         y.dtype == torch.bfloat16,
         x.dtype == torch.bfloat16,
@@ -163,5 +182,10 @@ def lora_apply_torch(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> N
         # A short segment takes its neighbours' rows along: cheaper than padding, and dropped below.
         first = min(segment.start, x.shape[0] - _MIN_ROWS)
         rows = x[first : max(segment.stop, first + _MIN_ROWS)].float()
-        delta = steady_product(steady_product(rows, segment.a.float()), segment.b.float())
-        y[segment.start : segment.stop] += delta[segment.start - first : segment.stop - first]
+        inner, b = steady_product(rows, segment.a.float()), segment.b.float()
+        y_rows, of_rows = y[segment.start : segment.stop], segment.start - first
+        for first_rank, end_rank, output, end_output, start in segment.blocks.tolist():
+            shape = end_output - output, end_rank - first_rank
+            block = b.as_strided(shape, (1, shape[0]), b.storage_offset() + start)
+            delta = steady_product(inner[:, first_rank:end_rank], block)
+            y_rows[:, output:end_output] += delta[of_rows : of_rows + len(y_rows)]

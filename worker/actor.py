@@ -100,14 +100,19 @@ class WorkerActor:
         return str(host), int(port)
 
     @ray.method
-    def load_adapter(self, slot: int, shard: AdapterShard) -> None:
-        """Put an adapter into a slot that no plan uses."""
-        self._ready_rank().load_adapter(slot, shard)
+    def load_adapter(
+        self, slot: int, adapter: str, weights: tuple[float, ...], *shards: AdapterShard
+    ) -> int:
+        """Put an adapter into a slot that no plan uses; return the bytes it holds on the device.
+
+        The shards, one for each weight, are arguments of their own: Ray fetches no others.
+        """
+        return self._ready_rank().load_adapter(slot, adapter, weights, shards)
 
     @ray.method
-    def clear_slot(self, slot: int, digest: str) -> None:
+    def clear_slot(self, slot: int, adapter: str) -> None:
         """Free the memory of a slot that no plan uses, if it still holds this adapter."""
-        self._ready_rank().clear_slot(slot, digest)
+        self._ready_rank().clear_slot(slot, adapter)
 
     def _ready_rank(self) -> Rank:
         assert self._rank is not None, "load() comes first"

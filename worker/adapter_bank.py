@@ -13,7 +13,6 @@ import torch
 from kernels.lora import LoraSegment
 from worker.adapter_form import (
     DOWN,
-    FUSED_MODULES,
     GATE_UP,
     OUT,
     QKV,
@@ -21,7 +20,7 @@ from worker.adapter_form import (
     EmbeddingForm,
     HeadForm,
 )
-from worker.adapter_shard import AdapterShard
+from worker.adapter_shard import FUSED_MODULES, AdapterShard
 from worker.base_weights import BaseWeights
 from worker.form_builder import build_form
 from worker.partition import Partition
@@ -80,37 +79,50 @@ class AdapterBank:
         self._base = base
         self._slots: list[AdapterForm | None] = [None] * num_slots
 
-    def load(self, slot: int, shard: AdapterShard) -> None:
-        """Put an adapter into a slot, in place of all that it held.
+    def load(
+        self,
+        slot: int,
+        adapter: str,
+        weights: Sequence[float],
+        shards: Sequence[AdapterShard],
+    ) -> int:
+        """Put an adapter, of one part or a weighted sum, into a slot in place of all that it held.
 
         May run while a step does: the slot changes hands in one assignment, after all the work.
+
+        Returns:
+            The bytes that the slot holds on the device.
 
         Raises:
             UnusableAdapter: if it cannot be computed; the slot keeps what it held.
         """
         assert 0 <= slot < len(self._slots), f"slot {slot} of {len(self._slots)}"
-        self._slots[slot] = build_form(
-            shard,
+        form = build_form(
+            adapter,
+            weights,
+            shards,
             self._part,
             num_layers=self._num_layers,
             dtype=self._dtype,
             device=self._device,
             base=self._base,
         )
+        self._slots[slot] = form
+        return form.num_bytes
 
     def clear(self, slot: int) -> None:
         """Empty a slot and free its memory."""
         self._slots[slot] = None
 
-    def digest(self, slot: int) -> str | None:
-        """Return the digest of the adapter in a slot, None if it is empty."""
-        adapter = self._slots[slot]
-        return None if adapter is None else adapter.digest
+    def adapter(self, slot: int) -> str | None:
+        """Return which adapter is in a slot, None if it is empty."""
+        form = self._slots[slot]
+        return None if form is None else form.adapter
 
     def num_bytes(self, slot: int) -> int:
         """Return the bytes that a slot holds on the device, 0 if it is empty."""
-        adapter = self._slots[slot]
-        return 0 if adapter is None else adapter.num_bytes
+        form = self._slots[slot]
+        return 0 if form is None else form.num_bytes
 
     def segments(self, runs: Sequence[SlotRows]) -> tuple[LayerSegments, ...]:
         """Return what `lora_apply` needs for a batch, by layer and fused linear.

@@ -1,14 +1,15 @@
 """An adapter as the forward pass wants it.
 
 The LoRAs of modules that share a fused linear are one pair, A stacked and B in blocks, at their
-true lora_rank, with scaling and DoRA's gain inside B; what the adapter does to the vocabulary
-stands beside them. Knows nothing of how a form is made, of slots or of batches.
+true lora_rank, with scaling, weight and DoRA's gain inside B; what the adapter does to the
+vocabulary stands beside them. Knows nothing of how a form is made, of slots or of batches.
 
-Shapes: R lora_rank of a fused linear's modules together, K its inputs and N its outputs on this
-rank, V vocabulary entries of this rank, H hidden.
+Shapes: R lora_rank of a fused linear's modules and all parts of a sum together, K its inputs and N
+its outputs on this rank, V vocabulary entries of this rank, H hidden.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -16,12 +17,6 @@ from kernels.linear import LinearWeight
 from kernels.lora import LoraSegment
 
 QKV, OUT, GATE_UP, DOWN = range(4)  # the fused linears of a layer
-FUSED_MODULES = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("o_proj",),
-    ("gate_proj", "up_proj"),
-    ("down_proj",),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +24,8 @@ class LoraPair:
     """One adapter's LoRA of one fused linear, or of the head."""
 
     a: Tensor  # [R, K]
-    b: Tensor  # [N, R], block by block, times scaling and gain; its transpose is contiguous
-    blocks: Tensor  # [modules, 4] int64 on the host, as LoraSegment wants them
+    b: Tensor  # [elements], one block for each module, times scaling, weight and gain
+    blocks: Tensor  # [modules, 5] int64 on the host, as LoraSegment wants them
     gain: Tensor | None  # [N] float32, of DoRA; None: 1
     shift: Tensor | None  # [N] float32, what keeps the gain off the bias; None: 0
 
@@ -45,7 +40,7 @@ class EmbeddingForm:
 
     table: Tensor | None  # [V, H] in the served dtype, in place of the base model's
     a_by_token: Tensor | None  # [V, R]
-    b: Tensor | None  # [H, R], times scaling and gain
+    b: Tensor | None  # [H, R], times scaling, weight and gain
     gain: Tensor | None  # [H] float32
 
 
@@ -61,24 +56,31 @@ class HeadForm:
 class AdapterForm:
     """One adapter; None where it leaves something alone."""
 
-    digest: str
+    adapter: str  # a digest, or several with weights
     pairs: tuple[tuple[LoraPair | None, ...], ...]  # by layer and fused linear
     embedding: EmbeddingForm | None
     head: HeadForm | None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all its tensors on the device."""
-        pairs = [pair for layer in self.pairs for pair in layer if pair is not None]
-        total = sum(_num_bytes(pair) for pair in pairs)
+        """Bytes that it holds on the device; what two of its tensors share counts once."""
+        weight = None if self.head is None else self.head.weight
+        packed_bytes = weight.num_bytes if weight is not None and weight.is_packed else 0
+        storages = (tensor.untyped_storage() for tensor in self._plain_tensors())
+        return packed_bytes + sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+    def _plain_tensors(self) -> Iterator[Tensor]:
+        """Give all tensors on the device but a packed head."""
+        found: list[Tensor | None] = []
+        pairs = [pair for layer in self.pairs for pair in layer]
         if self.embedding is not None:
-            total += _num_bytes(self.embedding)
+            one = self.embedding
+            found += (one.table, one.a_by_token, one.b, one.gain)
         if self.head is not None:
-            total += 0 if self.head.weight is None else self.head.weight.num_bytes
-            total += 0 if self.head.pair is None else _num_bytes(self.head.pair)
-        return total
-
-
-def _num_bytes(form: LoraPair | EmbeddingForm) -> int:
-    parts = (getattr(form, field.name) for field in fields(form))
-    return sum(part.nbytes for part in parts if part is not None)
+            pairs.append(self.head.pair)
+            if self.head.weight is not None and not self.head.weight.is_packed:
+                found.append(self.head.weight.data)
+        for pair in pairs:
+            if pair is not None:
+                found += (pair.a, pair.b, pair.gain, pair.shift)
+        return (tensor for tensor in found if tensor is not None)

@@ -16,6 +16,12 @@ from worker.partition import LINEAR_MODULES, ROW_PARALLEL, Partition, Span, part
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
 VOCABULARY_MODULES = (EMBEDDING, HEAD)
 ADAPTED_MODULES = (*LINEAR_MODULES, *VOCABULARY_MODULES)
+FUSED_MODULES = (  # of a layer; the modules of one fused linear share its inputs
+    ("q_proj", "k_proj", "v_proj"),
+    ("o_proj",),
+    ("gate_proj", "up_proj"),
+    ("down_proj",),
+)
 # B A of these is summed over the ranks: each has columns of A and all of B.
 SUMMED_MODULES = (*ROW_PARALLEL, EMBEDDING)
 

@@ -7,6 +7,7 @@ Knows nothing of tensors.
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -75,7 +76,7 @@ def fake_continuation(
 @dataclass(slots=True)
 class _Sequence:
     slot: int | None
-    adapter: str | None  # digest; None: the base model
+    adapter: str | None  # None: the base model
     sampling: SamplingParams
     pages: list[int]
     owned: set[int]  # pages it was given to write, or starts within
@@ -114,14 +115,26 @@ class FakeRank:
             page_size=self._page_size, num_pages=num_pages, num_host_pages=num_host_pages
         )
 
-    def load_adapter(self, slot: int, adapter: AdapterShard | str) -> None:
-        """Put an adapter, or only its digest, into a slot that no running sequence uses."""
-        self._check_unused(slot)
-        self._slots[slot] = adapter if isinstance(adapter, str) else adapter.digest
+    def load_adapter(
+        self,
+        slot: int,
+        adapter: str,
+        weights: Sequence[float] = (1.0,),
+        shards: Sequence[AdapterShard] = (),
+    ) -> int:
+        """Put an adapter, with or without shards, into a slot that no running sequence uses.
 
-    def clear_slot(self, slot: int, digest: str) -> None:
+        Returns:
+            The bytes of the shards, as if they were held.
+        """
+        assert len(shards) in (0, len(weights)), f"{len(shards)} shards, {len(weights)} weights"
+        self._check_unused(slot)
+        self._slots[slot] = adapter
+        return sum(shard.data.nbytes for shard in shards)
+
+    def clear_slot(self, slot: int, adapter: str) -> None:
         """Empty a slot that no running sequence uses, unless it holds another adapter by now."""
-        if self._slots[slot] == digest:
+        if self._slots[slot] == adapter:
             self._check_unused(slot)
             self._slots[slot] = None
 

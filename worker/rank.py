@@ -5,6 +5,7 @@ nothing of Ray, sockets or of how plans are made.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,13 +133,32 @@ class Rank:
             max_model_len=config.max_model_len,
         )
 
-    def load_adapter(self, slot: int, shard: AdapterShard) -> None:
-        """Put an adapter into a slot that no running sequence uses, in place of what it held."""
-        self._bank.load(slot, shard)
+    def load_adapter(
+        self,
+        slot: int,
+        adapter: str,
+        weights: Sequence[float],
+        shards: Sequence[AdapterShard],
+    ) -> int:
+        """Put an adapter into a slot that no running sequence uses, in place of what it held.
 
-    def clear_slot(self, slot: int, digest: str) -> None:
+        Args:
+            slot: where to.
+            adapter: its digest, or several with weights if it is a sum.
+            weights: of its parts, 1 for a single adapter.
+            shards: of its parts in the same order, each cut for this rank.
+
+        Returns:
+            The bytes that it holds on the device.
+
+        Raises:
+            UnusableAdapter: if it cannot be computed; the slot keeps what it held.
+        """
+        return self._bank.load(slot, adapter, weights, shards)
+
+    def clear_slot(self, slot: int, adapter: str) -> None:
         """Empty a slot that no running sequence uses, unless it holds another adapter by now."""
-        if self._bank.digest(slot) == digest:
+        if self._bank.adapter(slot) == adapter:
             self._bank.clear(slot)
 
     def step(self, frame: bytes) -> StepReply:
@@ -168,7 +188,7 @@ class Rank:
             return StepOutput(plan.step, ())
         batch = build_batch(plan.chunks, self._table, self._config.page_size, self._device)
         for run in batch.runs:
-            assert self._bank.digest(run.slot) is not None, f"slot {run.slot} is empty"
+            assert self._bank.adapter(run.slot) is not None, f"slot {run.slot} is empty"
         logits = self._model.forward(batch, self._cache, self._bank)
         if logits is None:
             return StepOutput(plan.step, ())

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -94,12 +94,13 @@ class AdapterDesk:
 
     def settle(self, group: RankGroup, scheduler: AnyScheduler) -> None:
         """Do what the last decision asks for: start loads, answer unloads, look ahead."""
-        for load in scheduler.take_loads():
-            self._spawn(self._load(group, scheduler, load))
         for gone in scheduler.take_unloaded():
             calls = self._unloading.pop(gone.digest, [])
             clearing = self._spawn(self._clear(group, gone.freed_slots))
             clearing.add_done_callback(partial(_answer, gone, calls))
+        for load in scheduler.take_loads():
+            self._spawn(self._clear(group, load.clears))
+            self._spawn(self._load(group, scheduler, load))
         upcoming = scheduler.upcoming()
         for adapter in upcoming:
             if adapter not in self._fetched:
@@ -119,13 +120,13 @@ class AdapterDesk:
 
     async def _load(self, group: RankGroup, scheduler: AnyScheduler, load: AdapterLoad) -> None:
         """Bring one adapter into a slot of every rank; steps go on meanwhile."""
-        await self._clear(group, load.clears)
         try:
             parts = await self._pool.shards(load.adapter)
             held = await group.load_adapter(load.slot, load.adapter, parts)
         except TopworkError as error:
             self._owners.deliver(scheduler.adapter_failed(load.adapter, info_of(error)))
-            await self._clear(group, [(load.slot, load.adapter)])  # of the ranks that could load it
+            # Some ranks may have been able to load it.
+            await self._clear(group, [(load.slot, load.adapter)])
         except GroupFailed:
             return  # the step loop learns it from the closed connection
         else:
@@ -137,12 +138,14 @@ class AdapterDesk:
         with contextlib.suppress(TopworkError):  # the load will meet it again, and tell
             await self._pool.prefetch(adapter)
 
-    async def _clear(self, group: RankGroup, places: Iterable[tuple[int, str]]) -> None:
-        """Free slots of what they hold, unless they hold something else by now."""
-        with contextlib.suppress(GroupFailed):  # dead ranks hold no memory
-            for slot, adapter in places:
-                self.held_bytes.pop(adapter, None)
-                await group.clear_slot(slot, adapter)
+    def _clear(
+        self, group: RankGroup, places: Iterable[tuple[int, str]]
+    ) -> Coroutine[Any, Any, None]:
+        """Free slots before anything else is loaded into them; await it to know that they are."""
+        places = tuple(places)
+        for _, adapter in places:
+            self.held_bytes.pop(adapter, None)
+        return _until_clear(group.clear_slots(places))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -158,6 +161,11 @@ def _answer(
     slots = tuple(slot for slot, _ in gone.freed_slots)
     for asker, call_id in calls:
         asker.send(Unloaded(call_id, gone.freed_pages, slots))
+
+
+async def _until_clear(clearing: Awaitable[None]) -> None:
+    with contextlib.suppress(GroupFailed):  # dead ranks hold no memory
+        await clearing
 
 
 def info_of(error: TopworkError) -> ErrorInfo:

@@ -5,12 +5,13 @@ error reported by a rank, or a step that no answer came to in time. Does not kno
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, Protocol
 
 import msgspec
 from ray.exceptions import RayError, RayTaskError
 
+from cluster.composition import parts_of
 from cluster.errors import InvalidAdapter
 from worker.adapter_shard import UnusableAdapter
 from worker.channel import BadFrame, Channel, ChannelClosed
@@ -23,8 +24,10 @@ class RankHandle(Protocol):
     def rendezvous(self) -> Awaitable[tuple[str, int]]: ...
     def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]: ...
     def serve(self, num_pages: int, num_host_pages: int) -> Awaitable[tuple[str, int]]: ...
-    def load_adapter(self, slot: int, shard: Any) -> Awaitable[None]: ...
-    def clear_slot(self, slot: int, digest: str) -> Awaitable[None]: ...
+    def load_adapter(
+        self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
+    ) -> Awaitable[int]: ...
+    def clear_slot(self, slot: int, adapter: str) -> Awaitable[None]: ...
 
 
 class RankLauncher(Protocol):
@@ -138,15 +141,27 @@ class RankGroup:
     async def load_adapter(
         self, slot: int, adapter: str, parts: tuple[tuple[Any, ...], ...]
     ) -> tuple[int, ...]:
-        """Put one adapter into a slot of every rank; returns when all have acknowledged.
+        """Put an adapter into a slot of every rank; returns when all have acknowledged.
+
+        Args:
+            slot: where to.
+            adapter: a digest, or a weighted sum of several.
+            parts: of each part, in the order of `parts_of`, one shard handle for each rank.
+
+        Returns:
+            The bytes that it holds on each rank's device.
 
         Raises:
             InvalidAdapter: if a rank cannot compute it; the others may have it in the slot now.
             GroupFailed: if a rank is gone.
         """
-        (shards,) = parts
-        assert len(shards) == len(self._handles), "one shard for each rank"
-        calls = [h.load_adapter(slot, s) for h, s in zip(self._handles, shards, strict=True)]
+        weights = tuple(weight for _, weight in parts_of(adapter))
+        assert len(parts) == len(weights) > 0, f"{len(parts)} parts for {adapter}"
+        assert all(len(part) == len(self._handles) for part in parts), "one shard for each rank"
+        calls = [
+            handle.load_adapter(slot, adapter, weights, shards)
+            for handle, shards in zip(self._handles, zip(*parts, strict=True), strict=True)
+        ]
         # All are awaited: a late one must not reach a slot that has been given away.
         results = await asyncio.gather(*calls, return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
@@ -160,16 +175,20 @@ class RankGroup:
             reason = f"a rank failed while it loaded an adapter: {error}"
             self._fail(reason)  # it may live on, but what it holds is not known
             raise GroupFailed(reason) from error
-        return (0,)
+        return tuple(result for result in results if not isinstance(result, BaseException))
 
-    async def clear_slot(self, slot: int, digest: str) -> None:
-        """Free a slot's memory on every rank, if it still holds the adapter.
+    def clear_slots(self, places: Iterable[tuple[int, str]]) -> Awaitable[None]:
+        """Free the memory of slots on every rank, of each if it still holds that adapter.
 
-        Raises:
-            GroupFailed: if a rank is gone.
+        What is loaded after this call is loaded after the slots are clear, awaited or not. Waiting
+        for them raises GroupFailed if a rank is gone.
         """
+        calls = [h.clear_slot(slot, adapter) for slot, adapter in places for h in self._handles]
+        return asyncio.ensure_future(self._await_clear(asyncio.gather(*calls)))
+
+    async def _await_clear(self, calls: Awaitable[list[None]]) -> None:
         try:
-            await asyncio.gather(*(handle.clear_slot(slot, digest) for handle in self._handles))
+            await calls
         except RayError as error:
             raise GroupFailed(f"a rank failed while it cleared a slot: {error}") from error
 

@@ -51,11 +51,14 @@ class ActorRank:
         call = self.actor.serve.remote(num_pages, num_host_pages)
         return cast(Awaitable[tuple[str, int]], call)
 
-    def load_adapter(self, slot: int, shard: Any) -> Awaitable[None]:
-        return cast(Awaitable[None], self.actor.load_adapter.remote(slot, shard))
+    def load_adapter(
+        self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
+    ) -> Awaitable[int]:
+        call = self.actor.load_adapter.remote(slot, adapter, weights, *shards)
+        return cast(Awaitable[int], call)
 
-    def clear_slot(self, slot: int, digest: str) -> Awaitable[None]:
-        return cast(Awaitable[None], self.actor.clear_slot.remote(slot, digest))
+    def clear_slot(self, slot: int, adapter: str) -> Awaitable[None]:
+        return cast(Awaitable[None], self.actor.clear_slot.remote(slot, adapter))
 
 
 class ActorLauncher:

@@ -37,8 +37,8 @@ class LoraProblem(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("y", "x", "segments")),
-        *((name, ctypes.c_int64) for name in ("y_stride", "x_stride", "num_segments")),
-        *((name, ctypes.c_int64) for name in ("num_outputs", "num_inputs")),
+        *((name, ctypes.c_int64) for name in ("y_stride", "x_stride")),
+        *((name, ctypes.c_int64) for name in ("num_segments", "num_inputs")),
         *((name, ctypes.c_int64) for name in ("is_y_bf16", "is_x_bf16", "num_threads")),
     ]
 

@@ -15,24 +15,24 @@ enum {
     DOT_RANKS = 4,
 };
 
-/* Block of B that is not all zero: a run of ranks, a run of outputs. */
+/* Block of B that is not all zero: a run of ranks, a run of outputs, its place in b. */
 struct block {
-    int64_t first_rank, end_rank, first_output, end_output;
+    int64_t first_rank, end_rank, first_output, end_output, first_element;
 };
 
 struct segment {
     int64_t start, stop;        /* rows */
     const float *a;             /* [lora_rank, K] */
-    const float *b;             /* [lora_rank, N]: B transposed */
+    const float *b;             /* blocks of [ranks, outputs]: B transposed */
     const struct block *blocks; /* [num_blocks] */
     int64_t lora_rank, num_blocks;
 };
 
 struct problem {
-    void *y;       /* [T, N] */
+    void *y;       /* [T, outputs] */
     const void *x; /* [T, K] */
     const struct segment *segments;
-    int64_t y_stride, x_stride, num_segments, num_outputs, num_inputs;
+    int64_t y_stride, x_stride, num_segments, num_inputs;
     int64_t is_y_bf16, is_x_bf16, num_threads;
 };
 
@@ -134,21 +134,22 @@ static void apply(const struct problem *p, const struct segment *s, const struct
                   int64_t first, int64_t num_rows)
 {
     shrink(p, s, w, first, num_rows);
-    for (const struct block *block = s->blocks; block < s->blocks + s->num_blocks; block++)
+    for (const struct block *block = s->blocks; block < s->blocks + s->num_blocks; block++) {
+        int64_t ldb = block->end_output - block->first_output;
         for (int64_t n = block->first_output; n < block->end_output; n += TILE_COLUMNS) {
-            const float *b = s->b + block->first_rank * p->num_outputs + n;
-            int64_t count = block->end_output - n, ldb = p->num_outputs;
+            const float *b = s->b + block->first_element + n - block->first_output;
+            int64_t count = block->end_output - n;
             if (count < TILE_COLUMNS) {
-                for (int64_t rank = block->first_rank; rank < block->end_rank; rank++) {
-                    float *to = w->edge + (rank - block->first_rank) * TILE_COLUMNS;
+                for (int64_t rank = 0; rank < block->end_rank - block->first_rank; rank++) {
+                    float *to = w->edge + rank * TILE_COLUMNS;
                     memset(to, 0, TILE_COLUMNS * sizeof(float));
-                    memcpy(to, s->b + rank * p->num_outputs + n, (size_t)count * sizeof(float));
+                    memcpy(to, b + rank * ldb, (size_t)count * sizeof(float));
                 }
-                b = w->edge;
-                ldb = TILE_COLUMNS;
-            }
-            expand(p, s, w, first, num_rows, block, n, b, ldb);
+                expand(p, s, w, first, num_rows, block, n, w->edge, TILE_COLUMNS);
+            } else
+                expand(p, s, w, first, num_rows, block, n, b, ldb);
         }
+    }
 }
 
 static int64_t tasks_of(const struct segment *s)

@@ -66,9 +66,19 @@ def test_a_neighbour_full_of_nan_changes_nothing() -> None:
 
 
 def test_bytes_count_the_weight_and_the_bias() -> None:
-    weight = torch.randn(6, 10).bfloat16()
-    assert prepare_linear(weight).num_bytes == 120
-    assert prepare_linear(weight, torch.randn(6).bfloat16()).num_bytes == 132
+    weight = torch.randn(6, 10).double()
+    assert not can_pack(weight)
+    assert prepare_linear(weight).num_bytes == 480
+    assert prepare_linear(weight, torch.randn(6).double()).num_bytes == 528
+
+
+def test_bytes_count_what_the_blocked_layout_adds() -> None:
+    if not can_pack(torch.randn(1, 1)):
+        pytest.skip("oneDNN cannot pack here")
+    whole, odd = (prepare_linear(torch.randn(n, 576)) for n in (512, 513))
+    assert whole.num_bytes == 512 * 576 * 4
+    assert odd.num_bytes > 513 * 576 * 4
+    assert prepare_linear(torch.randn(512, 576), torch.randn(512)).num_bytes == 512 * 577 * 4
 
 
 def test_the_packed_weight_does_not_keep_the_callers_copy() -> None:

@@ -14,7 +14,7 @@ from kernels.attention import (
     paged_attention_native,
     paged_attention_torch,
 )
-from kernels.lora import LoraSegment, lora_apply_native, lora_apply_torch
+from kernels.lora import LoraSegment, join_blocks, lora_apply_native, lora_apply_torch
 from kernels.native import build as build_module
 from kernels.native.build import BuildError, build, is_whole
 from kernels.native.library import Library, native_library, open_library
@@ -86,9 +86,9 @@ def test_a_later_position_of_its_own_sequence_is_no_number_to_a_row(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_both_forms_of_lora_agree(library: Library, dtype: torch.dtype) -> None:
     x, y = torch.randn(70, 100).to(dtype), torch.randn(70, 90).to(dtype)
-    a, b = torch.randn(10, 100) / 10, torch.randn(90, 10)
+    a, b = torch.randn(10, 100) / 10, join_blocks([(0, torch.randn(90, 10))])
     native, plain = y.clone(), y.clone()
-    segments = [LoraSegment(0, 65, a, b), LoraSegment(66, 69, a, b)]
+    segments = [LoraSegment(0, 65, a, *b), LoraSegment(66, 69, a, *b)]
     lora_apply_native(native, x, segments, library)
     lora_apply_torch(plain, x, segments)
     assert difference(native, plain) < TOLERANCE[dtype]
@@ -98,7 +98,8 @@ def test_both_forms_of_lora_agree(library: Library, dtype: torch.dtype) -> None:
 def test_the_number_of_threads_changes_no_bit(library: Library, dtype: torch.dtype) -> None:
     q, k, v, batch = step(dtype)
     x, y = torch.randn(202, 100).to(dtype), torch.randn(202, 90).to(dtype)
-    segments = [LoraSegment(0, 202, torch.randn(10, 100), torch.randn(90, 10))]
+    b, blocks = join_blocks([(0, torch.randn(90, 10))])
+    segments = [LoraSegment(0, 202, torch.randn(10, 100), b, blocks)]
     before = torch.get_num_threads()
     results = []
     try:

@@ -133,7 +133,8 @@ class RankGroup:
     def load_adapter(self, slot: int, adapter: "TinyAdapter") -> None:
         tp = len(self.ranks)
         for index, rank in enumerate(self.ranks):
-            rank.load_adapter(slot, adapter.cut(partition(self.config, tp, index)))
+            shard = adapter.cut(partition(self.config, tp, index))
+            rank.load_adapter(slot, adapter.digest, (1.0,), (shard,))
 
     def generate(self, prompts: Sequence[Prompt], num_tokens: int, chunk_size: int = 64) -> None:
         """Draw tokens for all prompts, prefills in chunks beside the decodes of others."""

@@ -98,10 +98,17 @@ class LogitRanks:
         self._threads = ThreadPoolExecutor(tp)
         self.ranks = [LogitRank(path, self.config, group, dtype) for group in groups]
 
-    def load(self, slot: int, adapter: Adapter) -> None:
-        """Load an adapter on every rank, one after the other: no rank may wait for another."""
-        for rank in self.ranks:
-            rank.bank.load(slot, cut(adapter, rank.part))
+    def load(self, slot: int, *adapters: Adapter, weights: Sequence[float] = (1.0,)) -> list[int]:
+        """Load an adapter, or a sum, on every rank; return the bytes that each holds.
+
+        One rank after the other: none may wait for another.
+        """
+        name = ",".join(f"{a.digest}:{w}" for a, w in zip(adapters, weights, strict=True))
+        shards = [[cut(adapter, rank.part) for adapter in adapters] for rank in self.ranks]
+        return [
+            rank.bank.load(slot, name, weights, of_rank)
+            for rank, of_rank in zip(self.ranks, shards, strict=True)
+        ]
 
     def logits(self, prompts: Sequence[Prompt]) -> list[Tensor]:
         """Return the logits [tokens, vocabulary] of each prompt, all in one batch."""

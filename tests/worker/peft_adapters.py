@@ -1,11 +1,14 @@
 """Adapters of every kind that PEFT makes, and PEFT's own logits of them."""
 
 import copy
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -96,6 +99,14 @@ def make_adapter_dir(base: PreTrainedModel, kind: str, folder: Path) -> None:
     model = get_peft_model(copy.deepcopy(base), LoraConfig(init_lora_weights=False, **keys))
     train(model)
     model.save_pretrained(folder)
+
+
+def rewrite(source: Path, target: Path, change: Callable[[Tensor], Tensor]) -> None:
+    """Write an adapter again with all its tensors changed."""
+    name = "adapter_model.safetensors"
+    tensors = {key: change(tensor) for key, tensor in load_file(source / name).items()}
+    save_file(tensors, target / name)
+    shutil.copy(source / "adapter_config.json", target)
 
 
 def by_peft(base: torch.nn.Module, folder: Path, tokens: tuple[int, ...]) -> Tensor:

@@ -98,10 +98,10 @@ def test_dora_on_a_weight_that_cancels_out_is_refused_by_the_rank(
                 parameter.zero_()[0] = 1
     trained.save_pretrained(tmp_path)
     group = ranks("llama3_biased", 1, torch.float32)
-    before = group.ranks[0].bank.digest(5)
+    before = group.ranks[0].bank.adapter(5)
     with pytest.raises(UnusableAdapter, match=rf"DoRA of {module} \(layer 0\): .* not finite"):
         group.load(5, read(tmp_path, group.config))
-    assert group.ranks[0].bank.digest(5) == before
+    assert group.ranks[0].bank.adapter(5) == before
 
 
 def test_dora_without_the_base_models_weights_is_an_error(made, ranks):
@@ -111,7 +111,7 @@ def test_dora_without_the_base_models_weights_is_an_error(made, ranks):
         rank.part, num_layers=2, num_slots=1, dtype=torch.float32, device=torch.device("cpu")
     )
     with pytest.raises(AssertionError, match="need the base model's weights"):
-        bank.load(0, cut(read(made("llama", "dora"), group.config), rank.part))
+        bank.load(0, "dora", (1.0,), (cut(read(made("llama", "dora"), group.config), rank.part),))
 
 
 def test_dora_whose_base_model_has_gone_from_the_disk_is_refused_by_the_rank(made, ranks, tmp_path):
@@ -126,7 +126,7 @@ def test_dora_whose_base_model_has_gone_from_the_disk_is_refused_by_the_rank(mad
         base=BaseWeights(tmp_path / "gone", group.config, rank.part, torch.float32),
     )
     with pytest.raises(UnusableAdapter, match="base model's weights cannot be read again"):
-        bank.load(0, cut(read(made("llama", "dora"), group.config), rank.part))
+        bank.load(0, "dora", (1.0,), (cut(read(made("llama", "dora"), group.config), rank.part),))
     plain = read(made("llama", "rank and alpha patterns under rslora"), group.config)
-    bank.load(0, cut(plain, rank.part))
-    assert bank.digest(0) == plain.digest
+    bank.load(0, plain.digest, (1.0,), (cut(plain, rank.part),))
+    assert bank.adapter(0) == plain.digest

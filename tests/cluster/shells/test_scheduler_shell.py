@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from ray.exceptions import WorkerCrashedError
 
+from cluster.composition import compose, parts_of
 from cluster.errors import NotFound
 from cluster.request import BASE, Request, TokenEvent
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.replay import Replay
+from cluster.shells.rank_group import RankGroup
 from cluster.shells.recording import RecordingConfig
 from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
 from cluster.wire import (
@@ -94,13 +96,18 @@ class ThreadHandle:
         host, port = server.getsockname()
         return host, port
 
-    async def load_adapter(self, slot: int, shard: Any) -> None:
-        if self._index == 1 and shard in LOAD_ERRORS:
-            raise LOAD_ERRORS[shard]
-        self.rank.load_adapter(slot, shard)
+    async def load_adapter(
+        self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
+    ) -> int:
+        assert shards == tuple(digest for digest, _ in parts_of(adapter))
+        if self._index == 1 and adapter in LOAD_ERRORS:
+            raise LOAD_ERRORS[adapter]
+        assert weights == tuple(weight for _, weight in parts_of(adapter))
+        self.rank.load_adapter(slot, adapter, weights)
+        return 100 * len(shards) + self._index
 
-    async def clear_slot(self, slot: int, digest: str) -> None:
-        self.rank.clear_slot(slot, digest)
+    async def clear_slot(self, slot: int, adapter: str) -> None:
+        self.rank.clear_slot(slot, adapter)
 
 
 class ThreadLauncher:
@@ -362,6 +369,29 @@ async def test_an_adapter_that_a_rank_cannot_compute_fails_only_its_own_requests
         assert token_ids(told["here"]) == expected("cafe")
         assert (await router.status()).restarts == 0
         assert [slot.adapter for slot in (await router.status()).slots] == ["cafe"]
+
+
+async def test_a_sum_of_adapters_is_served_from_the_shards_of_its_parts() -> None:
+    both = compose([("cafe", 0.5), ("fade", -1.0)])
+    async with world_with("cafe", "fade") as world:
+        router = await world.connect()
+        await until_ready(router)
+        for request_id, adapter in (("sum", both), ("one", "cafe")):
+            router.send(ask(request_id, adapter))
+        told = await router.collect("sum", "one")
+        assert token_ids(told["sum"]) == expected(both) != expected("cafe")
+        assert token_ids(told["one"]) == expected("cafe")
+
+
+async def test_a_group_says_what_an_adapter_holds_on_each_rank() -> None:
+    launcher = ThreadLauncher()
+    launcher.gate.set()
+    group = RankGroup(launcher, start_timeout=30.0, step_timeout=30.0)
+    await group.start()
+    assert await group.load_adapter(0, "cafe", (("cafe", "cafe"),)) == (100, 101)
+    both = compose([("cafe", 2.0), ("fade", 1.0)])
+    assert await group.load_adapter(1, both, (("cafe",) * 2, ("fade",) * 2)) == (200, 201)
+    await group.kill()
 
 
 async def test_a_rank_that_dies_of_a_load_ends_all_requests_and_the_group_comes_back() -> None:
