@@ -1,16 +1,14 @@
 """Names, versions, pins and the host tier, without a disk."""
 
-import numpy as np
 import pytest
 
-from cluster.adapters.adapter import Adapter, LoraModule, adapter_digest
 from cluster.adapters.contents import Loaded
+from cluster.adapters.pins import Limits
 from cluster.adapters.pool import AdapterPool
-from cluster.adapters.record import Outline, Source
+from cluster.adapters.record import Facts, Outline, Source
 from cluster.errors import Conflict, InvalidRequest, NotFound
-from tests.cluster.adapters.tiny import MODEL
 
-SIZE = 4 * (4 * 27 + 36 * 4)  # bytes of one adapter below
+SIZE = 1008  # bytes of one adapter below
 
 
 def outline(content: int, path: str = "", touched: int = 0) -> Outline:
@@ -20,17 +18,24 @@ def outline(content: int, path: str = "", touched: int = 0) -> Outline:
 
 
 def loaded(content: int, path: str = "", touched: int = 0) -> Loaded:
-    """Return one of many adapters of SIZE bytes; equal contents have equal digests."""
-    a, b = np.full((4, 27), content, np.uint32), np.zeros((36, 4), np.uint32)
-    modules = (LoraModule(layer=0, module="q_proj", scaling=1.0, a=a, b=b),)
-    digest = adapter_digest("float32", modules)
-    about = outline(content, path, touched)
-    return Loaded(Adapter(digest, about.source.path, MODEL, "float32", modules), about, SIZE)
+    """Return one of many adapters; equal contents have equal digests.
+
+    They take SIZE bytes in host memory and 100 times their content on the device.
+    """
+    facts = Facts(
+        digest=f"digest {content}",
+        outline=outline(content, path, touched),
+        host_bytes=SIZE,
+        device_bytes=100 * content,
+        stands_alone=content == 9,
+    )
+    return Loaded(facts, (f"shard of {content}",))
 
 
-def pool_of(fits: int, max_pinned: int = 9) -> AdapterPool:
+def pool_of(fits: int, max_pinned: int = 9, device_bytes: int | None = None) -> AdapterPool:
     """Return a pool whose host tier holds `fits` adapters."""
-    return AdapterPool(base_name="smollm2", host_bytes=fits * SIZE, max_pinned=max_pinned)
+    limits = Limits(host_bytes=fits * SIZE, num_slots=max_pinned + 1, device_bytes=device_bytes)
+    return AdapterPool("smollm2", limits)
 
 
 def publish(pool: AdapterPool, name: str, content: int, *, pinned: bool = False) -> str:
@@ -39,6 +44,11 @@ def publish(pool: AdapterPool, name: str, content: int, *, pinned: bool = False)
     pool.check()
     assert record.digest is not None
     return record.digest
+
+
+def pinned(pool: AdapterPool) -> tuple[str, ...]:
+    """Return the digests that are pinned."""
+    return tuple(facts.digest for facts in pool.pinned())
 
 
 def paths(pool: AdapterPool, digest: str) -> list[str]:
@@ -158,7 +168,7 @@ def test_content_outlives_its_last_name_until_it_is_forgotten() -> None:
     pool = pool_of(9)
     digest = publish(pool, "law", 1)
     pool.unload("law")
-    assert pool.take(digest).digest == digest  # requests that resolved it before still get it
+    assert pool.take(digest) == loaded(1).shards  # requests that resolved it before still get it
     assert pool.forget(digest) == SIZE
     assert pool.forget(digest) == 0
     with pytest.raises(NotFound):
@@ -183,7 +193,7 @@ def test_the_last_four_versions_are_kept_and_what_only_older_ones_held_is_retire
     assert [version.version for version in pool.record("law").versions] == [3, 4, 5, 6]
     assert list(pool.retired()) == digests[:2]
     pool.forget(digests[0])
-    assert pool.take(digests[2]).digest == digests[2]
+    assert pool.take(digests[2]) == loaded(2).shards
 
 
 def test_content_that_comes_back_knows_since_which_version() -> None:
@@ -269,7 +279,7 @@ def test_the_least_recently_used_leaves_memory_and_says_where_to_read_it() -> No
     assert paths(pool, second) == ["/adapters/2"]
     pool.restore(loaded(2))
     assert tiers(pool) == {"a": "disk", "b": "host", "c": "host"}
-    assert pool.take(second).digest == second
+    assert pool.take(second) == loaded(2).shards
 
 
 def test_looking_does_not_count_as_use() -> None:
@@ -284,7 +294,7 @@ def test_looking_does_not_count_as_use() -> None:
 def test_one_adapter_over_the_whole_budget_is_still_served() -> None:
     pool = pool_of(0)
     digest = publish(pool, "a", 1)
-    assert pool.take(digest).digest == digest
+    assert pool.take(digest) == loaded(1).shards
     publish(pool, "b", 2)
     assert tiers(pool) == {"a": "disk", "b": "host"}
 
@@ -307,7 +317,7 @@ def test_pinned_adapters_stay_however_long_unused() -> None:
     for content in range(2, 6):
         publish(pool, f"x{content}", content)
     assert [name for name, tier in tiers(pool).items() if tier == "host"] == ["a", "x5"]
-    assert pool.pinned() == (digest,)
+    assert pinned(pool) == (digest,)
 
 
 def test_pinning_more_bytes_than_fit_is_refused_with_the_numbers_and_changes_nothing() -> None:
@@ -335,20 +345,38 @@ def test_pinning_more_adapters_than_slots_allow_is_refused_with_the_numbers() ->
     publish(pool, "c", 2, pinned=True)
 
 
+def test_pinning_leaves_room_on_the_device_for_the_largest_of_all() -> None:
+    pool = pool_of(9, device_bytes=1000)
+    publish(pool, "a", 3, pinned=True)
+    publish(pool, "big", 5)
+    with pytest.raises(InvalidRequest, match="takes 400 bytes .* 300 of 1000 .* 500 must stay"):
+        pool.publish("b", loaded(4), load_inplace=False, pinned=True)
+    pool.check()
+    publish(pool, "b", 2, pinned=True)
+    assert pool.resolve("b", "").num_bytes == 200
+
+
+def test_what_has_no_weighted_sum_says_so() -> None:
+    pool = pool_of(9)
+    publish(pool, "plain", 1)
+    publish(pool, "dora", 9)
+    assert [pool.resolve(name, "").stands_alone for name in ("plain", "dora")] == [False, True]
+
+
 def test_a_pin_follows_the_versions_that_get_requests() -> None:
     pool = pool_of(2)
     old = publish(pool, "law", 1, pinned=True)
     new = publish(pool, "law", 2, pinned=True)
-    assert pool.pinned() == (new,)
+    assert pinned(pool) == (new,)
     pool.split("law", {1: 50, 2: 50}, {})
-    assert pool.pinned() == tuple(sorted((old, new)))
+    assert pinned(pool) == tuple(sorted((old, new)))
     publish(pool, "x", 3)
     pool.check()
     pool.rollback("law", 1, {})
     pool.check()
-    assert pool.pinned() == (old,)
+    assert pinned(pool) == (old,)
     publish(pool, "law", 1, pinned=False)
-    assert pool.pinned() == ()
+    assert pinned(pool) == ()
 
 
 def test_a_pinned_name_is_not_split_beyond_what_fits() -> None:
@@ -356,9 +384,9 @@ def test_a_pinned_name_is_not_split_beyond_what_fits() -> None:
     publish(pool, "law", 1, pinned=True)
     new = publish(pool, "law", 2, pinned=True)
     with pytest.raises(InvalidRequest, match="cannot be pinned"):
-        pool.split("law", {1: 50, 2: 50}, {loaded(1).adapter.digest: loaded(1)})
+        pool.split("law", {1: 50, 2: 50}, {loaded(1).facts.digest: loaded(1)})
     pool.check()
-    assert pool.pinned() == (new,)
+    assert pinned(pool) == (new,)
 
 
 def test_unloading_one_of_two_pinned_names_keeps_the_content_pinned() -> None:
@@ -407,7 +435,7 @@ def test_a_registered_name_has_no_digest_before_its_first_request() -> None:
     pool.settle(loaded(1))
     pool.check()
     assert pool.unread("law", "x") is None
-    assert pool.resolve("law", "x").digest == loaded(1).adapter.digest
+    assert pool.resolve("law", "x").digest == loaded(1).facts.digest
     assert pool.record("law").version == 1
 
 
@@ -427,7 +455,7 @@ def test_a_directory_touched_before_its_first_request_is_another_version() -> No
     pool.check()
     assert [v.version for v in pool.record("law").versions] == [2]
     pool.settle(loaded(3, "/law"))  # nobody waits for it
-    assert pool.record("law").digest == loaded(2).adapter.digest
+    assert pool.record("law").digest == loaded(2).facts.digest
 
 
 def test_what_was_never_read_is_dropped_when_its_directory_holds_something_else() -> None:
@@ -446,7 +474,7 @@ def test_what_was_never_read_can_be_rolled_back_to_while_its_directory_is_there(
     pool.settle(loaded(1))
     pool.check()
     pool.rollback("law", 1, {})
-    assert pool.resolve("law", "").digest == loaded(1).adapter.digest
+    assert pool.resolve("law", "").digest == loaded(1).facts.digest
 
 
 def test_a_name_unloaded_while_its_directory_was_read_stays_out() -> None:

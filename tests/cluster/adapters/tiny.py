@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.adapters.sharding import RankMemory
 from cluster.adapters.targets import module_path
 from cluster.errors import InvalidAdapter
 from worker.adapter_shard import VOCABULARY_MODULES, adapted_shape
@@ -39,6 +40,7 @@ MODEL = ModelConfig(
     bos_token_id=None,
     eos_token_ids=(2,),
 )
+MEMORY = RankMemory(tp=1, adapter_item_bytes=4, model_item_bytes=4)
 LIMITS = AdapterLimits(max_lora_rank=16)
 
 

@@ -15,7 +15,7 @@ class Replica:
     def __init__(self, name: str = "0") -> None:
         self.address = SchedulerAddress(name, "127.0.0.1", 1, b"")
         self.leases: Counter[str] = Counter()
-        self.pinned: tuple[str, ...] = ()
+        self.pinned: dict[str, int] = {}
         self.unloaded: list[str] = []
         self.aborted: list[str] = []
         self.is_hung = False
@@ -48,14 +48,14 @@ class Replica:
         """Take an unload back."""
         for answer in self._fenced.pop(adapter, []):
             if not answer.done():
-                answer.set_result(Unloaded(0, 0, None))
+                answer.set_result(Unloaded(0, 0, ()))
 
     def _settle(self) -> None:
         for adapter in [adapter for adapter in self._fenced if not self.leases[adapter]]:
             self.unloaded.append(adapter)
             for answer in self._fenced.pop(adapter):
                 if not answer.done():
-                    answer.set_result(Unloaded(0, 7, 3))
+                    answer.set_result(Unloaded(0, 7, (3,)))
 
 
 class ReplicaLine:
@@ -77,7 +77,7 @@ class ReplicaLine:
     def allow(self, adapter: str) -> None:
         self._replica.allow(adapter)
 
-    def keep_pinned(self, adapters: tuple[str, ...]) -> None:
+    def keep_pinned(self, adapters: dict[str, int]) -> None:
         self._replica.pinned = adapters
 
     async def status(self) -> Status:

@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from cluster.adapters.pins import Limits
 from cluster.adapters.pool import AdapterPool
 from cluster.errors import Conflict, InvalidAdapter, InvalidRequest, NotFound, TopworkError
 from cluster.shells.pool_shell import AdapterPoolActor, PoolShellConfig
-from tests.cluster.adapters.tiny import LIMITS, MODEL, tiny_adapter
+from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL, tiny_adapter
 from tests.cluster.shells.replicas import Replica, connector
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -80,11 +81,12 @@ class PoolLife(RuleBasedStateMachine):
         self.run(self._start(lazy))
 
     async def _start(self, lazy: bool) -> None:
-        self.pool = AdapterPool(base_name="tiny", host_bytes=3 * SIZE, max_pinned=2)
+        self.pool = AdapterPool("tiny", Limits(host_bytes=3 * SIZE, num_slots=3))
         self.actor = AdapterPoolActor(
             PoolShellConfig(
                 model=MODEL,
                 limits=LIMITS,
+                memory=MEMORY,
                 adapter_dirs=(str(self.root / "watched"),),
                 poll_interval=3600,
                 silence=30,
@@ -224,8 +226,8 @@ class PoolLife(RuleBasedStateMachine):
             got = {v.version: v.share for v in record.versions if v.share}
             assert got == {version: share for version, share in wanted.items() if share}
 
-    @rule(choice=choices, request_id=st.text(max_size=3), tp=st.integers(1, 3))
-    def begin_a_request(self, choice: int, request_id: str, tp: int) -> None:
+    @rule(choice=choices, request_id=st.text(max_size=3))
+    def begin_a_request(self, choice: int, request_id: str) -> None:
         name = self.known(choice)
         try:
             resolved = self.run(self.actor.resolve(name, request_id))
@@ -237,7 +239,7 @@ class PoolLife(RuleBasedStateMachine):
         self.replica.lease(resolved.digest)  # raises if it is fenced
         self.running.append(resolved.digest)
         try:
-            shards = self.run(self.actor.shards(resolved.digest, tp))
+            ((shard,),) = self.run(self.actor.shards(resolved.digest))
         except (NotFound, InvalidAdapter):
             paths = {v.path for v in self.record(name).versions if v.digest == resolved.digest}
             held = {self.content_of(path) for path in paths}
@@ -246,7 +248,7 @@ class PoolLife(RuleBasedStateMachine):
             }
             self.finish_a_request(len(self.running) - 1)
         else:
-            assert [shard.digest for shard in shards] == [resolved.digest] * tp
+            assert shard.digest == resolved.digest
 
     @rule(index=st.integers(0, 20))
     def finish_a_request(self, index: int) -> None:
@@ -260,7 +262,7 @@ class PoolLife(RuleBasedStateMachine):
             return
         digest = self.running[index % len(self.running)]
         try:
-            self.run(self.actor.shards(digest, 1))
+            self.run(self.actor.shards(digest))
         except (NotFound, InvalidAdapter) as error:
             assert "has been unloaded" not in error.message, "forgotten under a running request"
 
@@ -291,7 +293,7 @@ class PoolLife(RuleBasedStateMachine):
         running = {digest for digest, count in self.replica.leases.items() if count}
         assert set(self.pool.retired()) <= running, "kept for nobody"
         assert running <= self.pool._contents._contents.keys(), "forgotten under a request"
-        assert self.replica.pinned == self.pool.pinned()
+        assert self.replica.pinned == {one.digest: one.device_bytes for one in self.pool.pinned()}
         assert set(self.actor._reclaimer._tasks) == set(self.pool.retired())
 
     def teardown(self) -> None:
@@ -317,7 +319,7 @@ class PoolLife(RuleBasedStateMachine):
         assert self.pool._contents._contents == {}
         assert self.pool._contents._host.held_bytes == 0
         assert self.pool._contents._digest_by_path == {}
-        assert self.replica.pinned == ()
+        assert self.replica.pinned == {}
 
     async def _await_unloads(self) -> None:
         async with asyncio.timeout(30):

@@ -1,9 +1,12 @@
 """The pool actor over real directories, with replicas that hold leases."""
 
 import asyncio
+import gc
 import os
 import shutil
+import tempfile
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,14 @@ import numpy as np
 import pytest
 from ray.exceptions import ObjectStoreFullError
 
+from cluster.adapters.pins import Limits
 from cluster.adapters.pool import AdapterPool
+from cluster.adapters.sharding import RankMemory, cut_all
+from cluster.composition import compose
 from cluster.errors import Conflict, InvalidAdapter, InvalidRequest, NotFound, Unavailable
 from cluster.shells.pool_shell import AdapterPoolActor, PoolShellConfig
 from cluster.shells.scheduler_links import Gone, SchedulerLinks
-from tests.cluster.adapters.tiny import LIMITS, MODEL, tiny_adapter
+from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL, tiny_adapter
 from tests.cluster.shells.replicas import Replica, connector
 from worker.adapter_shard import AdapterShard
 
@@ -41,9 +47,12 @@ async def make() -> AsyncIterator[Make]:
     made: list[AdapterPoolActor] = []
 
     def start(*replicas: Replica, fits: float = 100, put: Any = lambda x: x, **more: Any) -> Any:
-        pool = AdapterPool(base_name="tiny", host_bytes=int(fits * size()), max_pinned=3)
-        config = PoolShellConfig(model=MODEL, limits=LIMITS, silence=0.05, **more)
-        made.append(AdapterPoolActor(config, pool, connector(*replicas), put))
+        limits = Limits(host_bytes=int(fits * size()), num_slots=4)
+        more = {"memory": MEMORY, "silence": 0.05} | more
+        config = PoolShellConfig(model=MODEL, limits=LIMITS, **more)
+        made.append(
+            AdapterPoolActor(config, AdapterPool("tiny", limits), connector(*replicas), put)
+        )
         return made[-1]
 
     yield start
@@ -52,10 +61,11 @@ async def make() -> AsyncIterator[Make]:
 
 
 def size() -> int:
-    """Return what one adapter of `write` holds in memory."""
+    """Return what the only shard of an adapter of `write` holds in memory."""
     adapter = tiny_adapter("q_proj", "v_proj")
-    tensors = sum(tensor.nbytes for tensor in adapter.tensors.values())
-    return tensors + 1500  # of header, at most
+    with tempfile.TemporaryDirectory() as folder:
+        (shard,) = cut_all(adapter.read(Path(folder)), 1)
+    return shard.data.nbytes
 
 
 def digest_of(folder: Path, content: int) -> str:
@@ -71,11 +81,11 @@ async def calm() -> None:
 
 
 async def test_a_loaded_adapter_resolves_and_its_shards_are_cut(make: Make, tmp_path: Path) -> None:
-    actor = make()
+    actor = make(memory=RankMemory(tp=3, adapter_item_bytes=4, model_item_bytes=2))
     record = await actor.load("law", str(write(tmp_path / "law", 1)), False, False)
     resolved = await actor.resolve("law", "any")
     assert (resolved.version, resolved.digest) == (1, record.digest)
-    shards = await actor.shards(resolved.digest, 3)
+    (shards,) = await actor.shards(resolved.digest)
     assert [(shard.rank, shard.tp, shard.digest) for shard in shards] == [
         (rank, 3, record.digest) for rank in range(3)
     ]
@@ -131,13 +141,13 @@ async def test_an_unload_waits_for_running_requests_and_says_what_was_freed(
     digest = (await actor.load("law", str(write(tmp_path / "law", 1)), False, True)).digest
     assert digest is not None
     replicas[0].lease(digest)
-    assert replicas[1].pinned == (digest,)
+    assert replicas[1].pinned == {digest: (await actor.resolve("law", "")).num_bytes}
     unloading = asyncio.create_task(actor.unload("law", False))
     await calm()
     assert not unloading.done()
     with pytest.raises(NotFound, match="does not exist"):
         await actor.resolve("law", "")
-    assert len(await actor.shards(digest, 1)) == 1  # for the one that runs
+    assert len(await actor.shards(digest)) == 1  # for the one that runs
     replicas[0].release(digest)
     result = await unloading
     assert [replica.unloaded for replica in replicas] == [[digest], [digest]]
@@ -147,8 +157,8 @@ async def test_an_unload_waits_for_running_requests_and_says_what_was_freed(
     assert [(slot.replica, slot.slot) for slot in freed.slots] == [("0", 3), ("1", 3)]
     assert 0 < freed.host_bytes <= size()
     with pytest.raises(NotFound, match="unloaded"):
-        await actor.shards(digest, 1)
-    assert replicas[0].pinned == ()
+        await actor.shards(digest)
+    assert replicas[0].pinned == {}
 
 
 async def test_force_aborts_running_requests_also_of_an_unload_that_waits(
@@ -210,7 +220,7 @@ async def test_unloaded_and_loaded_in_one_breath_nothing_is_unloaded(
     await calm()
     digest = (await actor.resolve("right", "")).digest
     replica.lease(digest)
-    assert len(await actor.shards(digest, 1)) == 1
+    assert len(await actor.shards(digest)) == 1
 
 
 async def test_an_unload_that_is_not_wanted_any_more_is_not_ordered(tmp_path: Path) -> None:
@@ -237,7 +247,7 @@ async def test_content_replaced_often_enough_is_forgotten_everywhere(
     await calm()
     assert replica.unloaded == digests[:2]
     with pytest.raises(NotFound):
-        await actor.shards(str(digests[0]), 1)
+        await actor.shards(str(digests[0]))
 
 
 async def test_a_rollback_needs_the_old_bytes_and_says_so(make: Make, tmp_path: Path) -> None:
@@ -281,12 +291,12 @@ async def test_a_directory_deleted_while_its_request_waits_fails_it_and_no_later
     await actor.load("other", str(write(tmp_path / "other", 2)), False, False)
     shutil.rmtree(law)
     with pytest.raises(NotFound, match="no such directory"):
-        await actor.shards(digest, 1)
+        await actor.shards(digest)
     write(law, 3)
     with pytest.raises(InvalidAdapter, match="has changed on disk"):
-        await actor.shards(digest, 1)
+        await actor.shards(digest)
     write(law, 1)
-    assert len(await actor.shards(digest, 1)) == 1
+    assert len(await actor.shards(digest)) == 1
 
 
 async def test_another_directory_with_the_same_bytes_will_do(make: Make, tmp_path: Path) -> None:
@@ -295,7 +305,7 @@ async def test_another_directory_with_the_same_bytes_will_do(make: Make, tmp_pat
     await actor.load("b", str(write(tmp_path / "b", 1)), False, False)
     await actor.load("other", str(write(tmp_path / "other", 2)), False, False)
     shutil.rmtree(tmp_path / "b")
-    assert len(await actor.shards(digest, 1)) == 1
+    assert len(await actor.shards(digest)) == 1
 
 
 async def test_no_room_for_shards_is_told_and_passes(make: Make, tmp_path: Path) -> None:
@@ -306,13 +316,69 @@ async def test_no_room_for_shards_is_told_and_passes(make: Make, tmp_path: Path)
             raise ObjectStoreFullError("full")
         return shard
 
-    actor = make(put=put)
-    digest = str((await actor.load("law", str(write(tmp_path / "law", 1)), False, False)).digest)
+    actor, path = make(put=put), str(write(tmp_path / "law", 1))
     with pytest.raises(Unavailable, match="no room") as caught:
-        await actor.shards(digest, 1)
+        await actor.load("law", path, False, False)
     assert caught.value.retry_after is not None
+    assert await actor.records() == ()
     is_full = False
-    assert len(await actor.shards(digest, 1)) == 1
+    digest = str((await actor.load("law", path, False, False)).digest)
+    assert len(await actor.shards(digest)) == 1
+
+
+async def test_shards_stay_in_shared_memory_until_they_must_go(make: Make, tmp_path: Path) -> None:
+    live: weakref.WeakSet[AdapterShard] = weakref.WeakSet()
+
+    class Held:
+        """A handle; weak references to it tell whether the memory is still held."""
+
+    puts: list[AdapterShard] = []
+
+    def put(shard: AdapterShard) -> Held:
+        puts.append(shard)
+        handle = Held()
+        live.add(handle)  # type: ignore[arg-type]
+        return handle
+
+    actor = make(fits=2.2, put=put)
+    digests = []
+    for content in (1, 2):
+        path = str(write(tmp_path / str(content), content))
+        digests.append(str((await actor.load(str(content), path, False, False)).digest))
+    for _ in range(3):
+        for digest in digests:
+            await actor.shards(digest)
+    assert (len(puts), len(live)) == (2, 2)  # cut once
+    await actor.load("3", str(write(tmp_path / "3", 3)), False, False)
+    assert (len(puts), len(live)) == (3, 2)
+    await actor.prefetch(digests[0])
+    assert (len(puts), len(live)) == (4, 2)
+    for name in "123":
+        await actor.unload(name, False)
+    gc.collect()
+    assert len(live) == 0
+
+
+async def test_a_sum_is_fetched_part_by_part(make: Make, tmp_path: Path) -> None:
+    actor = make(fits=1.2)
+    digests = []
+    for content in (1, 2):
+        path = str(write(tmp_path / str(content), content))
+        digests.append(str((await actor.load(str(content), path, False, False)).digest))
+    parts = await actor.shards(compose([(digests[1], 2.0), (digests[0], 0.5)]))
+    assert [shard.digest for (shard,) in parts] == sorted(digests)
+    await actor.unload("1", False)
+    with pytest.raises(NotFound, match="unloaded"):
+        await actor.shards(compose([(digests[1], 2.0), (digests[0], 0.5)]))
+
+
+async def test_an_adapter_over_the_memory_of_all_is_refused_with_the_numbers(
+    make: Make, tmp_path: Path
+) -> None:
+    memory = RankMemory(tp=1, adapter_item_bytes=4, model_item_bytes=4, adapter_bytes=100)
+    actor = make(memory=memory)
+    with pytest.raises(InvalidAdapter, match=r"takes \d+ bytes .* have 100 \(adapter_memory\)"):
+        await actor.load("law", str(write(tmp_path / "law", 1)), False, False)
 
 
 async def test_a_read_that_hangs_blocks_no_other_adapter(
@@ -332,7 +398,7 @@ async def test_a_read_that_hangs_blocks_no_other_adapter(
     loading = asyncio.create_task(actor.load("slow", slow, False, False))
     fast = str(write(tmp_path / "fast", 2))
     digest = str((await actor.load("fast", fast, False, False)).digest)
-    assert len(await actor.shards(digest, 1)) == 1
+    assert len(await actor.shards(digest)) == 1
     await actor.unload("fast", False)
     assert not loading.done()
     gate.set()
@@ -399,10 +465,10 @@ async def test_a_replica_that_comes_late_or_again_hears_what_is_pinned(
     actor = make(replica)
     digest = (await actor.load("law", str(write(tmp_path / "law", 1)), False, True)).digest
     await actor.attach(replica.address)
-    assert replica.pinned == (digest,)
-    replica.pinned = ()
+    assert list(replica.pinned) == [digest]
+    replica.pinned = {}
     await actor.attach(replica.address)
-    assert replica.pinned == (digest,)
+    assert list(replica.pinned) == [digest]
     await actor.detach("0")
     assert await actor.schedulers() == ()
 

@@ -136,10 +136,15 @@ class ListedShards:
     def __init__(self, *digests: str) -> None:
         self._digests = digests
 
-    async def shards(self, digest: str, tp: int) -> tuple[Any, ...]:
-        if digest not in self._digests:
-            raise NotFound(f"adapter {digest} has been unloaded")
-        return (digest,) * tp
+    async def shards(self, adapter: str) -> tuple[Any, ...]:
+        digests = [digest for digest, _ in parts_of(adapter)]
+        for digest in digests:
+            if digest not in self._digests:
+                raise NotFound(f"adapter {digest} has been unloaded")
+        return tuple((digest, digest) for digest in digests)
+
+    async def prefetch(self, adapter: str) -> None:
+        await self.shards(adapter)
 
 
 class RouterEnd:
@@ -500,7 +505,7 @@ async def test_an_unload_that_waits_can_be_taken_back() -> None:
 async def test_pins_outlive_the_ranks() -> None:
     async with world_with("cafe", "beef") as world:
         router = await world.connect()
-        router.send(KeepPinned(("cafe",)))
+        router.send(KeepPinned({"cafe": 100}))
         await until_ready(router)
         for life in range(2):
             router.send(ask(f"a{life}", "cafe"))
@@ -513,7 +518,7 @@ async def test_pins_outlive_the_ranks() -> None:
                 router.send(ask("c"))
                 await router.collect("c")
                 await until_ready(router)
-        router.send(KeepPinned(()))
+        router.send(KeepPinned({}))
         router.send(ask("d"))
         await router.collect("d")
         assert not any(slot.pinned for slot in (await router.status()).slots)
