@@ -1,8 +1,10 @@
 """`python -m deploy.bench.adapters`: what many adapters cost, on servers that it starts itself."""
 
 import json
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -12,6 +14,7 @@ from deploy.bench.adapters.many import FEW
 from deploy.bench.adapters.measuring import Amount, What, make_setup, measure
 from deploy.bench.adapters.report import as_json, print_all
 from deploy.bench.adapters.stall import MIN_SLOTS
+from deploy.bench.http_target import BenchError
 from deploy.demo.model import demo_model
 
 
@@ -22,7 +25,7 @@ def run(
     slots: Annotated[int, typer.Option(min=MIN_SLOTS, help="Of each rank.")] = 16,
     in_host: Annotated[int, typer.Option(help="Adapters that host memory has room for.")] = 200,
     rounds: Annotated[int, typer.Option(min=1, help="That count; of `many` and `stall`.")] = 3,
-    requests: Annotated[int, typer.Option(min=8, help="In a round of `many`.")] = 160,
+    requests: Annotated[int, typer.Option(min=8, help="In a round of `many`.")] = 120,
     samples: Annotated[int, typer.Option(min=1, help="Of each place in `cold`; `parts`.")] = 12,
     load_only: Annotated[bool, typer.Option(help="In `stall`, no requests beside loads.")] = False,
     drop_page_cache: Annotated[
@@ -42,12 +45,22 @@ def run(
     )
     demo_model()
     setup = make_setup(tp, adapters, slots, in_host)
-    with Console(stderr=True).status("measuring") as status:
-        results = measure(set(only or What), setup, amount, status.update)
+    errors = Console(stderr=True)
+    try:
+        with errors.status("measuring") as status:
+            results = measure(set(only or What), setup, amount, status.update)
+    except BenchError as error:
+        errors.print(str(error), style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from None
     print_all(results, Console(width=None if sys.stdout.isatty() else 180))
     if json_file is not None:
         json_file.write_text(json.dumps(as_json(results), indent=2) + "\n")
 
 
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _exit)  # so that no server outlives this process
     typer.run(run)

@@ -1,11 +1,13 @@
-"""What a server's /metrics says of its adapters, and how that grew.
+"""What a server counts of its adapters and how that grew, and where its adapters are.
 
-Owns the reading of the text. Takes every counter whose name begins with `topwork_adapter`, so
-that new ones are shown without being named here.
+Owns the reading of /metrics and GET /v1/adapters. Takes every counter whose name begins with
+`topwork_adapter`, so that new ones are shown without being named here.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,11 +18,9 @@ _INSTANCES = ("replica", "router")  # labels that are summed over
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One look at a server's adapters."""
+    """One look at the counters of adapters."""
 
-    totals: dict[str, float]  # counters, by name and labels
-    levels: dict[str, int]  # adapters whose best place is there: device, host, disk
-    leases: int  # sequences that hold an adapter
+    totals: dict[str, float]  # by name and labels
 
     @property
     def loads(self) -> int:
@@ -35,17 +35,16 @@ class Counts:
 def read_counts(text: str) -> Counts:
     """Read the text of /metrics."""
     totals: dict[str, float] = defaultdict(float)
-    levels: Counter[str] = Counter()
-    leases = 0
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if family.type == "counter" and sample.name.startswith(PREFIX):
                 totals[_key(sample.name, sample.labels)] += sample.value
-            elif sample.name == f"{PREFIX}_resident":
-                levels[sample.labels["level"]] += int(sample.value)
-            elif sample.name == f"{PREFIX}_inflight":
-                leases += int(sample.value)
-    return Counts(dict(totals), dict(levels), leases)
+    return Counts(dict(totals))
+
+
+def count_tiers(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many entries of GET /v1/adapters are in each tier; /metrics names only some."""
+    return dict(Counter(entry["tier"] for entry in entries))
 
 
 def _key(name: str, labels: dict[str, str]) -> str:

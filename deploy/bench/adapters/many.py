@@ -50,7 +50,7 @@ class Row:
     workload: str
     num_adapters: int  # registered
     rounds: list[Round] = field(default_factory=list)
-    levels: dict[str, int] = field(default_factory=dict)  # where adapters are after the last round
+    tiers: dict[str, int] = field(default_factory=dict)  # where adapters are after the last round
 
     def median(self, what: Callable[[Round], float]) -> float:
         """Return the median of a figure over the rounds."""
@@ -147,7 +147,7 @@ def _measure(
     after = server.counts()
     if number > 0:
         row.rounds.append(_round(run, after.loads - counts.loads, after.since(counts), idle))
-        row.levels = after.levels
+        row.tiers = server.tiers()
 
 
 def _round(run: Run, loads: int, counted: dict[str, float], idle: float | None) -> Round:

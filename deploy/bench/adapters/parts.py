@@ -1,6 +1,7 @@
 """Where each millisecond of a cold adapter goes: the parts of a load, one by one, in one process.
 
-First as plain functions, then what Ray adds. Files are in the page cache, and nothing else runs.
+First as plain functions, then what Ray adds. `python -m deploy.bench.adapters --only parts` shows
+them. Files are in the page cache, and nothing else runs.
 """
 
 import logging

@@ -146,8 +146,8 @@ def _print_rows(rows: list[Row], console: Console) -> None:
         )
     console.print(table)
     for row in rows:
-        levels = ", ".join(f"{count:,} {level}" for level, count in sorted(row.levels.items()))
-        where = f"{row.workload} of {row.num_adapters:,}: then on {levels}"
+        tiers = ", ".join(f"{count:,} {tier}" for tier, count in sorted(row.tiers.items()))
+        where = f"{row.workload} of {row.num_adapters:,}: then on {tiers}"
         counted = ", ".join(f"{name} +{value:g}" for name, value in row.rounds[-1].counted.items())
         console.print(f"{where}; last round {counted}", markup=False)
 

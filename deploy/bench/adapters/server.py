@@ -5,6 +5,7 @@ Owns the process and all that it starts. Knows nothing of what is asked of it.
 
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from deploy.bench.adapters.counts import Counts, read_counts
+from deploy.bench.adapters.counts import Counts, count_tiers, read_counts
 from deploy.bench.http_target import BenchError
 
 BASE = "smollm2"
@@ -66,11 +67,14 @@ class BenchServer:
         Raises:
             BenchError: if the server ends or takes too long, with the end of what it said.
         """
-        self._is_decided.wait(START_TIMEOUT)
+        try:
+            self._is_decided.wait(START_TIMEOUT)
+        finally:
+            if READY not in self._seen:
+                self._stop()
         if READY not in self._seen:
-            self._stop()
-            told = self._output[-4000:].decode(errors="replace")
-            raise BenchError(f"the server {self.label} is not ready: {told}")
+            told = plain_text(bytes(self._output))[-4000:]
+            raise BenchError(f"the server {self.label} is not ready:\n{told}")
         return self
 
     def __exit__(
@@ -95,6 +99,11 @@ class BenchServer:
     def counts(self) -> Counts:
         """Return what /metrics says of adapters now."""
         return read_counts(httpx.get(f"{self.url}/metrics", timeout=60.0).raise_for_status().text)
+
+    def tiers(self) -> dict[str, int]:
+        """Return how many adapters are in each tier."""
+        reply = httpx.get(f"{self.url}/v1/adapters", timeout=60.0).raise_for_status()
+        return count_tiers(reply.json()["data"])
 
     def adapter(self, name: str) -> dict[str, Any]:
         """Return what GET /v1/adapters/{name} says."""
@@ -130,6 +139,12 @@ class BenchServer:
         self._process.wait(STOP_TIMEOUT)
         self._reader.join(STOP_TIMEOUT)
         os.close(self._master)
+
+
+def plain_text(output: bytes) -> str:
+    """Return what stands on a terminal after its output: no colours, no line that was redrawn."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode(errors="replace"))
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
 
 
 def cpu_used(before: dict[int, float], after: dict[int, float]) -> float:

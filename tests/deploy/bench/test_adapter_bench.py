@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from deploy.bench.adapters.cold import TIERS, Place
-from deploy.bench.adapters.counts import read_counts
+from deploy.bench.adapters.counts import count_tiers, read_counts
 from deploy.bench.adapters.directories import (
     NUM_KINDS,
     adapter_names,
@@ -24,7 +24,7 @@ from deploy.bench.adapters.many import FEW, ManyOptions, Round, Row, Start, work
 from deploy.bench.adapters.parts import Part
 from deploy.bench.adapters.popularity import by_zipf, in_turn
 from deploy.bench.adapters.report import Results, as_json, check_goals, print_all
-from deploy.bench.adapters.server import cpu_used
+from deploy.bench.adapters.server import cpu_used, plain_text
 from deploy.bench.adapters.stall import ALONE, COLD, LOADS, WARM, Phase
 from deploy.bench.adapters.streams import Streams, Window, gaps_within, watch
 from deploy.bench.adapters.traffic import Burst, Call, send_burst
@@ -111,9 +111,19 @@ def test_counters_of_adapters_are_summed_over_replicas_and_kept_apart_by_other_l
         'topwork_adapter_reads_total{from="disk"}': 7.0,
         'topwork_adapter_reads_total{from="host"}': 1.0,
     }
-    assert (counts.loads, counts.levels, counts.leases) == (15, {"device": 1, "disk": 2}, 2)
+    assert counts.loads == 15
     later = read_counts(METRICS.replace("12.0", "20.0"))
     assert later.since(counts)["topwork_adapter_loads_total"] == 8.0
+
+
+def test_adapters_are_counted_by_tier() -> None:
+    entries = [{"name": tier, "tier": tier} for tier in ("disk", "host", "disk")]
+    assert count_tiers(entries) == {"disk": 2, "host": 1}
+
+
+def test_what_a_terminal_shows_has_no_colours_and_no_lines_that_were_redrawn() -> None:
+    output = b"\x1b[32mstarting 0:00\x1b[0m\r\x1b[2Kstarting 0:01\r\n\x1b[?25hno such model\r\n"
+    assert plain_text(output) == "starting 0:01\nno such model\n"
 
 
 def test_cpu_time_counts_processes_that_began_meanwhile() -> None:
@@ -258,7 +268,7 @@ def results() -> Results:
     rows = [Row("few", FEW), Row("few", 2000), Row("zipf", 2000)]
     for row, speeds in zip(rows, ((100, 120, 90), (80, 95, 99), (50, 60, 70)), strict=True):
         row.rounds = [round_of(speed, 1.0 if row.workload == "few" else None) for speed in speeds]
-        row.levels = {"device": 16, "disk": 1784}
+        row.tiers = {"device": 16, "disk": 1784}
     gaps = {ALONE: 0.02, COLD: 0.03, WARM: 0.025, LOADS: 0.021}
     phases = [Phase(name, [[gap] * 9, [gap] * 9], [1.0, 2.0], [5, 5]) for name, gap in gaps.items()]
     places = [Place(tier, [0.1 * (i + 1)]) for i, tier in enumerate(TIERS)]
