@@ -26,7 +26,7 @@ from worker.model_reader import read_model_config
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]
 
 NUM_ADAPTERS, NUM_SLOTS, NUM_IN_HOST = 2000, 16, 200
-NUM_REQUESTS = 400  # of each kind of traffic
+NUM_REQUESTS = 300  # of each kind of traffic
 CLIENTS = 16
 TP = 2
 
