@@ -12,7 +12,7 @@ SERVED := $(if $(filter $(MODEL),$(DEMO)),--served-model-name smollm2,)
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-slow check demo-model bench-scheduler clean
+.PHONY: install serve test test-slow check demo-model bench-scheduler bench-adapters clean
 
 # torch first and pinned: a plain `torch` would bring gigabytes of CUDA.
 $(BIN)/.installed: pyproject.toml
@@ -59,6 +59,11 @@ $(VENV)/bench-scheduler/.installed: | $(BIN)/.installed
 # ARGS='--profile' shows where our time goes, ARGS='--json FILE' writes all that was measured.
 bench-scheduler: $(BIN)/.installed $(VENV)/bench-scheduler/.installed
 	$(BIN)/python -m deploy.bench.scheduler --peer-python $(VENV)/bench-scheduler/bin/python $(ARGS)
+
+# Makes 2,000 adapters once (half a minute, 4 GB in ~/.cache/topwork/bench) and starts servers itself.
+# ARGS='--only stall --tp 2' measures less, ARGS='--json FILE' writes all that was measured.
+bench-adapters: $(BIN)/.installed $(DEMO)/config.json
+	$(BIN)/python -m deploy.bench.adapters $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections import deque
+from collections.abc import AsyncGenerator
 
 import httpx
 
@@ -50,29 +51,38 @@ class HttpTarget:
         return Run(tuple(samples))
 
     async def _ask(self, client: httpx.AsyncClient, ask: Ask) -> Sample:
-        body = {
-            "model": ask.model,
-            "prompt": list(ask.token_ids),
-            "max_tokens": ask.num_output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-        }
         sent = time.perf_counter()
-        times: list[float] = []
-        async with client.stream("POST", "/v1/completions", json=body) as reply:
-            if reply.status_code != 200:
-                raise BenchError(f"{reply.status_code}: {(await reply.aread()).decode()}")
-            async for line in reply.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                now = time.perf_counter()
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    raise BenchError(str(chunk["error"]))
-                for choice in chunk["choices"]:
-                    times += [now] * len(choice.get("token_ids") or ())
+        times = [at async for at in token_times(client, ask)]
         if len(times) != ask.num_output_tokens:
             raise BenchError(f"{len(times)} tokens instead of {ask.num_output_tokens}")
         return Sample(sent, tuple(times))
+
+
+async def token_times(client: httpx.AsyncClient, ask: Ask) -> AsyncGenerator[float, None]:
+    """Send one request and yield when each of its tokens arrives, in seconds of perf_counter.
+
+    Raises:
+        BenchError: if the server answers with an error.
+    """
+    body = {
+        "model": ask.model,
+        "prompt": list(ask.token_ids),
+        "max_tokens": ask.num_output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    async with client.stream("POST", "/v1/completions", json=body) as reply:
+        if reply.status_code != 200:
+            raise BenchError(f"{reply.status_code}: {(await reply.aread()).decode()}")
+        async for line in reply.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            now = time.perf_counter()
+            chunk = json.loads(line[6:])
+            if "error" in chunk:
+                raise BenchError(str(chunk["error"]))
+            for choice in chunk["choices"]:
+                for _ in choice.get("token_ids") or ():
+                    yield now

@@ -6,6 +6,7 @@ same size and cost as the one it was made from.
 """
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -51,20 +52,32 @@ def _b_of(a_name: str) -> str:
 def make_many(directory: Path, count: int) -> list[Path]:
     """Make adapters `a0000`, `a0001`, ... in a directory and return their paths.
 
-    What is there already under such a name is written anew.
+    What is there already stays; what an interrupted run has left unfinished is made.
     """
     sources = sorted(path.parent for path in ADAPTERS.glob(f"*/{CONFIG}"))
     tensors = [load_file(source / WEIGHTS) for source in sources]
-    configs = [(source / CONFIG).read_text() for source in sources]
-    made = []
-    for number in track(range(count), "making adapters", console=Console(stderr=True)):
+    configs = [json.dumps(json.loads((source / CONFIG).read_text())) for source in sources]
+    made = [directory / f"a{number:04d}" for number in range(count)]
+    missing = [n for n in range(count) if not _is_whole(made[n], configs[n % len(sources)])]
+    progress = Console(stderr=True)
+    for number in track(missing, "making adapters", console=progress, disable=not missing):
         kind = number % len(sources)
-        path = directory / f"a{number:04d}"
-        path.mkdir(parents=True, exist_ok=True)
-        (path / CONFIG).write_text(json.dumps(json.loads(configs[kind])))
-        save_file(variant(tensors[kind], number), path / WEIGHTS, {"format": "pt"})
-        made.append(path)
+        _write(made[number], configs[kind], variant(tensors[kind], number))
     return made
+
+
+def _is_whole(path: Path, config: str) -> bool:
+    return (path / CONFIG).is_file() and (path / CONFIG).read_text() == config
+
+
+def _write(path: Path, config: str, tensors: Tensors) -> None:
+    """Write an adapter, its config last; several processes may do so at the same time."""
+    path.mkdir(parents=True, exist_ok=True)
+    unfinished = path / f".unfinished-{os.getpid()}"
+    save_file(tensors, unfinished, {"format": "pt"})
+    unfinished.replace(path / WEIGHTS)
+    unfinished.write_text(config)
+    unfinished.replace(path / CONFIG)
 
 
 def main() -> None:
