@@ -94,7 +94,7 @@ def _load(
     weights = clock.time("  read the file", (path / WEIGHTS).read_bytes)
     clock.time("  parse the file", lambda: parse_safetensors(weights, WEIGHTS))
     begun = perf_counter()
-    adapter, _ = parse_adapter(str(path), config, weights, model, AdapterLimits())
+    adapter = parse_adapter(str(path), config, weights, model, AdapterLimits())
     whole = perf_counter() - begun
     clock.time("  digest", lambda: adapter_digest(adapter.dtype, adapter.modules, adapter.tables))
     times = clock.times
@@ -105,7 +105,9 @@ def _load(
     clock.time(
         "build the form of one rank",
         lambda: build_form(
-            shards[0],
+            adapter.digest,
+            (1.0,),
+            shards[:1],
             partition(model, tp, 0),
             num_layers=model.num_layers,
             dtype=torch.float32,
