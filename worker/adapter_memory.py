@@ -19,6 +19,7 @@ from worker.partition import Partition
 _LINE = 64  # bytes: where a block of B starts, and what a packed weight's inputs are padded to
 _MAX_PACKED_OUTPUTS = 64  # that a packed weight's outputs may be padded to a multiple of
 _GAIN_BYTES = 4  # of one output: DoRA's gains and shifts are float32
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _FUSED_LINEARS = (*FUSED_MODULES, (HEAD,))
 
 
@@ -38,6 +39,15 @@ def claimed_bytes(
         device_item_bytes: size of an element of A and B on the device.
         model_item_bytes: size of an element of the weights that are served.
     """
+    num_elements = len(shard.data) // _ITEM_BYTES[shard.dtype]
+    laid_out = _round_up(num_elements * device_item_bytes) if shard.is_plain else 0
+    return max(laid_out, _built_bytes(shard, part, device_item_bytes, model_item_bytes))
+
+
+def _built_bytes(
+    shard: AdapterShard, part: Partition, device_item_bytes: int, model_item_bytes: int
+) -> int:
+    """Return the most bytes that a form holds which is built piece by piece."""
     entries = {(entry.layer, entry.module): entry for entry in shard.entries}
     by_linear: dict[tuple[int, tuple[str, ...]], list[LoraEntry]] = defaultdict(list)
     for (layer, module), entry in entries.items():

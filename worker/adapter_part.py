@@ -24,7 +24,7 @@ from worker.base_weights import OpenWeights
 from worker.dora import embedding_gain, linear_gain
 from worker.partition import Partition, Span
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class AdapterPart:
@@ -76,7 +76,7 @@ class AdapterPart:
             a = a[:, columns.start : columns.stop]
         assert a.shape == (entry.lora_rank, len(columns)), f"A of {entry}"
         assert entry.b_shape == (len(rows), entry.lora_rank), f"B of {entry}"
-        b = self._tensor(entry.b_offset, entry.b_shape).float() * (entry.scaling * self._weight)
+        b = self._b(entry).float() * (entry.scaling * self._weight)
         if not bool(b.isfinite().all()):
             raise self._unusable(
                 f"on {entry.module} (layer {entry.layer}): B times scaling {entry.scaling:g} times "
@@ -133,7 +133,7 @@ class AdapterPart:
         offset, width = table.offset, table.shape[1]
         first = span.start - self._first_row(module)
         assert first >= 0 and first + len(span) <= table.shape[0], f"{span} of {table}"
-        item = _DTYPES[self._shard.dtype].itemsize
+        item = DTYPES[self._shard.dtype].itemsize
         rows = self._tensor(offset + first * width * item, (len(span), width))
         return rows.to(self._base().dtype)
 
@@ -146,13 +146,16 @@ class AdapterPart:
     def _whole_a(self, entry: LoraEntry) -> Tensor:
         return self._tensor(entry.a_offset, entry.a_shape)
 
+    def _b(self, entry: LoraEntry) -> Tensor:
+        return self._tensor(entry.b_offset, entry.b_shape[::-1]).T
+
     def _base(self) -> OpenWeights:
         assert self._opened is not None, "the base model's weights are not open"
         return self._opened
 
     def _tensor(self, offset: int, shape: tuple[int, ...]) -> Tensor:
         """Return a copy of a tensor in the shard's buffer, which may be read-only and unaligned."""
-        tensor = torch.empty(shape, dtype=_DTYPES[self._shard.dtype])
+        tensor = torch.empty(shape, dtype=DTYPES[self._shard.dtype])
         target = tensor.view(torch.uint8).numpy().reshape(-1)
         target[:] = self._shard.data[offset : offset + target.size]
         return tensor

@@ -34,9 +34,9 @@ class UnusableAdapter(Exception):
 class LoraEntry:
     """LoRA of one module in one layer: y += scaling * B (A x); of the embedding, x is one-hot.
 
-    A is [lora_rank, in], B is [out, lora_rank], both row-major in `AdapterShard.data` and already
-    cut to the rank's slice: A's columns for modules that are summed over the ranks (row-parallel
-    ones and the embedding), B's rows for the others.
+    A is [lora_rank, in], B is [out, lora_rank], in `AdapterShard.data` A row-major and B
+    column-major, and both already cut to the rank's slice: A's columns for modules that are summed
+    over the ranks (row-parallel ones and the embedding), B's rows for the others.
 
     With a magnitude (DoRA) y becomes magnitude / |W + scaling B A| times itself, bias aside, where
     the norm is over the inputs, or the vocabulary. It takes all of A, which is then never cut. The
@@ -77,6 +77,9 @@ class AdapterShard:
     entries: tuple[LoraEntry, ...]  # ordered by (layer of linear modules, ADAPTED_MODULES)
     data: npt.NDArray[np.uint8]
     tables: tuple[TableEntry, ...] = ()  # in the order of VOCABULARY_MODULES
+    # Nothing but LoRAs of linear modules, and `data` is a form already, but for scalings and dtype:
+    # the A's of a fused linear follow one another, then its B's, each on a multiple of 64 bytes.
+    is_plain: bool = False
 
 
 def adapted_slices(part: Partition, module: str) -> tuple[Span, Span]:

@@ -27,6 +27,7 @@ from worker.adapter_shard import (
 )
 from worker.base_weights import BaseWeights, OpenWeights
 from worker.partition import Partition
+from worker.plain_form import plain_form
 
 
 def build_form(
@@ -61,6 +62,9 @@ def build_form(
         assert (shard.rank, shard.tp) == (part.rank, part.tp), (
             f"shard {shard.rank} of {shard.tp} came to rank {part.rank} of {part.tp}"
         )
+
+    if tuple(weights) == (1.0,) and shards[0].is_plain:
+        return plain_form(shards[0], part, num_layers=num_layers, dtype=dtype, device=device)
 
     def build(opened: OpenWeights | None) -> AdapterForm:
         parts = [AdapterPart(s, w, part, opened) for s, w in zip(shards, weights, strict=True)]

@@ -5,15 +5,19 @@ A's columns cut, B whole. Tables: the rows of the rank's vocabulary.
 Owns the layout of a shard's buffer; knows nothing of who asks or how shards travel.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
 from cluster.adapters.adapter import ITEM_BYTES, Adapter, Bits, LoraModule
 from worker.adapter_shard import (
+    ADAPTED_MODULES,
     EMBEDDING,
+    FUSED_MODULES,
     SUMMED_MODULES,
+    VOCABULARY_MODULES,
     AdapterShard,
     LoraEntry,
     TableEntry,
@@ -21,7 +25,11 @@ from worker.adapter_shard import (
 )
 from worker.partition import Partition, partition
 
-ALIGNMENT = 64  # bytes; every tensor starts on a cache line
+ALIGNMENT = 64  # bytes; every tensor starts on a cache line, but for stacked A's
+_LINEAR_OF = {  # what is stacked with what
+    module: next((fused for fused in FUSED_MODULES if module in fused), (module,))
+    for module in ADAPTED_MODULES
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +49,9 @@ class _Buffer:
         self._tensors: list[tuple[int, Bits]] = []
         self._size = 0
 
-    def place(self, tensor: Bits) -> int:
-        """Return the offset that a tensor will have, in bytes."""
-        offset = -(-self._size // ALIGNMENT) * ALIGNMENT
+    def place(self, tensor: Bits, *, follows: bool = False) -> int:
+        """Return the offset that a tensor will have, in bytes; right behind the one before it?"""
+        offset = self._size if follows else -(-self._size // ALIGNMENT) * ALIGNMENT
         self._size = offset + tensor.nbytes
         self._tensors.append((offset, tensor))
         return offset
@@ -60,20 +68,30 @@ class _Buffer:
 def cut(adapter: Adapter, part: Partition) -> AdapterShard:
     """Return the slice of an adapter that the rank of `part` holds, in a buffer of its own."""
     buffer = _Buffer()
-    entries = tuple(_place_module(buffer, module, part) for module in adapter.modules)
+    entries: list[LoraEntry] = []
+    for _, modules in groupby(adapter.modules, lambda one: (one.layer, _LINEAR_OF[one.module])):
+        entries += _place_linear(buffer, [_slice(module, part) for module in modules])
     tables = _place_tables(buffer, adapter, part)
     return AdapterShard(
         digest=adapter.digest,
         rank=part.rank,
         tp=part.tp,
         dtype=adapter.dtype,
-        entries=entries,
+        entries=tuple(entries),
         data=buffer.packed(ITEM_BYTES[adapter.dtype]),
         tables=tables,
+        is_plain=_is_plain(adapter),
     )
 
 
-def _place_module(buffer: _Buffer, module: LoraModule, part: Partition) -> LoraEntry:
+def _is_plain(adapter: Adapter) -> bool:
+    return not adapter.tables and all(
+        one.magnitude is None and one.module not in VOCABULARY_MODULES for one in adapter.modules
+    )
+
+
+def _slice(module: LoraModule, part: Partition) -> LoraModule:
+    """Return what the rank of `part` holds of a module."""
     rows, columns = adapted_slices(part, module.module)
     a, b, magnitude = module.a, module.b, module.magnitude
     if module.module not in SUMMED_MODULES:
@@ -81,17 +99,27 @@ def _place_module(buffer: _Buffer, module: LoraModule, part: Partition) -> LoraE
         magnitude = None if magnitude is None else magnitude[rows.start : rows.stop]
     elif magnitude is None:  # DoRA's norms need all of A
         a = a[:, columns.start : columns.stop]
-    return LoraEntry(
-        layer=module.layer,
-        module=module.module,
-        lora_rank=module.lora_rank,
-        scaling=module.scaling,
-        a_offset=buffer.place(a),
-        a_shape=(a.shape[0], a.shape[1]),
-        b_offset=buffer.place(b),
-        b_shape=(b.shape[0], b.shape[1]),
-        magnitude_offset=None if magnitude is None else buffer.place(magnitude),
-    )
+    return replace(module, a=a, b=b, magnitude=magnitude)
+
+
+def _place_linear(buffer: _Buffer, modules: list[LoraModule]) -> list[LoraEntry]:
+    """Place what one fused linear's modules have: first all A's, stacked, then the rest."""
+    a_offsets = [buffer.place(one.a, follows=index > 0) for index, one in enumerate(modules)]
+    b_offsets = [buffer.place(one.b.T) for one in modules]
+    return [
+        LoraEntry(
+            layer=one.layer,
+            module=one.module,
+            lora_rank=one.lora_rank,
+            scaling=one.scaling,
+            a_offset=a_offset,
+            a_shape=(one.a.shape[0], one.a.shape[1]),
+            b_offset=b_offset,
+            b_shape=(one.b.shape[0], one.b.shape[1]),
+            magnitude_offset=None if one.magnitude is None else buffer.place(one.magnitude),
+        )
+        for one, a_offset, b_offset in zip(modules, a_offsets, b_offsets, strict=True)
+    ]
 
 
 def _place_tables(buffer: _Buffer, adapter: Adapter, part: Partition) -> tuple[TableEntry, ...]:

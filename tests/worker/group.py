@@ -191,7 +191,7 @@ class TinyAdapter:
             rows, columns = part.slices(module)
             offsets = []
             a_part, b_part = a[:, columns.start : columns.stop], b[rows.start : rows.stop]
-            for tensor in (a_part, b_part):
+            for tensor in (a_part, b_part.T):
                 offsets.append(len(data))
                 data += tensor.contiguous().numpy().tobytes()
             a_shape, b_shape = tuple(a_part.shape), tuple(b_part.shape)

@@ -30,12 +30,12 @@ def matrices(shard: AdapterShard, entry: LoraEntry) -> tuple[npt.NDArray[Any], n
     """Return (A, B) as a rank reads them out of the buffer."""
     dtype = np.dtype(DTYPES[shard.dtype])
 
-    def at(offset: int, shape: tuple[int, int]) -> npt.NDArray[Any]:
-        assert offset % ALIGNMENT == 0
+    def at(offset: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         count = shape[0] * shape[1]
         return np.frombuffer(shard.data, dtype, count, offset).reshape(shape)
 
-    return at(entry.a_offset, entry.a_shape), at(entry.b_offset, entry.b_shape)
+    assert entry.b_offset % ALIGNMENT == 0
+    return at(entry.a_offset, entry.a_shape), at(entry.b_offset, entry.b_shape[::-1]).T
 
 
 def whole(tiny: TinyAdapter, entry: LoraEntry) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -130,18 +130,36 @@ def test_with_dora_all_of_a_travels_and_the_magnitude_is_cut_as_b(tmp_path: Path
     tiny = with_dora(tiny_adapter(*LINEAR_MODULES, "embed_tokens", "lm_head", lora_rank=3))
     for shard in cut_all(tiny.read(tmp_path), tp):
         for entry in shard.entries:
-            assert np.array_equal(
-                tensor(shard, entry.a_offset, *entry.a_shape),
-                tiny.tensors[a_of(entry.layer, entry.module)],
-            )
+            a, b = matrices(shard, entry)
+            assert np.array_equal(a, tiny.tensors[a_of(entry.layer, entry.module)])
             whole_b = tiny.tensors[b_of(entry.layer, entry.module)]
-            b = tensor(shard, entry.b_offset, *entry.b_shape)
             first = next(i for i in range(len(whole_b)) if np.array_equal(whole_b[i], b[0]))
             magnitude = tiny.tensors[magnitude_of(entry.layer, entry.module)]
             assert entry.magnitude_offset is not None
             assert np.array_equal(
                 tensor(shard, entry.magnitude_offset, len(b)), magnitude[first : first + len(b)]
             )
+
+
+def test_the_as_of_a_fused_linear_are_stacked_and_its_bs_follow(tmp_path: Path) -> None:
+    tiny = tiny_adapter("q_proj", "v_proj", "o_proj", "gate_proj", lora_rank=3)
+    (shard,) = cut_all(tiny.read(tmp_path), 1)
+    q, v, o, gate = shard.entries[:4]
+    assert v.a_offset == q.a_offset + 4 * q.a_shape[0] * q.a_shape[1]
+    assert v.a_offset < q.b_offset < v.b_offset < o.a_offset < o.b_offset < gate.a_offset
+    assert shard.is_plain
+
+
+def test_only_loras_of_linear_modules_are_plain(tmp_path: Path) -> None:
+    special = {
+        "dora": with_dora(tiny_adapter("q_proj")),
+        "saved": with_saved(tiny_adapter("q_proj"), "lm_head"),
+        "head": tiny_adapter("q_proj", "lm_head"),
+        "embedding": tiny_adapter("q_proj", "embed_tokens"),
+    }
+    for name, tiny in special.items():
+        (shard,) = cut_all(tiny.read(tmp_path / name), 1)
+        assert not shard.is_plain
 
 
 @pytest.mark.parametrize("tp", [1, 3])
