@@ -88,15 +88,16 @@ class AdapterBank:
     ) -> int:
         """Put an adapter, of one part or a weighted sum, into a slot in place of all that it held.
 
-        May run while a step does: the slot changes hands in one assignment, after all the work.
+        May run while a step does. The slot is empty until all the work is done.
 
         Returns:
             The bytes that the slot holds on the device.
 
         Raises:
-            UnusableAdapter: if it cannot be computed; the slot keeps what it held.
+            UnusableAdapter: if it cannot be computed; the slot is empty then.
         """
         assert 0 <= slot < len(self._slots), f"slot {slot} of {len(self._slots)}"
+        self._slots[slot] = None  # before anything new takes memory
         form = build_form(
             adapter,
             weights,

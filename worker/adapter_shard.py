@@ -78,7 +78,7 @@ class AdapterShard:
     data: npt.NDArray[np.uint8]
     tables: tuple[TableEntry, ...] = ()  # in the order of VOCABULARY_MODULES
     # Nothing but LoRAs of linear modules, and `data` is a form already, but for scalings and dtype:
-    # the A's of a fused linear follow one another, then its B's, each on a multiple of 64 bytes.
+    # first all A's, those of a fused linear without a gap, then all B's, in the order of entries.
     is_plain: bool = False
 
 

@@ -47,11 +47,15 @@ def _scaled(shard: AdapterShard, dtype: torch.dtype, device: torch.device) -> Te
     raw = torch.empty(len(shard.data) // stored.itemsize, dtype=stored)
     raw.view(torch.uint8).numpy()[:] = shard.data  # a copy: theirs is read-only
     data = raw.to(device, torch.promote_types(stored, dtype))
-    for entry in shard.entries:
-        if entry.scaling != 1.0:
+    all_b = data[shard.entries[0].b_offset // stored.itemsize :]
+    scalings = {entry.scaling for entry in shard.entries}
+    if len(scalings) == 1:
+        all_b.mul_(shard.entries[0].scaling)
+    else:
+        for entry in shard.entries:
             first = entry.b_offset // stored.itemsize
             data[first : first + entry.b_shape[0] * entry.lora_rank].mul_(entry.scaling)
-    if not bool(data.isfinite().all()):
+    if not bool(all_b.isfinite().all()):  # A came checked
         raise UnusableAdapter(
             f"adapter {shard.digest}: B times its scaling is over what {data.dtype} can hold"
         )

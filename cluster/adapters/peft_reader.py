@@ -4,6 +4,7 @@ Owns what a directory must hold and how its tensors must fit the model and their
 Knows nothing of names, versions or who asked; blocks on the disk, so call it in a thread.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ PICKLED = "adapter_model.bin"
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 PARAM = "lora_path"  # of the call that names the directory
 
+_ELEMENTS_AT_ONCE = 1 << 18  # of tensors that are looked at together
 _EXPONENT: dict[Dtype, int] = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}
 
 
@@ -162,10 +164,29 @@ def _check_shape(
 
 
 def _check_finite(tensors: dict[str, Tensor]) -> None:
-    broken = [
-        name
-        for name, tensor in tensors.items()
-        if bool(np.any((tensor.bits & _EXPONENT[tensor.dtype]) == _EXPONENT[tensor.dtype]))
-    ]
-    if broken:
-        raise InvalidAdapter(f"{WEIGHTS}: NaN or infinity in {listed(broken)}")
+    """Refuse NaN and infinity; looks at many tensors at once, because most are small."""
+    for some in _batches(tensors.values()):
+        if _is_broken(some):
+            broken = [name for name, tensor in tensors.items() if _is_broken([tensor])]
+            raise InvalidAdapter(f"{WEIGHTS}: NaN or infinity in {listed(broken)}")
+
+
+def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the tensors in runs of one dtype, each of not much more than _ELEMENTS_AT_ONCE."""
+    some: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if some and (size > _ELEMENTS_AT_ONCE or tensor.dtype != some[0].dtype):
+            yield some
+            some, size = [], 0
+        some.append(tensor)
+        size += tensor.bits.size
+    if some:
+        yield some
+
+
+def _is_broken(tensors: list[Tensor]) -> bool:
+    """Tell whether there is a NaN or an infinity in tensors of one dtype."""
+    exponent = _EXPONENT[tensors[0].dtype]
+    bits = np.concatenate([tensor.bits.reshape(-1) for tensor in tensors])
+    return bool(np.any((bits & exponent) == exponent))

@@ -50,6 +50,7 @@ class AdapterReader:
     def __init__(self, model: ModelConfig, limits: AdapterLimits) -> None:
         self._model = model
         self._limits = limits
+        self.turn = Lock()  # held while an adapter is worked on: more take cores from the ranks
         self._layouts: dict[bytes, _Layout] = {}
         self._lock = Lock()
 
@@ -90,9 +91,10 @@ class AdapterReader:
                 adapter = None
                 if whole:
                     data = head + weights.read(num_payload_bytes)
-                    adapter = parse_adapter(
-                        source.path, config_bytes, data, self._model, self._limits
-                    )
+                    with self.turn:
+                        adapter = parse_adapter(
+                            source.path, config_bytes, data, self._model, self._limits
+                        )
                 layout = self._layout(config_bytes, head, num_payload_bytes)
                 if _stamp(config, weights) != before:
                     raise InvalidAdapter("it is being written to; try again when it is whole")

@@ -68,16 +68,14 @@ class _Buffer:
 def cut(adapter: Adapter, part: Partition) -> AdapterShard:
     """Return the slice of an adapter that the rank of `part` holds, in a buffer of its own."""
     buffer = _Buffer()
-    entries: list[LoraEntry] = []
-    for _, modules in groupby(adapter.modules, lambda one: (one.layer, _LINEAR_OF[one.module])):
-        entries += _place_linear(buffer, [_slice(module, part) for module in modules])
+    entries = _place_modules(buffer, [_slice(module, part) for module in adapter.modules])
     tables = _place_tables(buffer, adapter, part)
     return AdapterShard(
         digest=adapter.digest,
         rank=part.rank,
         tp=part.tp,
         dtype=adapter.dtype,
-        entries=tuple(entries),
+        entries=entries,
         data=buffer.packed(ITEM_BYTES[adapter.dtype]),
         tables=tables,
         is_plain=_is_plain(adapter),
@@ -102,11 +100,13 @@ def _slice(module: LoraModule, part: Partition) -> LoraModule:
     return replace(module, a=a, b=b, magnitude=magnitude)
 
 
-def _place_linear(buffer: _Buffer, modules: list[LoraModule]) -> list[LoraEntry]:
-    """Place what one fused linear's modules have: first all A's, stacked, then the rest."""
-    a_offsets = [buffer.place(one.a, follows=index > 0) for index, one in enumerate(modules)]
+def _place_modules(buffer: _Buffer, modules: list[LoraModule]) -> tuple[LoraEntry, ...]:
+    """Place first all A's, those of a fused linear stacked, then all B's, then the rest."""
+    a_offsets: list[int] = []
+    for _, linear in groupby(modules, lambda one: (one.layer, _LINEAR_OF[one.module])):
+        a_offsets += [buffer.place(one.a, follows=i > 0) for i, one in enumerate(linear)]
     b_offsets = [buffer.place(one.b.T) for one in modules]
-    return [
+    return tuple(
         LoraEntry(
             layer=one.layer,
             module=one.module,
@@ -119,7 +119,7 @@ def _place_linear(buffer: _Buffer, modules: list[LoraModule]) -> list[LoraEntry]
             magnitude_offset=None if one.magnitude is None else buffer.place(one.magnitude),
         )
         for one, a_offset, b_offset in zip(modules, a_offsets, b_offsets, strict=True)
-    ]
+    )
 
 
 def _place_tables(buffer: _Buffer, adapter: Adapter, part: Partition) -> tuple[TableEntry, ...]:

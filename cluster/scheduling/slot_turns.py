@@ -157,8 +157,7 @@ class SlotTurns:
             del self._line[adapter]
             self.longest_wait = max(self.longest_wait, step - joined)
             slot = self._slots.reserve(adapter, num_bytes, step)
-            self._loads.append(AdapterLoad(adapter, slot, tuple(self.evicted)))
-            self.evicted = []
+            self._loads.append(AdapterLoad(adapter, slot, self._take_clears(slot)))
 
     def _make_room(self, num_bytes: int, step: int) -> bool:
         """Evict what must go for an adapter of this size; nothing if that is not enough.
@@ -185,6 +184,11 @@ class SlotTurns:
         for victim in victims:
             self._evict(victim, step)
         return True
+
+    def _take_clears(self, slot: int) -> tuple[tuple[int, str], ...]:
+        """Return what a load must have cleared before: its own slot it clears itself, but later."""
+        places, self.evicted = self.evicted, []
+        return tuple(one for one in places if one[0] != slot or self._slots.is_crowded)
 
     def _evict(self, resident: Resident, step: int) -> None:
         self.evicted.append((self.free(resident.adapter, step), resident.adapter))

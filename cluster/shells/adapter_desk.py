@@ -43,7 +43,9 @@ class AdapterDesk:
     """Serves one shell through all lives of its ranks; `wake` makes the step loop look again."""
 
     def __init__(self, pool: ShardSource, owners: Owners, wake: Callable[[], None]) -> None:
-        self.held_bytes: dict[str, int] = {}  # by adapter, on the rank that holds most
+        self.held: dict[
+            int, tuple[str, int]
+        ] = {}  # adapter and bytes in each slot of the fullest rank
         self._pool = pool
         self._owners = owners
         self._wake = wake
@@ -115,7 +117,7 @@ class AdapterDesk:
         self._unloading.clear()
         for task in tuple(self._background):
             task.cancel()
-        self.held_bytes.clear()
+        self.held.clear()
         self._fetched = frozenset()
 
     async def _load(self, group: RankGroup, scheduler: AnyScheduler, load: AdapterLoad) -> None:
@@ -130,7 +132,7 @@ class AdapterDesk:
         except GroupFailed:
             return  # the step loop learns it from the closed connection
         else:
-            self.held_bytes[load.adapter] = max(held)
+            self.held[load.slot] = load.adapter, max(held)
             scheduler.adapter_ready(load.adapter)
         self._wake()
 
@@ -143,8 +145,9 @@ class AdapterDesk:
     ) -> Coroutine[Any, Any, None]:
         """Free slots before anything else is loaded into them; await it to know that they are."""
         places = tuple(places)
-        for _, adapter in places:
-            self.held_bytes.pop(adapter, None)
+        for slot, adapter in places:
+            if self.held.get(slot, ("", 0))[0] == adapter:
+                del self.held[slot]
         return _until_clear(group.clear_slots(places))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

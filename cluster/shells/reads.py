@@ -41,7 +41,13 @@ class Reads:
 
         Raises as AdapterReader and Cutter do.
         """
-        return await self.run(lambda: self._cutter.load(*self._reader.whole(source)))
+
+        def read() -> Loaded:
+            outline, adapter = self._reader.whole(source)
+            with self._reader.turn:
+                return self._cutter.load(outline, adapter)
+
+        return await self.run(read)
 
     async def shared(self, source: Source) -> Loaded:
         """Read all of it, together with all who want it now; a failure is theirs alone."""

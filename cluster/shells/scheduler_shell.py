@@ -140,9 +140,7 @@ class SchedulerShell:
 
     def status(self, call_id: int) -> Status:
         """Return counts and health as of now."""
-        return self._status.snapshot(
-            call_id, self._scheduler, self._group, self._adapters.held_bytes
-        )
+        return self._status.snapshot(call_id, self._scheduler, self._group, self._adapters.held)
 
     def _expire(self, seq_id: int) -> None:
         """Learn that a request has taken longer than it may."""

@@ -79,9 +79,9 @@ class StatusKeeper:
         call_id: int,
         scheduler: AnyScheduler | None,
         group: RankGroup | None,
-        held_bytes: Mapping[str, int],
+        held: Mapping[int, tuple[str, int]],
     ) -> Status:
-        """Return everything a router may ask, as of now; `held_bytes` are of adapters in slots."""
+        """Return everything a router may ask, as of now; `held` is (adapter, bytes) by slot."""
         stats = NOTHING if scheduler is None else scheduler.stats()
         return Status(
             call_id=call_id,
@@ -113,7 +113,7 @@ class StatusKeeper:
                     leases=s.leases,
                     pinned=s.pinned,
                     claimed_bytes=s.num_bytes,
-                    held_bytes=0 if s.loading else held_bytes.get(s.adapter, 0),
+                    held_bytes=0 if s.loading else held.get(s.slot, ("", 0))[1],
                 )
                 for s in stats.slots
             ),

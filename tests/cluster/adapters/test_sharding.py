@@ -141,12 +141,14 @@ def test_with_dora_all_of_a_travels_and_the_magnitude_is_cut_as_b(tmp_path: Path
             )
 
 
-def test_the_as_of_a_fused_linear_are_stacked_and_its_bs_follow(tmp_path: Path) -> None:
+def test_the_as_of_a_fused_linear_are_stacked_and_all_bs_follow(tmp_path: Path) -> None:
     tiny = tiny_adapter("q_proj", "v_proj", "o_proj", "gate_proj", lora_rank=3)
     (shard,) = cut_all(tiny.read(tmp_path), 1)
     q, v, o, gate = shard.entries[:4]
     assert v.a_offset == q.a_offset + 4 * q.a_shape[0] * q.a_shape[1]
-    assert v.a_offset < q.b_offset < v.b_offset < o.a_offset < o.b_offset < gate.a_offset
+    last = shard.entries[-1]
+    assert v.a_offset < o.a_offset < gate.a_offset < last.a_offset
+    assert last.a_offset < q.b_offset < v.b_offset < o.b_offset < gate.b_offset < last.b_offset
     assert shard.is_plain
 
 
