@@ -8,7 +8,7 @@ Scheduler's.
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +23,8 @@ from cluster.shells.router_door import RouterConnection
 from cluster.wire import Unloaded
 
 logger = logging.getLogger("topwork.scheduler")
+
+STEPS_PER_LOAD = 3
 
 
 class ShardSource(Protocol):
@@ -51,6 +53,8 @@ class AdapterDesk:
         self._wake = wake
         self._pinned: dict[str, int] = {}
         self._fetched: frozenset[str] = frozenset()  # of those at the front of the line
+        self._queue: deque[AdapterLoad] = deque()  # loads that have not begun
+        self._steps_since_load = STEPS_PER_LOAD
         self._unloading: dict[str, list[tuple[RouterConnection, int]]] = defaultdict(list)
         self._background: set[asyncio.Task[None]] = set()
 
@@ -94,15 +98,23 @@ class AdapterDesk:
             except Conflict as error:
                 logger.warning("adapter %s stays unpinned: %s", adapter, error)
 
-    def settle(self, group: RankGroup, scheduler: AnyScheduler) -> None:
-        """Do what the last decision asks for: start loads, answer unloads, look ahead."""
+    def settle(self, group: RankGroup, scheduler: AnyScheduler, *, is_stepping: bool) -> None:
+        """Do what the last decision asks for: start loads, answer unloads, look ahead.
+
+        While the ranks step, loads begin some steps apart: in a burst of them all running streams
+        would slow down together.
+        """
         for gone in scheduler.take_unloaded():
             calls = self._unloading.pop(gone.digest, [])
             clearing = self._spawn(self._clear(group, gone.freed_slots))
             clearing.add_done_callback(partial(_answer, gone, calls))
-        for load in scheduler.take_loads():
+        self._queue += scheduler.take_loads()
+        self._steps_since_load += is_stepping
+        while self._queue and (not is_stepping or self._steps_since_load >= STEPS_PER_LOAD):
+            load = self._queue.popleft()
             self._spawn(self._clear(group, load.clears))
             self._spawn(self._load(group, scheduler, load))
+            self._steps_since_load = 0
         upcoming = scheduler.upcoming()
         for adapter in upcoming:
             if adapter not in self._fetched:
@@ -118,6 +130,7 @@ class AdapterDesk:
         for task in tuple(self._background):
             task.cancel()
         self.held.clear()
+        self._queue.clear()
         self._fetched = frozenset()
 
     async def _load(self, group: RankGroup, scheduler: AnyScheduler, load: AdapterLoad) -> None:

@@ -194,7 +194,8 @@ class SchedulerShell:
         digest = GENESIS
         while True:
             plan = scheduler.schedule()
-            self._adapters.settle(group, scheduler)
+            is_stepping = plan is not None and bool(plan.chunks)
+            self._adapters.settle(group, scheduler, is_stepping=is_stepping)
             self._kv_feed.flush()
             if plan is None:
                 await self._idle(group)
