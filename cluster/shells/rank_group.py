@@ -219,9 +219,11 @@ class RankGroup:
 
     async def _next_reply(self) -> tuple[int, StepReply]:
         getter = asyncio.ensure_future(self._replies.get())
-        await asyncio.wait((getter, self._failure), return_when=asyncio.FIRST_COMPLETED)
-        if not getter.done():
+        try:
+            await asyncio.wait((getter, self._failure), return_when=asyncio.FIRST_COMPLETED)
+        finally:  # also when the step has timed out meanwhile
             getter.cancel()
+        if not getter.done():
             self._raise_if_failed()
         return getter.result()
 

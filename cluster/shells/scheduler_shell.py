@@ -211,10 +211,12 @@ class SchedulerShell:
         self._recording.flush()
         waking = asyncio.ensure_future(self._wake.wait())
         failing = asyncio.ensure_future(group.failed())
-        done, pending = await asyncio.wait((waking, failing), return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        if failing in done:
+        try:
+            await asyncio.wait((waking, failing), return_when=asyncio.FIRST_COMPLETED)
+        finally:  # also when the shell is closed meanwhile
+            waking.cancel()
+            failing.cancel()
+        if failing.done():
             failing.result()
         self._wake.clear()
 

@@ -321,6 +321,23 @@ async def test_a_rank_that_hangs_is_found_by_the_step_timeout() -> None:
         assert token_ids((await router.collect("b"))["b"]) == expected()
 
 
+async def test_closing_leaves_no_task_behind_idle_or_in_a_step() -> None:
+    for hangs in (False, True):
+        before = asyncio.all_tasks()
+        async with world_with() as world:
+            router = await world.connect()
+            await until_ready(router)
+            if hangs:
+                world.launcher.handles[0].rank.hangs.set()
+                router.send(ask("a"))
+                async with asyncio.timeout(20):
+                    while not (await router.status()).num_running:
+                        await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == before, "a task is left"
+
+
 async def test_requests_while_the_ranks_start_are_refused_at_once() -> None:
     async with world_with(open_gate=False) as world:
         router = await world.connect()
