@@ -21,7 +21,7 @@ from cluster.adapters.record import AdapterRecord, ResolvedAdapter, Source, Unlo
 from cluster.adapters.sharding import RankMemory
 from cluster.adapters.strict_json import shown
 from cluster.composition import parts_of
-from cluster.errors import TopworkError
+from cluster.errors import NotFound, TopworkError
 from cluster.shells.cutter import Cutter
 from cluster.shells.directory_watch import DirectoryWatch, NameLocks
 from cluster.shells.reads import Reads
@@ -257,7 +257,11 @@ class AdapterPoolActor:
         return self._links.addresses
 
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
-        return tuple([await self._shelf.take(digest) for digest, _ in parts_of(adapter)])
+        digests = [digest for digest, _ in parts_of(adapter)]
+        for digest in digests:
+            if self._reclaimer.is_closed(digest):
+                raise NotFound(f"The lora adapter of digest {shown(digest)} has been unloaded.")
+        return tuple([await self._shelf.take(digest) for digest in digests])
 
     def _changed(self) -> None:
         """Follow a change of the catalogue."""

@@ -21,6 +21,7 @@ class Reclaimer:
         self._links = links
         self._tasks: dict[str, asyncio.Task[Freed]] = {}
         self._allowed: set[str] = set()  # revived, and every replica has been told
+        self._closed: set[str] = set()  # nobody runs on it; who comes now has come late
 
     def update(self, *, force: bool = False) -> None:
         """Begin what has become due; `force` aborts running requests instead of waiting."""
@@ -52,15 +53,27 @@ class Reclaimer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def is_closed(self, digest: str) -> bool:
+        """Tell whether nobody may load content any more, though it is not forgotten yet."""
+        return digest in self._closed and self._pool.retirement(digest) is not None
+
     async def _reclaim(self, digest: str, force: bool) -> Freed:
+        """Unload content everywhere, then once more, then forget it.
+
+        A replica that has answered lets requests in again while others still wait. One that was
+        resolved before may come late, and what it brings back must go too; after the first round
+        nothing can be brought back.
+        """
         total = Gone()
         num_bytes, is_forgotten = 0, False
         while not is_forgotten and (number := self._pool.retirement(digest)) is not None:
             self._allowed.discard(digest)
-            gone = await self._unload(digest, force=force)
-            total.pages += gone.pages
-            total.slots += gone.slots
-            total.lost |= gone.lost
+            total.add(await self._unload(digest, force=force))
+            if self._pool.retirement(digest) != number:
+                continue
+            self._closed.add(digest)
+            total.add(await self._unload(digest, force=force))
+            self._closed.discard(digest)
             if self._pool.retirement(digest) == number:
                 num_bytes, is_forgotten = self._pool.forget(digest), True
         self._allowed.discard(digest)

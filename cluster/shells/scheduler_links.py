@@ -54,6 +54,12 @@ class Gone:
     slots: list[FreedSlot] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)  # replicas that did not answer
 
+    def add(self, other: "Gone") -> None:
+        """Count what another round has found."""
+        self.pages += other.pages
+        self.slots += other.slots
+        self.lost |= other.lost
+
 
 class SchedulerLinks:
     """One line to each attached replica, opened again when it is needed and was lost."""

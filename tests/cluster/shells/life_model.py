@@ -12,8 +12,10 @@ from pathlib import Path
 
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.record import AdapterRecord
+from cluster.adapters.sharding import cut_all
 from cluster.errors import Conflict, InvalidAdapter, InvalidRequest, NotFound, TopworkError
 from tests.cluster.adapters.tiny import tiny_adapter
+from tests.cluster.shells.life_ranks import TP
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NUM_CONTENTS = 30
@@ -46,8 +48,11 @@ FILES, ADAPTERS, NAN = _make()
 DIGESTS = {content: adapter.digest for content, adapter in ADAPTERS.items()}
 UNUSABLE = DIGESTS[2]  # one of the ranks cannot compute it
 BY_DIGEST = {adapter.digest: adapter for adapter in ADAPTERS.values()}
-SIZES = {DIGESTS[content]: len(files[WEIGHTS]) for content, files in FILES.items()}
-SIZE = SIZES[DIGESTS[0]]  # bytes, of most
+SIZES = {
+    digest: sum(shard.data.nbytes for shard in cut_all(adapter, TP))
+    for digest, adapter in BY_DIGEST.items()
+}
+SIZE = SIZES[DIGESTS[0]]  # bytes of the shards of most
 
 
 class Disk:

@@ -49,7 +49,6 @@ class LoopRank:
 
     def __init__(self, launcher: "Launcher", index: int) -> None:
         self.rank = FakeRank(page_size=PAGE_SIZE, num_slots=launcher.num_slots)
-        self.leftover: set[int] = set()  # slots that were to be cleared of what they do not hold
         self.is_dead = False
         self.fails_next: str | None = None  # "step" or "load"
         self._launcher = launcher
@@ -72,10 +71,13 @@ class LoopRank:
         host, port = self._server.sockets[0].getsockname()
         return host, port
 
-    def load_adapter(self, slot: int, shard: Handle) -> Awaitable[None]:
-        return asyncio.ensure_future(self._load_adapter(slot, shard.shard))
+    def load_adapter(
+        self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Handle, ...]
+    ) -> Awaitable[int]:
+        assert weights == (1.0,), "nobody asks for sums here"
+        return asyncio.ensure_future(self._load_adapter(slot, adapter, shards[0].shard))
 
-    async def _load_adapter(self, slot: int, shard: AdapterShard) -> None:
+    async def _load_adapter(self, slot: int, adapter: str, shard: AdapterShard) -> int:
         async with self._calls:
             await turns(self._launcher.load_turns)
             if self.fails_next == "load":
@@ -83,23 +85,23 @@ class LoopRank:
                 self.die()
             if self.is_dead:
                 raise WorkerCrashedError
+            assert shard.digest == adapter
             if shard.digest == self._launcher.unusable and self._index == 1:
+                self.rank.clear_slot(slot, self.bank()[slot] or "")  # as a real bank does
                 raise UnusableAdapter("rank 1 cannot compute it")
             wanted = self._launcher.shards[shard.digest][self._index]
             assert shard.entries == wanted.entries and (shard.data == wanted.data).all()
-            self.rank.load_adapter(slot, shard.digest)
-            self.leftover.discard(slot)
+            self.rank.load_adapter(slot, adapter)
+            return shard.data.nbytes
 
-    def clear_slot(self, slot: int, digest: str) -> Awaitable[None]:
-        return asyncio.ensure_future(self._clear_slot(slot, digest))
+    def clear_slot(self, slot: int, adapter: str) -> Awaitable[None]:
+        return asyncio.ensure_future(self._clear_slot(slot, adapter))
 
-    async def _clear_slot(self, slot: int, digest: str) -> None:
+    async def _clear_slot(self, slot: int, adapter: str) -> None:
         async with self._calls:
             if self.is_dead:
                 raise WorkerCrashedError
-            self.rank.clear_slot(slot, digest)
-            if self.bank()[slot] is not None:
-                self.leftover.add(slot)
+            self.rank.clear_slot(slot, adapter)
 
     def bank(self) -> list[str | None]:
         """Return the digest in each slot."""

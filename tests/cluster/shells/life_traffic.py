@@ -62,7 +62,6 @@ class Traffic(RuleBasedStateMachine):
         self.ended: list[Visit] = []
         self.unloading: list[tuple[asyncio.Task[UnloadResult], set[str]]] = []
         self.paths: dict[str, set[str]] = {}  # where content ever came from
-        self.late: set[str] = set()  # content asked for during its unload: test_unload_leftovers
         self.shaky: set[str] = set()  # content whose directory changed while it might be read
         self.num_requests = 0
         self.num_thirties = 0
@@ -244,7 +243,6 @@ class Traffic(RuleBasedStateMachine):
                     visit.excuses.add("unusable")
                 if visit.digest not in known and visit.request_id not in self.accepted:
                     visit.excuses.add("late")
-                    self.late.add(visit.digest)
                 if visit.digest in self.shaky or self._is_bad(visit.digest):
                     visit.excuses.add("disk")
             if visit.is_accepted:
@@ -283,7 +281,7 @@ class Traffic(RuleBasedStateMachine):
         assert [record.name for record in records] == sorted(self.catalogue.names)
         for record in records:
             assert self.is_open(record.name) or self.catalogue.is_as(record)
-        assert self.pool.pinned() == self.catalogue.pinned
+        assert tuple(one.digest for one in self.pool.pinned()) == self.catalogue.pinned
         while self.ended:
             self._check_visit(self.ended.pop())
 
@@ -334,7 +332,7 @@ class Traffic(RuleBasedStateMachine):
     async def _look(self) -> None:
         await life_world.check_pool_rest(self.pool, self.actor)
         for replica in self.replicas:
-            await replica.check_rest(self.catalogue.known | self.late, self.catalogue.pinned)
+            await replica.check_rest(self.catalogue.known, self.catalogue.pinned)
 
     def teardown(self) -> None:
         try:

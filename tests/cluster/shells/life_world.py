@@ -10,7 +10,9 @@ import threading
 from typing import Any
 
 from cluster.adapters.adapter import Adapter
+from cluster.adapters.pins import Limits
 from cluster.adapters.pool import AdapterPool
+from cluster.adapters.sharding import RankMemory
 from cluster.errors import NotFound
 from cluster.router.scheduler_client import SchedulerClient
 from cluster.scheduling.config import SchedulerConfig
@@ -93,7 +95,7 @@ class Replica:
     def has(self, digest: str) -> bool:
         """Whether a slot holds an adapter, or will."""
         scheduler = self.shell._scheduler
-        return scheduler is not None and any(s.digest == digest for s in scheduler.stats().slots)
+        return scheduler is not None and any(s.adapter == digest for s in scheduler.stats().slots)
 
     def check(self) -> None:
         """Assert what holds at any moment."""
@@ -125,8 +127,7 @@ class Replica:
         table = {slot.slot: slot.adapter for slot in status.slots}
         for rank in self.launcher.ranks:
             for slot, digest in enumerate(rank.bank()):
-                is_left = slot not in table and slot in rank.leftover  # test_unload_leftovers
-                assert digest == table.get(slot) or is_left, f"slot {slot} holds {digest}: {table}"
+                assert digest == table.get(slot), f"slot {slot} holds {digest}: {table}"
 
     async def _rest(self) -> Status:
         """Wait until nothing goes on any more."""
@@ -158,8 +159,11 @@ class _Adapters:
 
 def make_pool(host_bytes: int, num_slots: int) -> tuple[AdapterPool, AdapterPoolActor]:
     """Return a pool and its actor, which connects to schedulers as in a cluster."""
-    pool = AdapterPool(base_name="tiny", host_bytes=host_bytes, max_pinned=num_slots - 1)
-    config = PoolShellConfig(model=MODEL, limits=LIMITS, silence=FOREVER, read_threads=READ_THREADS)
+    pool = AdapterPool("tiny", Limits(host_bytes=host_bytes, num_slots=num_slots))
+    memory = RankMemory(tp=TP, adapter_item_bytes=4, model_item_bytes=4)
+    config = PoolShellConfig(
+        model=MODEL, limits=LIMITS, memory=memory, silence=FOREVER, read_threads=READ_THREADS
+    )
     return pool, AdapterPoolActor(config, pool, SchedulerClient.connect, Handle)
 
 
@@ -191,7 +195,7 @@ def count_alive(kind: type) -> int:
 
 
 def check_memory(pool: AdapterPool) -> None:
-    """Assert that nothing but the host tier keeps adapters, and nobody keeps shards."""
+    """Assert that nothing but the host tier keeps shards, and nobody keeps adapters."""
     gc.collect()
     in_memory = {
         version.digest
@@ -199,8 +203,8 @@ def check_memory(pool: AdapterPool) -> None:
         for version in record.versions
         if version.tier == "host"
     }
-    assert count_alive(Handle) == 0, "somebody keeps shards"
-    assert count_alive(Adapter) <= len(in_memory), "somebody keeps an adapter"
+    assert count_alive(Handle) == TP * len(in_memory), "somebody keeps shards"
+    assert count_alive(Adapter) == 0, "somebody keeps an adapter"
     for connection in gc.get_objects():
         if isinstance(connection, RouterConnection):
             assert connection.sequences == {}, "a connection has sequences"

@@ -21,6 +21,7 @@ class Replica:
         self.is_hung = False
         self.is_down = False
         self.num_lines = 0
+        self._gone: set[str] = set()  # unloaded, and not leased since
         self._fenced: dict[str, list[asyncio.Future[Unloaded]]] = {}
 
     def lease(self, adapter: str) -> None:
@@ -28,6 +29,7 @@ class Replica:
         if adapter in self._fenced:
             raise NotFound(f"adapter {adapter} is being unloaded", "model")
         self.leases[adapter] += 1
+        self._gone.discard(adapter)
 
     def release(self, adapter: str) -> None:
         """End a request, unless it was aborted."""
@@ -52,10 +54,13 @@ class Replica:
 
     def _settle(self) -> None:
         for adapter in [adapter for adapter in self._fenced if not self.leases[adapter]]:
-            self.unloaded.append(adapter)
+            is_new = adapter not in self._gone  # else it is asked once more
+            if is_new:
+                self._gone.add(adapter)
+                self.unloaded.append(adapter)
             for answer in self._fenced.pop(adapter):
                 if not answer.done():
-                    answer.set_result(Unloaded(0, 7, (3,)))
+                    answer.set_result(Unloaded(0, 7, (3,)) if is_new else Unloaded(0, 0, ()))
 
 
 class ReplicaLine:

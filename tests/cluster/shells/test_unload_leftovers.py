@@ -56,10 +56,6 @@ async def ask(replica: Replica, request_id: str, adapter: str, num_tokens: int =
                 return event.finish_reason if event.error is None else event.error.name
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    reason="a replica that has answered lets requests in again while another one still drains",
-)
 async def test_a_request_that_comes_late_in_an_unload_leaves_nothing_on_its_replica(
     tmp_path: Path,
 ) -> None:
@@ -81,10 +77,6 @@ async def test_a_request_that_comes_late_in_an_unload_leaves_nothing_on_its_repl
         await early.check_rest({DIGESTS[BAD]}, ())
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    reason="the adapter that gave way is not cleared from ranks that did not load the next one",
-)
 async def test_a_load_that_fails_does_not_leave_the_adapter_before_it_on_a_rank(
     tmp_path: Path,
 ) -> None:
