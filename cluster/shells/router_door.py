@@ -101,6 +101,7 @@ class RouterDoor:
         visit = asyncio.create_task(self._serve(reader, writer))
         self._visits.add(visit)
         visit.add_done_callback(self._visits.discard)
+        visit.add_done_callback(lambda _: writer.close())  # also if it was cancelled unbegun
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel = await Channel.accepted(reader, writer, self._secret)

@@ -123,6 +123,7 @@ class LoopRank:
 
     def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._serving = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add_done_callback(lambda _: writer.close())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -135,8 +136,6 @@ class LoopRank:
                     return
         except ChannelClosed:
             pass
-        finally:
-            writer.close()
 
     def _step(self, frame: bytes) -> bytes:
         if self.fails_next == "step":

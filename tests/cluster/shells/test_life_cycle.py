@@ -7,10 +7,11 @@ was resolved to or with an error for which there was a reason; and nothing is le
 import asyncio
 import gc
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
@@ -26,7 +27,7 @@ FEATURES = {
     *("unloaded", "freed pages", "freed a slot", "shared", "forced", "twice", "many"),
     *("killed", "killed in a load", "replaced", "away", "aborted", "disconnected", "whole"),
     *("lost", "expired", "disk", "late", "all pinned", "met", "revived", "read again", "crowded"),
-    "unusable",
+    *("unusable", "joined"),
 }
 
 folders = st.sampled_from(FOLDERS)
@@ -85,6 +86,13 @@ class Life(Traffic):
     def unload(self, name: str, force: bool, patience: int) -> None:
         self.unload_all([name], force, patience)
 
+    @rule(name=names, wish=wishes, choice=choices)
+    def unload_in_flight_and_lose_patience(self, name: str, wish: Wish, choice: int) -> None:
+        self.ask([replace(wish, name=name, num_tokens=16, delay=0, stays=99)], choice)
+        self.run(turns(choice % 60))
+        self.unload_all([name], False, 2)
+        self.unload_all([name], True, 2)
+
     def unload_all(self, names: Sequence[str], force: bool, patience: int) -> None:
         gone = [self.catalogue.names.pop(name, None) for name in names]
         tasks = [self.loop.create_task(self.actor.unload(name, force)) for name in names]
@@ -101,7 +109,7 @@ class Life(Traffic):
             else:  # joins an unload that waits
                 assert force
                 self.unloading.append((task, set()))
-                self.seen.add("twice")
+                self.seen.add("joined")
 
     def _excuse_forced(self) -> None:
         for visit, _ in self.visits:
@@ -257,6 +265,8 @@ def _run(max_examples: int, *, derandomize: bool) -> None:
                 max_examples=max_examples,
                 stateful_step_count=60,
                 derandomize=derandomize,
+                # Threads read the disk: what failed once may need many tries to fail again.
+                phases=(Phase.generate,),
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),

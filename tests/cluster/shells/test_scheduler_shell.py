@@ -631,6 +631,15 @@ async def test_a_stranger_without_the_secret_is_shown_the_door() -> None:
         stranger.close()
 
 
+async def test_a_connection_that_has_not_said_the_secret_yet_is_closed_with_the_door() -> None:
+    async with world_with() as world:
+        reader, writer = await asyncio.open_connection(world.address.host, world.address.port)
+        await until_ready(await world.connect())
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+
+
 async def read_kv_events(router: RouterEnd, mirror: Mirror, count: int) -> None:
     """Read until a mirror holds so many blocks."""
     async with asyncio.timeout(20):
