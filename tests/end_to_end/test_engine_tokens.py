@@ -48,9 +48,12 @@ def random_prompt(length: int) -> list[int]:
     return [source.randrange(100, 49000) for _ in range(length)]
 
 
+QUICK = [(1, "float32"), (2, "bfloat16"), (3, "bfloat16"), (4, "float32")]
+OTHERS = [(1, "bfloat16"), (2, "float32"), (3, "float32"), (4, "bfloat16")]
+
+
 @pytest.fixture(
-    params=[(1, "float32"), (2, "float32"), (3, "float32"), (4, "float32"), (1, "bfloat16")]
-    + [(2, "bfloat16"), (3, "bfloat16"), (4, "bfloat16")],
+    params=[*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)],
     ids=lambda p: f"tp{p[0]}-{p[1]}",
     scope="module",
 )
