@@ -136,7 +136,9 @@ def check_all(config: ServeConfig, console: Console) -> None:
             read_adapter(Path(directory), checked.model, adapter_limits(config))
         except TopworkError as error:
             raise ConfigError(f"adapter {name}: {error}") from error
-    table = Table("rank", "query heads", "KV heads", "weights MiB", "KV cache MiB")
+    table = Table(
+        "rank", "query heads", "KV heads", "weights MiB", "KV cache MiB", "adapters MiB at most"
+    )
     for rank in range(config.tp):
         part = partition(checked.model, config.tp, rank)
         table.add_row(
@@ -145,6 +147,7 @@ def check_all(config: ServeConfig, console: Console) -> None:
             str(len(part.kv_heads)),
             f"{weight_bytes(checked, rank) / 2**20:.0f}",
             f"{config.kv_cache_memory / 2**20:.0f}",
+            f"{config.adapter_memory / 2**20:.0f}",
         )
     console.print(table)
     console.print(

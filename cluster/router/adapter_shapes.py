@@ -9,6 +9,7 @@ import msgspec
 from pydantic import ConfigDict, Field, RootModel
 
 from cluster.adapters.record import AdapterRecord, VersionRecord
+from cluster.composition import parts_of
 from cluster.router.bodies import Body
 from cluster.router.schedulers import Report
 
@@ -55,6 +56,8 @@ class SlotPlace(msgspec.Struct):
     slot: int
     loading: bool
     leases: int
+    held_bytes: int  # of the slot, on the rank that holds most; 0 while it loads
+    weight: float | None = None  # of the adapter in the sum that is there; null: it is there alone
 
 
 class VersionEntry(msgspec.Struct):
@@ -100,17 +103,26 @@ PlacesByDigest = dict[str | None, list[SlotPlace]]
 
 
 def places(reports: tuple[Report, ...]) -> PlacesByDigest:
-    """Return the slots that each adapter is in, by digest."""
+    """Return the slots that each adapter is in, alone or in a sum, by digest."""
     by_digest: PlacesByDigest = {}
     for report in reports:
         for slot in report.status.slots if report.status is not None else ():
-            place = SlotPlace(report.replica, slot.slot, slot.loading, slot.leases)
-            by_digest.setdefault(slot.adapter, []).append(place)
+            for digest, weight in parts_of(slot.adapter):
+                place = SlotPlace(
+                    replica=report.replica,
+                    slot=slot.slot,
+                    loading=slot.loading,
+                    leases=slot.leases,
+                    held_bytes=slot.held_bytes,
+                    weight=None if digest == slot.adapter else weight,
+                )
+                by_digest.setdefault(digest, []).append(place)
     return by_digest
 
 
 def _tier(tier: str, slots: list[SlotPlace]) -> str:
-    return "device" if any(not place.loading for place in slots) else tier
+    is_there = any(not place.loading and place.weight is None for place in slots)
+    return "device" if is_there else tier
 
 
 def _version(record: VersionRecord, by_digest: PlacesByDigest) -> VersionEntry:

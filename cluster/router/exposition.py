@@ -4,14 +4,15 @@ Owns the names of the schedulers' metrics. Content is not negotiated: only the p
 keeps every name as it is. Knows nothing of how reports are had.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from cluster.adapters.record import AdapterRecord
+from cluster.router.adapter_metrics import adapter_families, gauge
 from cluster.router.schedulers import Report
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -90,13 +91,16 @@ class _OwnMetrics(Collector):
 class _ClusterMetrics(Collector):
     """What schedulers and the catalogue report."""
 
-    def __init__(self, reports: tuple[Report, ...], records: tuple[AdapterRecord, ...]) -> None:
+    def __init__(
+        self, reports: tuple[Report, ...], records: tuple[AdapterRecord, ...], max_labels: int
+    ) -> None:
         self._reports = reports
         self._records = records
+        self._max_labels = max_labels
         self._statuses = [report.status for report in reports if report.status is not None]
 
     def collect(self) -> Iterator[Metric]:
-        yield _gauge(
+        yield gauge(
             "scheduler_up",
             "1 if the scheduler answers.",
             ["replica"],
@@ -104,7 +108,7 @@ class _ClusterMetrics(Collector):
         )
         for name, text, field in GAUGES:
             values = (((status.replica,), getattr(status, field)) for status in self._statuses)
-            yield _gauge(name, text, ["replica"], values)
+            yield gauge(name, text, ["replica"], values)
         for name, text, field in COUNTERS:
             counter = CounterMetricFamily(f"topwork_{name}", text, labels=["replica"])
             for status in self._statuses:
@@ -112,16 +116,16 @@ class _ClusterMetrics(Collector):
             yield counter
         yield from self._derived()
         yield from self._ranks()
-        yield from self._adapters()
+        yield from adapter_families(self._records, self._statuses, self._max_labels)
 
     def _derived(self) -> Iterator[Metric]:
-        yield _gauge(
+        yield gauge(
             "kv_cache_usage_ratio",
             "Share of KV pages that sequences hold.",
             ["replica"],
             (((s.replica,), s.held_pages / max(1, s.total_pages)) for s in self._statuses),
         )
-        yield _gauge(
+        yield gauge(
             "adapter_slots_used",
             "Adapter slots that are occupied.",
             ["replica"],
@@ -135,8 +139,8 @@ class _ClusterMetrics(Collector):
                 ((s.replica,), sum(getattr(slot, f"{field}_bytes") for slot in s.slots))
                 for s in self._statuses
             )
-            yield _gauge(name, f"{text} On the rank that holds most.", ["replica"], values)
-        yield _gauge(
+            yield gauge(name, f"{text} On the rank that holds most.", ["replica"], values)
+        yield gauge(
             "tp_ranks_alive",
             "Ranks whose process lives.",
             ["replica"],
@@ -149,7 +153,7 @@ class _ClusterMetrics(Collector):
             ("rank_weight_bytes", "Bytes of a rank's weights.", "weight_bytes"),
             ("rank_kv_bytes", "Bytes of a rank's KV pages.", "kv_bytes"),
         ):
-            yield _gauge(
+            yield gauge(
                 name,
                 text,
                 ["replica", "rank"],
@@ -160,46 +164,6 @@ class _ClusterMetrics(Collector):
                 ),
             )
 
-    def _adapters(self) -> Iterator[Metric]:
-        in_flight: dict[str, int] = {}
-        on_device: set[str] = set()
-        for status in self._statuses:
-            for slot in status.slots:
-                in_flight[slot.adapter] = in_flight.get(slot.adapter, 0) + slot.leases
-                if not slot.loading:
-                    on_device.add(slot.adapter)
-        yield _gauge(
-            "adapter_resident",
-            "1 for the best place an adapter is in.",
-            ["adapter", "level", "pinned"],
-            (
-                (
-                    (
-                        record.name,
-                        "device" if record.digest in on_device else record.tier,
-                        str(record.pinned).lower(),
-                    ),
-                    1,
-                )
-                for record in self._records
-            ),
-        )
-        yield _gauge(
-            "adapter_inflight",
-            "Sequences that hold an adapter.",
-            ["adapter"],
-            (((record.name,), in_flight.get(record.digest or "", 0)) for record in self._records),
-        )
-
-
-def _gauge(
-    name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], float]]
-) -> Metric:
-    family = GaugeMetricFamily(f"topwork_{name}", text, labels=labels)
-    for label_values, value in values:
-        family.add_metric(label_values, float(value))
-    return family
-
 
 def exposition(
     own: CollectorRegistry,
@@ -207,9 +171,10 @@ def exposition(
     version: str,
     reports: tuple[Report, ...],
     records: tuple[AdapterRecord, ...],
+    max_labels: int,
 ) -> bytes:
-    """Return all metrics as text; an adapter of the given records has series of its own."""
+    """Return all metrics as text; at most `max_labels` adapters have series of their own."""
     build = CollectorRegistry()
     Gauge("topwork_build_info", "1.", ["version"], registry=build).labels(version).set(1)
-    collectors = (build, _OwnMetrics(own, router_id), _ClusterMetrics(reports, records))
+    collectors = (build, _OwnMetrics(own, router_id), _ClusterMetrics(reports, records, max_labels))
     return b"".join(generate_latest(collector) for collector in collectors)

@@ -67,7 +67,8 @@ def operation_routes(router: Router) -> APIRouter:
             router.router_id,
             router.config.version,
             reports,
-            records[: router.config.max_adapter_labels],
+            records,
+            router.config.max_adapter_labels,
         )
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 

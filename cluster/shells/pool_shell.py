@@ -24,6 +24,7 @@ from cluster.composition import parts_of
 from cluster.errors import NotFound, TopworkError
 from cluster.shells.cutter import Cutter
 from cluster.shells.directory_watch import DirectoryWatch, NameLocks
+from cluster.shells.pace import Pace
 from cluster.shells.reads import Reads
 from cluster.shells.reclaimer import Reclaimer
 from cluster.shells.scheduler_links import Connect, SchedulerLinks
@@ -44,6 +45,7 @@ class PoolShellConfig:
     poll_interval: float = 2.0  # between looks at adapter_dirs
     silence: float = 10.0  # until a scheduler without a sign of life is given up
     read_threads: int = 8
+    load_gap: float = 0.1  # between loads by call, while sequences run
 
 
 class AdapterPoolActor:
@@ -67,6 +69,7 @@ class AdapterPoolActor:
         self._shelf = Shelf(pool, self._reads)
         self._locks = NameLocks()
         self._links = SchedulerLinks(connect, config.silence)
+        self._pace = Pace(self._links.is_busy, config.load_gap)
         self._reclaimer = Reclaimer(pool, self._links)
         self._watch = DirectoryWatch(
             config.adapter_dirs,
@@ -122,6 +125,7 @@ class AdapterPoolActor:
         """
         async with self._locks.of(name):  # the last call to come is the last to publish
             self._pool.check_name(name, load_inplace=load_inplace)
+            await self._pace.take()
             loaded = await self._reads.whole(Source(str(Path(path).absolute()), self._roots))
             record = self._pool.publish(name, loaded, load_inplace=load_inplace, pinned=pinned)
         self._changed()

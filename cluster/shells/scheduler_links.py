@@ -43,6 +43,8 @@ class Line(Protocol):
         ...
 
 
+PATIENCE = 0.05  # seconds for an answer that changes little
+
 Connect = Callable[[SchedulerAddress, Callable[[], None]], Awaitable[Line]]
 
 
@@ -114,6 +116,16 @@ class SchedulerLinks:
             for line in self._open_lines():
                 line.keep_pinned(adapters)
 
+    async def is_busy(self) -> bool:
+        """Tell whether sequences run on any replica; one that does not answer at once is busy."""
+        asking = [asyncio.create_task(_num_running(line)) for line in self._open_lines()]
+        if not asking:
+            return False
+        _, late = await asyncio.wait(asking, timeout=PATIENCE)
+        for task in late:
+            task.cancel()
+        return bool(late) or any(task.result() for task in asking)
+
     def close(self) -> None:
         """Close all lines."""
         for line in self._open_lines():
@@ -181,3 +193,10 @@ class SchedulerLinks:
         except (TimeoutError, Unavailable):
             return False
         return True
+
+
+async def _num_running(line: Line) -> int:
+    try:
+        return (await line.status()).num_running
+    except Unavailable:
+        return 0

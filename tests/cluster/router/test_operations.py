@@ -8,10 +8,15 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.adapters.record import AdapterRecord
 from cluster.request import BASE
+from cluster.router.adapter_metrics import adapter_families
 from cluster.router.fake_scheduler import FakeScheduler, Script
+from cluster.shells.status import StatusKeeper
+from cluster.wire import SlotStatus
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
@@ -201,6 +206,20 @@ def test_adapters_over_the_cap_share_one_label(serve: Callable[..., Any]) -> Non
     assert 'topwork_requests_total{adapter="_other"' in text
     assert 'topwork_requests_total{adapter="a1"' in text
     assert 'topwork_requests_total{adapter="a2"' not in text
+
+
+def test_what_is_used_keeps_its_series_among_thousands_and_the_sums_are_complete() -> None:
+    record = AdapterRecord("", None, 1, "/", 8, 1, (), False, "disk")
+    records = [structs.replace(record, name=f"a{number:04}") for number in range(2999)]
+    records.append(structs.replace(record, name="used", digest="used"))
+    idle = StatusKeeper("0", lambda: 0.0).snapshot(1, None, None, {})
+    slots = (SlotStatus(0, "other:2.0,used:0.5", False, 3),)
+    status = structs.replace(idle, slots=slots)
+    families = {one.name: one.samples for one in adapter_families(records, [status], 10)}
+    counts = {s.labels["level"]: s.value for s in families["topwork_adapters_registered"]}
+    assert counts == {"device": 0, "host": 0, "disk": 3000, "gone": 0}
+    in_flight = {s.labels["adapter"]: s.value for s in families["topwork_adapter_inflight"]}
+    assert (len(in_flight), in_flight["used"]) == (10, 3)
 
 
 KEYS = f"""

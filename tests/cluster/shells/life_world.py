@@ -162,7 +162,12 @@ def make_pool(host_bytes: int, num_slots: int) -> tuple[AdapterPool, AdapterPool
     pool = AdapterPool("tiny", Limits(host_bytes=host_bytes, num_slots=num_slots))
     memory = RankMemory(tp=TP, adapter_item_bytes=4, model_item_bytes=4)
     config = PoolShellConfig(
-        model=MODEL, limits=LIMITS, memory=memory, silence=FOREVER, read_threads=READ_THREADS
+        model=MODEL,
+        limits=LIMITS,
+        memory=memory,
+        silence=FOREVER,
+        read_threads=READ_THREADS,
+        load_gap=0,
     )
     return pool, AdapterPoolActor(config, pool, SchedulerClient.connect, Handle)
 

@@ -5,7 +5,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
+from msgspec import structs
+
 from cluster.errors import NotFound, Unavailable
+from cluster.shells.status import StatusKeeper
 from cluster.wire import SchedulerAddress, Status, Unloaded
 
 
@@ -88,7 +91,8 @@ class ReplicaLine:
     async def status(self) -> Status:
         if self._replica.is_hung:
             await asyncio.shield(self._lost)
-        return cast(Status, None)
+        idle = StatusKeeper(self._replica.address.replica, lambda: 0.0).snapshot(1, None, None, {})
+        return structs.replace(idle, num_running=self._replica.leases.total())
 
     def close(self, reason: str) -> None:
         if not self.closed:

@@ -91,6 +91,7 @@ class PoolLife(RuleBasedStateMachine):
                 poll_interval=3600,
                 silence=30,
                 read_threads=2,
+                load_gap=0,
             ),
             self.pool,
             connector(self.replica),

@@ -1,0 +1,85 @@
+"""Weighted sums of adapters through a served model, against one merged adapter that is the sum."""
+
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from deploy.demo.many_adapters import CONFIG, WEIGHTS
+from tests.end_to_end.conftest import Server, adapter_dirs
+from tests.end_to_end.test_engine_tokens import random_prompt
+
+pytestmark = [pytest.mark.model, pytest.mark.ray]
+PROMPT = random_prompt(140)  # two pages and a part
+ADAPTER = "letter"
+
+
+def ask(
+    server: Server, lora: list[dict[str, object]] | None, model: str = "smollm2"
+) -> httpx.Response:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 0}
+    body |= {"ignore_eos": True, "return_token_ids": True}
+    if lora is not None:
+        body["lora"] = lora
+    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply
+
+
+def tokens(reply: httpx.Response) -> list[int]:
+    found: list[int] = reply.json()["choices"][0]["token_ids"]
+    return found
+
+
+def cached(reply: httpx.Response) -> int:
+    count: int = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
+def logprobs(reply: httpx.Response) -> list[float]:
+    found: list[float] = reply.json()["choices"][0]["logprobs"]["token_logprobs"]
+    return found
+
+
+def scaled_copy(name: str, factor: float, path: Path) -> Path:
+    """Write an adapter whose B is that of another one times a factor."""
+    source = adapter_dirs()[name]
+    path.mkdir()
+    (path / CONFIG).write_text((source / CONFIG).read_text())
+    tensors: dict[str, torch.Tensor] = load_file(source / WEIGHTS)
+    save_file({k: v * factor if ".lora_B." in k else v for k, v in tensors.items()}, path / WEIGHTS)
+    return path
+
+
+def test_halves_and_quarters_of_an_adapter_are_the_adapter(server: Server, tmp_path: Path) -> None:
+    half = scaled_copy(ADAPTER, 0.5, tmp_path / "half")
+    body = {"lora_name": "half", "lora_path": str(half)}
+    assert httpx.post(f"{server.url}/v1/load_lora_adapter", json=body).status_code == 200
+    whole = ask(server, None, ADAPTER)
+    for lora in (
+        [{"name": "half", "weight": 2}],
+        [{"name": "half", "weight": 1.5}, {"name": ADAPTER, "weight": 0.25}],
+    ):
+        made = ask(server, lora)
+        assert tokens(made) == tokens(whole)
+        assert np.allclose(logprobs(made), logprobs(whole), atol=0.05)  # bf16 beneath
+    body = {"lora_name": "half"}
+    assert httpx.post(f"{server.url}/v1/unload_lora_adapter", json=body).status_code == 200
+    slots = httpx.get(f"{server.url}/metrics").text
+    assert "half" not in slots, "its sums went with it"
+
+
+def test_a_sum_has_a_cache_of_its_own_whatever_its_order(server: Server) -> None:
+    lora: list[dict[str, object]] = [{"name": "pirate", "weight": 0.7}, {"name": "oracle"}]
+    ask(server, None, "pirate")
+    ask(server, None)
+    first = ask(server, lora)
+    assert cached(first) == 0
+    again = ask(server, lora[::-1])
+    assert (cached(again), tokens(again)) == (128, tokens(first))
+    assert cached(ask(server, [{"name": "pirate", "weight": 0.6}, {"name": "oracle"}])) == 0
+    nothing = ask(server, [{"name": "pirate"}, {"name": "pirate", "weight": -1}])
+    assert cached(nothing) == 128, "nothing on top of the base model is the base model"
