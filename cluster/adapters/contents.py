@@ -202,9 +202,10 @@ class Contents:
             is_read = digest in loaded and digest not in self._host
             return loaded[digest].facts if is_read else self.facts(digest)
 
-        known = self._contents.keys() | loaded.keys() if new - old else ()
-        largest = max((facts(digest).device_bytes for digest in known), default=0)
-        self._pins.check_move(name, old, new, facts, largest)
+        if new - old:
+            others = (self._contents.keys() | loaded.keys()) - new - set(self._pins.digests())
+            largest = max((facts(digest).device_bytes for digest in others), default=0)
+            self._pins.check_move(name, old, new, facts, largest)
 
     def _move_pins(self, old: frozenset[str], new: frozenset[str]) -> None:
         begun, ended = self._pins.move(old, new)

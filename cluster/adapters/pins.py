@@ -46,7 +46,7 @@ class Pins:
     ) -> None:
         """Check that a name may pin `new` instead of `old`.
 
-        `largest` is what the largest adapter of all claims on the device, in bytes.
+        `largest` is what the largest of all other adapters claims on the device, in bytes.
 
         Raises:
             InvalidRequest: with the numbers, if it is more than fits.

@@ -354,6 +354,8 @@ def test_pinning_leaves_room_on_the_device_for_the_largest_of_all() -> None:
     pool.check()
     publish(pool, "b", 2, pinned=True)
     assert pool.resolve("b", "").num_bytes == 200
+    alone = pool_of(9, device_bytes=1000)
+    publish(alone, "a", 9, pinned=True)  # there is no other
 
 
 def test_what_has_no_weighted_sum_says_so() -> None:
