@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.adapters.peft_reader import AdapterLimits
+from cluster.adapters.reading import read_adapter
 from cluster.adapters.sharding import RankMemory
 from cluster.errors import TopworkError
 from cluster.scheduling.config import SchedulerConfig

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.adapters.peft_reader import AdapterLimits
+from cluster.adapters.reading import read_adapter
 from cluster.adapters.sharding import cut
 from cluster.composition import parts_of
 from cluster.request import FinishReason, Request, TokenEvent

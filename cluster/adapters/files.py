@@ -72,16 +72,6 @@ def open_regular_file(
         raise InvalidAdapter(f"{path.name} cannot be read: {error.strerror}") from error
 
 
-def read_regular_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        InvalidAdapter: as `open_regular_file`.
-    """
-    with open_regular_file(path, max_bytes) as (file, _):
-        return file.read(max_bytes)
-
-
 def stamp(*statuses: os.stat_result) -> str:
     """Return a text that is equal as long as none of the files is touched or replaced."""
     return " ".join(

@@ -1,24 +1,22 @@
-"""The door for adapters: a PEFT directory is read and checked whole, or refused with the reason.
+"""The door for adapters: the two files of a PEFT directory are checked, or refused with the reason.
 
-Owns what a directory must hold and how its tensors must fit the model and their configuration.
-Knows nothing of names, versions or who asked; blocks on the disk, so call it in a thread.
+Owns what they must hold and how their tensors must fit the model and their configuration. Reads no
+disk (that is `reading`); knows nothing of names, versions or who asked.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from cluster.adapters.adapter import Adapter, Dtype, adapter_digest
 from cluster.adapters.assembly import common_dtype, lora_modules, saved_tables
-from cluster.adapters.files import read_regular_file
 from cluster.adapters.peft_config import parse_peft_config
 from cluster.adapters.safetensors_file import Tensor, parse_safetensors
 from cluster.adapters.sites import Sites, find_sites, saved_name
 from cluster.adapters.strict_json import listed
 from cluster.adapters.tensor_names import Spelling, read_spelling
-from cluster.errors import InvalidAdapter, NotFound
+from cluster.errors import InvalidAdapter
 from worker.model_config import ModelConfig
 
 CONFIG = "adapter_config.json"
@@ -39,33 +37,14 @@ class AdapterLimits:
     max_bytes: int = 4 * 1024 * 1024 * 1024  # of the weights file
 
 
-def read_adapter(path: Path, model: ModelConfig, limits: AdapterLimits) -> Adapter:
-    """Return the adapter in a directory after every check that can be made without running it.
-
-    Raises:
-        NotFound: if there is no such directory.
-        InvalidAdapter: if anything in it is missing, damaged or does not fit the model; the
-            message names the keys at fault and what to do.
-    """
-    try:
-        if not path.is_dir():
-            raise NotFound(f"No adapter found for {path}: there is no such directory", PARAM)
-        config = read_regular_file(path / CONFIG, MAX_CONFIG_BYTES)
-        weights = _read_weights(path, limits)
-        return parse_adapter(str(path), config, weights, model, limits)
-    except OSError as error:
-        raise InvalidAdapter(f"adapter {path}: {error.strerror}", PARAM) from error
-    except InvalidAdapter as error:
-        raise InvalidAdapter(f"adapter {path}: {error.message}", PARAM) from error
-
-
 def parse_adapter(
     path: str, config: bytes, weights: bytes, model: ModelConfig, limits: AdapterLimits
 ) -> Adapter:
     """Return the adapter in the bytes of its two files; its tensors may be views of `weights`.
 
     Raises:
-        InvalidAdapter: as `read_adapter`.
+        InvalidAdapter: if anything in them is damaged or does not fit the model; the message names
+            the keys at fault and what to do.
     """
     tensors = parse_safetensors(weights, WEIGHTS)
     by_name, sites = fit(config, tensors, model, limits)
@@ -98,15 +77,6 @@ def fit(
     by_name = {name: tensors[written] for name, written in spelling.written.items()}
     _check_shapes(by_name, spelling, sites, model)
     return by_name, sites
-
-
-def _read_weights(path: Path, limits: AdapterLimits) -> bytes:
-    if not (path / WEIGHTS).exists() and (path / PICKLED).exists():
-        raise InvalidAdapter(
-            f"{PICKLED} is a pickle, which can run code when it is read; save the adapter again "
-            f"as {WEIGHTS} (safe_serialization=True)"
-        )
-    return read_regular_file(path / WEIGHTS, limits.max_bytes)
 
 
 def _check_names(spelling: Spelling, sites: Sites, model: ModelConfig) -> None:

@@ -136,6 +136,15 @@ class AdapterReader:
         return layout
 
 
+def read_adapter(path: Path, model: ModelConfig, limits: AdapterLimits) -> Adapter:
+    """Return the adapter in a directory that nothing confines.
+
+    Raises:
+        NotFound, InvalidAdapter: as `AdapterReader.whole`.
+    """
+    return AdapterReader(model, limits).whole(Source(str(path)))[1]
+
+
 def _recipe(config: bytes) -> bytes:
     """Return what of a configuration can matter to the layout; PEFT writes sets in any order."""
     raw = parse_object(config, CONFIG)

@@ -45,9 +45,8 @@ class AdapterDesk:
     """Serves one shell through all lives of its ranks; `wake` makes the step loop look again."""
 
     def __init__(self, pool: ShardSource, owners: Owners, wake: Callable[[], None]) -> None:
-        self.held: dict[
-            int, tuple[str, int]
-        ] = {}  # adapter and bytes in each slot of the fullest rank
+        # Adapter and bytes in each slot, on the rank that holds most.
+        self.held: dict[int, tuple[str, int]] = {}
         self._pool = pool
         self._owners = owners
         self._wake = wake

@@ -11,6 +11,7 @@ from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.contents import Loaded
+from cluster.adapters.peft_reader import PARAM
 from cluster.adapters.record import Facts, Outline
 from cluster.adapters.sharding import RankMemory, cut_all
 from cluster.errors import InvalidAdapter, Unavailable
@@ -53,7 +54,7 @@ class Cutter:
             raise InvalidAdapter(
                 f"adapter {adapter.path}: it takes {device_bytes} bytes on a rank, and all "
                 f"adapters together have {memory.adapter_bytes} (adapter_memory)",
-                "lora_path",
+                PARAM,
             )
         try:
             handles = tuple(self._put(shard) for shard in shards)

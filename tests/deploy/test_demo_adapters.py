@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.adapters.peft_reader import AdapterLimits
+from cluster.adapters.reading import read_adapter
 from deploy.demo.model import DEFAULT_TARGET
 from deploy.demo.recipes import HELD_OUT, QUESTIONS, RECIPES, Recipe
 from deploy.demo.train_adapters import ADAPTERS, BASE_MODEL, MAX_BYTES

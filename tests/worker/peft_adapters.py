@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.adapters.peft_reader import AdapterLimits
+from cluster.adapters.reading import read_adapter
 from worker.model_config import ModelConfig
 from worker.partition import LINEAR_MODULES
 

@@ -6,7 +6,8 @@ Adapter i is called the same and holds the same bytes in every directory, whatev
 import os
 from pathlib import Path
 
-from cluster.adapters.peft_reader import WEIGHTS, AdapterLimits, read_adapter
+from cluster.adapters.peft_reader import WEIGHTS, AdapterLimits
+from cluster.adapters.reading import read_adapter
 from cluster.adapters.sharding import cut_all
 from deploy.demo.many_adapters import make_many
 from worker.model_config import ModelConfig

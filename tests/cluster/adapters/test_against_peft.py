@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cluster.adapters.peft_reader import read_adapter
+from cluster.adapters.reading import read_adapter
 from cluster.errors import InvalidAdapter
 from tests.cluster.adapters.tiny import LIMITS, MODEL
 from worker.partition import LINEAR_MODULES

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.adapters.peft_reader import AdapterLimits
+from cluster.adapters.reading import read_adapter
 from cluster.errors import InvalidAdapter, NotFound
 from tests.cluster.adapters.tiny import (
     LIMITS,

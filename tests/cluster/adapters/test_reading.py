@@ -11,8 +11,7 @@ import pytest
 
 from cluster.adapters import reading
 from cluster.adapters.files import open_regular_file
-from cluster.adapters.peft_reader import read_adapter
-from cluster.adapters.reading import AdapterReader
+from cluster.adapters.reading import AdapterReader, read_adapter
 from cluster.adapters.record import Source
 from cluster.errors import InvalidAdapter, NotFound
 from tests.cluster.adapters.tiny import LIMITS, MODEL, a_of, tiny_adapter

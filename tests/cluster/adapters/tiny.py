@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.peft_reader import AdapterLimits, read_adapter
+from cluster.adapters.peft_reader import AdapterLimits
+from cluster.adapters.reading import read_adapter
 from cluster.adapters.sharding import RankMemory
 from cluster.adapters.targets import module_path
 from cluster.errors import InvalidAdapter
