@@ -21,7 +21,8 @@ from worker.model_reader import read_model_config
 from worker.parallel import Communicator, SingleRank, ThreadGroup
 from worker.partition import partition
 from worker.protocol import GENESIS, StepOutput, encode_plan
-from worker.rank import Rank, RankConfig
+from worker.rank import Rank
+from worker.rank_config import RankConfig
 
 
 @dataclass(slots=True)

@@ -9,16 +9,19 @@ import socket
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ray
 from msgspec.structs import replace
 
 from worker.adapter_shard import AdapterShard
 from worker.channel import listen
-from worker.parallel import join_group
 from worker.protocol import RankInfo
-from worker.rank import Rank, RankConfig
+from worker.rank_config import RankConfig
 from worker.step_server import serve_steps
+
+if TYPE_CHECKING:
+    from worker.rank import Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,11 @@ class WorkerActor:
     @ray.method
     def load(self, store: tuple[str, int]) -> RankInfo:
         """Join the process group at `store` and load this rank's slices of the weights."""
+        # Here, as they bring torch, which takes a second: the launcher, which reads this class, and
+        # so the server's own process, the schedulers and the routers start without it.
+        from worker.parallel import join_group
+        from worker.rank import Rank
+
         config = self._config
         host, port = store
         group = join_group(
@@ -114,6 +122,6 @@ class WorkerActor:
         """Free the memory of a slot that no plan uses, if it still holds this adapter."""
         self._ready_rank().clear_slot(slot, adapter)
 
-    def _ready_rank(self) -> Rank:
+    def _ready_rank(self) -> "Rank":
         assert self._rank is not None, "load() comes first"
         return self._rank

@@ -7,9 +7,7 @@ nothing of Ray, sockets or of how plans are made.
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -24,27 +22,11 @@ from worker.model_reader import read_model_config
 from worker.parallel import Communicator
 from worker.partition import partition
 from worker.protocol import GENESIS, Plan, RankInfo, StepOutput, StepReply, decode_plan
+from worker.rank_config import RankConfig
 from worker.sampler import Sampler, SampleRequest
 from worker.sequences import SequenceTable
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankConfig:
-    """How one rank runs; the same on all ranks of a group but for `rank` and `device`."""
-
-    model_dir: str
-    rank: int
-    tp: int
-    dtype: Literal["bfloat16", "float32"]
-    device: str = "cpu"
-    page_size: int = 64  # positions
-    kv_memory_bytes: int
-    kv_host_memory_bytes: int = 0  # for pages that the device has no room for; 0: none
-    num_slots: int
-    max_model_len: int  # positions that one sequence may have
-    num_threads: int | None  # compute threads of this process; None: torch's own choice
 
 
 class Rank:

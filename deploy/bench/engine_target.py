@@ -11,7 +11,7 @@ from deploy.bench.measure import Run, Sample
 from deploy.bench.workload import Ask, Workload
 from deploy.local_engine import Answer, LocalEngine
 from worker.protocol import SamplingParams
-from worker.rank import RankConfig
+from worker.rank_config import RankConfig
 
 
 class EngineTarget:

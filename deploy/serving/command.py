@@ -16,6 +16,7 @@ import httpx
 import ray
 from ray import serve
 from ray.exceptions import RayTaskError
+from ray.serve import RunTarget
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -36,13 +37,10 @@ from deploy.check import (
     scheduler_config,
 )
 from deploy.config import ConfigError, ServeConfig
-from deploy.serving.app import (
-    SchedulerSettings,
-    router_application,
-    scheduler_application,
-    start_pool,
-)
-from worker.rank import RankConfig
+from deploy.serving.pool import start_pool
+from deploy.serving.router import router_application
+from deploy.serving.scheduler import SchedulerSettings, scheduler_application
+from worker.rank_config import RankConfig
 
 START_TIMEOUT = 600.0  # seconds until the ranks must serve: large models load for minutes
 
@@ -94,16 +92,23 @@ def _bring_up(checked: Checked, step: "StepShower", stop: threading.Event) -> li
         ),
     )
     step("registering the adapters")
-    records = _register_adapters(pool, config.adapters())
-    step("starting the scheduler")
+    adapters = {name: str(Path(path).resolve()) for name, path in config.adapters().items()}
+    registering = pool.start.remote(adapters)
     logs = {"log_level": config.log_level, "enable_access_log": False}
-    http = {"host": config.host, "port": config.port}
-    serve.start(http_options=http, logging_config=logs)
+    serve.start(  # takes a second, in processes of its own
+        http_options={"host": config.host, "port": config.port}, logging_config=logs
+    )
+    _wait_until_registered(registering)
+    records: list[AdapterRecord] = list(ray.get(pool.records.remote()))
+    step("starting scheduler and router")
     scheduler = scheduler_application(scheduler_settings(checked), pool)
-    serve.run(scheduler, name="scheduler", route_prefix=None, logging_config=logs)
-    step("starting the router")
     router = router_application(router_config(checked), pool, config.routers)
-    serve.run(router, name="router", logging_config=logs)
+    serve.run_many(
+        [
+            RunTarget(scheduler, name="scheduler", route_prefix=None, logging_config=logs),
+            RunTarget(router, name="router", logging_config=logs),
+        ]
+    )
     step(f"loading the model into {config.tp} rank{'s' if config.tp > 1 else ''}")
     _wait_until_ready(config, stop)
     return records
@@ -186,18 +191,16 @@ def _start_ray(checked: Checked) -> None:
     )
 
 
-def _register_adapters(pool: Any, directories: dict[str, str]) -> list[AdapterRecord]:
-    """Register adapters, directory by name, and what the adapter directories hold."""
-    paths = {name: str(Path(directory).resolve()) for name, directory in directories.items()}
+def _wait_until_registered(registering: Any) -> None:
+    """Wait for the pool's `start`; warn of sub-directories that are no adapters."""
     try:
-        refused: dict[str, str] = ray.get(pool.start.remote(paths))
+        refused: dict[str, str] = ray.get(registering)
     except RayTaskError as error:
         if isinstance(error.cause, TopworkError):
             raise ConfigError(str(error.cause)) from None
         raise
     for name, reason in sorted(refused.items()):
         logging.getLogger("topwork").warning("%s is not served: %s", name, reason)
-    return list(ray.get(pool.records.remote()))
 
 
 def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:

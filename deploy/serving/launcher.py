@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import (
 from cluster.shells.rank_group import RankHandle
 from worker.actor import ProcessIdentity, WorkerActor, start_ticks
 from worker.protocol import RankInfo
-from worker.rank import RankConfig
+from worker.rank_config import RankConfig
 
 WorkerProcess = ray.remote(WorkerActor)
 

@@ -14,7 +14,7 @@ from deploy.local_engine import LocalEngine
 from tests.end_to_end.tiny_models import make_tiny_model
 from tests.worker.peft_adapters import make_adapter_dir
 from worker.protocol import SamplingParams
-from worker.rank import RankConfig
+from worker.rank_config import RankConfig
 
 
 def make_engine(model_dir: Path, tp: int) -> LocalEngine:

@@ -12,7 +12,7 @@ from deploy.local_engine import LocalEngine
 from tests.end_to_end.conftest import MODEL_DIR, adapter_dirs
 from tests.end_to_end.reference import QUESTIONS, chat_prompt, demo_reference
 from worker.protocol import SamplingParams
-from worker.rank import RankConfig
+from worker.rank_config import RankConfig
 
 pytestmark = pytest.mark.model
 GREEDY = SamplingParams(temperature=0.0)

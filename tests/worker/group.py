@@ -26,7 +26,8 @@ from worker.protocol import (
     StepReply,
     encode_plan,
 )
-from worker.rank import Rank, RankConfig
+from worker.rank import Rank
+from worker.rank_config import RankConfig
 
 PAGE = 16
 GREEDY = SamplingParams(temperature=0.0, num_logprobs=131)

@@ -16,7 +16,8 @@ from worker.protocol import (
     SequenceStart,
     encode_plan,
 )
-from worker.rank import Rank, RankConfig
+from worker.rank import Rank
+from worker.rank_config import RankConfig
 
 
 def start(seq_id: int, **changes) -> SequenceStart:

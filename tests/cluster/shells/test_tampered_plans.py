@@ -30,7 +30,8 @@ from worker.protocol import (
     SequenceStart,
     encode_plan,
 )
-from worker.rank import Rank, RankConfig
+from worker.rank import Rank
+from worker.rank_config import RankConfig
 from worker.step_server import serve_steps
 
 TP = 3
