@@ -24,7 +24,7 @@ def run(
     adapters: Annotated[int, typer.Option(min=FEW, help="Registered, of about 2 MB.")] = 2000,
     slots: Annotated[int, typer.Option(min=MIN_SLOTS, help="Of each rank.")] = 16,
     in_host: Annotated[int, typer.Option(help="Adapters that host memory has room for.")] = 200,
-    rounds: Annotated[int, typer.Option(min=1, help="That count; of `many` and `stall`.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="That count; not of `cold`, `parts`.")] = 3,
     requests: Annotated[int, typer.Option(min=8, help="In a round of `many`.")] = 120,
     samples: Annotated[int, typer.Option(min=1, help="Of each place in `cold`; `parts`.")] = 12,
     load_only: Annotated[bool, typer.Option(help="In `stall`, no requests beside loads.")] = False,

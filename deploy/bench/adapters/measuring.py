@@ -32,6 +32,7 @@ Told = Callable[[str], None]  # hears what is going on
 class What(StrEnum):
     """What can be measured."""
 
+    START = "start"
     MANY = "many"
     STALL = "stall"
     COLD = "cold"
@@ -106,6 +107,9 @@ def measure(what: set[What], setup: Setup, amount: Amount, told: Told) -> Result
     """
     results = Results(setup.told())
     model = read_model_config(DEFAULT_TARGET)
+    if What.START in what:
+        sizes = (FEW, setup.num_adapters)
+        results.starts = measure_starts(setup.open_server, sizes, amount.rounds, told)
     if What.MANY in what:
         _measure_many(results, setup, amount, model, told)
     names, directory = adapter_names(setup.num_adapters), adapter_directory(setup.num_adapters)
@@ -147,8 +151,6 @@ def _measure_many(
         rounds=amount.rounds,
         num_requests=amount.num_requests,
     )
-    sizes = (FEW, setup.num_adapters)
-    results.starts = measure_starts(setup.open_server, sizes, amount.rounds, told)
     with setup.open_server(setup.num_adapters) as many:
         with setup.open_server(FEW) as few:
             results.rows = measure_registered(few, many, options, told)

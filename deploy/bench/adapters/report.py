@@ -17,6 +17,7 @@ from deploy.bench.adapters.stall import ALONE, COLD, LOADS, WARM, Phase
 
 REGISTERED_RATIO = 0.9  # tok/s with many registered over that with few, at least
 GAP_RATIOS = {50: 1.10, 99: 1.5}  # by percentile, at most
+START = 10.0  # seconds until requests are served, at most
 IDLE_CPU = 2.0  # percent of one core, at most
 
 
@@ -50,6 +51,10 @@ class Goal:
 def check_goals(results: Results) -> list[Goal]:
     """Return the goals of what was measured."""
     goals = []
+    if results.starts:
+        size = max(start.num_adapters for start in results.starts)
+        ready = median(s.ready for s in results.starts if s.num_adapters == size)
+        goals.append(Goal(f"start-up with {size:,} adapters, seconds", START, ready))
     few = [row for row in results.rows if row.workload == "few"]
     if few:
         slow, fast = (row.median(lambda r: r.tokens_per_second) for row in (few[1], few[0]))
