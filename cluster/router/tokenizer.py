@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from transformers import PreTrainedTokenizerFast
 
 from cluster.errors import InvalidRequest
 from cluster.router.detokenizer import REPLACEMENT
@@ -76,6 +75,10 @@ class Tokenizer:
         """
         if not (path / "tokenizer.json").is_file():
             raise FileNotFoundError(f"{path} has no tokenizer.json")
+        # Here, because it takes a third of a second that only a router need spend, not the process
+        # that starts it.
+        from transformers import PreTrainedTokenizerFast
+
         return cls(PreTrainedTokenizerFast.from_pretrained(str(path)))
 
     @property

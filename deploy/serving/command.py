@@ -17,6 +17,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayTaskError
 from ray.serve import RunTarget
+from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -100,16 +101,18 @@ def _bring_up(checked: Checked, step: "StepShower", stop: threading.Event) -> li
     )
     _wait_until_registered(registering)
     records: list[AdapterRecord] = list(ray.get(pool.records.remote()))
-    step("starting scheduler and router")
+    step(f"loading the model into {config.tp} rank{'s' if config.tp > 1 else ''}")
     scheduler = scheduler_application(scheduler_settings(checked), pool)
     router = router_application(router_config(checked), pool, config.routers)
     serve.run_many(
         [
             RunTarget(scheduler, name="scheduler", route_prefix=None, logging_config=logs),
             RunTarget(router, name="router", logging_config=logs),
-        ]
+        ],
+        # Serve would look once a second only, and at the applications one after the other.
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
     )
-    step(f"loading the model into {config.tp} rank{'s' if config.tp > 1 else ''}")
     _wait_until_ready(config, stop)
     return records
 
@@ -204,10 +207,11 @@ def _wait_until_registered(registering: Any) -> None:
 
 
 def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
+    """Wait until the router says that requests are served, or until the server is to end."""
     deadline = time.monotonic() + START_TIMEOUT
     answer = ""
     with httpx.Client(timeout=5.0) as client:
-        while not stop.wait(0.1):
+        while not stop.wait(0.2):
             try:
                 reply = client.get(f"http://{_reachable(config.host)}:{config.port}/ready")
                 if reply.status_code == 200:
@@ -215,8 +219,15 @@ def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
                 answer = reply.text
             except httpx.HTTPError as error:
                 answer = str(error)
+            _refuse_failed()
             if time.monotonic() > deadline:
                 raise ConfigError(f"the ranks are not ready after {START_TIMEOUT:g} s: {answer}")
+
+
+def _refuse_failed() -> None:
+    for name, application in serve.status().applications.items():
+        if application.status == ApplicationStatus.DEPLOY_FAILED:
+            raise ConfigError(f"the {name} cannot start: {application.message}")
 
 
 def _check_port_free(host: str, port: int) -> None:

@@ -23,7 +23,7 @@ from deploy.bench.adapters.counts import Counts, count_tiers, read_counts
 from deploy.bench.http_target import BenchError
 
 BASE = "smollm2"
-REGISTERED, READY = "starting scheduler and router", "Ctrl-C takes it down"  # begins, then
+REGISTERED, READY = "loading the model", "Ctrl-C takes it down"  # begins, then
 START_TIMEOUT = 300.0  # seconds
 STOP_TIMEOUT = 60.0  # seconds
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -23,6 +23,6 @@ def test_the_ranks_do_import_torch() -> None:
     assert "torch" in imported_with("worker.rank")
 
 
-@pytest.mark.parametrize("module", ["pool", "scheduler", "launcher"])
+@pytest.mark.parametrize("module", ["command", "pool", "scheduler", "launcher"])
 def test_only_routers_import_tokenizers(module: str) -> None:
     assert "transformers" not in imported_with(f"deploy.serving.{module}")
