@@ -1,0 +1,1 @@
+"""Triton kernels, one file for each family; imported where a GPU, or a test of them, is at hand."""
