@@ -95,8 +95,13 @@ class _Driver:
 def compiling(architecture: int) -> Iterator[list[Compiled]]:
     """Compile what is launched inside; give what came out, in order of the launches."""
     found: list[Compiled] = []
+    forgotten: set[int] = set()
 
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        if id(self) not in forgotten:
+            # Triton keeps what it compiled by device, and all these GPUs are device 0.
+            self.device_caches.clear()
+            forgotten.add(id(self))
         found.append(_compile(self, architecture, original, arguments, options))
 
     original = JITFunction.run

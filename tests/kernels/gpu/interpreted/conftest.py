@@ -1,12 +1,15 @@
 """Kernels run by Triton's interpreter, on any machine: what they compute, and what they touch."""
 
-import os
-import sys
+import pytest
 
-assert "triton" not in sys.modules, "kernels interpreted here were imported before: a process apart"
-os.environ["TRITON_INTERPRET"] = "1"
+from tests.kernels.gpu.interpreter import install
 
-from tests.kernels.gpu import bf16, bounds  # noqa: E402
+install()
 
-bf16.install()
-bounds.install()
+from tests.kernels.gpu import bf16  # noqa: E402
+
+
+@pytest.fixture
+def dots_are_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every row of a product the same order of sums, as tensor cores do."""
+    monkeypatch.setattr(bf16.Builder, "create_dot", bf16.create_chained_dot)
