@@ -1,0 +1,69 @@
+"""One turn of attention over pages: a tile of positions, folded into a running softmax.
+
+Owns the arithmetic that decode and prefill share, and with it the promise that a hidden position
+changes no bit: the fused roundings are spelled out, so that a turn that hides positions and one
+that does not round alike, whatever the compiler would fuse. Knows nothing of rows, of sequences or
+of how their positions are cut.
+
+Shapes: M query rows, N positions of one turn, P pages, HK heads, D head_dim.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634  # scores are kept as powers of two: GPUs have exp2, not exp
+_TILE_BYTES = 16 << 10
+
+
+def tile_positions(page_size: int, head_dim: int, itemsize: int) -> int:
+    """Return the positions of one turn: a page, or as much of one as is held without spilling.
+
+    A tile of K and one of V lie in shared memory three times, and their addresses in registers.
+    """
+    return min(page_size, _TILE_BYTES // (head_dim * itemsize))
+
+
+@triton.jit
+def load_tile(
+    pages_ptr,
+    page,
+    kv_head,
+    start,
+    end,
+    NUM_KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    IS_FULL: tl.constexpr,
+):
+    """Return positions [start, start + TILE) of one head as [TILE, D], zeros from `end` on.
+
+    `start` is a multiple of TILE and lies in `page` of pages_ptr [P, HK, PAGE, D].
+    """
+    positions, dims = tl.arange(0, TILE), tl.arange(0, HEAD_DIM)
+    # A pool may have more than 2^31 elements, a head's part of a page has not.
+    head_ptr = pages_ptr + (page.to(tl.int64) * NUM_KV_HEADS + kv_head) * (PAGE * HEAD_DIM)
+    if TILE < PAGE:
+        head_ptr += (start % PAGE) * HEAD_DIM
+    pointers = head_ptr + positions[:, None] * HEAD_DIM + dims[None, :]
+    if IS_FULL:
+        return tl.load(pointers)
+    # What lies past the end may be NaN, and a weight of zero does not make that a zero.
+    return tl.load(pointers, mask=(start + positions < end)[:, None], other=0.0)
+
+
+@triton.jit
+def fold_tile(scores, v, largest, total, acc, scale):
+    """Fold one turn into the running softmax of M rows; return (largest, total, acc).
+
+    `scores` [M, N] float32 are q k, -inf where hidden; `v` [N, D]. Of the turns up to now `largest`
+    [M] is the greatest score, `total` [M] the sum of the weights 2^(scale (score - largest)) and
+    `acc` [M, D] the sum of weighted v. A row must see a position of its first turn: afterwards
+    hidden ones weigh exactly 0, and a turn without any other multiplies by exactly 1.
+    """
+    new_largest = tl.maximum(largest, tl.max(scores, 1))
+    weights = tl.exp2(tl.fma(scores, scale, (-scale * new_largest)[:, None]))
+    kept = tl.exp2((largest - new_largest) * scale)
+    total = tl.fma(total, kept, tl.sum(weights, 1))
+    acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+    return new_largest, total, acc
