@@ -1,0 +1,102 @@
+"""Draws tokens from rows of logits on a CPU: truncation by min_p, top_k and top_p, then the draw.
+
+A token is a function of (logits, parameters, seed, position), by the noise of kernels.sampling: the
+largest of score plus noise follows the softmax of the scores (Gumbel's trick). Knows nothing of
+sequences, penalties or log-probabilities.
+
+Shapes: S rows, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.sampling import gumbel_noise, gumbel_noise_at
+
+GREEDY_BELOW = 1e-5  # lower temperatures are greedy: dividing by them only overflows float32
+_LOWEST = torch.finfo(torch.float32).min
+_BINS_PER_NAT = 4  # top_p: width and number of the bins in which it adds the mass up
+_NUM_BINS = 128
+_MASS_MARGIN = 1e-4  # far above what the histogram's float32 exponentials can be off by
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How to draw from one row."""
+
+    temperature: float
+    top_k: int  # 0: all tokens
+    top_p: float
+    min_p: float
+    seed: int  # 64 bits, unsigned
+    position: int  # of the token in its sequence
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the largest logit is taken, whatever the seed."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+
+def draw_rows(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf."""
+    return torch.tensor([_draw(row, draw) for row, draw in zip(logits, draws, strict=True)])
+
+
+def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return (ids, values) of the `count` largest of one row [V], best first, then lower id first.
+
+    Tokens at -inf do not count: with fewer others, the result is shorter.
+    """
+    count = min(count, logits.shape[0])
+    least = logits.topk(count, sorted=False).values.min().clamp(min=_LOWEST)
+    ids = (logits >= least).nonzero().squeeze(-1)  # ascending, with all that equal the last
+    values, order = logits[ids].sort(descending=True, stable=True)
+    return ids[order][:count], values[:count]
+
+
+def _draw(logits: Tensor, draw: Draw) -> int:
+    """Return the token drawn from one row [V]."""
+    if draw.is_greedy:
+        return int(logits.argmax())
+    scores = (logits - logits.max()) / draw.temperature  # the best is 0: nothing can overflow
+    if draw.min_p > 0.0:
+        scores.masked_fill_(scores < math.log(draw.min_p), -torch.inf)
+    num_tokens = scores.shape[0]
+    if 0 < draw.top_k < num_tokens:
+        ids, kept = best_tokens(scores, draw.top_k)
+        if draw.top_p < 1.0:
+            kept = kept[: _nucleus_size(kept, torch.logsumexp(kept, 0), draw.top_p)]
+    elif draw.top_p < 1.0:
+        ids, kept = _nucleus(scores, draw.top_p)
+    else:
+        noise = gumbel_noise(draw.seed, draw.position, num_tokens)
+        return int(scores.add_(noise).argmax())
+    ids, order = ids[: kept.shape[0]].sort()  # the lowest id wins a tie, as in a full draw
+    noise = gumbel_noise_at(draw.seed, draw.position, ids)
+    return int(ids[(kept[order] + noise).argmax()])
+
+
+def _nucleus(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """Return (ids, scores) of the smallest best set of a row [V] that holds `top_p` of the mass.
+
+    Only the tokens near the top are sorted: a histogram of the mass by depth below the best score
+    (which is 0) tells how deep to go.
+    """
+    mass = torch.logsumexp(scores, 0)
+    depth = (scores * -_BINS_PER_NAT).clamp_(max=_NUM_BINS - 1).long()
+    histogram = depth.bincount(weights=(scores - mass).exp(), minlength=_NUM_BINS)
+    deepest = int((histogram.cumsum(0) < top_p + _MASS_MARGIN).sum())
+    ids = (depth <= deepest).nonzero().squeeze(-1)
+    values, order = scores[ids].sort(descending=True, stable=True)
+    size = _nucleus_size(values, mass, top_p)
+    return ids[order][:size], values[:size]
+
+
+def _nucleus_size(descending: Tensor, mass: Tensor, top_p: float) -> int:
+    """Return how many of the best scores it takes to reach `top_p`; at least one."""
+    probabilities = (descending - mass).double().exp()
+    before = probabilities.cumsum(0) - probabilities
+    return max(1, int((before < top_p).sum()))

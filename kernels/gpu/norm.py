@@ -1,0 +1,104 @@
+"""RMS norm of rows, with or without the sum that precedes it in every block.
+
+Owns the order in which a row's squares are added: by one tile that spans the row, whatever stands
+around it. Knows nothing of layers, of ranks or of who summed x.
+
+Shapes: T rows, H hidden.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.options import OPTIONS
+
+_ELEMENTS_OF_A_THREAD = 8  # 16 bytes of bfloat16
+_MAX_WARPS = 16
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (total / rms(total) * weight, total) with total = x + residual in float32.
+
+    One program for each row, as in Liger's norm; rounded once, when the normed row is stored.
+
+    Args:
+        x: [T, H] float32, float16 or bfloat16, whatever weight's dtype; rows may be strided.
+        residual: [T, H] float32, contiguous; None counts as 0.
+        weight: [H].
+        eps: added to the mean square.
+
+    Returns:
+        The normed rows [T, H] in weight's dtype, and the new residual [T, H] in float32.
+    """
+    num_rows, hidden = x.shape
+    assert residual is None or (residual.dtype == torch.float32 and residual.is_contiguous())
+    total = torch.empty((num_rows, hidden), dtype=torch.float32, device=x.device)
+    return _launch(x, residual, weight, eps, total), total
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) * weight over the last axis, in weight's dtype.
+
+    Args:
+        x: [..., H] float32, float16 or bfloat16.
+        weight: [H].
+        eps: added to the mean square.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    return _launch(rows, None, weight, eps, None).view(x.shape)
+
+
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, total: Tensor | None
+) -> Tensor:
+    """Norm the rows of x [T, H]; write the sum to `total` if there is one."""
+    num_rows, hidden = x.shape
+    assert x.stride(1) == 1 and weight.shape == (hidden,) and weight.is_contiguous()
+    out = torch.empty((num_rows, hidden), dtype=weight.dtype, device=x.device)
+    if num_rows == 0:
+        return out
+    block = triton.next_power_of_2(hidden)
+    num_warps = min(_MAX_WARPS, max(1, block // (32 * _ELEMENTS_OF_A_THREAD)))
+    _norm_row[(num_rows,)](
+        x,
+        residual,
+        weight,
+        total,
+        out,
+        x.stride(0),
+        eps,
+        HIDDEN=hidden,
+        BLOCK=block,
+        num_warps=num_warps,
+        **OPTIONS,
+    )
+    return out
+
+
+@triton.jit
+def _norm_row(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    total_ptr,
+    out_ptr,
+    x_stride,
+    eps,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    mask = at < HIDDEN
+    total = tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        total += tl.load(residual_ptr + row * HIDDEN + at, mask=mask, other=0.0)
+    if total_ptr is not None:
+        tl.store(total_ptr + row * HIDDEN + at, total, mask=mask)
+    weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.math.rsqrt(tl.sum(total * total) / HIDDEN + eps)
+    normed = total * scale * weight
+    tl.store(out_ptr + row * HIDDEN + at, normed.to(out_ptr.dtype.element_ty), mask=mask)

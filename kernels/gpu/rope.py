@@ -1,0 +1,196 @@
+"""From one row of qkv to a rotated q and to K and V in their pages.
+
+Owns the split of a row into heads, the norm of heads before the rotation (Qwen3) and where the
+result rounds: once, from float32. Knows nothing of who owns a page or of how attention reads it.
+
+Shapes: T rows, HQ / HK query and KV heads, D head_dim, P pages.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.options import OPTIONS
+
+# One warp whose threads hold 8 elements of either half of a head: 16 bytes of bfloat16 each.
+_ELEMENTS_OF_A_PROGRAM = 512
+
+
+def rope_and_write(
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    kv_loc: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Return rotated q; write rotated k, and v as it is, where kv_loc says.
+
+    Each pair (a, b) of elements i and i + D/2 of a q or k head becomes
+    (a cos - b sin, b cos + a sin), the "neox" layout. The grid is rows times groups of heads, and
+    a group holds heads of one kind, so that what is done with them is decided once.
+
+    Args:
+        qkv: [T, HQ + 2 HK, D] float32, float16 or bfloat16; q heads, then k, then v.
+        num_heads: HQ.
+        cos: [max_position, D/2] float32, contiguous, as is `sin`.
+        sin: [max_position, D/2] float32.
+        positions: [T] int64.
+        kv_loc: [T] int64, page * page_size + offset; -1 writes nothing for this row.
+        k_pages: [P, HK, page, D], qkv's dtype, changed in place.
+        v_pages: [P, HK, page, D], likewise.
+        q_norm: [D], weight of the norm of each q head before it is rotated, or None.
+        k_norm: [D], likewise for k; both or none.
+        eps: added to the mean squares.
+
+    Returns:
+        [T, HQ, D], contiguous, in qkv's dtype.
+    """
+    num_rows, num_all, head_dim = qkv.shape
+    _, num_kv_heads, page_size, _ = k_pages.shape
+    assert num_all == num_heads + 2 * num_kv_heads, "qkv holds q, k and v heads"
+    assert qkv.stride(2) == 1 and qkv.stride(1) == head_dim, "the heads of a row are contiguous"
+    assert k_pages.is_contiguous() and v_pages.is_contiguous() and k_pages.dtype == qkv.dtype
+    assert cos.is_contiguous() and sin.is_contiguous() and cos.dtype == torch.float32
+    assert (q_norm is None) == (k_norm is None), "norms of q and k come together"
+    q = torch.empty((num_rows, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    if num_rows == 0:
+        return q
+    half_block = triton.next_power_of_2(head_dim // 2)
+    group = max(1, _ELEMENTS_OF_A_PROGRAM // (2 * half_block))
+    num_groups = triton.cdiv(num_heads, group) + 2 * triton.cdiv(num_kv_heads, group)
+    _rotate_group[(num_rows, num_groups)](
+        qkv,
+        cos,
+        sin,
+        positions,
+        kv_loc,
+        q,
+        k_pages,
+        v_pages,
+        q_norm,
+        k_norm,
+        qkv.stride(0),
+        eps,
+        HQ=num_heads,
+        HK=num_kv_heads,
+        PAGE=page_size,
+        HALF=head_dim // 2,
+        HALF_BLOCK=half_block,
+        GROUP=group,
+        num_warps=1,
+        **OPTIONS,
+    )
+    return q
+
+
+@triton.jit
+def _rotate_group(
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    kv_loc_ptr,
+    q_ptr,
+    k_pages_ptr,
+    v_pages_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    row_stride,
+    eps,
+    HQ: tl.constexpr,
+    HK: tl.constexpr,
+    PAGE: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    Q_GROUPS: tl.constexpr = (HQ + GROUP - 1) // GROUP
+    K_GROUPS: tl.constexpr = (HK + GROUP - 1) // GROUP
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    position = tl.load(positions_ptr + row)
+    heads = qkv_ptr + row * row_stride
+    if group < Q_GROUPS:
+        at, mask = _head_offsets(group, HQ, HALF, HALF_BLOCK, GROUP)
+        first, second = _load_halves(heads, at, mask, HALF)
+        if q_norm_ptr is not None:
+            first, second = _norm_heads(first, second, q_norm_ptr, eps, HALF, HALF_BLOCK)
+        first, second = _rotate(first, second, cos_ptr, sin_ptr, position, HALF, HALF_BLOCK)
+        _store_halves(q_ptr + row * (HQ * 2 * HALF), at, first, second, mask, HALF)
+    else:
+        loc = tl.load(kv_loc_ptr + row)
+        if loc >= 0:
+            # Position `offset` of head 0 of the page; heads lie PAGE positions apart.
+            start = (loc // PAGE * HK * PAGE + loc % PAGE) * (2 * HALF)
+            if group < Q_GROUPS + K_GROUPS:
+                at, mask = _head_offsets(group - Q_GROUPS, HK, HALF, HALF_BLOCK, GROUP)
+                first, second = _load_halves(heads + HQ * 2 * HALF, at, mask, HALF)
+                if k_norm_ptr is not None:
+                    first, second = _norm_heads(first, second, k_norm_ptr, eps, HALF, HALF_BLOCK)
+                first, second = _rotate(first, second, cos_ptr, sin_ptr, position, HALF, HALF_BLOCK)
+                at, mask = _head_offsets(
+                    group - Q_GROUPS, HK, HALF, HALF_BLOCK, GROUP, HEAD_STRIDE=PAGE * 2 * HALF
+                )
+                _store_halves(k_pages_ptr + start, at, first, second, mask, HALF)
+            else:
+                group -= Q_GROUPS + K_GROUPS
+                at, mask = _head_offsets(group, HK, HALF, HALF_BLOCK, GROUP)
+                first, second = _load_halves(heads + (HQ + HK) * 2 * HALF, at, mask, HALF)
+                at, mask = _head_offsets(
+                    group, HK, HALF, HALF_BLOCK, GROUP, HEAD_STRIDE=PAGE * 2 * HALF
+                )
+                _store_halves(v_pages_ptr + start, at, first, second, mask, HALF)
+
+
+@triton.jit
+def _head_offsets(
+    group,
+    NUM_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr = None,
+):
+    """Return where the first halves of the group's heads lie, and which of them exist."""
+    STRIDE: tl.constexpr = 2 * HALF if HEAD_STRIDE is None else HEAD_STRIDE
+    head, at = group * GROUP + tl.arange(0, GROUP)[:, None], tl.arange(0, HALF_BLOCK)[None, :]
+    return head * STRIDE + at, (head < NUM_HEADS) & (at < HALF)
+
+
+@triton.jit
+def _load_halves(base, at, mask, HALF: tl.constexpr):
+    first = tl.load(base + at, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(base + at + HALF, mask=mask, other=0.0).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _store_halves(base, at, first, second, mask, HALF: tl.constexpr):
+    tl.store(base + at, first.to(base.dtype.element_ty), mask=mask)
+    tl.store(base + at + HALF, second.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _norm_heads(first, second, weight_ptr, eps, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
+    at = tl.arange(0, HALF_BLOCK)
+    squares = tl.sum(first * first + second * second, axis=1) / (2 * HALF)
+    scale = tl.math.rsqrt(squares + eps)[:, None]
+    weight_1 = tl.load(weight_ptr + at, mask=at < HALF, other=0.0).to(tl.float32)
+    weight_2 = tl.load(weight_ptr + HALF + at, mask=at < HALF, other=0.0).to(tl.float32)
+    return first * scale * weight_1[None, :], second * scale * weight_2[None, :]
+
+
+@triton.jit
+def _rotate(
+    first, second, cos_ptr, sin_ptr, position, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr
+):
+    at = tl.arange(0, HALF_BLOCK)
+    cos = tl.load(cos_ptr + position * HALF + at, mask=at < HALF, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + position * HALF + at, mask=at < HALF, other=0.0)[None, :]
+    return first * cos - second * sin, second * cos + first * sin

@@ -1,0 +1,65 @@
+"""kernels.gpu.activation: right in float64's eyes, any company."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import reference
+from kernels.gpu.activation import silu_and_mul
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-3}
+DTYPES = list(TOLERANCE)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("intermediate", [1, 72, 512, 1536, 2048, 2050])
+def test_it_agrees_with_float64(intermediate: int, dtype: torch.dtype) -> None:
+    gate_up = normal(3, 2 * intermediate, dtype=dtype)
+    before = gate_up.clone()
+    out = silu_and_mul(gate_up)
+    assert out.dtype == dtype and out.shape == (3, intermediate)
+    assert error(out, reference.silu_and_mul(gate_up.double())) < TOLERANCE[dtype]
+    assert torch.equal(gate_up, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_it_rounds_once(dtype: torch.dtype) -> None:
+    gate_up = normal(4, 1024, dtype=dtype)
+    expected = reference.silu_and_mul(gate_up.double()).to(dtype)
+    assert (silu_and_mul(gate_up) != expected).float().mean() < 1e-3
+
+
+def test_large_gates_do_not_overflow() -> None:
+    gate = torch.tensor([-1e30, -1000.0, -100.0, 0.0, 100.0, 1000.0])
+    out = silu_and_mul(torch.cat((gate, torch.full((6,), 2.0)))[None])
+    assert torch.allclose(out[0], torch.tensor([0.0, 0.0, 0.0, 0.0, 200.0, 2000.0]))
+
+
+def test_a_strided_row_is_read_where_it_lies() -> None:
+    wide = torch.full((5, 200), torch.nan)
+    wide[:, 16:160] = normal(5, 144)
+    gate_up = wide[:, 16:160]
+    assert torch.equal(silu_and_mul(gate_up), silu_and_mul(gate_up.contiguous()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_alone_is_activated_as_in_any_company(dtype: torch.dtype) -> None:
+    gate_up = normal(64, 1200, dtype=dtype)
+    gate_up[5] = torch.nan
+    whole = silu_and_mul(gate_up)
+    assert whole[5].isnan().all() and not whole[6:].isnan().any()
+    for count in (1, 2):
+        assert torch.equal(silu_and_mul(gate_up[:count]), whole[:count])
+    assert torch.equal(silu_and_mul(gate_up[10:27].flip(0)), whole[10:27].flip(0))
+
+
+def test_no_rows_are_no_work() -> None:
+    assert silu_and_mul(torch.empty(0, 144)).shape == (0, 72)
