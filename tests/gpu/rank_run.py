@@ -1,0 +1,72 @@
+"""One rank's run of a script through the product's own model, bank and GPU runner."""
+
+import torch
+from torch import Tensor
+
+from kernels.gpu.forward import GpuKernels
+from tests.gpu.place import Place
+from tests.gpu.script import Script
+from worker.adapter_bank import AdapterBank
+from worker.adapter_table import AdapterTable
+from worker.gpu_runner import Capture, CudaCapture, GpuRunner
+from worker.kv_cache import KVCache
+from worker.model import Model
+from worker.parallel import Communicator
+from worker.partition import partition
+
+_MAX_POSITIONS = 1024
+
+
+def run_script(
+    place: Place, script: Script, group: Communicator, *, deterministic: bool, with_graphs: bool
+) -> list[Tensor | None]:
+    """Return the logits of each step, on the host; None on ranks that have none."""
+    config, dtype, device = script.model.config, script.model.dtype, place.device
+    part = partition(config, group.size, group.rank)
+    kernels = GpuKernels(deterministic)
+    weights = script.model.weights(part, device)
+    model = Model(config, part, weights, group, kernels, _MAX_POSITIONS)
+    num_slots = len(script.adapters)
+    bank = AdapterBank(
+        part,
+        num_layers=config.num_layers,
+        num_slots=num_slots,
+        dtype=kernels.adapter_dtype(dtype),
+        device=device,
+        table=AdapterTable(part, num_layers=config.num_layers, num_slots=num_slots, device=device),
+    )
+    for slot, adapter in enumerate(script.adapters):
+        bank.load(slot, adapter.digest, (1.0,), (adapter.cut(part),))
+    cache = KVCache(
+        num_layers=config.num_layers,
+        num_pages=script.num_pages,
+        num_kv_heads=len(part.kv_heads),
+        page_size=script.page,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+    )
+    for layer in range(config.num_layers):
+        for pages in cache.layer(layer):
+            pages.fill_(torch.nan)
+    runner = GpuRunner(
+        model,
+        cache,
+        bank,
+        device,
+        max_model_len=_MAX_POSITIONS,
+        capture=make_capture(place) if with_graphs else None,
+        pins_memory=not place.is_dry,
+    )
+    found: list[Tensor | None] = []
+    with torch.inference_mode():
+        for step in range(len(script.steps)):
+            logits = runner.run(script.rows(step))
+            found.append(None if logits is None else logits.cpu().clone())
+    return found
+
+
+def make_capture(place: Place) -> Capture:
+    """Return what makes graphs; dry, a graph is a call."""
+    return (lambda work: work) if place.is_dry else CudaCapture()
