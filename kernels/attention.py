@@ -15,8 +15,6 @@ Knows nothing of layers, of page ownership or of who shares a page.
 Shapes: T rows, P pages, HQ / HK heads, G = HQ / HK, D head_dim; C, R, L as in attention_batch.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,7 +22,7 @@ from torch import Tensor
 from kernels.attention_batch import AttentionBatch, AttentionTile, RowBlock, span_size
 from kernels.native.library import AttentionProblem, Library, native_library
 
-__all__ = ["AttentionBatch", "clear_pages", "paged_attention", "write_kv"]
+__all__ = ["AttentionBatch", "paged_attention", "write_kv"]
 
 _NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -45,13 +43,6 @@ def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, kv_loc: Ten
     pages, offsets = kv_loc // page_size, kv_loc % page_size
     k_pages[pages, :, offsets] = k
     v_pages[pages, :, offsets] = v
-
-
-def clear_pages(k_pages: Tensor, v_pages: Tensor, pages: Sequence[int]) -> None:
-    """Fill the named pages of both pools [P, HK, page, D] with zeros."""
-    index = torch.tensor(pages, dtype=torch.int64, device=k_pages.device)
-    k_pages.index_fill_(0, index, 0)
-    v_pages.index_fill_(0, index, 0)
 
 
 def paged_attention(

@@ -6,7 +6,7 @@ which slot is in use: the caller must not touch a slot that a running plan names
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
@@ -21,9 +21,12 @@ from worker.adapter_form import (
     HeadForm,
 )
 from worker.adapter_shard import FUSED_MODULES, AdapterShard
-from worker.base_weights import BaseWeights
+from worker.adapter_table import AdapterTable
 from worker.form_builder import build_form
 from worker.partition import Partition
+
+if TYPE_CHECKING:
+    from worker.base_weights import BaseWeights
 
 __all__ = [
     "DOWN",
@@ -69,12 +72,24 @@ class AdapterBank:
         num_slots: int,
         dtype: torch.dtype,
         device: torch.device,
-        base: BaseWeights | None = None,
+        base: "BaseWeights | None" = None,
+        table: AdapterTable | None = None,
     ) -> None:
-        """Make the slots; without `base`, adapters with DoRA or tables cannot be loaded."""
+        """Make the slots.
+
+        Args:
+            part: what this rank holds.
+            num_layers: of the model.
+            num_slots: how many.
+            dtype: of A and B.
+            device: of all of them.
+            base: without it, adapters with DoRA or tables cannot be loaded.
+            table: kept in step with the slots, for kernels that find adapters by address.
+        """
         self._part = part
-        self._num_layers = num_layers
-        self._dtype = dtype
+        self.num_layers = num_layers
+        self.dtype = dtype
+        self.table = table
         self._device = device
         self._base = base
         self._slots: list[AdapterForm | None] = [None] * num_slots
@@ -97,22 +112,26 @@ class AdapterBank:
             UnusableAdapter: if it cannot be computed; the slot is empty then.
         """
         assert 0 <= slot < len(self._slots), f"slot {slot} of {len(self._slots)}"
-        self._slots[slot] = None  # before anything new takes memory
+        self.clear(slot)  # before anything new takes memory
         form = build_form(
             adapter,
             weights,
             shards,
             self._part,
-            num_layers=self._num_layers,
-            dtype=self._dtype,
+            num_layers=self.num_layers,
+            dtype=self.dtype,
             device=self._device,
             base=self._base,
         )
         self._slots[slot] = form
+        if self.table is not None:
+            self.table.put(slot, form)
         return form.num_bytes
 
     def clear(self, slot: int) -> None:
         """Empty a slot and free its memory."""
+        if self.table is not None:
+            self.table.clear(slot)
         self._slots[slot] = None
 
     def adapter(self, slot: int) -> str | None:
@@ -142,7 +161,7 @@ class AdapterBank:
                 )
                 for linear in range(len(FUSED_MODULES))
             )
-            for layer in range(self._num_layers)
+            for layer in range(self.num_layers)
         )
 
     def embeddings(self, runs: Sequence[SlotRows]) -> tuple[AdaptedRows[EmbeddingForm], ...]:

@@ -8,6 +8,8 @@ Shapes: R lora_rank of one module, K its inputs and N its outputs on this rank, 
 of this rank, H hidden.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -20,9 +22,11 @@ from worker.adapter_shard import (
     UnusableAdapter,
     adapted_slices,
 )
-from worker.base_weights import OpenWeights
 from worker.dora import embedding_gain, linear_gain
 from worker.partition import Partition, Span
+
+if TYPE_CHECKING:
+    from worker.base_weights import OpenWeights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -31,7 +35,7 @@ class AdapterPart:
     """An adapter with its weight in a form."""
 
     def __init__(
-        self, shard: AdapterShard, weight: float, part: Partition, opened: OpenWeights | None
+        self, shard: AdapterShard, weight: float, part: Partition, opened: "OpenWeights | None"
     ) -> None:
         """Take a shard; without `opened`, one that has neither DoRA nor tables."""
         self._shard = shard
@@ -149,7 +153,7 @@ class AdapterPart:
     def _b(self, entry: LoraEntry) -> Tensor:
         return self._tensor(entry.b_offset, entry.b_shape[::-1]).T
 
-    def _base(self) -> OpenWeights:
+    def _base(self) -> "OpenWeights":
         assert self._opened is not None, "the base model's weights are not open"
         return self._opened
 

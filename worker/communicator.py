@@ -1,6 +1,6 @@
 """What the ranks of a group can do together, and the group of one.
 
-Owns the order of every sum: rank 0 + rank 1 + ..., kept in float32. So all ranks hold the
+Owns the order of every sum: neighbours first, then pairs of them, in float32. So all ranks hold the
 same bits, whatever the transport and the number of rows. Knows nothing of what is summed.
 """
 
@@ -65,9 +65,14 @@ class SingleRank:
         """Do nothing: nobody waits."""
 
 
-def sum_in_order(parts: Sequence[Tensor]) -> Tensor:
-    """Return parts[0] + parts[1] + ... in float32: what follows decides where to round."""
-    total = parts[0].float()
-    for part in parts[1:]:
-        total = total + part
-    return total
+def sum_in_pairs(parts: Sequence[Tensor]) -> Tensor:
+    """Return ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ... in float32.
+
+    A binary tree, so that two ranks' sums can be branches of what one rank would have added up.
+    What follows decides where to round.
+    """
+    sums = [part.float() for part in parts]
+    while len(sums) > 1:
+        pairs = [left + right for left, right in zip(sums[::2], sums[1::2], strict=False)]
+        sums = pairs + sums[2 * len(pairs) :]
+    return sums[0]

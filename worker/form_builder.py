@@ -9,6 +9,7 @@ outputs on this rank, V vocabulary entries of this rank, H hidden.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,9 +26,11 @@ from worker.adapter_shard import (
     UnusableAdapter,
     adapted_slices,
 )
-from worker.base_weights import BaseWeights, OpenWeights
 from worker.partition import Partition
 from worker.plain_form import plain_form
+
+if TYPE_CHECKING:
+    from worker.base_weights import BaseWeights, OpenWeights
 
 
 def build_form(
@@ -39,7 +42,7 @@ def build_form(
     num_layers: int,
     dtype: torch.dtype,
     device: torch.device,
-    base: BaseWeights | None,
+    base: "BaseWeights | None",
 ) -> AdapterForm:
     """Return the form of an adapter, which may be a weighted sum.
 
@@ -66,7 +69,7 @@ def build_form(
     if tuple(weights) == (1.0,) and shards[0].is_plain:
         return plain_form(shards[0], part, num_layers=num_layers, dtype=dtype, device=device)
 
-    def build(opened: OpenWeights | None) -> AdapterForm:
+    def build(opened: "OpenWeights | None") -> AdapterForm:
         parts = [AdapterPart(s, w, part, opened) for s, w in zip(shards, weights, strict=True)]
         if tuple(weights) == (1.0,):
             tables = parts[0].own_tables()

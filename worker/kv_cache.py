@@ -6,12 +6,16 @@ it, another tenant's values or a NaN, can reach a result. Knows nothing of who o
 Shapes: L layers, P pages, HK KV heads of this rank, D head_dim.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from worker.protocol import PageCopy
+from kernels.dispatch import AnyKernels
+
+if TYPE_CHECKING:
+    from worker.protocol import PageCopy
 
 
 def page_num_bytes(
@@ -35,7 +39,9 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        kernels: AnyKernels,
     ) -> None:
+        self._kernels = kernels
         self.num_pages = num_pages
         self.num_host_pages = num_host_pages
         self.page_size = page_size
@@ -52,7 +58,7 @@ class KVCache:
             (num_host_pages, num_layers, 2, num_kv_heads, page_size, head_dim),
             dtype=dtype,
             device="cpu",
-            pin_memory=device.type == "cuda" and num_host_pages > 0,
+            pin_memory=kernels.pins_memory and num_host_pages > 0,
         )
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -62,25 +68,44 @@ class KVCache:
     def clear(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros in all layers."""
         if pages:
-            index = torch.tensor(pages, dtype=torch.int64, device=self._pages.device)
-            self._pages.index_fill_(2, index, 0)
+            self._kernels.clear_pages(self._pages, pages)
 
-    def copy(self, copies: Sequence[PageCopy]) -> None:
+    def copy(self, copies: Sequence["PageCopy"]) -> None:
         """Make copies one after the other: each sees what those before it have written."""
-        for copy in copies:
-            self._copy(copy)
+        for run in _independent(copies):
+            self._copy(run)
 
-    def _copy(self, copy: PageCopy) -> None:
-        # On a GPU all of this is queued on the stream that the forward pass uses, in this order,
-        # and the CPU never looks at a host page: there is nothing to wait for.
-        match copy.kind:
+    def _copy(self, run: Sequence["PageCopy"]) -> None:
+        """Make copies of one kind that may be made at once.
+
+        On a GPU all of this is queued on the stream that the forward pass uses, in this order,
+        and the CPU never looks at a host page: there is nothing to wait for.
+        """
+        sources, targets = [one.source for one in run], [one.target for one in run]
+        match run[0].kind:
             case "save":
-                host_page = self._host_pages[copy.target]
-                host_page.copy_(self._pages[:, :, copy.source], non_blocking=True)
+                self._kernels.save_pages(self._pages, sources, self._host_pages, targets)
             case "restore":
-                page = self._pages[:, :, copy.target]
-                page.copy_(self._host_pages[copy.source], non_blocking=True)
+                self._kernels.restore_pages(self._host_pages, sources, self._pages, targets)
             case "fork":
-                page, shared = self._pages[:, :, copy.target], copy.num_positions
-                page[..., :shared, :] = self._pages[:, :, copy.source, :, :shared]
-                page[..., shared:, :] = 0
+                shared = [one.num_positions for one in run]
+                self._kernels.fork_pages(self._pages, sources, targets, shared)
+
+
+def _independent(copies: Sequence["PageCopy"]) -> Iterator[list["PageCopy"]]:
+    """Cut copies into runs of one kind in which none reads or writes what another has written."""
+    run: list[PageCopy] = []
+    for copy in copies:
+        written = {one.target for one in run}
+        touched = {copy.source, copy.target} if copy.kind == "fork" else {copy.target}
+        if run and (run[0].kind != copy.kind or written & touched or _reads(run, copy)):
+            yield run
+            run = []
+        run.append(copy)
+    if run:
+        yield run
+
+
+def _reads(run: Sequence["PageCopy"], copy: "PageCopy") -> bool:
+    """Whether one of a run of forks reads the page that a fork writes."""
+    return copy.kind == "fork" and any(one.source == copy.target for one in run)

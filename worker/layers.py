@@ -7,18 +7,17 @@ Shapes: T rows, H hidden, HQ / HK query and KV heads of this rank, D head_dim, I
 this rank, M positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch, paged_attention, write_kv
-from kernels.elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
-from kernels.linear import LinearWeight, linear
-from kernels.lora import lora_apply
-from worker.adapter_bank import DOWN, GATE_UP, OUT, QKV, LayerSegments
+from kernels.dispatch import AnyKernels
+from kernels.linear import LinearWeight
+from worker.adapter_form import DOWN, GATE_UP, OUT, QKV
+from worker.model_weights import LayerWeights
 from worker.parallel import Communicator
-from worker.weights import LayerWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +36,22 @@ class LayerShape:
 class LayerContext:
     """What one call of one layer works on besides the hidden states."""
 
-    attention: AttentionBatch
+    attention: Any  # the rows, as the kernels want them
     k_pages: Tensor  # [P, HK, page, D]
     v_pages: Tensor  # [P, HK, page, D]
-    segments: LayerSegments | None  # None: no row has an adapter
+    loras: Sequence[Any] | None  # by fused linear, likewise; None: no row has an adapter
 
 
 class DecoderLayer:
     """Attention and MLP of one layer."""
 
-    def __init__(self, shape: LayerShape, weights: LayerWeights, group: Communicator) -> None:
+    def __init__(
+        self, shape: LayerShape, weights: LayerWeights, group: Communicator, kernels: AnyKernels
+    ) -> None:
         self._shape = shape
         self._weights = weights
         self._group = group
+        self._kernels = kernels
 
     def forward(
         self, x_TH: Tensor, residual_TH: Tensor | None, context: LayerContext
@@ -58,42 +60,51 @@ class DecoderLayer:
 
         The residual is float32, whatever the type of the weights.
         """
-        weights, eps = self._weights, self._shape.rms_norm_eps
-        if residual_TH is None:
-            residual_TH, x_TH = x_TH.float(), rms_norm(x_TH, weights.input_norm, eps)
-        else:
-            x_TH, residual_TH = add_rms_norm(x_TH, residual_TH, weights.input_norm, eps)
+        weights, kernels, eps = self._weights, self._kernels, self._shape.rms_norm_eps
+        x_TH, residual_TH = kernels.add_rms_norm(x_TH, residual_TH, weights.input_norm, eps)
         x_TH = self._attend(x_TH, context)
-        x_TH, residual_TH = add_rms_norm(x_TH, residual_TH, weights.mlp_norm, eps)
-        gate_up_TI2 = _linear(x_TH, weights.gate_up, context.segments, GATE_UP)
-        x_TI = silu_and_mul(gate_up_TI2)
-        x_TH = self._group.all_reduce(_linear(x_TI, weights.down, context.segments, DOWN))
-        return x_TH, residual_TH
+        x_TH, residual_TH = kernels.add_rms_norm(x_TH, residual_TH, weights.mlp_norm, eps)
+        gate_up_TI2 = self._linear(x_TH, weights.gate_up, context, GATE_UP)
+        x_TI = kernels.silu_and_mul(gate_up_TI2)
+        return self._summed(x_TI, weights.down, context, DOWN), residual_TH
 
     def _attend(self, x_TH: Tensor, context: LayerContext) -> Tensor:
-        shape, weights = self._shape, self._weights
-        qkv = _linear(x_TH, weights.qkv, context.segments, QKV)
-        heads = qkv.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
-        q_TQD, k_TKD, v_TKD = torch.split(
-            heads, [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1
+        shape, weights, kernels = self._shape, self._weights, self._kernels
+        qkv = self._linear(x_TH, weights.qkv, context, QKV)
+        q_TQD = kernels.rope_and_write(
+            qkv.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim),
+            shape.num_heads,
+            shape.cos,
+            shape.sin,
+            context.attention,
+            context.k_pages,
+            context.v_pages,
+            weights.q_norm,
+            weights.k_norm,
+            shape.rms_norm_eps,
         )
-        if weights.q_norm is not None and weights.k_norm is not None:
-            q_TQD = rms_norm(q_TQD, weights.q_norm, shape.rms_norm_eps)
-            k_TKD = rms_norm(k_TKD, weights.k_norm, shape.rms_norm_eps)
-        q_TQD, k_TKD = apply_rope(q_TQD, k_TKD, shape.cos, shape.sin, context.attention.positions)
-        write_kv(k_TKD, v_TKD, context.k_pages, context.v_pages, context.attention.kv_loc)
-        out_TQD = paged_attention(
+        out_TQD = kernels.paged_attention(
             q_TQD, context.k_pages, context.v_pages, context.attention, shape.head_dim**-0.5
         )
-        # The LoRA delta is added to this rank's part of the sum, so one all-reduce serves both.
-        return self._group.all_reduce(_linear(out_TQD.flatten(1), weights.o, context.segments, OUT))
+        return self._summed(out_TQD.flatten(1), weights.o, context, OUT)
 
+    def _linear(
+        self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
+    ) -> Tensor:
+        """Return the linear's output with each row's own LoRA added."""
+        y = self._kernels.linear(x, weight)
+        if context.loras is not None:
+            self._kernels.lora_apply(y, x, context.loras[fused_linear])
+        return y
 
-def _linear(
-    x: Tensor, weight: LinearWeight, segments: LayerSegments | None, fused_linear: int
-) -> Tensor:
-    """Return the linear's output with each row's own LoRA added."""
-    y = linear(x, weight)
-    if segments is not None:
-        lora_apply(y, x, segments[fused_linear])
-    return y
+    def _summed(
+        self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
+    ) -> Tensor:
+        """Return the sum over the ranks of a linear whose inputs they share, LoRA with it.
+
+        The delta is added to this rank's part of the sum, so one all-reduce serves both.
+        """
+        y = self._kernels.partial_linear(x, weight)
+        if context.loras is not None:
+            self._kernels.lora_apply(y, x, context.loras[fused_linear])
+        return self._group.all_reduce(y)

@@ -6,23 +6,18 @@ and adapters belong to others and come as arguments. Knows nothing of plans or s
 Shapes: T rows, S rows that are sampled, H hidden, V vocabulary entries of this rank.
 """
 
-from pathlib import Path
-
-import torch
 from torch import Tensor
 
-from kernels.elementwise import add_rms_norm
-from kernels.linear import linear
-from worker.adapter_bank import AdapterBank
-from worker.batch import DeviceBatch
+from kernels.dispatch import AnyKernels
 from worker.kv_cache import KVCache
 from worker.layers import DecoderLayer, LayerContext, LayerShape
 from worker.model_config import ModelConfig
+from worker.model_weights import Weights
 from worker.parallel import Communicator
 from worker.partition import Partition, even_spans
 from worker.rope import rope_tables
-from worker.vocabulary import adapted_logits, embed, gather_logits
-from worker.weights import Weights, load_weights
+from worker.rows import DeviceBatch
+from worker.vocabulary import embed, gather_logits, head_logits
 
 
 class Model:
@@ -34,10 +29,11 @@ class Model:
         part: Partition,
         weights: Weights,
         group: Communicator,
+        kernels: AnyKernels,
         max_positions: int,
     ) -> None:
         cos, sin = rope_tables(config.rope, config.head_dim, max_positions)
-        shape = LayerShape(
+        self._shape = LayerShape(
             num_heads=len(part.q_heads),
             num_kv_heads=len(part.kv_heads),
             head_dim=config.head_dim,
@@ -50,68 +46,55 @@ class Model:
         self._vocabulary_widths = [len(span) for span in even_spans(config.vocab_size, part.tp)]
         self._weights = weights
         self._group = group
-        self._layers = [DecoderLayer(shape, layer, group) for layer in weights.layers]
+        self._kernels = kernels
+        self._layers = [
+            DecoderLayer(self._shape, layer, group, kernels) for layer in weights.layers
+        ]
 
-    @classmethod
-    def load(
-        cls,
-        model_dir: Path,
-        config: ModelConfig,
-        part: Partition,
-        group: Communicator,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        max_positions: int,
-    ) -> "Model":
-        """Read one rank's slices of a checkpoint.
+    @property
+    def head_dim(self) -> int:
+        """Features of a head."""
+        return self._shape.head_dim
 
-        Raises:
-            FileNotFoundError: if a file is missing.
-            ValueError: if the checkpoint does not fit the config.
-        """
-        weights = load_weights(model_dir, config, part, dtype, device)
-        return cls(config, part, weights, group, max_positions)
+    @property
+    def group_size(self) -> int:
+        """Query heads of this rank that share a KV head."""
+        return self._shape.num_heads // self._shape.num_kv_heads
 
     @property
     def num_bytes(self) -> int:
         """Bytes of this rank's weights."""
         return self._weights.num_bytes
 
-    def forward(self, batch: DeviceBatch, cache: KVCache, bank: AdapterBank) -> Tensor | None:
+    def forward(self, batch: DeviceBatch, cache: KVCache) -> Tensor | None:
         """Write K and V of every row and return the logits of the sampled rows.
 
         Returns:
             [S, vocabulary] float32 on rank 0; None on other ranks and where nothing is sampled.
         """
-        segments = bank.segments(batch.runs)
         x_TH = embed(
             batch.token_ids,
             self._weights.embedding,
             self._vocabulary,
             self._group,
-            bank.embeddings(batch.runs),
+            batch.embeddings,
         )
         residual_TH: Tensor | None = None
         for index, layer in enumerate(self._layers):
             k_pages, v_pages = cache.layer(index)
-            context = LayerContext(
-                batch.attention, k_pages, v_pages, segments[index] if segments else None
-            )
+            loras = None if batch.loras is None else batch.loras[index]
+            context = LayerContext(batch.attention, k_pages, v_pages, loras)
             x_TH, residual_TH = layer.forward(x_TH, residual_TH, context)
-        if batch.sample_rows.numel() == 0:
+        if not batch.sample_rows:
             return None
         assert residual_TH is not None, "a model has at least one layer"
-        x_SH, _ = add_rms_norm(
-            x_TH[batch.sample_rows],
-            residual_TH[batch.sample_rows],
+        x_SH, _ = self._kernels.add_rms_norm(
+            x_TH[batch.sample_index],
+            residual_TH[batch.sample_index],
             self._weights.final_norm,
             self._eps,
         )
-        heads = bank.heads(batch.runs)
-        if heads:
-            sample_rows = batch.sample_rows.tolist()
-            y_SV = adapted_logits(x_SH, sample_rows, self._weights.lm_head, heads)
-        else:
-            y_SV = linear(x_SH, self._weights.lm_head)
+        y_SV = head_logits(
+            x_SH, batch.sample_rows, self._weights.lm_head, batch.heads, self._kernels
+        )
         return gather_logits(y_SV, self._vocabulary_widths, self._group)

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
-from worker.communicator import Communicator, SingleRank, sum_in_order
-from worker.protocol import GroupBroken
+from worker.communicator import Communicator, SingleRank, sum_in_pairs
+from worker.errors import GroupBroken
 from worker.socket_group import SocketGroup
 from worker.thread_group import ThreadGroup
 
@@ -106,7 +106,7 @@ class TorchGroup:
             raise GroupBroken(f"rank {rank} could not join {address}: {error}") from error
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks, in rank order.
+        """Return the sum over the ranks, in pairs.
 
         Two numbers have one sum, so a plain all-reduce will do for two ranks. With more, its order
         depends on where in the tensor an element lies, so it is replaced by gathering and adding.
@@ -115,7 +115,7 @@ class TorchGroup:
             total = x.float().contiguous()
             self._wait(self._joined().allreduce([total]))
             return total
-        return sum_in_order(self._gather(x.contiguous()))
+        return sum_in_pairs(self._gather(x.contiguous()))
 
     def gather_first(self, x: Tensor, widths: Sequence[int]) -> Tensor | None:
         """Return the ranks' columns side by side on rank 0."""

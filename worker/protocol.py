@@ -146,10 +146,6 @@ class PlanMismatch(Exception):
         return f"plan of step {self.step} refused: {self.reason}"
 
 
-class GroupBroken(Exception):
-    """Another rank of the group failed, left or did not come in time."""
-
-
 _plan_encoder = msgspec.msgpack.Encoder()
 _plan_decoder = msgspec.msgpack.Decoder(Plan)
 

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import torch
 
+from kernels.dispatch import kernels_for
 from worker.adapter_bank import AdapterBank
 from worker.adapter_shard import AdapterShard
+from worker.adapter_table import AdapterTable
 from worker.base_weights import BaseWeights
-from worker.batch import build_batch
+from worker.batch import lay_out
 from worker.kv_cache import KVCache, page_num_bytes
 from worker.model import Model
 from worker.model_config import ModelConfig
@@ -23,8 +25,10 @@ from worker.parallel import Communicator
 from worker.partition import partition
 from worker.protocol import GENESIS, Plan, RankInfo, StepOutput, StepReply, decode_plan
 from worker.rank_config import RankConfig
+from worker.runner import Runner, runner_for
 from worker.sampler import Sampler, SampleRequest
 from worker.sequences import SequenceTable
+from worker.weights import load_weights
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -41,7 +45,8 @@ class Rank:
         self._group = group
         self._device = torch.device(config.device)
         self._dtype = _DTYPES[config.dtype]
-        self._sampler = Sampler()
+        self._kernels = kernels_for(self._device, config.deterministic, config.tp)
+        self._sampler = Sampler(self._kernels)
         self._digest = GENESIS
         self._last_step = 0
 
@@ -59,23 +64,23 @@ class Rank:
         self._model_config = read_model_config(model_dir)
         _check_length(self._model_config, config.max_model_len)
         self._part = partition(self._model_config, config.tp, config.rank)
-        self._model = Model.load(
-            model_dir,
+        weights = load_weights(model_dir, self._model_config, self._part, self._dtype, self._device)
+        self._model = Model(
             self._model_config,
             self._part,
+            weights,
             self._group,
-            dtype=self._dtype,
-            device=self._device,
-            max_positions=config.max_model_len,
+            self._kernels,
+            config.max_model_len,
         )
         self._bank = AdapterBank(
             self._part,
             num_layers=self._model_config.num_layers,
             num_slots=config.num_slots,
-            # The CPU path computes deltas in float32: widened once here, not at every step.
-            dtype=torch.float32 if self._device.type == "cpu" else self._dtype,
+            dtype=self._kernels.adapter_dtype(self._dtype),
             device=self._device,
             base=BaseWeights(model_dir, self._model_config, self._part, self._dtype),
+            table=self._adapter_table(),
         )
         page_bytes = page_num_bytes(
             self._model_config.num_layers,
@@ -107,6 +112,10 @@ class Rank:
             head_dim=self._model_config.head_dim,
             dtype=self._dtype,
             device=self._device,
+            kernels=self._kernels,
+        )
+        self._runner: Runner = runner_for(
+            self._device, self._model, self._cache, self._bank, config.max_model_len
         )
         self._table = SequenceTable(
             page_size=config.page_size,
@@ -162,16 +171,26 @@ class Rank:
             stack.pop_all()
         return StepReply(plan.step, output if self._config.rank == 0 else None)
 
+    def _adapter_table(self) -> AdapterTable | None:
+        if not self._kernels.finds_by_address:
+            return None
+        return AdapterTable(
+            self._part,
+            num_layers=self._model_config.num_layers,
+            num_slots=self._config.num_slots,
+            device=self._device,
+        )
+
     def _run(self, plan: Plan) -> StepOutput:
         new_pages = self._table.apply(plan)
         self._cache.copy(plan.copies)
         self._cache.clear(new_pages)
         if not plan.chunks:
             return StepOutput(plan.step, ())
-        batch = build_batch(plan.chunks, self._table, self._config.page_size, self._device)
-        for run in batch.runs:
+        rows = lay_out(plan.chunks, self._table)
+        for run in rows.runs:
             assert self._bank.adapter(run.slot) is not None, f"slot {run.slot} is empty"
-        logits = self._model.forward(batch, self._cache, self._bank)
+        logits = self._runner.run(rows)
         if logits is None:
             return StepOutput(plan.step, ())
         tokens, failed = self._sampler.sample(logits, self._sample_requests(plan))

@@ -8,21 +8,15 @@ Knows nothing of plans, of stop conditions or of where the logits come from.
 Shapes: S rows, V vocabulary.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.sampling import gumbel_noise, gumbel_noise_at
+from kernels.dispatch import AnyKernels
+from kernels.drawing import GREEDY_BELOW, Draw, best_tokens
 from worker.protocol import SampledToken, SamplingParams
-
-_LOWEST = torch.finfo(torch.float32).min
-GREEDY_BELOW = 1e-5  # lower temperatures are greedy: dividing by them only overflows float32
-_BINS_PER_NAT = 4  # top_p: width and number of the bins in which it adds the mass up
-_NUM_BINS = 128
-_MASS_MARGIN = 1e-4  # far above what the histogram's float32 exponentials can be off by
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +38,19 @@ class SampleRequest:
         )
 
     @property
+    def draw(self) -> Draw:
+        """How to draw from the row once it is adjusted."""
+        params = self.params
+        return Draw(
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            params.seed,
+            self.position,
+        )
+
+    @property
     def is_plain_greedy(self) -> bool:
         """Whether the token is the largest raw logit and nothing else is asked."""
         params = self.params
@@ -58,6 +65,9 @@ class SampleRequest:
 
 class Sampler:
     """The sampler of one rank; it keeps no state between calls."""
+
+    def __init__(self, kernels: AnyKernels) -> None:
+        self._kernels = kernels
 
     def sample(
         self, logits: Tensor, requests: Sequence[SampleRequest]
@@ -76,29 +86,36 @@ class Sampler:
         if not requests:
             return [], []
         # NaN and +inf win any maximum, and a row of -inf has no other: one pass finds all three.
-        best, best_ids = logits.max(dim=-1)
+        best, best_ids = self._kernels.best(logits)
         is_finite = torch.isfinite(best).tolist()
-        greedy_ids = best_ids.tolist()
+        token_ids = best_ids.tolist()
+        drawn = [
+            row
+            for row, request in enumerate(requests)
+            if is_finite[row] and not request.is_plain_greedy
+        ]
+        if drawn:
+            adjusted = torch.stack([_adjusted(logits[row], requests[row]) for row in drawn])
+            ids = self._kernels.draw_rows(adjusted, [requests[row].draw for row in drawn])
+            for row, token_id in zip(drawn, ids.tolist(), strict=True):
+                token_ids[row] = token_id
         tokens: list[SampledToken] = []
         failed: list[int] = []
         for row, request in enumerate(requests):
-            if not is_finite[row]:
-                failed.append(request.seq_id)
-            elif request.is_plain_greedy:
-                tokens.append(SampledToken(request.seq_id, greedy_ids[row]))
+            if is_finite[row]:
+                tokens.append(_sampled(logits[row], request, token_ids[row]))
             else:
-                tokens.append(_sample_row(logits[row], request))
+                failed.append(request.seq_id)
         return tokens, failed
 
 
-def _sample_row(logits: Tensor, request: SampleRequest) -> SampledToken:
-    """Draw from one row [V]."""
-    params = request.params
-    token_id = _draw(_adjusted(logits, request), request)
-    if params.num_logprobs is None:
+def _sampled(logits: Tensor, request: SampleRequest, token_id: int) -> SampledToken:
+    """Return what is told of the token that was drawn from one row [V]."""
+    num_logprobs = request.params.num_logprobs
+    if num_logprobs is None:
         return SampledToken(request.seq_id, token_id)
     logprobs = torch.log_softmax(logits, dim=-1)
-    top = _best(logprobs, params.num_logprobs) if params.num_logprobs else None
+    top = best_tokens(logprobs, num_logprobs) if num_logprobs else None
     return SampledToken(
         request.seq_id,
         token_id,
@@ -117,9 +134,11 @@ def _adjusted(logits: Tensor, request: SampleRequest) -> Tensor:
     adjusted = logits.clone()
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
-        adjusted.index_add_(0, torch.tensor(ids), torch.tensor(biases, dtype=adjusted.dtype))
+        device = adjusted.device
+        biases_there = torch.tensor(biases, dtype=adjusted.dtype, device=device)
+        adjusted.index_add_(0, torch.tensor(ids, device=device), biases_there)
     if request.is_held_back:
-        adjusted[torch.tensor(params.held_back)] = -torch.inf
+        adjusted[torch.tensor(params.held_back, device=adjusted.device)] = -torch.inf
     if params.needs_history:
         _penalize(adjusted, request)
     return adjusted
@@ -128,7 +147,7 @@ def _adjusted(logits: Tensor, request: SampleRequest) -> Tensor:
 def _penalize(logits: Tensor, request: SampleRequest) -> None:
     """Apply the three penalties in place: repetition over all tokens, the others over output."""
     params = request.params
-    history = torch.tensor(request.history, dtype=torch.int64)
+    history = torch.tensor(request.history, dtype=torch.int64, device=logits.device)
     assert len(history) == request.position, "history must hold every token before the position"
     seen = history.bincount().nonzero().squeeze(-1)
     values = logits[seen]
@@ -137,61 +156,3 @@ def _penalize(logits: Tensor, request: SampleRequest) -> None:
     counts = history[request.num_prompt_tokens :].bincount()
     output = counts.nonzero().squeeze(-1)
     logits[output] -= params.frequency_penalty * counts[output] + params.presence_penalty
-
-
-def _draw(logits: Tensor, request: SampleRequest) -> int:
-    """Return the token drawn from an adjusted row [V]."""
-    params = request.params
-    if params.temperature < GREEDY_BELOW or params.top_k == 1:
-        return int(logits.argmax())
-    scores = (logits - logits.max()) / params.temperature  # the best is 0: nothing can overflow
-    if params.min_p > 0.0:
-        scores.masked_fill_(scores < math.log(params.min_p), -torch.inf)
-    num_tokens = scores.shape[0]
-    if 0 < params.top_k < num_tokens:
-        ids, kept = _best(scores, params.top_k)
-        if params.top_p < 1.0:
-            kept = kept[: _nucleus_size(kept, torch.logsumexp(kept, 0), params.top_p)]
-    elif params.top_p < 1.0:
-        ids, kept = _nucleus(scores, params.top_p)
-    else:
-        noise = gumbel_noise(params.seed, request.position, num_tokens)
-        return int(scores.add_(noise).argmax())
-    ids, order = ids[: kept.shape[0]].sort()  # the lowest id wins a tie, as in a full draw
-    noise = gumbel_noise_at(params.seed, request.position, ids)
-    return int(ids[(kept[order] + noise).argmax()])
-
-
-def _nucleus(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Return (ids, scores) of the smallest best set of a row [V] that holds `top_p` of the mass.
-
-    Only the tokens near the top are sorted: a histogram of the mass by depth below the best score
-    (which is 0) tells how deep to go.
-    """
-    mass = torch.logsumexp(scores, 0)
-    depth = (scores * -_BINS_PER_NAT).clamp_(max=_NUM_BINS - 1).long()
-    histogram = depth.bincount(weights=(scores - mass).exp(), minlength=_NUM_BINS)
-    deepest = int((histogram.cumsum(0) < top_p + _MASS_MARGIN).sum())
-    ids = (depth <= deepest).nonzero().squeeze(-1)
-    values, order = scores[ids].sort(descending=True, stable=True)
-    size = _nucleus_size(values, mass, top_p)
-    return ids[order][:size], values[:size]
-
-
-def _nucleus_size(descending: Tensor, mass: Tensor, top_p: float) -> int:
-    """Return how many of the best scores it takes to reach `top_p`; at least one."""
-    probabilities = (descending - mass).double().exp()
-    before = probabilities.cumsum(0) - probabilities
-    return max(1, int((before < top_p).sum()))
-
-
-def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return (ids, values) of the `count` largest of [V], best first, then lower id first.
-
-    Tokens at -inf do not count: with fewer others, the result is shorter.
-    """
-    count = min(count, scores.shape[0])
-    least = scores.topk(count, sorted=False).values.min().clamp(min=_LOWEST)
-    ids = (scores >= least).nonzero().squeeze(-1)  # ascending, with all that equal the last
-    values, order = scores[ids].sort(descending=True, stable=True)
-    return ids[order][:count], values[:count]

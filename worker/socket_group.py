@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from worker.channel import BadFrame, ChannelClosed, accept, receive, send
-from worker.communicator import sum_in_order
-from worker.protocol import GroupBroken
+from worker.communicator import sum_in_pairs
+from worker.errors import GroupBroken
 
 # A rank sends a segment to all before it reads one from all, so at most two segments of a rank are
 # unread by another. Buffers for more than two mean that a send never waits for a rank that sends.
@@ -57,11 +57,11 @@ class SocketGroup:
             raise GroupBroken(f"rank {rank} could not join: {error}") from error
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks, in rank order."""
+        """Return the sum over the ranks, in pairs."""
         x = x.contiguous()
         parts = [x if rank == self.rank else torch.empty_like(x) for rank in range(self.size)]
         self._exchange(x, {rank: parts[rank] for rank in self._peers})
-        return sum_in_order(parts)
+        return sum_in_pairs(parts)
 
     def gather_first(self, x: Tensor, widths: Sequence[int]) -> Tensor | None:
         """Return the ranks' columns side by side on rank 0."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.communicator import sum_in_order
-from worker.protocol import GroupBroken
+from worker.communicator import sum_in_pairs
+from worker.errors import GroupBroken
 
 
 class ThreadGroup:
@@ -54,8 +54,8 @@ class ThreadRank:
         self._turn = 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks, in rank order."""
-        return sum_in_order(self._exchange(x))
+        """Return the sum over the ranks, in pairs."""
+        return sum_in_pairs(self._exchange(x))
 
     def gather_first(self, x: Tensor, widths: Sequence[int]) -> Tensor | None:
         """Return the ranks' columns side by side on rank 0."""

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.linear import LinearWeight, linear
+from kernels.dispatch import AnyKernels
+from kernels.linear import LinearWeight
 from kernels.lora import embedding_lora_apply, lora_apply
 from worker.adapter_bank import AdaptedRows
 from worker.adapter_form import EmbeddingForm, HeadForm
@@ -56,16 +57,19 @@ def gather_logits(y_SV: Tensor, widths: Sequence[int], group: Communicator) -> T
     return None if logits is None else logits.to(torch.float32)
 
 
-def adapted_logits(
+def head_logits(
     x_SH: Tensor,
     sample_rows_S: Sequence[int],
     lm_head: LinearWeight,
     adapted: Sequence[AdaptedRows[HeadForm]],
+    kernels: AnyKernels,
 ) -> Tensor:
-    """Return this rank's logits [S, V] where some rows have another head.
+    """Return this rank's logits [S, V]; some rows may have another head.
 
     `sample_rows_S` tells which row of the batch each of `x_SH` is; they come in any order.
     """
+    if not adapted:
+        return kernels.linear(x_SH, lm_head)
     y_SV = x_SH.new_empty(x_SH.shape[0], lm_head.out_features)
     own = [
         (rows.form, [i for i, row in enumerate(sample_rows_S) if rows.start <= row < rows.stop])
@@ -73,12 +77,12 @@ def adapted_logits(
     ]
     replaced = {i for form, indices in own if form.weight is not None for i in indices}
     others = [i for i in range(len(sample_rows_S)) if i not in replaced]
-    y_SV[others] = linear(x_SH[others], lm_head)
+    y_SV[others] = kernels.linear(x_SH[others], lm_head)
     for form, indices in own:
         if not indices:
             continue
         x = x_SH[indices]
-        y = y_SV[indices] if form.weight is None else linear(x, form.weight)
+        y = y_SV[indices] if form.weight is None else kernels.linear(x, form.weight)
         if form.pair is not None:
             lora_apply(y, x, (form.pair.segment(0, len(indices)),))
         y_SV[indices] = y

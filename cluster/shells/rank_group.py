@@ -15,7 +15,8 @@ from cluster.composition import parts_of
 from cluster.errors import InvalidAdapter
 from worker.adapter_shard import UnusableAdapter
 from worker.channel import BadFrame, Channel, ChannelClosed
-from worker.protocol import GroupBroken, RankInfo, StepOutput, StepReply
+from worker.errors import GroupBroken
+from worker.protocol import RankInfo, StepOutput, StepReply
 
 
 class RankHandle(Protocol):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import attention, reference
-from kernels.attention import AttentionBatch, clear_pages, paged_attention, write_kv
+from kernels.attention import AttentionBatch, paged_attention, write_kv
 from kernels.native.library import native_library
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
@@ -188,15 +188,6 @@ def test_an_empty_step_attends_to_nothing() -> None:
     batch = AttentionBatch.build([0], [], [], page_size=4)
     pages = torch.zeros(1, 1, 4, 8)
     assert paged_attention(torch.empty(0, 2, 8), pages, pages, batch, 1.0).shape == (0, 2, 8)
-
-
-def test_cleared_pages_are_zero_and_others_are_not_touched() -> None:
-    k_pages, v_pages = torch.ones(5, 2, 4, 8), torch.full((5, 2, 4, 8), torch.nan)
-    clear_pages(k_pages, v_pages, [3, 1])
-    for pages in (k_pages, v_pages):
-        assert pages[[1, 3]].count_nonzero() == 0
-        assert pages[[0, 2, 4]].isfinite().all() == (pages is k_pages)
-    clear_pages(k_pages, v_pages, [])
 
 
 def test_queries_and_keys_may_be_views_of_a_fused_projection() -> None:

@@ -5,8 +5,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from worker.errors import GroupBroken
 from worker.parallel import Communicator, TorchGroup, join_group
-from worker.protocol import GroupBroken
 
 WIDTHS = (3, 2, 2)
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.sharding import cut
+from kernels.dispatch import kernels_for
 from worker.adapter_bank import AdapterBank
 from worker.base_weights import BaseWeights
-from worker.batch import build_batch
+from worker.batch import lay_out
 from worker.kv_cache import KVCache
 from worker.model import Model
 from worker.model_config import ModelConfig
@@ -22,10 +23,13 @@ from worker.model_reader import read_model_config
 from worker.parallel import Communicator, SingleRank, ThreadGroup
 from worker.partition import partition
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
+from worker.runner import CpuRunner
 from worker.sequences import SequenceTable
+from worker.weights import load_weights
 
 PAGE = 16
 CPU = torch.device("cpu")
+KERNELS = kernels_for(CPU)
 T = TypeVar("T")
 Prompt = tuple[int | None, tuple[int, ...]]  # slot and tokens
 
@@ -39,9 +43,8 @@ class LogitRank:
         self.config = config
         self.dtype = dtype
         self.part = partition(config, group.size, group.rank)
-        self.model = Model.load(
-            path, config, self.part, group, dtype=dtype, device=CPU, max_positions=256
-        )
+        weights = load_weights(path, config, self.part, dtype, CPU)
+        self.model = Model(config, self.part, weights, group, KERNELS, 256)
         self.bank = AdapterBank(
             self.part,
             num_layers=config.num_layers,
@@ -72,19 +75,21 @@ class LogitRank:
             head_dim=self.config.head_dim,
             dtype=self.dtype,
             device=CPU,
+            kernels=KERNELS,
         )
         table = SequenceTable(
             page_size=PAGE, num_pages=first_page[-1], num_host_pages=0, max_model_len=256
         )
         with torch.inference_mode():
             cache.clear(table.apply(Plan(1, (), starts, chunks)))
-            batch = build_batch(chunks, table, PAGE, CPU)
-            rows = [
-                torch.arange(int(last) + 1 - len(tokens), int(last) + 1)
-                for last, (_, tokens) in zip(batch.sample_rows, prompts, strict=True)
+            rows = lay_out(chunks, table)
+            sample_rows = [
+                row
+                for last, (_, tokens) in zip(rows.sample_rows, prompts, strict=True)
+                for row in range(last + 1 - len(tokens), last + 1)
             ]
-            batch = replace(batch, sample_rows=torch.cat(rows))
-            return self.model.forward(batch, cache, self.bank)
+            rows = replace(rows, sample_rows=sample_rows)
+            return CpuRunner(self.model, cache, self.bank).run(rows)
 
 
 class LogitRanks:

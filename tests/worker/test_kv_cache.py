@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.cpu import CpuKernels
 from worker.kv_cache import KVCache
 from worker.protocol import PageCopy
 
@@ -34,6 +35,7 @@ def cache():
         head_dim=8,
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
+        kernels=CpuKernels(),
     )
     cache._pages.fill_(POISON)
     cache._host_pages.fill_(POISON)
@@ -122,6 +124,58 @@ def test_a_cache_without_a_host_tier_takes_no_host_memory():
         head_dim=8,
         dtype=torch.float32,
         device=torch.device("cpu"),
+        kernels=CpuKernels(),
     )
     assert cache.num_host_pages == 0
     assert cache._host_pages.numel() == 0
+
+
+def test_copies_that_hang_together_are_made_one_after_the_other(cache):
+    """What is written is read again, a source is overwritten, a target is written twice."""
+    for page in range(6):
+        fill(cache, page, seed=page)
+    before = [content(cache, page) for page in range(6)]
+    cache.copy(
+        [fork(0, 1, PAGE), fork(1, 2, PAGE)]  # a chain: 2 is what 0 was
+        + [fork(3, 4, PAGE), fork(5, 3, PAGE)]  # 3 is read, then written
+        + [save(4, 0), save(5, 0)]  # the second stays
+        + [restore(0, 5), restore(0, 0)]
+    )
+    wanted = [5, 0, 0, 5, 3, 5]
+    for page, source in enumerate(wanted):
+        assert torch.equal(content(cache, page), before[source])
+
+
+class Noting(CpuKernels):
+    """Notes which copies are asked for at once."""
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    def save_pages(self, pool, sources, host, targets):
+        self.asked.append(("save", list(zip(sources, targets, strict=True))))
+
+    def restore_pages(self, host, sources, pool, targets):
+        self.asked.append(("restore", list(zip(sources, targets, strict=True))))
+
+    def fork_pages(self, pool, sources, targets, num_positions):
+        self.asked.append(("fork", list(zip(sources, targets, strict=True))))
+
+
+def test_copies_are_made_at_once_as_far_as_they_do_not_hang_together(cache):
+    cache._kernels = noted = Noting()
+    cache.copy(
+        [fork(0, 1, 2), fork(0, 2, 3), fork(1, 3, 1), fork(4, 5, 1), fork(0, 4, 1), fork(2, 4, 1)]
+        + [save(4, 0), save(4, 1), save(5, 0)]
+        + [restore(0, 5), restore(0, 4), restore(1, 5)]
+    )
+    assert noted.asked == [
+        ("fork", [(0, 1), (0, 2)]),
+        ("fork", [(1, 3), (4, 5)]),  # reads what was written
+        ("fork", [(0, 4)]),  # writes what was read
+        ("fork", [(2, 4)]),  # writes it again
+        ("save", [(4, 0), (4, 1)]),
+        ("save", [(5, 0)]),
+        ("restore", [(0, 5), (0, 4)]),
+        ("restore", [(1, 5)]),
+    ]

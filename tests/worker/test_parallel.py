@@ -8,15 +8,22 @@ import pytest
 import torch
 
 from tests.worker.group_member import WIDTHS, part_of, run_member
+from worker.errors import GroupBroken
 from worker.parallel import SingleRank, ThreadGroup, join_group
-from worker.protocol import GroupBroken
 
 
-def in_order(size: int, dtype: torch.dtype, num_rows: int = 5) -> torch.Tensor:
-    total = part_of(0, dtype, num_rows).float()
-    for rank in range(1, size):
-        total = total + part_of(rank, dtype, num_rows).float()
-    return total
+def in_pairs(size: int, dtype: torch.dtype, num_rows: int = 5) -> torch.Tensor:
+    """Sum as a tree: of five ranks, ((0 + 1) + (2 + 3)) + 4."""
+    parts = [part_of(rank, dtype, num_rows).float() for rank in range(size)]
+    match parts:
+        case [a, b]:
+            return a + b
+        case [a, b, c]:
+            return (a + b) + c
+        case [a, b, c, d]:
+            return (a + b) + (c + d)
+    a, b, c, d, e = parts
+    return ((a + b) + (c + d)) + e
 
 
 def test_a_single_rank_gets_its_own_values_back():
@@ -26,8 +33,8 @@ def test_a_single_rank_gets_its_own_values_back():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_threads_sum_in_rank_order_many_times_over(size, dtype):
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_threads_sum_in_pairs_many_times_over(size, dtype):
     group = ThreadGroup(size, timeout=10.0)
 
     def run(place):
@@ -36,7 +43,7 @@ def test_threads_sum_in_rank_order_many_times_over(size, dtype):
     with ThreadPoolExecutor(size) as threads:
         for sums in threads.map(run, group.communicators()):
             for turn, found in enumerate(sums):
-                assert torch.equal(found, in_order(size, dtype) * 2**turn)
+                assert torch.equal(found, in_pairs(size, dtype) * 2**turn)
 
 
 def test_threads_gather_uneven_columns_on_the_first_rank():
@@ -74,7 +81,7 @@ def free_address() -> str:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_processes_sum_in_rank_order_and_notice_one_that_leaves(size):
+def test_processes_sum_in_pairs_and_notice_one_that_leaves(size):
     addresses = (free_address(), free_address())
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
@@ -94,9 +101,9 @@ def test_processes_sum_in_rank_order_and_notice_one_that_leaves(size):
     parts = [part_of(rank)[:, :width] for rank, width in enumerate(WIDTHS[:size])]
     for rank, findings in enumerate(answers):
         for sums, gathered, large, failure in findings:
-            assert torch.equal(sums[0], in_order(size, torch.float32))
-            assert torch.equal(sums[1], in_order(size, torch.bfloat16))
-            assert torch.equal(large, in_order(size, torch.float32, num_rows=100_000)[::999])
+            assert torch.equal(sums[0], in_pairs(size, torch.float32))
+            assert torch.equal(sums[1], in_pairs(size, torch.bfloat16))
+            assert torch.equal(large, in_pairs(size, torch.float32, num_rows=100_000)[::999])
             if rank == 0:
                 assert torch.equal(gathered, torch.cat(parts, dim=1))
                 assert "lost its group" in failure

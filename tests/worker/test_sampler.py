@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu import CpuKernels
 from worker.protocol import SampledToken, SamplingParams
 from worker.sampler import Sampler, SampleRequest
 
+SAMPLER = Sampler(CpuKernels())
 GREEDY = SamplingParams(temperature=0.0)
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -1.0, -2.0, -5.0])
 
@@ -24,7 +26,7 @@ def request(
 
 
 def draw(logits: Tensor, params: SamplingParams, **fields: object) -> SampledToken:
-    tokens, failed = Sampler().sample(logits.unsqueeze(0), [request(params, **fields)])  # type: ignore[arg-type]
+    tokens, failed = SAMPLER.sample(logits.unsqueeze(0), [request(params, **fields)])  # type: ignore[arg-type]
     assert failed == []
     return tokens[0]
 
@@ -32,7 +34,7 @@ def draw(logits: Tensor, params: SamplingParams, **fields: object) -> SampledTok
 def counts(logits: Tensor, params: SamplingParams, draws: int) -> Tensor:
     """Draw at `draws` successive positions of one seed; return how often each id came."""
     requests = [request(params, position=4 + i) for i in range(draws)]
-    tokens, _ = Sampler().sample(logits.expand(draws, -1), requests)
+    tokens, _ = SAMPLER.sample(logits.expand(draws, -1), requests)
     return torch.bincount(torch.tensor([t.token_id for t in tokens]), minlength=len(logits))
 
 
@@ -48,7 +50,7 @@ def chi_square(observed: Tensor, probabilities: Tensor) -> float:
 def test_greedy_takes_the_largest_logit_and_the_lowest_id_of_equals() -> None:
     logits = torch.zeros(2, 50000)
     logits[0, [300, 40000]] = 1.0
-    tokens, failed = Sampler().sample(logits, [request(GREEDY, 7), request(GREEDY, 3)])
+    tokens, failed = SAMPLER.sample(logits, [request(GREEDY, 7), request(GREEDY, 3)])
     assert tokens == [SampledToken(7, 300), SampledToken(3, 0)]
     assert failed == []
 
@@ -68,7 +70,7 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
 
 def test_draws_over_many_seeds_follow_the_softmax() -> None:
     requests = [request(SamplingParams(seed=seed * 2**40)) for seed in range(4000)]
-    tokens, _ = Sampler().sample(LOGITS.expand(4000, -1), requests)
+    tokens, _ = SAMPLER.sample(LOGITS.expand(4000, -1), requests)
     observed = torch.bincount(torch.tensor([t.token_id for t in tokens]), minlength=8)
     assert chi_square(observed, torch.softmax(LOGITS, 0)) < 24.3
 
@@ -197,7 +199,7 @@ def test_rows_that_are_not_finite_fail_alone() -> None:
     logits[2] = -torch.inf
     logits[3, 0] = -torch.inf
     requests = [request(GREEDY, 10 + i) for i in range(4)] + [request(SamplingParams(), 14)]
-    tokens, failed = Sampler().sample(logits, requests)
+    tokens, failed = SAMPLER.sample(logits, requests)
     assert failed == [10, 11, 12]
     assert [token.seq_id for token in tokens] == [13, 14]
     assert tokens[0].token_id == 1
@@ -218,9 +220,9 @@ def test_a_row_draws_the_same_token_in_any_company() -> None:
         request(p, i, 90, 30, history if p.needs_history else ())
         for i, p in enumerate(kinds[i % 5] for i in range(40))
     ]
-    together, _ = Sampler().sample(logits, requests)
-    assert together == [Sampler().sample(logits[i : i + 1], [requests[i]])[0][0] for i in range(40)]
-    backwards, _ = Sampler().sample(logits.flip(0), requests[::-1])
+    together, _ = SAMPLER.sample(logits, requests)
+    assert together == [SAMPLER.sample(logits[i : i + 1], [requests[i]])[0][0] for i in range(40)]
+    backwards, _ = SAMPLER.sample(logits.flip(0), requests[::-1])
     assert together == backwards[::-1]
 
 
@@ -242,4 +244,4 @@ def test_truncation_that_keeps_the_drawn_token_does_not_change_it() -> None:
 
 
 def test_no_rows_give_no_tokens() -> None:
-    assert Sampler().sample(torch.empty(0, 8), []) == ([], [])
+    assert SAMPLER.sample(torch.empty(0, 8), []) == ([], [])

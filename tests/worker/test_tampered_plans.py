@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.worker.group import GREEDY, RankGroup, random_tokens
 from tests.worker.sockets import join_in_threads
+from worker.errors import GroupBroken
 from worker.fake_rank import FakeRank
 from worker.parallel import Communicator
 from worker.protocol import (
     DIGEST_BYTES,
     GENESIS,
     Chunk,
-    GroupBroken,
     Plan,
     PlanMismatch,
     SamplingParams,

@@ -5,30 +5,29 @@ Each test names the case that it is. Mixed ranks of LoRA in one batch are `tests
 
 from collections.abc import Callable
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.request import BASE
 from cluster.scheduling.fake_engine import FakeEngine
 from worker.adapter_bank import SlotRows
-from worker.batch import DeviceBatch, build_batch
+from worker.batch import lay_out
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
+from worker.rows import StepRows
 from worker.sequences import SequenceTable
 
 MakeEngine = Callable[..., FakeEngine]
 PROMPT = tuple(range(100, 111))
 PAGE = 4
-CPU = torch.device("cpu")
 
 
 def new_table() -> SequenceTable:
     return SequenceTable(page_size=PAGE, num_pages=256, num_host_pages=0, max_model_len=256)
 
 
-def batch_of(plan: Plan, table: SequenceTable) -> DeviceBatch:
+def batch_of(plan: Plan, table: SequenceTable) -> StepRows:
     table.apply(plan)
-    return build_batch(plan.chunks, table, PAGE, CPU)
+    return lay_out(plan.chunks, table)
 
 
 @given(st.lists(st.tuples(st.sampled_from([None, 0, 1, 2]), st.integers(1, 6)), min_size=1))
@@ -51,7 +50,7 @@ def test_rows_of_one_adapter_stand_together_and_rows_without_one_are_in_no_run(
         slot_of_row[run.start : run.stop] = [run.slot] * (run.stop - run.start)
     used = {slot for slot, _ in sequences if slot is not None}
     assert [run.slot for run in batch.runs] == sorted(used)  # one run for each
-    rows = batch.token_ids.tolist()
+    rows = batch.token_ids
     assert slot_of_row == [sequences[token // 10][0] for token in rows]
     assert [rows[row] for row in batch.sample_rows] == [c.token_ids[-1] for c in chunks]
 
@@ -91,4 +90,4 @@ def test_the_adapters_of_a_batch_are_in_the_order_of_its_sequences(make_engine: 
     assert [start.slot for start in plan.starts] == [2, 1, 1, None]
     batch = batch_of(Plan(1, (), plan.starts, plan.chunks), new_table())
     assert batch.runs == (SlotRows(1, 3, 9), SlotRows(2, 9, 12))
-    assert batch.sample_rows.tolist() == [11, 5, 8, 2]  # of c, b, b and the base model
+    assert batch.sample_rows == [11, 5, 8, 2]  # of c, b, b and the base model

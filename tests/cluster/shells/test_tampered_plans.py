@@ -18,11 +18,11 @@ from tests.end_to_end.tiny_models import make_tiny_model
 from tests.worker.meddler import Change, Meddler
 from tests.worker.sockets import join_in_threads
 from worker.channel import listen
+from worker.errors import GroupBroken
 from worker.parallel import Communicator
 from worker.protocol import (
     GENESIS,
     Chunk,
-    GroupBroken,
     Plan,
     PlanMismatch,
     RankInfo,

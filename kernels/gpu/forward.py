@@ -1,0 +1,178 @@
+"""The functions of a forward pass on a GPU, by the kernels beside this file.
+
+Owns how they are put together. What they compute is told in `kernels.dispatch`; matrix products are
+cuBLAS's, unless a row's bits must not depend on its batch.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.drawing import Draw
+from kernels.gpu.activation import silu_and_mul
+from kernels.gpu.lora import lora_apply
+from kernels.gpu.norm import add_rms_norm
+from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
+from kernels.gpu.paged_decode import paged_decode
+from kernels.gpu.paged_prefill import paged_prefill
+from kernels.gpu.rope import rope_and_write
+from kernels.gpu.rows import LoraTiles, PagedRows
+from kernels.gpu.sampling import best, sample
+from kernels.gpu.steady_linear import num_tree_parts, steady_linear
+from kernels.linear import LinearWeight
+
+_SIGN = 1 << 63
+_STAGED_PAGES = 8  # on their way between the tiers at once: tens of megabytes
+
+
+class GpuKernels:
+    """See `kernels.dispatch.Kernels`."""
+
+    pins_memory = True
+    finds_by_address = True
+
+    def __init__(self, deterministic: bool, tp: int = 1) -> None:
+        self._deterministic = deterministic
+        self._tp = tp
+
+    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(x, residual, weight, eps)
+
+    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        assert not weight.is_packed, "a packed weight is a CPU's"
+        if self._deterministic:
+            return steady_linear(x, weight.data, weight.bias)
+        return F.linear(x, weight.data, weight.bias)
+
+    def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        if not self._deterministic:
+            return self.linear(x, weight)
+        num_parts = num_tree_parts(weight.in_features * self._tp) // self._tp
+        return steady_linear(x, weight.data, weight.bias, max(1, num_parts), torch.float32)
+
+    def lora_apply(self, y: Tensor, x: Tensor, rows: LoraTiles) -> None:
+        lora_apply(y, x, rows.tiles, rows.table, rows.widths, rows.dtype, rows.max_lora_rank)
+
+    def rope_and_write(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        rows: PagedRows,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        return rope_and_write(
+            qkv,
+            num_heads,
+            cos,
+            sin,
+            rows.positions,
+            rows.kv_loc,
+            k_pages,
+            v_pages,
+            q_norm,
+            k_norm,
+            eps,
+        )
+
+    def paged_attention(
+        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: PagedRows, scale: float
+    ) -> Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if len(rows.decode_rows):
+            paged_decode(
+                q,
+                k_pages,
+                v_pages,
+                rows.decode_rows,
+                rows.decode_table,
+                rows.decode_lens,
+                scale,
+                out,
+                rows.max_splits,
+            )
+        if len(rows.prefill_blocks):
+            paged_prefill(q, k_pages, v_pages, rows.prefill_blocks, rows.prefill_table, scale, out)
+        return out
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        return silu_and_mul(gate_up)
+
+    def save_pages(
+        self, pool: Tensor, sources: Sequence[int], host: Tensor, targets: Sequence[int]
+    ) -> None:
+        for start in range(0, len(sources), _STAGED_PAGES):
+            there = _index(sources[start : start + _STAGED_PAGES], pool.device)
+            staged = torch.empty(
+                (len(there), *host.shape[1:]), dtype=pool.dtype, device=pool.device
+            )
+            gather_pages(pool, there, staged)
+            for page, target in zip(staged, targets[start:], strict=False):
+                host[target].copy_(page, non_blocking=True)
+
+    def restore_pages(
+        self, host: Tensor, sources: Sequence[int], pool: Tensor, targets: Sequence[int]
+    ) -> None:
+        for start in range(0, len(targets), _STAGED_PAGES):
+            there = _index(targets[start : start + _STAGED_PAGES], pool.device)
+            staged = torch.empty(
+                (len(there), *host.shape[1:]), dtype=pool.dtype, device=pool.device
+            )
+            for page, source in zip(staged, sources[start:], strict=False):
+                page.copy_(host[source], non_blocking=True)
+            scatter_pages(staged, pool, there)
+
+    def fork_pages(
+        self,
+        pool: Tensor,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        num_positions: Sequence[int],
+    ) -> None:
+        there = (_index(numbers, pool.device) for numbers in (sources, targets, num_positions))
+        fork_pages(pool, *there)
+
+    def clear_pages(self, pool: Tensor, pages: Sequence[int]) -> None:
+        clear_pages(pool, _index(pages, pool.device))
+
+    def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return best(logits)
+
+    def draw_rows(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+        device = logits.device
+
+        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        return sample(
+            logits,
+            column([draw.temperature for draw in draws], torch.float32),
+            column([draw.top_k for draw in draws], torch.int32),
+            column([draw.top_p for draw in draws], torch.float32),
+            column([draw.min_p for draw in draws], torch.float32),
+            column([_signed(draw.seed) for draw in draws], torch.int64),
+            column([draw.position for draw in draws], torch.int64),
+        )
+
+
+def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Return numbers as int32 on the device, without waiting for it."""
+    here = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return here.to(device, non_blocking=True)
+
+
+def _signed(x: int) -> int:
+    """Return the int64 with the same 64 bits."""
+    return x - (_SIGN << 1) if x >= _SIGN else x
