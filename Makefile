@@ -12,7 +12,7 @@ SERVED := $(if $(filter $(MODEL),$(DEMO)),--served-model-name smollm2,)
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-kernels test-slow check demo-model bench-scheduler bench-adapters clean
+.PHONY: install serve test test-kernels test-interpreted test-compiled test-slow check demo-model bench-scheduler bench-adapters clean
 
 # torch first and pinned: a plain `torch` would bring gigabytes of CUDA.
 $(BIN)/.installed: pyproject.toml
@@ -40,12 +40,19 @@ serve: $(BIN)/.installed $(if $(filter $(MODEL),$(DEMO)),$(DEMO)/config.json,)
 
 test: $(BIN)/.installed-dev $(DEMO)/config.json
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
-	$(MAKE) test-kernels
+	$(MAKE) test-kernels ARGS=
 
 # GPU kernels without a GPU: what they compute, by Triton's interpreter, and what they compile to.
+# Each needs a process of its own, and a core.
 test-kernels: $(BIN)/.installed-dev
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kernels/gpu/interpreted
-	$(BIN)/python -m pytest tests/kernels/gpu/compiled
+	$(MAKE) -j2 --output-sync=target test-interpreted test-compiled
+
+test-interpreted:
+	TRITON_INTERPRET=1 OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest tests/kernels/gpu/interpreted tests/worker/interpreted $(ARGS)
+
+test-compiled:
+	$(BIN)/python -m pytest tests/kernels/gpu/compiled $(ARGS)
 
 test-slow: $(BIN)/.installed-dev $(DEMO)/config.json
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)

@@ -60,6 +60,10 @@ class ServeConfig(BaseModel):
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Field(description="Where the ranks compute.")
     ] = "auto"
+    deterministic: Annotated[
+        bool,
+        Field(description="On GPUs too, bits do not depend on the batch; slower. CPUs always do."),
+    ] = False
     max_model_len: Annotated[
         int | None, Field(ge=2, description="Longest prompt plus answer; default: the model's.")
     ] = None

@@ -126,6 +126,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         tp=config.tp,
         dtype=config.dtype,
         device=checked.device,
+        deterministic=config.deterministic,
         page_size=config.page_size,
         kv_memory_bytes=config.kv_cache_memory,
         kv_host_memory_bytes=config.kv_host_memory,
