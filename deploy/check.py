@@ -14,6 +14,7 @@ from cluster.errors import TopworkError
 from cluster.scheduling.config import SchedulerConfig
 from deploy.config import ConfigError, ServeConfig
 from deploy.models import base_digest, find_model
+from kernels.gpu.limits import HEAD_DIMS, PAGE_SIZES
 from worker.model_config import ModelConfig
 from worker.model_reader import read_model_config
 from worker.partition import LINEAR_MODULES, check_tp, partition
@@ -48,12 +49,14 @@ def check_model(config: ServeConfig) -> Checked:
     longest = min(model.max_position, model.sliding_window or model.max_position)
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(f"max_model_len: {config.max_model_len} is over the model's {longest}")
+    device = find_device(config.device)
+    check_device(device, config.page_size, model.head_dim)
     return Checked(
         config=config,
         model_dir=model_dir,
         model=model,
         max_model_len=config.max_model_len or longest,
-        device=find_device(config.device),
+        device=device,
         threads=config.threads_per_rank or max(1, (os.cpu_count() or 1) // config.tp),
     )
 
@@ -95,6 +98,26 @@ def find_device(wanted: str) -> str:
     if wanted == "auto":
         return "cuda" if has_gpu else "cpu"
     return wanted
+
+
+def check_device(device: str, page_size: int, head_dim: int) -> None:
+    """Refuse what the kernels of a device do not compute.
+
+    Raises:
+        ConfigError: naming the key at fault, and what would do.
+    """
+    if device != "cuda":
+        return
+    if page_size not in PAGE_SIZES:
+        raise ConfigError(f"page_size: {page_size} on a GPU; take one of {_listed(PAGE_SIZES)}")
+    if head_dim not in HEAD_DIMS:
+        raise ConfigError(
+            f"model: its head_dim is {head_dim}; on a GPU only {_listed(HEAD_DIMS)} are supported"
+        )
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def rank_memory(checked: Checked) -> RankMemory:

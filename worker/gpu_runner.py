@@ -135,7 +135,8 @@ class CudaCapture:
             work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Of this thread alone: adapters are loaded by others meanwhile, and NCCL has its own.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             out = work()
 
         def replay() -> Tensor | None:
