@@ -38,9 +38,24 @@ async def read_body(http: Request, model: type[BodyT], max_bytes: int) -> BodyT:
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
     """Return what an OpenAPI document says of a body that `read_body` reads."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    schema = model.model_json_schema()
+    schema = _inlined(schema, schema.pop("$defs", {}))
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Return a schema with definitions in place of what refers to them; none is within itself.
+
+    A reference counts from the root of the document, where the definitions of a body are not.
+    """
+    if isinstance(schema, list):
+        return [_inlined(one, definitions) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    reference = schema.get("$ref")
+    if reference is not None:
+        return _inlined(definitions[reference.rpartition("/")[2]], definitions)
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
 
 
 async def unless_disconnected(http: Request, work: Coroutine[Any, Any, Response]) -> Response:
