@@ -1,6 +1,7 @@
 """Checks a configuration as far as it goes without starting anything; says what it will need."""
 
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +99,21 @@ def find_device(wanted: str) -> str:
     if wanted == "auto":
         return "cuda" if has_gpu else "cpu"
     return wanted
+
+
+def check_answers(ray_address: str) -> None:
+    """Refuse a cluster where nobody listens: Ray itself would try for two minutes, and exit.
+
+    Raises:
+        ConfigError: if nothing accepts a connection at HOST:PORT.
+    """
+    host, separator, port = ray_address.rpartition(":")
+    if "://" in ray_address or not separator or not port.isdecimal():
+        return  # "auto" and the like: Ray finds out where that is
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"ray_address: nothing answers at {ray_address}: {error}") from error
 
 
 def check_device(device: str, page_size: int, head_dim: int) -> None:

@@ -33,6 +33,7 @@ from cluster.shells.scheduler_shell import SchedulerShellConfig
 from deploy.check import (
     Checked,
     adapter_limits,
+    check_answers,
     check_model,
     rank_memory,
     scheduler_config,
@@ -57,6 +58,8 @@ def run_server(config: ServeConfig) -> None:
     _stop_on_signals(stop)
     checked = check_model(config)
     _check_port_free(config.host, config.port)
+    if config.ray_address is not None:
+        check_answers(config.ray_address)
     try:
         with _steps(console) as step:
             records = _bring_up(checked, step, stop)

@@ -1,8 +1,10 @@
-"""What the door refuses of a device."""
+"""What the door refuses before anything is started."""
+
+import socket
 
 import pytest
 
-from deploy.check import check_device
+from deploy.check import check_answers, check_device
 from deploy.config import ConfigError
 
 
@@ -23,3 +25,22 @@ def test_a_gpu_refuses_other_pages_and_says_which_it_takes() -> None:
 def test_a_gpu_refuses_other_heads() -> None:
     with pytest.raises(ConfigError, match="head_dim is 96"):
         check_device("cuda", page_size=64, head_dim=96)
+
+
+def test_a_ray_cluster_where_nobody_listens_is_refused_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        check_answers(f"127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match=f"ray_address: nothing answers at 127.0.0.1:{port}"):
+        check_answers(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "ray://head:10001"])
+def test_an_address_that_is_rays_to_resolve_is_left_to_ray(address: str) -> None:
+    check_answers(address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "no-such-host.invalid:6379"])
+def test_an_address_that_cannot_be_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="ray_address"):
+        check_answers(address)
