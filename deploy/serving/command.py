@@ -5,9 +5,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,32 +16,26 @@ from ray.exceptions import RayTaskError
 from ray.serve import RunTarget
 from ray.serve.schema import ApplicationStatus
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cluster.adapters.pins import Limits
-from cluster.adapters.pool import AdapterPool
 from cluster.adapters.record import AdapterRecord
 from cluster.errors import TopworkError
-from cluster.router.config import RouterConfig
-from cluster.shells.kv_publisher import KvPublisherConfig
-from cluster.shells.pool_shell import PoolShellConfig
-from cluster.shells.recording import RecordingConfig
-from cluster.shells.scheduler_shell import SchedulerShellConfig
 from deploy.check import (
     Checked,
-    adapter_limits,
     check_answers,
     check_model,
-    rank_memory,
-    scheduler_config,
 )
 from deploy.config import ConfigError, ServeConfig
 from deploy.serving.pool import start_pool
+from deploy.serving.progress import StepShower, steps
 from deploy.serving.router import router_application
-from deploy.serving.scheduler import SchedulerSettings, scheduler_application
-from worker.rank_config import RankConfig
-
-START_TIMEOUT = 600.0  # seconds until the ranks must serve: large models load for minutes
+from deploy.serving.scheduler import scheduler_application
+from deploy.serving.settings import (
+    START_TIMEOUT,
+    adapter_pool,
+    pool_config,
+    router_config,
+    scheduler_settings,
+)
 
 
 def run_server(config: ServeConfig) -> None:
@@ -61,7 +52,7 @@ def run_server(config: ServeConfig) -> None:
     if config.ray_address is not None:
         check_answers(config.ray_address)
     try:
-        with _steps(console) as step:
+        with steps(console) as step:
             records = _bring_up(checked, step, stop)
         if not stop.is_set():
             _greet(console, checked, records)
@@ -73,28 +64,11 @@ def run_server(config: ServeConfig) -> None:
                 ray.shutdown()
 
 
-def _bring_up(checked: Checked, step: "StepShower", stop: threading.Event) -> list[AdapterRecord]:
+def _bring_up(checked: Checked, step: StepShower, stop: threading.Event) -> list[AdapterRecord]:
     config = checked.config
     step("starting the Ray cluster")
     _start_ray(checked)
-    pool = start_pool(
-        PoolShellConfig(
-            model=checked.model,
-            limits=adapter_limits(config),
-            memory=rank_memory(checked),
-            # The pool may run in another directory.
-            adapter_dirs=tuple(str(Path(one).resolve()) for one in config.adapter_dir),
-            adapter_roots=tuple(str(Path(one).resolve()) for one in config.adapter_root),
-        ),
-        AdapterPool(
-            config.base_name,
-            Limits(
-                host_bytes=config.host_adapter_memory,
-                num_slots=config.max_loras,
-                device_bytes=config.adapter_memory,
-            ),
-        ),
-    )
+    pool = start_pool(pool_config(checked), adapter_pool(config))
     step("registering the adapters")
     adapters = {name: str(Path(path).resolve()) for name, path in config.adapters().items()}
     registering = pool.start.remote(adapters)
@@ -118,66 +92,6 @@ def _bring_up(checked: Checked, step: "StepShower", stop: threading.Event) -> li
     )
     _wait_until_ready(config, stop)
     return records
-
-
-def scheduler_settings(checked: Checked) -> SchedulerSettings:
-    """Return how schedulers and ranks are made."""
-    config = checked.config
-    rank = RankConfig(
-        model_dir=str(checked.model_dir),
-        rank=0,
-        tp=config.tp,
-        dtype=config.dtype,
-        device=checked.device,
-        deterministic=config.deterministic,
-        page_size=config.page_size,
-        kv_memory_bytes=config.kv_cache_memory,
-        kv_host_memory_bytes=config.kv_host_memory,
-        num_slots=config.max_loras,
-        max_model_len=checked.max_model_len,
-        num_threads=checked.threads,
-    )
-    shell = SchedulerShellConfig(
-        replica="",
-        scheduler=scheduler_config(checked),
-        tp=config.tp,
-        start_timeout=START_TIMEOUT,
-        step_timeout=config.step_timeout,
-        recording=_recording(config),
-        request_timeout=config.request_timeout,
-        kv_publisher=None
-        if config.kv_events_endpoint is None
-        else KvPublisherConfig(
-            endpoint=config.kv_events_endpoint,
-            replay_endpoint=config.kv_events_replay_endpoint,
-            topic=config.kv_events_topic,
-        ),
-    )
-    return SchedulerSettings(shell=shell, rank=rank, group_timeout=60.0)
-
-
-def _recording(config: ServeConfig) -> RecordingConfig | None:
-    if config.record is None:
-        return None
-    return RecordingConfig(
-        path=str(config.record.resolve()),
-        max_bytes=config.record_max_bytes,
-        version=version("topwork"),
-    )
-
-
-def router_config(checked: Checked) -> RouterConfig:
-    """Return what every router is told."""
-    config = checked.config
-    return RouterConfig(
-        model_name=config.base_name,
-        model_dir=str(checked.model_dir),
-        api_key_file=None if config.api_key_file is None else str(config.api_key_file.resolve()),
-        context_length=checked.max_model_len,
-        vocab_size=checked.model.vocab_size,
-        eos_token_ids=checked.model.eos_token_ids,
-        version=version("topwork"),
-    )
 
 
 def _start_ray(checked: Checked) -> None:
@@ -252,32 +166,6 @@ def _stop_on_signals(stop: threading.Event) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
-
-
-class StepShower:
-    """Shows one start-up step at a time, each with its own clock."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task: Any = None
-
-    def __call__(self, text: str) -> None:
-        self.done()
-        self._task = self._progress.add_task(text, total=1)
-
-    def done(self) -> None:
-        """Mark the running step as finished."""
-        if self._task is not None:
-            self._progress.update(self._task, completed=1)
-
-
-@contextmanager
-def _steps(console: Console) -> Iterator[StepShower]:
-    columns = (SpinnerColumn(finished_text="[green]✓[/]"), TextColumn("{task.description}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        shower = StepShower(progress)
-        yield shower
-        shower.done()
 
 
 def _greet(console: Console, checked: Checked, records: list[AdapterRecord]) -> None:

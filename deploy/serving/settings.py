@@ -1,0 +1,103 @@
+"""What each part of the cluster is told, out of one configuration."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+from cluster.adapters.pins import Limits
+from cluster.adapters.pool import AdapterPool
+from cluster.router.config import RouterConfig
+from cluster.shells.kv_publisher import KvPublisherConfig
+from cluster.shells.pool_shell import PoolShellConfig
+from cluster.shells.recording import RecordingConfig
+from cluster.shells.scheduler_shell import SchedulerShellConfig
+from deploy.check import Checked, adapter_limits, rank_memory, scheduler_config
+from deploy.config import ServeConfig
+from deploy.serving.scheduler import SchedulerSettings
+from worker.rank_config import RankConfig
+
+START_TIMEOUT = 600.0  # seconds until the ranks must serve: large models load for minutes
+
+
+def pool_config(checked: Checked) -> PoolShellConfig:
+    """Return where the adapter pool may read, and what it makes of an adapter."""
+    config = checked.config
+    return PoolShellConfig(
+        model=checked.model,
+        limits=adapter_limits(config),
+        memory=rank_memory(checked),
+        # The pool may run in another directory.
+        adapter_dirs=tuple(str(Path(one).resolve()) for one in config.adapter_dir),
+        adapter_roots=tuple(str(Path(one).resolve()) for one in config.adapter_root),
+    )
+
+
+def adapter_pool(config: ServeConfig) -> AdapterPool:
+    """Return the pool as it is before anything is registered."""
+    return AdapterPool(
+        config.base_name,
+        Limits(
+            host_bytes=config.host_adapter_memory,
+            num_slots=config.max_loras,
+            device_bytes=config.adapter_memory,
+        ),
+    )
+
+
+def scheduler_settings(checked: Checked) -> SchedulerSettings:
+    """Return how schedulers and ranks are made."""
+    config = checked.config
+    rank = RankConfig(
+        model_dir=str(checked.model_dir),
+        rank=0,
+        tp=config.tp,
+        dtype=config.dtype,
+        device=checked.device,
+        deterministic=config.deterministic,
+        page_size=config.page_size,
+        kv_memory_bytes=config.kv_cache_memory,
+        kv_host_memory_bytes=config.kv_host_memory,
+        num_slots=config.max_loras,
+        max_model_len=checked.max_model_len,
+        num_threads=checked.threads,
+    )
+    shell = SchedulerShellConfig(
+        replica="",
+        scheduler=scheduler_config(checked),
+        tp=config.tp,
+        start_timeout=START_TIMEOUT,
+        step_timeout=config.step_timeout,
+        recording=_recording(config),
+        request_timeout=config.request_timeout,
+        kv_publisher=None
+        if config.kv_events_endpoint is None
+        else KvPublisherConfig(
+            endpoint=config.kv_events_endpoint,
+            replay_endpoint=config.kv_events_replay_endpoint,
+            topic=config.kv_events_topic,
+        ),
+    )
+    return SchedulerSettings(shell=shell, rank=rank, group_timeout=60.0)
+
+
+def _recording(config: ServeConfig) -> RecordingConfig | None:
+    if config.record is None:
+        return None
+    return RecordingConfig(
+        path=str(config.record.resolve()),
+        max_bytes=config.record_max_bytes,
+        version=version("topwork"),
+    )
+
+
+def router_config(checked: Checked) -> RouterConfig:
+    """Return what every router is told."""
+    config = checked.config
+    return RouterConfig(
+        model_name=config.base_name,
+        model_dir=str(checked.model_dir),
+        api_key_file=None if config.api_key_file is None else str(config.api_key_file.resolve()),
+        context_length=checked.max_model_len,
+        vocab_size=checked.model.vocab_size,
+        eos_token_ids=checked.model.eos_token_ids,
+        version=version("topwork"),
+    )
