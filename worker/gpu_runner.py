@@ -122,25 +122,40 @@ class GpuRunner:
 
 
 class CudaCapture:
-    """Makes CUDA graphs, all in one pool of memory: only one of them runs at a time."""
+    """Makes CUDA graphs, all in one pool of memory: only one of them runs at a time.
+
+    They share one place for their logits, too: those of each, kept apart, would add up to tens of
+    gigabytes at large vocabularies.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._logits: Tensor | None = None  # [ROWS[-1], vocabulary], made when first needed
 
     def __call__(self, work: Work) -> Work:
         """Run the work once, so that its kernels are compiled, and then note it."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            work()
+            found = work()
         torch.cuda.current_stream().wait_stream(side)
+        place = None if found is None else self._place(found)
         graph = torch.cuda.CUDAGraph()
         # Of this thread alone: adapters are loaded by others meanwhile, and NCCL has its own.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            out = work()
+            logits = work()
+            if logits is not None and place is not None:
+                place.copy_(logits)
+        del logits
 
         def replay() -> Tensor | None:
             graph.replay()
-            return out
+            return place
 
         return replay
+
+    def _place(self, logits: Tensor) -> Tensor:
+        """Return where logits of this shape are put by every graph."""
+        if self._logits is None:
+            self._logits = logits.new_empty((ROWS[-1], logits.shape[1]))
+        return self._logits[: logits.shape[0]]
