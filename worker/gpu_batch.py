@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
+
 from kernels.gpu.lora import cut_tiles
 from kernels.gpu.paged_decode import num_splits
 from kernels.gpu.paged_prefill import cut_prefill
-from torch import Tensor
-
 from kernels.gpu.rows import LoraTiles, PagedRows, row_places
 from worker.adapter_bank import AdapterBank
 from worker.adapter_shard import FUSED_MODULES
