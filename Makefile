@@ -58,7 +58,7 @@ test-slow: $(BIN)/.installed-dev $(DEMO)/config.json
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
 
 check: $(BIN)/.installed-dev
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
