@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.sampling import gumbel_noise, gumbel_noise_at
+from kernels.sampling import gumbel_noise_at, noisy_best
 
 GREEDY_BELOW = 1e-5  # lower temperatures are greedy: dividing by them only overflows float32
 _LOWEST = torch.finfo(torch.float32).min
@@ -72,8 +72,7 @@ def _draw(logits: Tensor, draw: Draw) -> int:
     elif draw.top_p < 1.0:
         ids, kept = _nucleus(scores, draw.top_p)
     else:
-        noise = gumbel_noise(draw.seed, draw.position, num_tokens)
-        return int(scores.add_(noise).argmax())
+        return noisy_best(scores, draw.seed, draw.position)
     ids, order = ids[: kept.shape[0]].sort()  # the lowest id wins a tie, as in a full draw
     noise = gumbel_noise_at(draw.seed, draw.position, ids)
     return int(ids[(kept[order] + noise).argmax()])

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 _SOURCE_DIR = Path(__file__).parent
-_SOURCES = ("attention.c", "lora.c")
+_SOURCES = ("attention.c", "lora.c", "sampling.c")
 _HEADERS = ("vector.h",)
 _FLAGS = (
     "-std=c11",

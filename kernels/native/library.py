@@ -43,12 +43,24 @@ class LoraProblem(ctypes.Structure):
     ]
 
 
+class DrawProblem(ctypes.Structure):
+    """`struct problem` of sampling.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("scores", "sums", "ids")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "capacity")),
+        ("stream", ctypes.c_uint64),
+        ("num_found", ctypes.c_int64),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """The functions of one loaded library; each returns 0, or 1 if memory ran out."""
 
     attention: Callable[[AttentionProblem], int]
     lora: Callable[[LoraProblem], int]
+    near_best: Callable[[DrawProblem], int]
 
 
 @functools.cache
@@ -57,7 +69,7 @@ def native_library() -> Library | None:
     try:
         return open_library(Path.home() / _CACHE_DIR)
     except (BuildError, OSError, RuntimeError) as error:  # RuntimeError: nobody's home
-        _logger.warning("attention and LoRA run in torch, several times slower: %s", error)
+        _logger.warning("attention, LoRA and draws run in torch, several times slower: %s", error)
         return None
 
 
@@ -72,6 +84,7 @@ def open_library(directory: Path, compiler: str = "cc") -> Library:
     return Library(
         attention=_declare(loaded.topwork_attention, AttentionProblem),
         lora=_declare(loaded.topwork_lora, LoraProblem),
+        near_best=_declare(loaded.topwork_near_best, DrawProblem),
     )
 
 
