@@ -1,7 +1,7 @@
-"""Causal attention over KV pages, with grouped query heads.
+"""Causal attention over KV pages on a CPU, with grouped query heads.
 
-Owns the choice between two forms, C for CPUs that can have it (kernels.native) and torch for all
-else, and the order in which torch sums a row's attention. Either form gives a row bits that do not
+Owns the choice between two forms, C for CPUs that can have it (kernels.native) and torch for the
+others, and the order in which torch sums a row's attention. Either form gives a row bits that do not
 depend on its batch, on how its prefill was chunked or on decode versus prefill; the two differ from
 each other by rounding. In torch:
 
@@ -61,7 +61,7 @@ def paged_attention(
         [T, HQ, D], q's dtype. Whatever else the pages hold, NaN included, has no effect.
     """
     assert k_pages.shape[2] == batch.page_size, "the batch was built for another page size"
-    if q.device.type == "cpu" and q.dtype in _NATIVE_DTYPES:
+    if q.dtype in _NATIVE_DTYPES:
         library = native_library()
         if library is not None:
             return paged_attention_native(q, k_pages, v_pages, batch, scale, library)
@@ -115,7 +115,7 @@ def paged_attention_native(
 def paged_attention_torch(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float
 ) -> Tensor:
-    """Do `paged_attention` in torch, on any device and in any dtype."""
+    """Do `paged_attention` in torch, in any dtype."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     span = span_size(batch.page_size)
     for tile in batch.tiles():

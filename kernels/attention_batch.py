@@ -75,7 +75,6 @@ class AttentionBatch:
         context_lens: Sequence[int],
         page_tables: Sequence[Sequence[int]],
         page_size: int,
-        device: torch.device | str = "cpu",
     ) -> "AttentionBatch":
         """Plan a step from host lists.
 
@@ -84,7 +83,6 @@ class AttentionBatch:
             context_lens: S counts of positions, each at least its sequence's rows.
             page_tables: S page lists, each covering its context; what lies beyond is ignored.
             page_size: positions of a page.
-            device: where the index tensors live.
         """
         num_rows = [b - a for a, b in zip(query_starts, query_starts[1:], strict=False)]
         assert len(num_rows) == len(context_lens) == len(page_tables), "lists of unequal length"
@@ -108,9 +106,9 @@ class AttentionBatch:
         return cls(
             query_starts=tuple(query_starts),
             context_lens=tuple(context_lens),
-            page_table=_page_matrix(pages, max(map(len, pages), default=0), device),
-            kv_loc=torch.tensor(kv_loc, dtype=torch.int64, device=device),
-            positions=torch.tensor(positions, dtype=torch.int64, device=device),
+            page_table=_page_matrix(pages, max(map(len, pages), default=0)),
+            kv_loc=torch.tensor(kv_loc, dtype=torch.int64),
+            positions=torch.tensor(positions, dtype=torch.int64),
             sequences=torch.tensor(sequences, dtype=torch.int64).view(-1, 3),
             page_size=page_size,
         )
@@ -118,7 +116,7 @@ class AttentionBatch:
 
 def _tiles(batch: AttentionBatch) -> Iterator[AttentionTile]:
     """Cut a step: decodes of like length together, every prefill chunk alone."""
-    page_size, device = batch.page_size, batch.page_table.device
+    page_size = batch.page_size
     query_starts, context_lens = batch.query_starts, batch.context_lens
     span = span_size(page_size)
     num_rows = [b - a for a, b in zip(query_starts, query_starts[1:], strict=False)]
@@ -128,8 +126,8 @@ def _tiles(batch: AttentionBatch) -> Iterator[AttentionTile]:
     for group in groups:
         lengths = [context_lens[i] for i in group]
         num_columns = -(-max(lengths) // span) * span
-        columns = torch.arange(min(lengths), num_columns, device=device)
-        stale = columns >= torch.tensor(lengths, device=device).view(-1, 1, 1)
+        columns = torch.arange(min(lengths), num_columns)
+        stale = columns >= torch.tensor(lengths).view(-1, 1, 1)
         yield AttentionTile(
             pages=_resize(batch.page_table[group], num_columns // page_size),
             num_filled=min(lengths),
@@ -140,7 +138,6 @@ def _tiles(batch: AttentionBatch) -> Iterator[AttentionTile]:
                     first_positions=[context_lens[i] - num_rows[i] + offset for i in group],
                     rows_each=min(_BLOCK_ROWS, num_rows[group[0]] - offset),
                     span=span,
-                    device=device,
                 )
                 for offset in range(0, num_rows[group[0]], _BLOCK_ROWS)
             ),
@@ -152,15 +149,14 @@ def _row_block(
     first_positions: list[int],
     rows_each: int,
     span: int,
-    device: torch.device,
 ) -> RowBlock:
     """Plan `rows_each` successive rows of each sequence of a tile."""
-    offsets = torch.arange(rows_each, device=device)
-    rows = torch.tensor(first_rows, device=device).unsqueeze(1) + offsets
-    positions = torch.tensor(first_positions, device=device).unsqueeze(1) + offsets
+    offsets = torch.arange(rows_each)
+    rows = torch.tensor(first_rows).unsqueeze(1) + offsets
+    positions = torch.tensor(first_positions).unsqueeze(1) + offsets
     num_columns = -(-(max(first_positions) + rows_each) // span) * span
     num_visible = min(first_positions) + 1
-    hidden = torch.arange(num_visible, num_columns, device=device) > positions.unsqueeze(-1)
+    hidden = torch.arange(num_visible, num_columns) > positions.unsqueeze(-1)
     return RowBlock(
         rows=rows.flatten(),
         rows_each=rows_each,
@@ -190,9 +186,7 @@ def _resize(pages: Tensor, num_pages: int) -> Tensor:
     return F.pad(pages, (0, num_pages - pages.shape[1]))
 
 
-def _page_matrix(
-    pages: Sequence[Sequence[int]], num_pages: int, device: torch.device | str
-) -> Tensor:
+def _page_matrix(pages: Sequence[Sequence[int]], num_pages: int) -> Tensor:
     """Return page lists as [len(pages), num_pages] int64, padded with page 0."""
     rows = [[*row, *([0] * (num_pages - len(row)))] for row in pages]
-    return torch.tensor(rows, dtype=torch.int64, device=device).view(len(pages), num_pages)
+    return torch.tensor(rows, dtype=torch.int64).view(len(pages), num_pages)

@@ -1,4 +1,4 @@
-"""The functions of a forward pass on a CPU; in torch alone, also on anything else.
+"""The functions of a forward pass on a CPU.
 
 Owns how they are put together. What they compute is told in `kernels.dispatch`.
 """

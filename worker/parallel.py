@@ -83,7 +83,7 @@ class TorchGroup:
             address: tcp://host:port of the store, which rank 0 opens.
             rank: this rank.
             size: ranks in the group.
-            device: "cpu" or "cuda" with an index.
+            device: "cpu", or "cuda" with an index or for the first that this process sees.
             timeout: seconds that any call, this one included, may wait for the other ranks.
 
         Raises:
@@ -184,7 +184,7 @@ def _gloo(store: Store, rank: int, size: int, own: str, limit: timedelta) -> _Ba
 
 
 def _nccl(store: Store, rank: int, size: int, device: torch.device, limit: timedelta) -> _Backend:
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(device.index or 0)  # Ray shows each rank its own GPU alone, without index
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = limit
     return cast(_Backend, dist.ProcessGroupNCCL(store, rank, size, options))

@@ -9,7 +9,7 @@ import torch
 
 from tests.worker.group_member import WIDTHS, part_of, run_member
 from worker.errors import GroupBroken
-from worker.parallel import SingleRank, ThreadGroup, join_group
+from worker.parallel import SingleRank, ThreadGroup, TorchGroup, join_group
 
 
 def in_pairs(size: int, dtype: torch.dtype, num_rows: int = 5) -> torch.Tensor:
@@ -118,3 +118,22 @@ def test_a_rank_that_never_joins_is_not_waited_for_forever():
 
 def test_a_group_of_one_process_needs_no_address():
     assert isinstance(join_group("", 0, 1, "cpu", 1.0), SingleRank)
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda", 0), ("cuda:3", 3)])
+def test_a_rank_on_a_gpu_takes_the_one_it_is_told_or_the_first_it_sees(
+    device: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Nccl:
+        class Options:
+            pass
+
+        def __init__(self, store: object, rank: int, size: int, options: object) -> None:
+            assert (rank, size) == (1, 2)
+
+    chosen: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setattr("worker.parallel._store", lambda *_: None)
+    TorchGroup("tcp://127.0.0.1:1", 1, 2, device, 1.0)
+    assert chosen == [index]
