@@ -1,9 +1,9 @@
 """Causal attention over KV pages on a CPU, with grouped query heads.
 
 Owns the choice between two forms, C for CPUs that can have it (kernels.native) and torch for the
-others, and the order in which torch sums a row's attention. Either form gives a row bits that do not
-depend on its batch, on how its prefill was chunked or on decode versus prefill; the two differ from
-each other by rounding. In torch:
+others, and the order in which torch sums a row's attention. Either form gives a row bits that do
+not depend on its batch, on how its prefill was chunked or on decode versus prefill; the two differ
+from each other by rounding. In torch:
 
 1. K and V are gathered to float32 and cut into spans of fixed length.
 2. Scores are products over head_dim of at least 4 rows, which all fall into one kernel class.
