@@ -62,7 +62,9 @@ class ServeConfig(BaseModel):
     ] = "auto"
     deterministic: Annotated[
         bool,
-        Field(description="On GPUs too, bits do not depend on the batch; slower. CPUs always do."),
+        Field(
+            description="On GPUs too, bits do not depend on the batch; slower. So it always is on CPUs."
+        ),
     ] = False
     max_model_len: Annotated[
         int | None, Field(ge=2, description="Longest prompt plus answer; default: the model's.")

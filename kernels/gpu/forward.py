@@ -159,7 +159,8 @@ class GpuKernels:
         return sample(
             logits,
             column([draw.temperature for draw in draws], torch.float32),
-            column([draw.top_k for draw in draws], torch.int32),
+            # Any number is a client's to send; more than there are tokens is all of them.
+            column([min(draw.top_k, logits.shape[1]) for draw in draws], torch.int32),
             column([draw.top_p for draw in draws], torch.float32),
             column([draw.min_p for draw in draws], torch.float32),
             column([_signed(draw.seed) for draw in draws], torch.int64),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.drawing import Draw
 from kernels.gpu.forward import GpuKernels
 from tests.kernels.gpu.bounds import reachable
 from tests.worker.group import Prompt, RankGroup, TinyAdapter, random_tokens
@@ -166,6 +167,16 @@ def test_a_sequence_has_the_same_bits_in_any_company(tiny_model, start_group, on
         for one, other in zip(alone.drawn, prompt.drawn, strict=True):
             assert one.top_logprobs == other.top_logprobs
             assert one.token_id == other.token_id
+
+
+def test_a_top_k_beyond_all_bounds_means_all_tokens() -> None:
+    """It comes from a client, and must not end a rank."""
+    logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
+    drawn = [
+        int(Interpreted(False).draw_rows(logits, [Draw(1.0, top_k, 1.0, 0.0, 3, 4)]))
+        for top_k in (0, 300, 2**40)
+    ]
+    assert drawn[0] == drawn[1] == drawn[2]
 
 
 @pytest.mark.usefixtures("dots_are_chains")
