@@ -62,9 +62,7 @@ class ServeConfig(BaseModel):
     ] = "auto"
     deterministic: Annotated[
         bool,
-        Field(
-            description="On GPUs too, bits do not depend on the batch; slower. So it always is on CPUs."
-        ),
+        Field(description="On GPUs too, bits do not depend on the batch, at a cost in speed."),
     ] = False
     max_model_len: Annotated[
         int | None, Field(ge=2, description="Longest prompt plus answer; default: the model's.")

@@ -1,4 +1,4 @@
-"""RMS norm of rows, with or without the sum that precedes it in every block.
+"""RMS norm of rows, with the sum that precedes it in every block.
 
 Owns the order in which a row's squares are added: by one tile that spans the row, whatever stands
 around it. Knows nothing of layers, of ranks or of who summed x.
@@ -35,31 +35,11 @@ def add_rms_norm(
     """
     num_rows, hidden = x.shape
     assert residual is None or (residual.dtype == torch.float32 and residual.is_contiguous())
-    total = torch.empty((num_rows, hidden), dtype=torch.float32, device=x.device)
-    return _launch(x, residual, weight, eps, total), total
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x / rms(x) * weight over the last axis, in weight's dtype.
-
-    Args:
-        x: [..., H] float32, float16 or bfloat16.
-        weight: [H].
-        eps: added to the mean square.
-    """
-    rows = x.reshape(-1, x.shape[-1])
-    return _launch(rows, None, weight, eps, None).view(x.shape)
-
-
-def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, total: Tensor | None
-) -> Tensor:
-    """Norm the rows of x [T, H]; write the sum to `total` if there is one."""
-    num_rows, hidden = x.shape
     assert x.stride(1) == 1 and weight.shape == (hidden,) and weight.is_contiguous()
+    total = torch.empty((num_rows, hidden), dtype=torch.float32, device=x.device)
     out = torch.empty((num_rows, hidden), dtype=weight.dtype, device=x.device)
     if num_rows == 0:
-        return out
+        return out, total
     block = triton.next_power_of_2(hidden)
     num_warps = min(_MAX_WARPS, max(1, block // (32 * _ELEMENTS_OF_A_THREAD)))
     _norm_row[(num_rows,)](
@@ -75,7 +55,7 @@ def _launch(
         num_warps=num_warps,
         **OPTIONS,
     )
-    return out
+    return out, total
 
 
 @triton.jit
@@ -96,8 +76,7 @@ def _norm_row(
     total = tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
     if residual_ptr is not None:
         total += tl.load(residual_ptr + row * HIDDEN + at, mask=mask, other=0.0)
-    if total_ptr is not None:
-        tl.store(total_ptr + row * HIDDEN + at, total, mask=mask)
+    tl.store(total_ptr + row * HIDDEN + at, total, mask=mask)
     weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
     scale = tl.math.rsqrt(tl.sum(total * total) / HIDDEN + eps)
     normed = total * scale * weight
