@@ -4,8 +4,9 @@ Owns detokenizing, stop strings and the counts for `usage`. A pure state machine
 connections, HTTP or the clock.
 """
 
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from cluster.request import FinishReason, Request, TokenEvent
 from cluster.router.detokenizer import Detokenizer
@@ -14,8 +15,7 @@ from cluster.router.tokenizer import Tokenizer
 from cluster.router.validation import TextOptions
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """One token of the answer with its log-probability and those of the best others."""
 
     token_id: int
@@ -23,8 +23,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """What an answer grew by."""
 
     text: str
@@ -44,7 +43,7 @@ class Answer:
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self._options = options
-        self._detokenizer = Detokenizer(decode)
+        self._detokenizer = Detokenizer(decode, tokenizer.own_texts(options.skip_special_tokens))
         self._stops = StopStrings(options.stops, options.include_stop)
         self._stop_tokens = frozenset(request.stop_token_ids)
         # Tokens whose text is held back; they leave with the next piece that has some.
@@ -58,17 +57,17 @@ class Answer:
         was found and the request must be aborted.
         """
         assert self.finish_reason is None, "event after the end"
-        self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
+        if event.num_cached_tokens > self.num_cached_tokens:
+            self.num_cached_tokens = event.num_cached_tokens
         text = ""
         stop_reason: str | int | None = None
         for number, token_id in enumerate(event.token_ids):
             self._take(event, number)
-            is_last = number == len(event.token_ids) - 1
-            if is_last and event.finish_reason == "stop" and token_id in self._stop_tokens:
+            if event.finish_reason == "stop" and self._ends_at(event, number):
                 stop_reason = token_id
                 if not self._options.include_stop:
                     break
-            text += self._show(self._detokenizer.feed([token_id]))
+            text += self._show(self._detokenizer.feed_one(token_id))
             if self._stops.matched is not None:
                 return self._piece(text, "stop", self._stops.matched)
         if event.finish_reason is not None:
@@ -88,8 +87,12 @@ class Answer:
             top = event.top_logprobs[number] if event.top_logprobs else ()
             self._logprobs.append(TokenLogprob(token_id, event.logprobs[number], top))
 
+    def _ends_at(self, event: TokenEvent, number: int) -> bool:
+        is_last = number == len(event.token_ids) - 1
+        return is_last and event.token_ids[number] in self._stop_tokens
+
     def _show(self, text: str) -> str:
-        if not text or self.num_tokens <= self._options.min_tokens:
+        if not text or not self._options.stops or self.num_tokens <= self._options.min_tokens:
             return text
         return self._stops.feed(text)
 

@@ -5,8 +5,6 @@ Knows nothing of schedulers.
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -22,8 +20,7 @@ from cluster.router.http import event_stream, unless_disconnected
 from cluster.router.responses import SSE_DONE, Usage, sse, usage_of
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """What one choice of a response says, or what it grows by."""
 
     index: int
@@ -39,11 +36,11 @@ class Form(Protocol):
         """Return the response that tells everything at once."""
         ...
 
-    def event(self, choice: Choice) -> object:
+    def event(self, choice: Choice) -> bytes:
         """Return the event of a stream that tells what a choice grew by."""
         ...
 
-    def usage_event(self, usage: Usage) -> object:
+    def usage_event(self, usage: Usage) -> bytes:
         """Return the event of a stream that tells the usage, after all choices have ended."""
         ...
 
@@ -59,7 +56,7 @@ async def stream_response(
     http: HttpRequest, generation: Generation, form: Form, include_usage: bool
 ) -> Response:
     """Answer the call with a stream of events, one for each piece."""
-    events = _with_end(_events(generation, form, include_usage))
+    events = _events(generation, form, include_usage)
     return await unless_disconnected(http, event_stream(events))
 
 
@@ -91,27 +88,29 @@ def _joined(pieces: list[Piece]) -> Piece:
 
 
 async def _events(generation: Generation, form: Form, include_usage: bool) -> AsyncGenerator[bytes]:
-    begun: set[int] = set()
-    with generation:
-        while generation.is_running:
-            for index, piece in await generation.receive():
-                prompt = generation.answers[index].request.token_ids
-                yield sse(form.event(Choice(index, prompt, piece, index not in begun)))
-                begun.add(index)
-        if include_usage:
-            yield sse(form.usage_event(usage_of(generation.prompts)))
+    """Yield a stream's events, those that are here together as one, and its end.
 
-
-async def _with_end(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield a stream's events and its end; an error after the first event becomes one.
-
-    An error before the first event is raised: the HTTP status can still tell it.
+    An error after the first event becomes one. An error before the first event is raised: the HTTP
+    status can still tell it.
     """
-    async with aclosing(events):
-        yield await anext(events)
-        try:
-            async for event in events:
-                yield event
-        except TopworkError as error:
-            yield sse(error_body(error))
-        yield SSE_DONE
+    begun: set[int] = set()
+    try:
+        with generation:
+            while generation.is_running:
+                pieces = await generation.receive()
+                if pieces:
+                    yield b"".join([_event(generation, form, begun, *piece) for piece in pieces])
+            if include_usage:
+                yield form.usage_event(usage_of(generation.prompts))
+    except TopworkError as error:
+        if not begun:
+            raise
+        yield sse(error_body(error))
+    yield SSE_DONE
+
+
+def _event(generation: Generation, form: Form, begun: set[int], index: int, piece: Piece) -> bytes:
+    prompt = generation.answers[index].request.token_ids
+    is_first = index not in begun
+    begun.add(index)
+    return form.event(Choice(index, prompt, piece, is_first))

@@ -34,7 +34,9 @@ from cluster.router.responses import (
     ChatLogprobs,
     ChatMessage,
     Delta,
+    Mould,
     Usage,
+    sse,
 )
 from cluster.router.router import Router
 from cluster.router.schemas import ChatBody, ConversationBody
@@ -72,6 +74,7 @@ class _ChatForm:
         self._tokenizer = tokenizer
         self._call = call
         self._shows_logprobs = shows_logprobs
+        self._moulds: dict[int, Mould] = {}  # of what a choice grows by, by its index
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> ChatCompletion:
         return ChatCompletion(
@@ -83,16 +86,28 @@ class _ChatForm:
             prompt_token_ids=choices[0].prompt if self._call.return_token_ids else UNSET,
         )
 
-    def event(self, choice: Choice) -> ChatChunk:
+    def event(self, choice: Choice) -> bytes:
+        piece, index = choice.piece, choice.index
+        if choice.is_first or piece.finish_reason is not None or self._shows_logprobs:
+            return sse(self._event(choice))
+        if index not in self._moulds:
+            self._moulds[index] = Mould(lambda text, ids: self._more(index, text, ids))
+        return self._moulds[index].cast(piece.text, piece.token_ids)
+
+    def _more(self, index: int, text: str, token_ids: tuple[int, ...]) -> ChatChunk:
+        piece = Piece(text, token_ids, (), None, None)
+        return self._event(Choice(index, (), piece, is_first=False))
+
+    def _event(self, choice: Choice) -> ChatChunk:
         chunk = self._chunk([self._growth(choice)])
         if self._call.return_token_ids and choice.is_first and choice.index == 0:
             chunk.prompt_token_ids = choice.prompt
         return chunk
 
-    def usage_event(self, usage: Usage) -> ChatChunk:
+    def usage_event(self, usage: Usage) -> bytes:
         chunk = self._chunk([])
         chunk.usage = usage
-        return chunk
+        return sse(chunk)
 
     def _choice(self, choice: Choice) -> ChatChoice:
         piece = choice.piece

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from cluster.errors import InvalidRequest
 from cluster.router import logprobs
+from cluster.router.answer import Piece
 from cluster.router.assembly import Choice, stream_response, whole_response
 from cluster.router.choices import choices_of
 from cluster.router.completion_call import (
@@ -26,7 +27,14 @@ from cluster.router.completion_call import (
 )
 from cluster.router.http import body_of, read_body
 from cluster.router.middleware import request_id_of
-from cluster.router.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
+from cluster.router.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Mould,
+    Usage,
+    sse,
+)
 from cluster.router.router import Router
 from cluster.router.schemas import CompletionBody
 from cluster.router.tokenizer import Tokenizer
@@ -40,6 +48,7 @@ class _CompletionForm:
         self._tokenizer = tokenizer
         self._call = call
         self._shows_logprobs = shows_logprobs
+        self._moulds: dict[int, Mould] = {}  # of what a choice grows by, by its index
         self._offsets: defaultdict[int, int] = defaultdict(int)  # characters, by choice
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Completion:
@@ -47,13 +56,24 @@ class _CompletionForm:
         message.usage = usage
         return message
 
-    def event(self, choice: Choice) -> Completion:
-        return self._message([self._choice(choice)])
+    def event(self, choice: Choice) -> bytes:
+        piece, index = choice.piece, choice.index
+        if choice.is_first or piece.finish_reason is not None or self._shows_logprobs:
+            return sse(self._message([self._choice(choice)]))
+        if index not in self._moulds:
+            self._moulds[index] = Mould(
+                lambda text, ids: self._message([self._more(index, text, ids)])
+            )
+        return self._moulds[index].cast(piece.text, piece.token_ids)
 
-    def usage_event(self, usage: Usage) -> Completion:
+    def usage_event(self, usage: Usage) -> bytes:
         message = self._message([])
         message.usage = usage
-        return message
+        return sse(message)
+
+    def _more(self, index: int, text: str, token_ids: tuple[int, ...]) -> CompletionChoice:
+        piece = Piece(text, token_ids, (), None, None)
+        return self._choice(Choice(index, (), piece, is_first=False))
 
     def _choice(self, choice: Choice) -> CompletionChoice:
         piece, tells_ids = choice.piece, self._call.return_token_ids

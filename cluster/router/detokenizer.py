@@ -2,11 +2,12 @@
 
 Owns the tokens whose text is not final yet. A token's text depends on its neighbours: a character
 may be spread over several tokens, and some decoders treat the first token of a text specially. So
-a window is decoded that begins before the new tokens, and only what it adds is shown.
+a window is decoded that begins before the new tokens, and only what it adds is shown. Most tokens
+of most tokenizers are whole characters and say the same anywhere: those need no window.
 Knows nothing of stop strings or of HTTP.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A character has four bytes at most, so at most three bytes wait for the rest of it. Decoders show
@@ -18,11 +19,25 @@ MAX_PENDING = 32  # tokens without a clean boundary before one is searched for
 class Detokenizer:
     """Decodes a growing answer; all pieces together are the decoded whole."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        own_texts: Mapping[int, str | None] | None = None,
+    ) -> None:
         self._decode = decode
+        self._own_texts = own_texts  # of tokens whose text no neighbour changes
         self._window: list[int] = []  # context tokens, then pending tokens
         self._num_context = 0  # tokens at the window's start whose text is shown
         self._shown = 0  # characters of the decoded window that are shown
+
+    def feed_one(self, token_id: int) -> str:
+        """Take one token; return the text that is now certain."""
+        # With nothing pending, what is left of the window is context, and no text depends on it.
+        if self._own_texts is not None and len(self._window) == self._num_context:
+            text = self._own_texts[token_id]
+            if text is not None:
+                return text
+        return self.feed((token_id,))
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Take tokens; return the text that is now certain."""

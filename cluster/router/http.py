@@ -15,8 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.errors import InvalidRequest
 from cluster.router.errors_http import CLIENT_CLOSED_REQUEST, from_validation
+from cluster.router.middleware import send_body_of
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
+T = TypeVar("T")
 
 
 async def read_body(http: Request, model: type[BodyT], max_bytes: int) -> BodyT:
@@ -63,21 +65,24 @@ async def unless_disconnected(http: Request, work: Coroutine[Any, Any, Response]
 
     The body must have been read.
     """
+    response = await _unless_disconnected(http.receive, work)
+    return Response(status_code=CLIENT_CLOSED_REQUEST) if response is None else response
+
+
+async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(http))
+    gone = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return task.result() if task.done() else None
     finally:
         gone.cancel()
         task.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _disconnected(http: Request) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
@@ -85,9 +90,10 @@ class EventStream(StreamingResponse):
     """A stream of server-sent events whose source is closed when the client goes away."""
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes]) -> None:
+        self._first = first
         self._rest = rest
         super().__init__(
-            _prepend(first, rest),
+            rest,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
@@ -95,13 +101,15 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; leave no generator suspended behind, however this ends."""
         async with aclosing(self._rest):
-            await super().__call__(scope, receive, send)
+            await _unless_disconnected(receive, self._send(send, send_body_of(scope)))
 
-
-async def _prepend(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    yield first
-    async for part in rest:
-        yield part
+    async def _send(self, send: Send, send_body: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async for part in self._rest:
+            await send_body({"type": "http.response.body", "body": part, "more_body": True})
+        await send_body({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def event_stream(events: AsyncGenerator[bytes]) -> EventStream:

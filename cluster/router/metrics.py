@@ -7,10 +7,11 @@ the schedulers' counts, which `exposition` adds.
 import time
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 
 from cluster.errors import Overloaded, TopworkError
 from cluster.router.answer import Answer
+from cluster.router.histogram import Histogram
 
 OTHER = "_other"  # the adapter label of all adapters over the cap
 TTFT_BUCKETS = (
@@ -84,11 +85,11 @@ class RouterMetrics:
 
     def first_token(self, seconds: float) -> None:
         """Note a time to first token."""
-        self._ttft.labels(self._model).observe(seconds)
+        self._ttft.observe(seconds)
 
     def next_token(self, seconds: float) -> None:
         """Note a time between two tokens."""
-        self._itl.labels(self._model).observe(seconds)
+        self._itl.observe(seconds)
 
     def ended(self, label: str, reason: str) -> None:
         """Count an answer's end."""
@@ -103,9 +104,9 @@ class RouterMetrics:
     def answered(self, label: str, answer: Answer, seconds: float, decoding: float) -> None:
         """Count the tokens of an answer, `seconds` after the call, `decoding` after its first."""
         self._generation_tokens.labels(self._model, self._kept(label)).inc(answer.num_tokens)
-        self._e2e.labels(self._model).observe(seconds)
+        self._e2e.observe(seconds)
         if answer.num_tokens > 1:
-            self._tpot.labels(self._model).observe(decoding / (answer.num_tokens - 1))
+            self._tpot.observe(decoding / (answer.num_tokens - 1))
 
     def forget_adapter(self, adapter: str) -> None:
         """Drop the series of an adapter that is no longer served, and of the sums it is in."""
@@ -133,9 +134,7 @@ class RouterMetrics:
         return Counter(f"topwork_{name}", text, labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            f"topwork_{name}", text, ["model"], buckets=buckets, registry=self.registry
-        )
+        return Histogram(f"topwork_{name}", text, ("model", self._model), buckets, self.registry)
 
 
 class CallMetrics:

@@ -27,7 +27,9 @@ class RequestIds:
             return
         given = next((value for name, value in scope["headers"] if name == HEADER), b"")
         request_id = _UNSAFE.sub("", given.decode("latin-1"))[:MAX_LENGTH] or uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["send_body"] = send
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -36,6 +38,15 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def send_body_of(scope: Scope) -> Send:
+    """Return what sends the rest of a body, once its beginning is on its way.
+
+    Everything around a route that looks at messages looks at the first ones only.
+    """
+    send_body: Send = scope["state"]["send_body"]
+    return send_body
 
 
 def request_id_of(http: Request) -> str:

@@ -4,7 +4,7 @@ Owns field names and order. A field that is UNSET is left out. Knows nothing of 
 come about.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -180,7 +180,32 @@ def usage_of(prompts: Sequence[Sequence[Answer]]) -> Usage:
 
 def sse(message: object) -> bytes:
     """Return a message as one server-sent event."""
-    return b"data: " + msgspec.json.encode(message) + b"\n\n"
+    return b"data: " + _encode(message) + b"\n\n"
+
+
+class Mould:
+    """An event of a stream of which nothing changes but its text and its tokens."""
+
+    def __init__(self, make: Callable[[str, tuple[int, ...]], object]) -> None:
+        # What a client chose stands before these two places, so the last ones found are they.
+        whole = sse(make(_SOME_TEXT, _SOME_TOKENS))
+        rest, self._tells_tokens, tokens_end = whole.rpartition(_encode(_SOME_TOKENS))
+        self._start, found, text_end = (rest or tokens_end).rpartition(_encode(_SOME_TEXT))
+        assert found, "a mould without a place for the text"
+        self._middle = text_end if self._tells_tokens else b""
+        self._end = tokens_end if self._tells_tokens else text_end
+
+    def cast(self, text: str, token_ids: tuple[int, ...]) -> bytes:
+        """Return the event with this text and, if it tells any, these tokens."""
+        if self._tells_tokens:
+            tokens = _encode(token_ids)
+            return b"".join((self._start, _encode(text), self._middle, tokens, self._end))
+        return b"".join((self._start, _encode(text), self._end))
+
+
+_encode = msgspec.json.Encoder().encode
+_SOME_TEXT = "\0text\0"
+_SOME_TOKENS = (-(2**62), 2**62)
 
 
 SSE_DONE = b"data: [DONE]\n\n"

@@ -43,18 +43,20 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._events: list[TokenEvent] = []
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # who waits, if anybody does
 
     def deliver(self, event: TokenEvent) -> None:
         """Add one event."""
         self._events.append(event)
-        self._arrived.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def receive(self) -> list[TokenEvent]:
         """Wait for events and return all that are here, in order of arrival."""
-        await self._arrived.wait()
+        if not self._events:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         events, self._events = self._events, []
-        self._arrived.clear()
         return events
 
 

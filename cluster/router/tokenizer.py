@@ -5,11 +5,13 @@ AutoTokenizer, because that imports torch, which a router does not need.
 Knows nothing of requests or limits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from tokenizers.decoders import ByteLevel
 
 from cluster.errors import InvalidRequest
 from cluster.router.detokenizer import REPLACEMENT
@@ -55,6 +57,19 @@ def _byte_by_character() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | shifted
 
 
+class _OwnTexts(dict[int, str | None]):
+    """Texts of single tokens, each decoded when it is first asked for."""
+
+    def __init__(self, decode: Callable[[list[int]], str] | None) -> None:
+        super().__init__()
+        self._decode = decode  # None: what a token says depends on its neighbours
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = None if self._decode is None else self._decode([token_id])
+        self[token_id] = None if text is not None and REPLACEMENT in text else text
+        return self[token_id]
+
+
 class Tokenizer:
     """The tokenizer of one model directory; safe to use from several threads."""
 
@@ -62,6 +77,14 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer  # encodes and decodes without shared state
         self._byte_by_character = _byte_by_character()
+        # This decoder, and no other, strings the bytes of tokens together and does nothing else.
+        is_bytewise = isinstance(self._backend.decoder, ByteLevel)
+        self._own_texts = {
+            skips: _OwnTexts(
+                partial(self.decode, skip_special_tokens=skips) if is_bytewise else None
+            )
+            for skips in (False, True)
+        }
         vocabulary = tokenizer.get_vocab()
         self.num_tokens = len(tokenizer)
         self.longest_token = max(len(token) for token in vocabulary)  # characters
@@ -94,6 +117,10 @@ class Tokenizer:
         """Return the text of tokens, as one piece."""
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def own_texts(self, skip_special_tokens: bool) -> Mapping[int, str | None]:
+        """Return the text of each token that says the same between any others, None for others."""
+        return self._own_texts[skip_special_tokens]
 
     def render(
         self,

@@ -34,6 +34,11 @@ def test_the_pieces_of_any_tokens_are_the_decoded_whole(
     skips = data.draw(st.booleans())
     decode = partial(tokenizer.decode, skip_special_tokens=skips)
     assert "".join(pieces_of(Detokenizer(decode), token_ids, cuts)) == decode(token_ids)
+    quick = Detokenizer(decode, tokenizer.own_texts(skips))
+    pieces = [quick.feed_one(token_id) for token_id in token_ids]
+    assert "".join([*pieces, quick.flush()]) == decode(token_ids)
+    slow = Detokenizer(decode)
+    assert pieces == [slow.feed([token_id]) for token_id in token_ids]
 
 
 @relaxed

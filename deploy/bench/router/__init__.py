@@ -1,0 +1,1 @@
+"""What a streamed token costs the router, without a model and without Ray's processes."""
