@@ -67,7 +67,8 @@ class RankGroup:
         self._handles: tuple[RankHandle, ...] = ()
         self._channels: list[Channel] = []
         self._readers: list[asyncio.Task[None]] = []
-        self._replies: asyncio.Queue[tuple[int, StepReply]] = asyncio.Queue()
+        self._replies: list[tuple[int, StepReply]] = []  # to the step in flight
+        self._all_here: asyncio.Future[None] | None = None  # what that step waits for
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.infos: tuple[RankInfo, ...] = ()
         self.last_step: list[int] = []
@@ -106,28 +107,30 @@ class RankGroup:
         for address in addresses:
             self._channels.append(await Channel.connect(address, self._launcher.secret))
 
-    async def step(self, step: int, frame: bytes) -> StepOutput:
-        """Send one plan to every rank and return what rank 0 sampled, once all have answered.
+    def send(self, frame: bytes) -> None:
+        """Send one plan to every rank; `output` waits for what comes of it."""
+        for channel in self._channels:
+            channel.send(frame)
+
+    async def output(self, step: int) -> StepOutput:
+        """Return what rank 0 sampled in the step that was sent, once all ranks have answered.
 
         Raises:
             GroupFailed: if a rank is gone, reports an error or does not answer in time.
         """
         self._raise_if_failed()
-        for channel in self._channels:
-            channel.send(frame)
         output: StepOutput | None = None
         try:
             async with asyncio.timeout(self._step_timeout):
-                for _ in self._channels:
-                    rank, reply = await self._next_reply()
-                    assert reply.step == step, f"rank {rank} answered step {reply.step}, not {step}"
-                    self.last_step[rank] = step
-                    output = reply.output if rank == 0 else output
+                replies = await self._all_replies()
         except TimeoutError:
             late = [rank for rank, last in enumerate(self.last_step) if last < step]
             raise GroupFailed(
                 f"rank {late} did not answer step {step} within {self._step_timeout:g} s"
             ) from None
+        for rank, reply in replies:
+            assert reply.step == step, f"rank {rank} answered step {reply.step}, not {step}"
+            output = reply.output if rank == 0 else output
         assert output is not None, f"rank 0 sent no output for step {step}"
         return output
 
@@ -214,24 +217,33 @@ class RankGroup:
                         await asyncio.sleep(CAUSE_TIMEOUT)
                     self._fail(reason)
                     return
-                self._replies.put_nowait((rank, reply))
+                self.last_step[rank] = reply.step
+                self._replies.append((rank, reply))
+                if len(self._replies) == len(self._channels):
+                    self._wake()
         except (ChannelClosed, BadFrame, msgspec.DecodeError) as error:
             self._fail(f"rank {rank} is gone: {error}")
 
-    async def _next_reply(self) -> tuple[int, StepReply]:
-        getter = asyncio.ensure_future(self._replies.get())
-        try:
-            await asyncio.wait((getter, self._failure), return_when=asyncio.FIRST_COMPLETED)
-        finally:  # also when the step has timed out meanwhile
-            getter.cancel()
-        if not getter.done():
+    async def _all_replies(self) -> list[tuple[int, StepReply]]:
+        """Wait until every rank has answered or the group has failed; wake up once."""
+        if len(self._replies) < len(self._channels):
             self._raise_if_failed()
-        return getter.result()
+            self._all_here = asyncio.get_running_loop().create_future()
+            await self._all_here
+        if len(self._replies) < len(self._channels):
+            self._raise_if_failed()
+        replies, self._replies = self._replies, []
+        return replies
+
+    def _wake(self) -> None:
+        if self._all_here is not None and not self._all_here.done():
+            self._all_here.set_result(None)
 
     def _fail(self, reason: str) -> None:
         if not self._failure.done():
             self._failure.set_exception(GroupFailed(reason))
             self._failure.exception()  # marks it as seen: nobody may be waiting
+            self._wake()
 
     def _raise_if_failed(self) -> None:
         if self._failure.done():

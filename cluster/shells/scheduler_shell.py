@@ -188,23 +188,37 @@ class SchedulerShell:
         self._adapters.begin(self._scheduler)
         self._status.up()
         logger.info("ranks up: %d pages of KV on each", group.num_pages)
+        for info in group.infos:
+            if info.unsteady:
+                logger.warning(
+                    "rank %d: tokens may depend on what else is asked meanwhile, for on this CPU "
+                    "the bits of a row depend on its batch in %s",
+                    info.rank,
+                    ", ".join(info.unsteady),
+                )
         await self._step_loop(group, self._scheduler)
 
     async def _step_loop(self, group: RankGroup, scheduler: AnyScheduler) -> None:
         digest = GENESIS
+        # Of the last step, told to routers while the ranks run the next.
+        news: list[tuple[int, TokenEvent]] = []
         while True:
             plan = scheduler.schedule()
             is_stepping = plan is not None and bool(plan.chunks)
             self._adapters.settle(group, scheduler, is_stepping=is_stepping)
             self._kv_feed.flush()
+            if plan is not None:
+                frame, digest = encode_plan(plan, digest)
+                self._status.step_begins(plan.step)
+                group.send(frame)
+            self._owners.deliver(news)
+            news = []
             if plan is None:
                 await self._idle(group)
                 continue
-            frame, digest = encode_plan(plan, digest)
-            self._status.step_begins(plan.step)
-            output = await group.step(plan.step, frame)
+            output = await group.output(plan.step)
             self._status.step_ends()
-            self._owners.deliver(scheduler.commit(output))
+            news = scheduler.commit(output)
 
     async def _idle(self, group: RankGroup) -> None:
         """Wait for an event, or for the news that the group has failed."""

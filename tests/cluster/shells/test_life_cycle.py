@@ -29,6 +29,7 @@ FEATURES = {
     *("lost", "expired", "disk", "late", "all pinned", "met", "revived", "read again", "crowded"),
     *("unusable", "joined"),
 }
+RARE = {"cannot be had"}  # in so few of the examples that a short run may meet none
 
 folders = st.sampled_from(FOLDERS)
 names = st.sampled_from(NAMES)
@@ -255,7 +256,6 @@ class Life(Traffic):
 
 
 def _run(max_examples: int, *, derandomize: bool) -> None:
-    Life.num_operations, Life.seen = 0, set()
     gc.collect()
     gc.freeze()  # what is alive from here on is made by an example
     try:
@@ -273,14 +273,22 @@ def _run(max_examples: int, *, derandomize: bool) -> None:
         )
     finally:
         gc.unfreeze()
-    assert Life.seen >= FEATURES, f"the run has not met {FEATURES - Life.seen}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
+    Life.num_operations, Life.seen = 0, set()
 
 
 def test_any_order_of_calls_under_traffic_keeps_every_promise_of_5000_operations() -> None:
     _run(50, derandomize=True)
     assert Life.num_operations >= 5_000
+    # What an example meets also depends on how fast its threads read the disk.
+    missed = FEATURES - Life.seen
+    assert missed <= RARE, f"the run has not met {missed}"
 
 
 @pytest.mark.slow
 def test_any_order_of_calls_under_traffic_keeps_every_promise_for_very_long() -> None:
     _run(1_500, derandomize=False)
+    assert Life.seen >= FEATURES, f"the run has not met {FEATURES - Life.seen}"

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from ray.exceptions import WorkerCrashedError
 
@@ -696,3 +697,25 @@ async def test_what_was_recorded_over_two_lives_of_the_ranks_replays(tmp_path: P
         replay.apply(record, number)
         assert replay.difference is None
     assert (replay.counts.lives, replay.counts.requests) == (2, 4)
+
+
+async def test_a_rank_whose_rows_have_other_bits_in_company_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    load = ThreadHandle.load
+
+    async def unsteady(handle: ThreadHandle, store: tuple[str, int]) -> RankInfo:
+        info = await load(handle, store)
+        names = ("qkv", "down") if handle is world.launcher.handles[1] else ()
+        return msgspec.structs.replace(info, rank=handle._index, unsteady=names)
+
+    monkeypatch.setattr(ThreadHandle, "load", unsteady)
+    async with world_with(open_gate=False) as world:
+        world.launcher.gate.set()
+        router = await world.connect()
+        while not (await router.status()).ready:
+            await asyncio.sleep(0.01)
+    warnings = [record.message for record in caplog.records if "bits of a row" in record.message]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("rank 1:")
+    assert warnings[0].endswith("in qkv, down")

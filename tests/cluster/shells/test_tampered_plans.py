@@ -129,7 +129,8 @@ class Driver:
             at = len(self._tokens) - 1
             plan = Plan(self._step, (), (), (Chunk(1, at, (self._tokens[-1],), (), True),))
         frame, self._digest = encode_plan(plan, self._digest)
-        output = await self.group.step(self._step, frame)
+        self.group.send(frame)
+        output = await self.group.output(self._step)
         self._tokens.append(output.tokens[0].token_id)
 
     async def run(self) -> None:
