@@ -19,12 +19,14 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from worker.communicator import Communicator, SingleRank, sum_in_pairs
 from worker.errors import GroupBroken
+from worker.shared_group import SharedGroup, share_memory
 from worker.socket_group import SocketGroup
 from worker.thread_group import ThreadGroup
 
 __all__ = [
     "Communicator",
     "GroupBroken",
+    "SharedGroup",
     "SingleRank",
     "SocketGroup",
     "ThreadGroup",
@@ -52,7 +54,7 @@ def join_group(address: str, rank: int, size: int, device: str, timeout: float) 
         own_host = address_towards(host, port)
     except (OSError, RuntimeError) as error:
         raise GroupBroken(f"rank {rank} could not join {address}: {error}") from error
-    return SocketGroup(store, rank, size, own_host, timeout)
+    return share_memory(SocketGroup(store, rank, size, own_host, timeout))
 
 
 class _Backend(Protocol):

@@ -6,6 +6,7 @@ are told; a store of keys and values is given to it.
 """
 
 import secrets
+import select
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,11 +51,16 @@ class SocketGroup:
         """
         self.rank = rank
         self.size = size
+        self.timeout = timeout
         self._store = store  # may live in this process, and others may still need it
         try:
             self._peers = _connect(store, rank, size, own_host, timeout)
         except (OSError, RuntimeError, ChannelClosed, BadFrame) as error:
             raise GroupBroken(f"rank {rank} could not join: {error}") from error
+        self._rank_by_file = {peer.fileno(): other for other, peer in self._peers.items()}
+        self._poll = select.poll()
+        for file in self._rank_by_file:
+            self._poll.register(file, select.POLLIN)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum over the ranks, in pairs."""
@@ -75,6 +81,23 @@ class SocketGroup:
             for rank, peer in self._peers.items():
                 _fill(peer, _bytes_of(parts[rank]))
         return torch.cat(parts, dim=1)
+
+    def tell(self, word: str) -> list[str]:
+        """Return the words of all ranks, in rank order, for each rank's own."""
+        words = {self.rank: word}
+        with _group_of(self.rank):
+            for peer in self._peers.values():
+                send(peer, word.encode())
+            for rank, peer in self._peers.items():
+                words[rank] = receive(peer).decode(errors="replace")
+        return [words[rank] for rank in range(self.size)]
+
+    def gone(self, wait: float) -> list[int]:
+        """Return the ranks that have left or died, after at most `wait` seconds if there are none.
+
+        Only between calls of a group whose ranks say nothing over their connections meanwhile.
+        """
+        return [self._rank_by_file[file] for file, _ in self._poll.poll(wait * 1000.0)]
 
     def close(self) -> None:
         """End the connections, which the other ranks notice at once."""
@@ -99,7 +122,7 @@ def _group_of(rank: int) -> Iterator[None]:
     """Turn a failing connection into the end of the group."""
     try:
         yield
-    except OSError as error:
+    except (OSError, ChannelClosed, BadFrame) as error:
         raise GroupBroken(f"rank {rank} lost its group: {error}") from error
 
 

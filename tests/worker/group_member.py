@@ -1,12 +1,14 @@
 """What each process of `test_parallel` does; in a module of its own so that it can be spawned."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
 
 import torch
 
+from kernels.native.library import native_library
 from worker.errors import GroupBroken
-from worker.parallel import Communicator, TorchGroup, join_group
+from worker.parallel import Communicator, SharedGroup, SocketGroup, TorchGroup, _store, join_group
 
 WIDTHS = (3, 2, 2)
 
@@ -27,14 +29,19 @@ def part_of(rank: int, dtype: torch.dtype = torch.float32, num_rows: int = 5) ->
     return (torch.randn(num_rows, 7, generator=generator) * 10.0 ** (3 * rank)).to(dtype)
 
 
-def run_member(addresses: tuple[str, str], rank: int, size: int, pipe: Connection) -> None:
-    """Use a group of torch's and one of our own; stay alive until killed."""
+def run_member(addresses: tuple[str, ...], rank: int, size: int, pipe: Connection) -> None:
+    """Use a group of torch's and two of our own; stay alive until killed."""
     torch.set_num_threads(1)
     with torch.inference_mode():
         torchs = TorchGroup(addresses[0], rank=rank, size=size, device="cpu", timeout=20.0)
         findings = [_use(torchs)]
         del torchs
-        findings.append(_use(join_group(addresses[1], rank, size, "cpu", 20.0)))
+        host, _, port = addresses[1].removeprefix("tcp://").partition(":")
+        store = _store(host, int(port), rank, size, timedelta(seconds=20.0))
+        findings.append(_use(SocketGroup(store, rank, size, host, 20.0)))
+        joined = join_group(addresses[2], rank, size, "cpu", 20.0)
+        assert isinstance(joined, SocketGroup if native_library() is None else SharedGroup)
+        findings.append(_use(joined))
     pipe.send([(f.sums, f.gathered, f.large, f.failure) for f in findings])
     pipe.recv()
 

@@ -1,4 +1,4 @@
-"""Places in a real socket group for ranks that are threads of one process."""
+"""Places in a real group of processes for ranks that are threads of one process."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor

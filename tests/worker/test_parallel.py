@@ -82,7 +82,7 @@ def free_address() -> str:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_sum_in_pairs_and_notice_one_that_leaves(size):
-    addresses = (free_address(), free_address())
+    addresses = (free_address(), free_address(), free_address())
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for rank in range(size):
@@ -100,6 +100,7 @@ def test_processes_sum_in_pairs_and_notice_one_that_leaves(size):
             process.join()
     parts = [part_of(rank)[:, :width] for rank, width in enumerate(WIDTHS[:size])]
     for rank, findings in enumerate(answers):
+        assert len(findings) == 3  # of TorchGroup, SocketGroup and SharedGroup
         for sums, gathered, large, failure in findings:
             assert torch.equal(sums[0], in_pairs(size, torch.float32))
             assert torch.equal(sums[1], in_pairs(size, torch.bfloat16))
