@@ -15,8 +15,29 @@ import tempfile
 from pathlib import Path
 
 _SOURCE_DIR = Path(__file__).parent
-_SOURCES = ("attention.c", "lora.c", "sampling.c")
-_HEADERS = ("vector.h",)
+_SOURCES = (
+    "best.c",
+    "crew.c",
+    "elementwise.c",
+    "exchange.c",
+    "expand.c",
+    "linear.c",
+    "paged.c",
+    "sampling.c",
+    "shrink.c",
+)
+_HEADERS = (
+    "crew.h",
+    "delta.h",
+    "exchange.h",
+    "lanes16.h",
+    "lanes8.h",
+    "paged_block.h",
+    "paged_rows.h",
+    "product.h",
+    "vector.h",
+    "words.h",
+)
 _FLAGS = (
     "-std=c11",
     "-O3",
@@ -25,11 +46,11 @@ _FLAGS = (
     "-ffp-contract=fast",  # every product that is added is fused, in every tile alike
     "-fno-math-errno",
     "-Wno-psabi",  # vectors are passed between inlined functions only
+    "-pthread",
     "-shared",
     "-fPIC",
 )
-# GCC cuts a vector of 16 floats badly in two: with AVX2 alone torch is up to ten times faster.
-_NEEDED_CPU_FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_NEEDED_CPU_FLAGS = {"avx2", "fma", "f16c"}  # lanes8.h; with AVX-512 there are 16
 _COMPILE_SECONDS = 120
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -38,8 +59,13 @@ class BuildError(Exception):
     """There can be no native library here; the message says why."""
 
 
-def build(directory: Path, compiler: str = "cc") -> Path:
+def build(directory: Path, compiler: str = "cc", extra_flags: tuple[str, ...] = ()) -> Path:
     """Return a library made for this machine, from `directory` or put there.
+
+    Args:
+        directory: made if it is not there.
+        compiler: its name or path.
+        extra_flags: for the compiler, after ours.
 
     Raises:
         BuildError: no compiler, no such CPU, or the compiler failed.
@@ -48,12 +74,12 @@ def build(directory: Path, compiler: str = "cc") -> Path:
     command = shutil.which(compiler)
     if command is None:
         raise BuildError(f"there is no C compiler named {compiler!r}")
-    path = directory / f"{_key(command)}.so"
+    path = directory / f"{_key(command, extra_flags)}.so"
     if not is_whole(path):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
             made = Path(scratch) / "library.so"
-            _compile(command, made)
+            _compile(command, made, extra_flags)
             code = made.read_bytes()
             # A loader never looks behind the last section of a library.
             made.write_bytes(code + hashlib.sha256(code).digest())
@@ -71,11 +97,12 @@ def is_whole(path: Path) -> bool:
     return hashlib.sha256(code).digest() == digest
 
 
-def _key(command: str) -> str:
+def _key(command: str, extra_flags: tuple[str, ...]) -> str:
     """Return the digest of sources, flags, CPU and compiler."""
     version = _run([command, "--version"])
     parts = [(_SOURCE_DIR / name).read_bytes() for name in (*_SOURCES, *_HEADERS)]
-    parts += [" ".join(_FLAGS).encode(), _cpu().encode(), command.encode(), version.encode()]
+    flags = " ".join((*_FLAGS, *extra_flags))
+    parts += [part.encode() for part in (flags, _cpu(), command, version)]
     # Framed: no part can borrow bytes of its neighbour.
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
@@ -93,14 +120,9 @@ def _cpu() -> str:
     return "\n".join(by_name.get(name, "") for name in ("vendor_id", "model name", "flags"))
 
 
-def _compile(command: str, target: Path) -> None:
-    """Compile the sources, without threads where the compiler has no OpenMP."""
+def _compile(command: str, target: Path, extra_flags: tuple[str, ...]) -> None:
     sources = [str(_SOURCE_DIR / name) for name in _SOURCES]
-    arguments = [*_FLAGS, "-o", str(target), *sources, "-lm"]
-    try:
-        _run([command, "-fopenmp", *arguments])
-    except BuildError:
-        _run([command, *arguments])
+    _run([command, *_FLAGS, *extra_flags, "-o", str(target), *sources, "-lm"])
 
 
 def _run(command: list[str]) -> str:

@@ -10,37 +10,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kernels.native.build import BuildError, build
 
 _CACHE_DIR = Path(".cache") / "topwork" / "native"  # in the home directory
 _logger = logging.getLogger(__name__)
-
-
-class AttentionProblem(ctypes.Structure):
-    """`struct problem` of attention.c."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k_pages", "v_pages", "out")),
-        *((name, ctypes.c_void_p) for name in ("sequences", "page_table")),
-        *((name, ctypes.c_int64) for name in ("q_token_stride", "q_head_stride")),
-        *((name, ctypes.c_int64) for name in ("num_sequences", "max_pages")),
-        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads")),
-        *((name, ctypes.c_int64) for name in ("head_dim", "page_size")),
-        ("scale", ctypes.c_double),
-        *((name, ctypes.c_int64) for name in ("is_bf16", "num_threads")),
-    ]
-
-
-class LoraProblem(ctypes.Structure):
-    """`struct problem` of lora.c."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("y", "x", "segments")),
-        *((name, ctypes.c_int64) for name in ("y_stride", "x_stride")),
-        *((name, ctypes.c_int64) for name in ("num_segments", "num_inputs")),
-        *((name, ctypes.c_int64) for name in ("is_y_bf16", "is_x_bf16", "num_threads")),
-    ]
 
 
 class DrawProblem(ctypes.Structure):
@@ -54,13 +29,52 @@ class DrawProblem(ctypes.Structure):
     ]
 
 
+class StepFields(ctypes.Structure):
+    """`struct step` of crew.h."""
+
+    _fields_ = [
+        *((n, ctypes.c_int64) for n in ("num_rows", "num_sequences", "max_pages", "num_runs")),
+        *((n, ctypes.c_void_p) for n in ("positions", "kv_loc", "sequences", "page_table")),
+        ("runs", ctypes.c_void_p),
+    ]
+
+
+class ExchangeState(ctypes.Structure):
+    """`struct exchange` of exchange.h."""
+
+    _fields_ = [
+        ("region", ctypes.c_void_p),
+        *((n, ctypes.c_int64) for n in ("rank", "size", "segment_bytes", "num_spins")),
+        *((n, ctypes.c_uint64) for n in ("sequence", "settled")),
+        *((n, ctypes.c_int64) for n in ("num_done", "is_published")),
+        ("missing", ctypes.c_uint64),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class OpFunction:
+    """A C function that runs an op of a program."""
+
+    name: str
+    address: int
+    scratch_bytes: Callable[[ctypes.Structure], int]  # that an op needs in each thread
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The functions of one loaded library; each returns 0, or 1 if memory ran out."""
+    """The functions of one loaded library; each returns 0, or 1 if memory ran out.
 
-    attention: Callable[[AttentionProblem], int]
-    lora: Callable[[LoraProblem], int]
+    An exchange returns what exchange.h says; its state goes in by address, as made but once.
+    """
+
     near_best: Callable[[DrawProblem], int]
+    crew_new: Callable[[int], int | None]
+    crew_free: Callable[[int], None]
+    crew_rouse: Callable[[int], None]
+    run: Callable[..., int]  # crew, steps, entries, their number, bytes of scratch, alone, times
+    all_reduce: Callable[[int, int, int, int, int], int]  # state, x, out, count, is_bf16
+    gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
+    op: Callable[[str], OpFunction]  # by its name in C, without topwork_
 
 
 @functools.cache
@@ -69,28 +83,54 @@ def native_library() -> Library | None:
     try:
         return open_library(Path.home() / _CACHE_DIR)
     except (BuildError, OSError, RuntimeError) as error:  # RuntimeError: nobody's home
-        _logger.warning("attention, LoRA and draws run in torch, several times slower: %s", error)
+        _logger.warning("models run in torch alone, two to five times slower: %s", error)
         return None
 
 
-def open_library(directory: Path, compiler: str = "cc") -> Library:
-    """Return the library of `directory`, compiled there if need be.
+def open_library(
+    directory: Path, compiler: str = "cc", extra_flags: tuple[str, ...] = ()
+) -> Library:
+    """Return the library of `directory`, compiled there with `extra_flags` if need be.
 
     Raises:
         BuildError: as `build` does.
         OSError: the directory or the library in it cannot be used.
     """
-    loaded = ctypes.CDLL(str(build(directory, compiler)))
+    loaded = ctypes.CDLL(str(build(directory, compiler, extra_flags)))
     return Library(
-        attention=_declare(loaded.topwork_attention, AttentionProblem),
-        lora=_declare(loaded.topwork_lora, LoraProblem),
-        near_best=_declare(loaded.topwork_near_best, DrawProblem),
+        near_best=_signed(loaded.topwork_near_best, ctypes.c_int, ctypes.POINTER(DrawProblem)),
+        crew_new=_signed(loaded.topwork_crew_new, ctypes.c_void_p, ctypes.c_int64),
+        crew_free=_signed(loaded.topwork_crew_free, None, ctypes.c_void_p),
+        crew_rouse=_signed(loaded.topwork_crew_rouse, None, ctypes.c_void_p),
+        run=_signed(
+            loaded.topwork_run,
+            ctypes.c_int,
+            *(ctypes.c_void_p, ctypes.POINTER(StepFields), ctypes.c_void_p),
+            *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+        ),
+        all_reduce=_signed(
+            loaded.topwork_all_reduce,
+            ctypes.c_int,
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64),
+        ),
+        gather_first=_signed(
+            loaded.topwork_gather_first,
+            ctypes.c_int,
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
+        ),
+        op=functools.cache(functools.partial(_op, loaded)),
     )
 
 
-def _declare(
-    function: Callable[..., int], problem: type[ctypes.Structure]
-) -> Callable[[ctypes.Structure], int]:
-    function.argtypes = [ctypes.POINTER(problem)]  # type: ignore[attr-defined]
-    function.restype = ctypes.c_int  # type: ignore[attr-defined]
+def _op(loaded: ctypes.CDLL, name: str) -> OpFunction:
+    """Return what runs an op and what tells its scratch memory."""
+    address = ctypes.cast(loaded[f"topwork_{name}"], ctypes.c_void_p).value
+    assert address is not None, "a loaded function has an address"
+    scratch = _signed(loaded[f"topwork_{name}_scratch"], ctypes.c_int64, ctypes.c_void_p)
+    return OpFunction(name, address, lambda op: scratch(ctypes.byref(op)))
+
+
+def _signed(function: Any, result: Any, *arguments: Any) -> Any:
+    """Return a C function that knows its types."""
+    function.argtypes, function.restype = arguments, result
     return function

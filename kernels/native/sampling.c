@@ -6,13 +6,8 @@
  */
 #include "vector.h"
 
-typedef uint64_t u64x8 __attribute__((vector_size(64)));
-typedef float f32x8 __attribute__((vector_size(32)));
-typedef int32_t i32x8 __attribute__((vector_size(32)));
-typedef uint32_t u32x8 __attribute__((vector_size(32)));
-
 enum {
-    WIDTH = 8,
+    HALF = LANES / 2,
     BLOCK = 256, /* tokens that are looked through only if one of them is near */
 };
 
@@ -27,16 +22,11 @@ struct problem {
     int64_t num_found; /* may be more than capacity; then ids has the first of them */
 };
 
-INLINE f32x8 choose(i32x8 mask, f32x8 yes, f32x8 no)
-{
-    return (f32x8)((mask & (i32x8)yes) | (~mask & (i32x8)no));
-}
-
 /* 2 atanh(s) for |s| < 0.18, which is log((1 + s) / (1 - s)). */
-INLINE f32x8 twice_atanh(f32x8 s)
+INLINE f32v twice_atanh(f32v s)
 {
-    f32x8 square = s * s;
-    f32x8 p = square * (1.0f / 9) + 1.0f / 7;
+    f32v square = s * s;
+    f32v p = square * (1.0f / 9) + 1.0f / 7;
     p = p * square + 1.0f / 5;
     p = p * square + 1.0f / 3;
     p = p * square + 1.0f;
@@ -44,59 +34,57 @@ INLINE f32x8 twice_atanh(f32x8 s)
 }
 
 /* log(x) of positive normal numbers: x = 2^n m with m from sqrt(1/2) to sqrt(2). */
-INLINE f32x8 log_positive(f32x8 x)
+INLINE f32v log_positive(f32v x)
 {
-    i32x8 bits = (i32x8)x - 0x3f3504f3; /* sqrt(1/2) */
-    i32x8 n = bits >> 23;
-    f32x8 m = (f32x8)((bits & 0x7fffff) + 0x3f3504f3);
-    return __builtin_convertvector(n, f32x8) * 0.693147181f + twice_atanh((m - 1.0f) / (m + 1.0f));
+    i32v bits = (i32v)x - 0x3f3504f3; /* sqrt(1/2) */
+    i32v n = bits >> 23;
+    f32v m = (f32v)((bits & 0x7fffff) + 0x3f3504f3);
+    return __builtin_convertvector(n, f32v) * 0.693147181f + twice_atanh((m - 1.0f) / (m + 1.0f));
 }
 
-/* -log(-log(u)), u = (2 k + 1) / 2^53 for the upper 52 bits k of a hash. */
-INLINE f32x8 rough_noise(u64x8 hash)
+/* u = (2 k + 1) / 2^53 for the upper 52 bits k of a hash, exactly: 1 + k / 2^52 has k's own bits. */
+INLINE f64v uniform(u64v hash)
 {
-    u64x8 odd = (hash >> 12) * 2 + 1;
-    f32x8 u = __builtin_convertvector(odd, f32x8) * 0x1p-53f;
+    return (f64v)(hash >> 12 | 0x3ff0000000000000ull) - (1 - 0x1p-53);
+}
+
+/* -log(-log(u)) */
+INLINE f32v rough_noise(f64v u_first, f64v u_last)
+{
+    f32v u = to_floats(u_first, u_last);
     /* Near 1 float32 has no room for u, but for what is missing. */
-    f32x8 rest = __builtin_convertvector((1ull << 53) - odd, f32x8) * 0x1p-53f;
-    f32x8 is_near = choose(rest < 0.25f, rest, (f32x8){0} + 0.25f);
-    f32x8 near = twice_atanh(is_near / (2.0f - is_near));
-    f32x8 exponential = choose(rest < 0.25f, near, -log_positive(u));
+    f32v rest = to_floats(1.0 - u_first, 1.0 - u_last);
+    f32v is_near = select_lanes(rest < 0.25f, rest, splat(0.25f));
+    f32v near = twice_atanh(is_near / (2.0f - is_near));
+    f32v exponential = select_lanes(rest < 0.25f, near, -log_positive(u));
     return -log_positive(exponential);
 }
 
-INLINE u64x8 hash_tokens(u64x8 id, uint64_t stream)
+INLINE u64v hash_tokens(u64v id, uint64_t stream)
 {
-    u64x8 x = (id + 1) * 0x9e3779b97f4a7c15ull + stream;
+    u64v x = (id + 1) * 0x9e3779b97f4a7c15ull + stream;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
     return x ^ (x >> 31);
 }
 
-INLINE f32x8 larger(f32x8 a, f32x8 b) { return choose(a > b, a, b); }
-
-INLINE float largest(f32x8 x)
-{
-    float best = x[0];
-    for (int i = 1; i < WIDTH; i++)
-        best = x[i] > best ? x[i] : best;
-    return best;
-}
-
 int topwork_near_best(struct problem *p)
 {
-    const float nothing = -__builtin_inff();
-    u64x8 id = {0, 1, 2, 3, 4, 5, 6, 7};
-    f32x8 best = nothing - (f32x8){0};
-    for (int64_t first = 0; first < p->num_tokens; first += WIDTH, id += WIDTH) {
-        size_t size = (size_t)smaller(WIDTH, p->num_tokens - first) * sizeof(float);
-        f32x8 sums = nothing - (f32x8){0};
-        memcpy(&sums, p->scores + first, size);
-        sums += rough_noise(hash_tokens(id, p->stream));
-        memcpy(p->sums + first, &sums, size);
-        best = larger(sums, best);
+    f32v best = splat(-__builtin_inff());
+    u64v id;
+    for (int i = 0; i < HALF; i++)
+        id[i] = (uint64_t)i;
+    for (int64_t first = 0; first < p->num_tokens; first += LANES, id += LANES) {
+        int64_t count = p->num_tokens - first;
+        f32v sums = load_some(p->scores, first, count, false);
+        sums += rough_noise(uniform(hash_tokens(id, p->stream)),
+                            uniform(hash_tokens(id + HALF, p->stream)));
+        store_some(p->sums, first, count, false, sums);
+        if (count < LANES)
+            sums = select_lanes(lane_numbers() < (int32_t)count, sums, best);
+        best = select_lanes(sums > best, sums, best);
     }
-    float least = largest(best) - 2 * MARGIN;
+    float least = largest_lane(best) - 2 * MARGIN;
     p->num_found = 0;
     for (int64_t first = 0; first < p->num_tokens; first += BLOCK) {
         int64_t end = smaller(first + BLOCK, p->num_tokens);

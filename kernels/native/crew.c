@@ -1,0 +1,225 @@
+/* Threads that run a program's ops together.
+ *
+ * Owns the threads and their meetings. Between two programs they sleep; within one they meet after
+ * every op, a hundred and more times in a few milliseconds, so there they spin for a while before
+ * they yield. Knows nothing of what an op does.
+ */
+#define _POSIX_C_SOURCE 199309L /* clock_gettime */
+
+#include "crew.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum {
+    SPINS = 4000,   /* pauses before a thread that waits for the others yields its core */
+    YIELDS = 1000,  /* then, before one that was roused for nothing sleeps again */
+};
+
+struct crew {
+    int64_t num_threads; /* the caller of `topwork_run` is one of them */
+    pthread_t *threads;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    _Atomic int64_t num_programs; /* begun so far; written under the mutex */
+    int64_t num_calls;            /* to rouse the threads; under the mutex, as is the next */
+    int is_closing;
+
+    const struct step *steps; /* [2], by an entry's kind */
+    const struct entry *entries;
+    int64_t *nanoseconds; /* [num_entries]: of each op are added here, if it is not null */
+    int64_t num_entries, capacity, scratch_bytes;
+    _Atomic int64_t *counters; /* [capacity]: tasks taken of each op */
+    char *scratch;             /* [num_threads, scratch_bytes] */
+    _Atomic int64_t num_arrived, num_meetings;
+};
+
+struct member {
+    struct crew *crew;
+    int64_t index;
+};
+
+static inline void pause_core(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* Return when all threads have come; what any of them wrote before is seen by all. */
+static void meet(struct crew *crew)
+{
+    int64_t meeting = atomic_load_explicit(&crew->num_meetings, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&crew->num_arrived, 1, memory_order_acq_rel) + 1
+        == crew->num_threads) {
+        atomic_store_explicit(&crew->num_arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&crew->num_meetings, meeting + 1, memory_order_release);
+        return;
+    }
+    for (int64_t i = 0; atomic_load_explicit(&crew->num_meetings, memory_order_acquire) == meeting;
+         i++)
+        if (i < SPINS)
+            pause_core();
+        else
+            sched_yield();
+}
+
+static int64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+/* The caller's next program may begin as soon as all have met after the last op of this one. */
+static void run_program(struct crew *crew, int64_t index, int64_t num_threads)
+{
+    const struct entry *entries = crew->entries;
+    int64_t num_entries = crew->num_entries;
+    struct worker worker = {.scratch = crew->scratch + index * crew->scratch_bytes};
+    int64_t *nanoseconds = index == 0 ? crew->nanoseconds : NULL;
+    for (int64_t i = 0; i < num_entries; i++) {
+        int64_t begin = nanoseconds != NULL ? now() : 0;
+        worker.step = crew->steps + entries[i].kind;
+        worker.next = &crew->counters[i];
+        entries[i].run(entries[i].op, &worker);
+        if (num_threads > 1)
+            meet(crew);
+        if (nanoseconds != NULL)
+            nanoseconds[i] += now() - begin;
+    }
+}
+
+/* Wait for a program without sleeping; return whether one has begun. */
+static int await_program(struct crew *crew, int64_t num_seen)
+{
+    for (int64_t i = 0; i < SPINS + YIELDS; i++) {
+        if (atomic_load_explicit(&crew->num_programs, memory_order_acquire) != num_seen)
+            return 1;
+        if (i < SPINS)
+            pause_core();
+        else
+            sched_yield();
+    }
+    return 0;
+}
+
+static void *live(void *argument)
+{
+    struct member member = *(struct member *)argument;
+    struct crew *crew = member.crew;
+    free(argument);
+    int64_t num_seen = 0, num_heard = 0;
+    for (;;) {
+        pthread_mutex_lock(&crew->mutex);
+        while (crew->num_programs == num_seen && crew->num_calls == num_heard && !crew->is_closing)
+            pthread_cond_wait(&crew->changed, &crew->mutex);
+        int is_closing = crew->is_closing;
+        num_heard = crew->num_calls;
+        pthread_mutex_unlock(&crew->mutex);
+        if (is_closing)
+            return NULL;
+        if (!await_program(crew, num_seen))
+            continue;
+        num_seen++; /* the next cannot begin before this thread has met the others in this one */
+        run_program(crew, member.index, crew->num_threads);
+    }
+}
+
+/* End the threads and free the crew, whose programs must all have returned. */
+void topwork_crew_free(struct crew *crew)
+{
+    pthread_mutex_lock(&crew->mutex);
+    crew->is_closing = 1;
+    pthread_cond_broadcast(&crew->changed);
+    pthread_mutex_unlock(&crew->mutex);
+    for (int64_t i = 1; i < crew->num_threads; i++)
+        pthread_join(crew->threads[i], NULL);
+    pthread_cond_destroy(&crew->changed);
+    pthread_mutex_destroy(&crew->mutex);
+    free(crew->threads);
+    free(crew->counters);
+    free(crew->scratch);
+    free(crew);
+}
+
+/* Return a crew of so many threads, the caller of `topwork_run` among them; NULL if it fails. */
+struct crew *topwork_crew_new(int64_t num_threads)
+{
+    struct crew *crew = calloc(1, sizeof *crew);
+    if (crew == NULL)
+        return NULL;
+    crew->num_threads = 1;
+    crew->threads = calloc((size_t)num_threads, sizeof *crew->threads);
+    pthread_mutex_init(&crew->mutex, NULL);
+    pthread_cond_init(&crew->changed, NULL);
+    for (int64_t i = 1; crew->threads != NULL && i < num_threads; i++) {
+        struct member *member = malloc(sizeof *member);
+        if (member == NULL)
+            break;
+        *member = (struct member){crew, i};
+        if (pthread_create(&crew->threads[i], NULL, live, member) != 0) {
+            free(member);
+            break;
+        }
+        crew->num_threads++;
+    }
+    if (crew->threads == NULL || crew->num_threads < num_threads) {
+        topwork_crew_free(crew);
+        return NULL;
+    }
+    return crew;
+}
+
+/* Wake the threads for a program that is about to begin: that takes longer than many a task. */
+void topwork_crew_rouse(struct crew *crew)
+{
+    if (crew->num_threads == 1)
+        return;
+    pthread_mutex_lock(&crew->mutex);
+    crew->num_calls++;
+    pthread_cond_broadcast(&crew->changed);
+    pthread_mutex_unlock(&crew->mutex);
+}
+
+/* Run a program on all threads, or on the caller's alone, one caller at a time; return 0, or 1 if
+ * there was no memory. */
+int topwork_run(struct crew *crew, const struct step steps[2], const struct entry *entries,
+                int64_t num_entries, int64_t scratch_bytes, int64_t is_alone,
+                int64_t *nanoseconds)
+{
+    if (crew->capacity < num_entries) {
+        free(crew->counters);
+        crew->capacity = 0;
+        crew->counters = malloc((size_t)num_entries * sizeof *crew->counters);
+        if (crew->counters == NULL)
+            return 1;
+        crew->capacity = num_entries;
+    }
+    if (crew->scratch_bytes < scratch_bytes) {
+        free(crew->scratch);
+        crew->scratch_bytes = 0;
+        scratch_bytes = (scratch_bytes + 4095) / 4096 * 4096;
+        crew->scratch = aligned_alloc(4096, (size_t)(scratch_bytes * crew->num_threads));
+        if (crew->scratch == NULL)
+            return 1;
+        crew->scratch_bytes = scratch_bytes;
+    }
+    for (int64_t i = 0; i < num_entries; i++)
+        atomic_init(&crew->counters[i], 0);
+    crew->nanoseconds = nanoseconds;
+    crew->steps = steps;
+    crew->entries = entries;
+    crew->num_entries = num_entries;
+    int64_t num_threads = is_alone ? 1 : crew->num_threads;
+    if (num_threads > 1) {
+        pthread_mutex_lock(&crew->mutex);
+        crew->num_programs++;
+        pthread_cond_broadcast(&crew->changed);
+        pthread_mutex_unlock(&crew->mutex);
+    }
+    run_program(crew, 0, num_threads);
+    return 0;
+}

@@ -1,0 +1,97 @@
+/* What lora_shrink and lora_expand share: y = gain y + shift + B (A x), by the slot of each row.
+ *
+ * Two ops, for the second needs all of the A x that the first leaves in `inner`. Owns their form
+ * and how their tasks are dealt out: a run's rows in blocks, each in pieces of A or B. A and B
+ * may lie in bfloat16; all sums and products are float32, and a row is the same alone and in any
+ * run, block and piece. Knows nothing of adapters beyond a table of addresses.
+ */
+#ifndef TOPWORK_DELTA_H
+#define TOPWORK_DELTA_H
+
+#include "crew.h"
+#include "vector.h"
+
+enum {
+    TILE = LANES == 16 ? 6 : 3, /* rows whose sums stay in registers */
+    BLOCK_ROWS = 48,            /* rows for which A and B come from memory once */
+    TASK_ITEMS = 32 * 1024,     /* of A or B in a piece: a few microseconds of reading */
+};
+
+/* What the table tells of one module of a slot. */
+struct module {
+    const void *b; /* [num_ranks, width]: B transposed */
+    int64_t first_rank, num_ranks;
+};
+
+/* What it tells of a slot. */
+struct line {
+    const void *a; /* [num_ranks, K]; NULL: no LoRA here */
+    int64_t num_ranks;
+    const float *gain, *shift; /* [N], or NULL */
+    struct module modules[];
+};
+
+struct lora {
+    const void *x; /* [T, K] */
+    float *y;      /* [T, N] */
+    const int64_t *table, *module_widths;
+    int64_t x_stride, y_stride, num_inputs, num_modules;
+    int64_t is_bf16, is_lora_bf16; /* x; A and B */
+    float *inner; /* [T, inner_stride]: A x */
+    int64_t inner_stride;
+};
+
+/* Some rows of a run, and which of the pieces of A or B. */
+struct task {
+    const struct line *line;
+    int64_t first_row, num_rows, piece;
+};
+
+/* Where a thread stands in the runs: the numbers of its tasks only grow. */
+struct cursor {
+    const struct run *run, *end;
+    int64_t num_before; /* tasks of the runs before this one */
+};
+
+typedef int64_t (*count_function)(const struct lora *, const struct line *, int64_t num_rows);
+
+/* Return the address of an element of A or B. */
+INLINE const void *element(const void *first, int64_t index, bool is_bf16)
+{
+    return (const char *)first + index * (is_bf16 ? 2 : 4);
+}
+
+INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+INLINE struct cursor first_run(const struct step *step)
+{
+    return (struct cursor){step->runs, step->runs + step->num_runs, 0};
+}
+
+/* Take a task and say what it is, or that there is none left; `count` tells a run's pieces. */
+INLINE bool next_task(const struct lora *op, struct worker *worker, struct cursor *cursor,
+                      count_function count, struct task *task)
+{
+    if (cursor->run == cursor->end)
+        return false;
+    int64_t index = take_task(worker) - cursor->num_before;
+    for (; cursor->run < cursor->end; cursor->run++) {
+        const struct run *run = cursor->run;
+        const int64_t *fields = op->table + run->slot * (4 + 3 * op->num_modules);
+        const struct line *line = (const struct line *)fields;
+        int64_t num_rows = run->stop - run->start;
+        int64_t num_pieces = line->a == NULL ? 0 : count(op, line, num_rows);
+        int64_t num_tasks = parts(num_rows, BLOCK_ROWS) * num_pieces;
+        if (index < num_tasks) {
+            int64_t row = index / num_pieces * BLOCK_ROWS;
+            *task = (struct task){line, run->start + row, smaller(BLOCK_ROWS, num_rows - row),
+                                  index % num_pieces};
+            return true;
+        }
+        index -= num_tasks;
+        cursor->num_before += num_tasks;
+    }
+    return false;
+}
+
+#endif

@@ -1,0 +1,42 @@
+"""Weights in the panels that linear.c reads.
+
+Shapes: N outputs, K inputs.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.linear import LinearWeight
+from kernels.native.huge_pages import HugePages
+
+_PANEL = 32  # outputs
+
+
+def pack_panels(
+    weight: Tensor, bias: Tensor | None = None, memory: HugePages | None = None
+) -> LinearWeight:
+    """Return a weight as linear.c reads it; the caller can drop its own copy afterwards.
+
+    Args:
+        weight: [N, K] float32 or bfloat16.
+        bias: [N], or None.
+        memory: where the panels are to lie; None: anywhere.
+    """
+    out_features, in_features = weight.shape
+    per_word = 4 // weight.itemsize  # two bfloat16 of one output stand together
+    num_panels = -(-out_features // _PANEL)
+    missing = num_panels * _PANEL - out_features, -in_features % per_word
+    if any(missing):
+        weight = F.pad(weight, (0, missing[1], 0, missing[0]))
+    words = weight.contiguous().view(torch.int32).view(num_panels, _PANEL, -1)
+    panels = (memory or HugePages()).empty((num_panels, words.shape[2], _PANEL), torch.int32)
+    panels.copy_(words.transpose(1, 2))
+    return LinearWeight(
+        panels,
+        None if bias is None else bias.float(),
+        in_features,
+        out_features,
+        weight.dtype,
+        "panels",
+    )

@@ -1,0 +1,126 @@
+/* K and V of 64 positions, out of their pages and as products want them.
+ *
+ * Owns the way to a position's rows and the forms that they are brought to: K as columns, V of
+ * bfloat16 in words of two positions. The rows of the next block are asked of memory meanwhile, but
+ * for their first lines, which products ask for. Knows nothing of queries or softmax.
+ */
+#ifndef TOPWORK_PAGED_BLOCK_H
+#define TOPWORK_PAGED_BLOCK_H
+
+#include "words.h"
+
+enum {
+    BLOCK = 64, /* positions whose softmax is taken at once; part of the result's definition */
+};
+
+/* AttentionOp of ops.py. */
+struct attention {
+    const void *q, *k_pages, *v_pages;
+    void *out;
+    int64_t q_stride, num_heads, num_kv_heads, head_dim, page_size, is_bf16;
+    double scale;
+};
+
+/* Tokens of a sequence, with the heads that share a KV head. */
+struct task {
+    const int64_t *pages; /* of the sequence */
+    int64_t first_token, num_tokens, first_position, kv_head;
+};
+
+/* Bytes from the pages' begin to the rows of a block's positions; past `count` the last again. */
+struct block {
+    int64_t count, offsets[BLOCK];
+};
+
+/* Return the words of a row of q or K. */
+INLINE int64_t row_depth(const struct attention *op)
+{
+    return op->is_bf16 ? op->head_dim / 2 : op->head_dim;
+}
+
+/* Return the columns of a row of sums or packed V: whole vectors. */
+INLINE int64_t row_width(const struct attention *op) { return round_up(op->head_dim, LANES); }
+
+INLINE void find_block(const struct attention *op, const struct task *task, int64_t first,
+                       int64_t num_positions, struct block *block)
+{
+    int64_t row_size = row_depth(op) * 4;
+    int64_t page = first / op->page_size, offset = first % op->page_size;
+    block->count = smaller(BLOCK, num_positions - first);
+    for (int64_t j = 0; j < block->count; page++, offset = 0) {
+        int64_t head = task->pages[page] * op->num_kv_heads + task->kv_head;
+        int64_t at = (head * op->page_size + offset) * row_size;
+        int64_t stop = smaller(block->count, j + op->page_size - offset);
+        for (; j < stop; j++, at += row_size)
+            block->offsets[j] = at;
+    }
+    for (int64_t j = block->count; j < BLOCK; j++)
+        block->offsets[j] = block->offsets[block->count - 1];
+}
+
+/* Lay out up to LANES words of as many rows of K as columns. */
+INLINE void pack_square(const char *pages, const int64_t *offsets, const int64_t *next,
+                        int64_t num_words, bool is_first, uint32_t *keys)
+{
+    f32v square[LANES];
+#pragma GCC unroll 16
+    for (int j = 0; j < LANES; j++) {
+        if (!is_first)
+            __builtin_prefetch(pages + next[j]);
+        square[j] = (f32v)load_some_words(pages + offsets[j], num_words);
+    }
+    transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        if (i < num_words)
+            store_words(keys + i * BLOCK, (u32v)square[i]);
+}
+
+/* Lay out a block's K as [depth, position]. */
+INLINE void pack_keys(const struct attention *op, const struct block *block,
+                      const struct block *next, uint32_t *keys)
+{
+    int64_t depth = row_depth(op);
+    for (int64_t j = 0; j < block->count; j += LANES)
+        for (int64_t at = 0; at < depth; at += LANES) {
+            const char *pages = (const char *)op->k_pages + at * 4;
+            const int64_t *offsets = block->offsets + j, *later = next->offsets + j;
+            uint32_t *to = keys + at * BLOCK + j;
+            if (depth - at >= LANES)
+                pack_square(pages, offsets, later, LANES, at == 0, to);
+            else
+                pack_square(pages, offsets, later, depth - at, at == 0, to);
+        }
+}
+
+/* Lay out a block's V as [position or pair of them, width]. */
+INLINE void pack_values(const struct attention *op, const struct block *block,
+                        const struct block *next, uint32_t *values, bool is_bf16)
+{
+    const char *pages = op->v_pages;
+    int64_t depth = row_depth(op), width = row_width(op);
+    int step = is_bf16 ? 2 : 1;
+    for (int64_t j = 0; j < block->count; j += step, values += width) {
+        const int64_t *offsets = block->offsets + j, *later = next->offsets + j;
+        uint32_t *to = values;
+        for (int64_t at = 0; at < depth; at += LANES, to += LANES * step) {
+            int64_t rest = depth - at;
+            const char *column = pages + at * 4;
+            u32v first = load_some_words(column + offsets[0], rest);
+            if (at != 0)
+                __builtin_prefetch(column + later[0]);
+            if (!is_bf16) {
+                store_words(to, first);
+                continue;
+            }
+            u32v second = load_some_words(column + offsets[1], rest);
+            if (at != 0)
+                __builtin_prefetch(column + later[1]);
+            store_words(to, join_first(first, second));
+            if (rest > LANES / 2)
+                store_words(to + LANES, join_second(first, second));
+        }
+    }
+}
+
+#endif

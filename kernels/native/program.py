@@ -1,0 +1,143 @@
+"""Programs of C functions: ops on fixed memory that one call runs one after the other.
+
+Owns the crew of threads, the form of a step and of a row of ops, which mirror crew.h, and the
+tensors that an op points into, which live as long as the program. Knows nothing of what ops do.
+
+Shapes: T rows, S sequences.
+"""
+
+import ctypes
+import weakref
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from kernels.attention_batch import AttentionBatch
+from kernels.native.library import Library, OpFunction, StepFields
+
+
+class _Entry(ctypes.Structure):
+    """`struct entry` of crew.h."""
+
+    _fields_ = [("run", ctypes.c_void_p), ("op", ctypes.c_void_p), ("kind", ctypes.c_int64)]
+
+
+class Step:
+    """What a program works on besides its own memory; keeps what it points to alive."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        attention: AttentionBatch | None = None,
+        runs: Sequence[tuple[int, int, int]] = (),
+        samples: Sequence[int] = (),
+    ) -> None:
+        """Describe a step.
+
+        Args:
+            num_rows: T.
+            attention: where the rows' sequences lie, for ops that ask.
+            runs: (slot, start, stop) of rows that use an adapter, in row order.
+            samples: rows for the ops of samples.
+        """
+        self._attention = attention
+        self._runs = array("q", [number for run in runs for number in run])
+        self._samples = array("q", samples)
+        rows = StepFields(num_rows=num_rows, num_runs=len(runs))
+        rows.runs = self._runs.buffer_info()[0]
+        if attention is not None:
+            rows.num_sequences, rows.max_pages = attention.page_table.shape
+            rows.positions = attention.positions.data_ptr()
+            rows.kv_loc = attention.kv_loc.data_ptr()
+            rows.sequences = attention.sequences.data_ptr()
+            rows.page_table = attention.page_table.data_ptr()
+        sampled = StepFields(num_rows=len(samples))
+        sampled.positions = self._samples.buffer_info()[0]
+        self.num_rows, self.num_samples = num_rows, len(samples)
+        self.fields = (StepFields * 2)(rows, sampled)
+
+
+class Crew:
+    """Threads that run programs together; the calling thread is one of them."""
+
+    def __init__(self, library: Library, num_threads: int) -> None:
+        """Start the other threads.
+
+        Raises:
+            MemoryError: if there can be no such threads.
+        """
+        assert num_threads > 0, f"{num_threads} threads"
+        self.num_threads = num_threads
+        self.library = library
+        self.seconds: defaultdict[str, float] | None = None  # by op, if somebody wants to know
+        crew = library.crew_new(num_threads)
+        if crew is None:
+            raise MemoryError(f"no memory for {num_threads} threads")
+        self._crew = crew
+        weakref.finalize(self, library.crew_free, self._crew)
+
+    def rouse(self) -> None:
+        """Wake the other threads for a program that will be run in a moment."""
+        self.library.crew_rouse(self._crew)
+
+    def run(self, program: "Program", step: Step, *, alone: bool = False) -> None:
+        """Run a program on all threads, or on the caller's alone; one caller at a time.
+
+        Raises:
+            MemoryError: no room for the program's scratch memory in each thread.
+        """
+        entries, count = program.entries()
+        times = None if self.seconds is None else (ctypes.c_int64 * count)()
+        scratch = program.scratch_bytes
+        arguments = self._crew, step.fields, entries, count, scratch, alone, times
+        if self.library.run(*arguments) != 0:
+            raise MemoryError(f"{scratch} bytes of scratch memory for each thread")
+        if self.seconds is not None and times is not None:
+            for name, nanoseconds in zip(program.names, times, strict=True):
+                self.seconds[name] += nanoseconds * 1e-9
+
+
+class Program:
+    """A row of ops, empty at first."""
+
+    def __init__(self) -> None:
+        self.scratch_bytes = 0
+        self._ops: list[tuple[OpFunction, ctypes.Structure, bool]] = []
+        self._tensors: list[Tensor] = []
+        self._entries: ctypes.Array[_Entry] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Return what each op is called."""
+        return [function.name for function, _, _ in self._ops]
+
+    def add(
+        self,
+        function: OpFunction,
+        op: ctypes.Structure,
+        tensors: Sequence[Tensor | None],
+        *,
+        of_samples: bool = False,
+    ) -> None:
+        """Append an op.
+
+        Args:
+            function: what runs it, and says how much scratch memory it needs.
+            op: its struct, fixed from now on.
+            tensors: what the struct points into.
+            of_samples: whether it works on a step's samples instead of its rows.
+        """
+        self._ops.append((function, op, of_samples))
+        self._tensors += [tensor for tensor in tensors if tensor is not None]
+        self.scratch_bytes = max(self.scratch_bytes, function.scratch_bytes(op))
+        self._entries = None
+
+    def entries(self) -> tuple[ctypes.Array[_Entry], int]:
+        """Return the ops as the crew wants them, and how many there are."""
+        if self._entries is None:
+            self._entries = (_Entry * len(self._ops))(
+                *(_Entry(one.address, ctypes.addressof(op), kind) for one, op, kind in self._ops)
+            )
+        return self._entries, len(self._ops)
