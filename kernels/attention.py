@@ -1,9 +1,7 @@
-"""Causal attention over KV pages on a CPU, with grouped query heads.
+"""Causal attention over KV pages on a CPU by torch, with grouped query heads.
 
-Owns the choice between two forms, C for CPUs that can have it (kernels.native) and torch for the
-others, and the order in which torch sums a row's attention. Either form gives a row bits that do
-not depend on its batch, on how its prefill was chunked or on decode versus prefill; the two differ
-from each other by rounding. In torch:
+For machines that cannot have kernels.native. Owns the order in which a row's attention is summed:
+its bits depend neither on its batch nor on how its prefill was chunked, nor on decode or prefill.
 
 1. K and V are gathered to float32 and cut into spans of fixed length.
 2. Scores are products over head_dim of at least 4 rows, which all fall into one kernel class.
@@ -20,11 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch, AttentionTile, RowBlock, span_size
-from kernels.native.library import AttentionProblem, Library, native_library
 
 __all__ = ["AttentionBatch", "paged_attention", "write_kv"]
-
-_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 _MIN_ROWS = 4  # MKL's fp32 products add in another order with fewer
 
@@ -61,61 +56,6 @@ def paged_attention(
         [T, HQ, D], q's dtype. Whatever else the pages hold, NaN included, has no effect.
     """
     assert k_pages.shape[2] == batch.page_size, "the batch was built for another page size"
-    if q.dtype in _NATIVE_DTYPES:
-        library = native_library()
-        if library is not None:
-            return paged_attention_native(q, k_pages, v_pages, batch, scale, library)
-    return paged_attention_torch(q, k_pages, v_pages, batch, scale)
-
-
-def paged_attention_native(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    batch: AttentionBatch,
-    scale: float,
-    library: Library,
-) -> Tensor:
-    """Do `paged_attention` in C, for float32 or bfloat16 on a CPU.
-
-    Raises:
-        MemoryError: no room for a few hundred KB of scratch in each thread.
-    """
-    num_rows, num_heads, head_dim = q.shape
-    _, num_kv_heads, page_size, _ = k_pages.shape
-    if q.stride(2) != 1:
-        q = q.contiguous()
-    assert head_dim % 2 == 0, "C turns bfloat16 two by two"
-    assert k_pages.dtype == v_pages.dtype == q.dtype, "q, K and V of unequal dtype"
-    assert k_pages.is_contiguous() and v_pages.is_contiguous(), "pages must be contiguous"
-    out = torch.empty((num_rows, num_heads, head_dim), dtype=q.dtype)
-    problem = AttentionProblem(
-        q.data_ptr(),
-        k_pages.data_ptr(),
-        v_pages.data_ptr(),
-        out.data_ptr(),
-        batch.sequences.data_ptr(),
-        batch.page_table.data_ptr(),
-        q.stride(0),
-        q.stride(1),
-        *batch.page_table.shape,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        page_size,
-        scale,
-        q.dtype == torch.bfloat16,
-        torch.get_num_threads(),
-    )
-    if library.attention(problem) != 0:
-        raise MemoryError("attention's scratch memory")
-    return out
-
-
-def paged_attention_torch(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float
-) -> Tensor:
-    """Do `paged_attention` in torch, in any dtype."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     span = span_size(batch.page_size)
     for tile in batch.tiles():

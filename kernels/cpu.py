@@ -1,4 +1,4 @@
-"""The functions of a forward pass on a CPU.
+"""The functions of a forward pass on a CPU, by torch alone.
 
 Owns how they are put together. What they compute is told in `kernels.dispatch`.
 """
@@ -12,7 +12,7 @@ from kernels.attention import paged_attention, write_kv
 from kernels.attention_batch import AttentionBatch
 from kernels.drawing import Draw, draw_rows
 from kernels.elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
-from kernels.linear import LinearWeight, linear
+from kernels.linear import LinearWeight, linear, prepare_linear
 from kernels.lora import LoraSegment, lora_apply
 from kernels.page_copy import clear_pages, fork_pages, restore_pages, save_pages
 
@@ -26,12 +26,20 @@ class CpuKernels:
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32  # deltas are computed in it: widened once, not at every step
 
+    def empty_pool(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
     def add_rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         if residual is None:
             return rms_norm(x, weight, eps), x.float()
         return add_rms_norm(x, residual, weight, eps)
+
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+        return prepare_linear(weight, bias)
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
         return linear(x, weight)
@@ -68,8 +76,8 @@ class CpuKernels:
     ) -> Tensor:
         return paged_attention(q, k_pages, v_pages, rows, scale)
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        return silu_and_mul(gate_up)
+    def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+        return silu_and_mul(gate_up).to(dtype)
 
     def save_pages(
         self, pool: Tensor, sources: Sequence[int], host: Tensor, targets: Sequence[int]

@@ -16,6 +16,9 @@ from torch import Tensor
 from kernels.cpu import CpuKernels
 from kernels.drawing import Draw
 from kernels.linear import LinearWeight
+from kernels.native.library import native_library
+from kernels.native.program import Crew
+from kernels.native_cpu import NativeKernels
 
 AttentionRows = TypeVar("AttentionRows", contravariant=True)
 LoraRows = TypeVar("LoraRows", contravariant=True)
@@ -23,6 +26,8 @@ LoraRows = TypeVar("LoraRows", contravariant=True)
 
 class Kernels(Protocol[AttentionRows, LoraRows]):
     """What every kind of device can do. Row i of a result depends on row i of the arguments alone.
+
+    Products have the weights' dtype or float32, as a kind likes; all else takes either.
 
     `AttentionRows` and `LoraRows` are what a runner of that kind makes of a batch.
     """
@@ -32,6 +37,12 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which adapters of a model served in `dtype` lie on the device."""
+        ...
+
+    def empty_pool(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return a tensor that is not filled, for the pages that steps read."""
         ...
 
     def add_rms_norm(
@@ -45,6 +56,10 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
             weight: [H].
             eps: added to the mean square.
         """
+        ...
+
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+        """Return a weight [N, K] and bias [N] as `linear` wants them; may take them over."""
         ...
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
@@ -98,8 +113,8 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
         """Return softmax(scale q k) v [T, HQ, D] of every row up to its own position."""
         ...
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up [T, I] for gate_up [T, 2I], gate first."""
+    def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return silu(gate) * up [T, I] in the weights' dtype for gate_up [T, 2I], gate first."""
         ...
 
     def save_pages(
@@ -143,7 +158,9 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
 AnyKernels = Kernels[Any, Any]
 
 
-def kernels_for(device: torch.device, deterministic: bool = False, tp: int = 1) -> AnyKernels:
+def kernels_for(
+    device: torch.device, deterministic: bool = False, tp: int = 1, num_threads: int = 1
+) -> AnyKernels:
     """Return the functions for a device.
 
     Args:
@@ -151,9 +168,11 @@ def kernels_for(device: torch.device, deterministic: bool = False, tp: int = 1) 
         deterministic: matrix products on a GPU give a row bits that do not depend on its batch;
             on a CPU they never do.
         tp: ranks that share the model.
+        num_threads: of this rank, on a CPU.
     """
     if device.type != "cuda":
-        return CpuKernels()
+        library = native_library()
+        return CpuKernels() if library is None else NativeKernels(Crew(library, num_threads))
     from kernels.gpu.forward import GpuKernels
 
     return GpuKernels(deterministic, tp)

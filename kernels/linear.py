@@ -1,11 +1,14 @@
 """A linear layer whose every row comes out the same, bit for bit, whatever rows stand beside it.
 
-Owns the packed form of a weight (oneDNN's blocked layout, 2x faster than F.linear for one row).
+Owns the forms that a weight may have, and products in torch's own: as it is, or in oneDNN's blocked
+layout, 2x faster than F.linear for one row. Panels are kernels.native's.
 Knows nothing of LoRA, of tensor parallelism or of what the layer is for.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,23 +28,26 @@ _LARGE_BLOCK = 512  # rows
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
-    """The weight [out_features, in_features] and bias of a linear layer, ready for `linear`."""
+    """The weight [out_features, in_features] and bias of a linear layer, ready for use."""
 
     data: Tensor
     bias: Tensor | None
     in_features: int
     out_features: int
     dtype: torch.dtype
-    is_packed: bool
+    layout: Literal["plain", "onednn", "panels"] = "plain"
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weight and bias, the blocked layout's padding with them."""
+        """Bytes of weight and bias, a layout's padding with them."""
         bias_bytes = 0 if self.bias is None else self.bias.nbytes
-        if not self.is_packed:
+        if self.layout != "onednn":
             return self.data.nbytes + bias_bytes
         packed_bytes: int = torch.ops.mkldnn._nbytes(self.data)
         return packed_bytes + bias_bytes
+
+
+Prepare = Callable[[Tensor, Tensor | None], LinearWeight]  # of a weight [N, K] and a bias [N]
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -64,12 +70,10 @@ def prepare_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
         bias: [N] of the same dtype, or None.
     """
     out_features, in_features = weight.shape
-    is_packed = can_pack(weight)
-    if is_packed:
+    if can_pack(weight):
         data = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-    else:
-        data = weight.contiguous()
-    return LinearWeight(data, bias, in_features, out_features, weight.dtype, is_packed)
+        return LinearWeight(data, bias, in_features, out_features, weight.dtype, "onednn")
+    return LinearWeight(weight.contiguous(), bias, in_features, out_features, weight.dtype)
 
 
 def linear(x: Tensor, weight: LinearWeight) -> Tensor:
@@ -85,7 +89,8 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
     num_rows = x.shape[0]
     if num_rows == 0:
         return x.new_empty(0, weight.out_features)
-    if not weight.is_packed:
+    assert weight.layout != "panels", "panels are for C"
+    if weight.layout == "plain":
         missing = max(0, _MIN_ROWS_PLAIN - num_rows)
         padded = F.pad(x, (0, 0, 0, missing)) if missing else x
         y = steady_product(padded, weight.data)[:num_rows]

@@ -1,15 +1,13 @@
 """Low-rank deltas, and DoRA's gains, on the rows of a batch, each run with its own adapter.
 
-Owns the choice between two forms, C for CPUs that can have it (kernels.native) and torch for all
-else. In either no neighbour can change a row, and both use float32 throughout, which also keeps the
-inner vector unrounded and, for few rows, takes half the time of bfloat16; they differ by rounding.
-Knows nothing of slots, of how adapters are stored or cut into shards; scaling and gain are already
-inside B.
+By torch, for machines that cannot have kernels.native and for the ends of a model. No neighbour can
+change a row, and all is float32, which also keeps the inner vector unrounded and, for few rows,
+takes half the time of bfloat16. Knows nothing of slots, of how adapters are stored or cut into
+shards; scaling and gain are already inside B.
 
 Shapes: T rows, K inputs, N outputs, R the adapter's true lora_rank.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,9 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.linear import steady_product
-from kernels.native.library import Library, LoraProblem, native_library
 
-_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 _MIN_ROWS = 4  # what steady_product asks for
 BLOCK_ALIGNMENT = 64  # bytes: each block of B starts on a cache line
 
@@ -88,11 +84,20 @@ def lora_apply(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
         segments = [segment for segment in segments if segment.gain is None]
         if not segments:
             return
-    if y.device.type == "cpu" and y.dtype in _NATIVE_DTYPES and x.dtype in _NATIVE_DTYPES:
-        library = native_library()
-        if library is not None:
-            return lora_apply_native(y, x, segments, library)
-    return lora_apply_torch(y, x, segments)
+    missing = _MIN_ROWS - x.shape[0]
+    if missing > 0:
+        x = F.pad(x, (0, 0, 0, missing))
+    for segment in segments:
+        # A short segment takes its neighbours' rows along: cheaper than padding, and dropped below.
+        first = min(segment.start, x.shape[0] - _MIN_ROWS)
+        rows = x[first : max(segment.stop, first + _MIN_ROWS)].float()
+        inner, b = steady_product(rows, segment.a.float()), segment.b.float()
+        y_rows, of_rows = y[segment.start : segment.stop], segment.start - first
+        for first_rank, end_rank, output, end_output, start in segment.blocks.tolist():
+            shape = end_output - output, end_rank - first_rank
+            block = b.as_strided(shape, (1, shape[0]), b.storage_offset() + start)
+            delta = steady_product(inner[:, first_rank:end_rank], block)
+            y_rows[:, output:end_output] += delta[of_rows : of_rows + len(y_rows)]
 
 
 def _apply_with_gain(y: Tensor, x: Tensor, segment: LoraSegment) -> None:
@@ -136,56 +141,3 @@ def embedding_lora_apply(
     if missing:
         rows = F.pad(rows, (0, 0, 0, missing))
     x.copy_(x32 + steady_product(rows, b.float())[: x.shape[0]])
-
-
-def lora_apply_native(
-    y: Tensor, x: Tensor, segments: Sequence[LoraSegment], library: Library
-) -> None:
-    """Do `lora_apply` in C, for float32 or bfloat16 on a CPU.
-
-    Raises:
-        MemoryError: no room for a few hundred KB of scratch in each thread.
-    """
-    assert y.stride(1) == 1, "the outputs of a row must be contiguous"
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    in_use = []  # tensors made here must outlive the call
-    fields = array("q")
-    for segment in segments:
-        a, b, blocks = segment.a.float().contiguous(), segment.b.float(), segment.blocks
-        assert b.is_contiguous() and blocks.is_contiguous(), "join_blocks makes them so"
-        in_use.append((a, b))
-        fields.extend((segment.start, segment.stop, a.data_ptr(), b.data_ptr()))
-        fields.extend((blocks.data_ptr(), a.shape[0], blocks.shape[0]))
-    problem = LoraProblem(
-        y.data_ptr(),
-        x.data_ptr(),
-        fields.buffer_info()[0],
-        y.stride(0),
-        x.stride(0),
-        len(segments),
-        x.shape[1],
-        y.dtype == torch.bfloat16,
-        x.dtype == torch.bfloat16,
-        torch.get_num_threads(),
-    )
-    if library.lora(problem) != 0:
-        raise MemoryError("LoRA's scratch memory")
-
-
-def lora_apply_torch(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
-    """Do `lora_apply` in torch, on any device and in any dtype."""
-    missing = _MIN_ROWS - x.shape[0]
-    if missing > 0:
-        x = F.pad(x, (0, 0, 0, missing))
-    for segment in segments:
-        # A short segment takes its neighbours' rows along: cheaper than padding, and dropped below.
-        first = min(segment.start, x.shape[0] - _MIN_ROWS)
-        rows = x[first : max(segment.stop, first + _MIN_ROWS)].float()
-        inner, b = steady_product(rows, segment.a.float()), segment.b.float()
-        y_rows, of_rows = y[segment.start : segment.stop], segment.start - first
-        for first_rank, end_rank, output, end_output, start in segment.blocks.tolist():
-            shape = end_output - output, end_rank - first_rank
-            block = b.as_strided(shape, (1, shape[0]), b.storage_offset() + start)
-            delta = steady_product(inner[:, first_rank:end_rank], block)
-            y_rows[:, output:end_output] += delta[of_rows : of_rows + len(y_rows)]

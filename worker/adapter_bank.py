@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
+from kernels.dispatch import AnyKernels
+from kernels.linear import Prepare, prepare_linear
 from kernels.lora import LoraSegment
 from worker.adapter_form import (
     DOWN,
@@ -72,6 +74,7 @@ class AdapterBank:
         num_slots: int,
         dtype: torch.dtype,
         device: torch.device,
+        prepare: Prepare = prepare_linear,
         base: "BaseWeights | None" = None,
         table: AdapterTable | None = None,
     ) -> None:
@@ -83,6 +86,7 @@ class AdapterBank:
             num_slots: how many.
             dtype: of A and B.
             device: of all of them.
+            prepare: makes an adapter's own head ready.
             base: without it, adapters with DoRA or tables cannot be loaded.
             table: kept in step with the slots, for kernels that find adapters by address.
         """
@@ -91,6 +95,7 @@ class AdapterBank:
         self.dtype = dtype
         self.table = table
         self._device = device
+        self._prepare = prepare
         self._base = base
         self._slots: list[AdapterForm | None] = [None] * num_slots
 
@@ -121,6 +126,7 @@ class AdapterBank:
             num_layers=self.num_layers,
             dtype=self.dtype,
             device=self._device,
+            prepare=self._prepare,
             base=self._base,
         )
         self._slots[slot] = form
@@ -180,3 +186,29 @@ class AdapterBank:
             for run in runs
             if (adapter := self._slots[run.slot]) is not None and (form := adapter.head) is not None
         )
+
+
+def bank_for(
+    kernels: AnyKernels,
+    part: Partition,
+    *,
+    num_layers: int,
+    num_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    base: "BaseWeights | None" = None,
+) -> AdapterBank:
+    """Return a bank whose adapters lie as the kernels want them; `dtype` is the model's."""
+    table = None
+    if kernels.finds_by_address:
+        table = AdapterTable(part, num_layers=num_layers, num_slots=num_slots, device=device)
+    return AdapterBank(
+        part,
+        num_layers=num_layers,
+        num_slots=num_slots,
+        dtype=kernels.adapter_dtype(dtype),
+        device=device,
+        prepare=kernels.prepare_linear,
+        base=base,
+        table=table,
+    )

@@ -65,7 +65,7 @@ class AdapterForm:
     def num_bytes(self) -> int:
         """Bytes that it holds on the device; what two of its tensors share counts once."""
         weight = None if self.head is None else self.head.weight
-        packed_bytes = weight.num_bytes if weight is not None and weight.is_packed else 0
+        packed_bytes = weight.num_bytes if weight is not None and weight.layout != "plain" else 0
         storages = (tensor.untyped_storage() for tensor in self._plain_tensors())
         return packed_bytes + sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
@@ -78,7 +78,7 @@ class AdapterForm:
             found += (one.table, one.a_by_token, one.b, one.gain)
         if self.head is not None:
             pairs.append(self.head.pair)
-            if self.head.weight is not None and not self.head.weight.is_packed:
+            if self.head.weight is not None and self.head.weight.layout == "plain":
                 found.append(self.head.weight.data)
         for pair in pairs:
             if pair is not None:

@@ -26,6 +26,8 @@ class Communicator(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' `x`, of the same shape, in float32; may reuse `x`.
 
+        The caller may change `x` as soon as it has the sum.
+
         A group of one returns `x` as it is.
 
         Raises:

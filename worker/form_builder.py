@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.linear import prepare_linear
+from kernels.linear import Prepare, prepare_linear
 from kernels.lora import join_blocks
 from worker.adapter_form import AdapterForm, EmbeddingForm, HeadForm, LoraPair
 from worker.adapter_part import AdapterPart
@@ -42,6 +42,7 @@ def build_form(
     num_layers: int,
     dtype: torch.dtype,
     device: torch.device,
+    prepare: Prepare = prepare_linear,
     base: "BaseWeights | None",
 ) -> AdapterForm:
     """Return the form of an adapter, which may be a weighted sum.
@@ -54,6 +55,7 @@ def build_form(
         num_layers: of the model.
         dtype: of A and B.
         device: of all tensors of the form.
+        prepare: makes an own head ready.
         base: may be None if no shard has DoRA or tables.
 
     Raises:
@@ -77,7 +79,7 @@ def build_form(
             tables = {}
             for one in parts:
                 one.check_summable()
-        return _Builder(parts, tables, part, dtype, device).form(adapter, num_layers)
+        return _Builder(parts, tables, part, dtype, device, prepare).form(adapter, num_layers)
 
     if not any(_needs_base(shard) for shard in shards):
         return build(None)
@@ -103,12 +105,14 @@ class _Builder:
         part: Partition,
         dtype: torch.dtype,
         device: torch.device,
+        prepare: Prepare,
     ) -> None:
         self._parts = parts
         self._tables = tables
         self._part = part
         self._dtype = dtype
         self._device = device
+        self._prepare = prepare
 
     def form(self, adapter: str, num_layers: int) -> AdapterForm:
         pairs = tuple(
@@ -182,5 +186,5 @@ class _Builder:
         table, pair = self._tables.get(HEAD), self._pair(0, (HEAD,))
         if table is None and pair is None:
             return None
-        weight = None if table is None else prepare_linear(table.to(self._device))
+        weight = None if table is None else self._prepare(table.to(self._device), None)
         return HeadForm(weight, pair)

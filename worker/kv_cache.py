@@ -47,10 +47,8 @@ class KVCache:
         self.page_size = page_size
         # Not filled here: every page is cleared or copied to when given out, and memory that no
         # page has used yet then costs nothing.
-        self._pages = torch.empty(
-            (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim),
-            dtype=dtype,
-            device=device,
+        self._pages = kernels.empty_pool(
+            (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim), dtype, device
         )
         self._layers = [(pages[0], pages[1]) for pages in self._pages]
         # A host page is one piece of memory, all layers together, so that it crosses in one go.

@@ -40,17 +40,15 @@ class LayerContext:
     k_pages: Tensor  # [P, HK, page, D]
     v_pages: Tensor  # [P, HK, page, D]
     loras: Sequence[Any] | None  # by fused linear, likewise; None: no row has an adapter
+    group: Communicator
 
 
 class DecoderLayer:
     """Attention and MLP of one layer."""
 
-    def __init__(
-        self, shape: LayerShape, weights: LayerWeights, group: Communicator, kernels: AnyKernels
-    ) -> None:
+    def __init__(self, shape: LayerShape, weights: LayerWeights, kernels: AnyKernels) -> None:
         self._shape = shape
         self._weights = weights
-        self._group = group
         self._kernels = kernels
 
     def forward(
@@ -65,7 +63,7 @@ class DecoderLayer:
         x_TH = self._attend(x_TH, context)
         x_TH, residual_TH = kernels.add_rms_norm(x_TH, residual_TH, weights.mlp_norm, eps)
         gate_up_TI2 = self._linear(x_TH, weights.gate_up, context, GATE_UP)
-        x_TI = kernels.silu_and_mul(gate_up_TI2)
+        x_TI = kernels.silu_and_mul(gate_up_TI2, weights.down.dtype)
         return self._summed(x_TI, weights.down, context, DOWN), residual_TH
 
     def _attend(self, x_TH: Tensor, context: LayerContext) -> Tensor:
@@ -107,4 +105,4 @@ class DecoderLayer:
         y = self._kernels.partial_linear(x, weight)
         if context.loras is not None:
             self._kernels.lora_apply(y, x, context.loras[fused_linear])
-        return self._group.all_reduce(y)
+        return context.group.all_reduce(y)

@@ -6,6 +6,9 @@ and adapters belong to others and come as arguments. Knows nothing of plans or s
 Shapes: T rows, S rows that are sampled, H hidden, V vocabulary entries of this rank.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
 
 from kernels.dispatch import AnyKernels
@@ -47,9 +50,12 @@ class Model:
         self._weights = weights
         self._group = group
         self._kernels = kernels
-        self._layers = [
-            DecoderLayer(self._shape, layer, group, kernels) for layer in weights.layers
-        ]
+        self._layers = [DecoderLayer(self._shape, layer, kernels) for layer in weights.layers]
+
+    @property
+    def hidden_size(self) -> int:
+        """Features of a row."""
+        return self._weights.final_norm.shape[0]
 
     @property
     def head_dim(self) -> int:
@@ -72,29 +78,66 @@ class Model:
         Returns:
             [S, vocabulary] float32 on rank 0; None on other ranks and where nothing is sampled.
         """
-        x_TH = embed(
+        x_TH, residual_TH = self.decode(
+            self.embed(batch), batch.attention, batch.loras, cache, self._group
+        )
+        return self.logits(x_TH, residual_TH, batch)
+
+    def embed(self, batch: DeviceBatch) -> Tensor:
+        """Return the embeddings [T, H] of a batch."""
+        return embed(
             batch.token_ids,
             self._weights.embedding,
             self._vocabulary,
             self._group,
             batch.embeddings,
         )
+
+    def decode(
+        self,
+        x_TH: Tensor,
+        attention: Any,
+        loras: Sequence[Sequence[Any]] | None,
+        cache: KVCache,
+        group: Communicator,
+    ) -> tuple[Tensor, Tensor]:
+        """Take embeddings through all layers; return two [T, H] whose sum comes out.
+
+        Args:
+            x_TH: the embeddings.
+            attention: where K and V lie, as the kernels want it.
+            loras: by layer and fused linear, likewise; None: no row has an adapter.
+            cache: the pages.
+            group: who sums.
+        """
         residual_TH: Tensor | None = None
         for index, layer in enumerate(self._layers):
             k_pages, v_pages = cache.layer(index)
-            loras = None if batch.loras is None else batch.loras[index]
-            context = LayerContext(batch.attention, k_pages, v_pages, loras)
+            of_layer = None if loras is None else loras[index]
+            context = LayerContext(attention, k_pages, v_pages, of_layer, group)
             x_TH, residual_TH = layer.forward(x_TH, residual_TH, context)
+        assert residual_TH is not None, "a model has at least one layer"
+        return x_TH, residual_TH
+
+    def logits(self, x_TH: Tensor, residual_TH: Tensor, batch: DeviceBatch) -> Tensor | None:
+        """Return what `forward` does, of what `decode` returned."""
         if not batch.sample_rows:
             return None
-        assert residual_TH is not None, "a model has at least one layer"
-        x_SH, _ = self._kernels.add_rms_norm(
-            x_TH[batch.sample_index],
-            residual_TH[batch.sample_index],
-            self._weights.final_norm,
-            self._eps,
-        )
+        x_SH = self._normed(x_TH[batch.sample_index], residual_TH[batch.sample_index])
         y_SV = head_logits(
             x_SH, batch.sample_rows, self._weights.lm_head, batch.heads, self._kernels
         )
+        return self.gather(y_SV)
+
+    def head(self, x_SH: Tensor, residual_SH: Tensor) -> Tensor:
+        """Return this rank's logits [S, V] of sampled rows whose adapters leave the head alone."""
+        return self._kernels.linear(self._normed(x_SH, residual_SH), self._weights.lm_head)
+
+    def gather(self, y_SV: Tensor) -> Tensor | None:
+        """Return all ranks' logits [S, vocabulary] float32 on rank 0, None elsewhere."""
         return gather_logits(y_SV, self._vocabulary_widths, self._group)
+
+    def _normed(self, x_SH: Tensor, residual_SH: Tensor) -> Tensor:
+        norm = self._weights.final_norm
+        normed_SH, _ = self._kernels.add_rms_norm(x_SH, residual_SH, norm, self._eps)
+        return normed_SH

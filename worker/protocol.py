@@ -132,6 +132,7 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     page_bytes: int
     weight_bytes: int
     device: str
+    unsteady: tuple[str, ...] = ()  # linears that give a row other bits in company than alone
 
 
 class PlanMismatch(Exception):

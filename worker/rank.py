@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 
 from kernels.dispatch import kernels_for
-from worker.adapter_bank import AdapterBank
+from worker.adapter_bank import bank_for
 from worker.adapter_shard import AdapterShard
-from worker.adapter_table import AdapterTable
 from worker.base_weights import BaseWeights
 from worker.batch import lay_out
 from worker.kv_cache import KVCache, page_num_bytes
@@ -27,6 +26,7 @@ from worker.protocol import GENESIS, Plan, RankInfo, StepOutput, StepReply, deco
 from worker.rank_config import RankConfig
 from worker.runner import Runner, runner_for
 from worker.sampler import Sampler, SampleRequest
+from worker.self_test import unsteady_linears
 from worker.sequences import SequenceTable
 from worker.weights import load_weights
 
@@ -45,8 +45,6 @@ class Rank:
         self._group = group
         self._device = torch.device(config.device)
         self._dtype = _DTYPES[config.dtype]
-        self._kernels = kernels_for(self._device, config.deterministic, config.tp)
-        self._sampler = Sampler(self._kernels)
         self._digest = GENESIS
         self._last_step = 0
 
@@ -60,11 +58,22 @@ class Rank:
         config = self._config
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
+        self._kernels = kernels_for(
+            self._device, config.deterministic, config.tp, torch.get_num_threads()
+        )
+        self._sampler = Sampler(self._kernels)
         model_dir = Path(config.model_dir)
         self._model_config = read_model_config(model_dir)
         _check_length(self._model_config, config.max_model_len)
         self._part = partition(self._model_config, config.tp, config.rank)
-        weights = load_weights(model_dir, self._model_config, self._part, self._dtype, self._device)
+        weights = load_weights(
+            model_dir,
+            self._model_config,
+            self._part,
+            self._dtype,
+            self._device,
+            self._kernels.prepare_linear,
+        )
         self._model = Model(
             self._model_config,
             self._part,
@@ -73,14 +82,14 @@ class Rank:
             self._kernels,
             config.max_model_len,
         )
-        self._bank = AdapterBank(
+        self._bank = bank_for(
+            self._kernels,
             self._part,
             num_layers=self._model_config.num_layers,
             num_slots=config.num_slots,
-            dtype=self._kernels.adapter_dtype(self._dtype),
+            dtype=self._dtype,
             device=self._device,
             base=BaseWeights(model_dir, self._model_config, self._part, self._dtype),
-            table=self._adapter_table(),
         )
         page_bytes = page_num_bytes(
             self._model_config.num_layers,
@@ -98,7 +107,13 @@ class Rank:
             page_bytes=page_bytes,
             weight_bytes=self._model.num_bytes,
             device=config.device,
+            unsteady=unsteady_linears(weights, self._kernels) if self._is_steady else (),
         )
+
+    @property
+    def _is_steady(self) -> bool:
+        """Whether a row's bits are said not to depend on its batch."""
+        return self._device.type == "cpu" or self._config.deterministic
 
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
         """Make the KV pages, on the device and in host memory; as many on every rank."""
@@ -115,7 +130,13 @@ class Rank:
             kernels=self._kernels,
         )
         self._runner: Runner = runner_for(
-            self._device, self._model, self._cache, self._bank, config.max_model_len
+            self._device,
+            self._kernels,
+            self._group,
+            self._model,
+            self._cache,
+            self._bank,
+            config.max_model_len,
         )
         self._table = SequenceTable(
             page_size=config.page_size,
@@ -170,16 +191,6 @@ class Rank:
                 output = self._run(plan)
             stack.pop_all()
         return StepReply(plan.step, output if self._config.rank == 0 else None)
-
-    def _adapter_table(self) -> AdapterTable | None:
-        if not self._kernels.finds_by_address:
-            return None
-        return AdapterTable(
-            self._part,
-            num_layers=self._model_config.num_layers,
-            num_slots=self._config.num_slots,
-            device=self._device,
-        )
 
     def _run(self, plan: Plan) -> StepOutput:
         new_pages = self._table.apply(plan)

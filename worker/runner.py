@@ -1,6 +1,6 @@
-"""Runs the rows of a step through the model on a CPU, and says what a runner is.
+"""What runs the rows of a step through the model, and which one does on a device.
 
-Owns the way from host lists to a device batch. Knows nothing of plans or sampling.
+Knows nothing of plans or sampling.
 """
 
 from typing import Protocol
@@ -8,11 +8,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.attention_batch import AttentionBatch
+from kernels.dispatch import AnyKernels
+from kernels.native_cpu import NativeKernels
 from worker.adapter_bank import AdapterBank
+from worker.cpu_runner import CpuRunner
 from worker.kv_cache import KVCache
 from worker.model import Model
-from worker.rows import DeviceBatch, StepRows
+from worker.native_runner import NativeRunner
+from worker.parallel import Communicator
+from worker.rows import StepRows
 
 
 class Runner(Protocol):
@@ -27,37 +31,18 @@ class Runner(Protocol):
         ...
 
 
-class CpuRunner:
-    """Runs every step by itself."""
-
-    def __init__(self, model: Model, cache: KVCache, bank: AdapterBank) -> None:
-        self._model = model
-        self._cache = cache
-        self._bank = bank
-
-    def run(self, rows: StepRows) -> Tensor | None:
-        """See `Runner`."""
-        return self._model.forward(self.batch(rows), self._cache)
-
-    def batch(self, rows: StepRows) -> DeviceBatch:
-        """Return the rows as tensors."""
-        return DeviceBatch(
-            token_ids=torch.tensor(rows.token_ids, dtype=torch.int64),
-            attention=AttentionBatch.build(
-                rows.query_starts, rows.context_lens, rows.page_tables, self._cache.page_size
-            ),
-            loras=self._bank.segments(rows.runs) or None,
-            embeddings=self._bank.embeddings(rows.runs),
-            heads=self._bank.heads(rows.runs),
-            sample_index=torch.tensor(rows.sample_rows, dtype=torch.int64),
-            sample_rows=rows.sample_rows,
-        )
-
-
 def runner_for(
-    device: torch.device, model: Model, cache: KVCache, bank: AdapterBank, max_model_len: int
+    device: torch.device,
+    kernels: AnyKernels,
+    group: Communicator,
+    model: Model,
+    cache: KVCache,
+    bank: AdapterBank,
+    max_model_len: int,
 ) -> Runner:
     """Return the runner for a device, on which all of them are."""
+    if isinstance(kernels, NativeKernels):
+        return NativeRunner(model, cache, bank, kernels, group)
     if device.type != "cuda":
         return CpuRunner(model, cache, bank)
     from worker.gpu_runner import CudaCapture, GpuRunner  # with Triton

@@ -54,8 +54,11 @@ class ThreadRank:
         self._turn = 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks, in pairs."""
-        return sum_in_pairs(self._exchange(x))
+        """Return the sum over the ranks, in pairs.
+
+        A copy is shown to the others, who may read it when the caller has `x` back already.
+        """
+        return sum_in_pairs(self._exchange(x.clone()))
 
     def gather_first(self, x: Tensor, widths: Sequence[int]) -> Tensor | None:
         """Return the ranks' columns side by side on rank 0."""

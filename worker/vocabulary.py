@@ -70,19 +70,19 @@ def head_logits(
     """
     if not adapted:
         return kernels.linear(x_SH, lm_head)
-    y_SV = x_SH.new_empty(x_SH.shape[0], lm_head.out_features)
+    y_SV = torch.empty(x_SH.shape[0], lm_head.out_features, device=x_SH.device)
     own = [
         (rows.form, [i for i, row in enumerate(sample_rows_S) if rows.start <= row < rows.stop])
         for rows in adapted
     ]
     replaced = {i for form, indices in own if form.weight is not None for i in indices}
     others = [i for i in range(len(sample_rows_S)) if i not in replaced]
-    y_SV[others] = kernels.linear(x_SH[others], lm_head)
+    y_SV[others] = kernels.linear(x_SH[others], lm_head).float()
     for form, indices in own:
         if not indices:
             continue
         x = x_SH[indices]
-        y = y_SV[indices] if form.weight is None else kernels.linear(x, form.weight)
+        y = y_SV[indices] if form.weight is None else kernels.linear(x, form.weight).float()
         if form.pair is not None:
             lora_apply(y, x, (form.pair.segment(0, len(indices)),))
         y_SV[indices] = y

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.linear import LinearWeight, prepare_linear
+from kernels.linear import LinearWeight, Prepare, prepare_linear
 from worker.checkpoint import Checkpoint
 from worker.model_config import ModelConfig
 from worker.model_weights import LayerWeights, Weights
@@ -33,12 +33,14 @@ class _Loader:
         part: Partition,
         dtype: torch.dtype,
         device: torch.device,
+        prepare: Prepare,
     ) -> None:
         self._checkpoint = checkpoint
         self._config = config
         self._part = part
         self._dtype = dtype
         self._device = device
+        self.prepare = prepare
 
     def vector(self, name: str, size: int) -> Tensor:
         """Return a whole [size] tensor."""
@@ -68,7 +70,7 @@ class _Loader:
             start = stop
         if self._part.rank > 0 and modules[0] in ROW_PARALLEL:
             bias = None  # this linear is summed over the ranks, and its bias must enter once
-        return prepare_linear(weight, bias)
+        return self.prepare(weight, bias)
 
     def layer(self, index: int) -> LayerWeights:
         """Return one decoder layer."""
@@ -103,7 +105,12 @@ def _layer_name(index: int) -> str:
 
 
 def load_weights(
-    model_dir: Path, config: ModelConfig, part: Partition, dtype: torch.dtype, device: torch.device
+    model_dir: Path,
+    config: ModelConfig,
+    part: Partition,
+    dtype: torch.dtype,
+    device: torch.device,
+    prepare: Prepare = prepare_linear,
 ) -> Weights:
     """Read one rank's slices of a checkpoint.
 
@@ -112,14 +119,14 @@ def load_weights(
         ValueError: if a tensor is missing, unknown, or of another shape or an integer type.
     """
     with Checkpoint(model_dir) as checkpoint:
-        loader = _Loader(checkpoint, config, part, dtype, device)
+        loader = _Loader(checkpoint, config, part, dtype, device, prepare)
         embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))
         final_norm = loader.vector("model.norm.weight", config.hidden_size)
         # Looking up needs plain rows and multiplying wants them packed, so on a CPU a tied
         # lm_head is a second copy: the memory of one embedding for half of its time per step.
-        lm_head = prepare_linear(
-            embedding if config.tie_word_embeddings else loader.vocabulary(HEAD_NAME)
+        lm_head = prepare(
+            embedding if config.tie_word_embeddings else loader.vocabulary(HEAD_NAME), None
         )
         checkpoint.check_all_asked(lambda name: _is_ignored(name, config))
     return Weights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=lm_head)

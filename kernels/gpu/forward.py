@@ -40,13 +40,23 @@ class GpuKernels:
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
+    def empty_pool(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
     def add_rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         return add_rms_norm(x, residual, weight, eps)
 
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+        return LinearWeight(
+            weight.contiguous(), bias, weight.shape[1], weight.shape[0], weight.dtype
+        )
+
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        assert not weight.is_packed, "a packed weight is a CPU's"
+        assert weight.layout == "plain", "other layouts are a CPU's"
         if self._deterministic:
             return steady_linear(x, weight.data, weight.bias)
         return F.linear(x, weight.data, weight.bias)
@@ -107,7 +117,8 @@ class GpuKernels:
             paged_prefill(q, k_pages, v_pages, rows.prefill_blocks, rows.prefill_table, scale, out)
         return out
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+    def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+        assert gate_up.dtype == dtype, "products on a GPU have the weights' dtype"
         return silu_and_mul(gate_up)
 
     def save_pages(

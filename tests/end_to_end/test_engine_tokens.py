@@ -48,18 +48,27 @@ def random_prompt(length: int) -> list[int]:
     return [source.randrange(100, 49000) for _ in range(length)]
 
 
-QUICK = [(1, "float32"), (2, "bfloat16"), (3, "bfloat16"), (4, "float32")]
-OTHERS = [(1, "bfloat16"), (2, "float32"), (3, "float32"), (4, "bfloat16")]
+QUICK = [
+    *((1, "float32", "c"), (2, "bfloat16", "c"), (3, "bfloat16", "c"), (4, "float32", "c")),
+    (1, "bfloat16", "torch"),
+]
+OTHERS = [
+    *((1, "bfloat16", "c"), (2, "float32", "c"), (3, "float32", "c"), (4, "bfloat16", "c")),
+    *((1, "float32", "torch"), (2, "bfloat16", "torch"), (3, "float32", "torch")),
+]
 
 
 @pytest.fixture(
     params=[*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)],
-    ids=lambda p: f"tp{p[0]}-{p[1]}",
+    ids=lambda p: f"tp{p[0]}-{p[1]}-{p[2]}",
     scope="module",
 )
 def engine(request: pytest.FixtureRequest) -> Iterator[tuple[LocalEngine, str]]:
-    tp, dtype = request.param
-    running = make_engine(tp, dtype)
+    tp, dtype, form = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        if form == "torch":
+            patch.setattr("kernels.dispatch.native_library", lambda: None)
+        running = make_engine(tp, dtype)
     yield running, dtype
     running.close()
 

@@ -174,7 +174,7 @@ class RandomModel:
 
 def linear_weight(data: Tensor) -> LinearWeight:
     """Return a weight that stays as it is, on any device."""
-    return LinearWeight(data, None, data.shape[1], data.shape[0], data.dtype, is_packed=False)
+    return LinearWeight(data, None, data.shape[1], data.shape[0], data.dtype)
 
 
 def llama_config(

@@ -6,8 +6,7 @@ from torch import Tensor
 from kernels.gpu.forward import GpuKernels
 from tests.gpu.place import Place
 from tests.gpu.script import Script
-from worker.adapter_bank import AdapterBank
-from worker.adapter_table import AdapterTable
+from worker.adapter_bank import bank_for
 from worker.gpu_runner import Capture, CudaCapture, GpuRunner
 from worker.kv_cache import KVCache
 from worker.model import Model
@@ -27,13 +26,13 @@ def run_script(
     weights = script.model.weights(part, device)
     model = Model(config, part, weights, group, kernels, _MAX_POSITIONS)
     num_slots = len(script.adapters)
-    bank = AdapterBank(
+    bank = bank_for(
+        kernels,
         part,
         num_layers=config.num_layers,
         num_slots=num_slots,
-        dtype=kernels.adapter_dtype(dtype),
+        dtype=dtype,
         device=device,
-        table=AdapterTable(part, num_layers=config.num_layers, num_slots=num_slots, device=device),
     )
     for slot, adapter in enumerate(script.adapters):
         bank.load(slot, adapter.digest, (1.0,), (adapter.cut(part),))

@@ -9,21 +9,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import attention, reference
+from kernels import reference
 from kernels.attention import AttentionBatch, paged_attention, write_kv
-from kernels.native.library import native_library
+from kernels.native.library import Library, native_library
+from kernels.native.program import Crew, Step
+from kernels.native_cpu import NativeKernels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
 
 
-@pytest.fixture(params=["native", "torch"], autouse=True)
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test in C and in torch."""
+@pytest.fixture(params=["native", "avx2", "torch"], autouse=True)
+def form(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, avx2_library: Library | None
+) -> None:
+    """Run every test in C, as this machine has it and as one with AVX2 would, and in torch."""
     if request.param == "torch":
-        monkeypatch.setattr(attention, "native_library", lambda: None)
-    elif native_library() is None:
+        return
+    library = native_library() if request.param == "native" else avx2_library
+    if library is None:
         pytest.skip("this machine cannot have the native library")
+    kernels = NativeKernels(Crew(library, 2))
+
+    def attend(
+        q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        return kernels.paged_attention(q, k_pages, v_pages, Step(q.shape[0], batch), scale)
+
+    monkeypatch.setitem(globals(), "paged_attention", attend)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
 def plain(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """Return the form taken where oneDNN cannot pack."""
     out_features, in_features = weight.shape
-    return LinearWeight(weight, bias, in_features, out_features, weight.dtype, is_packed=False)
+    return LinearWeight(weight, bias, in_features, out_features, weight.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

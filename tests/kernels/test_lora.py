@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import lora, reference
+from kernels import reference
 from kernels.lora import (
     BLOCK_ALIGNMENT,
     LoraSegment,
@@ -12,20 +12,10 @@ from kernels.lora import (
     join_blocks,
     lora_apply,
 )
-from kernels.native.library import native_library
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
 LORA_RANKS = [1, 2, 4, 8, 12, 16, 64]
-
-
-@pytest.fixture(params=["native", "torch"], autouse=True)
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test in C and in torch."""
-    if request.param == "torch":
-        monkeypatch.setattr(lora, "native_library", lambda: None)
-    elif native_library() is None:
-        pytest.skip("this machine cannot have the native library")
 
 
 def error(actual: Tensor, expected: Tensor) -> float:

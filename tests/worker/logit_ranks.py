@@ -13,7 +13,7 @@ from torch import Tensor
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.sharding import cut
 from kernels.dispatch import kernels_for
-from worker.adapter_bank import AdapterBank
+from worker.adapter_bank import bank_for
 from worker.base_weights import BaseWeights
 from worker.batch import lay_out
 from worker.kv_cache import KVCache
@@ -23,13 +23,12 @@ from worker.model_reader import read_model_config
 from worker.parallel import Communicator, SingleRank, ThreadGroup
 from worker.partition import partition
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
-from worker.runner import CpuRunner
+from worker.runner import runner_for
 from worker.sequences import SequenceTable
 from worker.weights import load_weights
 
 PAGE = 16
 CPU = torch.device("cpu")
-KERNELS = kernels_for(CPU)
 T = TypeVar("T")
 Prompt = tuple[int | None, tuple[int, ...]]  # slot and tokens
 
@@ -43,13 +42,16 @@ class LogitRank:
         self.config = config
         self.dtype = dtype
         self.part = partition(config, group.size, group.rank)
-        weights = load_weights(path, config, self.part, dtype, CPU)
-        self.model = Model(config, self.part, weights, group, KERNELS, 256)
-        self.bank = AdapterBank(
+        self.group = group
+        self.kernels = kernels_for(CPU)
+        weights = load_weights(path, config, self.part, dtype, CPU, self.kernels.prepare_linear)
+        self.model = Model(config, self.part, weights, group, self.kernels, 256)
+        self.bank = bank_for(
+            self.kernels,
             self.part,
             num_layers=config.num_layers,
             num_slots=8,
-            dtype=torch.float32,
+            dtype=dtype,
             device=CPU,
             base=BaseWeights(path, config, self.part, dtype),
         )
@@ -75,7 +77,7 @@ class LogitRank:
             head_dim=self.config.head_dim,
             dtype=self.dtype,
             device=CPU,
-            kernels=KERNELS,
+            kernels=self.kernels,
         )
         table = SequenceTable(
             page_size=PAGE, num_pages=first_page[-1], num_host_pages=0, max_model_len=256
@@ -89,7 +91,9 @@ class LogitRank:
                 for row in range(last + 1 - len(tokens), last + 1)
             ]
             rows = replace(rows, sample_rows=sample_rows)
-            return CpuRunner(self.model, cache, self.bank).run(rows)
+            return runner_for(CPU, self.kernels, self.group, self.model, cache, self.bank, 256).run(
+                rows
+            )
 
 
 class LogitRanks:

@@ -83,7 +83,7 @@ def test_an_adapter_of_any_kind_holds_at_most_its_claim(
     adapter = read(made(model_name, kind), group.config)
     for rank, held in zip(group.ranks, group.load(0, adapter), strict=True):
         shard = cut(adapter, rank.part)
-        claimed = claimed_bytes(shard, rank.part, 4, 2)
+        claimed = claimed_bytes(shard, rank.part, rank.bank.dtype.itemsize, 2)
         assert held <= claimed
         has_dora = any(entry.magnitude_offset is not None for entry in shard.entries)
         has_every_shift = model_name == "llama3_biased" and rank.part.rank == 0
@@ -101,9 +101,10 @@ def test_tables_of_its_own_are_held_and_claimed_and_the_base_models_are_claimed_
         adapter = read(made(model_name, kind), group.config)
         for rank, held in zip(group.ranks, group.load(0, adapter), strict=True):
             shard = cut(adapter, rank.part)
-            without = claimed_bytes(replace(shard, tables=()), rank.part, 4, 2)
+            item = rank.bank.dtype.itemsize
+            without = claimed_bytes(replace(shard, tables=()), rank.part, item, 2)
             tables = 2 * len(rank.part.vocab) * rank.part.hidden * 2
-            assert claimed_bytes(shard, rank.part, 4, 2) >= without + tables
+            assert claimed_bytes(shard, rank.part, item, 2) >= without + tables
             if is_own:
                 assert held > without + tables - GAP * len(shard.entries)
             else:

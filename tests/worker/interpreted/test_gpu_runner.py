@@ -54,7 +54,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
     """Return a function after which ranks run as on a GPU, with graphs or without."""
 
     def switch(graphs: Graphs | None, deterministic: bool = False) -> None:
-        def runner(device, model, cache, bank, max_model_len):  # type: ignore[no-untyped-def]
+        def runner(device, kernels, group, model, cache, bank, max_model_len):  # type: ignore[no-untyped-def]
             return GpuRunner(
                 model,
                 cache,
@@ -65,9 +65,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
                 pins_memory=False,
             )
 
-        monkeypatch.setattr("kernels.linear.can_pack", lambda weight: False)
         monkeypatch.setattr(
-            "worker.rank.kernels_for", lambda device, _, tp: Interpreted(deterministic, tp)
+            "worker.rank.kernels_for",
+            lambda device, _, tp, num_threads: Interpreted(deterministic, tp),
         )
         monkeypatch.setattr("worker.rank.runner_for", runner)
 

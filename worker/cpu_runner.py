@@ -1,0 +1,45 @@
+"""Runs the rows of a step through the model on a CPU by torch, one op after the other.
+
+Owns the way from host lists to a batch on a CPU. Knows nothing of plans or sampling.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kernels.attention_batch import AttentionBatch
+from worker.adapter_bank import AdapterBank
+from worker.kv_cache import KVCache
+from worker.model import Model
+from worker.rows import DeviceBatch, StepRows
+
+
+class CpuRunner:
+    """Runs every step by itself."""
+
+    def __init__(self, model: Model, cache: KVCache, bank: AdapterBank) -> None:
+        self._model = model
+        self._cache = cache
+        self._bank = bank
+
+    def run(self, rows: StepRows) -> Tensor | None:
+        """See `Runner`."""
+        batch = cpu_batch(rows, self._bank, self._cache.page_size)
+        segments = self._bank.segments(rows.runs) or None
+        return self._model.forward(replace(batch, loras=segments), self._cache)
+
+
+def cpu_batch(rows: StepRows, bank: AdapterBank, page_size: int) -> DeviceBatch:
+    """Return the rows as tensors, with no LoRA of a layer."""
+    return DeviceBatch(
+        token_ids=torch.tensor(rows.token_ids, dtype=torch.int64),
+        attention=AttentionBatch.build(
+            rows.query_starts, rows.context_lens, rows.page_tables, page_size
+        ),
+        loras=None,
+        embeddings=bank.embeddings(rows.runs),
+        heads=bank.heads(rows.runs),
+        sample_index=torch.tensor(rows.sample_rows, dtype=torch.int64),
+        sample_rows=rows.sample_rows,
+    )
