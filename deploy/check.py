@@ -58,7 +58,7 @@ def check_model(config: ServeConfig) -> Checked:
         model=model,
         max_model_len=config.max_model_len or longest,
         device=device,
-        threads=config.threads_per_rank or max(1, (os.cpu_count() or 1) // config.tp),
+        threads=config.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // config.tp),
     )
 
 
@@ -141,7 +141,8 @@ def rank_memory(checked: Checked) -> RankMemory:
     item_bytes = BYTES[checked.config.dtype]
     return RankMemory(
         tp=checked.config.tp,
-        # Ranks on a CPU widen adapters, see worker.rank.
+        # Ranks on a CPU hold adapters in the model's dtype, or in float32 where there is no C
+        # compiler. Nobody knows which before they start, so the larger is claimed.
         adapter_item_bytes=4 if checked.device == "cpu" else item_bytes,
         model_item_bytes=item_bytes,
         adapter_bytes=checked.config.adapter_memory,

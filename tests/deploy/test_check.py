@@ -1,11 +1,15 @@
 """What the door refuses before anything is started."""
 
 import socket
+from pathlib import Path
 
 import pytest
+import torch
 
-from deploy.check import check_answers, check_device
-from deploy.config import ConfigError
+from deploy.check import Checked, check_answers, check_device, rank_memory
+from deploy.config import ConfigError, ServeConfig
+from kernels.cpu import CpuKernels
+from tests.cluster.adapters.tiny import MODEL
 
 
 def test_a_cpu_takes_pages_and_heads_of_any_size() -> None:
@@ -44,3 +48,16 @@ def test_an_address_that_is_rays_to_resolve_is_left_to_ray(address: str) -> None
 def test_an_address_that_cannot_be_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="ray_address"):
         check_answers(address)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_rank_holds_larger_elements_of_an_adapter_than_are_claimed(
+    device: str, dtype: str
+) -> None:
+    """A rank on a CPU without a C compiler widens them."""
+    config = ServeConfig(model="tiny", dtype=dtype)
+    checked = Checked(config, Path("tiny"), MODEL, 64, device, 1)
+    of_model = getattr(torch, dtype)
+    held = CpuKernels().adapter_dtype(of_model) if device == "cpu" else of_model
+    assert rank_memory(checked).adapter_item_bytes == held.itemsize

@@ -1,6 +1,7 @@
 """A served model as its users meet it: real processes, real clients, two ranks."""
 
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -245,6 +246,27 @@ def test_an_adapter_loads_unloads_and_comes_back_warm(server: Server) -> None:
         complete(server, "copy", prompt, 8)
     listed = httpx.get(f"{server.url}/v1/adapters").json()
     assert "copy" not in json.dumps(listed)
+
+
+def test_http_and_the_fronts_statistics_are_open_to_this_machine_alone(server: Server) -> None:
+    fronts = [
+        pid
+        for pid in server.processes()
+        if Path(f"/proc/{pid}/comm").read_text().strip() == "haproxy"
+    ]
+    assert len(fronts) == 1
+    places = {os.readlink(link) for link in Path(f"/proc/{fronts[0]}/fd").iterdir()}
+    sockets = {place[len("socket:[") : -1] for place in places if place.startswith("socket:[")}
+    listening = "0A"
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{fronts[0]}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == listening and fields[9] in sockets:
+                host, port = fields[1].split(":")
+                found.append((host, int(port, 16)))
+    assert {host for host, _ in found} == {"0100007F"}  # 127.0.0.1
+    assert server.port in {port for _, port in found}
 
 
 def test_health_metrics_and_version_answer(server: Server) -> None:

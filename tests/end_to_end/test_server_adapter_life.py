@@ -117,11 +117,11 @@ def test_thirty_adapters_loaded_at_once_are_thirty_and_answer_as_alone(
         replies = list(clients.map(lambda path: load(server, path.name, path), many))
         assert [reply.status_code for reply in replies] == [200] * 30
         assert len({reply.json()["digest"] for reply in replies}) == 30
-        together = list(clients.map(lambda name: tokens(ask(server, name).json()), names))
+        together = list(clients.map(lambda name: tokens(complete(server, name, PROMPT, 12)), names))
         # Again, in another order and company, and from nothing that was computed before.
         again = list(
             clients.map(
-                lambda name: tokens(complete(server, name, PROMPT, 4, cache_salt="2")), names[::-1]
+                lambda name: tokens(complete(server, name, PROMPT, 12, cache_salt="2")), names[::-1]
             )
         )
         assert together == again[::-1]
@@ -135,8 +135,8 @@ def test_an_unload_lets_what_runs_finish_and_refuses_what_is_new(
     server: Server, many: list[Path]
 ) -> None:
     digest = load(server, "leaves", many[0]).json()["digest"]
-    whole = tokens(complete(server, "leaves", PROMPT, 120))
-    with ThreadPoolExecutor(1) as clients, running(server, "leaves", 120) as chunks:
+    whole = tokens(complete(server, "leaves", PROMPT, 400))
+    with ThreadPoolExecutor(1) as clients, running(server, "leaves", 400) as chunks:
         unloading: Future[httpx.Response] = clients.submit(unload, server, "leaves")
         wait_for(lambda: ask(server, "leaves").status_code == 404)
         refused = ask(server, "leaves")
@@ -275,14 +275,14 @@ def test_a_directory_that_goes_while_a_request_waits_for_its_slot_fails_that_req
     for name, path in zip(names, (many[1], many[2], tmp_path / "doomed", many[7]), strict=True):
         assert load(small, name, path).status_code == 200  # the last one alone is in memory then
     with (
-        running(small, "one", 60) as one,
-        running(small, "two", 60) as two,
+        running(small, "one", 400) as one,
+        running(small, "two", 400) as two,
         ThreadPoolExecutor(2) as clients,
     ):
         doomed, last = (clients.submit(ask, small, name) for name in ("doomed", "last"))
         wait_for(lambda: small.metric("topwork_requests_waiting") == 2)
         shutil.rmtree(tmp_path / "doomed")
-        assert (len(streamed(one)), len(streamed(two))) == (60, 60)
+        assert (len(streamed(one)), len(streamed(two))) == (400, 400)
         assert last.result().status_code == 200
         failed = doomed.result()
     assert failed.status_code == 404
