@@ -12,7 +12,7 @@ SERVED := $(if $(filter $(MODEL),$(DEMO)),--served-model-name smollm2,)
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-kernels test-interpreted test-compiled test-slow check demo-model bench-scheduler bench-adapters clean
+.PHONY: install serve test test-kernels test-interpreted test-compiled test-slow check demo-model bench-scheduler bench-adapters bench-peers clean
 
 # torch first and pinned: a plain `torch` would bring gigabytes of CUDA.
 $(BIN)/.installed: pyproject.toml
@@ -77,6 +77,11 @@ bench-scheduler: $(BIN)/.installed $(VENV)/bench-scheduler/.installed
 # ARGS='--only stall --tp 2' measures less, ARGS='--json FILE' writes all that was measured.
 bench-adapters: $(BIN)/.installed $(DEMO)/config.json
 	$(BIN)/python -m deploy.bench.adapters $(ARGS)
+
+# Installs vLLM's CPU build, llama.cpp and transformers + peft (6 GB in ~/.cache/topwork/peers) once.
+# ARGS='--only base,memory --peers llama --threads 1' measures less.
+bench-peers: $(BIN)/.installed $(DEMO)/config.json
+	$(BIN)/python -m deploy.bench.peers $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -15,6 +15,7 @@ from deploy.bench.http_target import HttpTarget
 from deploy.bench.measure import Run
 from deploy.bench.peft_target import PeftTarget
 from deploy.bench.prefix import bench_prefix
+from deploy.bench.profile import StepProfile, print_profile
 from deploy.bench.workload import Workload
 from worker.model_reader import read_model_config
 
@@ -48,6 +49,8 @@ class BenchOptions:
     peer_threads: tuple[int, ...]
     dtype: str
     prefix_len: int | None  # tokens; measure only what a shared prompt costs
+    profile: bool = False  # of the engine: print only where the time of its steps goes
+    threads: int | None = None  # of each rank of the engine; None: torch's own choice
 
 
 def workloads(options: BenchOptions, vocab_size: int) -> list[Workload]:
@@ -120,6 +123,22 @@ def print_table(
     console.print(table)
 
 
+def _profile(
+    engine: Target, loads: list[Workload], options: BenchOptions, console: Console
+) -> None:
+    """Run every workload once to warm up and then `rounds` times; print a table for each."""
+    try:
+        for load in loads:
+            engine.run(load, 0)
+            profile = StepProfile(options.engine_tp or 1)
+            with profile.watching():
+                for round_number in range(1, options.rounds + 1):
+                    engine.run(load, round_number)
+            print_profile(load.name, profile, console)
+    finally:
+        engine.close()
+
+
 def bench_all(options: BenchOptions, console: Console) -> None:
     """Measure everything that the options name and print the table."""
     model = read_model_config(options.model_dir)
@@ -132,9 +151,18 @@ def bench_all(options: BenchOptions, console: Console) -> None:
         HttpTarget(options.url)
         if options.engine_tp is None
         else EngineTarget(
-            options.model_dir, options.base, options.adapters, options.engine_tp, options.dtype
+            options.model_dir,
+            options.base,
+            options.adapters,
+            options.engine_tp,
+            options.dtype,
+            options.threads,
         )
     )
+    if options.profile:
+        assert options.engine_tp is not None, "only an engine of this process can be looked into"
+        _profile(ours, loads, options, console)
+        return
     targets = [ours]
     for threads in options.peer_threads:
         targets.append(PeftTarget(options.model_dir, options.base, options.adapters, threads))

@@ -3,10 +3,11 @@
 import time
 from collections import deque
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from cluster.request import BASE, Request
 from cluster.scheduling.config import SchedulerConfig
+from deploy.bench.child import ChildTarget, serve_target
 from deploy.bench.measure import Run, Sample
 from deploy.bench.workload import Ask, Workload
 from deploy.local_engine import Answer, LocalEngine
@@ -18,7 +19,13 @@ class EngineTarget:
     """Steps a LocalEngine and keeps `concurrency` requests in it."""
 
     def __init__(
-        self, model_dir: Path, base: str, adapters: dict[str, str], tp: int, dtype: str
+        self,
+        model_dir: Path,
+        base: str,
+        adapters: dict[str, str],
+        tp: int,
+        dtype: str,
+        threads: int | None = None,
     ) -> None:
         self.label = f"topwork engine, tp {tp}"
         rank = RankConfig(
@@ -29,7 +36,7 @@ class EngineTarget:
             kv_memory_bytes=2**29,
             num_slots=8,
             max_model_len=4096,
-            num_threads=None,
+            num_threads=threads,
         )
         scheduler = SchedulerConfig(
             num_pages=0,
@@ -70,3 +77,41 @@ class EngineTarget:
         greedy = SamplingParams(temperature=0.0)
         adapter = self._digests[ask.model]
         return Request("bench", adapter, ask.token_ids, greedy, max_tokens=ask.num_output_tokens)
+
+
+class EngineProcess(ChildTarget):
+    """The engine in a plain process of its own, so that its client takes none of its time."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        base: str,
+        adapters: dict[str, str],
+        tp: int,
+        dtype: str,
+        threads: int,
+        log: Path | None = None,
+    ) -> None:
+        super().__init__(
+            f"topwork engine, tp {tp}",
+            "deploy.bench.engine_target",
+            {
+                "model_dir": str(model_dir),
+                "base": base,
+                "adapters": adapters,
+                "tp": tp,
+                "dtype": dtype,
+                "threads": threads,
+            },
+            environment={"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"},
+            log=log,
+        )
+
+
+def _make(model_dir: str, **others: Any) -> EngineTarget:
+    return EngineTarget(Path(model_dir), **others)
+
+
+def serve() -> None:
+    """Answer the parent's workloads."""
+    serve_target(_make)

@@ -1,15 +1,19 @@
 """A server with OpenAI's completions API as the target of a workload."""
 
 import asyncio
-import json
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 import httpx
+import msgspec
 
+from deploy.bench.light_http import light_client
 from deploy.bench.measure import Run, Sample
 from deploy.bench.workload import Ask, Workload
+
+Asking = Callable[[httpx.AsyncClient, Ask], AsyncGenerator[float, None]]
 
 
 class BenchError(Exception):
@@ -17,10 +21,18 @@ class BenchError(Exception):
 
 
 class HttpTarget:
-    """Streams completions from a base URL."""
+    """Streams completions from a base URL; `asking` speaks the server's own language."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        self.label = "topwork"
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        label: str = "topwork",
+        asking: Asking | None = None,
+    ) -> None:
+        self.label = label
+        self._asking = asking or token_times
         self._url = url.rstrip("/")
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
@@ -38,10 +50,7 @@ class HttpTarget:
     async def _run(self, workload: Workload, asks: tuple[Ask, ...]) -> Run:
         waiting = deque(asks)
         samples: list[Sample] = []
-        limits = httpx.Limits(max_connections=workload.concurrency)
-        async with httpx.AsyncClient(
-            base_url=self._url, timeout=600.0, limits=limits, headers=self._headers
-        ) as client:
+        async with light_client(self._url, self._headers) as client:
 
             async def one_client() -> None:
                 while waiting:
@@ -52,10 +61,24 @@ class HttpTarget:
 
     async def _ask(self, client: httpx.AsyncClient, ask: Ask) -> Sample:
         sent = time.perf_counter()
-        times = [at async for at in token_times(client, ask)]
+        times = [at async for at in self._asking(client, ask)]
         if len(times) != ask.num_output_tokens:
             raise BenchError(f"{len(times)} tokens instead of {ask.num_output_tokens}")
         return Sample(sent, tuple(times))
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+
+
+class _Chunk(msgspec.Struct):
+    """What a benchmark reads of one event: who asks for more pays for it on the server's cores."""
+
+    choices: list[_Choice] | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_chunk_of = msgspec.json.Decoder(_Chunk).decode
 
 
 async def token_times(client: httpx.AsyncClient, ask: Ask) -> AsyncGenerator[float, None]:
@@ -76,13 +99,22 @@ async def token_times(client: httpx.AsyncClient, ask: Ask) -> AsyncGenerator[flo
     async with client.stream("POST", "/v1/completions", json=body) as reply:
         if reply.status_code != 200:
             raise BenchError(f"{reply.status_code}: {(await reply.aread()).decode()}")
-        async for line in reply.aiter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            now = time.perf_counter()
-            chunk = json.loads(line[6:])
-            if "error" in chunk:
-                raise BenchError(str(chunk["error"]))
-            for choice in chunk["choices"]:
-                for _ in choice.get("token_ids") or ():
-                    yield now
+        async with aclosing(event_data(reply)) as events:
+            async for data in events:
+                now = time.perf_counter()
+                chunk = _chunk_of(data)
+                if chunk.choices is None:
+                    raise BenchError(bytes(chunk.error or data).decode())
+                for choice in chunk.choices:
+                    for _ in choice.token_ids or ():
+                        yield now
+
+
+async def event_data(reply: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Give what each server-sent event of a response says, but for the [DONE] at the end."""
+    held = b""
+    async for part in reply.aiter_raw():
+        *lines, held = (held + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+                yield line[6:]

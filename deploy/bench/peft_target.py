@@ -3,53 +3,36 @@
 A closed loop of c clients becomes batches of c requests, which is how this library is used.
 """
 
-import json
-import os
-import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from deploy.bench.child import ChildTarget, serve_target
 from deploy.bench.measure import Run, Sample
 from deploy.bench.workload import Workload
 
 
-class PeftTarget:
+class PeftTarget(ChildTarget):
     """Runs workloads in a child process that holds the model and its adapters."""
 
-    def __init__(self, model_dir: Path, base: str, adapters: dict[str, str], threads: int) -> None:
-        self.label = f"transformers+peft ({threads} thread{'s' if threads > 1 else ''})"
-        environment = dict(os.environ, OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "deploy.bench.peft_target"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
+    def __init__(
+        self,
+        model_dir: Path,
+        base: str,
+        adapters: dict[str, str],
+        threads: int,
+        python: str = sys.executable,
+        log: Path | None = None,
+    ) -> None:
+        super().__init__(
+            f"transformers+peft ({threads} thread{'s' if threads > 1 else ''})",
+            "deploy.bench.peft_target",
+            {"model_dir": str(model_dir), "base": base, "adapters": adapters},
+            python=python,
+            log=log,
+            environment={"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"},
         )
-        self._ask({"model_dir": str(model_dir), "base": base, "adapters": adapters})
-
-    def run(self, workload: Workload, round_number: int) -> Run:
-        """Answer one round of a workload and return its times."""
-        reply = self._ask({"workload": asdict(workload), "round": round_number})
-        return Run(tuple(Sample(s["sent"], tuple(s["token_times"])) for s in reply["samples"]))
-
-    def close(self) -> None:
-        """End the child process."""
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        self._child.wait()
-
-    def _ask(self, message: dict[str, Any]) -> Any:
-        assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.write(json.dumps(message) + "\n")
-        self._child.stdin.flush()
-        line = self._child.stdout.readline()
-        if not line:
-            raise RuntimeError("the transformers+peft process died; see its output above")
-        return json.loads(line)
 
 
 class _Peer:
@@ -71,14 +54,15 @@ class _Peer:
                 model.load_adapter(directory, adapter_name=name)
         self._model = model.eval()
 
-    def run(self, workload: Workload, round_number: int) -> list[Sample]:
+    def run(self, workload: Workload, round_number: int) -> Run:
+        """Answer one round of a workload and return its times."""
         asks = workload.asks(round_number)
         samples: list[Sample] = []
         for start in range(0, len(asks), workload.concurrency):
             batch = asks[start : start + workload.concurrency]
             names = ["__base__" if a.model == self._base else a.model for a in batch]
             samples += self._batch([list(a.token_ids) for a in batch], names, workload.output_len)
-        return samples
+        return Run(tuple(samples))
 
     def _batch(self, prompts: list[list[int]], names: list[str], length: int) -> list[Sample]:
         ids = self._torch.tensor(prompts)
@@ -104,23 +88,6 @@ class _Peer:
         return [Sample(sent, tuple(times)) for _ in prompts]
 
 
-def _child() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the libraries print must not mix with the answers
-    peer: _Peer | None = None
-    for line in sys.stdin:
-        message = json.loads(line)
-        reply: dict[str, Any] = {}
-        if peer is None:
-            peer = _Peer(message["model_dir"], message["base"], message["adapters"])
-        else:
-            fields = message["workload"]
-            fields["models"] = tuple(fields["models"])
-            samples = peer.run(Workload(**fields), message["round"])
-            reply = {"samples": [asdict(sample) for sample in samples]}
-        answers.write(json.dumps(reply) + "\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    _child()
+def serve() -> None:
+    """Answer the parent's workloads."""
+    serve_target(_Peer)

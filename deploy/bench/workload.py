@@ -28,10 +28,12 @@ class Workload:
     output_len: int  # tokens, always all of them
     shared_prefix_len: int = 0  # first tokens that all prompts to one model have in common
     vocab_size: int = 32000
+    first: int = 0  # index of the first request: what an earlier workload of this name asked
 
     def asks(self, round_number: int) -> tuple[Ask, ...]:
         """Return the requests of one round; no two rounds share a prompt."""
-        return tuple(self._ask(i, round_number) for i in range(self.num_requests))
+        indices = range(self.first, self.first + self.num_requests)
+        return tuple(self._ask(index, round_number) for index in indices)
 
     def _ask(self, index: int, round_number: int) -> Ask:
         model = self.models[index % len(self.models)]

@@ -18,6 +18,7 @@ import httpx
 from deploy.bench.adapters.directories import drop_from_page_cache
 from deploy.bench.adapters.server import BenchServer
 from deploy.bench.http_target import BenchError, token_times
+from deploy.bench.light_http import light_client
 from deploy.bench.workload import Workload
 
 DEVICE, HOST, DISK, NEVER_READ = "device", "host", "disk", "never read"
@@ -74,7 +75,7 @@ class ColdBench:
 
     async def _run(self) -> list[Place]:
         options, places = self._options, [Place(tier) for tier in TIERS]
-        async with httpx.AsyncClient(base_url=self._server.url, timeout=600.0) as client:
+        async with light_client(self._server.url) as client:
             by_tier = await self._bring_to_places(client)
             for number in range(options.samples + 1):
                 self._told(f"cold, {'warm-up' if number == 0 else f'sample {number}'}")

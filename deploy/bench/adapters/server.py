@@ -21,12 +21,12 @@ import httpx
 
 from deploy.bench.adapters.counts import Counts, count_tiers, read_counts
 from deploy.bench.http_target import BenchError
+from deploy.bench.process_tree import ProcessTree
 
 BASE = "smollm2"
 REGISTERED, READY = "loading the model", "Ctrl-C takes it down"  # begins, then
 START_TIMEOUT = 300.0  # seconds
 STOP_TIMEOUT = 60.0  # seconds
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class BenchServer:
@@ -38,7 +38,7 @@ class BenchServer:
 
     def __init__(self, label: str, model_dir: Path, *flags: str) -> None:
         self.label = label
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._output = bytearray()
         self._seen: dict[str, float] = {}  # seconds since the start, by text
@@ -87,6 +87,11 @@ class BenchServer:
         self._stop()
 
     @property
+    def pid(self) -> int:
+        """The process that all others of the server descend from."""
+        return self._process.pid
+
+    @property
     def registered_after(self) -> float:
         """Seconds from the start of the process until all adapters were registered."""
         return self._seen[REGISTERED]
@@ -113,11 +118,7 @@ class BenchServer:
 
     def cpu_seconds(self) -> dict[int, float]:
         """Return the CPU time of the server's processes so far, by pid."""
-        stats = _process_stats()
-        family = {self._process.pid}
-        while grown := {pid for pid, s in stats.items() if int(s[1]) in family} - family:
-            family |= grown
-        return {pid: (int(stats[pid][11]) + int(stats[pid][12])) / TICKS for pid in family}
+        return ProcessTree(self.pid).cpu_seconds()
 
     def _read(self) -> None:
         while True:
@@ -152,18 +153,8 @@ def cpu_used(before: dict[int, float], after: dict[int, float]) -> float:
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
 
-def _process_stats() -> dict[int, list[str]]:
-    """Return the fields of /proc/PID/stat after the name, by pid."""
-    stats = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            stats[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has just ended
-    return stats
-
-
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of 127.0.0.1 where nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     return port

@@ -22,6 +22,7 @@ from deploy.bench.adapters.server import BASE, BenchServer
 from deploy.bench.adapters.streams import Streams, Window, watch
 from deploy.bench.adapters.traffic import Burst, Call, TrafficProcess
 from deploy.bench.http_target import BenchError
+from deploy.bench.light_http import light_client
 from deploy.bench.measure import percentile
 from deploy.bench.workload import Ask, Workload
 
@@ -98,7 +99,7 @@ class StallBench:
 
     async def _run(self) -> None:
         async with (
-            httpx.AsyncClient(base_url=self._server.url, timeout=600.0) as client,
+            light_client(self._server.url) as client,
             TrafficProcess(self._server.url, CLIENTS) as traffic,
         ):
             for number in range(self._options.rounds + 1):

@@ -1,0 +1,1 @@
+"""Topwork beside vLLM's CPU build, llama.cpp's server and transformers + peft, in turns."""
