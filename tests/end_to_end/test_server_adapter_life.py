@@ -276,14 +276,14 @@ def test_a_directory_that_goes_while_a_request_waits_for_its_slot_fails_that_req
     for name, path in zip(names, (many[1], many[2], tmp_path / "doomed", many[7]), strict=True):
         assert load(small, name, path).status_code == 200  # the last one alone is in memory then
     with (
-        running(small, "one", 400) as one,
-        running(small, "two", 400) as two,
+        running(small, "one", 1500) as one,
+        running(small, "two", 1500) as two,
         ThreadPoolExecutor(2) as clients,
     ):
         doomed, last = (clients.submit(ask, small, name) for name in ("doomed", "last"))
         wait_for(lambda: small.metric("topwork_requests_waiting") == 2)
         shutil.rmtree(tmp_path / "doomed")
-        assert (len(streamed(one)), len(streamed(two))) == (400, 400)
+        assert (len(streamed(one)), len(streamed(two))) == (1500, 1500)
         assert last.result().status_code == 200
         failed = doomed.result()
     assert failed.status_code == 404

@@ -11,6 +11,7 @@ import pytest
 from tests.end_to_end.conftest import Server, adapter_dirs
 from tests.end_to_end.reference import QUESTIONS
 from tests.end_to_end.test_engine_tokens import random_prompt
+from tests.end_to_end.test_server import wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 MODELS = ["smollm2", *adapter_dirs()][:2]
@@ -70,7 +71,7 @@ def test_three_choices_are_three_single_requests_with_their_seeds(
 def test_choices_share_the_pages_of_their_prompt(server: Server) -> None:
     before = server.metric("topwork_forked_sequences_total")
     ask(server, model=MODELS[1], prompt=random_prompt(200), n=4, cache_salt="forks")
-    assert server.metric("topwork_forked_sequences_total") == before + 3
+    wait_for(lambda: server.metric("topwork_forked_sequences_total") == before + 3)
 
 
 def test_the_best_of_several_are_the_likeliest_of_the_same_choices(server: Server) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.conftest import Server
 from tests.end_to_end.test_engine_tokens import random_prompt
-from tests.end_to_end.test_server import MODELS, complete, tokens
+from tests.end_to_end.test_server import MODELS, complete, tokens, wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 
@@ -51,10 +51,11 @@ def test_answers_with_24_pages_of_kv_are_those_with_plenty_and_can_be_replayed(
             return [tokens(call.result()) for call in calls]
 
     plenty = answers(server, "plenty")
-    assert small_server.metric("topwork_kv_blocks_total") == NUM_PAGES
+    # A router looks at its schedulers from time to time.
+    wait_for(lambda: small_server.metric("topwork_kv_blocks_total") == NUM_PAGES)
     assert answers(small_server, "small") == plenty
     assert answers(small_server, "small") == plenty
-    assert small_server.metric("topwork_preemptions_total") > 0
+    wait_for(lambda: small_server.metric("topwork_preemptions_total") > 0)
     assert small_server.metric("topwork_kv_host_blocks_saved_total") > 0
     assert small_server.metric("topwork_kv_host_blocks_restored_total") > 0
     topwork = Path(sys.executable).parent / "topwork"
