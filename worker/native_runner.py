@@ -1,4 +1,4 @@
-"""Runs the rows of a step through the model on a CPU, the layers from a tape.
+"""Runs the rows of a step through the model on a CPU, all but its embedding from a tape.
 
 Owns the tape: it is made when first needed and made anew, larger, when a step has more rows or
 larger adapters than it has room for. Knows nothing of plans or sampling.

@@ -213,7 +213,8 @@ int topwork_run(struct crew *crew, const struct step steps[2], const struct entr
     crew->steps = steps;
     crew->entries = entries;
     crew->num_entries = num_entries;
-    int64_t num_threads = is_alone ? 1 : crew->num_threads;
+    /* Without an op the threads would not meet, and might still be on their way in the next. */
+    int64_t num_threads = is_alone || num_entries == 0 ? 1 : crew->num_threads;
     if (num_threads > 1) {
         pthread_mutex_lock(&crew->mutex);
         crew->num_programs++;

@@ -83,7 +83,7 @@ def native_library() -> Library | None:
     try:
         return open_library(Path.home() / _CACHE_DIR)
     except (BuildError, OSError, RuntimeError) as error:  # RuntimeError: nobody's home
-        _logger.warning("models run in torch alone, two to five times slower: %s", error)
+        _logger.warning("models run in torch alone, several times slower: %s", error)
         return None
 
 

@@ -85,8 +85,20 @@ def test_programs_of_unequal_size_take_turns_on_one_crew(
             assert torch.equal(out, expected)
 
 
-def test_an_empty_program_returns(library: Library) -> None:
-    Crew(library, 2).run(Program(), Step(1))
+def test_an_empty_program_returns_and_leaves_the_next_alone(
+    library: Library, weights: list[Tensor]
+) -> None:
+    crew = Crew(library, 3)
+    kernels, tape = NativeKernels(crew), Tape(4)
+    x = torch.randn(4, WIDTH)
+    with kernels.recording(tape):
+        out = chain(kernels, x, weights[:3])
+    expected = chain(kernels, x, weights[:3])
+    for _ in range(200):
+        crew.run(Program(), Step(1))
+        out.fill_(torch.nan)
+        tape.run(crew, Step(4))
+        assert torch.equal(out, expected)
 
 
 def test_a_crew_that_nobody_needs_ends_its_threads(library: Library) -> None:
