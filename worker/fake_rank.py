@@ -14,6 +14,7 @@ from hashlib import blake2b
 from worker.adapter_shard import AdapterShard
 from worker.fake_pages import Entry, FakePages
 from worker.protocol import (
+    DRAWN,
     GENESIS,
     Chunk,
     PageCopy,
@@ -82,6 +83,7 @@ class _Sequence:
     owned: set[int]  # pages it was given to write, or starts within
     tokens: list[int]
     content: bytes
+    drawn: int | None = None  # in its last chunk, which was in the last step
 
 
 class FakeRank:
@@ -155,6 +157,8 @@ class FakeRank:
             self._start(start, forks)
         self._give_out(plan)
         tokens = [self._run(chunk) for chunk in plan.chunks]
+        for seq_id in self._sequences.keys() - {chunk.seq_id for chunk in plan.chunks}:
+            self._sequences[seq_id].drawn = None
         sampled = tuple(token for token in tokens if token is not None)
         return StepReply(plan.step, StepOutput(plan.step, sampled))
 
@@ -241,7 +245,7 @@ class FakeRank:
         assert chunk.token_ids, f"sequence {chunk.seq_id}: empty chunk"
         sequence.pages += chunk.new_pages
         sequence.owned.update(chunk.new_pages)
-        for token_id in chunk.token_ids:
+        for token_id in self._known(sequence, chunk):
             index, offset = divmod(len(sequence.tokens), self._page_size)
             assert index < len(sequence.pages), f"sequence {chunk.seq_id}: too few pages"
             page = sequence.pages[index]
@@ -249,10 +253,20 @@ class FakeRank:
             sequence.content = _hash(sequence.content, token_id)
             sequence.tokens.append(token_id)
             self._pages.write(page, offset, Entry(token_id, sequence.content))
+        sequence.drawn = None
         if not chunk.samples:
             return None
         token = _draw(sequence.content, sequence.sampling, self._vocab_size)
+        sequence.drawn = token.token_id
         return SampledToken(chunk.seq_id, token.token_id, token.logprob, token.top_logprobs)
+
+    def _known(self, sequence: _Sequence, chunk: Chunk) -> tuple[int, ...]:
+        """Return the tokens of a chunk, also one that was planned while its token was drawn."""
+        if DRAWN not in chunk.token_ids:
+            return chunk.token_ids
+        assert len(chunk.token_ids) == 1, f"sequence {chunk.seq_id}: not all tokens are known"
+        assert sequence.drawn is not None, f"sequence {chunk.seq_id} drew nothing the step before"
+        return (sequence.drawn,)
 
     def _check_unused(self, slot: int) -> None:
         users = [i for i, sequence in self._sequences.items() if sequence.slot == slot]

@@ -12,6 +12,7 @@ import msgspec
 
 DIGEST_BYTES = 32
 GENESIS = bytes(DIGEST_BYTES)  # the digest "before step 1" of a freshly started group of ranks
+DRAWN = -1  # in place of a token that the step before draws: the ranks know it, nobody else does
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -60,7 +61,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     seq_id: int
     start: int
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # (DRAWN,) if the plan was made while its token was being drawn
     new_pages: tuple[int, ...]  # appended to the page table before the step; their content is stale
     samples: bool  # draw the token at position start + len(token_ids)
 

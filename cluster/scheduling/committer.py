@@ -1,16 +1,17 @@
 """What a step came to: tokens appended, pages handed to the cache, sequences ended.
 
-Owns the end of every running sequence, whether by its last token, an abort or a failure. Knows
-nothing of waiting sequences.
+Owns the end of every running sequence, whether by its last token, an abort or a failure. One that
+a later step in flight computes ends with that step: until then its pages are written. Knows nothing
+of waiting sequences.
 """
 
 from cluster.request import TokenEvent
+from cluster.scheduling.batch import Batch
 from cluster.scheduling.fair_share import FairShare
 from cluster.scheduling.holdings import Holdings
 from cluster.scheduling.outcome import NOT_FINITE, failure, take_token
 from cluster.scheduling.running_set import RunningSet
-from cluster.scheduling.sequence import Running, Sequence, Status
-from cluster.scheduling.step_planner import Batch
+from cluster.scheduling.sequence import Running, Sequence
 from worker.protocol import SampledToken, StepOutput
 
 
@@ -29,65 +30,77 @@ class Committer:
         self._running = running
         self._sequences = sequences
         self._shares = shares
-        self._aborted: list[Running] = []
+        self._ending: list[Running] = []
 
-    def abort_at_commit(self, running: Running) -> None:
-        """End a sequence when the step in flight is committed: until then its pages are written."""
-        if not running.is_aborted:
-            running.is_aborted = True
-            self._aborted.append(running)
+    def end_at_commit(self, running: Running) -> None:
+        """End a sequence when the steps in flight that have it are committed."""
+        if not running.is_ending:
+            running.is_ending = True
+            self._ending.append(running)
 
     def finish(self, running: Running, step: int) -> None:
-        """End a sequence now; its full pages stay in the cache."""
-        self._drop(running)
-        self._holdings.finish(running, step)
+        """End a sequence now; its full pages stay in the cache, unless it has failed."""
+        self._running.leave(running)
+        self._shares.leave(running.sequence.flow)
+        del self._sequences[running.seq_id]
+        if running.is_failed:
+            self._holdings.discard(running, step)
+        else:
+            self._holdings.finish(running, step)
 
-    def commit(self, batch: Batch, output: StepOutput) -> list[tuple[int, TokenEvent]]:
-        """Apply what the ranks computed; return (seq_id, event) in plan order."""
+    def commit(
+        self, batch: Batch, output: StepOutput, following: Batch | None
+    ) -> list[tuple[int, TokenEvent]]:
+        """Apply what the ranks computed; return (seq_id, event) in plan order.
+
+        `following` is the step that the ranks are computing meanwhile, if there is one.
+        """
         tokens, failed = iter(output.tokens), frozenset(output.failed)
         events: list[tuple[int, TokenEvent]] = []
         for chunk in batch.chunks.values():
             running = self._running.get(chunk.seq_id)
             assert running is not None, f"sequence {chunk.seq_id} left while its step ran"
-            running.num_computed = chunk.start + len(chunk.token_ids)
-            if chunk.seq_id in failed:
-                if not running.is_aborted:
-                    events.append((chunk.seq_id, failure(running.sequence, NOT_FINITE)))
-                self._drop(running)
-                self._holdings.discard(running, batch.step)
+            is_failed = chunk.seq_id in failed
+            sampled = next(tokens) if chunk.samples and not is_failed else None
+            assert sampled is None or sampled.seq_id == chunk.seq_id, "tokens are out of order"
+            # What was drawn for one that has ended already is no token of it.
+            num_known = len(running.sequence.tokens)
+            running.num_computed = min(chunk.start + len(chunk.token_ids), num_known)
+            running.is_failed |= is_failed
+            if running.is_ending:
                 continue
-            event = self._advance(running, next(tokens) if chunk.samples else None, batch.step)
-            if event is not None:
-                events.append((chunk.seq_id, event))
+            event = self._advance(running, sampled, batch.step)
+            if event is None:
+                continue
+            events.append((chunk.seq_id, event))
+            if event.finish_reason is not None:
+                self._end(running, batch.step, following)
+            elif not running.is_decoding:
+                self._running.begin_decoding(running)
         assert next(tokens, None) is None, "rank 0 sent more tokens than the plan samples"
         self._running.committed()
-        self._finish_aborted(batch.step)
+        ending, self._ending = self._ending, []
+        for running in ending:
+            self._end(running, batch.step, following)
         return events
 
     def _advance(
         self, running: Running, sampled: SampledToken | None, step: int
     ) -> TokenEvent | None:
         """Apply one computed chunk to its sequence."""
+        if running.is_failed:
+            return failure(running.sequence, NOT_FINITE)
         if not running.is_decoding:
             self._holdings.keep(running, step)
-        if sampled is None or running.is_aborted:
+        if sampled is None:
             return None
-        assert sampled.seq_id == running.seq_id, "tokens are not in plan order"
         self.generated_tokens += 1
-        event = take_token(running.sequence, sampled)
-        if event.finish_reason is not None:
+        return take_token(running.sequence, sampled)
+
+    def _end(self, running: Running, step: int, following: Batch | None) -> None:
+        """End a sequence now, or with the following step if that computes it once more."""
+        if following is None or running.seq_id not in following.chunks:
             self.finish(running, step)
-        elif not running.is_decoding:
-            self._running.begin_decoding(running)
-        return event
-
-    def _finish_aborted(self, step: int) -> None:
-        aborted, self._aborted = self._aborted, []
-        for running in aborted:
-            if running.sequence.status is Status.RUNNING:
-                self.finish(running, step)
-
-    def _drop(self, running: Running) -> None:
-        self._running.leave(running)
-        self._shares.leave(running.sequence.flow)
-        del self._sequences[running.seq_id]
+        else:
+            running.is_ending = True
+            self._ending.append(running)

@@ -1,4 +1,4 @@
-"""A scheduler over one fake rank, in lock step and without a model: for tests and simulations.
+"""A scheduler over one fake rank, without a model: for tests and simulations.
 
 Checks every invariant after every call; the fake rank checks every page that a plan reads.
 """
@@ -14,7 +14,14 @@ from worker.protocol import GENESIS, Plan, SamplingParams, StepOutput, encode_pl
 class FakeEngine:
     """Serves requests to their ends and remembers what everyone was told."""
 
-    def __init__(self, config: SchedulerConfig, *, loads_at_once: bool = True) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        loads_at_once: bool = True,
+        plans_ahead: bool = False,
+        runs_late: bool = False,
+    ) -> None:
         self.scheduler = Scheduler(config)
         self.plans: list[Plan] = []
         self.digest = GENESIS  # end of the chain of plans
@@ -23,10 +30,14 @@ class FakeEngine:
         self.loads: list[AdapterLoad] = []  # those that are not answered
         self.unloaded: list[UnloadedAdapter] = []
         self._loads_at_once = loads_at_once
+        self._plans_ahead = plans_ahead  # `step` begins the one after it as well, if it can
+        self._runs_late = runs_late  # the rank runs a plan when its output is waited for
         self._held_bytes: dict[int, int] = {}  # by slot, on the rank
         self._rank = FakeRank(page_size=config.page_size, num_slots=config.num_slots)
         self._rank.allocate(config.num_pages, config.num_host_pages)
-        self._in_flight: StepOutput | None = None
+        self._frames: list[bytes] = []  # that the rank has not run
+        self._outputs: list[StepOutput] = []  # that are not committed
+        self._spoilt: set[int] = set()
 
     def add(
         self,
@@ -83,7 +94,7 @@ class FakeEngine:
         return seq_ids
 
     def begin_step(self) -> Plan | None:
-        """Schedule a step and let the rank run it, but do not commit; None: nothing to do."""
+        """Schedule a step and send it to the rank, but do not commit; None: nothing to do."""
         plan = self.scheduler.schedule()
         self.scheduler.check()
         self._take_unloaded()
@@ -95,18 +106,40 @@ class FakeEngine:
         if plan is not None:
             self.plans.append(plan)
             frame, self.digest = encode_plan(plan, self.digest)
-            self._in_flight = self._rank.step(frame).output
+            self._frames.append(frame)
+            if not self._runs_late:
+                self._run_next()
         return plan
 
     def end_step(self) -> None:
-        """Commit the step that was begun."""
-        assert self._in_flight is not None, "no step was begun"
-        output, self._in_flight = self._in_flight, None
-        self._take(self.scheduler.commit(output))
+        """Commit the oldest step that was begun."""
+        assert self.num_in_flight, "no step was begun"
+        if not self._outputs:
+            self._run_next()
+        self._take(self.scheduler.commit(self._outputs.pop(0)))
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps begun and not committed."""
+        return len(self._frames) + len(self._outputs)
+
+    def _run_next(self) -> None:
+        output = self._rank.step(self._frames.pop(0)).output
+        assert output is not None, "the only rank answers every plan"
+        tokens = tuple(token for token in output.tokens if token.seq_id not in self._spoilt)
+        failed = tuple(token.seq_id for token in output.tokens if token.seq_id in self._spoilt)
+        self._outputs.append(StepOutput(output.step, tokens, failed))
+
+    def spoil(self, seq_id: int) -> None:
+        """Let the logits of a sequence not be finite in all steps that the rank runs from now."""
+        self._spoilt.add(seq_id)
 
     def step(self) -> Plan | None:
         """Run one step, and answer its loads if they come at once; None: nothing was to do."""
-        plan = self.begin_step()
+        begins = self.num_in_flight == 0 or (self._plans_ahead and self.num_in_flight == 1)
+        while begins and self.begin_step() is not None:
+            begins = self._plans_ahead and self.num_in_flight == 1
+        plan = self.plans[-self.num_in_flight] if self.num_in_flight else None
         if plan is not None:
             self.end_step()
         if self._loads_at_once:

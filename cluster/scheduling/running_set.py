@@ -16,7 +16,7 @@ class RunningSet:
         self.prefilling: list[Running] = []  # K/V of known tokens still missing
         self._by_id: dict[int, Running] = {}
         self._untold: list[Running] = []  # have left, and no plan has said so
-        self._told: list[Running] = []  # the plan in flight says so
+        self._told: list[list[Running]] = []  # each plan in flight says so, the oldest first
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -66,16 +66,17 @@ class RunningSet:
 
     def tell_left(self) -> tuple[int, ...]:
         """Return who has left since the last plan, in the order of leaving, for the next one."""
-        self._told, self._untold = self._untold, []
-        return tuple(running.seq_id for running in self._told)
+        told, self._untold = self._untold, []
+        self._told.append(told)
+        return tuple(running.seq_id for running in told)
 
     def committed(self) -> None:
-        """Learn that the ranks have carried out the plan."""
-        self._told = []
+        """Learn that the ranks have carried out the oldest plan in flight."""
+        del self._told[0]
 
     def is_quiet(self, slot: int) -> bool:
         """Whether no rank has a sequence on a slot any more, not even one that has ended."""
-        return all(running.slot != slot for running in self._untold + self._told)
+        return all(one.slot != slot for left in (self._untold, *self._told) for one in left)
 
     @staticmethod
     def _remove(ordered: list[Running], running: Running) -> None:

@@ -2,15 +2,16 @@
 
 A deterministic state machine: the same calls give the same plans byte for byte. Owns the order of
 decisions and the life of each sequence; the rooms beside this one own the parts. Knows neither
-clock nor transport, and at most one plan is in flight. When a group of ranks fails, its scheduler
-is thrown away.
+clock nor transport. When a group of ranks fails, its scheduler is thrown away.
 
 Call `schedule` after any other call, then `take_unloaded` and `take_loads`: what an unload has
-freed may be what a load needs.
+freed may be what a load needs. It may be called once more while a step is in flight: the ranks then
+go from one step to the next without waiting for anybody.
 """
 
 from cluster.errors import Conflict
 from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.scheduling.batch import MAX_IN_FLIGHT, Batch
 from cluster.scheduling.cache_events import CacheObserver
 from cluster.scheduling.committer import Committer
 from cluster.scheduling.config import SchedulerConfig
@@ -25,7 +26,7 @@ from cluster.scheduling.sequence import Sequence, Status
 from cluster.scheduling.slot_table import SlotTable
 from cluster.scheduling.slot_turns import SlotTurns
 from cluster.scheduling.stats import AdapterLoad, SchedulerStats, SlotStats, UnloadedAdapter
-from cluster.scheduling.step_planner import Batch, StepPlanner
+from cluster.scheduling.step_planner import StepPlanner
 from cluster.scheduling.unloads import Unloads
 from cluster.scheduling.waiting_queue import WaitingQueue
 from worker.protocol import Plan, StepOutput
@@ -39,7 +40,7 @@ class Scheduler:
         self._config = config
         self._step = 0
         self._sequences: dict[int, Sequence] = {}  # waiting or running
-        self._in_flight: Batch | None = None
+        self._in_flight: list[Batch] = []  # steps that are not committed, the oldest first
         self._cache = PrefixCache(config.num_pages, config.num_host_pages, observer)
         self._slots = SlotTable(config.num_slots, config.adapter_memory)
         self._waiting = WaitingQueue()
@@ -89,13 +90,13 @@ class Scheduler:
         return self._lobby.add_all(requests, self._step)
 
     def abort(self, seq_id: int) -> None:
-        """End a sequence without an event, at the commit if a step is in flight.
+        """End a sequence without an event, at a commit if a step is in flight.
 
         A sequence that is unknown or has ended is ignored.
         """
         running = self._running.get(seq_id)
-        if running is not None and self._in_flight is not None:
-            self._committer.abort_at_commit(running)
+        if running is not None and self._in_flight:
+            self._committer.end_at_commit(running)
         elif running is not None:
             self._committer.finish(running, self._step)
         elif seq_id in self._sequences:
@@ -188,18 +189,18 @@ class Scheduler:
     def schedule(self) -> Plan | None:
         """Return the next plan, or None if no sequence can make progress now.
 
-        A plan without chunks only ends sequences: a load or an unload waits for their slot.
+        A plan without chunks only ends sequences: a load or an unload waits for their slot. While
+        a step is in flight, None may also mean that what comes of it must be known first: where a
+        sequence might have to give way to another, nobody is planned ahead.
         """
-        assert self._in_flight is None, f"step {self._step} is not committed yet"
-        step = self._step + 1
-        self._turns.advance(step)
-        batch = self._planner.plan(step)
-        if not batch.chunks and not self._must_tell_ends():
+        assert len(self._in_flight) < MAX_IN_FLIGHT, f"step {self._step} is not committed yet"
+        batch = self._plan_ahead(self._in_flight[0]) if self._in_flight else self._plan()
+        if batch is None:
             return None
-        self._step = step
-        self._in_flight = batch
+        self._step = batch.step
+        self._in_flight.append(batch)
         return Plan(
-            step=step,
+            step=batch.step,
             ends=self._running.tell_left(),
             starts=tuple(batch.starts),
             chunks=tuple(batch.chunks.values()),
@@ -207,11 +208,11 @@ class Scheduler:
         )
 
     def commit(self, output: StepOutput) -> list[tuple[int, TokenEvent]]:
-        """Apply what the ranks computed; return (seq_id, event) in plan order."""
-        batch = self._in_flight
+        """Apply what came of the oldest step; return (seq_id, event) in plan order."""
+        batch = self._in_flight[0] if self._in_flight else None
         assert batch is not None and output.step == batch.step, f"no step {output.step} in flight"
-        self._in_flight = None
-        events = self._committer.commit(batch, output)
+        del self._in_flight[0]
+        events = self._committer.commit(batch, output, next(iter(self._in_flight), None))
         self._settle()
         return events
 
@@ -270,12 +271,25 @@ class Scheduler:
             assert resident.leases == leases.get(resident.adapter, 0), "leases do not balance"
         assert len(self._sequences) == len(running) + len(self._lobby), "a sequence is lost"
 
+    def _plan(self) -> Batch | None:
+        step = self._step + 1
+        self._turns.advance(step)
+        batch = self._planner.plan(step)
+        return batch if batch.chunks or self._must_tell_ends() else None
+
+    def _plan_ahead(self, in_flight: Batch) -> Batch | None:
+        step = self._step + 1
+        if not self._turns.is_calm(step):
+            return None
+        self._turns.advance(step)
+        return self._planner.plan_ahead(step, in_flight)
+
     def _must_tell_ends(self) -> bool:
         return self._running.has_left and (self._turns.awaits_ends or self._unloads.is_pending)
 
     def _end(self, seq_id: int, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
         sequence, running = self._sequences.get(seq_id), self._running.get(seq_id)
-        if sequence is None or (running is not None and running.is_aborted):
+        if sequence is None or (running is not None and running.is_ending):
             return []
         self.abort(seq_id)
         return [(seq_id, failure(sequence, error))]

@@ -37,7 +37,8 @@ class RunningState(msgspec.Struct, frozen=True, array_like=True):
     num_computed: int
     duplicates: tuple[int, ...]
     is_decoding: bool
-    is_aborted: bool
+    is_ending: bool
+    is_failed: bool
 
 
 class LeftState(msgspec.Struct, frozen=True, array_like=True):
@@ -91,9 +92,9 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     sequences: tuple[SequenceState, ...]  # by arrival
     running: tuple[RunningState, ...]  # by priority and arrival
     untold: tuple[LeftState, ...]
-    told: tuple[LeftState, ...]
-    in_flight: tuple[Chunk, ...] | None  # of the step that is not committed
-    aborted: tuple[int, ...]  # running sequences that end with it
+    told: tuple[tuple[LeftState, ...], ...]  # by each step in flight
+    in_flight: tuple[tuple[Chunk, ...], ...]  # of the steps that are not committed
+    ending: tuple[int, ...]  # running sequences that end with them
     reached: tuple[tuple[int, int], ...]  # priority, and counter of the flow admitted last
     flows: tuple[FlowState, ...]
     open_lanes: tuple[str, ...]

@@ -49,6 +49,7 @@ class Sequence:
     def keys(self, num_pages: int) -> list[PageKey]:
         """Return the keys of the first `num_pages` pages, each cut from the tokens only once."""
         size = self.page_size
+        assert num_pages * size <= len(self.tokens), "a page of tokens that nobody knows"
         for page in range(len(self._keys), num_pages):
             self._keys.append(tuple(self.tokens[page * size : (page + 1) * size]))
         return self._keys[:num_pages]
@@ -71,7 +72,8 @@ class Running:
     num_computed: int  # positions whose K/V is in `pages`
     duplicates: list[int] = field(default_factory=list)
     is_decoding: bool = False
-    is_aborted: bool = False  # ends when the step in flight is committed
+    is_ending: bool = False  # ends when the last step in flight that has it is committed
+    is_failed: bool = False  # its logits were not finite: nothing more of it enters the cache
 
     @property
     def seq_id(self) -> int:

@@ -136,6 +136,10 @@ class SlotTurns:
         if self._drain is not None and self._drain.victim == adapter:
             self._cancel(self._drain, step)
 
+    def is_calm(self, step: int) -> bool:
+        """Whether `advance` will take no slot from a running sequence, nor begin to."""
+        return self._drain is None and not self._is_front_aged(step)
+
     def advance(self, step: int) -> None:
         """Age the line by one step: hand out slots, begin and end drains."""
         if self._drain is not None:
@@ -258,8 +262,7 @@ class SlotTurns:
             is_drained = self._drain is not None and self._drain.victim == resident.adapter
             may_admit = not (resident.loading or is_drained)
             assert self._waiting.is_open(resident.adapter) == may_admit, "a lane is wrongly open"
-            if resident.adapter in self._sizes:
-                assert resident.num_bytes == self._sizes[resident.adapter], "sizes differ"
+            assert resident.num_bytes == self._sizes[resident.adapter], "sizes differ"
         for adapter in self._line:
             assert self._waiting.has(adapter), f"{adapter} is in line for nobody"
             assert adapter in self._sizes, f"{adapter} is in line without a size"

@@ -9,6 +9,7 @@ from itertools import count
 
 from cluster.request import BASE, Request
 from cluster.scheduling.arrival import new_sequence
+from cluster.scheduling.batch import Batch
 from cluster.scheduling.cache_snapshot import (
     finish_cache,
     lock_again,
@@ -30,7 +31,6 @@ from cluster.scheduling.scheduler_state import (
 )
 from cluster.scheduling.sequence import Running, Sequence, Status
 from cluster.scheduling.slot_table import Resident
-from cluster.scheduling.step_planner import Batch
 from worker.protocol import SamplingParams
 
 
@@ -46,9 +46,11 @@ def snapshot(scheduler: Scheduler) -> State:
         sequences=tuple(_sequence_state(s._sequences[i]) for i in sorted(s._sequences)),
         running=tuple(_running_state(one, index_by_node) for one in running.all()),
         untold=tuple(LeftState(one.seq_id, one.slot) for one in running._untold),
-        told=tuple(LeftState(one.seq_id, one.slot) for one in running._told),
-        in_flight=None if s._in_flight is None else tuple(s._in_flight.chunks.values()),
-        aborted=tuple(one.seq_id for one in s._committer._aborted),
+        told=tuple(
+            tuple(LeftState(one.seq_id, one.slot) for one in left) for left in running._told
+        ),
+        in_flight=tuple(tuple(batch.chunks.values()) for batch in s._in_flight),
+        ending=tuple(one.seq_id for one in s._committer._ending),
         reached=tuple((priority, peers.reached) for priority, peers in classes),
         flows=tuple(FlowState(f.priority, f.tenant, f.adapter, f.weight, f.counter) for f in flows),
         open_lanes=tuple(sorted(s._waiting._open)),
@@ -128,7 +130,8 @@ def _running_state(running: Running, index_by_node: dict[Node, int]) -> RunningS
         num_computed=running.num_computed,
         duplicates=tuple(running.duplicates),
         is_decoding=running.is_decoding,
-        is_aborted=running.is_aborted,
+        is_ending=running.is_ending,
+        is_failed=running.is_failed,
     )
 
 
@@ -178,7 +181,8 @@ def _restore_running(scheduler: Scheduler, config: SchedulerConfig, state: State
             num_kept=told.num_kept,
             num_computed=told.num_computed,
             duplicates=list(told.duplicates),
-            is_aborted=told.is_aborted,
+            is_ending=told.is_ending,
+            is_failed=told.is_failed,
         )
         lock_again(s._cache, running.lock)
         s._running.enter(running)
@@ -187,13 +191,14 @@ def _restore_running(scheduler: Scheduler, config: SchedulerConfig, state: State
     private = [page for one in s._running.all() for page in one.private_pages()]
     finish_cache(s._cache, nodes, private)
     s._running._untold = [_left(config, one) for one in state.untold]
-    s._running._told = [_left(config, one) for one in state.told]
+    s._running._told = [[_left(config, one) for one in left] for left in state.told]
     by_id = s._running._by_id
-    s._committer._aborted = [by_id[seq_id] for seq_id in state.aborted]
-    if state.in_flight is not None:
-        s._in_flight = Batch(state.step, budget=0)
-        for chunk in state.in_flight:
-            s._in_flight.put(chunk)
+    s._committer._ending = [by_id[seq_id] for seq_id in state.ending]
+    for step, chunks in enumerate(state.in_flight, state.step - len(state.in_flight) + 1):
+        batch = Batch(step, budget=0)
+        for chunk in chunks:
+            batch.put(chunk)
+        s._in_flight.append(batch)
 
 
 def _restore_slots(scheduler: Scheduler, state: State) -> None:
@@ -213,6 +218,7 @@ def _restore_slots(scheduler: Scheduler, state: State) -> None:
             served_since=told.served_since,
         )
         slots._sort(resident)
+        turns._sizes[told.adapter] = told.num_bytes
     for sequence in scheduler._sequences.values():
         if sequence.request.adapter != BASE:
             turns.expect(sequence.request.adapter, sequence.request.adapter_bytes)

@@ -6,8 +6,7 @@ running sequence always gets what it needs, so something always ends. Knows noth
 slots.
 """
 
-from dataclasses import dataclass, field
-
+from cluster.scheduling.batch import Batch, end_of, start_of
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.fair_share import DECODE_COST, PREFILL_COST, FairShare, Flow
 from cluster.scheduling.holdings import Holdings
@@ -17,27 +16,7 @@ from cluster.scheduling.retraction import Retraction
 from cluster.scheduling.running_set import RunningSet
 from cluster.scheduling.sequence import Running, Sequence
 from cluster.scheduling.waiting_queue import WaitingQueue
-from worker.protocol import Chunk, SequenceStart
-
-
-@dataclass(slots=True)
-class Batch:
-    """A step in the making."""
-
-    step: int
-    budget: int  # tokens left
-    starts: list[SequenceStart] = field(default_factory=list)
-    chunks: dict[int, Chunk] = field(default_factory=dict)  # by sequence, in plan order
-
-    def put(self, chunk: Chunk) -> None:
-        """Add a chunk at the end."""
-        self.chunks[chunk.seq_id] = chunk
-        self.budget -= len(chunk.token_ids)
-
-    def drop(self, seq_id: int) -> None:
-        """Take a chunk out again, if there is one."""
-        if seq_id in self.chunks:
-            self.budget += len(self.chunks.pop(seq_id).token_ids)
+from worker.protocol import DRAWN, Chunk
 
 
 class StepPlanner:
@@ -75,6 +54,48 @@ class StepPlanner:
         self._admit(batch)
         return batch
 
+    def plan_ahead(self, step: int, in_flight: Batch) -> Batch | None:
+        """Return the work of the step after the one in flight, or None if there is none yet.
+
+        A token that is being drawn is left for the ranks to fill in. A sequence that turns out to
+        have ended with it is computed once more, for nothing. Nobody gives way to another here.
+        """
+        batch = Batch(step, self._config.token_budget)
+        if not self._decode_ahead(batch, in_flight):
+            return None
+        for running in self._running.prefilling:
+            chunk = in_flight.chunks.get(running.seq_id)
+            if running.is_ending or (chunk is not None and chunk.samples):
+                continue
+            start = running.num_computed if chunk is None else end_of(chunk)
+            if self._cache.num_available:
+                self._continue_prefill(batch, running, start)
+        self._admit(batch)
+        return batch if batch.chunks else None
+
+    def _decode_ahead(self, batch: Batch, in_flight: Batch) -> bool:
+        """Go on with everyone who draws a token now; False, and nothing, if there is no room."""
+        drawing: list[tuple[Running, int]] = []
+        num_new_pages = 0
+        for chunk in in_flight.chunks.values():
+            running, start = self._running.get(chunk.seq_id), end_of(chunk)
+            assert running is not None, f"sequence {chunk.seq_id} left while its step ran"
+            if chunk.samples and not running.is_ending and start + 1 < running.sequence.token_limit:
+                drawing.append((running, start))
+                num_new_pages += start == len(running.pages) * self._page_size
+        if num_new_pages > self._cache.num_available:
+            return False
+        costs: dict[Flow, int] = {}
+        for running, start in drawing:
+            is_full = start == len(running.pages) * self._page_size
+            new_pages = self._holdings.grow(running, 1) if is_full else ()
+            batch.put(Chunk(running.seq_id, start, (DRAWN,), new_pages, True))
+            flow = running.sequence.flow
+            costs[flow] = costs.get(flow, 0) + DECODE_COST
+        if self._shares.enabled:
+            self._charge(costs)
+        return True
+
     def _decode(self, batch: Batch) -> None:
         """Give every decoding sequence its token; the budget holds them all by construction."""
         decoding, page_size, chunks = self._running.decoding, self._page_size, batch.chunks
@@ -106,10 +127,15 @@ class StepPlanner:
                 continue  # retracted for an older one in this very step
             start = running.num_computed
             end = self._chunk_end(start, len(running.sequence.tokens), batch.budget)
-            if end == start or not self._has_room(running, batch):
-                continue
-            reach = (len(running.pages) + self._cache.num_available) * self._page_size
-            self._put_chunk(batch, running, min(end, reach))
+            if end > start and self._has_room(running, batch):
+                self._continue_prefill(batch, running, start)
+
+    def _continue_prefill(self, batch: Batch, running: Running, start: int) -> None:
+        """Compute as much of the known tokens as budget and pages allow."""
+        end = self._chunk_end(start, len(running.sequence.tokens), batch.budget)
+        reach = (len(running.pages) + self._cache.num_available) * self._page_size
+        if min(end, reach) > start:
+            self._put_chunk(batch, running, start, min(end, reach))
 
     def _admit(self, batch: Batch) -> None:
         while len(self._running) < self._config.max_running:
@@ -133,8 +159,8 @@ class StepPlanner:
                 self.num_forks += 1
             self._running.enter(running)
             self._count(sequence, start)
-            batch.starts.append(_start_of(running))
-            self._put_chunk(batch, running, end)
+            batch.starts.append(start_of(running))
+            self._put_chunk(batch, running, running.num_computed, end)
 
     def _fork_source(self, sequence: Sequence, match: Match) -> Running | None:
         """Return the running sequence whose last prompt page this one shares in part, if one does.
@@ -155,8 +181,8 @@ class StepPlanner:
             self._shares.charge(flow, cost)
             self._waiting.charged(flow)
 
-    def _put_chunk(self, batch: Batch, running: Running, end: int) -> None:
-        start, tokens = running.num_computed, running.sequence.tokens
+    def _put_chunk(self, batch: Batch, running: Running, start: int, end: int) -> None:
+        tokens = running.sequence.tokens
         num_new = self._num_pages(end) - len(running.pages)
         new_pages = self._holdings.grow(running, num_new)
         samples = end == len(tokens)
@@ -213,17 +239,3 @@ class StepPlanner:
             sequence.num_cached_tokens = num_cached_tokens
             self.prompt_tokens += sequence.num_prompt_tokens
             self.cached_prompt_tokens += num_cached_tokens
-
-
-def _start_of(running: Running) -> SequenceStart:
-    sequence, num_cached = running.sequence, running.num_computed
-    sampling = sequence.request.sampling
-    return SequenceStart(
-        seq_id=sequence.seq_id,
-        slot=running.slot,
-        sampling=sampling,
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        pages=tuple(running.pages),
-        num_cached_tokens=num_cached,
-        history=tuple(sequence.tokens[:num_cached]) if sampling.needs_history else (),
-    )

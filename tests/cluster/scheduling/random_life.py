@@ -6,6 +6,7 @@ from random import Random
 
 from cluster.errors import TopworkError
 from cluster.request import BASE, ErrorInfo, Request
+from cluster.scheduling.batch import MAX_IN_FLIGHT
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.event_log import MAGIC, decode_record, encode_record, read_frames
 from cluster.scheduling.events import Record
@@ -50,7 +51,6 @@ class RandomLife:
         self._engine = engine
         self._config = config
         self._random = random
-        self._is_stepping = False
 
     def act(self) -> None:
         """Do one thing."""
@@ -63,8 +63,6 @@ class RandomLife:
 
     def finish(self) -> None:
         """Let everything end."""
-        if self._is_stepping:
-            self._half_step()
         for _ in range(10_000):
             stepped = self._engine.step() is not None
             while self._engine.loads:
@@ -105,19 +103,19 @@ class RandomLife:
         except TopworkError:
             return
         self.num_requests += count
+        if random.random() < 0.2:
+            self._engine.spoil(self.num_requests)
 
     def _step(self) -> None:
-        if self._is_stepping:
-            self._half_step()
         for _ in range(self._random.randint(1, 6)):
             self._engine.step()
 
     def _half_step(self) -> None:
-        if self._is_stepping:
+        num_in_flight = self._engine.num_in_flight
+        if num_in_flight == MAX_IN_FLIGHT or (num_in_flight and self._random.random() < 0.5):
             self._engine.end_step()
-            self._is_stepping = False
         else:
-            self._is_stepping = self._engine.begin_step() is not None
+            self._engine.begin_step()
 
     def _load(self) -> None:
         if self._engine.loads:
@@ -167,7 +165,7 @@ def record_lives(
     chains = []
     for _ in range(num_lives):
         config = random_config(random)
-        engine = FakeEngine(config, loads_at_once=False)
+        engine = FakeEngine(config, loads_at_once=False, plans_ahead=random.random() < 0.7)
         engine.scheduler = RecordedScheduler(config, log, "test", Deaf())
         life = RandomLife(engine, config, random)
         while life.num_requests < num_requests:

@@ -89,9 +89,8 @@ def test_one_whose_step_is_under_way_says_so_now_and_lets_go_at_the_commit(
 def test_one_whose_logits_fail_in_the_step_under_way_is_told_once(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.add(PROMPT, 5)
+    engine.spoil(1)
     engine.begin_step()
-    assert engine._in_flight is not None
-    engine._in_flight = type(engine._in_flight)(1, (), (1,))
     engine.expire(1)
     engine.end_step()
     assert_told_once(engine, 1)

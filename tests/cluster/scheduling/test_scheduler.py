@@ -211,9 +211,10 @@ def test_without_a_prefix_cache_nothing_is_kept(make_engine: MakeEngine) -> None
     assert engine.scheduler.stats().free_pages == 64
 
 
-def test_a_step_must_be_committed_before_the_next(make_engine: MakeEngine) -> None:
+def test_a_step_must_be_committed_before_the_one_after_the_next(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.add(prompt(3))
+    engine.begin_step()
     engine.begin_step()
     with pytest.raises(AssertionError, match="not committed"):
         engine.scheduler.schedule()

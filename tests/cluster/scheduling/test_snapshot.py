@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.errors import TopworkError
+from cluster.errors import Conflict, TopworkError
 from cluster.request import BASE
 from cluster.scheduling.cache_snapshot import finish_cache, restore_cache, snapshot_cache
 from cluster.scheduling.config import SchedulerConfig
@@ -20,6 +20,7 @@ from cluster.scheduling.prefix_cache import PrefixCache
 from cluster.scheduling.scheduler import Scheduler
 from cluster.scheduling.scheduler_state import State
 from cluster.scheduling.snapshot import restore, snapshot
+from tests.cluster.scheduling.conftest import tiny_config
 from tests.cluster.scheduling.random_life import RandomLife, random_config
 from worker.protocol import PageCopy
 
@@ -58,8 +59,10 @@ class Twins:
         self._pair[self._random.randint(0, 1)] = restore(self._config, state)
         self.num_restored += 1
         signs = {
-            "in flight": state.in_flight is not None,
-            "aborted": state.aborted,
+            "in flight": len(state.in_flight) == 1,
+            "ahead": len(state.in_flight) == 2,
+            "ending": state.ending,
+            "failed": any(one.is_failed for one in state.running),
             "untold": state.untold,
             "evicted": state.evicted,
             "drain": state.drain is not None,
@@ -87,7 +90,7 @@ def _answer(call: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, 
 def _live(seed: int, num_acts: int) -> Twins:
     random = Random(seed)
     config = random_config(random)
-    engine = FakeEngine(config, loads_at_once=False)
+    engine = FakeEngine(config, loads_at_once=False, plans_ahead=seed % 3 > 0)
     engine.scheduler = twins = Twins(config, random)
     life = RandomLife(engine, config, random)
     for _ in range(num_acts):
@@ -106,7 +109,9 @@ def test_the_lives_above_meet_everything_that_a_snapshot_tells() -> None:
     lives = [_live(seed, num_acts=120) for seed in range(12)]
     assert set.union(*(one.met for one in lives)) == {
         "in flight",
-        "aborted",
+        "ahead",
+        "ending",
+        "failed",
         "untold",
         "evicted",
         "drain",
@@ -121,6 +126,16 @@ def test_the_lives_above_meet_everything_that_a_snapshot_tells() -> None:
         "retracted",
         "counter",
     }
+
+
+def test_what_an_adapter_claims_that_nobody_asks_for_is_kept() -> None:
+    config = tiny_config(adapter_memory=6)
+    engine = FakeEngine(config)
+    engine.add((1, 2, 3), 1, "D", adapter_bytes=4)
+    engine.run()
+    for scheduler in (engine.scheduler, restore(config, snapshot(engine.scheduler))):
+        with pytest.raises(Conflict, match="too little for the other adapters"):
+            scheduler.pin("C", 3)
 
 
 def test_copies_that_no_plan_has_told_are_kept() -> None:

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 from cluster.composition import has_part
 from cluster.errors import Conflict, NotFound, Overloaded
 from cluster.request import BASE, ErrorInfo, Request
+from cluster.scheduling.batch import MAX_IN_FLIGHT
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.fake_engine import FakeEngine
 from worker.fake_rank import fake_continuation
@@ -32,6 +33,7 @@ FEATURES = {
     "evicted",
     "expired",
     "forked",
+    "planned ahead",
     "restored",
     "retracted",
     "saved",
@@ -59,6 +61,8 @@ class Serving(RuleBasedStateMachine):
         patience=st.integers(1, 6),
         prefix_cache=st.sampled_from([True, True, True, False]),
         fairness=st.booleans(),
+        plans_ahead=st.booleans(),
+        runs_late=st.booleans(),
     )
     def start(
         self,
@@ -71,6 +75,8 @@ class Serving(RuleBasedStateMachine):
         patience: int,
         prefix_cache: bool,
         fairness: bool,
+        plans_ahead: bool,
+        runs_late: bool,
     ) -> None:
         self.config = SchedulerConfig(
             base_digest="model",
@@ -89,12 +95,13 @@ class Serving(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
             fairness=fairness,
         )
-        self.engine = FakeEngine(self.config, loads_at_once=False)
+        self.engine = FakeEngine(
+            self.config, loads_at_once=False, plans_ahead=plans_ahead, runs_late=runs_late
+        )
         self.limit = self.config.token_limit
         self.expected: dict[int, tuple[int, ...]] = {}
         self.cut_short: set[int] = set()
         self.adapters: dict[int, str] = {}
-        self.is_stepping = False
 
     @rule(
         shared=st.integers(0, 7),
@@ -103,6 +110,7 @@ class Serving(RuleBasedStateMachine):
         adapter=ADAPTERS,
         salt=st.sampled_from(["", "A"]),
         count=st.sampled_from([1, 1, 1, 2, 4]),
+        stop=st.sampled_from([None, None, 0, 1, 3]),
         priority=st.sampled_from([0, 0, 0, -1, 1]),
         tenant=st.sampled_from(["", "t"]),
         weight=st.integers(1, 3),
@@ -115,11 +123,17 @@ class Serving(RuleBasedStateMachine):
         adapter: str,
         salt: str,
         count: int,
+        stop: int | None,
         priority: int,
         tenant: str,
         weight: int,
     ) -> None:
         prompt = (*range(shared), *tail, 1)[: self.limit - 1]
+        digest = None if adapter == BASE else adapter
+        num_tokens = min(max_tokens, self.limit - len(prompt))
+        tokens = [fake_continuation(digest, prompt, num_tokens, seed=seed) for seed in range(count)]
+        # The token at which each choice stops, where it has one so far out.
+        stops = [() if stop is None else one[stop : stop + 1] for one in tokens]
         choices = tuple(
             Request(
                 request_id=f"r{len(self.expected)}/{seed}",
@@ -128,6 +142,7 @@ class Serving(RuleBasedStateMachine):
                 token_ids=prompt,
                 sampling=SamplingParams(seed=seed),
                 max_tokens=max_tokens,
+                stop_token_ids=stops[seed],
                 cache_salt=salt,
                 priority=priority,
                 tenant=tenant,
@@ -139,10 +154,9 @@ class Serving(RuleBasedStateMachine):
             seq_ids = self.engine.add_all(choices)
         except (Conflict, NotFound, Overloaded):
             return
-        digest = None if adapter == BASE else adapter
-        num_tokens = min(max_tokens, self.limit - len(prompt))
         for seed, seq_id in enumerate(seq_ids):
-            self.expected[seq_id] = fake_continuation(digest, prompt, num_tokens, seed=seed)
+            end = tokens[seed].index(stops[seed][0]) + 1 if stops[seed] else num_tokens
+            self.expected[seq_id] = tokens[seed][:end]
             self.adapters[seq_id] = adapter
 
     def _cut_short(self, back: int) -> int:
@@ -163,23 +177,22 @@ class Serving(RuleBasedStateMachine):
         if not was_over and self.engine.finish_reason(seq_id) == "error":
             self.seen.add("expired")
 
-    @precondition(lambda self: not self.is_stepping)
     @rule(num_steps=st.integers(1, 8))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             self._count(self.engine.step() is not None)
 
-    @precondition(lambda self: not self.is_stepping)
+    @precondition(lambda self: self.engine.num_in_flight < MAX_IN_FLIGHT)
     @rule()
     def begin_step(self) -> None:
-        self.is_stepping = self.engine.begin_step() is not None
-        self._count(self.is_stepping)
+        if self.engine.begin_step() is not None and self.engine.num_in_flight == 2:
+            self.seen.add("planned ahead")
 
-    @precondition(lambda self: self.is_stepping)
+    @precondition(lambda self: self.engine.num_in_flight)
     @rule()
     def end_step(self) -> None:
         self.engine.end_step()
-        self.is_stepping = False
+        self._count(True)
 
     @precondition(lambda self: self.engine.loads)
     @rule()
@@ -223,8 +236,6 @@ class Serving(RuleBasedStateMachine):
         """Let everything end: progress, the right tokens, and every page back."""
         if not hasattr(self, "engine"):
             return
-        if self.is_stepping:
-            self.engine.end_step()
         for _ in range(4000):
             stepped = self.engine.step() is not None
             self._count(stepped)
@@ -283,7 +294,7 @@ def _run(max_examples: int, *, derandomize: bool) -> None:
 
 
 def test_any_order_of_calls_keeps_every_invariant_for_twenty_thousand_steps() -> None:
-    _run(1200, derandomize=True)
+    _run(1600, derandomize=True)
     assert Serving.num_steps >= 20_000
 
 
