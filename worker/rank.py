@@ -10,12 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from kernels.dispatch import kernels_for
 from worker.adapter_bank import bank_for
 from worker.adapter_shard import AdapterShard
 from worker.base_weights import BaseWeights
 from worker.batch import lay_out
+from worker.drawn import MAX_VOCABULARY, DrawnTokens
 from worker.kv_cache import KVCache, page_num_bytes
 from worker.model import Model
 from worker.model_config import ModelConfig
@@ -45,6 +47,7 @@ class Rank:
         self._group = group
         self._device = torch.device(config.device)
         self._dtype = _DTYPES[config.dtype]
+        self._drawn = DrawnTokens(group, self._device)
         self._digest = GENESIS
         self._last_step = 0
 
@@ -65,6 +68,7 @@ class Rank:
         model_dir = Path(config.model_dir)
         self._model_config = read_model_config(model_dir)
         _check_length(self._model_config, config.max_model_len)
+        assert self._model_config.vocab_size <= MAX_VOCABULARY, "token ids are told as float32"
         self._part = partition(self._model_config, config.tp, config.rank)
         weights = load_weights(
             model_dir,
@@ -188,7 +192,9 @@ class Rank:
             plan, self._digest = decode_plan(frame, self._digest, self._last_step + 1)
             self._last_step = plan.step
             with torch.inference_mode():
+                plan = replace(plan, chunks=self._drawn.fill_in(plan.chunks))
                 output = self._run(plan)
+            self._drawn.note(output.tokens, output.failed)
             stack.pop_all()
         return StepReply(plan.step, output if self._config.rank == 0 else None)
 

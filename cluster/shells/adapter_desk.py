@@ -97,7 +97,9 @@ class AdapterDesk:
             except Conflict as error:
                 logger.warning("adapter %s stays unpinned: %s", adapter, error)
 
-    def settle(self, group: RankGroup, scheduler: AnyScheduler, *, is_stepping: bool) -> None:
+    def settle(
+        self, group: RankGroup, scheduler: AnyScheduler, *, begins_step: bool, is_stepping: bool
+    ) -> None:
         """Do what the last decision asks for: start loads, answer unloads, look ahead.
 
         While the ranks step, loads begin some steps apart: in a burst of them all running streams
@@ -108,7 +110,7 @@ class AdapterDesk:
             clearing = self._spawn(self._clear(group, gone.freed_slots))
             clearing.add_done_callback(partial(_answer, gone, calls))
         self._queue += scheduler.take_loads()
-        self._steps_since_load += is_stepping
+        self._steps_since_load += begins_step
         while self._queue and (not is_stepping or self._steps_since_load >= STEPS_PER_LOAD):
             load = self._queue.popleft()
             self._spawn(self._clear(group, load.clears))

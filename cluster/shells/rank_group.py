@@ -67,8 +67,9 @@ class RankGroup:
         self._handles: tuple[RankHandle, ...] = ()
         self._channels: list[Channel] = []
         self._readers: list[asyncio.Task[None]] = []
-        self._replies: list[tuple[int, StepReply]] = []  # to the step in flight
-        self._all_here: asyncio.Future[None] | None = None  # what that step waits for
+        self._replies: dict[int, list[tuple[int, StepReply]]] = {}  # by step in flight
+        self._awaited = 0  # step
+        self._all_here: asyncio.Future[None] | None = None  # who waits for it
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.infos: tuple[RankInfo, ...] = ()
         self.last_step: list[int] = []
@@ -108,12 +109,30 @@ class RankGroup:
             self._channels.append(await Channel.connect(address, self._launcher.secret))
 
     def send(self, frame: bytes) -> None:
-        """Send one plan to every rank; `output` waits for what comes of it."""
+        """Send one plan to every rank; `output` waits for what comes of it.
+
+        They may still be at the plan before it.
+        """
         for channel in self._channels:
             channel.send(frame)
 
+    async def has_answered(self, step: int, within: float) -> bool:
+        """Wait for the answers to a step, at most `within` seconds; tell whether all are here.
+
+        Also true if they cannot come any more: `output` says why.
+        """
+        if within > 0:
+            timer = asyncio.get_running_loop().call_later(within, self._wake)
+            try:
+                await self._wait(step)
+            finally:
+                timer.cancel()
+        return self._is_here(step) or self._failure.done()
+
     async def output(self, step: int) -> StepOutput:
-        """Return what rank 0 sampled in the step that was sent, once all ranks have answered.
+        """Return what rank 0 sampled in a step that was sent, once all ranks have answered.
+
+        Steps are asked for in their order.
 
         Raises:
             GroupFailed: if a rank is gone, reports an error or does not answer in time.
@@ -122,14 +141,15 @@ class RankGroup:
         output: StepOutput | None = None
         try:
             async with asyncio.timeout(self._step_timeout):
-                replies = await self._all_replies()
+                while not self._is_here(step):
+                    self._raise_if_failed()
+                    await self._wait(step)
         except TimeoutError:
             late = [rank for rank, last in enumerate(self.last_step) if last < step]
             raise GroupFailed(
                 f"rank {late} did not answer step {step} within {self._step_timeout:g} s"
             ) from None
-        for rank, reply in replies:
-            assert reply.step == step, f"rank {rank} answered step {reply.step}, not {step}"
+        for rank, reply in self._replies.pop(step):
             output = reply.output if rank == 0 else output
         assert output is not None, f"rank 0 sent no output for step {step}"
         return output
@@ -218,22 +238,22 @@ class RankGroup:
                     self._fail(reason)
                     return
                 self.last_step[rank] = reply.step
-                self._replies.append((rank, reply))
-                if len(self._replies) == len(self._channels):
+                self._replies.setdefault(reply.step, []).append((rank, reply))
+                if self._is_here(self._awaited):
                     self._wake()
         except (ChannelClosed, BadFrame, msgspec.DecodeError) as error:
             self._fail(f"rank {rank} is gone: {error}")
 
-    async def _all_replies(self) -> list[tuple[int, StepReply]]:
-        """Wait until every rank has answered or the group has failed; wake up once."""
-        if len(self._replies) < len(self._channels):
-            self._raise_if_failed()
-            self._all_here = asyncio.get_running_loop().create_future()
-            await self._all_here
-        if len(self._replies) < len(self._channels):
-            self._raise_if_failed()
-        replies, self._replies = self._replies, []
-        return replies
+    def _is_here(self, step: int) -> bool:
+        return len(self._replies.get(step, ())) == len(self._channels)
+
+    async def _wait(self, step: int) -> None:
+        """Wait until every rank has answered, the group has failed, or somebody wakes us up."""
+        if self._is_here(step) or self._failure.done():
+            return
+        self._awaited = step
+        self._all_here = asyncio.get_running_loop().create_future()
+        await self._all_here
 
     def _wake(self) -> None:
         if self._all_here is not None and not self._all_here.done():

@@ -1,4 +1,4 @@
-"""The scheduler with its clock and sockets: one loop that plans, steps the ranks and commits.
+"""The scheduler with its clock and sockets, and the lives of the ranks that it steps.
 
 Owns the group of ranks through all its lives, the connections of routers, and adapter loads in the
 background. Every decision about sequences, pages and slots is the Scheduler's.
@@ -24,8 +24,8 @@ from cluster.shells.rank_group import GroupFailed, RankGroup, RankLauncher
 from cluster.shells.recording import Recording, RecordingConfig
 from cluster.shells.router_door import RouterConnection, RouterDoor
 from cluster.shells.status import StatusKeeper
+from cluster.shells.step_loop import StepLoop
 from cluster.wire import Events, SchedulerAddress, Status
-from worker.protocol import GENESIS, encode_plan
 
 logger = logging.getLogger("topwork.scheduler")
 
@@ -196,29 +196,10 @@ class SchedulerShell:
                     info.rank,
                     ", ".join(info.unsteady),
                 )
-        await self._step_loop(group, self._scheduler)
-
-    async def _step_loop(self, group: RankGroup, scheduler: AnyScheduler) -> None:
-        digest = GENESIS
-        # Of the last step, told to routers while the ranks run the next.
-        news: list[tuple[int, TokenEvent]] = []
-        while True:
-            plan = scheduler.schedule()
-            is_stepping = plan is not None and bool(plan.chunks)
-            self._adapters.settle(group, scheduler, is_stepping=is_stepping)
-            self._kv_feed.flush()
-            if plan is not None:
-                frame, digest = encode_plan(plan, digest)
-                self._status.step_begins(plan.step)
-                group.send(frame)
-            self._owners.deliver(news)
-            news = []
-            if plan is None:
-                await self._idle(group)
-                continue
-            output = await group.output(plan.step)
-            self._status.step_ends()
-            news = scheduler.commit(output)
+        steps = StepLoop(
+            group, self._scheduler, self._adapters, self._owners, self._kv_feed, self._status
+        )
+        await steps.run(lambda: self._idle(group))
 
     async def _idle(self, group: RankGroup) -> None:
         """Wait for an event, or for the news that the group has failed."""

@@ -43,7 +43,7 @@ class StatusKeeper:
         self._lives = 0
         self._past = _counters(NOTHING)  # what earlier lives of the ranks have counted
         self._step = 0
-        self._step_began: float | None = None  # None: no step is in flight
+        self._step_began: float | None = None  # the oldest in flight; None: none is
 
     def up(self) -> None:
         """The ranks take plans."""
@@ -62,11 +62,12 @@ class StatusKeeper:
     def step_begins(self, step: int) -> None:
         """A plan is on its way."""
         self._step = step
-        self._step_began = self._clock()
+        if self._step_began is None:
+            self._step_began = self._clock()
 
-    def step_ends(self) -> None:
-        """All ranks have answered."""
-        self._step_began = None
+    def step_ends(self, *, is_stepping: bool) -> None:
+        """All ranks have answered a step; whether the one after it is with them already."""
+        self._step_began = self._clock() if is_stepping else None
 
     def unavailable(self) -> Unavailable:
         """Return the error for whoever needs the ranks now."""

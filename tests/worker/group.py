@@ -15,6 +15,7 @@ from worker.model_reader import read_model_config
 from worker.parallel import Communicator, SingleRank, ThreadGroup
 from worker.partition import Partition, partition
 from worker.protocol import (
+    DRAWN,
     GENESIS,
     Chunk,
     PageCopy,
@@ -137,8 +138,18 @@ class RankGroup:
             shard = adapter.cut(partition(self.config, tp, index))
             rank.load_adapter(slot, adapter.digest, (1.0,), (shard,))
 
-    def generate(self, prompts: Sequence[Prompt], num_tokens: int, chunk_size: int = 64) -> None:
-        """Draw tokens for all prompts, prefills in chunks beside the decodes of others."""
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        num_tokens: int,
+        chunk_size: int = 64,
+        *,
+        is_ahead: bool = False,
+    ) -> None:
+        """Draw tokens for all prompts, prefills in chunks beside the decodes of others.
+
+        With `is_ahead` no plan says what the step before it has drawn.
+        """
         ids = {self._next_id + i: prompt for i, prompt in enumerate(prompts)}
         self._next_id += len(prompts)
         computed: dict[int, int] = {}
@@ -158,6 +169,8 @@ class RankGroup:
                 tokens = (*prompt.token_ids, *prompt.drawn_ids)
                 first = computed[seq_id]
                 part = tokens[first : first + chunk_size]
+                if is_ahead and first >= len(prompt.token_ids):
+                    part = (DRAWN,)
                 computed[seq_id] = first + len(part)
                 missing = -(-computed[seq_id] // PAGE) - pages[seq_id]
                 given = tuple(self._free.pop(0) for _ in range(missing))

@@ -82,10 +82,11 @@ class Office:
         self.decisions, self.ranks, self.pool = Decisions(), Ranks(), Pool()
         self.desk = AdapterDesk(self.pool, Owners(None, lambda _: None), lambda: None)
 
-    async def settle(self, *, is_stepping: bool) -> None:
+    async def settle(self, *, is_stepping: bool, begins_step: bool | None = None) -> None:
         """Let the desk do its work once, and all that follows."""
-        scheduler = cast(AnyScheduler, self.decisions)
-        self.desk.settle(cast(RankGroup, self.ranks), scheduler, is_stepping=is_stepping)
+        begins = is_stepping if begins_step is None else begins_step
+        group, scheduler = cast(RankGroup, self.ranks), cast(AnyScheduler, self.decisions)
+        self.desk.settle(group, scheduler, begins_step=begins, is_stepping=is_stepping)
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -107,6 +108,13 @@ async def test_while_the_ranks_step_loads_begin_some_steps_apart(office: Office)
     assert begun == [1] * STEPS_PER_LOAD + [2] * STEPS_PER_LOAD + [3] * STEPS_PER_LOAD
     assert office.decisions.ready == ["A", "B", "C"]
     assert office.desk.held[2] == ("C", 9)
+
+
+async def test_a_look_that_begins_no_step_brings_no_load_nearer(office: Office) -> None:
+    office.decisions.loads = [AdapterLoad(name, slot) for slot, name in enumerate("AB")]
+    for _ in range(3 * STEPS_PER_LOAD):
+        await office.settle(is_stepping=True, begins_step=False)
+    assert len(office.ranks.told) <= 1
 
 
 async def test_when_nothing_runs_all_loads_begin_at_once(office: Office) -> None:

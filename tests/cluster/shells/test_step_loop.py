@@ -1,0 +1,125 @@
+"""The steps of one life: the next plan is with the ranks before they have ended the last."""
+
+import asyncio
+import time
+from typing import Any, cast
+
+import pytest
+
+from cluster.kv_feed import KvFeed
+from cluster.request import BASE, Request, TokenEvent
+from cluster.scheduling.scheduler import Scheduler
+from cluster.shells.adapter_desk import AdapterDesk
+from cluster.shells.owners import Owners
+from cluster.shells.rank_group import GroupFailed, RankGroup
+from cluster.shells.status import StatusKeeper
+from cluster.shells.step_loop import StepLoop, StepPace
+from tests.cluster.scheduling.conftest import tiny_config
+from worker.fake_rank import FakeRank, fake_continuation
+from worker.protocol import SamplingParams, StepOutput
+
+PROMPT = (1, 2, 3)
+
+
+class LateRanks:
+    """A rank that begins with a plan when its answer is waited for; `is_quick`: at once."""
+
+    def __init__(self, *, is_quick: bool = False) -> None:
+        self.log: list[str] = []
+        self._rank = FakeRank(page_size=4)
+        self._rank.allocate(64)
+        self._frames: list[bytes] = []
+        self._is_quick = is_quick
+
+    def send(self, frame: bytes) -> None:
+        self._frames.append(frame)
+        self.log.append("sent")
+
+    async def has_answered(self, step: int, within: float) -> bool:
+        await asyncio.sleep(0)
+        return self._is_quick
+
+    async def output(self, step: int) -> StepOutput:
+        self.log.append("answered")
+        output = self._rank.step(self._frames.pop(0)).output
+        assert output is not None and output.step == step
+        return output
+
+
+class Listener:
+    """Owners who keep what they are told."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+
+    def deliver(self, events: list[tuple[int, TokenEvent]]) -> None:
+        for _, event in events:
+            self.token_ids += event.token_ids
+
+
+class NoAdapters:
+    """A desk without work."""
+
+    def settle(self, *arguments: object, **words: object) -> None:
+        return
+
+
+async def run_until_idle(ranks: LateRanks, scheduler: Scheduler) -> list[int]:
+    """Step until nothing is left, and return the tokens that were told."""
+    listener = Listener()
+
+    async def idle() -> None:
+        raise GroupFailed("nothing is left to do")
+
+    loop = StepLoop(
+        cast(RankGroup, ranks),
+        scheduler,
+        cast(AdapterDesk, NoAdapters()),
+        cast(Owners, listener),
+        KvFeed("model", time.time, None),
+        StatusKeeper("0", time.monotonic),
+    )
+    with pytest.raises(GroupFailed, match="nothing is left"):
+        await loop.run(idle)
+    return listener.token_ids
+
+
+def scheduler_with_one(max_tokens: int, **words: Any) -> Scheduler:
+    scheduler = Scheduler(tiny_config(num_slots=0))
+    scheduler.add(Request("r", BASE, PROMPT, SamplingParams(), max_tokens, **words))
+    return scheduler
+
+
+async def test_the_next_plan_is_sent_before_the_last_is_answered() -> None:
+    ranks = LateRanks()
+    tokens = await run_until_idle(ranks, scheduler_with_one(4))
+    assert tuple(tokens) == fake_continuation(None, PROMPT, 4)
+    assert ranks.log == ["sent", *["sent", "answered"] * 3, "answered"]
+
+
+async def test_ranks_that_answer_sooner_get_the_next_plan_with_all_that_is_known() -> None:
+    ranks = LateRanks(is_quick=True)
+    tokens = await run_until_idle(ranks, scheduler_with_one(4))
+    assert tuple(tokens) == fake_continuation(None, PROMPT, 4)
+    assert ranks.log == ["sent", "answered"] * 4
+
+
+async def test_a_stop_that_comes_with_a_step_under_way_is_told_at_once_and_once() -> None:
+    stop = fake_continuation(None, PROMPT, 2)[1]
+    ranks = LateRanks()
+    tokens = await run_until_idle(ranks, scheduler_with_one(9, stop_token_ids=(stop,)))
+    assert tuple(tokens) == fake_continuation(None, PROMPT, 2)
+    assert ranks.log.count("sent") == ranks.log.count("answered")
+
+
+def test_the_next_step_is_planned_late_in_the_shortest_of_the_last() -> None:
+    now = 100.0
+    pace = StepPace(lambda: now)
+    assert pace.rest == 0.0  # nothing is known yet
+    for duration in (10.0, 2.0, 4.0):
+        pace.begins()
+        now += duration
+        pace.ends()
+    pace.begins()
+    now += 0.5
+    assert pace.rest == pytest.approx(0.6 * 2.0 - 0.5)
