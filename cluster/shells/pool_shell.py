@@ -5,6 +5,7 @@ What a name means and which adapters stay in host memory is decided by AdapterPo
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from cluster.adapters.sharding import RankMemory
 from cluster.adapters.strict_json import shown
 from cluster.composition import parts_of
 from cluster.errors import NotFound, TopworkError
+from cluster.ledger import Ledger, Page, PoolCounts, RouterCounts
 from cluster.shells.cutter import Cutter
 from cluster.shells.directory_watch import DirectoryWatch, NameLocks
 from cluster.shells.pace import Pace
@@ -79,6 +81,7 @@ class AdapterPoolActor:
             self._locks,
             self._changed,
         )
+        self._ledger = Ledger(time.monotonic)
         self._watching: asyncio.Task[None] | None = None
         self._draining: dict[str, tuple[str, ...]] = {}  # digests of names that are unloaded
 
@@ -259,6 +262,27 @@ class AdapterPoolActor:
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         """Return all attached scheduler replicas in order of their names."""
         return self._links.addresses
+
+    @ray.method
+    async def enter(self, counts: RouterCounts, wants_all: bool) -> Page:
+        """Keep what a router has counted; tell it which adapters to forget, and the rest if asked.
+
+        One call, so that what it returns is never older than what another router was told.
+        """
+        self._ledger.enter(counts)
+        names = {name for behind in counts.adapters.values() for name in behind}
+        gone = tuple(sorted(name for name in names if name not in self._pool))
+        if not wants_all:
+            return Page(gone)
+        host = self._pool.host_tier
+        pool = PoolCounts(
+            host_bytes=host.held_bytes,
+            host_budget=host.budget,
+            host_evictions=host.num_evicted,
+            reads=dict(self._reads.results),
+            read_seconds=self._reads.seconds.counts(),
+        )
+        return Page(gone, self._ledger.reports(), pool)
 
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
         digests = [digest for digest, _ in parts_of(adapter)]

@@ -60,8 +60,9 @@ class SchedulerShell:
         self._recording = Recording(config.recording)
         self._scheduler: AnyScheduler | None = None  # None while the ranks are down
         self._group: RankGroup | None = None
-        self._owners = Owners(config.request_timeout, self._expire)
-        self._adapters = AdapterDesk(pool, self._owners, self._wake_up)
+        self._measures = self._status.measures
+        self._owners = Owners(config.request_timeout, self._expire, self._measures)
+        self._adapters = AdapterDesk(pool, self._owners, self._wake_up, self._measures)
         self._wake = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
 
@@ -203,12 +204,14 @@ class SchedulerShell:
         # Of the last step, told to routers while the ranks run the next.
         news: list[tuple[int, TokenEvent]] = []
         while True:
+            self._measures.step_begins()
             plan = scheduler.schedule()
             is_stepping = plan is not None and bool(plan.chunks)
             self._adapters.settle(group, scheduler, is_stepping=is_stepping)
             self._kv_feed.flush()
             if plan is not None:
                 frame, digest = encode_plan(plan, digest)
+                self._measures.planned(plan)
                 self._status.step_begins(plan.step)
                 group.send(frame)
             self._owners.deliver(news)
@@ -218,7 +221,9 @@ class SchedulerShell:
                 continue
             output = await group.output(plan.step)
             self._status.step_ends()
+            self._measures.answered()
             news = scheduler.commit(output)
+            self._measures.committed()
 
     async def _idle(self, group: RankGroup) -> None:
         """Wait for an event, or for the news that the group has failed."""
