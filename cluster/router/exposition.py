@@ -24,7 +24,7 @@ from cluster.router.vllm_metrics import vllm_families
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-BUILD = gauge("build_info", "1.", "version")
+BUILD = gauge("build_info", "1, by version.", "version")
 ROUTER_UP = gauge(
     "router_up", "1 if the router has given a sign of life lately; one that ended has none.",
     "router",
@@ -56,13 +56,14 @@ class View:
     vllm_time: float | None = None  # seconds since 1970; None: without vLLM's names
 
 
-class _Families(Collector):
+class Families(Collector):
     """A view as families."""
 
     def __init__(self, view: View) -> None:
         self._view = view
 
     def collect(self) -> Iterator[Metric]:
+        """Yield all families, those without series too."""
         view = self._view
         records = view.records or ()
         statuses = [report.status for report in view.reports if report.status is not None]
@@ -80,7 +81,7 @@ class _Families(Collector):
 def exposition(view: View) -> bytes:
     """Return all metrics as text."""
     registry = CollectorRegistry()
-    registry.register(_Families(view))
+    registry.register(Families(view))
     return generate_latest(registry)
 
 
