@@ -41,6 +41,10 @@ class FakeBackend:
         self.resolved: list[tuple[str, str]] = []  # names and request ids
         self._pool = AdapterPool("tiny", Limits(host_bytes=1 << 30, num_slots=max_pinned + 1))
 
+    def share(self, other: "FakeBackend") -> None:
+        """Be of one cluster with another one: of one catalogue and one ledger."""
+        self._pool, self.ledger = other._pool, other.ledger
+
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
         """Return what a request gets; what has "dora" in its path stands alone."""
         self.resolved.append((name, request_id))

@@ -65,6 +65,12 @@ class Prometheus:
         found = [(one["metric"], float(one["value"][1])) for one in data["result"]]
         return [(labels, value) for labels, value in found if not math.isnan(value)]
 
+    def names(self) -> list[str]:
+        """Return the names of all metrics that were ever scraped."""
+        reply = httpx.get(f"{self.url}/api/v1/label/__name__/values", timeout=30)
+        names: list[str] = reply.json()["data"]
+        return names
+
     def value(self, expression: str) -> float:
         """Return the one value of an expression; nothing counts as 0."""
         found = self.query(expression)
