@@ -78,7 +78,8 @@ def operation_routes(router: Router) -> APIRouter:
             records=records,
             vllm_time=time.time() if config.vllm_metrics else None,
         )
-        return Response(exposition(view), headers={"Content-Type": CONTENT_TYPE})
+        text = await asyncio.to_thread(exposition, view)  # of thousands of series: streams go on
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
     @routes.post("/v1/drain")
     async def drain(http: HttpRequest) -> Response:

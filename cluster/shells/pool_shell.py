@@ -5,7 +5,6 @@ What a name means and which adapters stay in host memory is decided by AdapterPo
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ from cluster.adapters.sharding import RankMemory
 from cluster.adapters.strict_json import shown
 from cluster.composition import parts_of
 from cluster.errors import NotFound, TopworkError
-from cluster.ledger import Ledger, Page, PoolCounts, RouterCounts
+from cluster.ledger import Page, RouterCounts
+from cluster.shells.count_desk import CountDesk
 from cluster.shells.cutter import Cutter
 from cluster.shells.directory_watch import DirectoryWatch, NameLocks
 from cluster.shells.pace import Pace
@@ -69,6 +69,7 @@ class AdapterPoolActor:
         reader = AdapterReader(config.model, config.limits)
         self._reads = Reads(reader, Cutter(config.memory, put), config.read_threads)
         self._shelf = Shelf(pool, self._reads)
+        self._counts = CountDesk(pool, self._reads)
         self._locks = NameLocks()
         self._links = SchedulerLinks(connect, config.silence)
         self._pace = Pace(self._links.is_busy, config.load_gap)
@@ -81,7 +82,6 @@ class AdapterPoolActor:
             self._locks,
             self._changed,
         )
-        self._ledger = Ledger(time.monotonic)
         self._watching: asyncio.Task[None] | None = None
         self._draining: dict[str, tuple[str, ...]] = {}  # digests of names that are unloaded
 
@@ -265,24 +265,8 @@ class AdapterPoolActor:
 
     @ray.method
     async def enter(self, counts: RouterCounts, wants_all: bool) -> Page:
-        """Keep what a router has counted; tell it which adapters to forget, and the rest if asked.
-
-        One call, so that what it returns is never older than what another router was told.
-        """
-        self._ledger.enter(counts)
-        names = {name for behind in counts.adapters.values() for name in behind}
-        gone = tuple(sorted(name for name in names if name not in self._pool))
-        if not wants_all:
-            return Page(gone)
-        host = self._pool.host_tier
-        pool = PoolCounts(
-            host_bytes=host.held_bytes,
-            host_budget=host.budget,
-            host_evictions=host.num_evicted,
-            reads=dict(self._reads.results),
-            read_seconds=self._reads.seconds.counts(),
-        )
-        return Page(gone, self._ledger.reports(), pool)
+        """Keep what a router has counted; return what it wants to know."""
+        return self._counts.enter(counts, wants_all)
 
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
         digests = [digest for digest, _ in parts_of(adapter)]
