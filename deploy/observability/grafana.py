@@ -14,7 +14,7 @@ from deploy.observability.panels import ADAPTERS, FAST, FULL, HEALTHY, PLACES, W
 FOLDER = Path(__file__).parent / "dashboards"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS = 24
-WIDTHS = {"timeseries": 8, "stat": 8}
+WIDTHS = {"timeseries": 8, "stat": 6}
 HEIGHTS = {"timeseries": 8, "stat": 4}
 FILLS_ON = "Empty without "
 

@@ -62,6 +62,10 @@ HEALTHY = Row("Is it healthy?", (
     Panel(title="Ranks alive", kind="stat", queries=(
         ("ranks", total(now("tp_ranks_alive"))),),
         text="Processes of all groups. A group is restarted as a whole."),
+    Panel(title="Alerts that fire", kind="stat", queries=(
+        ("alerts", 'count(ALERTS{alertname=~"Topwork.+", alertstate="firing"}) or vector(0)'),),
+        text="Of rules/alerts.yaml, where Prometheus has loaded them; the runbook line of each "
+        "says what to look at."),
     Panel(title="Calls that failed", unit="percentunit", queries=(
         ("of all calls", ratio(total(or_zero(FAILED_CALLS, CALLS)), total(CALLS))),),
         text="Inference answered with 5xx. The objective is 99.9 % without."),

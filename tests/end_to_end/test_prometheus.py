@@ -29,6 +29,7 @@ pytestmark = [
 SECONDS = 60.0
 NUM_CLIENTS = 6
 INFERENCE = 'topwork_http_requests_total{route=~"/v1/(chat/)?completions"}'
+BY_ROUTER = f"sum by (router) ({INFERENCE})"
 
 
 @dataclass
@@ -145,7 +146,7 @@ def test_both_routers_together_count_what_the_clients_count(watched: Watched) ->
         }
 
     wait_for(lambda: counted() == told)
-    assert len(watched.prometheus.query(f"sum by (router) ({INFERENCE})")) == 2
+    assert len(watched.prometheus.query(BY_ROUTER)) == 2
 
 
 def test_no_counter_ever_falls_whichever_router_answers(watched: Watched) -> None:
@@ -154,6 +155,24 @@ def test_no_counter_ever_falls_whichever_router_answers(watched: Watched) -> Non
     fallen = {name: watched.prometheus.query(f"resets({name}[10m]) > 0") for name in counters}
     assert not [name for name, found in fallen.items() if found]
     assert watched.prometheus.value("count(topwork_router_up == 1)") == 2
+
+
+def test_a_killed_router_is_told_of_and_its_counts_stay(watched: Watched) -> None:
+    server, prometheus = watched.server, watched.prometheus
+    before = {labels["router"]: count for labels, count in prometheus.query(BY_ROUTER)}
+    victim = min(
+        pid
+        for pid in server.processes()
+        if Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::ServeReplica:router")
+    )
+    os.kill(victim, signal.SIGKILL)
+    dead = "topwork_router_up == 0"
+    wait_for(lambda: bool(prometheus.query(dead)), seconds=60)
+    ((labels, _),) = prometheus.query(dead)
+    wait_for(lambda: len(prometheus.query("topwork_router_up")) == 3, seconds=60)
+    after = {labels["router"]: count for labels, count in prometheus.query(BY_ROUTER)}
+    assert after[labels["router"]] == before[labels["router"]] > 0
+    assert not prometheus.query(f"resets({INFERENCE}[10m]) > 0")
 
 
 def test_promtool_finds_nothing_but_the_colons_of_vllm(watched: Watched) -> None:

@@ -1,5 +1,6 @@
 """What routers count of calls, and what any of them shows of all."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -115,7 +116,7 @@ def test_counts_are_entered_without_a_scrape(
             report.counts.router == router and report.counts.counters["requests"]
             for report in one.backend.ledger.reports()
         ):
-            await fleet.asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
 
     one.run(entered())
     assert values(scrape(one), "requests_total", router=router) == [1]

@@ -57,6 +57,8 @@ def test_panels_ask_for_what_is_served_and_count_copies_once() -> None:
     for _, panel in panels():
         for target in panel.get("targets", ()):
             expression = target["expr"]
+            if "ALERTS" in expression:  # Prometheus' own
+                continue
             names = names_in(expression)
             assert names and names <= served_names(), expression
             assert expression.count("max without (instance, pod") >= len(names), expression
