@@ -38,6 +38,9 @@ and `max without (instance, pod)` takes them out. The rules and dashboards besid
 later is counted under `_other`. The series of a name end when it is unregistered. A sum of adapters
 has their names with `+` between them.
 
+What never reaches a router, because the load balancer has none to send it to, is not counted here:
+it shows as scrapes that fail.
+
 The format is the plain text of version 0.0.4 only; units are seconds and bytes. Histograms have no
 adapter label: the mean time to first token of an adapter is the rate of
 `topwork_first_token_wait_seconds_total` over that of `topwork_first_tokens_total`.
