@@ -133,6 +133,9 @@ class ServeConfig(BaseModel):
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Log level.")
     ] = "WARNING"
+    vllm_metrics: Annotated[
+        bool, Field(description="Show the metrics of vLLM that gateways score by in /metrics, too.")
+    ] = False
 
     @model_validator(mode="after")
     def _check(self) -> "ServeConfig":

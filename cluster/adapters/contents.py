@@ -42,6 +42,11 @@ class Contents:
         self._num_retirements = 0
         self._host = HostTier(limits.host_bytes)
 
+    @property
+    def host_tier(self) -> HostTier:
+        """What is in host memory; to look at."""
+        return self._host
+
     def change(
         self,
         name: str,

@@ -31,6 +31,7 @@ class HostTier:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self.num_evicted = 0  # in the life of the tier
         self._residents: dict[str, _Resident] = {}
         self._evictable: Lru[str] = Lru()
         self._held_bytes = 0
@@ -111,6 +112,7 @@ class HostTier:
 
     def _evict(self) -> None:
         self._held_bytes -= self._residents.pop(self._evictable.pop()).num_bytes
+        self.num_evicted += 1
 
     def _make_evictable(self, resident: _Resident) -> None:
         self._uses += 1

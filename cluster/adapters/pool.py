@@ -5,7 +5,7 @@ holds it reads directories and hands in what was read. Calls come one at a time,
 """
 
 from cluster.adapters.contents import Contents, Loaded
-from cluster.adapters.host_tier import Shards
+from cluster.adapters.host_tier import HostTier, Shards
 from cluster.adapters.listing import record_of
 from cluster.adapters.names import check_form
 from cluster.adapters.pins import Limits
@@ -30,6 +30,11 @@ class AdapterPool:
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
+
+    @property
+    def host_tier(self) -> HostTier:
+        """What is in host memory; to look at."""
+        return self._contents.host_tier
 
     def check_name(self, name: str, *, load_inplace: bool) -> None:
         """Refuse a name that `publish` would refuse, before anything is read for it.

@@ -7,13 +7,24 @@ how records and reports are had.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from cluster.adapters.record import AdapterRecord
 from cluster.composition import parts_of
+from cluster.router.families import gauge
 from cluster.wire import Status
 
 LEVELS = ("device", "host", "disk", "gone")  # the best place first
+
+REGISTERED = gauge(
+    "adapters_registered", "Adapters in the catalogue, by the best place that they are in.", "level"
+)
+RESIDENT = gauge(
+    "adapter_resident", "1 for the best place an adapter is in.", "adapter", "level", "pinned"
+)
+INFLIGHT = gauge(
+    "adapter_inflight", "Sequences that hold an adapter, alone or in a sum.", "adapter"
+)
 
 
 def adapter_families(
@@ -36,32 +47,7 @@ def adapter_families(
         return -leases[record.digest or ""], LEVELS.index(level(record)), record.name
 
     counts = Counter(map(level, records))
-    yield gauge(
-        "adapters_registered",
-        "Adapters in the catalogue, by the best place that they are in.",
-        ["level"],
-        (((one,), counts[one]) for one in LEVELS),
-    )
+    yield REGISTERED.metric(((one,), counts[one]) for one in LEVELS)
     shown = sorted(records, key=disuse)[:max_labels]
-    yield gauge(
-        "adapter_resident",
-        "1 for the best place an adapter is in.",
-        ["adapter", "level", "pinned"],
-        (((one.name, level(one), str(one.pinned).lower()), 1) for one in shown),
-    )
-    yield gauge(
-        "adapter_inflight",
-        "Sequences that hold an adapter, alone or in a sum.",
-        ["adapter"],
-        (((one.name,), leases[one.digest or ""]) for one in shown),
-    )
-
-
-def gauge(
-    name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], float]]
-) -> Metric:
-    """Return a family of one value for each tuple of label values."""
-    family = GaugeMetricFamily(f"topwork_{name}", text, labels=labels)
-    for label_values, value in values:
-        family.add_metric(label_values, float(value))
-    return family
+    yield RESIDENT.metric(((one.name, level(one), str(one.pinned).lower()), 1) for one in shown)
+    yield INFLIGHT.metric(((one.name,), leases[one.digest or ""]) for one in shown)

@@ -7,6 +7,7 @@ from cluster.router.adapters_api import adapter_routes
 from cluster.router.chat import chat_routes
 from cluster.router.completions import completion_routes
 from cluster.router.errors_http import install
+from cluster.router.http_metrics import CountResponses
 from cluster.router.kv_events_api import kv_event_routes
 from cluster.router.middleware import RequestIds
 from cluster.router.models_api import model_routes
@@ -19,7 +20,8 @@ from cluster.router.tokenize_api import tokenize_routes
 def create_app(router: Router, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     """Return the application; whoever serves it starts and closes the router."""
     app = FastAPI(title="Topwork", version=router.config.version, lifespan=lifespan)
-    app.add_middleware(RequestIds)
+    app.add_middleware(CountResponses, metrics=router.metrics)
+    app.add_middleware(RequestIds)  # outside of what counts: it knows how bodies are sent
     install(app)
     for make_routes in (
         chat_routes,

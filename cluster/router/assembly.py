@@ -105,6 +105,7 @@ async def _events(generation: Generation, form: Form, include_usage: bool) -> As
     except TopworkError as error:
         if not begun:
             raise
+        generation.broke_off()
         yield sse(error_body(error))
     yield SSE_DONE
 

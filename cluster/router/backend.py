@@ -6,6 +6,7 @@ Knows nothing of who answers: an actor in a cluster, an object in a test.
 from typing import Protocol
 
 from cluster.adapters.record import AdapterRecord, ResolvedAdapter, UnloadResult
+from cluster.ledger import Page, RouterCounts
 from cluster.wire import SchedulerAddress
 
 
@@ -70,6 +71,10 @@ class Backend(Protocol):
 
     async def records(self) -> tuple[AdapterRecord, ...]:
         """Return all records, ordered by name."""
+        ...
+
+    async def enter(self, counts: RouterCounts, wants_all: bool) -> Page:
+        """Enter a router's counts into the ledger; return what it holds if that is wanted."""
         ...
 
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:

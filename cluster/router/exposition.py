@@ -1,180 +1,132 @@
-"""The Prometheus text: a router's own metrics and what the schedulers report.
+"""The Prometheus text: what all routers count, what schedulers, pool and catalogue report.
 
-Owns the names of the schedulers' metrics. Content is not negotiated: only the plain text format
+Owns what one scrape of any router shows. Content is not negotiated: only the plain text format
 keeps every name as it is. Knows nothing of how reports are had.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from cluster.adapters.record import AdapterRecord
-from cluster.router.adapter_metrics import adapter_families, gauge
+from cluster.histogram import LOAD_BUCKETS
+from cluster.ledger import Page
+from cluster.router.adapter_metrics import adapter_families
+from cluster.router.families import Family, counter, gauge, histogram
+from cluster.router.fleet import SILENCE
+from cluster.router.metrics import COUNTERS, HISTOGRAMS
+from cluster.router.scheduler_metrics import scheduler_families
 from cluster.router.schedulers import Report
+from cluster.router.vllm_metrics import vllm_families
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-GAUGES = (
-    ("requests_running", "Sequences in the running set.", "num_running"),
-    ("requests_waiting", "Sequences that wait.", "num_waiting"),
-    (
-        "requests_waiting_for_adapter",
-        "Sequences that wait for a slot or for weights.",
-        "num_waiting_for_adapter",
-    ),
-    ("kv_blocks_total", "KV pages.", "total_pages"),
-    ("kv_blocks_free", "KV pages without content.", "free_pages"),
-    ("kv_blocks_cached", "KV pages that only the prefix cache holds.", "cached_pages"),
-    ("kv_blocks_held", "KV pages that sequences hold.", "held_pages"),
-    ("kv_host_blocks_total", "KV pages of the host tier.", "total_host_pages"),
-    ("kv_host_blocks_free", "KV pages of the host tier without content.", "free_host_pages"),
-    ("kv_host_blocks_cached", "KV pages of the host tier with content.", "cached_host_pages"),
-    ("adapter_slots_total", "Adapter slots.", "num_slots"),
-    ("adapter_memory_total_bytes", "Memory of a rank for adapters in slots.", "adapter_memory"),
-    (
-        "adapter_slot_wait_bound_steps",
-        "Steps that an adapter which joins the line for a slot now waits at most.",
-        "slot_wait_bound",
-    ),
-    (
-        "adapter_slot_wait_longest_steps",
-        "Steps that an adapter has waited for a slot at most so far.",
-        "longest_slot_wait",
-    ),
-    ("engine_ready", "1 if the ranks are up.", "ready"),
-    ("engine_healthy", "1 if the ranks are up and make progress.", "healthy"),
-    ("engine_step", "Number of the last step of this group of ranks.", "step"),
-)
-COUNTERS = (
-    ("preemptions", "Sequences whose pages were taken back.", "retractions"),
-    ("kv_blocks_evicted", "KV pages evicted from the prefix cache.", "evicted_pages"),
-    ("kv_host_blocks_saved", "KV pages copied from device to host.", "saved_pages"),
-    ("kv_host_blocks_restored", "KV pages copied from host to device.", "restored_pages"),
-    ("kv_host_blocks_evicted", "KV pages evicted from the host tier.", "evicted_host_pages"),
-    (
-        "forked_sequences",
-        "Sequences that began on the pages of another one of their prompt.",
-        "forked_sequences",
-    ),
-    ("adapter_loads", "Adapters loaded into a slot.", "adapter_loads"),
-    ("tp_group_restarts", "Restarts of the group of ranks.", "restarts"),
-    ("engine_prompt_tokens", "Prompt tokens of admitted sequences.", "prompt_tokens"),
-    (
-        "engine_cached_prompt_tokens",
-        "Prompt tokens found in the prefix cache.",
-        "cached_prompt_tokens",
-    ),
-    ("engine_generation_tokens", "Tokens sampled.", "generated_tokens"),
+BUILD = gauge("build_info", "1, by version.", "version")
+ROUTER_UP = gauge(
+    "router_up", "1 if the router has given a sign of life lately; one that ended has none.",
+    "router",
+)  # fmt: skip
+IN_FLIGHT = gauge("router_inflight", "Answers that a router is waiting for.", "router")
+POOL_UP = gauge("adapter_pool_up", "1 if the adapter pool answers.")
+HOST_HELD = gauge("adapter_host_memory_held_bytes", "Bytes of adapters in host memory.")
+HOST_TOTAL = gauge("adapter_host_memory_total_bytes", "Host memory for adapters.")
+HOST_EVICTIONS = counter("adapter_host_evictions", "Adapters that left host memory for others.")
+READS = counter("adapter_reads", "Adapter directories read whole, by result.", "result")
+READ_SECONDS = histogram(
+    "adapter_read_seconds",
+    "From the begin of reading an adapter directory to its shards in host memory.",
+    LOAD_BUCKETS,
 )
 
 
-class _OwnMetrics(Collector):
-    """A registry's metrics with the router's label, without `_created` series."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Everything that a router knows of the whole when it is scraped."""
 
-    def __init__(self, registry: CollectorRegistry, router_id: str) -> None:
-        self._registry = registry
-        self._router_id = router_id
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._registry.collect():
-            family.samples = [
-                Sample(sample.name, sample.labels | {"router": self._router_id}, sample.value)
-                for sample in family.samples
-                if not sample.name.endswith("_created")
-            ]
-            yield family
+    version: str
+    model: str
+    page_size: int
+    max_labels: int  # adapters with series of their own
+    page: Page
+    reports: tuple[Report, ...]
+    records: tuple[AdapterRecord, ...] | None  # None: the catalogue cannot be had
+    vllm_time: float | None = None  # seconds since 1970; None: without vLLM's names
 
 
-class _ClusterMetrics(Collector):
-    """What schedulers and the catalogue report."""
+class Families(Collector):
+    """A view as families."""
 
-    def __init__(
-        self, reports: tuple[Report, ...], records: tuple[AdapterRecord, ...], max_labels: int
-    ) -> None:
-        self._reports = reports
-        self._records = records
-        self._max_labels = max_labels
-        self._statuses = [report.status for report in reports if report.status is not None]
+    def __init__(self, view: View) -> None:
+        self._view = view
 
     def collect(self) -> Iterator[Metric]:
-        yield gauge(
-            "scheduler_up",
-            "1 if the scheduler answers.",
-            ["replica"],
-            (((report.replica,), report.status is not None) for report in self._reports),
-        )
-        for name, text, field in GAUGES:
-            values = (((status.replica,), getattr(status, field)) for status in self._statuses)
-            yield gauge(name, text, ["replica"], values)
-        for name, text, field in COUNTERS:
-            counter = CounterMetricFamily(f"topwork_{name}", text, labels=["replica"])
-            for status in self._statuses:
-                counter.add_metric([status.replica], getattr(status, field))
-            yield counter
-        yield from self._derived()
-        yield from self._ranks()
-        yield from adapter_families(self._records, self._statuses, self._max_labels)
-
-    def _derived(self) -> Iterator[Metric]:
-        yield gauge(
-            "kv_cache_usage_ratio",
-            "Share of KV pages that sequences hold.",
-            ["replica"],
-            (((s.replica,), s.held_pages / max(1, s.total_pages)) for s in self._statuses),
-        )
-        yield gauge(
-            "adapter_slots_used",
-            "Adapter slots that are occupied.",
-            ["replica"],
-            (((s.replica,), len(s.slots)) for s in self._statuses),
-        )
-        for name, text, field in (
-            ("adapter_memory_claimed_bytes", "Most that adapters in slots may hold.", "claimed"),
-            ("adapter_memory_held_bytes", "Bytes that adapters in slots do hold.", "held"),
-        ):
-            values = (
-                ((s.replica,), sum(getattr(slot, f"{field}_bytes") for slot in s.slots))
-                for s in self._statuses
-            )
-            yield gauge(name, f"{text} On the rank that holds most.", ["replica"], values)
-        yield gauge(
-            "tp_ranks_alive",
-            "Ranks whose process lives.",
-            ["replica"],
-            (((s.replica,), sum(rank.alive for rank in s.ranks)) for s in self._statuses),
-        )
-
-    def _ranks(self) -> Iterator[Metric]:
-        for name, text, field in (
-            ("rank_last_step_age_seconds", "Age of a rank's last step.", "last_step_age"),
-            ("rank_weight_bytes", "Bytes of a rank's weights.", "weight_bytes"),
-            ("rank_kv_bytes", "Bytes of a rank's KV pages.", "kv_bytes"),
-        ):
-            yield gauge(
-                name,
-                text,
-                ["replica", "rank"],
-                (
-                    ((status.replica, str(rank.rank)), getattr(rank, field))
-                    for status in self._statuses
-                    for rank in status.ranks
-                ),
+        """Yield all families, those without series too."""
+        view = self._view
+        records = view.records or ()
+        statuses = [report.status for report in view.reports if report.status is not None]
+        yield BUILD.metric([((view.version,), 1)])
+        yield from _router_families(view)
+        yield from scheduler_families(view.reports)
+        yield from _pool_families(view.page)
+        yield from adapter_families(records, statuses, view.max_labels)
+        if view.vllm_time is not None:
+            yield from vllm_families(
+                view.model, view.page_size, records, statuses, view.max_labels, view.vllm_time
             )
 
 
-def exposition(
-    own: CollectorRegistry,
-    router_id: str,
-    version: str,
-    reports: tuple[Report, ...],
-    records: tuple[AdapterRecord, ...],
-    max_labels: int,
-) -> bytes:
-    """Return all metrics as text; at most `max_labels` adapters have series of their own."""
-    build = CollectorRegistry()
-    Gauge("topwork_build_info", "1.", ["version"], registry=build).labels(version).set(1)
-    collectors = (build, _OwnMetrics(own, router_id), _ClusterMetrics(reports, records, max_labels))
-    return b"".join(generate_latest(collector) for collector in collectors)
+def exposition(view: View) -> bytes:
+    """Return all metrics as text."""
+    registry = CollectorRegistry()
+    registry.register(Families(view))
+    return generate_latest(registry)
+
+
+def _router_families(view: View) -> Iterator[Metric]:
+    reports = view.page.routers
+    living = [report for report in reports if not report.counts.has_ended]
+    yield ROUTER_UP.metric(((one.counts.router,), one.age < SILENCE) for one in living)
+    yield IN_FLIGHT.metric(
+        ((one.counts.router,), one.counts.num_in_flight) for one in living if one.age < SILENCE
+    )
+    for family in COUNTERS:
+        yield family.metric(_series(view, family))
+    for family in HISTOGRAMS:
+        yield family.histogram(
+            ((view.model, one.counts.router), one.counts.histograms[family.name])
+            for one in reports
+            if family.name in one.counts.histograms
+        )
+
+
+def _series(view: View, family: Family) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield a counter of all routers, without adapters that are not registered any more.
+
+    A router that did not hear of it yet may still count them.
+    """
+    place = family.labels.index("adapter") if "adapter" in family.labels else None
+    registered = None if view.records is None else {record.name for record in view.records}
+    for counts in (report.counts for report in view.page.routers):
+        gone = {
+            label
+            for label, names in counts.adapters.items()
+            if registered is not None and not registered.issuperset(names)
+        }
+        for values, count in counts.counters.get(family.name, ()):
+            if place is None or values[place] not in gone:
+                yield (*values, counts.router), count
+
+
+def _pool_families(page: Page) -> Iterator[Metric]:
+    pool = page.pool
+    yield POOL_UP.metric([((), pool is not None)])
+    if pool is None:
+        return
+    yield HOST_HELD.metric([((), pool.host_bytes)])
+    yield HOST_TOTAL.metric([((), pool.host_budget)])
+    yield HOST_EVICTIONS.metric([((), pool.host_evictions)])
+    yield READS.metric(((result,), count) for result, count in pool.reads.items())
+    yield READ_SECONDS.histogram([((), pool.read_seconds)])

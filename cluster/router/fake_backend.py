@@ -4,6 +4,7 @@ The content of an adapter is its path: equal paths are equal content.
 """
 
 import asyncio
+import time
 from hashlib import sha256
 
 from cluster.adapters.contents import Loaded
@@ -19,6 +20,8 @@ from cluster.adapters.record import (
     UnloadResult,
 )
 from cluster.errors import Conflict, InvalidAdapter, Unavailable
+from cluster.histogram import LOAD_BUCKETS, Histogram
+from cluster.ledger import Ledger, Page, PoolCounts, RouterCounts
 from cluster.router.scheduler_client import SchedulerClient
 from cluster.wire import SchedulerAddress
 
@@ -31,10 +34,16 @@ class FakeBackend:
 
     def __init__(self, *addresses: SchedulerAddress, max_pinned: int = 3) -> None:
         self.addresses = addresses
+        self.ledger = Ledger(time.monotonic)
+        self.is_down = False  # as far as the ledger goes
         self.forgotten: list[str] = []
         self.forced: list[str] = []  # names unloaded by force
         self.resolved: list[tuple[str, str]] = []  # names and request ids
         self._pool = AdapterPool("tiny", Limits(host_bytes=1 << 30, num_slots=max_pinned + 1))
+
+    def share(self, other: "FakeBackend") -> None:
+        """Be of one cluster with another one: of one catalogue and one ledger."""
+        self._pool, self.ledger = other._pool, other.ledger
 
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
         """Return what a request gets; what has "dora" in its path stands alone."""
@@ -77,6 +86,19 @@ class FakeBackend:
     async def records(self) -> tuple[AdapterRecord, ...]:
         """Return all records, ordered by name."""
         return self._pool.records()
+
+    async def enter(self, counts: RouterCounts, wants_all: bool) -> Page:
+        """Keep a router's counts; the pool's own are made up."""
+        if self.is_down:
+            raise Unavailable("the adapter pool is down")
+        self.ledger.enter(counts)
+        names = {name for behind in counts.adapters.values() for name in behind}
+        gone = tuple(sorted(name for name in names if name not in self._pool))
+        if not wants_all:
+            return Page(gone)
+        reads = {"ok": 11, "failed": 12}
+        pool = PoolCounts(13, 14, 15, reads, Histogram(LOAD_BUCKETS).counts())
+        return Page(gone, self.ledger.reports(), pool)
 
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         """Return the list of schedulers."""

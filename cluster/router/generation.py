@@ -95,6 +95,10 @@ class Generation:
             raise self._error
         return pieces
 
+    def broke_off(self) -> None:
+        """Note that a stream has told its reader of an error after it had begun."""
+        self._metrics.broke_off()
+
     def _fail(self, index: int, event: TokenEvent) -> None:
         del self._clients[index]
         self._error = (

@@ -3,13 +3,17 @@
 Owns what "healthy" means for the whole: every scheduler replica answers and makes progress.
 """
 
+import asyncio
+import time
+
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from cluster.adapters.record import AdapterRecord
 from cluster.errors import Unavailable
-from cluster.router.exposition import CONTENT_TYPE, exposition
+from cluster.router.exposition import CONTENT_TYPE, View, exposition
 from cluster.router.router import Router
 from cluster.router.schedulers import Report
 
@@ -57,19 +61,24 @@ def operation_routes(router: Router) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        reports = await router.schedulers.reports()
+        config = router.config
+        page, reports = await asyncio.gather(router.fleet.look(), router.schedulers.reports())
+        records: tuple[AdapterRecord, ...] | None
         try:
             records = await router.backend.records()
         except Unavailable:
-            records = ()  # the rest is worth more than the catalogue
-        text = exposition(
-            router.metrics.registry,
-            router.router_id,
-            router.config.version,
-            reports,
-            records,
-            router.config.max_adapter_labels,
+            records = None  # the rest is worth more than the catalogue
+        view = View(
+            version=config.version,
+            model=config.model_name,
+            page_size=config.page_size,
+            max_labels=config.max_adapter_labels,
+            page=page,
+            reports=reports,
+            records=records,
+            vllm_time=time.time() if config.vllm_metrics else None,
         )
+        text = await asyncio.to_thread(exposition, view)  # of thousands of series: streams go on
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
     @routes.post("/v1/drain")

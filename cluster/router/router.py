@@ -21,6 +21,7 @@ from cluster.router.answer import Answer
 from cluster.router.auth import ANYONE, KeyRing, Principal
 from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
+from cluster.router.fleet import Fleet
 from cluster.router.generation import Generation
 from cluster.router.metrics import RouterMetrics
 from cluster.router.models import Model, Models
@@ -43,26 +44,31 @@ class Router:
         self.started_at = int(time.time())
         self.tokenizer = Tokenizer.load(Path(config.model_dir))
         self.metrics = RouterMetrics(config.model_name, config.max_adapter_labels)
+        self.fleet = Fleet(self.router_id, self.metrics, backend, config.health_timeout)
         self.models = Models(config.model_name, backend)
         self.schedulers = Schedulers(backend, config)
         self.is_draining = False
         self.num_in_flight = 0  # answers
         self._keys = KeyRing.load(Path(config.api_key_file)) if config.api_key_file else None
         self._num_requests = 0
-        self._running: asyncio.Task[None] | None = None
+        self._running: tuple[asyncio.Task[None], ...] = ()
 
     async def start(self) -> None:
         """Connect to the schedulers that are up and keep looking for others."""
         with suppress(Unavailable):
             await self.schedulers.refresh()
-        self._running = asyncio.create_task(self.schedulers.run())
+        self._running = (
+            asyncio.create_task(self.schedulers.run()),
+            asyncio.create_task(self.fleet.run()),
+        )
 
     async def close(self) -> None:
         """End all calls and connections."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
         await self.schedulers.close()
+        await self.fleet.close()
 
     def drain(self) -> None:
         """Refuse new calls; those in flight go on."""
@@ -164,8 +170,10 @@ class Router:
                 retry_after=self.config.retry_after,
             )
         self.num_in_flight += count
+        self.metrics.num_in_flight = self.num_in_flight
 
         def release() -> None:
             self.num_in_flight -= count
+            self.metrics.num_in_flight = self.num_in_flight
 
         return release

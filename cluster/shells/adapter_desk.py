@@ -17,6 +17,7 @@ from cluster.errors import Conflict, TopworkError
 from cluster.request import ErrorInfo
 from cluster.scheduling.recorder import AnyScheduler
 from cluster.scheduling.stats import AdapterLoad, UnloadedAdapter
+from cluster.shells.measures import Measures
 from cluster.shells.owners import Owners
 from cluster.shells.rank_group import GroupFailed, RankGroup
 from cluster.shells.router_door import RouterConnection
@@ -44,12 +45,15 @@ class ShardSource(Protocol):
 class AdapterDesk:
     """Serves one shell through all lives of its ranks; `wake` makes the step loop look again."""
 
-    def __init__(self, pool: ShardSource, owners: Owners, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, pool: ShardSource, owners: Owners, wake: Callable[[], None], measures: Measures
+    ) -> None:
         # Adapter and bytes in each slot, on the rank that holds most.
         self.held: dict[int, tuple[str, int]] = {}
         self._pool = pool
         self._owners = owners
         self._wake = wake
+        self._measures = measures
         self._pinned: dict[str, int] = {}
         self._fetched: frozenset[str] = frozenset()  # of those at the front of the line
         self._queue: deque[AdapterLoad] = deque()  # loads that have not begun
@@ -107,6 +111,7 @@ class AdapterDesk:
         """
         for gone in scheduler.take_unloaded():
             calls = self._unloading.pop(gone.digest, [])
+            self._measures.unloaded(gone.freed_slots)
             clearing = self._spawn(self._clear(group, gone.freed_slots))
             clearing.add_done_callback(partial(_answer, gone, calls))
         self._queue += scheduler.take_loads()
@@ -136,10 +141,12 @@ class AdapterDesk:
 
     async def _load(self, group: RankGroup, scheduler: AnyScheduler, load: AdapterLoad) -> None:
         """Bring one adapter into a slot of every rank; steps go on meanwhile."""
+        began = self._measures.load_begins(load.slot, load.adapter, load.clears)
         try:
             parts = await self._pool.shards(load.adapter)
             held = await group.load_adapter(load.slot, load.adapter, parts)
         except TopworkError as error:
+            self._measures.load_fails(load.slot)
             self._owners.deliver(scheduler.adapter_failed(load.adapter, info_of(error)))
             # Some ranks may have been able to load it.
             await self._clear(group, [(load.slot, load.adapter)])
@@ -147,6 +154,7 @@ class AdapterDesk:
             return  # the step loop learns it from the closed connection
         else:
             self.held[load.slot] = load.adapter, max(held)
+            self._measures.load_ends(began)
             scheduler.adapter_ready(load.adapter)
         self._wake()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.shells.measures import Measures
 from cluster.shells.router_door import RouterConnection
 from cluster.wire import Events
 
@@ -23,15 +24,19 @@ class _Owner:
 class Owners:
     """Every sequence that somebody still wants to hear of."""
 
-    def __init__(self, timeout: float | None, expire: Callable[[int], None]) -> None:
+    def __init__(
+        self, timeout: float | None, expire: Callable[[int], None], measures: Measures
+    ) -> None:
         self._timeout = timeout  # seconds that a request may take; None: as long as it likes
         self._expire = expire
+        self._measures = measures
         self._by_sequence: dict[int, _Owner] = {}
 
     def enter(
         self, router: RouterConnection, seq_ids: Sequence[int], requests: Sequence[Request]
     ) -> None:
         """Send the events of these sequences to this router from now on."""
+        self._measures.arrived(seq_ids)
         for seq_id, request in zip(seq_ids, requests, strict=True):
             timer = None
             if self._timeout is not None:
@@ -55,7 +60,9 @@ class Owners:
             if owner is None:
                 continue  # aborted while the step ran
             by_router.setdefault(owner.router, []).append(event)
-            if event.finish_reason is not None:
+            is_end = event.finish_reason is not None
+            self._measures.told(seq_id, has_token=bool(event.token_ids), is_end=is_end)
+            if is_end:
                 self._forget(seq_id)
         for router, news in by_router.items():
             router.send(Events(tuple(news)))
@@ -72,5 +79,6 @@ class Owners:
     def _forget(self, seq_id: int) -> None:
         owner = self._by_sequence.pop(seq_id)
         del owner.router.sequences[owner.request_id]
+        self._measures.left(seq_id)
         if owner.timer is not None:
             owner.timer.cancel()

@@ -22,6 +22,8 @@ from cluster.adapters.sharding import RankMemory
 from cluster.adapters.strict_json import shown
 from cluster.composition import parts_of
 from cluster.errors import NotFound, TopworkError
+from cluster.ledger import Page, RouterCounts
+from cluster.shells.count_desk import CountDesk
 from cluster.shells.cutter import Cutter
 from cluster.shells.directory_watch import DirectoryWatch, NameLocks
 from cluster.shells.pace import Pace
@@ -67,6 +69,7 @@ class AdapterPoolActor:
         reader = AdapterReader(config.model, config.limits)
         self._reads = Reads(reader, Cutter(config.memory, put), config.read_threads)
         self._shelf = Shelf(pool, self._reads)
+        self._counts = CountDesk(pool, self._reads)
         self._locks = NameLocks()
         self._links = SchedulerLinks(connect, config.silence)
         self._pace = Pace(self._links.is_busy, config.load_gap)
@@ -259,6 +262,11 @@ class AdapterPoolActor:
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         """Return all attached scheduler replicas in order of their names."""
         return self._links.addresses
+
+    @ray.method
+    async def enter(self, counts: RouterCounts, wants_all: bool) -> Page:
+        """Keep what a router has counted; return what it wants to know."""
+        return self._counts.enter(counts, wants_all)
 
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
         digests = [digest for digest, _ in parts_of(adapter)]

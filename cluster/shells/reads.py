@@ -7,6 +7,7 @@ names or versions.
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -14,6 +15,8 @@ from typing import TypeVar
 from cluster.adapters.contents import Loaded
 from cluster.adapters.reading import AdapterReader
 from cluster.adapters.record import Outline, Source
+from cluster.errors import TopworkError
+from cluster.histogram import LOAD_BUCKETS, Histogram
 from cluster.shells.cutter import Cutter
 
 T = TypeVar("T")
@@ -31,6 +34,8 @@ class Reads:
             num_threads, thread_name_prefix="adapters", initializer=_be_nice
         )
         self._under_way: dict[Source, asyncio.Task[Loaded]] = {}
+        self.seconds = Histogram(LOAD_BUCKETS)
+        self.results = {"ok": 0, "failed": 0}  # of whole reads
 
     async def outline(self, source: Source) -> Outline:
         """Read what tells whether it fits; raises as AdapterReader does."""
@@ -47,7 +52,15 @@ class Reads:
             with self._reader.turn:
                 return self._cutter.load(outline, adapter)
 
-        return await self.run(read)
+        began = time.monotonic()
+        try:
+            loaded = await self.run(read)
+        except TopworkError:
+            self.results["failed"] += 1
+            raise
+        self.results["ok"] += 1
+        self.seconds.observe(time.monotonic() - began)
+        return loaded
 
     async def shared(self, source: Source) -> Loaded:
         """Read all of it, together with all who want it now; a failure is theirs alone."""

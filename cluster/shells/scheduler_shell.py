@@ -60,8 +60,9 @@ class SchedulerShell:
         self._recording = Recording(config.recording)
         self._scheduler: AnyScheduler | None = None  # None while the ranks are down
         self._group: RankGroup | None = None
-        self._owners = Owners(config.request_timeout, self._expire)
-        self._adapters = AdapterDesk(pool, self._owners, self._wake_up)
+        self._measures = self._status.measures
+        self._owners = Owners(config.request_timeout, self._expire, self._measures)
+        self._adapters = AdapterDesk(pool, self._owners, self._wake_up, self._measures)
         self._wake = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
 

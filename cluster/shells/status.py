@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from cluster.errors import Unavailable
 from cluster.scheduling.recorder import AnyScheduler
 from cluster.scheduling.stats import SchedulerStats
+from cluster.shells.measures import Measures
 from cluster.shells.rank_group import RankGroup
 from cluster.wire import RankStatus, SlotStatus, Status
 
@@ -36,6 +37,7 @@ class StatusKeeper:
     """Remembers when steps begin and end, and why the ranks are down."""
 
     def __init__(self, replica: str, clock: Callable[[], float]) -> None:
+        self.measures = Measures(clock)
         self._replica = replica
         self._clock = clock  # seconds
         self._up = False
@@ -56,6 +58,7 @@ class StatusKeeper:
         """The ranks are lost, and with them the scheduler; what it counted is kept."""
         self._up = False
         self._reason = reason
+        self.measures.ranks_lost(reason)
         if scheduler is not None:
             self._past = self._totals(scheduler.stats())
 
@@ -119,6 +122,11 @@ class StatusKeeper:
                 for s in stats.slots
             ),
             ranks=() if group is None else self._ranks(group),
+            histograms=self.measures.histograms(),
+            failures=dict(self.measures.failures),
+            oldest_wait=self.measures.oldest_wait(),
+            adapter_evictions=self.measures.num_evictions,
+            failed_adapter_loads=self.measures.num_failed_loads,
             **self._totals(stats),
         )
 

@@ -34,9 +34,10 @@ class StepPace:
         """The ranks have begun with a step just now."""
         self._begun = self._clock()
 
-    def ends(self) -> None:
-        """They have ended it."""
+    def ends(self) -> float:
+        """They have ended it; returns the seconds that it took."""
         self._durations.append(self._clock() - self._begun)
+        return self._durations[-1]
 
     @property
     def rest(self) -> float:
@@ -64,6 +65,7 @@ class StepLoop:
         self._owners = owners
         self._kv_feed = kv_feed
         self._status = status
+        self._measures = status.measures
         self._pace = StepPace(time.monotonic)
         self._digest = GENESIS
         self._in_flight: deque[int] = deque()
@@ -90,9 +92,11 @@ class StepLoop:
             output = await self._group.output(step)
             self._end_step()
             news = self._scheduler.commit(output)
+            self._measures.committed()
 
     def _begin_step(self) -> None:
         """Send the next plan, if there is one."""
+        self._measures.step_begins()
         plan = self._scheduler.schedule()
         begins = plan is not None and bool(plan.chunks)
         self._adapters.settle(
@@ -105,6 +109,7 @@ class StepLoop:
         if plan is None:
             return
         frame, self._digest = encode_plan(plan, self._digest)
+        self._measures.planned(plan)
         self._status.step_begins(plan.step)
         if not self._in_flight:
             self._pace.begins()
@@ -113,6 +118,6 @@ class StepLoop:
 
     def _end_step(self) -> None:
         self._in_flight.popleft()
-        self._pace.ends()
+        self._measures.answered(self._pace.ends())
         self._pace.begins()  # with the one after it, if that is there already
         self._status.step_ends(is_stepping=bool(self._in_flight))

@@ -8,6 +8,7 @@ from ray.exceptions import RayError
 from cluster.adapters.pool import AdapterPool
 from cluster.adapters.record import AdapterRecord, ResolvedAdapter, UnloadResult
 from cluster.errors import Unavailable
+from cluster.ledger import Page, RouterCounts
 from cluster.router.scheduler_client import SchedulerClient
 from cluster.shells.pool_shell import AdapterPoolActor, PoolShellConfig
 from cluster.wire import SchedulerAddress
@@ -56,6 +57,9 @@ class PoolClient:
 
     async def records(self) -> tuple[AdapterRecord, ...]:
         return cast(tuple[AdapterRecord, ...], await self._ask("records"))
+
+    async def enter(self, counts: RouterCounts, wants_all: bool) -> Page:
+        return cast(Page, await self._ask("enter", counts, wants_all))
 
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         return cast(tuple[SchedulerAddress, ...], await self._ask("schedulers"))

@@ -55,10 +55,10 @@ def serve_and_compare(server: Server) -> None:
     metrics = server.metrics()
 
     def pages(state: str) -> float:
-        return sum(v for k, v in metrics.items() if k.startswith(f"topwork_kv_blocks_{state}"))
+        return sum(v for k, v in metrics.items() if k.startswith(f"topwork_kv_blocks{state}{{"))
 
-    assert pages("held") == 0
-    assert pages("free") + pages("cached") == pages("total")
+    assert pages("_held") == 0
+    assert pages("_free") + pages("_cached") == pages("")
     grown = {pid: after[pid] - before[pid] for pid in before if pid in after}
     assert max(grown.values()) < 32 * 2**20, f"a process grew: {grown}"
     budgets = [v for k, v in metrics.items() if k.startswith("topwork_rank_kv_bytes")]

@@ -52,7 +52,7 @@ def test_answers_with_24_pages_of_kv_are_those_with_plenty_and_can_be_replayed(
 
     plenty = answers(server, "plenty")
     # A router looks at its schedulers from time to time.
-    wait_for(lambda: small_server.metric("topwork_kv_blocks_total") == NUM_PAGES)
+    wait_for(lambda: small_server.metric("topwork_kv_blocks") == NUM_PAGES)
     assert answers(small_server, "small") == plenty
     assert answers(small_server, "small") == plenty
     wait_for(lambda: small_server.metric("topwork_preemptions_total") > 0)

@@ -24,7 +24,7 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 STATUS_METRICS = (
     "kv_host_blocks_free",
     "kv_host_blocks_cached",
-    "kv_host_blocks_total",
+    "kv_host_blocks",
     "kv_host_blocks_saved",
     "kv_host_blocks_restored",
     "kv_host_blocks_evicted",

@@ -10,6 +10,7 @@ from cluster.errors import NotFound
 from cluster.scheduling.recorder import AnyScheduler
 from cluster.scheduling.stats import AdapterLoad, UnloadedAdapter
 from cluster.shells.adapter_desk import STEPS_PER_LOAD, AdapterDesk
+from cluster.shells.measures import Measures
 from cluster.shells.owners import Owners
 from cluster.shells.rank_group import RankGroup
 from cluster.shells.router_door import RouterConnection
@@ -80,7 +81,10 @@ class Office:
 
     def __init__(self) -> None:
         self.decisions, self.ranks, self.pool = Decisions(), Ranks(), Pool()
-        self.desk = AdapterDesk(self.pool, Owners(None, lambda _: None), lambda: None)
+        measures = Measures(lambda: 0.0)
+        self.desk = AdapterDesk(
+            self.pool, Owners(None, lambda _: None, measures), lambda: None, measures
+        )
 
     async def settle(self, *, is_stepping: bool, begins_step: bool | None = None) -> None:
         """Let the desk do its work once, and all that follows."""

@@ -20,6 +20,7 @@ from cluster.adapters.pool import AdapterPool
 from cluster.adapters.sharding import RankMemory, cut_all
 from cluster.composition import compose
 from cluster.errors import Conflict, InvalidAdapter, InvalidRequest, NotFound, Unavailable
+from cluster.ledger import Page, RouterCounts
 from cluster.shells.pool_shell import AdapterPoolActor, PoolShellConfig
 from cluster.shells.scheduler_links import Gone, SchedulerLinks
 from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL, tiny_adapter
@@ -658,3 +659,19 @@ async def test_a_directory_of_adapters_confines_what_is_found_in_it(
     with pytest.raises(InvalidAdapter, match="outside of the directories"):
         await actor.resolve("law", "")
     await actor.load("law", str(tmp_path / "outside"), False, False)  # without roots: anywhere
+
+
+async def test_a_router_enters_its_counts_and_learns_what_it_shall_forget(
+    make: Make, tmp_path: Path
+) -> None:
+    pool: Any = make()
+    await pool.load("kept", str(write(tmp_path / "a", 1)), False, False)
+    counts = RouterCounts("r", 1, {}, {}, {"kept": ("kept",), "kept+gone": ("gone", "kept")}, 0)
+    assert await pool.enter(counts, False) == Page(("gone",))
+    with pytest.raises(NotFound):
+        await pool.load("lost", str(tmp_path / "nowhere"), False, False)
+    page = await pool.enter(counts, True)
+    assert [report.counts for report in page.routers] == [counts]
+    assert page.pool.reads == {"ok": 1, "failed": 1}
+    assert page.pool.read_seconds.number == 1
+    assert 0 < page.pool.host_bytes <= page.pool.host_budget

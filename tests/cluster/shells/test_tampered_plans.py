@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cluster.shells.measures import reason_of
 from cluster.shells.rank_group import GroupFailed, RankGroup
 from tests.end_to_end.tiny_models import make_tiny_model
 from tests.worker.meddler import Change, Meddler
@@ -188,8 +189,9 @@ TAMPERS: dict[str, Change] = {
 @pytest.mark.parametrize("change", TAMPERS.values(), ids=TAMPERS)
 async def test_a_changed_plan_stops_the_whole_group_and_names_the_step(model, change, victims):
     async with running(model, dict.fromkeys(victims, change)) as driver:
-        with pytest.raises(GroupFailed, match=f"failed in step {BAD_STEP}: "):
+        with pytest.raises(GroupFailed, match=f"failed in step {BAD_STEP}: ") as caught:
             await asyncio.wait_for(driver.run(), LIMIT)
+    assert reason_of(str(caught.value)) == "plan_mismatch"
     for rank in victims:
         error = driver.handles[rank].error
         assert isinstance(error, PlanMismatch)

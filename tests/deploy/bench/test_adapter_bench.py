@@ -91,8 +91,8 @@ topwork_adapter_loads_total{replica="1"} 3.0
 # TYPE topwork_adapter_reads_total counter
 topwork_adapter_reads_total{from="disk"} 7.0
 topwork_adapter_reads_total{from="host"} 1.0
-# TYPE topwork_adapter_slots_total gauge
-topwork_adapter_slots_total{replica="0"} 16.0
+# TYPE topwork_adapter_slots gauge
+topwork_adapter_slots{replica="0"} 16.0
 # TYPE topwork_adapter_resident gauge
 topwork_adapter_resident{adapter="a",level="device",pinned="false"} 1.0
 topwork_adapter_resident{adapter="b \\"{x}\\"",level="disk",pinned="false"} 1.0

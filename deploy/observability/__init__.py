@@ -1,0 +1,1 @@
+"""What operators look at: the page of metrics, dashboards, rules and alerts."""

@@ -1,0 +1,50 @@
+"""A whole as small as can be that has every series once: what pages and tests of metrics look at.
+
+Made by the code that counts, so that it cannot tell of other series than there are. Knows nothing
+of what is made of it.
+"""
+
+from msgspec import structs
+
+from cluster.adapters.record import AdapterRecord
+from cluster.histogram import LOAD_BUCKETS, Histogram
+from cluster.ledger import Page, PoolCounts, RouterCounts, RouterReport
+from cluster.router.exposition import View
+from cluster.router.metrics import COUNTERS, RouterMetrics
+from cluster.router.schedulers import Report
+from cluster.shells.status import StatusKeeper
+from cluster.wire import RankStatus, SlotStatus
+
+DIGEST = "d" * 64
+
+
+def sample_view() -> View:
+    """Return one router, one scheduler with one rank, and one adapter that is in use."""
+    idle = StatusKeeper("0", lambda: 0.0).snapshot(1, None, None, {})
+    status = structs.replace(
+        idle,
+        slots=(SlotStatus(0, DIGEST, False, 1),),
+        ranks=(RankStatus(0, 1, True, 1, 0.0, "cpu", 1, 1),),
+    )
+    record = AdapterRecord("a", DIGEST, 1, "/a", 8, 1, ("q_proj",), False, "host")
+    reads = {"ok": 1, "failed": 0}
+    pool = PoolCounts(1, 2, 0, reads, Histogram(LOAD_BUCKETS).counts())
+    return View(
+        version="1",
+        model="m",
+        page_size=64,
+        max_labels=10,
+        page=Page((), (RouterReport(_router_counts(), 0.0),), pool),
+        reports=(Report("0", status),),
+        records=(record,),
+        vllm_time=0.0,
+    )
+
+
+def _router_counts() -> RouterCounts:
+    counts = RouterMetrics("m", 10).counts("r")
+    series = {
+        family.name: ((tuple(label[0] for label in family.labels[:-1]), 1.0),)
+        for family in COUNTERS
+    }
+    return structs.replace(counts, counters=series)
