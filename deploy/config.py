@@ -1,6 +1,7 @@
 """The one schema of what an operator may set: every key is a flag of `topwork serve` as well.
 
-Owns names, types, limits and the meaning of each key. Knows nothing of how they are used.
+Owns names, types, limits and the meaning of each key. The same schema as JSON, for editors and for
+charts, is in config.schema.json. Knows nothing of how keys are used.
 """
 
 import ipaddress
@@ -8,30 +9,55 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from deploy.mistakes import ConfigError, explain, read_mapping, shown
+
+__all__ = ["ConfigError", "ServeConfig", "is_loopback", "json_schema", "load_config", "parse_bytes"]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_BYTES_PATTERN = r"^\s*\d{1,15}(\.\d{1,9})?\s*[KMGTkmgt]?([iI]?[bB])?\s*$"
 
 
 def parse_bytes(value: object) -> object:
     """Read a byte count such as 1073741824, "512MiB" or "2G" (powers of 1,024)."""
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", value, re.IGNORECASE)
+    match = re.fullmatch(
+        r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(?:i?B)?\s*", value, re.IGNORECASE | re.ASCII
+    )
     if match is None:
-        raise ValueError(f"not a number of bytes: {value!r}; write for example 512MiB")
+        raise ValueError(f"not a number of bytes: {shown(value)}; write for example 512MiB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-ByteCount = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
-ByteCountOrZero = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+def _bytes_schema(**limit: int) -> WithJsonSchema:
+    words = {"type": "string", "pattern": _BYTES_PATTERN}
+    return WithJsonSchema({"anyOf": [{"type": "integer", **limit}, words]})
+
+
+ByteCount = Annotated[
+    int, BeforeValidator(parse_bytes), Field(gt=0), _bytes_schema(exclusiveMinimum=0)
+]
+ByteCountOrZero = Annotated[
+    int, BeforeValidator(parse_bytes), Field(ge=0), _bytes_schema(minimum=0)
+]
 
 
 class ServeConfig(BaseModel):
     """Everything `topwork serve` can be told."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: Annotated[str, Field(description="Directory or hub id of the base model.")]
     served_model_name: Annotated[
@@ -134,6 +160,18 @@ class ServeConfig(BaseModel):
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Log level.")
     ] = "WARNING"
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _take_no_switch_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse what YAML made of yes, no, on and off where a number or a word is wanted."""
+        assert info.field_name is not None, "of a field"
+        is_switch = cls.model_fields[info.field_name].annotation is bool
+        if isinstance(value, bool) and not is_switch:
+            raise ValueError(
+                f"{str(value).lower()} is for keys that are on or off; if it is a word, quote it"
+            )
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> "ServeConfig":
         if self.api_key_file is None and not is_loopback(self.host):
@@ -193,32 +231,22 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class ConfigError(Exception):
-    """A configuration that cannot be used; the message names each key and its fault."""
-
-
 def load_config(file: Path | None, flags: dict[str, Any]) -> ServeConfig:
     """Return the configuration of a YAML file with the given flags on top.
 
     Raises:
         ConfigError: naming every key that is unknown or has a wrong value.
     """
-    values: dict[str, Any] = {}
-    if file is not None:
-        try:
-            read = yaml.safe_load(file.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"cannot read {file}: {error}") from error
-        if not isinstance(read, dict):
-            raise ConfigError(f"{file} must hold `key: value` lines")
-        values.update(read)
-    values.update(flags)
+    values = {**({} if file is None else read_mapping(file)), **flags}
     try:
         return ServeConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(dict(item)) for item in error.errors())) from error
+        raise ConfigError(explain(error, ServeConfig.model_fields)) from error
 
 
-def _explain(item: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in item["loc"])
-    return f"{key}: {item['msg']}" if key else str(item["msg"])
+def json_schema() -> dict[str, Any]:
+    """Return the schema as JSON Schema, of what may be written and not of what it becomes."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **ServeConfig.model_json_schema(),
+    }
