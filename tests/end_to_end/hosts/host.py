@@ -67,7 +67,15 @@ class Host:
     def command(self, *command: str, home: str = "/root") -> list[str]:
         """Return what runs a command inside, as root."""
         enter = ["nsenter", "--target", str(self._first), "-m", "-u", "-i", "-n", "-p", "--root"]
-        clean = ["env", "-i", "-C", home, f"HOME={home}", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TERM=dumb"]
+        clean = [
+            "env",
+            "-i",
+            "-C",
+            home,
+            f"HOME={home}",
+            "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+            "TERM=dumb",
+        ]
         return [*enter, *clean, *command]
 
     def run(self, *command: str, timeout: float = 60.0) -> str:
