@@ -159,6 +159,37 @@ class ServeConfig(BaseModel):
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Log level.")
     ] = "WARNING"
+    anonymous: Annotated[
+        bool,
+        Field(
+            description="Serve without keys beyond this machine, for networks where something "
+            "else decides who may ask."
+        ),
+    ] = False
+    replicas: Annotated[
+        int, Field(ge=1, description="Schedulers, each with its own ranks; at least so many.")
+    ] = 1
+    max_replicas: Annotated[
+        int | None,
+        Field(ge=1, description="Schedulers at most, as load asks; default: always `replicas`."),
+    ] = None
+    scale_up_delay: Annotated[
+        float, Field(ge=0, description="Seconds of too much load before a scheduler is added.")
+    ] = 10.0
+    scale_down_delay: Annotated[
+        float, Field(ge=0, description="Seconds of little load before a scheduler is taken away.")
+    ] = 120.0
+    drain_timeout: Annotated[
+        float,
+        Field(gt=0, description="Seconds that what runs may take when a replica has to go."),
+    ] = 30.0
+    surge: Annotated[
+        bool,
+        Field(
+            description="New ranks start before the old ones end when an update needs new ones: "
+            "nothing is refused meanwhile, but the cluster must have room for both."
+        ),
+    ] = False
 
     @field_validator("*", mode="before")
     @classmethod
@@ -174,14 +205,23 @@ class ServeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "ServeConfig":
-        if self.api_key_file is None and not is_loopback(self.host):
+        if not (self.anonymous or self.api_key_file is not None or is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host} can be reached from other machines: give api_key_file, "
-                "or bind 127.0.0.1"
+                "bind 127.0.0.1, or set anonymous if something else decides who may ask"
             )
         self.adapters()
         self._check_kv_events()
+        self._check_cluster()
         return self
+
+    def _check_cluster(self) -> None:
+        if self.anonymous and self.api_key_file is not None:
+            raise ValueError("anonymous and api_key_file exclude each other: give one of them")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError(
+                f"max_replicas {self.max_replicas} is less than replicas {self.replicas}"
+            )
 
     def _check_kv_events(self) -> None:
         for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
