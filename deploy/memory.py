@@ -53,11 +53,16 @@ def object_store_bytes(config: ServeConfig) -> int:
     return config.host_adapter_memory * 5 // 4 + 2**28
 
 
+def most_replicas(config: ServeConfig) -> int:
+    """Return how many schedulers there may be, each with its own ranks."""
+    return config.max_replicas or config.replicas
+
+
 def host_parts(config: ServeConfig) -> tuple[Part, ...]:
     """Return what a host holds beside ranks if it holds everything else."""
     return (
         Part("routers", "host", config.routers * _ROUTER),
-        Part("scheduler", "host", _SCHEDULER),
+        Part("schedulers", "host", most_replicas(config) * _SCHEDULER),
         Part("adapter pool", "host", _POOL),
         Part("Ray", "host", _RAY),
         Part("object store with the adapters in host memory", "store", object_store_bytes(config)),

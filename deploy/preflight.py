@@ -21,7 +21,7 @@ from cluster.shells.cutter import Cutter
 from deploy.check import Checked, adapter_limits, check_model, rank_memory, scheduler_config
 from deploy.config import ConfigError, ServeConfig
 from deploy.machine import Machine
-from deploy.memory import Part, host_parts, rank_parts, total
+from deploy.memory import Part, host_parts, most_replicas, rank_parts, total
 from worker.partition import partition
 
 _MIB = 2**20
@@ -32,13 +32,15 @@ _NUM_CULPRITS = 3
 class Needs:
     """What ranks, and a host that has everything else, will hold at the fullest."""
 
-    ranks: tuple[tuple[Part, ...], ...]
+    ranks: tuple[tuple[Part, ...], ...]  # of one replica
+    replicas: int
     host: tuple[Part, ...]
 
     @property
     def on_one_host(self) -> int:
         """Bytes of one host's memory if all of it is there."""
-        return sum(total(parts, "host", "store") for parts in (*self.ranks, self.host))
+        ranks = sum(total(parts, "host") for parts in self.ranks)
+        return self.replicas * ranks + total(self.host, "host", "store")
 
     @property
     def on_device(self) -> int:
@@ -62,9 +64,10 @@ def check_all(config: ServeConfig, console: Console) -> None:
     machine = Machine.here()
     for warning in verdict(checked, needs, machine):
         console.print(f"[bold yellow]warning[/] {escape(warning)}", highlight=False)
+    replicas = f"{needs.replicas} replicas of these ranks, " if needs.replicas > 1 else ""
     console.print(
-        f"{checked.model.architecture} model in {escape(str(checked.model_dir))}, {num_adapters} "
-        f"adapters, context {checked.max_model_len}, {checked.device}: all good"
+        f"{checked.model.architecture} model in {escape(str(checked.model_dir))}, {replicas}"
+        f"{num_adapters} adapters, context {checked.max_model_len}, {checked.device}: all good"
     )
 
 
@@ -120,7 +123,7 @@ def needs_of(checked: Checked) -> Needs:
         rank_parts(config, checked.model, rank, checked.device, checked.max_model_len)
         for rank in range(config.tp)
     )
-    return Needs(tuple(ranks), host_parts(config))
+    return Needs(tuple(ranks), most_replicas(config), host_parts(config))
 
 
 def verdict(checked: Checked, needs: Needs, machine: Machine) -> list[str]:
@@ -142,9 +145,10 @@ def verdict(checked: Checked, needs: Needs, machine: Machine) -> list[str]:
         if needs.on_device > min(machine.gpu_memory):
             has = min(machine.gpu_memory)
             raise ConfigError(_too_much("a GPU", needs.on_device, has, needs, ("device",)))
-        if is_here and config.tp > len(machine.gpu_memory):
+        num_ranks = needs.replicas * config.tp
+        if is_here and num_ranks > len(machine.gpu_memory):
             raise ConfigError(
-                f"tp: {config.tp} ranks need a GPU each, and this machine has "
+                f"tp: {num_ranks} ranks need a GPU each, and this machine has "
                 f"{len(machine.gpu_memory)}; join a cluster by ray_address, or take a smaller tp"
             )
     if checked.device == "cuda" and not machine.gpu_memory:
@@ -169,7 +173,8 @@ def verdict(checked: Checked, needs: Needs, machine: Machine) -> list[str]:
 
 def _too_much(where: str, needed: int, there: int, needs: Needs, places: tuple[str, ...]) -> str:
     sums: dict[str, int] = {}
-    for part in (part for parts in (*needs.ranks, needs.host) for part in parts):
+    everything = (*(needs.ranks * needs.replicas), needs.host)
+    for part in (part for parts in everything for part in parts):
         if part.place in places:
             sums[part.name] = sums.get(part.name, 0) + part.num_bytes
     largest = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:_NUM_CULPRITS]

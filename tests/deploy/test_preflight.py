@@ -39,6 +39,13 @@ def test_what_no_machine_like_this_can_hold_is_refused_with_the_largest_parts() 
         judged(LARGE, config)
 
 
+def test_every_replica_that_there_may_be_counts() -> None:
+    config = CONFIG.model_copy(update={"kv_cache_memory": 150 * GIB, "replicas": 2})
+    assert judged(LARGE, config) == []
+    with pytest.raises(ConfigError, match="memory"):
+        judged(LARGE, config.model_copy(update={"max_replicas": 3}))
+
+
 def test_what_is_not_free_now_is_a_warning() -> None:
     (warning,) = judged(replace(LARGE, free_memory=GIB))
     assert "only 1,024 MiB are free now" in warning

@@ -49,7 +49,7 @@ def test_ray_finds_all_that_it_needs_in_a_cluster_file(file: Path) -> None:
     prepared = prepare_config(read(file))
     for kind in ("head", "worker"):
         said = "\n".join(prepared[f"{kind}_setup_commands"])
-        assert "topwork environment --host 0.0.0.0" in said
+        assert "topwork environment >" in said
         assert "~/.bashrc" in said, "`ray down` says `ray stop`, wherever that is"
     assert prepared["head_node_type"] in prepared["available_node_types"]
     for key in ("docker", "initialization_commands", "cluster_synced_files", "rsync_filter"):
