@@ -61,18 +61,18 @@ class Desk:
 
     def ray_up(self) -> str:
         """Bring the cluster up."""
-        return self._run(f"cd {ROOT} && ray up -y {_CLUSTER_FILE}", timeout=400)
+        return self._run(f"cd {ROOT} && ray up -y {_CLUSTER_FILE}", timeout=900)
 
-    def add_hosts(self) -> None:
-        """Take in hosts that are new in the cluster file, while the others go on."""
-        self._run(f"cd {ROOT} && ray up -y --no-restart {_CLUSTER_FILE}", timeout=400)
-        self.on_the_head("ray get-worker-ips ~/ray_bootstrap_config.yaml")
+    def join(self, name: str) -> None:
+        """Add a host to the cluster, while the others go on."""
+        address = self._network.address(name)
+        self._run(f"cd {ROOT} && python -m deploy.ray.join {_CLUSTER_FILE} {address}", timeout=600)
 
     def ray_down(self) -> str:
         """Take the cluster down."""
-        return self._run(f"ray down -y {_CLUSTER_FILE}", timeout=200)
+        return self._run(f"ray down -y {_CLUSTER_FILE}", timeout=600)
 
-    def on_the_head(self, command: str, timeout: float = 120.0) -> str:
+    def on_the_head(self, command: str, timeout: float = 240.0) -> str:
         """Run a command on the head as an operator does, and return what it prints."""
         return self._run(f"ray exec {_CLUSTER_FILE} {_quoted(command)}", timeout=timeout)
 
@@ -104,7 +104,7 @@ class Desk:
         body, _, status = ran.stdout.rpartition("\n")
         return int(status), body
 
-    def _run(self, command: str, timeout: float = 60.0) -> str:
+    def _run(self, command: str, timeout: float = 240.0) -> str:
         return self._host.run("bash", "-c", f"{_ENVIRONMENT}; {command}", timeout=timeout)
 
     def _write(self, path: str, text: str, mode: str = "644") -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 _INSIDE = Path(__file__).parent / "inside.sh"
 _START_SECONDS = 20.0
-PROGRAMS = ("ip", "unshare", "nsenter", "rsync", "ssh", "ssh-keygen", "/usr/sbin/sshd")
+PROGRAMS = ("ip", "setpriv", "unshare", "nsenter", "rsync", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 
 
 def why_there_can_be_none() -> str | None:
@@ -44,7 +44,7 @@ class Host:
         self.address = address
         self._log = directory.with_suffix(".log")
         beside = directory.parent
-        command = ["ip", "netns", "exec", namespace]
+        command = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", namespace]
         command += ["unshare", "-m", "-p", "-f", "-u", "-i", "--kill-child"]
         command += ["sh", str(_INSIDE), str(directory), name]
         command += [str(beside / "hosts"), str(beside / "authorized_keys")]
@@ -78,7 +78,7 @@ class Host:
         ]
         return [*enter, *clean, *command]
 
-    def run(self, *command: str, timeout: float = 60.0) -> str:
+    def run(self, *command: str, timeout: float = 120.0) -> str:
         """Run a command inside and return what it prints.
 
         Raises:
