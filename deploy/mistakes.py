@@ -47,6 +47,8 @@ def read_mapping(file: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {file}: {error}") from error
     if not isinstance(read, dict):
         raise ConfigError(f"{file} must hold `key: value` lines")
+    if "applications" in read:
+        raise ConfigError(f"{file} is a Serve config: only what stands under its `args` is ours")
     for key in read:
         if not isinstance(key, str):
             raise ConfigError(f"{file}: the key {shown(key)} is no word; put it in quotes")

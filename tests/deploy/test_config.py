@@ -120,6 +120,7 @@ def test_every_mistake_is_told_with_its_key_its_value_and_what_would_do() -> Non
         ("model: m\nstep_timeout: .inf\n", "step_timeout: inf will not do: .* finite"),
         ("model: m\nkv_cache_memory: 1.5\n", "kv_cache_memory: 1.5 will not do"),
         ("model: [unclosed\n", "cannot read"),
+        ("applications:\n- args: {model: m}\n", "is a Serve config: only what stands under"),
         ("[" * 5000, "cannot read"),
         ("model: m\nlog_level: [/red]\n", "log_level: "),
     ],

@@ -82,6 +82,12 @@ class Cluster:
         ]
 
 
+def connections_of_ranks(host: Host) -> set[frozenset[str]]:
+    """Return both ends of each TCP connection that a rank of a host has."""
+    lines = host.run("ss", "-tnpH", "state", "established").splitlines()
+    return {frozenset(line.split()[2:4]) for line in lines if RANK[:12] in line}
+
+
 def wait_for(
     is_so: Callable[[], bool], seconds: float, told: Callable[[], object] = lambda: ""
 ) -> None:
@@ -110,6 +116,8 @@ def test_a_group_of_two_ranks_on_two_hosts_answers_through_the_head(
     assert "Paris" in first_answers[0]
     assert first_answers[0] != first_answers[1], "the adapter has its own voice"
     assert sorted(cluster.hosts_of_ranks()) == ["one", "two"]
+    one, two = (connections_of_ranks(cluster.network.hosts[name]) for name in ("one", "two"))
+    assert one & two, "the ranks sum over a connection of their own"
     assert cluster.answers() == first_answers
 
 
