@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.serve import Deployment
 
 from cluster.errors import TopworkError
@@ -78,10 +78,13 @@ class PoolReplica:
                 await self._make(is_first=False)
 
     async def _lives(self) -> bool:
+        """Tell whether the actor has not died; one that cannot be reached just now has not."""
         try:
             await self._actor.is_drained.remote()
-        except RayError:
+        except ActorDiedError:
             return False
+        except ActorUnavailableError:
+            return True
         return True
 
     async def _make(self, *, is_first: bool) -> None:

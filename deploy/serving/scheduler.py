@@ -157,7 +157,7 @@ def _how_many(config: ServeConfig) -> dict[str, Any]:
             target_ongoing_requests=config.max_num_seqs,
             upscale_delay_s=config.scale_up_delay,
             downscale_delay_s=config.scale_down_delay,
-            look_back_period_s=5.0,
+            look_back_period_s=12.0,  # Serve wants more than its ten seconds of an interval
             policy=AutoscalingPolicy(policy_function=replicas_for),  # type: ignore[no-untyped-call]
         )
     }

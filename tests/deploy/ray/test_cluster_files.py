@@ -6,6 +6,7 @@ import shlex
 import subprocess
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jsonschema
@@ -13,6 +14,8 @@ import pytest
 import ray
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
+
+from deploy.serving.front import cluster_environment
 
 ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "deploy" / "ray" / f"{name}.yaml" for name in ("onprem", "aws", "gcp")]
@@ -131,6 +134,23 @@ def test_commands_are_ones_that_a_shell_can_read(file: Path) -> None:
     for command in commands:
         read_only = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True)
         assert read_only.returncode == 0, f"{command}: {read_only.stderr}"
+
+
+def test_every_setting_of_the_environment_is_one_that_this_ray_reads() -> None:
+    """Ray would ignore what it does not know, and HTTP would go another way without a word."""
+    package = Path(ray.__file__).parent
+    places = [
+        *(package / "serve" / "_private").glob("*.py"),
+        *(package / "_private").glob("**/*.py"),
+        *(package / "_common").glob("**/*.py"),
+    ]
+    places += [package / "core" / "src" / "ray" / "raylet" / "raylet"]
+    known = b"\n".join(place.read_bytes() for place in places)
+    with TemporaryDirectory() as directory:  # its path must be short
+        named = cluster_environment(Path(directory), "/usr/sbin/haproxy", None)
+    assert len(named) > 10
+    for name in named:
+        assert name.encode() in known or name.removeprefix("RAY_").encode() in known, name
 
 
 @pytest.mark.parametrize("file", FILES[1:], ids=lambda file: file.stem)
