@@ -28,6 +28,7 @@ class Network:
         self._directory = directory
         self._address = {name: f"{_PREFIX}.{10 + i}" for i, name in enumerate(names)}
         self._id = f"tw{os.getpid()}"
+        self._namespaces: list[str] = []
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True
         )
@@ -36,7 +37,7 @@ class Network:
         (directory / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
 
     def __enter__(self) -> "Network":
-        ip("netns", "add", self._switch)
+        self._add_namespace(self._switch)
         ip("-n", self._switch, "link", "add", "switch", "type", "bridge")
         ip("-n", self._switch, "link", "set", "switch", "up")
         return self
@@ -50,9 +51,8 @@ class Network:
         for host in self.hosts.values():
             if host.is_there:
                 host.lose()
-        for name in self.hosts:
-            ip("netns", "delete", self._namespace(name))
-        ip("netns", "delete", self._switch)
+        for namespace in self._namespaces:
+            ip("netns", "delete", namespace)
 
     def address(self, name: str) -> str:
         """Return the address that a host has, or would have."""
@@ -61,9 +61,9 @@ class Network:
     def start(self, name: str) -> Host:
         """Start a host."""
         assert name not in self.hosts, f"{name} is there already"
-        namespace, directory = self._namespace(name), self._directory / name
+        namespace, directory = f"{self._id}-{name}", self._directory / name
         directory.mkdir()
-        ip("netns", "add", namespace)
+        self._add_namespace(namespace)
         cable = ["link", "add", "eth0", "netns", namespace, "type", "veth"]
         ip(*cable, "peer", "name", f"to-{name}", "netns", self._switch)
         ip("-n", self._switch, "link", "set", f"to-{name}", "master", "switch", "up")
@@ -74,9 +74,10 @@ class Network:
         self.hosts[name] = host
         return host
 
+    def _add_namespace(self, name: str) -> None:
+        ip("netns", "add", name)
+        self._namespaces.append(name)
+
     @property
     def _switch(self) -> str:
         return f"{self._id}-switch"
-
-    def _namespace(self, name: str) -> str:
-        return f"{self._id}-{name}"
