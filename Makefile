@@ -12,7 +12,7 @@ SERVED := $(if $(filter $(MODEL),$(DEMO)),--served-model-name smollm2,)
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-kernels test-interpreted test-compiled test-slow check demo-model bench-scheduler bench-adapters bench-peers clean
+.PHONY: install serve test test-kernels test-interpreted test-compiled test-slow test-cluster check demo-model bench-scheduler bench-adapters bench-peers clean
 
 # torch first and pinned: a plain `torch` would bring gigabytes of CUDA.
 $(BIN)/.installed: pyproject.toml
@@ -56,6 +56,12 @@ test-compiled:
 
 test-slow: $(BIN)/.installed-dev $(DEMO)/config.json
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
+
+# A real Ray cluster on loopback, driven as an operator drives it: minutes.
+test-cluster: $(BIN)/.installed-dev $(DEMO)/config.json
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow \
+	  tests/end_to_end/test_serve_deploy.py tests/end_to_end/test_scaling.py \
+	  tests/end_to_end/test_ray_up.py $(ARGS)
 
 check: $(BIN)/.installed-dev
 	$(BIN)/ruff check --no-cache .

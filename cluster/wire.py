@@ -115,6 +115,10 @@ class KvEventsEnded(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo
 
 
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler: I am to end. Submit no more; what runs may finish, and then hang up."""
+
+
 class RankStatus(msgspec.Struct, frozen=True):
     """One rank as the scheduler sees it."""
 
@@ -181,6 +185,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     oldest_wait: float = 0.0  # seconds, of the first to come that has never run
     adapter_evictions: int = 0  # out of slots
     failed_adapter_loads: int = 0  # into slots
+    starting: bool = False  # the ranks have not been up yet
 
 
 RouterFrame = (
@@ -194,7 +199,7 @@ RouterFrame = (
     | KvEventsTaken
     | UnfollowKvEvents
 )
-SchedulerFrame = Events | Unloaded | Status | KvEvents | KvEventsEnded
+SchedulerFrame = Events | Unloaded | Status | KvEvents | KvEventsEnded | Leaving
 
 _encoder = msgspec.msgpack.Encoder()
 _router_decoder: msgspec.msgpack.Decoder[RouterFrame] = msgspec.msgpack.Decoder(RouterFrame)

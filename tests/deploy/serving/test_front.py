@@ -2,9 +2,13 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from deploy.serving.front import front_environment
+import pytest
+
+from deploy.serving.front import MAX_DIRECTORY, cluster_environment, front_environment
 
 _CONFIGURATION = """\
 frontend prometheus
@@ -46,3 +50,38 @@ def test_two_servers_share_no_port_and_no_file(tmp_path: Path) -> None:
 def test_others_cannot_replace_the_program_that_starts(tmp_path: Path) -> None:
     start = Path(front_environment(tmp_path, "haproxy")["RAY_SERVE_HAPROXY_BINARY_PATH"])
     assert os.stat(start).st_mode & 0o777 == 0o700
+
+
+def bound(host: str | None) -> list[str]:
+    """Return what HAProxy's configuration binds when it went through the program that starts it."""
+    with TemporaryDirectory(prefix="tw-") as folder:
+        environment = cluster_environment(Path(folder), "true", host)
+        configuration = Path(environment["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"])
+        configuration.write_text(_CONFIGURATION)
+        start = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
+        subprocess.run([start, "-f", str(configuration)], check=True)
+        lines = configuration.read_text().splitlines()
+        return [line.split()[1] for line in lines if line.split()[0] == "bind"]
+
+
+def test_on_a_cluster_haproxy_listens_where_it_was_asked_to() -> None:
+    assert bound(None) == ["127.0.0.1:9101", "*:8000", "127.0.0.1:8404"]
+    assert bound("10.0.0.7") == ["127.0.0.1:9101", "10.0.0.7:8000", "127.0.0.1:8404"]
+    assert bound("[::1]") == ["127.0.0.1:9101", "[::1]:8000", "127.0.0.1:8404"]
+
+
+def test_a_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"at most {MAX_DIRECTORY} letters"):
+        cluster_environment(tmp_path / ("x" * MAX_DIRECTORY), "haproxy", None)
+
+
+def test_the_command_prints_lines_that_a_shell_takes() -> None:
+    with TemporaryDirectory(prefix="tw '") as folder:
+        command = [sys.executable, "-m", "deploy.cli", "environment", "--directory", folder]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        script = f'{printed}printf %s "$RAY_SERVE_HAPROXY_BINARY_PATH $RAY_AUTH_MODE"'
+        told = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+        assert told.stdout == f"{folder}/haproxy token"
+    wrong = subprocess.run([*command, "--host", "x; y"], capture_output=True, text=True)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "no IP address" in wrong.stderr

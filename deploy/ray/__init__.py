@@ -1,0 +1,1 @@
+"""Clusters that Ray's own launcher brings up: their files, and what it leaves undone."""
