@@ -24,7 +24,6 @@ class RouterConfig:
     max_answers: int = 128  # of one call, to all its prompts
     max_body_bytes: int = 8 * 1024 * 1024
     max_adapter_labels: int = 1000  # adapters with metric series of their own
-    page_size: int = 64  # tokens; for whoever reads vLLM's metrics
     vllm_metrics: bool = False
     retry_after: int = 1
     refresh_interval: float = 1.0  # between looks at the list of schedulers

@@ -42,12 +42,12 @@ class Schedulers:
 
     @property
     def clients(self) -> tuple[SchedulerClient, ...]:
-        """The live connections to listed replicas, ordered by replica."""
-        live = (
-            client
-            for address, client in self._clients.items()
-            if address in self._listed and not client.closed
-        )
+        """The live connections, ordered by replica.
+
+        A replica says itself when it leaves. One that is listed no more stays: the pool that keeps
+        the list may have restarted, and hears of it again in a moment.
+        """
+        live = (client for client in self._clients.values() if not client.closed)
         return tuple(sorted(live, key=lambda client: client.address.replica))
 
     def choose(self, request: Request) -> SchedulerClient:
@@ -88,7 +88,7 @@ class Schedulers:
         self._watchers.remove(watcher)
 
     async def refresh(self) -> None:
-        """Look at the list of replicas; connect to new ones, let go of those that left.
+        """Look at the list of replicas; connect to new ones, let go of those that leave.
 
         Raises:
             Unavailable: if the list cannot be had.
@@ -111,9 +111,9 @@ class Schedulers:
                 await self._wait_for_change()
 
     async def reports(self) -> tuple[Report, ...]:
-        """Ask all listed replicas how they are, in order of replica."""
+        """Ask all replicas that are listed or connected how they are, in order of replica."""
         by_replica = {client.address.replica: client for client in self.clients}
-        replicas = sorted(address.replica for address in self._listed)
+        replicas = sorted({address.replica for address in self._listed} | by_replica.keys())
         return tuple(
             await asyncio.gather(*(self._report(name, by_replica.get(name)) for name in replicas))
         )
@@ -131,9 +131,8 @@ class Schedulers:
         listed = frozenset(await self._backend.schedulers())
         self._listed = listed
         for address, client in list(self._clients.items()):
-            is_going = client.is_leaving or address not in listed
-            if client.closed or (is_going and not client.num_in_flight):
-                client.close("it has no requests here any more")
+            if client.closed or (client.is_leaving and not client.num_in_flight):
+                client.close("it leaves")
                 del self._clients[address]
                 self._prefixes.forget(address.replica)
         missing = sorted(listed - self._clients.keys(), key=lambda address: address.replica)

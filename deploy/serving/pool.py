@@ -22,6 +22,8 @@ from deploy.serving.concerns import edition
 from deploy.serving.logs import set_log_level
 from deploy.serving.settings import adapter_pool, known_here, pool_config
 
+VERDICT_INTERVAL = 0.1  # seconds between two questions whether an actor has died
+
 
 class PoolActor(AdapterPoolActor):
     """The pool as its own process runs it."""
@@ -78,14 +80,15 @@ class PoolReplica:
                 await self._make(is_first=False)
 
     async def _lives(self) -> bool:
-        """Tell whether the actor has not died; one that cannot be reached just now has not."""
-        try:
-            await self._actor.is_drained.remote()
-        except ActorDiedError:
-            return False
-        except ActorUnavailableError:
-            return True
-        return True
+        """Tell whether the actor lives, as soon as Ray knows."""
+        while True:
+            try:
+                await self._actor.is_drained.remote()
+                return True
+            except ActorDiedError:
+                return False
+            except ActorUnavailableError:  # dead or slow: Ray is finding out
+                await asyncio.sleep(VERDICT_INTERVAL)
 
     async def _make(self, *, is_first: bool) -> None:
         checked = await asyncio.to_thread(known_here, self._config)

@@ -16,7 +16,7 @@ from cluster.errors import Unavailable
 from cluster.ledger import Page, RouterCounts
 from cluster.wire import SchedulerAddress
 
-PATIENCE = 10.0  # seconds for a pool that is being made anew
+PATIENCE = 30.0  # seconds for a pool that is being made anew
 RETRY_AFTER = 5
 
 

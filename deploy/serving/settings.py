@@ -135,6 +135,5 @@ def router_config(checked: Checked) -> RouterConfig:
         vocab_size=checked.model.vocab_size,
         eos_token_ids=checked.model.eos_token_ids,
         version=version("topwork"),
-        page_size=config.page_size,
         vllm_metrics=config.vllm_metrics,
     )

@@ -165,10 +165,6 @@ class Cluster:
         left = {pid: _title(pid) for pid in self.family()}
         for pid in left:
             os.kill(pid, signal.SIGKILL)
-        shutil.copytree(
-            self.folder / "session_latest" / "logs",
-            Path.home() / "scratch-serve" / f"logs-{self.port}",
-        )  # XXX
         shutil.rmtree(self.folder)
         assert not left, f"processes left over: {left}"
 
