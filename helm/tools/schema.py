@@ -1,0 +1,95 @@
+"""values.schema.json out of the values and of ServeConfig, as Helm reads it.
+
+Owns what the chart takes over from ServeConfig and what it decides itself. Knows nothing of files.
+"""
+
+from typing import Any
+
+from deploy.config import ServeConfig
+from helm.tools.values import Values
+
+# The chart says these itself: they follow from volumes, secrets and the service.
+DECIDED = ("model", "host", "port", "api_key_file", "ray_address")
+_BYTES = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0},
+        {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*[KMGTkmgt]?[Ii]?[Bb]?\s*$"},
+    ]
+}
+
+Schema = dict[str, Any]
+
+
+def values_schema() -> Schema:
+    """Return the JSON schema of the chart's values."""
+    schema = Values.model_json_schema()
+    topwork = _topwork_schema()
+    schema["properties"]["topwork"] = {
+        "description": schema["properties"]["topwork"]["description"],
+        "$ref": "#/$defs/ServeConfig",
+    }
+    schema["$defs"]["ServeConfig"] = topwork
+    # Helm hands subcharts and parents `global`, whoever wants it.
+    schema["properties"]["global"] = {"type": "object", "description": "Helm's; not used here."}
+    plain: Schema = _without_titles(schema)
+    plain["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    return plain
+
+
+def topwork_keys() -> list[tuple[str, str, str]]:
+    """Return name, type and meaning of each key that `topwork:` takes."""
+    keys = _topwork_schema()["properties"]
+    return [(name, type_name(key), key["description"]) for name, key in keys.items()]
+
+
+def _topwork_schema() -> Schema:
+    """Return ServeConfig's schema without what the chart decides."""
+    schema = ServeConfig.model_json_schema()
+    assert "$defs" not in schema, "ServeConfig is flat"
+    schema["properties"] = {
+        name: _byte_count(name, key)
+        for name, key in schema["properties"].items()
+        if name not in DECIDED
+    }
+    # The head, where the question would be asked, has no GPU.
+    schema["properties"]["device"].update(enum=["cpu", "cuda"], default="cpu")
+    schema["required"] = ["device"]
+    return schema
+
+
+def _byte_count(name: str, key: Schema) -> Schema:
+    """Return a key's schema; one that counts bytes takes 512MiB as well, which pydantic hides."""
+    read = [getattr(part, "func", None) for part in ServeConfig.model_fields[name].metadata]
+    if "anyOf" in key or not any(
+        getattr(function, "__name__", "") == "parse_bytes" for function in read
+    ):
+        return key
+    kept: Schema = {word: key[word] for word in ("description", "default") if word in key}
+    return {**_BYTES, **kept}
+
+
+def _without_titles(node: Any) -> Any:
+    """Return a schema without the titles that pydantic makes of names."""
+    if isinstance(node, list):
+        return [_without_titles(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: _without_titles(value)
+        for key, value in node.items()
+        if not (key == "title" and isinstance(value, str))
+    }
+
+
+def type_name(key: Schema) -> str:
+    """Return how a table names the type of a key."""
+    if "enum" in key:
+        return ", ".join(f"`{value}`" for value in key["enum"])
+    if "const" in key:
+        return f"`{key['const']}`"
+    if "anyOf" in key:
+        names = [type_name(option) for option in key["anyOf"]]
+        return " or ".join(name for name in names if name != "null")
+    if "type" in key:
+        return str(key["type"])
+    return "object"
