@@ -58,6 +58,6 @@ spec:
 {{/* `ray start` of a group: what follows from the values, then what the values say. */}}
 {{- define "topwork.startParams" -}}
 {{- range $name, $value := merge (deepCopy .group.rayStartParams) .own }}
-{{ $name }}: {{ $value | squote }}
+{{ $name | quote }}: {{ $value | quote }}
 {{- end }}
 {{- end }}

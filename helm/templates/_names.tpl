@@ -2,7 +2,11 @@
      40 leave room for all of ours. */}}
 
 {{- define "topwork.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" $name) }}
+{{- fail (printf "nameOverride: %q is no name: take up to 40 small letters, digits and -, and begin with a letter" $name) }}
+{{- end }}
+{{- $name }}
 {{- end }}
 
 {{- define "topwork.fullname" -}}
@@ -21,7 +25,7 @@
 
 {{- define "topwork.selector" -}}
 app.kubernetes.io/name: {{ include "topwork.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "topwork.labels" -}}

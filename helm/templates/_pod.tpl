@@ -40,8 +40,8 @@
 - name: HF_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ .secretName }}
-      key: {{ .key }}
+      name: {{ .secretName | quote }}
+      key: {{ .key | quote }}
 {{- end }}
 {{- end }}
 {{- else }}
@@ -75,10 +75,10 @@ topologySpreadConstraints:
   {{- end }}
 {{- end }}
 {{- with .group.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .group.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
@@ -101,7 +101,7 @@ annotations:
 
 {{/* What stands in every pod's spec beside its containers. */}}
 {{- define "topwork.podSpec" -}}
-serviceAccountName: {{ include "topwork.serviceAccount" .root }}
+serviceAccountName: {{ include "topwork.serviceAccount" .root | quote }}
 automountServiceAccountToken: {{ eq .component "head" | and .root.Values.ray.autoscaler.enabled | default false }}
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ .root.Values.terminationGracePeriodSeconds }}
@@ -110,7 +110,7 @@ securityContext:
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- with include "topwork.placement" . }}
@@ -137,7 +137,7 @@ volumes:
 {{- end }}
 
 {{- define "topwork.container" -}}
-image: {{ include "topwork.image" . }}
+image: {{ include "topwork.image" . | quote }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext:
   {{- toYaml .root.Values.securityContext | nindent 2 }}

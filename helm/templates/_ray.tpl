@@ -9,16 +9,16 @@ gcsFaultToleranceOptions:
   redisPassword:
     valueFrom:
       secretKeyRef:
-        name: {{ $ft.redis.password.secretName }}
-        key: {{ $ft.redis.password.key }}
+        name: {{ $ft.redis.password.secretName | quote }}
+        key: {{ $ft.redis.password.key | quote }}
   {{- end }}
 {{- else if eq $ft.backend "rocksdb" -}}
 gcsFaultToleranceOptions:
   backend: rocksdb
   storage:
-    size: {{ $ft.rocksdb.size }}
+    size: {{ $ft.rocksdb.size | quote }}
     {{- with $ft.rocksdb.storageClass }}
-    storageClassName: {{ . }}
+    storageClassName: {{ . | quote }}
     {{- end }}
 {{- end }}
 {{- end }}

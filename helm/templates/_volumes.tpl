@@ -5,21 +5,21 @@
 {{- if eq .values.source "pvc" }}
 - name: {{ .name }}
   persistentVolumeClaim:
-    claimName: {{ default (printf "%s-%s" (include "topwork.fullname" .root) .name) .values.pvc.existingClaim }}
+    claimName: {{ default (printf "%s-%s" (include "topwork.fullname" .root) .name) .values.pvc.existingClaim | quote }}
     readOnly: true
 {{- else if eq .values.source "hostPath" }}
 - name: {{ .name }}
   hostPath:
-    path: {{ .values.hostPath }}
+    path: {{ .values.hostPath | quote }}
     type: Directory
 {{- else if eq .values.source "objectStore" }}
 - name: {{ .name }}
   emptyDir:
-    sizeLimit: {{ .values.objectStore.sizeLimit }}
+    sizeLimit: {{ .values.objectStore.sizeLimit | quote }}
 {{- else if eq .values.source "image" }}
 - name: {{ .name }}
   image:
-    reference: {{ include "topwork.registry" (dict "root" .root "image" .values.image.reference) }}
+    reference: {{ include "topwork.registry" (dict "root" .root "image" .values.image.reference) | quote }}
     pullPolicy: {{ .values.image.pullPolicy }}
 {{- end }}
 {{- end }}
@@ -31,9 +31,9 @@
 {{- if .secretName }}
 - name: keys
   secret:
-    secretName: {{ .secretName }}
+    secretName: {{ .secretName | quote }}
     items:
-      - key: {{ .key }}
+      - key: {{ .key | quote }}
         path: keys.yaml
 {{- end }}
 {{- end }}
@@ -48,7 +48,7 @@
 - name: shared-memory
   emptyDir:
     medium: Memory
-    sizeLimit: {{ .group.sharedMemory }}
+    sizeLimit: {{ .group.sharedMemory | quote }}
 {{- with .root.Values.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
@@ -57,12 +57,12 @@
 {{- define "topwork.mounts" -}}
 {{- if ne .Values.model.source "hub" }}
 - name: model
-  mountPath: {{ .Values.model.mountPath }}
+  mountPath: {{ .Values.model.mountPath | quote }}
   readOnly: true
 {{- end }}
 {{- if ne .Values.adapters.source "none" }}
 - name: adapters
-  mountPath: {{ .Values.adapters.mountPath }}
+  mountPath: {{ .Values.adapters.mountPath | quote }}
   readOnly: true
 {{- end }}
 {{- if .Values.apiKeys.secretName }}
@@ -88,14 +88,14 @@
 {{- define "topwork.download" -}}
 {{- if eq .values.source "objectStore" }}
 - name: download-{{ .name }}
-  image: {{ include "topwork.registry" (dict "root" .root "image" .values.objectStore.image) }}
+  image: {{ include "topwork.registry" (dict "root" .root "image" .values.objectStore.image) | quote }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command: [rclone]
   args: [copy, --config=, --checksum, --retries=10, {{ .values.objectStore.source | quote }}, {{ .values.mountPath | quote }}]
   {{- with .values.objectStore.credentialsSecret }}
   envFrom:
     - secretRef:
-        name: {{ . }}
+        name: {{ . | quote }}
   {{- end }}
   securityContext:
     {{- toYaml .root.Values.securityContext | nindent 4 }}
@@ -104,7 +104,7 @@
     limits: {memory: 1Gi}
   volumeMounts:
     - name: {{ .name }}
-      mountPath: {{ .values.mountPath }}
+      mountPath: {{ .values.mountPath | quote }}
     - name: tmp
       mountPath: /tmp
 {{- end }}
