@@ -19,6 +19,9 @@
 {{- if and .Values.adapters.watch (eq .Values.adapters.source "none") }}
 {{- fail "adapters.watch: adapters.source is none, so there is nothing to watch" }}
 {{- end }}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}
+{{- fail "httpRoute.parentRefs: a route belongs to a Gateway: name it" }}
+{{- end }}
 {{- include "topwork.doorOfPatience" . }}
 {{- if eq .Values.mode "rayservice" }}
 {{- include "topwork.doorOfRay" . }}

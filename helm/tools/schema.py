@@ -31,6 +31,11 @@ def values_schema() -> Schema:
     schema["$defs"]["ServeConfig"] = topwork
     # Helm hands subcharts and parents `global`, whoever wants it.
     schema["properties"]["global"] = {"type": "object", "description": "Helm's; not used here."}
+    for part in (schema, *schema["$defs"].values()):
+        for key in part["properties"].values():
+            if "$ref" in key:  # pydantic says what both say only once
+                target = schema["$defs"][key["$ref"].rpartition("/")[2]]
+                key.setdefault("description", target["description"])
     plain: Schema = _without_titles(schema)
     plain["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     return plain
