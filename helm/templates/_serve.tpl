@@ -11,9 +11,10 @@
 {{- $served := dict }}
 {{- with .Values.adapters.configMap }}
 {{- $found := lookup "v1" "ConfigMap" $.Release.Namespace . }}
-{{- if $found }}
-{{- $served = merge $served (default dict $found.data) }}
+{{- if not $found }}
+{{- fail (printf "adapters.configMap: there is no ConfigMap %q in namespace %q, or this is rendered without a cluster, as helm template does" . $.Release.Namespace) }}
 {{- end }}
+{{- $served = merge $served (default dict $found.data) }}
 {{- end }}
 {{- $served = mergeOverwrite $served .Values.adapters.served }}
 {{- $list := list }}
