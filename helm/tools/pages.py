@@ -97,7 +97,7 @@ def _rows(root: Schema, node: Schema, defaults: dict[str, Any], prefix: str) -> 
 def _resolve(root: Schema, schema: Schema) -> Schema:
     if "$ref" not in schema:
         return schema
-    target: Schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    target: Schema = root["definitions"][schema["$ref"].rpartition("/")[2]]
     return target
 
 

@@ -22,22 +22,23 @@ Schema = dict[str, Any]
 
 def values_schema() -> Schema:
     """Return the JSON schema of the chart's values."""
-    schema = Values.model_json_schema()
+    schema = Values.model_json_schema(ref_template="#/definitions/{model}")
+    schema["definitions"] = schema.pop("$defs")
     topwork = _topwork_schema()
     schema["properties"]["topwork"] = {
         "description": schema["properties"]["topwork"]["description"],
-        "$ref": "#/$defs/ServeConfig",
+        "$ref": "#/definitions/ServeConfig",
     }
-    schema["$defs"]["ServeConfig"] = topwork
+    schema["definitions"]["ServeConfig"] = topwork
     # Helm hands subcharts and parents `global`, whoever wants it.
     schema["properties"]["global"] = {"type": "object", "description": "Helm's; not used here."}
-    for part in (schema, *schema["$defs"].values()):
+    for part in (schema, *schema["definitions"].values()):
         for key in part["properties"].values():
             if "$ref" in key:  # pydantic says what both say only once
-                target = schema["$defs"][key["$ref"].rpartition("/")[2]]
+                target = schema["definitions"][key["$ref"].rpartition("/")[2]]
                 key.setdefault("description", target["description"])
     plain: Schema = _without_titles(schema)
-    plain["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    plain["$schema"] = "http://json-schema.org/draft-07/schema#"  # the newest that Helm 3 reads
     return plain
 
 

@@ -46,7 +46,7 @@ def test_every_key_of_topwork_serve_is_a_value_but_those_that_the_chart_decides(
 def test_every_value_is_described_in_the_schema_and_the_readme() -> None:
     schema = values_schema()
     readme = (CHART / "README.md").read_text()
-    for part in (schema, *schema["$defs"].values()):
+    for part in (schema, *schema["definitions"].values()):
         assert part["additionalProperties"] is False
         for name, value in part["properties"].items():
             assert value.get("description"), name
