@@ -21,6 +21,9 @@
 {{- range $name := keys $served | sortAlpha }}
 {{- $directory := get $served $name }}
 {{- if not (hasPrefix "/" $directory) }}
+{{- if eq $.Values.adapters.source "none" }}
+{{- fail (printf "adapters.served: %s is in %q, below adapters.mountPath, but adapters.source is none: give it a whole path" $name $directory) }}
+{{- end }}
 {{- $directory = printf "%s/%s" $.Values.adapters.mountPath $directory }}
 {{- end }}
 {{- $list = append $list (printf "%s=%s" $name $directory) }}

@@ -24,6 +24,7 @@ MISTAKES: list[tuple[Object, list[str]]] = [
     ({"model": {"source": "objectStore"}}, ["model.objectStore.source", "REMOTE:BUCKET/PATH"]),
     ({"adapters": {"source": "image"}}, ["adapters.image.reference"]),
     ({"adapters": {"watch": True}}, ["adapters.watch", "none"]),
+    ({"adapters": {"served": {"pirate": "p"}}}, ["adapters.served", "pirate", "whole path"]),
     ({"scheduler": {"ranksPerHost": 3}, "topwork": {"tp": 4}}, ["scheduler.ranksPerHost", "4"]),
     ({"ray": {"faultTolerance": {"backend": "redis"}}}, ["ray.faultTolerance.redis.address"]),
     (

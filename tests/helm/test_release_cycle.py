@@ -70,18 +70,18 @@ def test_a_claim_that_is_to_be_kept_outlives_its_release(cluster: Cluster) -> No
 
 def test_adapters_that_others_list_in_a_config_map_are_served(cluster: Cluster) -> None:
     api, config = cluster
-    listed = {"oracle": "others/oracle", "pirate": "others/pirate"}
+    listed = {"oracle": "/models/others/oracle", "pirate": "/models/others/pirate"}
     catalogue = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "catalogue"}}
     api.objects["/api/v1/namespaces/prod/configmaps/catalogue"] = {**catalogue, "data": listed}
     values = values_of("minimal-cpu") | {
-        "adapters": {"configMap": "catalogue", "served": {"pirate": "ours/pirate"}}
+        "adapters": {"configMap": "catalogue", "served": {"pirate": "/models/pirate"}}
     }
     config.install(CHART, "demo", values)
-    assert adapters(api) == ["oracle=/adapters/others/oracle", "pirate=/adapters/ours/pirate"]
+    assert adapters(api) == ["oracle=/models/others/oracle", "pirate=/models/pirate"]
 
     del listed["oracle"]
     config.upgrade(CHART, "demo", values)
-    assert adapters(api) == ["pirate=/adapters/ours/pirate"]
+    assert adapters(api) == ["pirate=/models/pirate"]
 
 
 def test_a_release_without_its_config_map_of_adapters_is_refused(cluster: Cluster) -> None:
