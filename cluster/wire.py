@@ -114,6 +114,10 @@ class KvEventsEnded(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo
 
 
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler: I am to end. Submit no more; what runs may finish, and then hang up."""
+
+
 class RankStatus(msgspec.Struct, frozen=True):
     """One rank as the scheduler sees it."""
 
@@ -175,6 +179,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     longest_slot_wait: int = 0  # steps
     slot_wait_bound: int = 0  # steps
     adapter_memory: int = 0  # bytes on each rank for all adapters together; 0: no limit
+    starting: bool = False  # the ranks have not been up yet
 
 
 RouterFrame = (
@@ -188,7 +193,7 @@ RouterFrame = (
     | KvEventsTaken
     | UnfollowKvEvents
 )
-SchedulerFrame = Events | Unloaded | Status | KvEvents | KvEventsEnded
+SchedulerFrame = Events | Unloaded | Status | KvEvents | KvEventsEnded | Leaving
 
 _encoder = msgspec.msgpack.Encoder()
 _router_decoder: msgspec.msgpack.Decoder[RouterFrame] = msgspec.msgpack.Decoder(RouterFrame)

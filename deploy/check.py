@@ -1,26 +1,23 @@
-"""Checks a configuration as far as it goes without starting anything; says what it will need."""
+"""Holds a configuration against the model and the machine, and makes of it what the parts are told.
+
+Starts nothing. How much memory it takes, and whether its adapters are sound, is asked elsewhere.
+"""
 
 import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from cluster.adapters.peft_reader import AdapterLimits
-from cluster.adapters.reading import read_adapter
 from cluster.adapters.sharding import RankMemory
-from cluster.errors import TopworkError
 from cluster.scheduling.config import SchedulerConfig
 from deploy.config import ConfigError, ServeConfig
+from deploy.memory import ITEM_BYTES
 from deploy.models import base_digest, find_model
 from kernels.gpu.limits import HEAD_DIMS, PAGE_SIZES
 from worker.model_config import ModelConfig
 from worker.model_reader import read_model_config
-from worker.partition import LINEAR_MODULES, check_tp, partition
-
-BYTES = {"bfloat16": 2, "float32": 4}
+from worker.partition import check_tp
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 def rank_memory(checked: Checked) -> RankMemory:
     """Return what of adapters the ranks hold."""
-    item_bytes = BYTES[checked.config.dtype]
+    item_bytes = ITEM_BYTES[checked.config.dtype]
     return RankMemory(
         tp=checked.config.tp,
         # Ranks on a CPU hold adapters in the model's dtype, or in float32 where there is no C
@@ -152,46 +149,3 @@ def rank_memory(checked: Checked) -> RankMemory:
 def adapter_limits(config: ServeConfig) -> AdapterLimits:
     """Return what an adapter may be at most."""
     return AdapterLimits(max_lora_rank=config.max_lora_rank)
-
-
-def weight_bytes(checked: Checked, rank: int) -> int:
-    """Return the bytes of one rank's weights (linear layers, embedding and head)."""
-    model = checked.model
-    part = partition(model, checked.config.tp, rank)
-    linears = sum(len(rows) * len(cols) for rows, cols in map(part.slices, LINEAR_MODULES))
-    # Tied or not, the table is kept twice: as rows to look up, and packed to multiply by.
-    parameters = model.num_layers * linears + 2 * len(part.vocab) * model.hidden_size
-    return parameters * BYTES[checked.config.dtype]
-
-
-def check_all(config: ServeConfig, console: Console) -> None:
-    """Check model and adapters and print what each rank will need.
-
-    Raises:
-        ConfigError: naming the key at fault.
-    """
-    checked = check_model(config)
-    scheduler_config(checked)
-    for name, directory in config.adapters().items():
-        try:
-            read_adapter(Path(directory), checked.model, adapter_limits(config))
-        except TopworkError as error:
-            raise ConfigError(f"adapter {name}: {error}") from error
-    table = Table(
-        "rank", "query heads", "KV heads", "weights MiB", "KV cache MiB", "adapters MiB at most"
-    )
-    for rank in range(config.tp):
-        part = partition(checked.model, config.tp, rank)
-        table.add_row(
-            str(rank),
-            str(len(part.q_heads)),
-            str(len(part.kv_heads)),
-            f"{weight_bytes(checked, rank) / 2**20:.0f}",
-            f"{config.kv_cache_memory / 2**20:.0f}",
-            f"{config.adapter_memory / 2**20:.0f}",
-        )
-    console.print(table)
-    console.print(
-        f"{checked.model.architecture} model in {checked.model_dir}, {len(config.adapters())} "
-        f"adapters, context {checked.max_model_len}, {checked.device}: all good"
-    )

@@ -4,6 +4,7 @@
 """
 
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 from rich.console import Console
+from rich.markup import escape
 
-from deploy.config import ConfigError, ServeConfig, load_config
+from deploy.config import ConfigError, ServeConfig, json_schema, load_config
 from deploy.serving.front import front_environment
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -56,7 +58,8 @@ def _with_config_flags(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(load_config(path, given))
         except ConfigError as error:
-            console.print(f"[bold red]error[/] {error}", highlight=False)
+            said = f"[bold red]error[/] {escape(str(error))}"
+            console.print(said, highlight=False, soft_wrap=True)
             raise typer.Exit(2) from None
 
     signature = inspect.Signature([*options, file])
@@ -95,9 +98,15 @@ def serve(config: ServeConfig) -> None:
 @_with_config_flags
 def check(config: ServeConfig) -> None:
     """Check a configuration, its model and its adapters without starting anything."""
-    from deploy.check import check_all
+    from deploy.preflight import check_all
 
     check_all(config, Console())
+
+
+@app.command("config-schema")
+def config_schema() -> None:
+    """Print the JSON Schema of the file that --config takes."""
+    typer.echo(json.dumps(json_schema(), indent=2))
 
 
 @app.command("demo-model")

@@ -1,6 +1,7 @@
 """The one schema of what an operator may set: every key is a flag of `topwork serve` as well.
 
-Owns names, types, limits and the meaning of each key. Knows nothing of how they are used.
+Owns names, types, limits and the meaning of each key. The same schema as JSON, for editors and for
+charts, is in config.schema.json. Knows nothing of how keys are used.
 """
 
 import ipaddress
@@ -8,30 +9,26 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+from deploy.byte_count import ByteCount, ByteCountOrZero
+from deploy.mistakes import ConfigError, explain, read_mapping
 
-
-def parse_bytes(value: object) -> object:
-    """Read a byte count such as 1073741824, "512MiB" or "2G" (powers of 1,024)."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", value, re.IGNORECASE)
-    if match is None:
-        raise ValueError(f"not a number of bytes: {value!r}; write for example 512MiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-ByteCount = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
-ByteCountOrZero = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+__all__ = ["ConfigError", "ServeConfig", "is_loopback", "json_schema", "load_config"]
 
 
 class ServeConfig(BaseModel):
     """Everything `topwork serve` can be told."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: Annotated[str, Field(description="Directory or hub id of the base model.")]
     served_model_name: Annotated[
@@ -133,17 +130,69 @@ class ServeConfig(BaseModel):
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Log level.")
     ] = "WARNING"
+    anonymous: Annotated[
+        bool,
+        Field(
+            description="Serve without keys beyond this machine, for networks where something "
+            "else decides who may ask."
+        ),
+    ] = False
+    replicas: Annotated[
+        int, Field(ge=1, description="Schedulers, each with its own ranks; at least so many.")
+    ] = 1
+    max_replicas: Annotated[
+        int | None,
+        Field(ge=1, description="Schedulers at most, as load asks; default: always `replicas`."),
+    ] = None
+    scale_up_delay: Annotated[
+        float, Field(ge=0, description="Seconds of too much load before a scheduler is added.")
+    ] = 10.0
+    scale_down_delay: Annotated[
+        float, Field(ge=0, description="Seconds of little load before a scheduler is taken away.")
+    ] = 120.0
+    drain_timeout: Annotated[
+        float,
+        Field(gt=0, description="Seconds that what runs may take when a replica has to go."),
+    ] = 30.0
+    surge: Annotated[
+        bool,
+        Field(
+            description="New ranks start before the old ones end when an update needs new ones: "
+            "nothing is refused meanwhile, but the cluster must have room for both."
+        ),
+    ] = False
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _take_no_switch_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse what YAML made of yes, no, on and off where a number or a word is wanted."""
+        assert info.field_name is not None, "of a field"
+        is_switch = cls.model_fields[info.field_name].annotation is bool
+        if isinstance(value, bool) and not is_switch:
+            raise ValueError(
+                f"{str(value).lower()} is for keys that are on or off; if it is a word, quote it"
+            )
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> "ServeConfig":
-        if self.api_key_file is None and not is_loopback(self.host):
+        if not (self.anonymous or self.api_key_file is not None or is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host} can be reached from other machines: give api_key_file, "
-                "or bind 127.0.0.1"
+                "bind 127.0.0.1, or set anonymous if something else decides who may ask"
             )
         self.adapters()
         self._check_kv_events()
+        self._check_cluster()
         return self
+
+    def _check_cluster(self) -> None:
+        if self.anonymous and self.api_key_file is not None:
+            raise ValueError("anonymous and api_key_file exclude each other: give one of them")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError(
+                f"max_replicas {self.max_replicas} is less than replicas {self.replicas}"
+            )
 
     def _check_kv_events(self) -> None:
         for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
@@ -193,32 +242,22 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class ConfigError(Exception):
-    """A configuration that cannot be used; the message names each key and its fault."""
-
-
 def load_config(file: Path | None, flags: dict[str, Any]) -> ServeConfig:
     """Return the configuration of a YAML file with the given flags on top.
 
     Raises:
         ConfigError: naming every key that is unknown or has a wrong value.
     """
-    values: dict[str, Any] = {}
-    if file is not None:
-        try:
-            read = yaml.safe_load(file.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"cannot read {file}: {error}") from error
-        if not isinstance(read, dict):
-            raise ConfigError(f"{file} must hold `key: value` lines")
-        values.update(read)
-    values.update(flags)
+    values = {**({} if file is None else read_mapping(file)), **flags}
     try:
         return ServeConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(dict(item)) for item in error.errors())) from error
+        raise ConfigError(explain(error, ServeConfig.model_fields)) from error
 
 
-def _explain(item: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in item["loc"])
-    return f"{key}: {item['msg']}" if key else str(item["msg"])
+def json_schema() -> dict[str, Any]:
+    """Return the schema as JSON Schema, of what may be written and not of what it becomes."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **ServeConfig.model_json_schema(),
+    }

@@ -75,3 +75,11 @@ class Backend(Protocol):
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         """Return where the live schedulers listen, ordered by replica."""
         ...
+
+    async def drain(self) -> None:
+        """Let all routers of the cluster refuse new calls, later ones too."""
+        ...
+
+    async def is_drained(self) -> bool:
+        """Return whether routers are to refuse new calls."""
+        ...

@@ -15,6 +15,7 @@ class RouterConfig:
     context_length: int  # tokens of prompt and answer together
     vocab_size: int  # rows of the model's embedding
     eos_token_ids: tuple[int, ...]  # end an answer unless the request says ignore_eos
+    page_size: int = 64  # tokens of one KV page, by which prompts are remembered
     version: str = "unknown"
     api_key_file: str | None = None  # None: anyone may do anything
     max_in_flight: int = 1024  # answers being generated, over all connections

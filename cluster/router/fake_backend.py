@@ -34,6 +34,7 @@ class FakeBackend:
         self.forgotten: list[str] = []
         self.forced: list[str] = []  # names unloaded by force
         self.resolved: list[tuple[str, str]] = []  # names and request ids
+        self._is_drained = False
         self._pool = AdapterPool("tiny", Limits(host_bytes=1 << 30, num_slots=max_pinned + 1))
 
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
@@ -81,6 +82,14 @@ class FakeBackend:
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         """Return the list of schedulers."""
         return self.addresses
+
+    async def drain(self) -> None:
+        """Let all routers refuse new calls."""
+        self._is_drained = True
+
+    async def is_drained(self) -> bool:
+        """Return whether routers are to refuse new calls."""
+        return self._is_drained
 
     async def _reclaim(self) -> tuple[Freed, ...]:
         freed = []

@@ -12,8 +12,9 @@ from cluster.errors import Internal, TopworkError
 from cluster.request import TokenEvent
 from cluster.router.answer import Answer, Piece
 from cluster.router.errors_http import from_wire
+from cluster.router.mailbox import Mailbox
 from cluster.router.metrics import CallMetrics
-from cluster.router.scheduler_client import Mailbox, SchedulerClient
+from cluster.router.scheduler_client import SchedulerClient
 from cluster.router.schedulers import Schedulers
 
 
@@ -45,7 +46,7 @@ class Generation:
         try:
             for answers in self.prompts:
                 requests = tuple(answer.request for answer in answers)
-                client = self._schedulers.choose(requests[0].adapter)
+                client = self._schedulers.choose(requests[0])
                 client.submit(requests, self._mailbox)
                 for request in requests:
                     self._clients[self._index_by_id[request.request_id]] = client

@@ -1,6 +1,7 @@
 """Health, readiness, version, metrics and draining.
 
-Owns what "healthy" means for the whole: every scheduler replica answers and makes progress.
+Owns what "healthy" means for the whole: every scheduler replica answers and makes progress, but for
+those that have just been added and are not up yet.
 """
 
 import msgspec
@@ -23,12 +24,25 @@ def reasons_against_health(reports: tuple[Report, ...]) -> list[str]:
     if not reports:
         return ["no scheduler is up"]
     reasons = []
-    for report in reports:
+    # One that is added to others takes no request before it is up.
+    started = [r for r in reports if r.status is None or not r.status.starting]
+    for report in started or reports:
         if report.status is None:
             reasons.append(f"scheduler {report.replica} does not answer")
         elif not report.status.healthy:
             reasons.append(f"scheduler {report.replica}: {report.status.reason or 'unhealthy'}")
     return reasons
+
+
+def _rest_of(report: Report) -> dict[str, object]:
+    """Return what a scheduler still has to do."""
+    if report.status is None:
+        return {"replica": report.replica, "error": "does not answer"}
+    return {
+        "replica": report.replica,
+        "running": report.status.num_running,
+        "waiting": report.status.num_waiting,
+    }
 
 
 def operation_routes(router: Router) -> APIRouter:
@@ -75,7 +89,19 @@ def operation_routes(router: Router) -> APIRouter:
     @routes.post("/v1/drain")
     async def drain(http: HttpRequest) -> Response:
         router.authenticate(http).require_admin()
-        router.drain()
-        return _json({"status": "draining", "in_flight": router.num_in_flight})
+        await router.drain()
+        reports = await router.schedulers.reports()
+        return _json(
+            {
+                "status": "draining",
+                "refusing": f"all routers, within {router.config.refresh_interval:g} s",
+                "in_flight": sum(
+                    report.status.num_running + report.status.num_waiting
+                    for report in reports
+                    if report.status is not None
+                ),
+                "schedulers": [_rest_of(report) for report in reports],
+            }
+        )
 
     return routes

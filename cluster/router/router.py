@@ -55,7 +55,7 @@ class Router:
         """Connect to the schedulers that are up and keep looking for others."""
         with suppress(Unavailable):
             await self.schedulers.refresh()
-        self._running = asyncio.create_task(self.schedulers.run())
+        self._running = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """End all calls and connections."""
@@ -64,9 +64,26 @@ class Router:
             await asyncio.gather(self._running, return_exceptions=True)
         await self.schedulers.close()
 
-    def drain(self) -> None:
-        """Refuse new calls; those in flight go on."""
+    async def drain(self) -> None:
+        """Let this and all other routers refuse new calls; those in flight go on.
+
+        Raises:
+            Unavailable: if the others cannot be told; this one refuses nevertheless.
+        """
         self.is_draining = True
+        await self.backend.drain()
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.schedulers.run())
+            tasks.create_task(self._follow_drain())
+
+    async def _follow_drain(self) -> None:
+        """Learn when another router has been told to drain the cluster."""
+        while not self.is_draining:
+            with suppress(Unavailable):  # the pool is away: nobody can drain the cluster either
+                self.is_draining = await self.backend.is_drained() or self.is_draining
+            await asyncio.sleep(self.config.refresh_interval)
 
     def authenticate(self, http: HttpRequest) -> Principal:
         """Return who calls.
@@ -155,7 +172,7 @@ class Router:
         """Take a place for each answer of a call; return what gives them back."""
         if self.is_draining:
             self.metrics.rejected("draining")
-            raise Unavailable("this router is being drained", retry_after=self.config.retry_after)
+            raise Unavailable("the cluster is being drained", retry_after=self.config.retry_after)
         if self.num_in_flight + count > self.config.max_in_flight:
             self.metrics.rejected("router_in_flight")
             raise Overloaded(

@@ -14,6 +14,7 @@ import msgspec
 from cluster.errors import Unavailable
 from cluster.kv_events import KvEventBatch
 from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.router.mailbox import Mailbox
 from cluster.wire import (
     Abort,
     Allow,
@@ -23,6 +24,7 @@ from cluster.wire import (
     KvEvents,
     KvEventsEnded,
     KvEventsTaken,
+    Leaving,
     RouterFrame,
     SchedulerAddress,
     SchedulerFrame,
@@ -36,28 +38,6 @@ from cluster.wire import (
     encode,
 )
 from worker.channel import BadFrame, Channel, ChannelClosed
-
-
-class Mailbox:
-    """Where the events of one call's requests arrive; a slow reader finds several at once."""
-
-    def __init__(self) -> None:
-        self._events: list[TokenEvent] = []
-        self._reader: asyncio.Future[None] | None = None  # who waits, if anybody does
-
-    def deliver(self, event: TokenEvent) -> None:
-        """Add one event."""
-        self._events.append(event)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    async def receive(self) -> list[TokenEvent]:
-        """Wait for events and return all that are here, in order of arrival."""
-        if not self._events:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        events, self._events = self._events, []
-        return events
 
 
 class KvFollower(Protocol):
@@ -80,34 +60,54 @@ class SchedulerClient:
     """The router's end of a connection to a scheduler; belongs to one event loop."""
 
     def __init__(
-        self, address: SchedulerAddress, channel: Channel, on_lost: Callable[[], None]
+        self, address: SchedulerAddress, channel: Channel, on_change: Callable[[], None]
     ) -> None:
         self.address = address
         self.closed = False
+        self.is_leaving = False  # it has asked for no more requests
+        self.last_status: Status | None = None
         self._channel = channel
-        self._on_lost = on_lost
+        self._on_change = on_change
         self._mailboxes: dict[str, Mailbox] = {}
         self._calls: dict[int, asyncio.Future[Status | Unloaded]] = {}
         self._kv_followers: dict[int, KvFollower] = {}  # by call id
         self._num_calls = 0
+        self._num_foreign = 0  # requests of other routers, when it last told
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def connect(
-        cls, address: SchedulerAddress, on_lost: Callable[[], None]
+        cls, address: SchedulerAddress, on_change: Callable[[], None]
     ) -> "SchedulerClient":
-        """Open a connection; `on_lost` is called once, when it ends.
+        """Open a connection; `on_change` is called when it is to end, and when it has.
 
         Raises:
             OSError: if nobody listens there.
         """
         channel = await Channel.connect((address.host, address.port), address.secret)
-        return cls(address, channel, on_lost)
+        return cls(address, channel, on_change)
 
     @property
     def num_in_flight(self) -> int:
         """Requests submitted and not ended."""
         return len(self._mailboxes)
+
+    @property
+    def load(self) -> int:
+        """Requests that it has, as far as is known here: of other routers, those last told."""
+        return self.num_in_flight + self._num_foreign
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its ranks were up when it last told."""
+        return self.last_status is not None and self.last_status.ready
+
+    def holds(self, adapter: str) -> bool:
+        """Tell whether an adapter was in a slot when it last told."""
+        status = self.last_status
+        return status is not None and any(
+            slot.adapter == adapter and not slot.loading for slot in status.slots
+        )
 
     def submit(self, requests: tuple[Request, ...], mailbox: Mailbox) -> None:
         """Send the choices of one prompt; their events go to the mailbox.
@@ -156,6 +156,9 @@ class SchedulerClient:
         """
         reply = await self._call(StatusCall)
         assert isinstance(reply, Status), f"{type(reply).__name__} in reply to StatusCall"
+        self.last_status = reply
+        told = reply.num_running + reply.num_waiting
+        self._num_foreign = max(0, told - self.num_in_flight)
         return reply
 
     def follow_kv_events(self, follower: KvFollower) -> int:
@@ -221,6 +224,10 @@ class SchedulerClient:
         if isinstance(frame, KvEvents | KvEventsEnded):
             self._deliver_kv_events(frame)
             return
+        if isinstance(frame, Leaving):
+            self.is_leaving = True
+            self._on_change()
+            return
         answer = self._calls.get(frame.call_id)
         if answer is not None and not answer.done():
             answer.set_result(frame)
@@ -259,4 +266,4 @@ class SchedulerClient:
         followers, self._kv_followers = self._kv_followers, {}
         for follower in followers.values():
             follower.lost(self)
-        self._on_lost()
+        self._on_change()

@@ -1,23 +1,22 @@
 """The scheduler replicas that a router knows, and which of them gets a request.
 
-Owns the connections: opens them, watches them, replaces them. An adapter goes to the same replica
-as long as that one is not much busier than the others, so that its weights and its prefix cache
-are used again. Knows nothing of HTTP or of text.
+Owns the connections: opens them, watches them, replaces them; and gathers what a placement is
+decided by. Knows nothing of HTTP or of text.
 """
 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from cluster.errors import TopworkError, Unavailable
+from cluster.request import Request
 from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
+from cluster.router.placement import Candidate, place
+from cluster.router.prefix_memory import PrefixMemory
 from cluster.router.scheduler_client import SchedulerClient
 from cluster.wire import SchedulerAddress, Status
-
-LOAD_FACTOR = 1.25  # a replica may have this much of the average load before it is passed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +27,6 @@ class Report:
     status: Status | None
 
 
-def affinity(adapter: str, replica: str) -> bytes:
-    """Return the weight by which replicas are ranked for an adapter; equal on every router."""
-    key = f"{len(adapter)}:{adapter}{replica}".encode()
-    return blake2b(key, digest_size=8).digest()
-
-
 class Schedulers:
     """Connections to all scheduler replicas; belongs to one event loop."""
 
@@ -42,6 +35,7 @@ class Schedulers:
         self._config = config
         self._clients: dict[SchedulerAddress, SchedulerClient] = {}
         self._listed: frozenset[SchedulerAddress] = frozenset()
+        self._prefixes = PrefixMemory(config.page_size)
         self._watchers: list[Callable[[SchedulerClient], None]] = []
         self._changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -56,20 +50,31 @@ class Schedulers:
         )
         return tuple(sorted(live, key=lambda client: client.address.replica))
 
-    def choose(self, adapter: str) -> SchedulerClient:
-        """Return the replica that should run a request of this adapter.
+    def choose(self, request: Request) -> SchedulerClient:
+        """Return the replica that should run a request, and remember that it gets the prompt.
 
         Raises:
             Unavailable: if none is connected.
         """
-        clients = self.clients
+        staying = [client for client in self.clients if not client.is_leaving]
+        # If none has told that it is ready, the error of any tells what is the matter.
+        clients = [client for client in staying if client.is_ready] or staying
         if not clients:
             raise Unavailable("no scheduler is up", retry_after=self._config.retry_after)
-        total = sum(client.num_in_flight for client in clients) + 1
-        bound = LOAD_FACTOR * total / len(clients)
-        # The least loaded one is always under the bound, so that there is a choice.
-        free = [client for client in clients if client.num_in_flight < bound]
-        return max(free, key=lambda client: affinity(adapter, client.address.replica))
+        chain = self._prefixes.chain(request)
+        matched = self._prefixes.matched(chain)
+        candidates = [
+            Candidate(
+                replica=client.address.replica,
+                load=client.load,
+                cached_pages=matched.get(client.address.replica, 0),
+                is_resident=client.holds(request.adapter),
+            )
+            for client in clients
+        ]
+        chosen = clients[candidates.index(place(request.adapter, candidates))]
+        self._prefixes.note(chain, chosen.address.replica)
+        return chosen
 
     def watch(self, watcher: Callable[[SchedulerClient], None]) -> None:
         """Call `watcher` with every connection that is up and with each that is opened later."""
@@ -126,9 +131,11 @@ class Schedulers:
         listed = frozenset(await self._backend.schedulers())
         self._listed = listed
         for address, client in list(self._clients.items()):
-            if client.closed or (address not in listed and not client.num_in_flight):
-                client.close("it is not listed any more")
+            is_going = client.is_leaving or address not in listed
+            if client.closed or (is_going and not client.num_in_flight):
+                client.close("it has no requests here any more")
                 del self._clients[address]
+                self._prefixes.forget(address.replica)
         missing = sorted(listed - self._clients.keys(), key=lambda address: address.replica)
         await asyncio.gather(*(self._connect(address) for address in missing))
 
@@ -156,8 +163,11 @@ class Schedulers:
 
     async def _wait_for_change(self) -> None:
         self._changed.clear()
+        interval = self._config.refresh_interval
+        if not self._clients:  # nothing can be served: look closely
+            interval /= 10
         try:
-            async with asyncio.timeout(self._config.refresh_interval):
+            async with asyncio.timeout(interval):
                 await self._changed.wait()
         except TimeoutError:
             return

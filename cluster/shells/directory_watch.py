@@ -56,6 +56,16 @@ class DirectoryWatch:
         self._on_change = on_change
         self._watcher = Watcher()
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is a directory to look at."""
+        return bool(self._directories)
+
+    def turn_to(self, directories: tuple[str, ...], roots: tuple[str, ...]) -> None:
+        """Look at these from now on; what only others held is gone at the next look."""
+        self._directories = directories
+        self._roots = roots
+
     async def run(self, interval: float) -> None:
         """Look every `interval` seconds until cancelled."""
         while True:

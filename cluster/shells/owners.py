@@ -28,6 +28,11 @@ class Owners:
         self._expire = expire
         self._by_sequence: dict[int, _Owner] = {}
 
+    @property
+    def count(self) -> int:
+        """Sequences that somebody waits for."""
+        return len(self._by_sequence)
+
     def enter(
         self, router: RouterConnection, seq_ids: Sequence[int], requests: Sequence[Request]
     ) -> None:

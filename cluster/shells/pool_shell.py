@@ -4,7 +4,6 @@ Also the meeting point of the cluster: scheduler replicas attach here, routers a
 What a name means and which adapters stay in host memory is decided by AdapterPool.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,10 @@ from cluster.adapters.record import AdapterRecord, ResolvedAdapter, Source, Unlo
 from cluster.adapters.sharding import RankMemory
 from cluster.adapters.strict_json import shown
 from cluster.composition import parts_of
-from cluster.errors import NotFound, TopworkError
+from cluster.errors import NotFound
 from cluster.shells.cutter import Cutter
 from cluster.shells.directory_watch import DirectoryWatch, NameLocks
+from cluster.shells.operator_list import OperatorList
 from cluster.shells.pace import Pace
 from cluster.shells.reads import Reads
 from cluster.shells.reclaimer import Reclaimer
@@ -79,7 +79,8 @@ class AdapterPoolActor:
             self._locks,
             self._changed,
         )
-        self._watching: asyncio.Task[None] | None = None
+        self._list = OperatorList(pool, self._reads, self._locks, self._watch, config.poll_interval)
+        self._is_drained = False
         self._draining: dict[str, tuple[str, ...]] = {}  # digests of names that are unloaded
 
     @ray.method
@@ -92,24 +93,29 @@ class AdapterPoolActor:
         Raises:
             TopworkError: if one of `adapters` fails a check; the message names it.
         """
-        for name, path in adapters.items():
-            try:
-                self._pool.check_name(name, load_inplace=False)
-                outline = await self._reads.outline(Source(str(Path(path).absolute())))
-                self._pool.register(name, outline)
-            except TopworkError as error:
-                raise type(error)(f"adapter {shown(name)}: {error}", error.param) from None
-        if self._config.adapter_dirs:
-            await self._watch.poll()
-            self._watching = asyncio.create_task(self._watch.run(self._config.poll_interval))
-        return dict(self._watch.refused)
+        await self._list.begin(adapters)
+        return self._list.refused
+
+    @ray.method
+    async def follow(
+        self, adapters: dict[str, str], adapter_dirs: tuple[str, ...]
+    ) -> dict[str, str]:
+        """Serve what the configuration says now, which may be new, and what calls have loaded.
+
+        Running requests end on what they began with. Returns why an adapter is not served, by
+        name.
+        """
+        self._watch.turn_to(
+            adapter_dirs, resolve_roots((*adapter_dirs, *self._config.adapter_roots))
+        )
+        await self._list.follow(adapters)
+        self._changed()
+        return self._list.refused
 
     @ray.method
     async def close(self) -> None:
         """End all work in the background."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._list.close()
         await self._reclaimer.close()
         self._links.close()
         self._reads.close()
@@ -205,7 +211,7 @@ class AdapterPoolActor:
             InvalidAdapter: if its directory fails a check that needs the tensors.
         """
         while True:
-            if name not in self._pool and self._config.adapter_dirs:
+            if name not in self._pool and self._watch.is_watching:
                 await self._watch.find(name)
             source = self._pool.unread(name, request_id)
             if source is None:
@@ -220,7 +226,7 @@ class AdapterPoolActor:
         Raises:
             NotFound: if there is no such name.
         """
-        if name not in self._pool and self._config.adapter_dirs:
+        if name not in self._pool and self._watch.is_watching:
             await self._watch.find(name)
         return self._pool.record(name)
 
@@ -259,6 +265,16 @@ class AdapterPoolActor:
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         """Return all attached scheduler replicas in order of their names."""
         return self._links.addresses
+
+    @ray.method
+    async def drain(self) -> None:
+        """Let all routers of the cluster refuse new calls, later ones too."""
+        self._is_drained = True
+
+    @ray.method
+    async def is_drained(self) -> bool:
+        """Return whether routers are to refuse new calls."""
+        return self._is_drained
 
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
         digests = [digest for digest, _ in parts_of(adapter)]

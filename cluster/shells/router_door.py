@@ -17,6 +17,7 @@ from cluster.wire import (
     FollowKvEvents,
     KeepPinned,
     KvEventsTaken,
+    Leaving,
     RouterFrame,
     SchedulerFrame,
     Status,
@@ -79,6 +80,9 @@ class RouterDoor:
         self._server: asyncio.Server | None = None
         self._secret = b""
         self._visits: set[asyncio.Task[None]] = set()
+        self._routers: dict[RouterConnection, None] = {}  # in order of arrival
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     async def open(self, host: str, secret: bytes) -> int:
         """Listen on a free port of `host` and return it."""
@@ -86,6 +90,17 @@ class RouterDoor:
         self._server = await asyncio.start_server(self._enter, host, 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
+
+    def leave(self) -> None:
+        """Let nobody else in; ask all who are here to hang up when their requests have ended."""
+        assert self._server is not None, "open() comes first"
+        self._server.close()
+        for router in self._routers:
+            router.send(Leaving())
+
+    async def emptied(self) -> None:
+        """Wait until nobody is here."""
+        await self._empty.wait()
 
     async def close(self) -> None:
         """Stop listening and drop every router."""
@@ -109,6 +124,8 @@ class RouterDoor:
             logger.warning("refused a connection that does not know the secret")
             return
         router = RouterConnection(channel)
+        self._routers[router] = None
+        self._empty.clear()
         try:
             while True:
                 self._dispatch(router, await router.receive())
@@ -120,6 +137,9 @@ class RouterDoor:
             self._desk.abort_all(router)
             self._kv_feed.forget(router)
             router.close()
+            del self._routers[router]
+            if not self._routers:
+                self._empty.set()
 
     def _dispatch(self, router: RouterConnection, message: RouterFrame) -> None:
         match message:

@@ -72,6 +72,8 @@ class SchedulerLinks:
         self._addresses: dict[str, SchedulerAddress] = {}
         self._lines: dict[SchedulerAddress, Line] = {}
         self._pinned: dict[str, int] = {}  # bytes that each claims on a rank
+        self._trying: set[asyncio.Task[None]] = set()  # to reach replicas whose line was lost
+        self._is_closed = False
 
     @property
     def addresses(self) -> tuple[SchedulerAddress, ...]:
@@ -79,7 +81,12 @@ class SchedulerLinks:
         return tuple(self._addresses[name] for name in sorted(self._addresses))
 
     async def attach(self, address: SchedulerAddress) -> None:
-        """Take a replica in; the latest address of a replica counts."""
+        """Take a replica in; the latest address of a replica counts.
+
+        A replica says so again at intervals, so that a pool that has restarted hears of it.
+        """
+        if self._addresses.get(address.replica) == address:
+            return
         await self.detach(address.replica)
         self._addresses[address.replica] = address
         await self._reach(address)
@@ -128,6 +135,9 @@ class SchedulerLinks:
 
     def close(self) -> None:
         """Close all lines."""
+        self._is_closed = True
+        for trying in tuple(self._trying):
+            trying.cancel()
         for line in self._open_lines():
             line.close("the pool shuts down")
 
@@ -141,7 +151,7 @@ class SchedulerLinks:
             return line
         try:
             async with asyncio.timeout(self._silence):
-                line = await self._connect(address, lambda: None)
+                line = await self._connect(address, lambda: self._lost(address))
         except (OSError, TimeoutError) as error:
             logger.warning("scheduler %s cannot be reached: %s", address.replica, error)
             return None
@@ -153,6 +163,20 @@ class SchedulerLinks:
         if self._pinned:
             line.keep_pinned(self._pinned)
         return line
+
+    def _lost(self, address: SchedulerAddress) -> None:
+        """Try a lost line again, and forget a replica that cannot be reached: it has died.
+
+        One that lives attaches again by itself.
+        """
+        if self._addresses.get(address.replica) == address and not self._is_closed:
+            trying = asyncio.create_task(self._try_again(address))
+            self._trying.add(trying)
+            trying.add_done_callback(self._trying.discard)
+
+    async def _try_again(self, address: SchedulerAddress) -> None:
+        if await self._reach(address) is None and self._addresses.get(address.replica) == address:
+            await self.detach(address.replica)
 
     async def _unload(
         self,

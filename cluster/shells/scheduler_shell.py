@@ -87,6 +87,27 @@ class SchedulerShell:
 
         self._main.add_done_callback(look)
 
+    async def came_up(self) -> None:
+        """Wait until the ranks are up for the first time.
+
+        Raises:
+            Unavailable: if they could not be started, with the reason; they are tried again.
+        """
+        await self._status.begun.wait()
+        if self._status.is_starting:
+            raise self._status.unavailable()
+
+    async def drain(self, timeout: float) -> int:
+        """Let routers go elsewhere and end what runs; return how many requests are left.
+
+        Until the last router has hung up all requests are taken, as one may have been on its way.
+        """
+        self._door.leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._door.emptied()
+        return self._owners.count
+
     async def close(self) -> None:
         """End the ranks and close the door."""
         assert self._main is not None, "start() comes first"

@@ -3,6 +3,7 @@
 Health is the age of the last completed step while work is waiting, never that a process exists.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from cluster.errors import Unavailable
@@ -38,6 +39,7 @@ class StatusKeeper:
     def __init__(self, replica: str, clock: Callable[[], float]) -> None:
         self._replica = replica
         self._clock = clock  # seconds
+        self.begun = asyncio.Event()  # the ranks have been up, or have failed
         self._up = False
         self._reason = "the ranks are starting"
         self._lives = 0
@@ -45,9 +47,15 @@ class StatusKeeper:
         self._step = 0
         self._step_began: float | None = None  # None: no step is in flight
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether the ranks have never been up."""
+        return self._lives == 0
+
     def up(self) -> None:
         """The ranks take plans."""
         self._up = True
+        self.begun.set()
         self._reason = ""
         self._lives += 1
         self._step_began = None
@@ -55,6 +63,7 @@ class StatusKeeper:
     def down(self, reason: str, scheduler: AnyScheduler | None) -> None:
         """The ranks are lost, and with them the scheduler; what it counted is kept."""
         self._up = False
+        self.begun.set()
         self._reason = reason
         if scheduler is not None:
             self._past = self._totals(scheduler.stats())
@@ -89,6 +98,7 @@ class StatusKeeper:
             ready=self._up,
             healthy=self._up,
             reason=self._reason,
+            starting=self.is_starting,
             step=self._step,
             restarts=max(0, self._lives - 1),
             num_running=stats.num_running,

@@ -5,37 +5,26 @@ import signal
 import socket
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import httpx
 import ray
 from ray import serve
-from ray.exceptions import RayTaskError
 from ray.serve import RunTarget
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
-from cluster.adapters.record import AdapterRecord
-from cluster.errors import TopworkError
 from deploy.check import (
     Checked,
     check_answers,
     check_model,
 )
 from deploy.config import ConfigError, ServeConfig
-from deploy.serving.pool import start_pool
+from deploy.serving.app import NAME, build
 from deploy.serving.progress import StepShower, steps
-from deploy.serving.router import router_application
-from deploy.serving.scheduler import scheduler_application
-from deploy.serving.settings import (
-    START_TIMEOUT,
-    adapter_pool,
-    pool_config,
-    router_config,
-    scheduler_settings,
-)
+from deploy.serving.settings import START_TIMEOUT
 
 
 def run_server(config: ServeConfig) -> None:
@@ -53,9 +42,9 @@ def run_server(config: ServeConfig) -> None:
         check_answers(config.ray_address)
     try:
         with steps(console) as step:
-            records = _bring_up(checked, step, stop)
+            _bring_up(checked, step, stop)
         if not stop.is_set():
-            _greet(console, checked, records)
+            _greet(console, checked)
             stop.wait()
     finally:
         if ray.is_initialized():
@@ -64,34 +53,32 @@ def run_server(config: ServeConfig) -> None:
                 ray.shutdown()
 
 
-def _bring_up(checked: Checked, step: StepShower, stop: threading.Event) -> list[AdapterRecord]:
+def _bring_up(checked: Checked, step: StepShower, stop: threading.Event) -> None:
     config = checked.config
     step("starting the Ray cluster")
     _start_ray(checked)
-    pool = start_pool(pool_config(checked), adapter_pool(config))
-    step("registering the adapters")
-    adapters = {name: str(Path(path).resolve()) for name, path in config.adapters().items()}
-    registering = pool.start.remote(adapters)
     logs = {"log_level": config.log_level, "enable_access_log": False}
     serve.start(  # takes a second, in processes of its own
         http_options={"host": config.host, "port": config.port}, logging_config=logs
     )
-    _wait_until_registered(registering)
-    records: list[AdapterRecord] = list(ray.get(pool.records.remote()))
     step(f"loading the model into {config.tp} rank{'s' if config.tp > 1 else ''}")
-    scheduler = scheduler_application(scheduler_settings(checked), pool)
-    router = router_application(router_config(checked), pool, config.routers)
+    try:
+        # The device is this machine's, and a model from the hub is here already.
+        settled = {
+            "model": str(checked.model_dir),
+            "served_model_name": config.base_name,
+            "device": checked.device,
+        }
+        application = build(config.model_dump(mode="json") | settled)
+    except RayServeException as error:
+        raise ConfigError(str(error)) from None
     serve.run_many(
-        [
-            RunTarget(scheduler, name="scheduler", route_prefix=None, logging_config=logs),
-            RunTarget(router, name="router", logging_config=logs),
-        ],
-        # Serve would look once a second only, and at the applications one after the other.
+        [RunTarget(application, name=NAME, route_prefix="/", logging_config=logs)],
+        # Serve would look once a second only, and at the deployments one after the other.
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
     _wait_until_ready(config, stop)
-    return records
 
 
 def _start_ray(checked: Checked) -> None:
@@ -102,26 +89,14 @@ def _start_ray(checked: Checked) -> None:
         ray.init(config.ray_address, **common)
         return
     ray.init(
-        # Logical CPUs: scheduler, router and ranks each hold one; the cores are shared.
-        num_cpus=config.tp + config.routers + 2,
+        # Logical CPUs: schedulers, routers and ranks each hold one; the cores are shared.
+        num_cpus=(1 + config.tp) * (config.max_replicas or config.replicas) + config.routers + 1,
         # The host tier lives in the store; what is on its way to the ranks may be beside it.
         object_store_memory=config.host_adapter_memory * 5 // 4 + 2**28,
         include_dashboard=False,
         _node_ip_address="127.0.0.1",
         **common,
     )
-
-
-def _wait_until_registered(registering: Any) -> None:
-    """Wait for the pool's `start`; warn of sub-directories that are no adapters."""
-    try:
-        refused: dict[str, str] = ray.get(registering)
-    except RayTaskError as error:
-        if isinstance(error.cause, TopworkError):
-            raise ConfigError(str(error.cause)) from None
-        raise
-    for name, reason in sorted(refused.items()):
-        logging.getLogger("topwork").warning("%s is not served: %s", name, reason)
 
 
 def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
@@ -145,7 +120,7 @@ def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
 def _refuse_failed() -> None:
     for name, application in serve.status().applications.items():
         if application.status == ApplicationStatus.DEPLOY_FAILED:
-            raise ConfigError(f"the {name} cannot start: {application.message}")
+            raise ConfigError(f"{name} cannot start: {application.message}")
 
 
 def _check_port_free(host: str, port: int) -> None:
@@ -168,7 +143,7 @@ def _stop_on_signals(stop: threading.Event) -> None:
         signal.signal(number, on_signal)
 
 
-def _greet(console: Console, checked: Checked, records: list[AdapterRecord]) -> None:
+def _greet(console: Console, checked: Checked) -> None:
     config = checked.config
     address = f"http://{_reachable(config.host)}:{config.port}"
     console.print(f"\n[bold]Topwork serves[/] {config.base_name} at [bold]{address}[/]")
@@ -177,7 +152,7 @@ def _greet(console: Console, checked: Checked, records: list[AdapterRecord]) -> 
         ranks = "1 rank" if config.tp == 1 else f"{config.tp} ranks, each"
         console.print(f"It computes on the CPU: {ranks} of {threads}.")
     console.print("Ctrl-C takes it down. Try:\n")
-    for name in [config.base_name, *(record.name for record in records[:2])]:
+    for name in [config.base_name, *sorted(config.adapters())[:2]]:
         body = (
             f'{{"model": "{name}", "max_tokens": 40, "temperature": 0, '
             '"messages": [{"role": "user", "content": "Tell me the capital of France."}]}'

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -18,10 +19,27 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
+import worker.actor
 from cluster.shells.rank_group import RankHandle
-from worker.actor import ProcessIdentity, WorkerActor, start_ticks
+from worker.actor import ProcessIdentity, start_ticks
 from worker.protocol import RankInfo
 from worker.rank_config import RankConfig
+
+
+class WorkerActor(worker.actor.WorkerActor):
+    """A rank that finds the model on its own node, which may not be the scheduler's."""
+
+    def __init__(self, config: RankConfig, secret: bytes, group_timeout: float) -> None:
+        super().__init__(_with_model_here(config), secret, group_timeout)
+
+
+def _with_model_here(config: RankConfig) -> RankConfig:
+    if Path(config.model_dir).is_dir():
+        return config
+    from deploy.models import find_model  # brings the hub's client, which few ranks need
+
+    return replace(config, model_dir=str(find_model(config.model_dir)))
+
 
 WorkerProcess = ray.remote(WorkerActor)
 

@@ -1,71 +1,126 @@
-"""The adapter-pool actor: makes it, and calls it for routers and schedulers."""
+"""The adapter pool as a Serve deployment: one replica, which makes the pool actor and owns it.
 
-from typing import Any, cast
+The actor dies with the replica, so that Serve supervises both, and nothing of it outlives the
+application. An actor that has died alone is replaced at once, by what the configuration says: what
+calls had loaded is forgotten then, for a name without its file would be no better. Knows nothing of
+what an adapter is.
+"""
+
+import asyncio
+from typing import Any
 
 import ray
+from ray import serve
 from ray.exceptions import RayError
+from ray.serve import Deployment
 
-from cluster.adapters.pool import AdapterPool
-from cluster.adapters.record import AdapterRecord, ResolvedAdapter, UnloadResult
-from cluster.errors import Unavailable
+from cluster.errors import TopworkError
 from cluster.router.scheduler_client import SchedulerClient
-from cluster.shells.pool_shell import AdapterPoolActor, PoolShellConfig
-from cluster.wire import SchedulerAddress
+from cluster.shells.pool_shell import AdapterPoolActor
+from deploy.config import ServeConfig
+from deploy.serving.concerns import edition
+from deploy.serving.logs import set_log_level
+from deploy.serving.settings import adapter_pool, known_here, pool_config
 
-PoolActor = ray.remote(AdapterPoolActor)
+
+class PoolActor(AdapterPoolActor):
+    """The pool as its own process runs it."""
+
+    def __init__(self, log_level: str, *arguments: Any) -> None:
+        set_log_level(log_level)
+        super().__init__(*arguments)
+
+    @ray.method
+    async def set_log_level(self, level: str) -> None:
+        """Tell more or less from now on."""
+        set_log_level(level)
 
 
-class PoolClient:
-    """The pool actor as routers and schedulers call it; its death is an Unavailable."""
+PoolProcess = ray.remote(PoolActor)
 
-    def __init__(self, actor: Any) -> None:
+
+class PoolReplica:
+    """Makes the pool actor, and tells the rest of the cluster where it is."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._edition = edition(config)
+        self._live: dict[str, Any] = {}
+        self._actor: Any = None
+        self._making = asyncio.Lock()
+
+    async def reconfigure(self, live: dict[str, Any]) -> None:
+        """Take in the adapters and the log level of a new configuration.
+
+        Raises:
+            TopworkError: at the start, if an adapter cannot be served; the message names it. Later
+                that one is refused, and the rest goes on.
+        """
+        set_log_level(live["log_level"])
+        self._live = live
+        if self._actor is None:
+            await self._make(is_first=True)
+            return
+        await self._actor.set_log_level.remote(live["log_level"])
+        await self._actor.follow.remote(live["adapters"], tuple(live["adapter_dirs"]))
+
+    async def reach(self, lost: str) -> tuple[str, Any]:
+        """Return (edition, the actor); make it anew if it is the one that was lost, by its id."""
+        async with self._making:
+            if lost == self._actor._actor_id.hex() and not await self._lives():
+                await self._make(is_first=False)
+            return self._edition, self._actor
+
+    async def check_health(self) -> None:
+        """Look after the actor; raise if it cannot be made to live."""
+        async with self._making:
+            if self._actor is not None and not await self._lives():
+                await self._make(is_first=False)
+
+    async def _lives(self) -> bool:
+        try:
+            await self._actor.is_drained.remote()
+        except RayError:
+            return False
+        return True
+
+    async def _make(self, *, is_first: bool) -> None:
+        checked = await asyncio.to_thread(known_here, self._config)
+        if self._actor is not None:
+            ray.kill(self._actor)
+        adapters, directories = self._live["adapters"], tuple(self._live["adapter_dirs"])
+        actor: Any = PoolProcess.options(num_cpus=0, max_concurrency=1000).remote(
+            self._live["log_level"],
+            pool_config(checked, directories),
+            adapter_pool(self._config),
+            SchedulerClient.connect,
+        )
+        if is_first:
+            try:
+                await actor.start.remote(adapters)
+            except RayError as error:
+                cause = getattr(error, "cause", None)
+                raise (cause if isinstance(cause, TopworkError) else error) from None
+        else:
+            await actor.follow.remote(adapters, directories)
         self._actor = actor
 
-    async def _ask(self, method: str, *arguments: object) -> Any:
-        try:
-            return await getattr(self._actor, method).remote(*arguments)
-        except RayError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, Exception):
-                raise cause from None
-            raise Unavailable("the adapter pool is down", retry_after=5) from error
 
-    async def shards(self, adapter: str) -> tuple[tuple[Any, ...], ...]:
-        return cast(tuple[tuple[Any, ...], ...], await self._ask("shards", adapter))
-
-    async def prefetch(self, adapter: str) -> None:
-        await self._ask("prefetch", adapter)
-
-    async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
-        return cast(ResolvedAdapter, await self._ask("resolve", name, request_id))
-
-    async def record(self, name: str) -> AdapterRecord:
-        return cast(AdapterRecord, await self._ask("record", name))
-
-    async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
-        return cast(AdapterRecord, await self._ask("load", name, path, load_inplace, pinned))
-
-    async def unload(self, name: str, force: bool) -> UnloadResult:
-        return cast(UnloadResult, await self._ask("unload", name, force))
-
-    async def rollback(self, name: str, version: int | None) -> AdapterRecord:
-        return cast(AdapterRecord, await self._ask("rollback", name, version))
-
-    async def split(self, name: str, shares: dict[int, int]) -> AdapterRecord:
-        return cast(AdapterRecord, await self._ask("split", name, shares))
-
-    async def records(self) -> tuple[AdapterRecord, ...]:
-        return cast(tuple[AdapterRecord, ...], await self._ask("records"))
-
-    async def schedulers(self) -> tuple[SchedulerAddress, ...]:
-        return cast(tuple[SchedulerAddress, ...], await self._ask("schedulers"))
-
-    async def attach(self, address: SchedulerAddress) -> None:
-        await self._ask("attach", address)
-
-
-def start_pool(config: PoolShellConfig, pool: AdapterPool) -> Any:
-    """Make the adapter-pool actor."""
-    return PoolActor.options(name="adapter-pool", num_cpus=0, max_concurrency=1000).remote(
-        config, pool, SchedulerClient.connect
-    )
+def pool_deployment(config: ServeConfig) -> Deployment:
+    """Return the adapter pool as a deployment that HTTP does not reach."""
+    return serve.deployment(
+        name="AdapterPool",
+        num_replicas=1,
+        user_config={
+            "adapters": config.adapters(),
+            "adapter_dirs": list(config.adapter_dir),
+            "log_level": config.log_level,
+        },
+        max_ongoing_requests=1000,
+        max_constructor_retry_count=3,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=1,
+        graceful_shutdown_timeout_s=5,
+        graceful_shutdown_wait_loop_s=0.2,
+        logging_config={"log_level": config.log_level, "enable_access_log": False},
+    )(PoolReplica)

@@ -1,4 +1,4 @@
-"""The router as a Serve deployment."""
+"""The router as a Serve deployment: the one that HTTP reaches."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -6,19 +6,32 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
-from ray.serve import Application
+from ray.serve import Deployment
+from ray.serve.handle import DeploymentHandle
 
-from cluster.router.app import create_app
-from cluster.router.config import RouterConfig
-from cluster.router.router import Router
-from deploy.serving.pool import PoolClient
+from deploy.config import ServeConfig
+from deploy.serving.concerns import edition
+from deploy.serving.logs import set_log_level
+from deploy.serving.pool_client import PoolClient
+from deploy.serving.settings import known_here, router_config
 
 
-def router_application(config: RouterConfig, pool: Any, replicas: int) -> Application:
-    """Return the HTTP face as a Serve application."""
+class RouterReplica:
+    """One router as a Serve replica, whose own loop runs it."""
 
-    def build() -> FastAPI:
-        router = Router(config, PoolClient(pool))
+    def __init__(
+        self, config: ServeConfig, pool: DeploymentHandle[Any], schedulers: DeploymentHandle[Any]
+    ) -> None:
+        # Schedulers are reached over sockets; their handle makes them part of the application.
+        self._config = config
+        self._pool = PoolClient(pool, edition(config))
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        # They take seconds to import, and only routers need them.
+        from cluster.router.app import create_app
+        from cluster.router.router import Router
+
+        router = Router(router_config(known_here(self._config)), self._pool)
 
         @asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -28,10 +41,21 @@ def router_application(config: RouterConfig, pool: Any, replicas: int) -> Applic
 
         return create_app(router, lifespan)
 
-    deployment = serve.deployment(
+    def reconfigure(self, live: dict[str, Any]) -> None:
+        """Take in the log level of a new configuration."""
+        set_log_level(live["log_level"])
+
+
+def router_deployment(config: ServeConfig) -> Deployment:
+    """Return the HTTP face as a deployment."""
+    return serve.deployment(
         name="Router",
-        num_replicas=replicas,
+        num_replicas=config.routers,
+        user_config={"log_level": config.log_level},
         max_ongoing_requests=100_000,  # the router's own limits answer 429 with a reason
+        max_surge_percent=100,  # an update starts the new ones first
         ray_actor_options={"num_cpus": 1},
-    )(serve.ingress(build)())
-    return deployment.bind()
+        graceful_shutdown_timeout_s=config.drain_timeout + 5,
+        graceful_shutdown_wait_loop_s=0.2,
+        logging_config={"log_level": config.log_level, "enable_access_log": False},
+    )(serve.ingress()(RouterReplica))

@@ -2,66 +2,112 @@
 
 import asyncio
 import gc
+import logging
 import os
 import secrets
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray import serve
-from ray.serve import Application
+from ray.serve import Deployment
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.handle import DeploymentHandle
 
+from cluster.errors import Unavailable
 from cluster.shells.kv_publisher import offset_port
 from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
+from cluster.wire import SchedulerAddress
+from deploy.config import ServeConfig
+from deploy.serving.concerns import edition
 from deploy.serving.launcher import ActorLauncher, LaunchConfig
-from deploy.serving.pool import PoolClient
+from deploy.serving.logs import set_log_level
+from deploy.serving.pool_client import PoolClient
+from deploy.serving.scaling import REQUESTS, replicas_for
+from deploy.serving.settings import known_here, scheduler_settings
 from worker.actor import node_ip
-from worker.rank_config import RankConfig
 
+logger = logging.getLogger("topwork.scheduler")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSettings:
-    """What every scheduler replica is made from."""
-
-    shell: SchedulerShellConfig  # `replica` is filled in by the replica itself
-    rank: RankConfig
-    group_timeout: float  # seconds a collective may take
+ATTACH_INTERVAL = 1.0  # seconds until a pool that has restarted hears of a scheduler
+DETACH_TIMEOUT = 5.0  # seconds that a pool may take to hear that one leaves
+END_TIMEOUT = 15.0  # seconds beyond the drain until the ranks have ended
 
 
 class SchedulerReplica:
     """One scheduler and its ranks as a Serve replica, which owns one bundle for each rank."""
 
-    def __init__(self, settings: SchedulerSettings, pool: Any) -> None:
-        self._settings = settings
-        self._pool = PoolClient(pool)
+    def __init__(self, config: ServeConfig, pool: DeploymentHandle[Any]) -> None:
+        self._config = config
+        self._pool = PoolClient(pool, edition(config))
+        self._drain_timeout = config.drain_timeout
         self._shell: SchedulerShell | None = None
-        self._starting = asyncio.create_task(self._start())
+        self._attaching: asyncio.Task[None] | None = None
+        # Serve gives its number to another replica when this one goes, and never twice its id.
+        self._name = serve.get_replica_context().replica_id.unique_id
+
+    async def reconfigure(self, live: dict[str, Any]) -> None:
+        """Take in what may change while serving; the first time, return when the ranks are up."""
+        set_log_level(live["log_level"])
+        self._drain_timeout = live["drain_timeout"]
+        if self._shell is None:
+            await self._start()
 
     async def _start(self) -> None:
-        settings = self._settings
+        settings = scheduler_settings(await asyncio.to_thread(known_here, self._config))
         group = ray.util.get_current_placement_group()
         assert group is not None, "the deployment asks for a placement group"
         launcher = ActorLauncher(
             LaunchConfig(settings.rank, secrets.token_bytes(32), settings.group_timeout),
             group,
         )
-        shell_config = _of_replica(settings.shell, serve.get_replica_context().rank.rank)
+        number = serve.get_replica_context().rank.rank
+        shell_config = _of_replica(settings.shell, self._name, number)
         self._shell = SchedulerShell(shell_config, launcher, self._pool)
         address = await self._shell.start(node_ip())
         self._shell.on_crash(_crash)
+        # At once: routers tell what keeps the ranks from coming up.
+        self._attaching = asyncio.create_task(self._stay_attached(address))
         # What was imported stays for good: else each full collection walks all of Ray's objects,
         # and a step waits up to 100 ms for it.
         gc.collect()
         gc.freeze()
-        await self._pool.attach(address)
+        await self._shell.came_up()
+
+    async def _stay_attached(self, address: SchedulerAddress) -> None:
+        while True:
+            with suppress(Unavailable):  # the pool restarts: it hears it the next time
+                await self._pool.attach(address)
+            await asyncio.sleep(ATTACH_INTERVAL)
 
     def check_health(self) -> None:
-        """Raise if the start has failed; the ranks' own health is told by /health."""
-        if self._starting.done():
-            self._starting.result()
+        """Raise if nobody would hear of this scheduler; the ranks' own health is /health's."""
+        if self._attaching is not None and self._attaching.done():
+            self._attaching.result()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the load as Serve's autoscaler asks for it."""
+        if self._shell is None:
+            return {REQUESTS: 0}
+        status = self._shell.status(0)
+        return {REQUESTS: status.num_running + status.num_waiting}
+
+    async def __del__(self) -> None:
+        """Leave: be listed no more, end what runs, then the ranks. Serve waits for it."""
+        if self._shell is None or self._attaching is None:
+            return
+        self._attaching.cancel()
+        with suppress(Unavailable, TimeoutError):  # without a pool the routers hear it from here
+            async with asyncio.timeout(DETACH_TIMEOUT):
+                await self._pool.detach(self._name)
+        left = await self._shell.drain(self._drain_timeout)
+        if left:
+            logger.warning("%d requests did not end in %g s", left, self._drain_timeout)
+        await self._shell.close()
 
 
-def _of_replica(config: SchedulerShellConfig, number: int) -> SchedulerShellConfig:
+def _of_replica(config: SchedulerShellConfig, name: str, number: int) -> SchedulerShellConfig:
     """Return what one replica is told: its name, and ports of its own."""
     publisher = config.kv_publisher
     if publisher is not None:
@@ -74,7 +120,7 @@ def _of_replica(config: SchedulerShellConfig, number: int) -> SchedulerShellConf
     recording = config.recording
     if recording is not None and number > 0:
         recording = replace(recording, path=f"{recording.path}-{number}")
-    return replace(config, replica=str(number), kv_publisher=publisher, recording=recording)
+    return replace(config, replica=name, kv_publisher=publisher, recording=recording)
 
 
 def _crash() -> None:
@@ -82,14 +128,36 @@ def _crash() -> None:
     os._exit(1)
 
 
-def scheduler_application(settings: SchedulerSettings, pool: Any) -> Application:
-    """Return the scheduler as a Serve application that HTTP does not reach."""
-    bundle = {"GPU": 1.0} if settings.rank.device == "cuda" else {"CPU": 1.0}
-    deployment = serve.deployment(
+def scheduler_deployment(config: ServeConfig) -> Deployment:
+    """Return the schedulers as a deployment that HTTP does not reach."""
+    bundle = {"GPU": 1.0} if config.device == "cuda" else {"CPU": 1.0}
+    return serve.deployment(
         name="Scheduler",
+        user_config={"log_level": config.log_level, "drain_timeout": config.drain_timeout},
+        max_surge_percent=1 if config.surge else 0,  # rounded up: one at a time
+        max_constructor_retry_count=3,
         ray_actor_options={"num_cpus": 1},
-        placement_group_bundles=[{"CPU": 1.0}, *([bundle] * settings.rank.tp)],
+        placement_group_bundles=[{"CPU": 1.0}, *([bundle] * config.tp)],
         placement_group_strategy="PACK",
         health_check_period_s=2,
+        graceful_shutdown_timeout_s=config.drain_timeout + END_TIMEOUT,
+        graceful_shutdown_wait_loop_s=0.2,
+        logging_config={"log_level": config.log_level, "enable_access_log": False},
+        **_how_many(config),
     )(SchedulerReplica)
-    return deployment.bind(settings, pool)
+
+
+def _how_many(config: ServeConfig) -> dict[str, Any]:
+    if config.max_replicas is None:
+        return {"num_replicas": config.replicas}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=config.replicas,
+            max_replicas=config.max_replicas,
+            target_ongoing_requests=config.max_num_seqs,
+            upscale_delay_s=config.scale_up_delay,
+            downscale_delay_s=config.scale_down_delay,
+            look_back_period_s=5.0,
+            policy=AutoscalingPolicy(policy_function=replicas_for),  # type: ignore[no-untyped-call]
+        )
+    }

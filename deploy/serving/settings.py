@@ -1,7 +1,10 @@
-"""What each part of the cluster is told, out of one configuration."""
+"""What each part of the cluster is told, out of one configuration, on the node where it runs.
 
+The model is looked for on that node: each has it at the same path, or fetches it from the hub.
+"""
+
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 
 from cluster.adapters.pins import Limits
 from cluster.adapters.pool import AdapterPool
@@ -10,24 +13,55 @@ from cluster.shells.kv_publisher import KvPublisherConfig
 from cluster.shells.pool_shell import PoolShellConfig
 from cluster.shells.recording import RecordingConfig
 from cluster.shells.scheduler_shell import SchedulerShellConfig
-from deploy.check import Checked, adapter_limits, rank_memory, scheduler_config
-from deploy.config import ServeConfig
-from deploy.serving.scheduler import SchedulerSettings
+from deploy.check import (
+    Checked,
+    adapter_limits,
+    check_device,
+    check_model,
+    rank_memory,
+    scheduler_config,
+)
+from deploy.config import ConfigError, ServeConfig
+from worker.actor import node_ip
 from worker.rank_config import RankConfig
 
 START_TIMEOUT = 600.0  # seconds until the ranks must serve: large models load for minutes
 
 
-def pool_config(checked: Checked) -> PoolShellConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings:
+    """What every scheduler replica is made from."""
+
+    shell: SchedulerShellConfig  # `replica` is filled in by the replica itself
+    rank: RankConfig
+    group_timeout: float  # seconds a collective may take
+
+
+def known_here(config: ServeConfig) -> Checked:
+    """Find and read the model on this node, for a configuration whose device is decided.
+
+    Raises:
+        ConfigError: naming the key at fault, and the node.
+    """
+    assert config.device != "auto", "whoever builds the application decides"
+    try:
+        # The device is the ranks': this node may have none, and need none.
+        checked = check_model(config.model_copy(update={"device": "cpu"}))
+        check_device(config.device, config.page_size, checked.model.head_dim)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (on node {node_ip()})") from error
+    return replace(checked, config=config, device=config.device)
+
+
+def pool_config(checked: Checked, adapter_dirs: tuple[str, ...]) -> PoolShellConfig:
     """Return where the adapter pool may read, and what it makes of an adapter."""
     config = checked.config
     return PoolShellConfig(
         model=checked.model,
         limits=adapter_limits(config),
         memory=rank_memory(checked),
-        # The pool may run in another directory.
-        adapter_dirs=tuple(str(Path(one).resolve()) for one in config.adapter_dir),
-        adapter_roots=tuple(str(Path(one).resolve()) for one in config.adapter_root),
+        adapter_dirs=adapter_dirs,
+        adapter_roots=config.adapter_root,
     )
 
 
@@ -47,7 +81,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
     """Return how schedulers and ranks are made."""
     config = checked.config
     rank = RankConfig(
-        model_dir=str(checked.model_dir),
+        model_dir=config.model,  # each rank finds it on its own node
         rank=0,
         tp=config.tp,
         dtype=config.dtype,
@@ -83,7 +117,7 @@ def _recording(config: ServeConfig) -> RecordingConfig | None:
     if config.record is None:
         return None
     return RecordingConfig(
-        path=str(config.record.resolve()),
+        path=str(config.record),
         max_bytes=config.record_max_bytes,
         version=version("topwork"),
     )
@@ -95,7 +129,8 @@ def router_config(checked: Checked) -> RouterConfig:
     return RouterConfig(
         model_name=config.base_name,
         model_dir=str(checked.model_dir),
-        api_key_file=None if config.api_key_file is None else str(config.api_key_file.resolve()),
+        api_key_file=None if config.api_key_file is None else str(config.api_key_file),
+        page_size=config.page_size,
         context_length=checked.max_model_len,
         vocab_size=checked.model.vocab_size,
         eos_token_ids=checked.model.eos_token_ids,

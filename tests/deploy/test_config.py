@@ -1,13 +1,20 @@
 """Flags and YAML keys are one schema; what it refuses, it refuses by name."""
 
+import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from typer.main import get_command
+from typer.testing import CliRunner
 
+from deploy.byte_count import parse_bytes
 from deploy.cli import app
-from deploy.config import ConfigError, ServeConfig, load_config, parse_bytes
+from deploy.config import ConfigError, ServeConfig, json_schema, load_config
+from deploy.mistakes import nearest
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_key_is_a_flag_and_every_flag_is_a_key() -> None:
@@ -61,3 +68,113 @@ def test_loopback_needs_no_keys_and_other_hosts_do(tmp_path: Path) -> None:
         assert ServeConfig(model="m", host=host).host == host
     keys = tmp_path / "keys.yaml"
     assert ServeConfig(model="m", host="0.0.0.0", api_key_file=keys).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("tpp", "tp"),
+        ("max-loras", "max_loras"),
+        ("--port", "port"),
+        ("max_lora_ranks", "max_lora_rank"),
+        ("tensor_parallel_size", "tp"),
+        ("gpu-memory-utilization", "kv_cache_memory"),
+        ("Adapter_Dirs", "adapter_dir"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_nearest_one(key: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"no such key; did you mean {meant}\\?"):
+        load_config(None, {"model": "m", key: 1})
+
+
+def test_a_key_like_no_other_has_no_nearest_one() -> None:
+    assert nearest("zzzzzz", ServeConfig.model_fields) is None
+    with pytest.raises(ConfigError, match="zzzzzz: there is no such key; `topwork serve --help`"):
+        load_config(None, {"model": "m", "zzzzzz": 1})
+
+
+def test_an_unknown_flag_is_answered_with_the_nearest_one() -> None:
+    said = CliRunner().invoke(app, ["check", "--model", "m", "--max-lora", "3"])
+    assert said.exit_code == 2
+    assert "--max-loras" in said.output
+
+
+def test_every_mistake_is_told_with_its_key_its_value_and_what_would_do() -> None:
+    with pytest.raises(ConfigError) as told:
+        load_config(None, {"model": "m", "tp": 0, "dtype": "int3", "adapter": "a=b", "prot": 1})
+    assert str(told.value).splitlines() == [
+        "tp: 0 will not do: input should be greater than or equal to 1",
+        "adapter: 'a=b' will not do: input should be a list",
+        "dtype: 'int3' will not do: input should be 'bfloat16' or 'float32'",
+        "prot: there is no such key; did you mean port?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("model: m\nmodel: n\n", "'model' comes twice, again in line 2"),
+        ("1: m\n", "the key 1 is no word"),
+        ("model: m\ntp: yes\n", "tp: true is for keys that are on or off"),
+        ("model: m\nserved_model_name: off\n", "served_model_name: false is for keys"),
+        ("model: m\nstep_timeout: .inf\n", "step_timeout: inf will not do: .* finite"),
+        ("model: m\nkv_cache_memory: 1.5\n", "kv_cache_memory: 1.5 will not do"),
+        ("model: [unclosed\n", "cannot read"),
+        ("[" * 5000, "cannot read"),
+        ("model: m\nlog_level: [/red]\n", "log_level: "),
+    ],
+)
+def test_what_yaml_would_let_pass_is_refused(tmp_path: Path, text: str, fault: str) -> None:
+    file = tmp_path / "topwork.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=fault):
+        load_config(file, {})
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "topwork.yaml"
+    file.write_bytes(b"model: \xff\xfe")
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(file, {})
+
+
+def test_a_message_is_printed_as_it_is_and_not_as_markup() -> None:
+    said = CliRunner().invoke(app, ["check", "--model", "m", "--dtype", "[/red]"])
+    assert said.exit_code == 2
+    assert "[/red]" in said.stderr
+
+
+@pytest.mark.parametrize("digits", ["9" * 400, "1." + "1" * 400])
+def test_a_byte_count_of_absurd_length_is_refused(digits: str) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_memory: not a number of bytes"):
+        load_config(None, {"model": "m", "kv_cache_memory": f"{digits}T"})
+
+
+def test_the_committed_json_schema_is_in_step() -> None:
+    """If not: `topwork config-schema > deploy/config.schema.json`."""
+    committed = (ROOT / "deploy" / "config.schema.json").read_text()
+    assert json.loads(committed) == json_schema()
+    assert CliRunner().invoke(app, ["config-schema"]).stdout == committed
+
+
+@pytest.mark.parametrize(
+    ("values", "is_good"),
+    [
+        ({"model": "m", "tp": 2, "kv_cache_memory": "512MiB", "adapter": ["a=b"]}, True),
+        ({"model": "m", "kv_host_memory": 0, "adapter_memory": " 1.5 gib "}, True),
+        ({"model": "m", "adapter_memory": 0}, False),
+        ({"model": "m", "kv_cache_memory": "lots"}, False),
+        ({"model": "m", "dtype": "int3"}, False),
+        ({"model": "m", "tq": 1}, False),
+        ({"tp": 1}, False),
+    ],
+)
+def test_the_json_schema_judges_as_the_command_does(
+    values: dict[str, object], is_good: bool
+) -> None:
+    assert jsonschema.Draft202012Validator(json_schema()).is_valid(values) is is_good
+    if is_good:
+        load_config(None, values)
+    else:
+        with pytest.raises(ConfigError):
+            load_config(None, values)

@@ -154,7 +154,12 @@ def test_draining_refuses_new_calls_and_ends_the_running_ones(serve: Callable[..
     chunks = iter(stream)
     next(chunks)
     reply = httpx.post(f"{serving.url}/v1/drain")
-    assert reply.json() == {"status": "draining", "in_flight": 1}
+    assert reply.json() == {
+        "status": "draining",
+        "refusing": "all routers, within 0.05 s",
+        "in_flight": 1,
+        "schedulers": [{"replica": "0", "running": 1, "waiting": 0}],
+    }
     assert httpx.get(f"{serving.url}/ready").status_code == 503
     with pytest.raises(openai.InternalServerError, match="drained"):
         client.chat.completions.create(model="tiny", messages=HELLO)

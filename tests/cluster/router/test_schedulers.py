@@ -7,7 +7,7 @@ from cluster.request import Request, TokenEvent
 from cluster.router.config import RouterConfig
 from cluster.router.fake_backend import FakeBackend
 from cluster.router.fake_scheduler import SECRET, FakeScheduler, Script
-from cluster.router.scheduler_client import Mailbox
+from cluster.router.mailbox import Mailbox
 from cluster.router.schedulers import Schedulers
 from cluster.wire import SchedulerAddress
 from worker.protocol import SamplingParams
@@ -32,13 +32,13 @@ def test_an_adapter_stays_with_its_replica_until_that_one_is_much_busier() -> No
         backend = FakeBackend(*[await fake.start() for fake in fakes])
         schedulers = Schedulers(backend, CONFIG)
         await schedulers.refresh()
-        homes = {schedulers.choose(f"adapter {n}").address.replica for n in range(30)}
+        homes = {schedulers.choose(request("", f"adapter {n}")).address.replica for n in range(30)}
         assert homes == {"0", "1", "2"}
-        home = schedulers.choose("x")
-        assert all(schedulers.choose("x") is home for _ in range(5))
+        home = schedulers.choose(request("", "x"))
+        assert all(schedulers.choose(request("", "x")) is home for _ in range(5))
         mailbox = Mailbox()
         for number in range(30):
-            schedulers.choose("x").submit((request(str(number), "x"),), mailbox)
+            schedulers.choose(request("", "x")).submit((request(str(number), "x"),), mailbox)
         loads = sorted(client.num_in_flight for client in schedulers.clients)
         assert sum(loads) == 30
         assert loads[-1] <= 13  # 1.25 of the average, rounded up
@@ -54,7 +54,7 @@ def test_events_of_a_lost_connection_end_with_unavailable() -> None:
         fake = FakeScheduler(lambda _: Script(dies_after=2))
         schedulers = Schedulers(FakeBackend(await fake.start()), CONFIG)
         await schedulers.refresh()
-        client = schedulers.choose("base")
+        client = schedulers.choose(request("", "base"))
         mailbox = Mailbox()
         client.submit((request("r", max_tokens=9),), mailbox)
         events: list[TokenEvent] = []
@@ -64,12 +64,12 @@ def test_events_of_a_lost_connection_end_with_unavailable() -> None:
         assert events[-1].error is not None and events[-1].error.name == "Unavailable"
         assert client.closed
         with pytest.raises(Unavailable):
-            schedulers.choose("base")
+            schedulers.choose(request("", "base"))
         with pytest.raises(Unavailable):
             await client.status()
         client.abort("r")  # ended: nothing to do
         await schedulers.refresh()
-        assert schedulers.choose("base") is not client
+        assert schedulers.choose(request("", "base")) is not client
         await schedulers.close()
         await fake.close()
 
@@ -82,7 +82,7 @@ def test_a_replica_that_is_not_listed_any_more_ends_its_requests_first() -> None
         backend = FakeBackend(await fake.start())
         schedulers = Schedulers(backend, CONFIG)
         await schedulers.refresh()
-        client = schedulers.choose("base")
+        client = schedulers.choose(request("", "base"))
         mailbox = Mailbox()
         client.submit((request("r", max_tokens=10),), mailbox)
         backend.addresses = ()

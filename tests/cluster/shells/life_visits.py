@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from cluster.adapters.record import ResolvedAdapter
 from cluster.errors import BY_NAME, InvalidAdapter, NotFound, TopworkError, Unavailable
 from cluster.request import BASE, Request, TokenEvent
-from cluster.router.scheduler_client import Mailbox
+from cluster.router.mailbox import Mailbox
 from cluster.shells.pool_shell import AdapterPoolActor
 from tests.cluster.shells.life_ranks import turns
 from tests.cluster.shells.life_world import Replica

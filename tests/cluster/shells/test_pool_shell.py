@@ -467,6 +467,7 @@ async def test_a_replica_that_comes_late_or_again_hears_what_is_pinned(
     await actor.attach(replica.address)
     assert list(replica.pinned) == [digest]
     replica.pinned = {}
+    await actor.detach("0")
     await actor.attach(replica.address)
     assert list(replica.pinned) == [digest]
     await actor.detach("0")

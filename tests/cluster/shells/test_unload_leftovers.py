@@ -10,7 +10,7 @@ import pytest
 from cluster.adapters.pool import AdapterPool
 from cluster.errors import NotFound
 from cluster.request import BASE, Request
-from cluster.router.scheduler_client import Mailbox
+from cluster.router.mailbox import Mailbox
 from cluster.shells.pool_shell import AdapterPoolActor
 from tests.cluster.shells import life_world
 from tests.cluster.shells.life_model import BY_DIGEST, DIGESTS, SIZE, UNUSABLE, Disk

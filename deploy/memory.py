@@ -1,0 +1,183 @@
+"""How much memory a configuration will take, told before anything starts.
+
+Owns the sums: what each rank holds, on its device and beside it, and what the processes around the
+ranks hold on a host that has all of them. Mirrors what `worker` allocates; a test holds the two
+together. Everything is told at its fullest: pages and slots take memory only as they are used.
+Weight files that are mapped, and that the kernel gives up when somebody needs room, do not count.
+Knows nothing of what a machine has.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from deploy.config import ServeConfig
+from worker.model_config import ModelConfig
+from worker.partition import LINEAR_MODULES, Partition, partition
+
+Place = Literal["device", "host", "store"]  # "store": shared memory of the Ray object store
+
+ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+_MIB = 2**20
+_PANEL = 32  # outputs that packed weights are padded to, as kernels.native.packing has it
+_FIRST = 64, 16, 16  # rows, samples and lora_rank that worker.native_runner starts with
+_GRAPH_ROWS = 256  # of the largest graph of worker.gpu_runner
+
+# What a process takes before it has done anything: VmRSS of those of `topwork serve`, rounded up.
+_RANK_PROCESS = 400 * _MIB  # Python, torch, Ray
+_CUDA_CONTEXT = 1024 * _MIB  # with cuBLAS's and NCCL's workspaces
+_ROUTER = 450 * _MIB
+_SCHEDULER = 400 * _MIB
+_POOL = 200 * _MIB
+_RAY = 700 * _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some memory, what it is for, and where it lies."""
+
+    name: str
+    place: Place
+    num_bytes: int
+
+
+def total(parts: tuple[Part, ...], *places: Place) -> int:
+    """Return the bytes of the parts that lie in one of the places."""
+    return sum(part.num_bytes for part in parts if part.place in places)
+
+
+def object_store_bytes(config: ServeConfig) -> int:
+    """Return how large the object store of a node must be that the adapter pool may be on.
+
+    The host tier lives in the store; what is on its way to the ranks may be beside it.
+    """
+    return config.host_adapter_memory * 5 // 4 + 2**28
+
+
+def most_replicas(config: ServeConfig) -> int:
+    """Return how many schedulers there may be, each with its own ranks."""
+    return config.max_replicas or config.replicas
+
+
+def host_parts(config: ServeConfig) -> tuple[Part, ...]:
+    """Return what a host holds beside ranks if it holds everything else."""
+    return (
+        Part("routers", "host", config.routers * _ROUTER),
+        Part("schedulers", "host", most_replicas(config) * _SCHEDULER),
+        Part("adapter pool", "host", _POOL),
+        Part("Ray", "host", _RAY),
+        Part("object store with the adapters in host memory", "store", object_store_bytes(config)),
+    )
+
+
+def rank_parts(
+    config: ServeConfig, model: ModelConfig, rank: int, device: str, max_model_len: int
+) -> tuple[Part, ...]:
+    """Return what one rank holds."""
+    part = partition(model, config.tp, rank)
+    item_bytes = ITEM_BYTES[config.dtype]
+    is_gpu = device == "cuda"
+    place: Place = "device" if is_gpu else "host"
+    step = _torch_step_bytes if is_gpu else _tape_bytes
+    parts = [
+        Part("weights", place, weight_bytes(model, part, item_bytes, is_packed=not is_gpu)),
+        Part("KV cache", place, _kv_bytes(config, model, part, config.kv_cache_memory)),
+        Part("adapters in slots", place, config.adapter_memory),
+        Part("steps", place, step(config, model, part, item_bytes)),
+        Part("rotary tables", place, max_model_len * model.head_dim * 4),
+    ]
+    if config.kv_host_memory:
+        host_kv = _kv_bytes(config, model, part, config.kv_host_memory)
+        parts.append(Part("KV in host memory", "host", host_kv))
+    if is_gpu:
+        parts.append(Part("CUDA context", "device", _CUDA_CONTEXT))
+    return (*parts, Part("process", "host", _RANK_PROCESS))
+
+
+def _kv_bytes(config: ServeConfig, model: ModelConfig, part: Partition, budget: int) -> int:
+    """Return the bytes of a rank's pages: all ranks have as many, those that hold most decide."""
+
+    def page_bytes(num_kv_heads: int) -> int:
+        values = num_kv_heads * config.page_size * model.head_dim
+        return 2 * model.num_layers * values * ITEM_BYTES[config.dtype]
+
+    most = max(len(partition(model, config.tp, rank).kv_heads) for rank in range(config.tp))
+    return budget // page_bytes(most) * page_bytes(len(part.kv_heads))
+
+
+def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_packed: bool) -> int:
+    """Return the bytes of one rank's weights."""
+    outputs = {module: len(part.slices(module)[0]) for module in LINEAR_MODULES}
+    inputs = {module: len(part.slices(module)[1]) for module in LINEAR_MODULES}
+    per_word = 4 // item_bytes if is_packed else 1  # inputs are packed in words of four bytes
+    bias_bytes = 4 if is_packed else item_bytes
+    layer = (2 * model.hidden_size + 2 * model.head_dim * model.qk_norm) * item_bytes
+    for modules, has_bias in (
+        (("q_proj", "k_proj", "v_proj"), model.qkv_bias),
+        (("o_proj",), model.o_bias and part.rank == 0),
+        (("gate_proj", "up_proj"), model.mlp_bias),
+        (("down_proj",), model.mlp_bias and part.rank == 0),
+    ):
+        rows = sum(outputs[module] for module in modules)
+        columns = _up_to(inputs[modules[0]], per_word)
+        layer += _panels(rows, is_packed) * columns * item_bytes + rows * bias_bytes * has_bias
+    # Rows to look up and panels to multiply by are two copies; as plain rows one serves both.
+    has_head = is_packed or not model.tie_word_embeddings
+    head = _panels(len(part.vocab), is_packed) * _up_to(model.hidden_size, per_word) * has_head
+    table = (len(part.vocab) + 1) * model.hidden_size  # and the last norm
+    return model.num_layers * layer + (head + table) * item_bytes
+
+
+def _panels(outputs: int, is_packed: bool) -> int:
+    return _up_to(outputs, _PANEL) if is_packed else outputs
+
+
+def _up_to(number: int, step: int) -> int:
+    """Return the next multiple."""
+    return -(-number // step) * step
+
+
+def _tape_bytes(config: ServeConfig, model: ModelConfig, part: Partition, item_bytes: int) -> int:
+    """Return what steps write to on a CPU: two tapes, of which one has adapters, and logits."""
+    rows, samples, rank = (
+        _grown(first, wanted)
+        for first, wanted in zip(
+            _FIRST,
+            (config.max_num_batched_tokens, config.max_num_seqs, 3 * config.max_lora_rank),
+            strict=True,
+        )
+    )
+    row = _row_bytes(model, part, item_bytes)
+    sample = (3 * 4 + item_bytes) * model.hidden_size + 4 * len(part.vocab)
+    tapes = 2 * (rows * row + samples * sample) + rows * rank * 4
+    return tapes + _beside_the_tape(config, model, item_bytes)
+
+
+def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
+    """Return what a row takes in the layers: what goes in, each op's output and the residual."""
+    heads = len(part.q_heads) * model.head_dim
+    qkv = heads + 2 * len(part.kv_heads) * model.head_dim
+    in_float32 = 3 * model.hidden_size + qkv + 2 * len(part.mlp)
+    return 4 * in_float32 + item_bytes * (model.hidden_size + 2 * heads + len(part.mlp))
+
+
+def _beside_the_tape(config: ServeConfig, model: ModelConfig, item_bytes: int) -> int:
+    """Return what a step allocates for itself: embeddings, the ranks' sums, logits to draw from."""
+    summed = config.max_num_batched_tokens * model.hidden_size
+    sums = summed * (item_bytes + 4 * (config.tp if config.tp > 1 else 0))
+    return sums + 3 * 4 * config.max_num_seqs * model.vocab_size
+
+
+def _torch_step_bytes(
+    config: ServeConfig, model: ModelConfig, part: Partition, item_bytes: int
+) -> int:
+    """Return what steps take on a GPU: the largest step by itself, and what graphs keep."""
+    row = _row_bytes(model, part, item_bytes)
+    graphs = _GRAPH_ROWS * (row + 4 * len(part.vocab) + 4 * model.vocab_size)
+    largest = config.max_num_batched_tokens * row
+    return largest + graphs + _beside_the_tape(config, model, item_bytes)
+
+
+def _grown(room: int, wanted: int) -> int:
+    while room < wanted:
+        room *= 2
+    return room

@@ -1,0 +1,111 @@
+"""What is said of a configuration that cannot be used: each key, what it was given, what would do.
+
+Owns reading YAML without its traps (a key that comes twice, a file that is no text) and the words
+for each mistake. Knows no key of the schema by itself.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+_SHOWN = 80  # characters of a value that a message repeats
+_ELSEWHERE = {  # what other servers call it
+    "tensor_parallel_size": "tp",
+    "tp_size": "tp",
+    "model_path": "model",
+    "lora_modules": "adapter",
+    "lora_paths": "adapter",
+    "max_loras_per_batch": "max_loras",
+    "gpu_memory_utilization": "kv_cache_memory",
+    "mem_fraction_static": "kv_cache_memory",
+    "swap_space": "kv_host_memory",
+    "max_running_requests": "max_num_seqs",
+    "context_length": "max_model_len",
+    "block_size": "page_size",
+    "enable_prefix_caching": "prefix_cache",
+    "api_key": "api_key_file",
+}
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; the message names each key and its fault."""
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """Return what a YAML file of `key: value` lines holds.
+
+    Raises:
+        ConfigError: if it cannot be read, is something else, or holds a key twice.
+    """
+    try:
+        read = yaml.load(file.read_text("utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from error
+    if not isinstance(read, dict):
+        raise ConfigError(f"{file} must hold `key: value` lines")
+    for key in read:
+        if not isinstance(key, str):
+            raise ConfigError(f"{file}: the key {shown(key)} is no word; put it in quotes")
+    return read
+
+
+def explain(error: ValidationError, keys: Iterable[str]) -> str:
+    """Return a line for each mistake, in the order of the schema."""
+    known = tuple(keys)
+    return "\n".join(_line(dict(item), known) for item in error.errors(include_url=False))
+
+
+def nearest(word: str, keys: Iterable[str]) -> str | None:
+    """Return the key that somebody may have meant, None if none is like it."""
+    known = tuple(keys)
+    plain = word.strip().lstrip("-").lower().replace("-", "_")
+    if plain in known:
+        return plain
+    if _ELSEWHERE.get(plain) in known:
+        return _ELSEWHERE[plain]
+    close = get_close_matches(plain, known, n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def shown(value: object) -> str:
+    """Return a value as a message may repeat it."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _line(item: dict[str, Any], known: tuple[str, ...]) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    said = str(item["msg"]).removeprefix("Value error, ")
+    if not key:
+        return said  # of several keys together, which it names
+    match item["type"]:
+        case "extra_forbidden":
+            meant = nearest(key, known)
+            hint = f"; did you mean {meant}?" if meant else "; `topwork serve --help` lists all"
+            return f"{shown(key)[1:-1]}: there is no such key{hint}"
+        case "missing":
+            return f"{key}: is missing, and has no default"
+        case "value_error":
+            return f"{key}: {said}"
+    said = said.replace("a valid tuple", "a list")
+    return f"{key}: {shown(item['input'])} will not do: {said[:1].lower()}{said[1:]}"
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what YAML would let pass: of a key that comes twice it keeps the last, silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key.value, str):
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(
+                    f"the key {shown(key.value)} comes twice, again in line {line}"
+                )
+            if isinstance(key.value, str):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)

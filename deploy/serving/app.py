@@ -1,0 +1,106 @@
+"""The one application that `topwork serve` and `serve deploy` run, whoever starts the cluster.
+
+Owns how its deployments hang together, and what is held against Serve's own options: which device
+there is, and who may reach the port. Reads neither model nor adapters, which may lie elsewhere.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.serve import Application
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+
+from deploy.check import find_device
+from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
+from deploy.serving.concerns import POOL, ROUTER, SCHEDULER, with_own_version
+from deploy.serving.pool import pool_deployment
+from deploy.serving.router import router_deployment
+from deploy.serving.scheduler import scheduler_deployment
+
+NAME = "topwork"
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Return the application for the keys of ServeConfig: Serve's application builder.
+
+    Raises:
+        RayServeException: with nothing but the reason, which `serve status` shows.
+    """
+    try:
+        config = load_config(None, args)
+        _check_front(config, args)
+        return application(_settled(config))
+    except ConfigError as error:
+        raise RayServeException(f"The application cannot be built: {error}") from None
+
+
+def application(config: ServeConfig) -> Application:
+    """Return the deployments, bound to each other; of each, a change replaces what it concerns."""
+    pool = with_own_version(pool_deployment(config), config, POOL).bind(config)
+    schedulers = with_own_version(scheduler_deployment(config), config, SCHEDULER).bind(
+        config, pool
+    )
+    router = with_own_version(router_deployment(config), config, ROUTER)
+    return router.bind(config, pool, schedulers)
+
+
+def _settled(config: ServeConfig) -> ServeConfig:
+    """Return a configuration that means the same in every process: paths are whole, no "auto"."""
+    model = Path(config.model).expanduser()
+    return config.model_copy(
+        update={
+            "model": str(model.resolve()) if model.is_dir() else config.model,
+            "served_model_name": config.base_name,
+            "device": _device(config.device),
+            "adapter": tuple(
+                f"{name}={Path(path).absolute()}" for name, path in config.adapters().items()
+            ),
+            "adapter_dir": _whole(config.adapter_dir),
+            "adapter_root": _whole(config.adapter_root),
+            "api_key_file": config.api_key_file and config.api_key_file.absolute(),
+            "record": config.record and config.record.absolute(),
+        }
+    )
+
+
+def _whole(paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(Path(path).resolve()) for path in paths)
+
+
+def _device(wanted: str) -> str:
+    """Return where the ranks compute; "auto" takes GPUs where the cluster has any."""
+    if wanted == "auto" and ray.is_initialized():
+        return "cuda" if _num_gpus() >= 1 else "cpu"
+    return find_device(wanted) if wanted == "auto" else wanted
+
+
+def _num_gpus() -> float:
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return resources.get("GPU", 0)
+
+
+def _check_front(config: ServeConfig, args: dict[str, Any]) -> None:
+    """Hold the configuration against where Serve listens, if it runs already.
+
+    Raises:
+        ConfigError: if it listens elsewhere than asked for, or to all the world without keys.
+    """
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return
+    real = client.http_config
+    for key, value in (("host", real.host), ("port", real.port)):
+        if key in args and getattr(config, key) != value:
+            raise ConfigError(
+                f"{key}: {getattr(config, key)} is asked for, but Serve listens on {real.host} "
+                f"port {real.port}: set it in http_options of the Serve config, before Serve starts"
+            )
+    # Without a host Serve listens everywhere.
+    is_open = not (real.host and is_loopback(real.host))
+    if is_open and not (config.anonymous or config.api_key_file is not None):
+        raise ConfigError(
+            f"Serve listens on {real.host}, which other machines can reach: give api_key_file, set "
+            "http_options.host to 127.0.0.1, or set anonymous if something else decides who may ask"
+        )

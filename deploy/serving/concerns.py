@@ -1,0 +1,89 @@
+"""What a change of the configuration restarts: nothing, or the deployments whose keys it touches.
+
+Serve gives all deployments of an application one version, made of all arguments, and replaces every
+replica when any of them changes. Here each deployment has a version made of the keys that its
+replicas are built from; what they can take in while they run comes as `user_config`. Knows nothing
+of what a key means.
+"""
+
+import json
+from hashlib import blake2b
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import PrivateAttr
+from ray.serve import Deployment
+from ray.serve._private.config import DeploymentConfig
+
+from deploy.config import ServeConfig
+
+# Taken in while running, or a matter of how many there are and where Serve listens.
+NOBODY = frozenset(
+    {
+        *("adapter", "adapter_dir", "log_level", "drain_timeout"),
+        *("replicas", "max_replicas", "scale_up_delay", "scale_down_delay", "routers", "surge"),
+        *("host", "port", "ray_address", "anonymous"),
+    }
+)
+# What model the ranks hold, and cut how: routers, pool and schedulers must agree on it.
+EDITION = frozenset({"model", "dtype", "tp", "device"})
+ROUTER = EDITION | {"served_model_name", "max_model_len", "page_size", "api_key_file"}
+POOL = EDITION | {
+    *("served_model_name", "max_loras", "max_lora_rank", "adapter_memory"),
+    *("host_adapter_memory", "adapter_root"),
+}
+# A key that nobody has thought of here is the schedulers': they have most of them.
+SCHEDULER = (
+    frozenset(ServeConfig.model_fields)
+    - NOBODY
+    - (
+        {
+            "served_model_name",
+            "api_key_file",
+            "max_lora_rank",
+            "host_adapter_memory",
+            "adapter_root",
+        }
+    )
+)
+
+
+def fingerprint(config: ServeConfig, keys: frozenset[str]) -> str:
+    """Return what tells whether any of these keys has changed, or Topwork itself."""
+    values = config.model_dump(mode="json", include=set(keys))
+    text = json.dumps([version("topwork"), values], sort_keys=True)
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def edition(config: ServeConfig) -> str:
+    """Return what routers, pool and schedulers must have in common to work together."""
+    return fingerprint(config, EDITION)
+
+
+class _OwnVersion(DeploymentConfig):
+    """Keeps the version that it was given when Serve sets that of the whole application."""
+
+    _own: str = PrivateAttr()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, self._own if name == "version" else value)
+
+
+def with_own_version(
+    deployment: Deployment, config: ServeConfig, keys: frozenset[str]
+) -> Deployment:
+    """Return a deployment whose replicas are replaced only if one of these keys changes.
+
+    Serve has no word for it: where this has no effect any more, a change replaces all replicas in
+    turn, and nothing worse.
+    """
+    own = _OwnVersion.model_construct(**dict(deployment._deployment_config))
+    own._own = fingerprint(config, keys)
+    own.version = own._own
+    return Deployment(
+        deployment.name,
+        own,
+        deployment._replica_config,
+        version=own._own,
+        _internal=True,
+    )

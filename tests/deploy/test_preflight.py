@@ -1,0 +1,143 @@
+"""`topwork check` finds what a server would find, and says what does not fit before it starts."""
+
+import io
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deploy.check import Checked
+from deploy.config import ConfigError, ServeConfig
+from deploy.machine import Machine
+from deploy.preflight import check_all, needs_of, verdict
+from tests.cluster.adapters.tiny import MODEL
+from tests.end_to_end.conftest import MODEL_DIR, adapter_dirs
+
+GIB = 2**30
+LARGE = Machine(memory=512 * GIB, free_memory=500 * GIB, shared_memory=256 * GIB, gpu_memory=())
+CONFIG = ServeConfig(model="tiny", tp=2)
+
+
+def tiny(config: ServeConfig, device: str = "cpu") -> Checked:
+    return Checked(config, Path("tiny"), MODEL, 64, device, 1)
+
+
+def judged(machine: Machine, config: ServeConfig = CONFIG, device: str = "cpu") -> list[str]:
+    checked = tiny(config, device)
+    return verdict(checked, needs_of(checked), machine)
+
+
+def test_a_large_machine_gives_nothing_to_say() -> None:
+    assert judged(LARGE) == []
+
+
+def test_what_no_machine_like_this_can_hold_is_refused_with_the_largest_parts() -> None:
+    config = CONFIG.model_copy(update={"kv_cache_memory": 400 * GIB})
+    with pytest.raises(ConfigError, match=r"has 524,288 MiB; most of it is KV cache 614,\d+ MiB"):
+        judged(LARGE, config)
+
+
+def test_every_replica_that_there_may_be_counts() -> None:
+    config = CONFIG.model_copy(update={"kv_cache_memory": 150 * GIB, "replicas": 2})
+    assert judged(LARGE, config) == []
+    with pytest.raises(ConfigError, match="memory"):
+        judged(LARGE, config.model_copy(update={"max_replicas": 3}))
+
+
+def test_what_is_not_free_now_is_a_warning() -> None:
+    (warning,) = judged(replace(LARGE, free_memory=GIB))
+    assert "only 1,024 MiB are free now" in warning
+
+
+def test_an_object_store_that_shared_memory_cannot_hold_is_a_warning() -> None:
+    (warning,) = judged(replace(LARGE, shared_memory=64 * 2**20))
+    assert "/dev/shm has room for 64 MiB, and Ray's object store takes 1,536 MiB" in warning
+
+
+def test_ranks_of_a_cluster_need_not_fit_into_this_machine_together() -> None:
+    config = CONFIG.model_copy(update={"kv_cache_memory": 400 * GIB, "ray_address": "auto"})
+    assert judged(LARGE, config) == []
+    config = config.model_copy(update={"kv_cache_memory": 600 * GIB})
+    with pytest.raises(ConfigError, match="memory"):
+        judged(LARGE, config)
+
+
+def test_a_rank_must_fit_into_its_gpu() -> None:
+    config = CONFIG.model_copy(update={"kv_cache_memory": 100 * GIB})
+    with pytest.raises(ConfigError, match="a GPU would have to hold"):
+        judged(replace(LARGE, gpu_memory=(80 * GIB, 80 * GIB)), config, "cuda")
+    assert judged(replace(LARGE, gpu_memory=(140 * GIB, 140 * GIB)), config, "cuda") == []
+
+
+def test_each_rank_needs_a_gpu_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="2 ranks need a GPU each, and this machine has 1"):
+        judged(replace(LARGE, gpu_memory=(80 * GIB,)), CONFIG, "cuda")
+
+
+def test_gpus_that_cannot_be_asked_are_a_warning() -> None:
+    (warning,) = judged(LARGE, CONFIG, "cuda")
+    assert "nvidia-smi does not say" in warning
+
+
+def output(config: ServeConfig) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    check_all(config, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.model
+def test_a_good_configuration_is_told_part_by_part(tmp_path: Path) -> None:
+    for name, directory in adapter_dirs().items():
+        shutil.copytree(directory, tmp_path / name)
+    said = output(ServeConfig(model=str(MODEL_DIR), tp=2, adapter_dir=(str(tmp_path),)))
+    for word in ("rank 1", "weights", "KV cache", "object store", "4 adapters", "all good"):
+        assert word in said
+
+
+@pytest.mark.model
+def test_every_adapter_at_fault_is_named_those_of_directories_too(tmp_path: Path) -> None:
+    source = adapter_dirs()["pirate"]
+    for name in ("good", "cut", "wide"):
+        shutil.copytree(source, tmp_path / name)
+    weights = tmp_path / "cut" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    config = tmp_path / "wide" / "adapter_config.json"
+    config.write_text(config.read_text().replace('"r": 12', '"r": 512'))
+    wrong = ServeConfig(
+        model=str(MODEL_DIR), adapter=("absent=/no/such/adapter",), adapter_dir=(str(tmp_path),)
+    )
+    with pytest.raises(ConfigError) as told:
+        output(wrong)
+    assert [line.split(":")[0] for line in str(told.value).splitlines()] == [
+        "adapter absent",
+        "adapter cut",
+        "adapter wide",
+    ]
+
+
+@pytest.mark.model
+def test_an_adapter_larger_than_the_memory_of_all_is_refused() -> None:
+    pirate = adapter_dirs()["pirate"]
+    config = ServeConfig(model=str(MODEL_DIR), adapter=(f"pirate={pirate}",), adapter_memory="1MiB")
+    with pytest.raises(ConfigError, match=r"all adapters together have 1048576"):
+        output(config)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"adapter_dir": ("/no/such/directory",)}, "adapter_dir: there is no directory"),
+        ({"adapter_root": ("/no/such/directory",)}, "adapter_root: there is no directory"),
+        ({"api_key_file": "/no/such/file"}, "api_key_file: .*No such file"),
+        ({"record": "/no/such/directory/log"}, "record: there is no directory"),
+    ],
+)
+def test_a_file_or_directory_that_is_not_there_is_refused(
+    values: dict[str, object], fault: str
+) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        output(ServeConfig(model=str(MODEL_DIR), **values))
