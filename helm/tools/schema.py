@@ -10,13 +10,6 @@ from helm.tools.values import Values
 
 # The chart says these itself: they follow from volumes, secrets and the service.
 DECIDED = ("model", "host", "port", "api_key_file", "ray_address")
-_BYTES = {
-    "anyOf": [
-        {"type": "integer", "minimum": 0},
-        {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*[KMGTkmgt]?[Ii]?[Bb]?\s*$"},
-    ]
-}
-
 Schema = dict[str, Any]
 
 
@@ -53,25 +46,12 @@ def _topwork_schema() -> Schema:
     schema = ServeConfig.model_json_schema()
     assert "$defs" not in schema, "ServeConfig is flat"
     schema["properties"] = {
-        name: _byte_count(name, key)
-        for name, key in schema["properties"].items()
-        if name not in DECIDED
+        name: key for name, key in schema["properties"].items() if name not in DECIDED
     }
     # The head, where the question would be asked, has no GPU.
     schema["properties"]["device"].update(enum=["cpu", "cuda"], default="cpu")
     schema["required"] = ["device"]
     return schema
-
-
-def _byte_count(name: str, key: Schema) -> Schema:
-    """Return a key's schema; one that counts bytes takes 512MiB as well, which pydantic hides."""
-    read = [getattr(part, "func", None) for part in ServeConfig.model_fields[name].metadata]
-    if "anyOf" in key or not any(
-        getattr(function, "__name__", "") == "parse_bytes" for function in read
-    ):
-        return key
-    kept: Schema = {word: key[word] for word in ("description", "default") if word in key}
-    return {**_BYTES, **kept}
 
 
 def _without_titles(node: Any) -> Any:

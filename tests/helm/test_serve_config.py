@@ -77,6 +77,17 @@ def test_a_tensor_parallel_group_stays_in_one_pod_unless_it_is_told_to_spread() 
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
 
 
+def test_rays_autoscaler_may_make_as_many_schedulers_as_serve_may_ask_for() -> None:
+    objects = rendered("autoscaling")
+    assert served(objects)["anonymous"] is True
+    scheduler = group(objects, "scheduler")
+    counts = [scheduler[word] for word in ("minReplicas", "replicas", "maxReplicas")]
+    assert counts == [1, 1, 3]
+    router = group(objects, "router")
+    assert [router[word] for word in ("minReplicas", "replicas", "maxReplicas")] == [2, 2, 2]
+    assert the(objects, "RayService")["spec"]["rayClusterConfig"]["enableInTreeAutoscaling"] is True
+
+
 def test_ray_counts_a_cpu_for_the_scheduler_and_every_rank_that_has_no_gpu() -> None:
     cpu = render(KEYS | {"topwork": {"device": "cpu", "tp": 3}})
     assert group(cpu, "scheduler")["rayStartParams"]["num-cpus"] == "5"

@@ -98,6 +98,23 @@ def test_selectors_take_the_pods_they_are_for_and_no_others(name: str) -> None:
             assert selected(pods, spread["labelSelector"]) == {component}
 
 
+def test_all_but_one_scheduler_and_router_stay_when_nodes_are_drained() -> None:
+    values = values_of("gpu-many-hosts")
+    values["topwork"] |= {"replicas": 3, "routers": 2}
+    budgets = of_kind(render(values), "PodDisruptionBudget")
+    stay = {one["metadata"]["name"]: one["spec"]["minAvailable"] for one in budgets}
+    # Two schedulers of two pods each.
+    assert stay == {"demo-topwork-router": 1, "demo-topwork-scheduler": 4}
+
+
+def test_a_claim_is_attached_for_reading_only_so_that_several_nodes_may() -> None:
+    for template in pod_templates(rendered("minimal-cpu")).values():
+        claims = [
+            one for one in template["spec"].get("volumes", []) if "persistentVolumeClaim" in one
+        ]
+        assert all(one["persistentVolumeClaim"]["readOnly"] for one in claims)
+
+
 def test_ingress_and_route_reach_the_service() -> None:
     for name in ("everything", "deployment"):
         objects = rendered(name)
