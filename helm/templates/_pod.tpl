@@ -1,7 +1,8 @@
 {{/* Parts of every pod. */}}
 
 {{/* The environment that Ray needs in every container of a cluster: the only place that says it.
-     Values are those of deploy/serving/front.py; KubeRay sets mode and token of Ray's own keys. */}}
+     Values are those of `topwork environment`. HAProxy's files lie where Serve puts them, in /tmp;
+     its ports of statistics are for pods of this release, by the network policy. */}}
 {{- define "topwork.rayEnvironment" -}}
 - name: RAY_SERVE_ENABLE_HA_PROXY
   value: "1"
@@ -14,6 +15,8 @@
 - name: RAY_SERVE_HAPROXY_METRICS_PORT
   value: "9101"
 - name: RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
+  value: "1"
+- name: RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S
   value: "1"
 - name: RAY_worker_niceness
   value: "0"

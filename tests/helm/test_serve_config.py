@@ -1,9 +1,12 @@
 """What a release serves: the keys of `topwork serve`, as Ray and our own schema read them."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
 from deploy.config import ServeConfig
+from deploy.serving.front import front_environment
 from tests.helm.charts import (
     KEYS,
     VALUES,
@@ -108,15 +111,21 @@ def test_routers_run_in_pods_of_their_own() -> None:
     assert "resources" not in group(objects, "scheduler")["rayStartParams"]
 
 
-def test_every_container_of_a_cluster_has_the_environment_that_ray_needs() -> None:
+def test_every_container_of_a_cluster_has_the_environment_that_ray_needs(tmp_path: Path) -> None:
     pods = pod_templates(rendered("minimal-cpu"))
-    names = []
+    given = []
     for component in ("head", "router", "scheduler"):
         (container,) = pods[component]["spec"]["containers"]
-        names.append({one["name"]: one.get("value") for one in container["env"]})
-    assert names[0] == names[1] == names[2]
-    assert names[0]["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
-    assert names[0]["RAY_AUTH_MODE"] == "token"
+        given.append({one["name"]: one.get("value") for one in container["env"]})
+    assert given[0] == given[1] == given[2]
+    for name, value in front_environment(tmp_path, "haproxy").items():
+        if str(tmp_path) in value:
+            assert name not in given[0]  # its files lie where Serve puts them
+        elif name.endswith("_PORT"):
+            assert name in given[0]
+        else:
+            assert given[0][name] == value, name
+    assert given[0]["RAY_AUTH_MODE"] == "token"
 
 
 def test_a_large_number_of_bytes_arrives_as_it_was_written() -> None:
