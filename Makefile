@@ -61,7 +61,7 @@ test-slow: $(BIN)/.installed-dev $(DEMO)/config.json
 test-cluster: $(BIN)/.installed-dev $(DEMO)/config.json
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow \
 	  tests/end_to_end/test_serve_deploy.py tests/end_to_end/test_scaling.py \
-	  tests/end_to_end/test_ray_up.py $(ARGS)
+	  tests/end_to_end/test_ray_up.py tests/end_to_end/test_prometheus.py $(ARGS)
 
 check: $(BIN)/.installed-dev
 	$(BIN)/ruff check --no-cache .

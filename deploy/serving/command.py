@@ -22,6 +22,7 @@ from deploy.check import (
     check_model,
 )
 from deploy.config import ConfigError, ServeConfig
+from deploy.memory import most_replicas, object_store_bytes
 from deploy.serving.app import NAME, build
 from deploy.serving.progress import StepShower, steps
 from deploy.serving.settings import START_TIMEOUT
@@ -90,9 +91,8 @@ def _start_ray(checked: Checked) -> None:
         return
     ray.init(
         # Logical CPUs: schedulers, routers and ranks each hold one; the cores are shared.
-        num_cpus=(1 + config.tp) * (config.max_replicas or config.replicas) + config.routers + 1,
-        # The host tier lives in the store; what is on its way to the ranks may be beside it.
-        object_store_memory=config.host_adapter_memory * 5 // 4 + 2**28,
+        num_cpus=(1 + config.tp) * most_replicas(config) + config.routers + 1,
+        object_store_memory=object_store_bytes(config),
         include_dashboard=False,
         _node_ip_address="127.0.0.1",
         **common,

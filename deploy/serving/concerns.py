@@ -27,7 +27,9 @@ NOBODY = frozenset(
 )
 # What model the ranks hold, and cut how: routers, pool and schedulers must agree on it.
 EDITION = frozenset({"model", "dtype", "tp", "device"})
-ROUTER = EDITION | {"served_model_name", "max_model_len", "page_size", "api_key_file"}
+ROUTER = EDITION | {
+    *("served_model_name", "max_model_len", "page_size", "api_key_file", "vllm_metrics"),
+}
 POOL = EDITION | {
     *("served_model_name", "max_loras", "max_lora_rank", "adapter_memory"),
     *("host_adapter_memory", "adapter_root"),
@@ -38,11 +40,8 @@ SCHEDULER = (
     - NOBODY
     - (
         {
-            "served_model_name",
-            "api_key_file",
-            "max_lora_rank",
-            "host_adapter_memory",
-            "adapter_root",
+            *("served_model_name", "api_key_file", "vllm_metrics"),
+            *("max_lora_rank", "host_adapter_memory", "adapter_root"),
         }
     )
 )

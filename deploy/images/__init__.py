@@ -1,0 +1,1 @@
+"""Images: one Dockerfile with a target for each kind of pods, and the versions that go into it."""

@@ -1,0 +1,104 @@
+{{/* What no schema can say: values that do not fit together, each with what to do about it. */}}
+
+{{- define "topwork.door" -}}
+{{- $topwork := .Values.topwork }}
+{{- if not (or .Values.apiKeys.secretName $topwork.anonymous) }}
+{{- fail "apiKeys.secretName: the service can be reached by others, and nobody has a key: name a Secret with the file of keys, or set topwork.anonymous to true" }}
+{{- end }}
+{{- if and .Values.apiKeys.secretName $topwork.anonymous }}
+{{- fail "topwork.anonymous: apiKeys.secretName asks for keys: take one of the two" }}
+{{- end }}
+{{- include "topwork.doorOfSource" (dict "name" "model" "values" .Values.model) }}
+{{- include "topwork.doorOfSource" (dict "name" "adapters" "values" .Values.adapters) }}
+{{- if and (eq .Values.model.source "hub") (not .Values.model.hubId) }}
+{{- fail "model.hubId: model.source is hub, so say which model" }}
+{{- end }}
+{{- if and (ne .Values.model.source "hub") .Values.model.hubId }}
+{{- fail (printf "model.hubId: model.source is %s; hub ids need source hub" .Values.model.source) }}
+{{- end }}
+{{- if and .Values.adapters.watch (eq .Values.adapters.source "none") }}
+{{- fail "adapters.watch: adapters.source is none, so there is nothing to watch" }}
+{{- end }}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}
+{{- fail "httpRoute.parentRefs: a route belongs to a Gateway: name it" }}
+{{- end }}
+{{- include "topwork.doorOfPatience" . }}
+{{- if eq .Values.mode "rayservice" }}
+{{- include "topwork.doorOfRay" . }}
+{{- else }}
+{{- include "topwork.doorOfDeployment" . }}
+{{- end }}
+{{- end }}
+
+{{- define "topwork.doorOfPatience" -}}
+{{- $drain := add 10 (float64 (default 30 .Values.topwork.drain_timeout) | ceil | int) }}
+{{- if le (int .Values.terminationGracePeriodSeconds) (int $drain) }}
+{{- fail (printf "terminationGracePeriodSeconds: %d is not more than topwork.drain_timeout and 10 s for the endpoints, %d together" (int .Values.terminationGracePeriodSeconds) $drain) }}
+{{- end }}
+{{- end }}
+
+{{- define "topwork.doorOfSource" -}}
+{{- if and (eq .values.source "hostPath") (not .values.hostPath) }}
+{{- fail (printf "%s.hostPath: %s.source is hostPath, so say which directory" .name .name) }}
+{{- end }}
+{{- if and (eq .values.source "objectStore") (not .values.objectStore.source) }}
+{{- fail (printf "%s.objectStore.source: %s.source is objectStore, so say what to copy: REMOTE:BUCKET/PATH" .name .name) }}
+{{- end }}
+{{- if and (eq .values.source "image") (not .values.image.reference) }}
+{{- fail (printf "%s.image.reference: %s.source is image, so say which artifact" .name .name) }}
+{{- end }}
+{{- end }}
+
+{{- define "topwork.doorOfRay" -}}
+{{- $tp := int (default 1 .Values.topwork.tp) }}
+{{- $perHost := int .Values.scheduler.ranksPerHost }}
+{{- if gt $perHost 0 }}
+{{- if ne 0 (mod $tp $perHost) }}
+{{- fail (printf "scheduler.ranksPerHost: %d does not divide topwork.tp, which is %d" $perHost $tp) }}
+{{- end }}
+{{- end }}
+{{- $replicas := int (default 1 .Values.topwork.replicas) }}
+{{- $most := int (default $replicas .Values.topwork.max_replicas) }}
+{{- if lt $most $replicas }}
+{{- fail (printf "topwork.max_replicas: %d is less than topwork.replicas, which is %d" $most $replicas) }}
+{{- end }}
+{{- if and (gt $most $replicas) (not .Values.ray.autoscaler.enabled) }}
+{{- fail "topwork.max_replicas: more schedulers need more pods, which ray.autoscaler.enabled makes" }}
+{{- end }}
+{{- $ft := .Values.ray.faultTolerance }}
+{{- if and (eq $ft.backend "redis") (not $ft.redis.address) }}
+{{- fail "ray.faultTolerance.redis.address: ray.faultTolerance.backend is redis, so say where it is" }}
+{{- end }}
+{{- $upgrade := .Values.ray.upgrade }}
+{{- if eq $upgrade.type "NewClusterWithIncrementalUpgrade" }}
+{{- if not $upgrade.gatewayClassName }}
+{{- fail "ray.upgrade.gatewayClassName: an incremental upgrade moves requests by a Gateway: name its class" }}
+{{- end }}
+{{- if or .Values.ingress.enabled .Values.httpRoute.enabled }}
+{{- fail "ray.upgrade.type: KubeRay makes Gateway and route of an incremental upgrade itself: turn ingress.enabled and httpRoute.enabled off" }}
+{{- end }}
+{{- end }}
+{{- if or .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled }}
+{{- fail "autoscaling: it is for mode deployment; with rayservice, Serve scales from topwork.replicas to topwork.max_replicas" }}
+{{- end }}
+{{- end }}
+
+{{- define "topwork.doorOfDeployment" -}}
+{{- $tp := int (default 1 .Values.topwork.tp) }}
+{{- $perHost := int .Values.scheduler.ranksPerHost }}
+{{- if and (gt $perHost 0) (ne $perHost $tp) }}
+{{- fail (printf "scheduler.ranksPerHost: in mode deployment all %d ranks are in one pod; take 0" $tp) }}
+{{- end }}
+{{- if or (gt (int (default 1 .Values.topwork.replicas)) 1) .Values.topwork.max_replicas }}
+{{- fail "topwork.replicas: in mode deployment a pod is one server; take autoscaling.minReplicas and maxReplicas" }}
+{{- end }}
+{{- if and .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled }}
+{{- fail "autoscaling.keda.enabled: KEDA makes a HorizontalPodAutoscaler itself: take one of the two" }}
+{{- end }}
+{{- if and .Values.autoscaling.keda.enabled (not .Values.autoscaling.keda.serverAddress) }}
+{{- fail "autoscaling.keda.serverAddress: KEDA asks Prometheus: say where it is" }}
+{{- end }}
+{{- if lt (int .Values.autoscaling.maxReplicas) (int .Values.autoscaling.minReplicas) }}
+{{- fail "autoscaling.maxReplicas: less than autoscaling.minReplicas" }}
+{{- end }}
+{{- end }}
