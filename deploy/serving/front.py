@@ -7,11 +7,15 @@ imported, on every node. Knows nothing of Ray.
 
 import shlex
 import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 # On a cluster, where each node has one HAProxy: of its statistics and metrics, on loopback, and of
 # Serve's own proxy, which takes the requests while Serve builds a changed application.
 PORTS = (8404, 9101, 8500)
+ROUTER_PORTS = 100  # from which the routers of a server of its own take theirs
+MAX_PORT = 2**16 - 1
 MAX_SOCKET_PATH = 97  # HAProxy's; Serve puts a folder named by the node, of 56 letters, into it
 MAX_DIRECTORY = MAX_SOCKET_PATH - len("/admin.sock") - 57
 
@@ -54,7 +58,14 @@ def front_environment(directory: Path, haproxy: str) -> dict[str, str]:
         directory: for its files; must last as long as the server.
         haproxy: the program.
     """
-    return _front(directory, _write_start(directory, haproxy, None), _free_ports())
+    *ports, ingress = _free_ports(4)
+    first = min(ingress, MAX_PORT - ROUTER_PORTS)
+    # Else all servers of a machine would give their routers the same ports, and the HAProxy of one
+    # would find another's router where its own has ended.
+    return _front(directory, _write_start(directory, haproxy, None), ports) | {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + ROUTER_PORTS),
+    }
 
 
 def ray_environment() -> dict[str, str]:
@@ -68,7 +79,7 @@ def ray_environment() -> dict[str, str]:
     }
 
 
-def _front(directory: Path, start: Path, ports: tuple[int, int, int]) -> dict[str, str]:
+def _front(directory: Path, start: Path, ports: Sequence[int]) -> dict[str, str]:
     statistics, metrics, fallback = ports
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -103,11 +114,10 @@ def _write_start(directory: Path, haproxy: str, host: str | None) -> Path:
     return start
 
 
-def _free_ports() -> tuple[int, int, int]:
-    """Return three ports of this machine that nobody has."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as two,
-        socket.create_server(("127.0.0.1", 0)) as three,
-    ):
-        return one.getsockname()[1], two.getsockname()[1], three.getsockname()[1]
+def _free_ports(count: int) -> list[int]:
+    """Return ports of this machine that nobody has."""
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [server.getsockname()[1] for server in servers]
