@@ -140,6 +140,10 @@ class FakeRank:
             self._check_unused(slot)
             self._slots[slot] = None
 
+    def bank(self) -> list[str | None]:
+        """Return the adapter in each slot."""
+        return list(self._slots)
+
     def step(self, frame: bytes) -> StepReply:
         """Check and run the plan in a frame.
 

@@ -177,7 +177,13 @@ class FakeEngine:
         """Fail the load that was begun first and return its adapter."""
         load = self.loads.pop(0)
         self._take(self.scheduler.adapter_failed(load.adapter, error))
+        if load.replaces is not None:
+            self._clear(load.slot, load.replaces)
         return load.adapter
+
+    def bank(self) -> list[str | None]:
+        """Return what the rank holds in each slot."""
+        return self._rank.bank()
 
     def abort(self, seq_id: int) -> None:
         """Abort a sequence."""

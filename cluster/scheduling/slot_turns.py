@@ -161,7 +161,7 @@ class SlotTurns:
             del self._line[adapter]
             self.longest_wait = max(self.longest_wait, step - joined)
             slot = self._slots.reserve(adapter, num_bytes, step)
-            self._loads.append(AdapterLoad(adapter, slot, self._take_clears(slot)))
+            self._loads.append(self._load_into(slot, adapter))
 
     def _make_room(self, num_bytes: int, step: int) -> bool:
         """Evict what must go for an adapter of this size; nothing if that is not enough.
@@ -189,10 +189,15 @@ class SlotTurns:
             self._evict(victim, step)
         return True
 
-    def _take_clears(self, slot: int) -> tuple[tuple[int, str], ...]:
-        """Return what a load must have cleared before: its own slot it clears itself, but later."""
+    def _load_into(self, slot: int, adapter: str) -> AdapterLoad:
+        """Return the load with all that must be cleared before it.
+
+        Its own slot it clears itself, but later: only where memory is short it must be sooner.
+        """
         places, self.evicted = self.evicted, []
-        return tuple(one for one in places if one[0] != slot or self._slots.is_crowded)
+        clears = tuple(one for one in places if one[0] != slot or self._slots.is_crowded)
+        replaced = [one for place, one in places if place == slot]
+        return AdapterLoad(adapter, slot, clears, replaced[-1] if replaced else None)
 
     def _evict(self, resident: Resident, step: int) -> None:
         self.evicted.append((self.free(resident.adapter, step), resident.adapter))

@@ -13,6 +13,7 @@ class AdapterLoad:
     adapter: str
     slot: int
     clears: tuple[tuple[int, str], ...] = ()  # (slot, adapter) that give their memory
+    replaces: str | None = None  # what its own slot may hold until then: it goes in any case
 
 
 @dataclass(frozen=True, slots=True)

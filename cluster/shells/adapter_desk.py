@@ -148,8 +148,9 @@ class AdapterDesk:
         except TopworkError as error:
             self._measures.load_fails(load.slot)
             self._owners.deliver(scheduler.adapter_failed(load.adapter, info_of(error)))
-            # Some ranks may have been able to load it.
-            await self._clear(group, [(load.slot, load.adapter)])
+            # Some ranks may have been able to load it, others hold what was there before.
+            left = (load.adapter, load.replaces)
+            await self._clear(group, [(load.slot, one) for one in left if one is not None])
         except GroupFailed:
             return  # the step loop learns it from the closed connection
         else:

@@ -47,6 +47,24 @@ def test_one_load_serves_all_who_wait_for_it(make_engine: MakeEngine) -> None:
     assert engine.scheduler.stats().adapter_loads == 1
 
 
+def test_a_load_that_fails_leaves_nothing_of_what_it_was_to_replace(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(num_slots=1, loads_at_once=False)
+    engine.add(prompt(), 2, "A")
+    engine.step()
+    engine.finish_load()
+    engine.run()
+    assert engine.bank() == ["A"]
+    engine.add(prompt(), 2, "B")
+    while not engine.loads:
+        engine.step()
+    (load,) = engine.loads
+    assert (load.slot, load.replaces) == (0, "A")
+    engine.fail_load(ErrorInfo("NotFound", "adapter B is gone"))
+    assert engine.bank() == [None]
+
+
 def test_a_failed_load_ends_exactly_those_who_wait_for_it(make_engine: MakeEngine) -> None:
     engine = make_engine(loads_at_once=False)
     for adapter in ("A", BASE, "A", "B"):

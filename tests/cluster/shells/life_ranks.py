@@ -105,7 +105,7 @@ class LoopRank:
 
     def bank(self) -> list[str | None]:
         """Return the digest in each slot."""
-        return list(self.rank._slots)
+        return self.rank.bank()
 
     def die(self) -> None:
         """End as a killed process does, unless its group is lost already."""

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from cluster.errors import NotFound
+from cluster.request import ErrorInfo
 from cluster.scheduling.recorder import AnyScheduler
 from cluster.scheduling.stats import AdapterLoad, UnloadedAdapter
 from cluster.shells.adapter_desk import STEPS_PER_LOAD, AdapterDesk
@@ -43,6 +44,9 @@ class Decisions:
     def adapter_ready(self, adapter: str) -> None:
         self.ready.append(adapter)
 
+    def adapter_failed(self, adapter: str, error: ErrorInfo) -> list[Any]:
+        return []
+
 
 class Ranks:
     """A group that writes down what it is told, and clears slots when it may."""
@@ -68,6 +72,8 @@ class Pool:
         self.prefetched: list[str] = []
 
     async def shards(self, adapter: str) -> tuple[tuple[Any, ...], ...]:
+        if adapter == "missing":
+            raise NotFound("there is no such directory")
         return ((adapter,),)
 
     async def prefetch(self, adapter: str) -> None:
@@ -137,6 +143,14 @@ async def test_slots_are_cleared_before_the_load_that_needs_their_memory(office:
         ("load", 0, "A"),
         ("load", 1, "B"),
     ]
+
+
+async def test_a_load_that_fails_before_the_ranks_hear_of_it_leaves_nothing_in_its_slot(
+    office: Office,
+) -> None:
+    office.decisions.loads = [AdapterLoad("missing", 1, replaces="A")]
+    await office.settle(is_stepping=False)
+    assert office.ranks.told == [("clear", 1, "missing"), ("clear", 1, "A")]
 
 
 async def test_an_unload_is_answered_when_the_ranks_have_cleared_its_slots(office: Office) -> None:
