@@ -13,6 +13,7 @@ import ray
 from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.serve import Deployment
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.errors import TopworkError
 from cluster.router.scheduler_client import SchedulerClient
@@ -95,7 +96,12 @@ class PoolReplica:
         if self._actor is not None:
             ray.kill(self._actor)
         adapters, directories = self._live["adapters"], tuple(self._live["adapter_dirs"])
-        actor: Any = PoolProcess.options(num_cpus=0, max_concurrency=1000).remote(
+        here = ray.get_runtime_context().get_node_id()
+        actor: Any = PoolProcess.options(
+            num_cpus=0,
+            max_concurrency=1000,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+        ).remote(
             self._live["log_level"],
             pool_config(checked, directories),
             adapter_pool(self._config),
@@ -124,7 +130,8 @@ def pool_deployment(config: ServeConfig) -> Deployment:
         },
         max_ongoing_requests=1000,
         max_constructor_retry_count=3,
-        ray_actor_options={"num_cpus": 0},
+        # Not nothing: a head without CPUs has neither adapters nor memory for them.
+        ray_actor_options={"num_cpus": 0.01},
         health_check_period_s=1,
         graceful_shutdown_timeout_s=5,
         graceful_shutdown_wait_loop_s=0.2,
