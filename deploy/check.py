@@ -55,7 +55,7 @@ def check_model(config: ServeConfig) -> Checked:
         model=model,
         max_model_len=config.max_model_len or longest,
         device=device,
-        threads=config.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // config.tp),
+        threads=config.threads_per_rank or max(1, num_cores() // config.tp),
     )
 
 
@@ -82,6 +82,11 @@ def scheduler_config(checked: Checked) -> SchedulerConfig:
         )
     except ValueError as error:
         raise ConfigError(f"max_num_batched_tokens, max_num_seqs, page_size: {error}") from error
+
+
+def num_cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def find_device(wanted: str) -> str:

@@ -101,6 +101,10 @@ class ServeConfig(BaseModel):
     threads_per_rank: Annotated[
         int | None, Field(ge=1, description="CPU threads of a rank; default: cores / ranks.")
     ] = None
+    overlap: Annotated[
+        Literal["auto", "on", "off"],
+        Field(description="Plan a step while one runs; auto: where ranks leave a core for it."),
+    ] = "auto"
     step_timeout: Annotated[
         float, Field(gt=0, description="Seconds a step may take before its ranks are restarted.")
     ] = 8.0

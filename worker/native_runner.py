@@ -19,6 +19,7 @@ from worker.cpu_runner import cpu_batch
 from worker.kv_cache import KVCache
 from worker.model import Model
 from worker.parallel import Communicator
+from worker.rank_config import FEW_ROWS
 from worker.rows import StepRows
 
 _FIRST_ROWS = 64
@@ -85,13 +86,16 @@ class NativeRunner:
 
     def run(self, rows: StepRows) -> Tensor | None:
         """See `worker.runner.Runner`."""
-        self._kernels.crew.rouse()
+        crew = self._kernels.crew
+        alone = len(rows.token_ids) <= FEW_ROWS and crew.num_threads == 2
+        if not alone:
+            crew.rouse()
         batch = cpu_batch(rows, self._bank, self._cache.page_size)
         runs = [(run.slot, run.start, run.stop) for run in rows.runs]
         step = Step(len(rows.token_ids), batch.attention, runs, rows.sample_rows)
         recording = self._recording(step, [slot for slot, _, _ in runs])
         recording.x[: step.num_rows].copy_(self._model.embed(batch))
-        recording.tape.run(self._kernels.crew, step)
+        recording.tape.run(crew, step, alone=alone)
         if not rows.sample_rows:
             return None
         if batch.heads:

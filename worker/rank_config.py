@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+# Rows of a step that one of two threads computes alone: reading the weights is all of it, which one
+# thread does nearly as fast as two, and the other core is left to those who carry the tokens.
+FEW_ROWS = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankConfig:

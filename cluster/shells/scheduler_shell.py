@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 
 from cluster.errors import TopworkError
 from cluster.kv_feed import KvFeed
@@ -40,6 +41,7 @@ class SchedulerShellConfig:
     start_timeout: float  # until all ranks must take plans
     step_timeout: float  # until all ranks must have answered one
     restart_delay: float = 1.0  # between two failed attempts to start the ranks
+    ahead_rows: float = inf  # the next step is planned while one of at most so many rows runs
     request_timeout: float | None = None  # until a request ends with an error
     kv_publisher: KvPublisherConfig | None = None  # None: only routers that ask hear of KV events
     recording: RecordingConfig | None = None  # None: nothing is written down
@@ -219,7 +221,13 @@ class SchedulerShell:
                     ", ".join(info.unsteady),
                 )
         steps = StepLoop(
-            group, self._scheduler, self._adapters, self._owners, self._kv_feed, self._status
+            group,
+            self._scheduler,
+            self._adapters,
+            self._owners,
+            self._kv_feed,
+            self._status,
+            self._config.ahead_rows,
         )
         await steps.run(lambda: self._idle(group))
 

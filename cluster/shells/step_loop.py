@@ -1,7 +1,8 @@
 """The steps of one life of the ranks: planned, sent, and committed when all ranks have answered.
 
 While a step runs, the one after it is planned and sent, so that the ranks go from one to the next
-without waiting. That is done late in the step, so that who arrives meanwhile is not left out of it.
+without waiting. That is done late in the step, so that who arrives meanwhile is not left out of it;
+and only if the ranks leave a core for it, or it would cost them more than it gains.
 Owns which steps are under way. Knows nothing of clients, nor of how ranks start.
 """
 
@@ -58,6 +59,7 @@ class StepLoop:
         owners: Owners,
         kv_feed: KvFeed,
         status: StatusKeeper,
+        ahead_rows: float,
     ) -> None:
         self._group = group
         self._scheduler = scheduler
@@ -66,9 +68,10 @@ class StepLoop:
         self._kv_feed = kv_feed
         self._status = status
         self._measures = status.measures
+        self._ahead_rows = ahead_rows  # of the step that runs, beyond which none is planned ahead
         self._pace = StepPace(time.monotonic)
         self._digest = GENESIS
-        self._in_flight: deque[int] = deque()
+        self._in_flight: deque[tuple[int, int]] = deque()  # step and its rows
 
     async def run(self, idle: Callable[[], Awaitable[None]]) -> None:
         """Step while there is work, and wait with `idle` while there is none.
@@ -86,8 +89,9 @@ class StepLoop:
             if not self._in_flight:
                 await idle()
                 continue
-            step = self._in_flight[0]
-            if not await self._group.has_answered(step, self._pace.rest):
+            step, num_rows = self._in_flight[0]
+            is_small = num_rows <= self._ahead_rows
+            if is_small and not await self._group.has_answered(step, self._pace.rest):
                 self._begin_step()
             output = await self._group.output(step)
             self._end_step()
@@ -113,7 +117,8 @@ class StepLoop:
         self._status.step_begins(plan.step)
         if not self._in_flight:
             self._pace.begins()
-        self._in_flight.append(plan.step)
+        num_rows = sum(len(chunk.token_ids) for chunk in plan.chunks)
+        self._in_flight.append((plan.step, num_rows))
         self._group.send(frame)
 
     def _end_step(self) -> None:

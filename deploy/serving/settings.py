@@ -5,6 +5,7 @@ The model is looked for on that node: each has it at the same path, or fetches i
 
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from math import inf
 
 from cluster.adapters.pins import Limits
 from cluster.adapters.pool import AdapterPool
@@ -18,12 +19,13 @@ from deploy.check import (
     adapter_limits,
     check_device,
     check_model,
+    num_cores,
     rank_memory,
     scheduler_config,
 )
 from deploy.config import ConfigError, ServeConfig
 from worker.actor import node_ip
-from worker.rank_config import RankConfig
+from worker.rank_config import FEW_ROWS, RankConfig
 
 START_TIMEOUT = 600.0  # seconds until the ranks must serve: large models load for minutes
 
@@ -100,6 +102,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         tp=config.tp,
         start_timeout=START_TIMEOUT,
         step_timeout=config.step_timeout,
+        ahead_rows=ahead_rows(checked),
         recording=_recording(config),
         request_timeout=config.request_timeout,
         kv_publisher=None
@@ -111,6 +114,16 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         ),
     )
     return SchedulerSettings(shell=shell, rank=rank, group_timeout=60.0)
+
+
+def ahead_rows(checked: Checked) -> float:
+    """Return the rows of a step beyond which it leaves no core to plan the next one meanwhile."""
+    overlap, tp, threads = checked.config.overlap, checked.config.tp, checked.threads
+    if overlap != "auto":
+        return inf if overlap == "on" else 0
+    if checked.device == "cuda" or tp * threads < num_cores():
+        return inf
+    return FEW_ROWS if (tp, threads) == (1, 2) else 0
 
 
 def _recording(config: ServeConfig) -> RecordingConfig | None:

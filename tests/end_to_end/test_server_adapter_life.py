@@ -276,7 +276,10 @@ def test_a_directory_that_goes_while_a_request_waits_for_its_slot_fails_that_req
     for name, path in (("one", many[1]), ("doomed", tmp_path / "doomed"), ("last", many[7])):
         assert load(small, name, path).status_code == 200  # the last one alone is in memory then
     with running(small, "one", 1500) as one, ThreadPoolExecutor(2) as clients:
-        doomed, last = (clients.submit(ask, small, name) for name in ("doomed", "last"))
+        # The one in front is in memory already, so that the other is not read before its turn.
+        last = clients.submit(ask, small, "last")
+        wait_for(lambda: small.metric("topwork_requests_waiting") == 1)
+        doomed = clients.submit(ask, small, "doomed")
         wait_for(lambda: small.metric("topwork_requests_waiting") == 2)
         shutil.rmtree(tmp_path / "doomed")
         assert len(streamed(one)) == 1500

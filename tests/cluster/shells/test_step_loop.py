@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from math import inf
 from typing import Any, cast
 
 import pytest
@@ -64,7 +65,9 @@ class NoAdapters:
         return
 
 
-async def run_until_idle(ranks: LateRanks, scheduler: Scheduler) -> list[int]:
+async def run_until_idle(
+    ranks: LateRanks, scheduler: Scheduler, ahead_rows: float = inf
+) -> list[int]:
     """Step until nothing is left, and return the tokens that were told."""
     listener = Listener()
 
@@ -78,6 +81,7 @@ async def run_until_idle(ranks: LateRanks, scheduler: Scheduler) -> list[int]:
         cast(Owners, listener),
         KvFeed("model", time.time, None),
         StatusKeeper("0", time.monotonic),
+        ahead_rows,
     )
     with pytest.raises(GroupFailed, match="nothing is left"):
         await loop.run(idle)
@@ -102,6 +106,12 @@ async def test_ranks_that_answer_sooner_get_the_next_plan_with_all_that_is_known
     tokens = await run_until_idle(ranks, scheduler_with_one(4))
     assert tuple(tokens) == fake_continuation(None, PROMPT, 4)
     assert ranks.log == ["sent", "answered"] * 4
+
+
+async def test_while_a_step_of_many_rows_runs_none_is_planned() -> None:
+    ranks = LateRanks()
+    await run_until_idle(ranks, scheduler_with_one(4), ahead_rows=2)
+    assert ranks.log == ["sent", "answered", "sent", *["sent", "answered"] * 2, "answered"]
 
 
 async def test_a_stop_that_comes_with_a_step_under_way_is_told_at_once_and_once() -> None:

@@ -1,0 +1,33 @@
+"""What schedulers are told, out of one configuration."""
+
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from deploy.check import Checked
+from deploy.config import ServeConfig
+from deploy.serving import settings
+from tests.cluster.adapters.tiny import MODEL
+
+
+@pytest.mark.parametrize(
+    ("cores", "keys", "device", "rows"),
+    [
+        (2, {"threads_per_rank": 2}, "cpu", 2),  # few rows leave one of the two cores
+        (2, {"threads_per_rank": 1, "tp": 2}, "cpu", 0),
+        (2, {"threads_per_rank": 1}, "cpu", inf),
+        (16, {"threads_per_rank": 4, "tp": 2}, "cpu", inf),
+        (16, {"threads_per_rank": 16}, "cpu", 0),
+        (2, {"threads_per_rank": 2}, "cuda", inf),
+        (16, {"overlap": "off"}, "cpu", 0),
+        (2, {"overlap": "on", "threads_per_rank": 2}, "cpu", inf),
+    ],
+)
+def test_a_step_is_planned_ahead_where_ranks_leave_a_core_for_it(
+    monkeypatch: pytest.MonkeyPatch, cores: int, keys: dict[str, int], device: str, rows: float
+) -> None:
+    monkeypatch.setattr(settings, "num_cores", lambda: cores)
+    config = ServeConfig.model_validate({"model": "tiny", **keys})
+    checked = Checked(config, Path("tiny"), MODEL, 64, device, config.threads_per_rank or cores)
+    assert settings.ahead_rows(checked) == rows
