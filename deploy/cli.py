@@ -79,7 +79,7 @@ def serve(config: ServeConfig) -> None:
     with TemporaryDirectory(prefix="topwork-") as directory:
         # Ray and Serve read all of these when they are imported.
         for name, value in (
-            ray_environment() | front_environment(Path(directory), haproxy)
+            ray_environment() | front_environment(Path(directory), haproxy, os.getpid())
         ).items():
             os.environ.setdefault(name, value)
         from deploy.serving.command import run_server

@@ -8,14 +8,14 @@ imported, on every node. Knows nothing of Ray.
 import shlex
 import socket
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 
 # On a cluster, where each node has one HAProxy: of its statistics and metrics, on loopback, and of
 # Serve's own proxy, which takes the requests while Serve builds a changed application.
 PORTS = (8404, 9101, 8500)
-ROUTER_PORTS = 100  # from which the routers of a server of its own take theirs
-MAX_PORT = 2**16 - 1
+# Of servers that start a cluster of their own: where neither Ray nor the kernel gives ports away.
+FIRST_PORT, BLOCK_PORTS, NUM_BLOCKS = 20_000, 100, 50
 MAX_SOCKET_PATH = 97  # HAProxy's; Serve puts a folder named by the node, of 56 letters, into it
 MAX_DIRECTORY = MAX_SOCKET_PATH - len("/admin.sock") - 57
 
@@ -51,20 +51,22 @@ def cluster_environment(directory: Path, haproxy: str, host: str | None) -> dict
     return ray_environment() | _front(directory, _write_start(directory, haproxy, host), PORTS)
 
 
-def front_environment(directory: Path, haproxy: str) -> dict[str, str]:
+def front_environment(directory: Path, haproxy: str, number: int) -> dict[str, str]:
     """Return the environment in which Serve runs HAProxy for one server of its own.
 
     Args:
         directory: for its files; must last as long as the server.
         haproxy: the program.
+        number: of this server; two of one machine should have different ones, as processes have.
     """
-    *ports, ingress = _free_ports(4)
-    first = min(ingress, MAX_PORT - ROUTER_PORTS)
     # Else all servers of a machine would give their routers the same ports, and the HAProxy of one
     # would find another's router where its own has ended.
+    block = FIRST_PORT + number % NUM_BLOCKS * 2 * BLOCK_PORTS
+    routers = block + BLOCK_PORTS
+    ports = _free_ports(block)
     return _front(directory, _write_start(directory, haproxy, None), ports) | {
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + ROUTER_PORTS),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(routers),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(routers + BLOCK_PORTS - 1),
     }
 
 
@@ -114,10 +116,16 @@ def _write_start(directory: Path, haproxy: str, host: str | None) -> Path:
     return start
 
 
-def _free_ports(count: int) -> list[int]:
-    """Return ports of this machine that nobody has."""
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [server.getsockname()[1] for server in servers]
+def _free_ports(first: int) -> list[int]:
+    """Return ports of this machine that nobody has, as many as `PORTS`, the first from `first` on.
+
+    Raises:
+        OSError: if there are too few of them.
+    """
+    found: list[int] = []
+    for port in range(first, first + BLOCK_PORTS):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == len(PORTS):
+            return found
+    raise OSError(f"of the ports from {first} to {first + BLOCK_PORTS - 1} all are taken")

@@ -1,6 +1,7 @@
 """deploy.serving.front: the settings with which Serve runs HAProxy."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ def test_only_the_ports_of_statistics_are_kept_on_this_machine(tmp_path: Path) -
     program = tmp_path / "haproxy program"
     program.write_text('#!/bin/sh\nfor argument; do echo "$argument"; done\n')
     program.chmod(0o755)
-    environment = front_environment(tmp_path, str(program))
+    environment = front_environment(tmp_path, str(program), 1)
     configuration = Path(environment["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"])
     configuration.write_text(_CONFIGURATION)
     arguments = ["-db", "-f", str(configuration), "-sf", "1 2"]
@@ -40,15 +41,22 @@ def test_only_the_ports_of_statistics_are_kept_on_this_machine(tmp_path: Path) -
 def test_two_servers_share_no_port_and_no_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    one = front_environment(tmp_path / "a", "haproxy")
-    two = front_environment(tmp_path / "b", "haproxy")
+    one = front_environment(tmp_path / "a", "haproxy", 1)
+    two = front_environment(tmp_path / "b", "haproxy", 2)
     for name in one:
         if name.endswith(("_PORT", "_LOC", "_PATH", "_BASE", "_FILE")):
             assert one[name] != two[name], name
 
 
+def test_a_port_that_somebody_has_is_passed_over(tmp_path: Path) -> None:
+    name = "RAY_SERVE_HAPROXY_STATS_PORT"
+    taken = int(front_environment(tmp_path, "haproxy", 3)[name])
+    with socket.create_server(("127.0.0.1", taken)):
+        assert int(front_environment(tmp_path, "haproxy", 3)[name]) > taken
+
+
 def test_others_cannot_replace_the_program_that_starts(tmp_path: Path) -> None:
-    start = Path(front_environment(tmp_path, "haproxy")["RAY_SERVE_HAPROXY_BINARY_PATH"])
+    start = Path(front_environment(tmp_path, "haproxy", 1)["RAY_SERVE_HAPROXY_BINARY_PATH"])
     assert os.stat(start).st_mode & 0o777 == 0o700
 
 
