@@ -163,7 +163,7 @@ def test_a_killed_router_is_told_of_and_its_counts_stay(watched: Watched) -> Non
     victim = min(
         pid
         for pid in server.processes()
-        if Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::ServeReplica:router")
+        if Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::ServeReplica:topwork:Router")
     )
     os.kill(victim, signal.SIGKILL)
     dead = "topwork_router_up == 0"
