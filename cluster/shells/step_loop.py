@@ -19,7 +19,7 @@ from cluster.shells.rank_group import RankGroup
 from cluster.shells.status import StatusKeeper
 from worker.protocol import GENESIS, encode_plan
 
-PLAN_AFTER = 0.6  # of the shortest of the last steps; planning takes about a tenth of one
+PLAN_AFTER = 0.6  # of the shortest of the last steps; the rest is for planning and sending
 NUM_REMEMBERED = 8  # steps; one with a long prompt says nothing of the next
 
 
