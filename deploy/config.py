@@ -4,7 +4,6 @@ Owns names, types, limits and the meaning of each key. The same schema as JSON, 
 charts, is in config.schema.json. Knows nothing of how keys are used.
 """
 
-import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,10 +18,11 @@ from pydantic import (
     model_validator,
 )
 
+from deploy.addresses import is_loopback
 from deploy.byte_count import ByteCount, ByteCountOrZero
 from deploy.mistakes import ConfigError, explain, read_mapping
 
-__all__ = ["ConfigError", "ServeConfig", "is_loopback", "json_schema", "load_config"]
+__all__ = ["ConfigError", "ServeConfig", "json_schema", "load_config"]
 
 
 class ServeConfig(BaseModel):
@@ -237,16 +237,6 @@ class ServeConfig(BaseModel):
     def base_name(self) -> str:
         """The base model's name in the API."""
         return self.served_model_name or Path(self.model).name
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can connect to `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def load_config(file: Path | None, flags: dict[str, Any]) -> ServeConfig:

@@ -12,8 +12,9 @@ from ray.serve import Application
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
+from deploy.addresses import is_loopback
 from deploy.check import find_device
-from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
+from deploy.config import ConfigError, ServeConfig, load_config
 from deploy.serving.concerns import POOL, ROUTER, SCHEDULER, with_own_version
 from deploy.serving.pool import pool_deployment
 from deploy.serving.router import router_deployment

@@ -17,29 +17,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.errors import TopworkError
 from cluster.router.scheduler_client import SchedulerClient
-from cluster.shells.pool_shell import AdapterPoolActor
 from deploy.config import ServeConfig
 from deploy.serving.concerns import edition
 from deploy.serving.logs import set_log_level
+from deploy.serving.pool_actor import PoolProcess
 from deploy.serving.settings import adapter_pool, known_here, pool_config
 
 VERDICT_INTERVAL = 0.1  # seconds between two questions whether an actor has died
-
-
-class PoolActor(AdapterPoolActor):
-    """The pool as its own process runs it."""
-
-    def __init__(self, log_level: str, *arguments: Any) -> None:
-        set_log_level(log_level)
-        super().__init__(*arguments)
-
-    @ray.method
-    async def set_log_level(self, level: str) -> None:
-        """Tell more or less from now on."""
-        set_log_level(level)
-
-
-PoolProcess = ray.remote(PoolActor)
 
 
 class PoolReplica:

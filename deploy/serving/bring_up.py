@@ -1,0 +1,101 @@
+"""Starts Serve and the application on a Ray cluster, and waits until requests are served.
+
+Knows nothing of terminals, nor of who started the cluster.
+"""
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import Any
+
+import httpx
+from ray import serve
+from ray.serve import Application, RunTarget
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
+
+from deploy.addresses import from_here
+from deploy.check import Checked
+from deploy.config import ConfigError, ServeConfig
+from deploy.serving.app import NAME, build
+from deploy.serving.settings import START_TIMEOUT
+
+LOOK_INTERVAL = 0.02  # seconds between two looks for Serve's controller
+
+
+def bring_up(checked: Checked, stop: threading.Event) -> None:
+    """Serve the configuration; return when requests are answered, or when `stop` is set.
+
+    Raises:
+        ConfigError: if it cannot be served; the message says why.
+    """
+    config = checked.config
+    logs = {"log_level": config.log_level, "enable_access_log": False}
+    with ThreadPoolExecutor(1) as threads:
+        # It waits for HAProxy and Serve's proxy, and the application needs neither to come up.
+        starting = threads.submit(
+            serve.start,
+            http_options={"host": config.host, "port": config.port},
+            logging_config=logs,
+        )
+        _wait_for_controller(starting)
+        serve.run_many(
+            [RunTarget(_application(checked), name=NAME, route_prefix="/", logging_config=logs)],
+            # Serve would look once a second only, and at the deployments one after the other.
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        starting.result()
+    _wait_until_ready(config, stop)
+
+
+def shut_down() -> None:
+    """End all that Serve runs, the applications first."""
+    serve.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _wait_for_controller(starting: Future[Any]) -> None:
+    """Return as soon as Serve's controller can be asked, or when starting it has failed."""
+    while _get_global_client(raise_if_no_controller_running=False) is None:
+        if wait_for([starting], LOOK_INTERVAL).done:
+            starting.result()
+
+
+def _application(checked: Checked) -> Application:
+    config = checked.config
+    # The device is this machine's, and a model from the hub is here already.
+    settled = {
+        "model": str(checked.model_dir),
+        "served_model_name": config.base_name,
+        "device": checked.device,
+    }
+    try:
+        return build(config.model_dump(mode="json") | settled)
+    except RayServeException as error:
+        raise ConfigError(str(error)) from None
+
+
+def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
+    """Wait until the router says that requests are served, or until the server is to end."""
+    deadline = time.monotonic() + START_TIMEOUT
+    answer = ""
+    with httpx.Client(timeout=5.0) as client:
+        while not stop.wait(0.2):
+            try:
+                reply = client.get(f"http://{from_here(config.host)}:{config.port}/ready")
+                if reply.status_code == 200:
+                    return
+                answer = reply.text
+            except httpx.HTTPError as error:
+                answer = str(error)
+            _refuse_failed()
+            if time.monotonic() > deadline:
+                raise ConfigError(f"the ranks are not ready after {START_TIMEOUT:g} s: {answer}")
+
+
+def _refuse_failed() -> None:
+    for name, application in serve.status().applications.items():
+        if application.status == ApplicationStatus.DEPLOY_FAILED:
+            raise ConfigError(f"{name} cannot start: {application.message}")

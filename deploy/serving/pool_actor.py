@@ -1,0 +1,28 @@
+"""The adapter pool's own process.
+
+Apart from the replica that makes it, for it needs nothing of Serve, which takes half a second to
+import.
+"""
+
+from typing import Any
+
+import ray
+
+from cluster.shells.pool_shell import AdapterPoolActor
+from deploy.serving.logs import set_log_level
+
+
+class PoolActor(AdapterPoolActor):
+    """The pool as its own process runs it."""
+
+    def __init__(self, log_level: str, *arguments: Any) -> None:
+        set_log_level(log_level)
+        super().__init__(*arguments)
+
+    @ray.method
+    async def set_log_level(self, level: str) -> None:
+        """Tell more or less from now on."""
+        set_log_level(level)
+
+
+PoolProcess = ray.remote(PoolActor)
