@@ -3,6 +3,7 @@
 Knows nothing of terminals, nor of who started the cluster.
 """
 
+import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,7 @@ def bring_up(checked: Checked, stop: threading.Event) -> None:
         ConfigError: if it cannot be served; the message says why.
     """
     config = checked.config
+    logging.getLogger("ray.serve").setLevel(config.log_level)
     logs = {"log_level": config.log_level, "enable_access_log": False}
     with ThreadPoolExecutor(1) as threads:
         # It waits for HAProxy and Serve's proxy, and the application needs neither to come up.

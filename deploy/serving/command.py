@@ -4,7 +4,6 @@ Owns what a server is to its terminal: signals, progress, the greeting. Serve is
 starts, for Ray leaves the processor idle then.
 """
 
-import logging
 import signal
 import socket
 import threading
@@ -71,7 +70,6 @@ def _imported_meanwhile(module: str) -> Iterator[None]:
 def _start_ray(checked: Checked) -> None:
     config = checked.config
     common: dict[str, Any] = {"namespace": "topwork", "logging_level": config.log_level}
-    logging.getLogger("ray.serve").setLevel(config.log_level)
     if config.ray_address is not None:
         ray.init(config.ray_address, **common)
         return
