@@ -19,9 +19,12 @@ FIRST_PORT, BLOCK_PORTS, NUM_BLOCKS = 20_000, 100, 50
 MAX_SOCKET_PATH = 97  # HAProxy's; Serve puts a folder named by the node, of 56 letters, into it
 MAX_DIRECTORY = MAX_SOCKET_PATH - len("/admin.sock") - 57
 
-_START = """#!/bin/sh
+_FIRST_LINES = """#!/bin/sh
 # Serve's configuration opens two ports of statistics to the network: keep them on this machine.
-# {what}
+"""
+_START = (
+    _FIRST_LINES
+    + """# {what}
 for argument; do
     case "$argument" in
     *.cfg) sed -i -e '/^frontend prometheus/,/bind/ s/bind :/bind 127.0.0.1:/' \\
@@ -30,6 +33,7 @@ for argument; do
 done
 exec {haproxy} "$@"
 """
+)
 
 
 def cluster_environment(directory: Path, haproxy: str, host: str | None) -> dict[str, str]:
@@ -111,9 +115,22 @@ def _write_start(directory: Path, haproxy: str, host: str | None) -> Path:
         bind = f"s/bind [^ ]*:\\([0-9]*\\)/bind {host}:\\1/"
         more = f" \\\n                  -e '/^frontend http_frontend/,/bind/ {bind}'"
     start = directory / "haproxy"
-    start.write_text(_START.format(haproxy=shlex.quote(haproxy), what=what, more=more))
+    program = shlex.quote(_behind(haproxy))
+    start.write_text(_START.format(haproxy=program, what=what, more=more))
     start.chmod(0o700)
     return start
+
+
+def _behind(program: str) -> str:
+    """Return what `program` starts if it was written here before, else itself.
+
+    Where the environment holds already, it names such a one as the HAProxy to be started.
+    """
+    path = Path(program)
+    if not path.is_file() or not path.read_bytes().startswith(_FIRST_LINES.encode()):
+        return program
+    _, started, _ = shlex.split(path.read_text().splitlines()[-1])
+    return started
 
 
 def _free_ports(first: int) -> list[int]:

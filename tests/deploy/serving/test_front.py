@@ -60,6 +60,17 @@ def test_others_cannot_replace_the_program_that_starts(tmp_path: Path) -> None:
     assert os.stat(start).st_mode & 0o777 == 0o700
 
 
+def test_a_start_made_where_one_was_made_before_still_starts_haproxy(tmp_path: Path) -> None:
+    # A shell that evaluated `topwork environment` names the start as the program, and asks again.
+    with TemporaryDirectory(prefix="tw-") as folder:
+        program = "echo"
+        for _ in range(3):
+            environment = cluster_environment(Path(folder), program, None)
+            program = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
+        done = subprocess.run([program, "here"], capture_output=True, text=True, timeout=10)
+        assert done.stdout == "here\n"
+
+
 def bound(host: str | None) -> list[str]:
     """Return what HAProxy's configuration binds when it went through the program that starts it."""
     with TemporaryDirectory(prefix="tw-") as folder:
