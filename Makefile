@@ -14,11 +14,14 @@ ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(
 
 .PHONY: install serve test test-kernels test-interpreted test-compiled test-slow test-cluster check demo-model bench-scheduler bench-adapters bench-peers clean
 
-# torch first and pinned: a plain `torch` would bring gigabytes of CUDA.
+# torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
+# cannot be reached, pip takes what it finds elsewhere.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 $(BIN)/.installed: pyproject.toml
 	@echo 'installing into $(VENV): torch first, then the rest, about a minute'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --disable-pip-version-check --retries 1 --no-deps --extra-index-url $(TORCH_INDEX) \
+	  torch==2.13.0
 	$(BIN)/pip install --disable-pip-version-check -e '.[cpu,demo]'
 	touch $@
 

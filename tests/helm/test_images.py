@@ -67,6 +67,11 @@ def test_every_flavour_that_the_chart_names_is_a_target() -> None:
     assert named == set(FLAVOURS) <= set(stages())
 
 
+def test_versions_are_those_that_the_build_of_torch_for_gpus_asks_for() -> None:
+    # It asks for one version of Triton and of each library, and pip refuses any other.
+    assert {"torch", "triton", "nvidia-cublas", "nvidia-nccl-cu13"} <= set(pinned())
+
+
 def test_every_image_runs_as_the_user_of_the_chart() -> None:
     user = Values().podSecurityContext
     for flavour in FLAVOURS:

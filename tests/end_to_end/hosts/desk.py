@@ -55,8 +55,9 @@ class Desk:
         for kind in ("head", "worker"):
             commands = content[f"{kind}_setup_commands"]
             installs = [one for one in commands if "pip install" in one or "-m venv" in one]
-            assert len(installs) == 2, installs
-            content[f"{kind}_setup_commands"] = [_LEND, *commands[2:]]
+            assert len(installs) == {"head": 2, "worker": 3}[kind], installs
+            others = [one for one in commands if one not in installs]
+            content[f"{kind}_setup_commands"] = [_LEND, *others]
         self._write(_CLUSTER_FILE, yaml.safe_dump(content, width=1000))
 
     def ray_up(self) -> str:
