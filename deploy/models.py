@@ -1,5 +1,6 @@
 """Finds the base model on disk: a directory as it is, or a hub id fetched once; and names it."""
 
+import os
 from hashlib import blake2b
 from pathlib import Path
 
@@ -15,12 +16,16 @@ def find_model(model: str) -> Path:
     """Return the directory of a model.
 
     Raises:
-        ConfigError: if there is no such directory and no such model on the hub.
+        ConfigError: if there is no such directory and no such model on the hub, or if its files
+            cannot be read.
     """
     directory = Path(model).expanduser()
     if directory.is_dir():
         if not (directory / "config.json").is_file():
             raise ConfigError(f"model: {directory} holds no config.json")
+        for file in sorted(directory.glob("*.safetensors")):
+            if not os.access(file, os.R_OK):
+                raise ConfigError(f"model: {file} cannot be read by this user, or is gone")
         return directory.resolve()
     if directory.is_absolute() or model.startswith("."):
         raise ConfigError(f"model: no such directory: {directory}")

@@ -29,6 +29,13 @@ def convert(gguf: Path, out: Path) -> None:
     model.save_pretrained(out)
     AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(out)
     _tidy_tokenizer_config(out / "tokenizer_config.json")
+    share_weights(out)
+
+
+def share_weights(directory: Path) -> None:
+    """Let who may read config.json read the weights, which are written for their owner alone."""
+    mode = (directory / "config.json").stat().st_mode
+    (directory / "model.safetensors").chmod(mode)
 
 
 def _tidy_tokenizer_config(path: Path) -> None:

@@ -100,4 +100,5 @@ def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
 def _refuse_failed() -> None:
     for name, application in serve.status().applications.items():
         if application.status == ApplicationStatus.DEPLOY_FAILED:
-            raise ConfigError(f"{name} cannot start: {application.message}")
+            said = [one.message for one in application.deployments.values() if one.message]
+            raise ConfigError("\n".join([f"{name} cannot start: {application.message}", *said]))

@@ -59,6 +59,16 @@ def test_of_two_that_make_it_at_once_the_first_to_finish_counts(tmp_path: Path) 
     assert (first / "config.json").read_text() == "first"
 
 
+def test_whoever_may_read_the_configuration_may_read_the_weights(tmp_path: Path) -> None:
+    from deploy.demo.convert import share_weights  # brings transformers, which takes seconds
+
+    made = fill(tmp_path / "model", *FILES)
+    (made / "model.safetensors").chmod(0o600)
+    (made / "config.json").chmod(0o644)
+    share_weights(made)
+    assert (made / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
 @pytest.mark.model
 def test_the_demo_model_is_ready_to_serve() -> None:
     import torch
