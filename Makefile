@@ -20,8 +20,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 $(BIN)/.installed: pyproject.toml
 	@echo 'installing into $(VENV): torch first, then the rest, about a minute'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --retries 1 --no-deps --extra-index-url $(TORCH_INDEX) \
-	  torch==2.13.0
+	$(BIN)/pip install --disable-pip-version-check --timeout 15 --retries 1 --no-deps \
+	  --extra-index-url $(TORCH_INDEX) torch==2.13.0
 	$(BIN)/pip install --disable-pip-version-check -e '.[cpu,demo]'
 	touch $@
 

@@ -1,6 +1,5 @@
 """The adapter pool as an actor: reads adapter files in threads, keeps the catalogue on its loop.
 
-Also the meeting point of the cluster: scheduler replicas attach here, routers ask here for them.
 What a name means and which adapters stay in host memory is decided by AdapterPool.
 """
 
@@ -21,17 +20,16 @@ from cluster.adapters.sharding import RankMemory
 from cluster.adapters.strict_json import shown
 from cluster.composition import parts_of
 from cluster.errors import NotFound
-from cluster.ledger import Page, RouterCounts
 from cluster.shells.count_desk import CountDesk
 from cluster.shells.cutter import Cutter
 from cluster.shells.directory_watch import DirectoryWatch, NameLocks
+from cluster.shells.meeting_point import MeetingPoint
 from cluster.shells.operator_list import OperatorList
 from cluster.shells.pace import Pace
 from cluster.shells.reads import Reads
 from cluster.shells.reclaimer import Reclaimer
 from cluster.shells.scheduler_links import Connect, SchedulerLinks
 from cluster.shells.shelf import Shelf
-from cluster.wire import SchedulerAddress
 from worker.model_config import ModelConfig
 
 
@@ -50,8 +48,8 @@ class PoolShellConfig:
     load_gap: float = 0.1  # between loads by call, while sequences run
 
 
-class AdapterPoolActor:
-    """One pool for all routers and schedulers of a cluster.
+class AdapterPoolActor(MeetingPoint):
+    """One pool for all routers and schedulers of a cluster, which meet here.
 
     `connect` opens a line to a scheduler; `put` makes a shard fetchable and returns its handle.
     """
@@ -69,9 +67,8 @@ class AdapterPoolActor:
         reader = AdapterReader(config.model, config.limits)
         self._reads = Reads(reader, Cutter(config.memory, put), config.read_threads)
         self._shelf = Shelf(pool, self._reads)
-        self._counts = CountDesk(pool, self._reads)
         self._locks = NameLocks()
-        self._links = SchedulerLinks(connect, config.silence)
+        super().__init__(SchedulerLinks(connect, config.silence), CountDesk(pool, self._reads))
         self._pace = Pace(self._links.is_busy, config.load_gap)
         self._reclaimer = Reclaimer(pool, self._links)
         self._watch = DirectoryWatch(
@@ -83,7 +80,6 @@ class AdapterPoolActor:
             self._changed,
         )
         self._list = OperatorList(pool, self._reads, self._locks, self._watch, config.poll_interval)
-        self._is_drained = False
         self._draining: dict[str, tuple[str, ...]] = {}  # digests of names that are unloaded
 
     @ray.method
@@ -253,36 +249,6 @@ class AdapterPoolActor:
     async def prefetch(self, adapter: str) -> None:
         """Bring an adapter to host memory, because it will be wanted; raises as `shards` does."""
         await self._obtain(adapter)
-
-    @ray.method
-    async def attach(self, address: SchedulerAddress) -> None:
-        """Make a scheduler replica known; the latest address of a replica counts."""
-        await self._links.attach(address)
-
-    @ray.method
-    async def detach(self, replica: str) -> None:
-        """Forget a scheduler replica that has ended."""
-        await self._links.detach(replica)
-
-    @ray.method
-    async def schedulers(self) -> tuple[SchedulerAddress, ...]:
-        """Return all attached scheduler replicas in order of their names."""
-        return self._links.addresses
-
-    @ray.method
-    async def enter(self, counts: RouterCounts, wants_all: bool) -> Page:
-        """Keep what a router has counted; return what it wants to know."""
-        return self._counts.enter(counts, wants_all)
-
-    @ray.method
-    async def drain(self) -> None:
-        """Let all routers of the cluster refuse new calls, later ones too."""
-        self._is_drained = True
-
-    @ray.method
-    async def is_drained(self) -> bool:
-        """Return whether routers are to refuse new calls."""
-        return self._is_drained
 
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
         digests = [digest for digest, _ in parts_of(adapter)]

@@ -1,17 +1,14 @@
 """`topwork serve`: brings the cluster up with progress shown, and takes all of it down again.
 
-Owns what a server is to its terminal: signals, progress, the greeting. Serve is imported while Ray
+Owns what a server is to its terminal: progress and the greeting. Serve is imported while Ray
 starts, for Ray leaves the processor idle then.
 """
 
-import signal
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
-from types import FrameType
 from typing import Any
 
 import ray
@@ -22,6 +19,7 @@ from deploy.check import Checked, check_answers, check_model
 from deploy.config import ConfigError, ServeConfig
 from deploy.memory import most_replicas, object_store_bytes
 from deploy.serving.progress import steps
+from deploy.serving.stop import stop_on_signals, wait_for
 
 
 def run_server(config: ServeConfig) -> None:
@@ -31,8 +29,7 @@ def run_server(config: ServeConfig) -> None:
         ConfigError: if the configuration cannot be served, before anything is left running.
     """
     console = Console()
-    stop = threading.Event()
-    _stop_on_signals(stop)
+    stop = stop_on_signals()
     checked = check_model(config)
     _check_port_free(config.host, config.port)
     if config.ray_address is not None:
@@ -48,7 +45,7 @@ def run_server(config: ServeConfig) -> None:
             bring_up(checked, stop)
         if not stop.is_set():
             _greet(console, checked)
-            stop.wait()
+            wait_for(stop)
     finally:
         if ray.is_initialized():
             from deploy.serving.bring_up import shut_down
@@ -89,14 +86,6 @@ def _check_port_free(host: str, port: int) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"port: cannot bind {host}:{port}: {error.strerror}") from error
-
-
-def _stop_on_signals(stop: threading.Event) -> None:
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, on_signal)
 
 
 def _greet(console: Console, checked: Checked) -> None:
