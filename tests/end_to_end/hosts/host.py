@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ def why_there_can_be_none() -> str | None:
     lacking = [name for name in PROGRAMS if shutil.which(name) is None]
     if lacking:
         return f"no {', '.join(lacking)}: apt-get install openssh-server rsync iproute2"
+    if any(Path(used).is_relative_to("/tmp") for used in (__file__, sys.executable)):
+        return "each host has a /tmp of its own, and this clone or its packages lie there"
     tried = subprocess.run(["unshare", "-n", "-m", "-p", "-f", "true"], capture_output=True)
     return None if tried.returncode == 0 else f"no namespaces here: {tried.stderr.decode().strip()}"
 
