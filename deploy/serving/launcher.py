@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import (
 
 import worker.actor
 from cluster.shells.rank_group import RankHandle
+from deploy.serving.shares import ONE_CPU
 from worker.actor import ProcessIdentity, start_ticks
 from worker.protocol import RankInfo
 from worker.rank_config import RankConfig
@@ -106,7 +107,7 @@ class ActorLauncher:
         gpus = 1 if config.device == "cuda" else 0
         threads = str(config.num_threads or 1)
         return WorkerProcess.options(
-            num_cpus=0 if gpus else 1,
+            num_cpus=0 if gpus else ONE_CPU,
             num_gpus=gpus,
             max_restarts=0,  # one rank alone is of no use: the group is restarted as a whole
             scheduling_strategy=PlacementGroupSchedulingStrategy(

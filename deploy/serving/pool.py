@@ -22,6 +22,7 @@ from deploy.serving.concerns import edition
 from deploy.serving.logs import set_log_level
 from deploy.serving.pool_actor import PoolProcess
 from deploy.serving.settings import adapter_pool, known_here, pool_config
+from deploy.serving.shares import POOL_CPU
 
 VERDICT_INTERVAL = 0.1  # seconds between two questions whether an actor has died
 
@@ -115,7 +116,7 @@ def pool_deployment(config: ServeConfig) -> Deployment:
         max_ongoing_requests=1000,
         max_constructor_retry_count=3,
         # Not nothing: a head without CPUs has neither adapters nor memory for them.
-        ray_actor_options={"num_cpus": 0.01},
+        ray_actor_options={"num_cpus": POOL_CPU},
         health_check_period_s=1,
         graceful_shutdown_timeout_s=5,
         graceful_shutdown_wait_loop_s=0.2,

@@ -14,6 +14,7 @@ from deploy.serving.concerns import edition
 from deploy.serving.logs import set_log_level
 from deploy.serving.pool_client import PoolClient
 from deploy.serving.settings import known_here, router_config
+from deploy.serving.shares import ONE_CPU
 
 
 class RouterReplica:
@@ -54,7 +55,7 @@ def router_deployment(config: ServeConfig) -> Deployment:
         user_config={"log_level": config.log_level},
         max_ongoing_requests=100_000,  # the router's own limits answer 429 with a reason
         max_surge_percent=100,  # an update starts the new ones first
-        ray_actor_options={"num_cpus": 1},
+        ray_actor_options={"num_cpus": ONE_CPU},
         graceful_shutdown_timeout_s=config.drain_timeout + 5,
         graceful_shutdown_wait_loop_s=0.2,
         logging_config={"log_level": config.log_level, "enable_access_log": False},

@@ -26,6 +26,7 @@ from deploy.serving.logs import set_log_level
 from deploy.serving.pool_client import PoolClient
 from deploy.serving.scaling import REQUESTS, replicas_for
 from deploy.serving.settings import known_here, scheduler_settings
+from deploy.serving.shares import ONE_CPU
 from worker.actor import node_ip
 
 logger = logging.getLogger("topwork.scheduler")
@@ -130,14 +131,14 @@ def _crash() -> None:
 
 def scheduler_deployment(config: ServeConfig) -> Deployment:
     """Return the schedulers as a deployment that HTTP does not reach."""
-    bundle = {"GPU": 1.0} if config.device == "cuda" else {"CPU": 1.0}
+    bundle = {"GPU": 1.0} if config.device == "cuda" else {"CPU": ONE_CPU}
     return serve.deployment(
         name="Scheduler",
         user_config={"log_level": config.log_level, "drain_timeout": config.drain_timeout},
         max_surge_percent=1 if config.surge else 0,  # rounded up: one at a time
         max_constructor_retry_count=3,
-        ray_actor_options={"num_cpus": 1},
-        placement_group_bundles=[{"CPU": 1.0}, *([bundle] * config.tp)],
+        ray_actor_options={"num_cpus": ONE_CPU},
+        placement_group_bundles=[{"CPU": ONE_CPU}, *([bundle] * config.tp)],
         placement_group_strategy="PACK",
         health_check_period_s=2,
         graceful_shutdown_timeout_s=config.drain_timeout + END_TIMEOUT,
