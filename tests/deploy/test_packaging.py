@@ -1,6 +1,7 @@
 """Our four plain package names are ours alone, and nobody takes them for something else."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from importlib.metadata import packages_distributions, version
@@ -51,3 +52,11 @@ def test_importing_the_rank_loads_neither_ray_nor_triton() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_whoever_installs_torch_for_cpus_takes_the_version_that_is_pinned() -> None:
+    named = {
+        place: set(re.findall(r"\btorch==([\w.]+)", (ROOT / place).read_text()))
+        for place in ("pyproject.toml", "Makefile", "deploy/ray/onprem.yaml")
+    }
+    assert len(set().union(*named.values())) == 1 and all(named.values()), named
