@@ -10,6 +10,7 @@ from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.fair_share import FairShare
 from cluster.scheduling.forks import Forks
 from cluster.scheduling.sequence import Sequence, Status
+from cluster.scheduling.slot_line import SlotLine
 from cluster.scheduling.slot_table import SlotTable
 from cluster.scheduling.slot_turns import SlotTurns
 from cluster.scheduling.unloads import Unloads
@@ -27,6 +28,7 @@ class Lobby:
         waiting: WaitingQueue,
         shares: FairShare,
         slots: SlotTable,
+        line: SlotLine,
         turns: SlotTurns,
         unloads: Unloads,
         sequences: dict[int, Sequence],
@@ -37,6 +39,7 @@ class Lobby:
         self._waiting = waiting
         self._shares = shares
         self._slots = slots
+        self._line = line
         self._turns = turns
         self._unloads = unloads
         self._sequences = sequences
@@ -73,7 +76,7 @@ class Lobby:
             self.forks.drop(sequence)
         else:
             self._waiting.remove(seq_id, sequence.flow)
-            self._turns.note(sequence.request.adapter, step)
+            self._line.note(sequence.request.adapter, step)
         sequence.status = Status.FINISHED
         self._shares.leave(sequence.flow)
         return sequence
@@ -113,5 +116,5 @@ class Lobby:
         sequence.status = Status.WAITING
         self._waiting.push(sequence.seq_id, sequence.flow)
         if sequence.request.adapter != BASE:
-            self._turns.expect(sequence.request.adapter, sequence.request.adapter_bytes)
-        self._turns.note(sequence.request.adapter, step)
+            self._line.expect(sequence.request.adapter, sequence.request.adapter_bytes)
+        self._line.note(sequence.request.adapter, step)

@@ -1,25 +1,24 @@
 """Which adapter gets the next slot, and whose slot is drained for it.
 
-Adapters with waiting sequences and no slot stand in one line, by when they joined it. The first
-gets a free slot, or that of the least recently used adapter that nobody wants; if it takes more
-memory than that leaves, those of several. When it has been passed over for `slot_patience` steps,
-the adapter that the LRU order names is drained: it admits no more, and after `drain_steps` its
-sequences are retracted. A slot cannot be drained before its own turn has lasted `slot_patience`
-steps, nor under the foremost running sequence while the others are enough: so turns are long enough
-to be of use, and something always runs to its end. `SchedulerConfig.slot_wait_bound` is what
-follows.
+The first in line (`slot_line`) gets a free slot, or that of the least recently used adapter that
+nobody wants; if it takes more memory than that leaves, those of several. When it has been passed
+over for `slot_patience` steps, the adapter that the LRU order names is drained: it admits no more,
+and after `drain_steps` its sequences are retracted. A slot cannot be drained before its own turn
+has lasted `slot_patience` steps, nor under the foremost running sequence while the others are
+enough: so turns are long enough to be of use, and something always runs to its end.
+`SchedulerConfig.slot_wait_bound` is what follows.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, takewhile
 
 from cluster.request import BASE
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.retraction import Retraction
 from cluster.scheduling.running_set import RunningSet
+from cluster.scheduling.slot_line import SlotLine
+from cluster.scheduling.slot_loads import SlotLoads
 from cluster.scheduling.slot_table import Resident, SlotTable
-from cluster.scheduling.stats import AdapterLoad
 from cluster.scheduling.waiting_queue import WaitingQueue
 
 
@@ -33,84 +32,26 @@ class Drain:
 
 
 class SlotTurns:
-    """The line for slots; opens and shuts the lanes of the waiting queue."""
+    """Hands slots out; opens and shuts the lanes of the waiting queue."""
 
     def __init__(
         self,
         config: SchedulerConfig,
         slots: SlotTable,
+        line: SlotLine,
+        loads: SlotLoads,
         waiting: WaitingQueue,
         running: RunningSet,
         retraction: Retraction,
     ) -> None:
-        self.longest_wait = 0  # steps
         self._config = config
         self._slots = slots
+        self._line = line
+        self._loads = loads
         self._waiting = waiting
         self._running = running
         self._retraction = retraction
-        self._line: dict[str, int] = {}  # adapter: step at which it joined; the first in front
-        self._sizes: dict[str, int] = {}  # bytes that each adapter claims that waits or has a slot
         self._drain: Drain | None = None
-        self.evicted: list[tuple[int, str]] = []  # (slot, adapter) that the next load has cleared
-        self._loads: list[AdapterLoad] = []
-
-    def take_loads(self) -> list[AdapterLoad]:
-        """Return the loads that can start: those whose slots the ranks have wholly let go.
-
-        They start in order, because one may need the memory that the one before it clears.
-        """
-        ready = list(takewhile(self._is_quiet, self._loads))
-        del self._loads[: len(ready)]
-        return ready
-
-    @property
-    def upcoming(self) -> tuple[str, ...]:
-        """Return the adapters at the front of the line, as many as there are slots."""
-        return tuple(islice(self._line, self._slots.num_slots))
-
-    def largest_besides(self, pinned: str) -> int:
-        """Return the most bytes that an adapter claims which waits or has a slot, not pinned."""
-        sizes = (
-            num_bytes
-            for adapter, num_bytes in self._sizes.items()
-            if adapter != pinned and not self._slots.is_pinned(adapter)
-        )
-        return max(sizes, default=0)
-
-    @property
-    def wait_bound(self) -> int:
-        """Return the most steps that an adapter which joined the line now would wait for a slot."""
-        num_unpinned = self._slots.num_slots - self._slots.num_pinned
-        if num_unpinned < 1:
-            return 0
-        return self._config.slot_wait_bound(
-            len(self._line) + 1,
-            num_unpinned,
-            self._slots.longest_turn_start,
-            is_crowded=self._slots.is_crowded,
-        )
-
-    @property
-    def awaits_ends(self) -> bool:
-        """Whether a load cannot start before the ranks are told who has left."""
-        return any(not self._is_quiet(load) for load in self._loads)
-
-    def expect(self, adapter: str, num_bytes: int) -> None:
-        """Learn what an adapter claims before a sequence waits for it."""
-        self._sizes[adapter] = num_bytes
-        self._slots.largest = max(self._slots.largest, num_bytes)
-
-    def note(self, adapter: str, step: int) -> None:
-        """Put an adapter in line, or take it out, after its waiting sequences or slot changed."""
-        resident = self._slots.get(adapter)
-        is_loading = resident is not None and resident.loading
-        if self._waiting.has(adapter) and not self._waiting.is_open(adapter) and not is_loading:
-            self._line.setdefault(adapter, step)
-        else:
-            self._line.pop(adapter, None)
-        if resident is None and not self._waiting.has(adapter):
-            self._sizes.pop(adapter, None)
 
     def ready(self, adapter: str, step: int) -> None:
         """Let an adapter's sequences be admitted."""
@@ -123,12 +64,8 @@ class SlotTurns:
             self._drain = None
         self._waiting.shut(adapter)
         slot = self._slots.free(adapter, step)
-        self.note(adapter, step)
+        self._line.note(adapter, step)
         return slot
-
-    def forget_evicted(self, places: list[tuple[int, str]]) -> None:
-        """Leave it to the caller to have slots cleared that were evicted."""
-        self.evicted = [place for place in self.evicted if place not in places]
 
     def pin(self, adapter: str, num_bytes: int, step: int) -> None:
         """Keep an adapter in its slot from now on."""
@@ -138,33 +75,31 @@ class SlotTurns:
 
     def is_calm(self, step: int) -> bool:
         """Whether `advance` will take no slot from a running sequence, nor begin to."""
-        return self._drain is None and not self._is_front_aged(step)
+        return self._drain is None and not self._line.is_first_aged(step)
 
     def advance(self, step: int) -> None:
         """Age the line by one step: hand out slots, begin and end drains."""
         if self._drain is not None:
             self._settle(self._drain, step)
         self.hand_out(step)
-        if self._drain is None and self._is_front_aged(step):
-            self._begin_drain(step)
+        first = self._line.first
+        if self._drain is None and first is not None and self._line.is_first_aged(step):
+            self._begin_drain(first, step)
             self.hand_out(step)
 
     def hand_out(self, step: int) -> None:
         """Give slots that can be had to the front of the line."""
-        while self._line:
-            adapter, joined = next(iter(self._line.items()))
+        while (adapter := self._line.first) is not None:
             if self._drain is not None and self._drain.victim == adapter:
                 return  # it would wait for itself; the next step cancels the drain
-            num_bytes = self._sizes[adapter]
-            if not self._make_room(num_bytes, step):
+            num_bytes = self._line.size(adapter)
+            if not self._make_room(adapter, num_bytes, step):
                 return
-            del self._line[adapter]
-            self.longest_wait = max(self.longest_wait, step - joined)
-            slot = self._slots.reserve(adapter, num_bytes, step)
-            self._loads.append(self._load_into(slot, adapter))
+            self._line.leave(adapter, step)
+            self._loads.add(self._slots.reserve(adapter, num_bytes, step), adapter)
 
-    def _make_room(self, num_bytes: int, step: int) -> bool:
-        """Evict what must go for an adapter of this size; nothing if that is not enough.
+    def _make_room(self, adapter: str, num_bytes: int, step: int) -> bool:
+        """Evict what must go for the first in line; nothing if that is not enough.
 
         A drained adapter goes in any case: what it leaves is kept for the front of the line.
         """
@@ -175,7 +110,7 @@ class SlotTurns:
             if drained is not None and drained.is_idle:
                 self._evict(drained, step)
         victims: list[Resident] = []
-        evictable = self._evictable(step)
+        evictable = self._evictable(adapter, step)
         while not self._slots.fits(num_bytes, victims):
             victim = next(evictable, None)
             if victim is None:
@@ -189,45 +124,31 @@ class SlotTurns:
             self._evict(victim, step)
         return True
 
-    def _load_into(self, slot: int, adapter: str) -> AdapterLoad:
-        """Return the load with all that must be cleared before it.
-
-        Its own slot it clears itself, but later: only where memory is short it must be sooner.
-        """
-        places, self.evicted = self.evicted, []
-        clears = tuple(one for one in places if one[0] != slot or self._slots.is_crowded)
-        replaced = [one for place, one in places if place == slot]
-        return AdapterLoad(adapter, slot, clears, replaced[-1] if replaced else None)
-
     def _evict(self, resident: Resident, step: int) -> None:
-        self.evicted.append((self.free(resident.adapter, step), resident.adapter))
+        self._loads.evicted.append((self.free(resident.adapter, step), resident.adapter))
 
-    def _evictable(self, step: int) -> Iterator[Resident]:
+    def _evictable(self, first: str, step: int) -> Iterator[Resident]:
         """Yield the adapters whose slots can go now: those that are idle and wanted by nobody.
 
         An adapter that has not come to use its slot `slot_patience` steps after its load gives way
-        to a higher priority at the front of the line: behind all of that, it might not for long.
+        to a higher priority that is `first` in line: behind all of that, it might not for long.
         """
-        front = self._waiting.priority(next(iter(self._line)))
+        priority = self._waiting.priority(first)
         for resident in self._slots.idle():
             if not self._waiting.has(resident.adapter):
                 yield resident
                 continue
             is_unused = resident.served_since is None
             is_aged = resident.last_use + self._config.slot_patience <= step
-            if is_unused and is_aged and front < self._waiting.priority(resident.adapter):
+            if is_unused and is_aged and priority < self._waiting.priority(resident.adapter):
                 yield resident
 
-    def _is_front_aged(self, step: int) -> bool:
-        joined = next(iter(self._line.values()), None)
-        return joined is not None and joined + self._config.slot_patience <= step
-
-    def _begin_drain(self, step: int) -> None:
+    def _begin_drain(self, first: str, step: int) -> None:
         residents = [r for r in self._slots.residents() if not r.pinned]
         foremost = self._running.foremost()
         spared_adapter = foremost.adapter if foremost is not None else BASE
         others = [r for r in residents if r.adapter != spared_adapter]
-        if self._slots.fits(self._sizes[next(iter(self._line))], others):
+        if self._slots.fits(self._line.size(first), others):
             residents = others
         patience = self._config.slot_patience
         candidates = [
@@ -240,34 +161,27 @@ class SlotTurns:
         victim = min(candidates)[2]
         self._drain = Drain(victim, step, None if foremost is None else foremost.seq_id)
         self._waiting.shut(victim)
-        self.note(victim, step)
+        self._line.note(victim, step)
 
     def _settle(self, drain: Drain, step: int) -> None:
-        self.note(drain.victim, step)  # one of its sequences may have been retracted for pages
-        if not self._is_front_aged(step) or next(iter(self._line)) == drain.victim:
+        # One of its sequences may have been retracted for pages.
+        self._line.note(drain.victim, step)
+        if not self._line.is_first_aged(step) or self._line.first == drain.victim:
             self._cancel(drain, step)
         elif step >= drain.began + self._config.drain_steps:
             for running in reversed(self._running.of_adapter(drain.victim)):
                 if running.seq_id != drain.spared:
                     self._retraction.retract(running, step)
-            self.note(drain.victim, step)
+            self._line.note(drain.victim, step)
 
     def _cancel(self, drain: Drain, step: int) -> None:
         self._drain = None
         self._waiting.open(drain.victim)
-        self.note(drain.victim, step)
-
-    def _is_quiet(self, load: AdapterLoad) -> bool:
-        slots = (load.slot, *(slot for slot, _ in load.clears))
-        return all(self._running.is_quiet(slot) for slot in slots)
+        self._line.note(drain.victim, step)
 
     def check(self) -> None:
-        """Assert that exactly the adapters that need a slot stand in line."""
+        """Assert that exactly the lanes are open whose adapters may be used."""
         for resident in self._slots.residents():
             is_drained = self._drain is not None and self._drain.victim == resident.adapter
             may_admit = not (resident.loading or is_drained)
             assert self._waiting.is_open(resident.adapter) == may_admit, "a lane is wrongly open"
-            assert resident.num_bytes == self._sizes[resident.adapter], "sizes differ"
-        for adapter in self._line:
-            assert self._waiting.has(adapter), f"{adapter} is in line for nobody"
-            assert adapter in self._sizes, f"{adapter} is in line without a size"

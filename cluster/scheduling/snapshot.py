@@ -19,6 +19,7 @@ from cluster.scheduling.cache_snapshot import (
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.fair_share import Flow, _PriorityClass
 from cluster.scheduling.radix_tree import Node, RadixTree
+from cluster.scheduling.rooms import Rooms
 from cluster.scheduling.scheduler import Scheduler
 from cluster.scheduling.scheduler_state import (
     Counters,
@@ -36,24 +37,25 @@ from worker.protocol import SamplingParams
 
 def snapshot(scheduler: Scheduler) -> State:
     """Return the state of a scheduler; equal states mean equal plans from here on."""
-    s, running, slots, turns = scheduler, scheduler._running, scheduler._slots, scheduler._turns
-    cache, index_by_node = snapshot_cache(s._cache)
-    classes = sorted(s._shares._classes.items())
+    rooms = scheduler._rooms
+    running, slots, line, loads = rooms.running, rooms.slots, rooms.line, rooms.loads
+    cache, index_by_node = snapshot_cache(rooms.cache)
+    classes = sorted(rooms.shares._classes.items())
     flows = [flow for _, peers in classes for _, flow in sorted(peers.flows.items())]
     return State(
-        step=s._step,
-        last_seq_id=s._lobby.last_seq_id,
-        sequences=tuple(_sequence_state(s._sequences[i]) for i in sorted(s._sequences)),
+        step=scheduler._step,
+        last_seq_id=rooms.lobby.last_seq_id,
+        sequences=tuple(_sequence_state(rooms.sequences[i]) for i in sorted(rooms.sequences)),
         running=tuple(_running_state(one, index_by_node) for one in running.all()),
         untold=tuple(LeftState(one.seq_id, one.slot) for one in running._untold),
         told=tuple(
             tuple(LeftState(one.seq_id, one.slot) for one in left) for left in running._told
         ),
-        in_flight=tuple(tuple(batch.chunks.values()) for batch in s._in_flight),
-        ending=tuple(one.seq_id for one in s._committer._ending),
+        in_flight=tuple(tuple(batch.chunks.values()) for batch in scheduler._in_flight),
+        ending=tuple(one.seq_id for one in rooms.committer._ending),
         reached=tuple((priority, peers.reached) for priority, peers in classes),
         flows=tuple(FlowState(f.priority, f.tenant, f.adapter, f.weight, f.counter) for f in flows),
-        open_lanes=tuple(sorted(s._waiting._open)),
+        open_lanes=tuple(sorted(rooms.waiting._open)),
         residents=tuple(
             ResidentState(
                 r.adapter, r.slot, r.num_bytes, r.given, r.last_use, r.loading, r.served_since
@@ -61,23 +63,23 @@ def snapshot(scheduler: Scheduler) -> State:
             for r in slots.residents()
         ),
         pinned=tuple(sorted(slots._pinned.items())),
-        line=tuple(turns._line.items()),
-        drain=turns._drain,
-        evicted=tuple(turns.evicted),
-        loads=tuple(turns._loads),
-        fenced=tuple(s._unloads._fenced),
-        unloaded=tuple(s._unloads._done),
+        line=tuple(line._joined.items()),
+        drain=rooms.turns._drain,
+        evicted=tuple(loads.evicted),
+        loads=tuple(loads._loads),
+        fenced=tuple(rooms.unloads._fenced),
+        unloaded=tuple(rooms.unloads._done),
         cache=cache,
         counters=Counters(
-            prompt_tokens=s._planner.prompt_tokens,
-            cached_prompt_tokens=s._planner.cached_prompt_tokens,
-            num_forks=s._planner.num_forks,
-            generated_tokens=s._committer.generated_tokens,
-            retractions=s._retraction.count,
+            prompt_tokens=rooms.planner.prompt_tokens,
+            cached_prompt_tokens=rooms.planner.cached_prompt_tokens,
+            num_forks=rooms.planner.num_forks,
+            generated_tokens=rooms.committer.generated_tokens,
+            retractions=rooms.retraction.count,
             num_loads=slots.num_loads,
             largest_adapter=slots.largest,
             longest_turn_start=slots.longest_turn_start,
-            longest_wait=turns.longest_wait,
+            longest_wait=line.longest_wait,
         ),
     )
 
@@ -89,20 +91,17 @@ def restore(config: SchedulerConfig, state: State) -> Scheduler:
         Exception: of any class, if no scheduler was ever in that state.
     """
     scheduler = Scheduler(config)
-    scheduler._step, scheduler._lobby.last_seq_id = state.step, state.last_seq_id
-    _restore_flows(scheduler, state)
-    scheduler._waiting._open = set(state.open_lanes)
-    _restore_sequences(scheduler, config, state)
-    _restore_running(scheduler, config, state)
-    _restore_slots(scheduler, state)
-    scheduler._unloads._fenced = dict.fromkeys(state.fenced)
-    scheduler._unloads._done = list(state.unloaded)
-    counters = state.counters
-    scheduler._planner.prompt_tokens = counters.prompt_tokens
-    scheduler._planner.cached_prompt_tokens = counters.cached_prompt_tokens
-    scheduler._planner.num_forks = counters.num_forks
-    scheduler._committer.generated_tokens = counters.generated_tokens
-    scheduler._retraction.count = counters.retractions
+    scheduler._step, rooms = state.step, scheduler._rooms
+    rooms.lobby.last_seq_id = state.last_seq_id
+    _restore_flows(rooms, state)
+    rooms.waiting._open = set(state.open_lanes)
+    _restore_sequences(rooms, state)
+    _restore_running(rooms, state)
+    scheduler._in_flight = _batches(state)
+    _restore_slots(rooms, state)
+    rooms.unloads._fenced = dict.fromkeys(state.fenced)
+    rooms.unloads._done = list(state.unloaded)
+    _restore_counters(rooms, state.counters)
     scheduler.check()
     return scheduler
 
@@ -135,8 +134,8 @@ def _running_state(running: Running, index_by_node: dict[Node, int]) -> RunningS
     )
 
 
-def _restore_flows(scheduler: Scheduler, state: State) -> None:
-    classes = scheduler._shares._classes
+def _restore_flows(rooms: Rooms, state: State) -> None:
+    classes = rooms.shares._classes
     for priority, reached in state.reached:
         classes[priority] = _PriorityClass(reached)
     for told in state.flows:
@@ -144,37 +143,37 @@ def _restore_flows(scheduler: Scheduler, state: State) -> None:
         classes[told.priority].flows[told.tenant, told.adapter] = flow
 
 
-def _restore_sequences(scheduler: Scheduler, config: SchedulerConfig, state: State) -> None:
+def _restore_sequences(rooms: Rooms, state: State) -> None:
     held: dict[int, list[Sequence]] = {}
     for told in state.sequences:
-        request, shares = told.request, scheduler._shares
+        request, shares = told.request, rooms.shares
         peers = shares._classes[request.priority]
         flow = peers.flows[request.tenant if shares.enabled else "", request.adapter]
         flow.num_live += 1
         peers.num_live += 1
         leader = None
         if told.leader is not None:
-            leader = scheduler._sequences.get(told.leader) or _ended(config, told.leader)
-        sequence = new_sequence(config, request, told.seq_id, flow, leader)
+            leader = rooms.sequences.get(told.leader) or _ended(rooms.config, told.leader)
+        sequence = new_sequence(rooms.config, request, told.seq_id, flow, leader)
         sequence.tokens += told.output
         sequence.status = Status(told.status)
         sequence.num_cached_tokens = told.num_cached_tokens
-        scheduler._sequences[told.seq_id] = sequence
+        rooms.sequences[told.seq_id] = sequence
         if sequence.status is Status.WAITING:
-            scheduler._waiting.push(told.seq_id, flow)
+            rooms.waiting.push(told.seq_id, flow)
         elif sequence.status is Status.HELD:
             assert leader is not None, f"sequence {told.seq_id} is held for nobody"
             held.setdefault(leader.seq_id, []).append(sequence)
     for leader_id, followers in held.items():
-        scheduler._lobby.forks.hold(scheduler._sequences[leader_id], followers)
+        rooms.lobby.forks.hold(rooms.sequences[leader_id], followers)
 
 
-def _restore_running(scheduler: Scheduler, config: SchedulerConfig, state: State) -> None:
-    s = scheduler
-    nodes = restore_cache(s._cache, state.cache, config.page_size)
+def _restore_running(rooms: Rooms, state: State) -> None:
+    config, cache = rooms.config, rooms.cache
+    nodes = restore_cache(cache, state.cache, config.page_size)
     for told in state.running:
         running = Running(
-            sequence=s._sequences[told.seq_id],
+            sequence=rooms.sequences[told.seq_id],
             slot=told.slot,
             lock=nodes[told.lock],
             pages=list(told.pages),
@@ -184,25 +183,31 @@ def _restore_running(scheduler: Scheduler, config: SchedulerConfig, state: State
             is_ending=told.is_ending,
             is_failed=told.is_failed,
         )
-        lock_again(s._cache, running.lock)
-        s._running.enter(running)
+        lock_again(cache, running.lock)
+        rooms.running.enter(running)
         if told.is_decoding:
-            s._running.begin_decoding(running)
-    private = [page for one in s._running.all() for page in one.private_pages()]
-    finish_cache(s._cache, nodes, private)
-    s._running._untold = [_left(config, one) for one in state.untold]
-    s._running._told = [[_left(config, one) for one in left] for left in state.told]
-    by_id = s._running._by_id
-    s._committer._ending = [by_id[seq_id] for seq_id in state.ending]
+            rooms.running.begin_decoding(running)
+    private = [page for one in rooms.running.all() for page in one.private_pages()]
+    finish_cache(cache, nodes, private)
+    rooms.running._untold = [_left(config, one) for one in state.untold]
+    rooms.running._told = [[_left(config, one) for one in left] for left in state.told]
+    by_id = rooms.running._by_id
+    rooms.committer._ending = [by_id[seq_id] for seq_id in state.ending]
+
+
+def _batches(state: State) -> list[Batch]:
+    """Return the steps in flight."""
+    batches = []
     for step, chunks in enumerate(state.in_flight, state.step - len(state.in_flight) + 1):
         batch = Batch(step, budget=0)
         for chunk in chunks:
             batch.put(chunk)
-        s._in_flight.append(batch)
+        batches.append(batch)
+    return batches
 
 
-def _restore_slots(scheduler: Scheduler, state: State) -> None:
-    slots, turns = scheduler._slots, scheduler._turns
+def _restore_slots(rooms: Rooms, state: State) -> None:
+    slots, line, loads = rooms.slots, rooms.line, rooms.loads
     slots._pinned = dict(state.pinned)
     for told in state.residents:
         slots._free.remove(told.slot)  # what is left of a sorted list is a heap
@@ -214,20 +219,28 @@ def _restore_slots(scheduler: Scheduler, state: State) -> None:
             last_use=told.last_use,
             loading=told.loading,
             pinned=told.adapter in slots._pinned,
-            leases=len(scheduler._running.of_adapter(told.adapter)),
+            leases=len(rooms.running.of_adapter(told.adapter)),
             served_since=told.served_since,
         )
         slots._sort(resident)
-        turns._sizes[told.adapter] = told.num_bytes
-    for sequence in scheduler._sequences.values():
+        line._sizes[told.adapter] = told.num_bytes
+    for sequence in rooms.sequences.values():
         if sequence.request.adapter != BASE:
-            turns.expect(sequence.request.adapter, sequence.request.adapter_bytes)
-    turns.evicted = list(state.evicted)
-    turns._line, turns._drain, turns._loads = dict(state.line), state.drain, list(state.loads)
-    turns.longest_wait = state.counters.longest_wait
-    slots.num_loads = state.counters.num_loads
-    slots.largest = state.counters.largest_adapter
-    slots.longest_turn_start = state.counters.longest_turn_start
+            line.expect(sequence.request.adapter, sequence.request.adapter_bytes)
+    line._joined, rooms.turns._drain = dict(state.line), state.drain
+    loads.evicted, loads._loads = list(state.evicted), list(state.loads)
+
+
+def _restore_counters(rooms: Rooms, counters: Counters) -> None:
+    rooms.planner.prompt_tokens = counters.prompt_tokens
+    rooms.planner.cached_prompt_tokens = counters.cached_prompt_tokens
+    rooms.planner.num_forks = counters.num_forks
+    rooms.committer.generated_tokens = counters.generated_tokens
+    rooms.retraction.count = counters.retractions
+    rooms.slots.num_loads = counters.num_loads
+    rooms.slots.largest = counters.largest_adapter
+    rooms.slots.longest_turn_start = counters.longest_turn_start
+    rooms.line.longest_wait = counters.longest_wait
 
 
 def _ended(config: SchedulerConfig, seq_id: int) -> Sequence:

@@ -10,6 +10,7 @@ from cluster.errors import Conflict
 from cluster.request import BASE
 from cluster.scheduling.prefix_cache import PrefixCache
 from cluster.scheduling.running_set import RunningSet
+from cluster.scheduling.slot_loads import SlotLoads
 from cluster.scheduling.slot_table import Resident, SlotTable
 from cluster.scheduling.slot_turns import SlotTurns
 from cluster.scheduling.stats import UnloadedAdapter
@@ -23,12 +24,14 @@ class Unloads:
         self,
         cache: PrefixCache,
         slots: SlotTable,
+        loads: SlotLoads,
         turns: SlotTurns,
         waiting: WaitingQueue,
         running: RunningSet,
     ) -> None:
         self._cache = cache
         self._slots = slots
+        self._loads = loads
         self._turns = turns
         self._waiting = waiting
         self._running = running
@@ -66,12 +69,12 @@ class Unloads:
             if any(has_part(adapter, digest) for adapter in self._waiting.adapters()):
                 continue
             residents = [r for r in self._slots.residents() if has_part(r.adapter, digest)]
-            evicted = [place for place in self._turns.evicted if has_part(place[1], digest)]
+            evicted = [place for place in self._loads.evicted if has_part(place[1], digest)]
             slots = [resident.slot for resident in residents] + [slot for slot, _ in evicted]
             is_quiet = all(self._running.is_quiet(slot) for slot in slots)
             if not is_quiet or any(_is_held(resident) for resident in residents):
                 continue
-            self._turns.forget_evicted(evicted)
+            self._loads.forget_evicted(evicted)
             freed = [(self._turns.free(r.adapter, step), r.adapter) for r in residents]
             cached = _with_part(digest, self._cache.adapters())
             pages = sum(self._cache.drop_adapter(adapter) for adapter in cached)

@@ -84,7 +84,7 @@ def test_several_are_drained_for_a_large_one_within_the_bound(make_engine: MakeE
                 engine.add(PROMPT, 40, adapter, adapter_bytes=30)
         engine.step()
     stats = engine.scheduler.stats()
-    bound = engine.scheduler._config.slot_wait_bound(1, 3, turn_start=3, is_crowded=True)
+    bound = engine.scheduler._rooms.config.slot_wait_bound(1, 3, turn_start=3, is_crowded=True)
     assert 8 <= stats.longest_slot_wait <= bound
     assert stats.retractions > 0
 

@@ -169,7 +169,7 @@ def test_a_passed_over_adapter_gets_its_slot_within_the_bound(
                 offer(adapter, 40)
         engine.step()
     engine.run()
-    config = engine.scheduler._config
+    config = engine.scheduler._rooms.config
     bound = config.slot_wait_bound(2 + num_slots, num_slots, turn_start=3)
     assert 8 <= engine.scheduler.stats().longest_slot_wait <= bound
     for seq_id, (_, tokens) in expected.items():

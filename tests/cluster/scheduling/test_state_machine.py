@@ -255,7 +255,7 @@ class Serving(RuleBasedStateMachine):
         assert stats.free_host_pages + stats.cached_host_pages == stats.total_host_pages
         assert all(slot.leases == 0 for slot in stats.slots)
         # A slot that was drained for a larger adapter is cleared with the next load.
-        lingering = [slot for slot, _ in self.engine.scheduler._turns.evicted]
+        lingering = [slot for slot, _ in self.engine.scheduler._rooms.loads.evicted]
         table = {slot.slot: slot.adapter for slot in stats.slots}
         for slot, adapter in enumerate(self.engine.bank()):
             assert adapter == table.get(slot) or slot in lingering, f"slot {slot} holds {adapter}"

@@ -130,7 +130,7 @@ def test_ranks_that_run_the_same_plans_hold_the_same_pages_that_the_scheduler_me
     while not engine.is_idle:
         plan = engine.begin_step()
         assert plan is not None
-        meant = {r.seq_id: r.pages for r in engine.scheduler._running.all()}
+        meant = {r.seq_id: r.pages for r in engine.scheduler._rooms.running.all()}
         frame, digest = encode_plan(plan, digest)
         answers = [rank.step(frame).output for rank in ranks]
         assert answers[0] == answers[1]
