@@ -181,7 +181,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     slot_wait_bound: int = 0  # steps
     adapter_memory: int = 0  # bytes on each rank for all adapters together; 0: no limit
     histograms: dict[str, HistogramCounts] = {}  # by a name of cluster.shells.measures
-    failures: dict[str, int] = {}  # groups of ranks that were given up, by kind of reason
+    failures: dict[str, int] = {}  # groups of ranks that were given up, by cause
     oldest_wait: float = 0.0  # seconds, of the first to come that has never run
     adapter_evictions: int = 0  # out of slots
     failed_adapter_loads: int = 0  # into slots

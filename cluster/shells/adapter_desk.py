@@ -17,9 +17,10 @@ from cluster.errors import Conflict, TopworkError
 from cluster.request import ErrorInfo
 from cluster.scheduling.recorder import AnyScheduler
 from cluster.scheduling.stats import AdapterLoad, UnloadedAdapter
+from cluster.shells.group_failure import GroupFailed
 from cluster.shells.measures import Measures
 from cluster.shells.owners import Owners
-from cluster.shells.rank_group import GroupFailed, RankGroup
+from cluster.shells.rank_group import RankGroup
 from cluster.shells.router_door import RouterConnection
 from cluster.wire import Unloaded
 

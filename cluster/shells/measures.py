@@ -2,7 +2,7 @@
 
 Owns the moments of every sequence between its arrival and its end, the times of steps and loads,
 and which adapter was last put into which slot. Nothing decides by it. Knows nothing of how the
-scheduler came to a plan; counts outlive the ranks, whose restarts it counts by reason.
+scheduler came to a plan; counts outlive the ranks, whose failures it counts by cause.
 """
 
 from collections import Counter
@@ -18,7 +18,8 @@ from cluster.histogram import (
     Histogram,
     HistogramCounts,
 )
-from worker.protocol import Plan, PlanMismatch
+from cluster.shells.group_failure import FailureCause
+from worker.protocol import Plan
 
 BUCKETS: dict[str, tuple[float, ...]] = {
     "queue_time_seconds": TTFT_BUCKETS,
@@ -31,22 +32,6 @@ BUCKETS: dict[str, tuple[float, ...]] = {
     "batch_size": COUNT_BUCKETS,
     "adapters_per_batch": COUNT_BUCKETS,
 }
-# What a group of ranks is lost for, by a part of the reason that the group gives; first match.
-REASONS = (
-    ("plan_mismatch", f": {PlanMismatch.__name__}: "),
-    ("step_timeout", " did not answer step "),
-    ("rank_gone", " is gone: "),
-    ("adapter_load", " while it loaded an adapter"),
-    ("slot_clear", " while it cleared a slot"),
-    ("rank_error", " failed in step "),
-    ("start", "the ranks did not start"),
-)
-OTHER_REASON = "other"
-
-
-def reason_of(message: str) -> str:
-    """Return the kind of a failure of the ranks, out of a handful."""
-    return next((kind for kind, part in REASONS if part in message), OTHER_REASON)
 
 
 @dataclass(slots=True)
@@ -62,9 +47,7 @@ class Measures:
     """What one replica measures; `clock` gives seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.failures: Counter[str] = Counter(
-            dict.fromkeys((*(kind for kind, _ in REASONS), OTHER_REASON), 0)
-        )
+        self.failures: Counter[FailureCause] = Counter(dict.fromkeys(FailureCause, 0))
         self.num_evictions = 0
         self.num_failed_loads = 0
         self._clock = clock
@@ -167,9 +150,9 @@ class Measures:
             if self._occupants.get(slot) == adapter:
                 del self._occupants[slot]
 
-    def ranks_lost(self, reason: str) -> None:
+    def ranks_lost(self, cause: FailureCause) -> None:
         """Note why a group of ranks was given up; its sequences and slots are gone with it."""
-        self.failures[reason_of(reason)] += 1
+        self.failures[cause] += 1
         self._moments.clear()
         self._unstarted.clear()
         self._slots.clear()

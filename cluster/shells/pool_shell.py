@@ -24,6 +24,7 @@ from cluster.shells.count_desk import CountDesk
 from cluster.shells.cutter import Cutter
 from cluster.shells.directory_watch import DirectoryWatch, NameLocks
 from cluster.shells.meeting_point import MeetingPoint
+from cluster.shells.name_unloads import NameUnloads
 from cluster.shells.operator_list import OperatorList
 from cluster.shells.pace import Pace
 from cluster.shells.reads import Reads
@@ -80,7 +81,7 @@ class AdapterPoolActor(MeetingPoint):
             self._changed,
         )
         self._list = OperatorList(pool, self._reads, self._locks, self._watch, config.poll_interval)
-        self._draining: dict[str, tuple[str, ...]] = {}  # digests of names that are unloaded
+        self._unloads = NameUnloads(pool, self._watch, self._reclaimer, self._tell_pins)
 
     @ray.method
     async def start(self, adapters: dict[str, str]) -> dict[str, str]:
@@ -146,26 +147,7 @@ class AdapterPoolActor(MeetingPoint):
         Raises:
             NotFound: if there is no such name.
         """
-        if force and name not in self._pool and name in self._draining:
-            freed = await self._reclaimer.freed(self._draining[name], force=True)
-            return UnloadResult(name, (), freed, ())
-        history = self._pool.unload(name)
-        self._watch.dismiss(name)
-        is_retired = {d: self._pool.retirement(d) is not None for d in sorted(history.digests)}
-        leaving = tuple(digest for digest, retired in is_retired.items() if retired)
-        self._draining[name] = leaving
-        try:
-            self._links.keep_pinned(self._pinned())
-            freed = await self._reclaimer.freed(leaving, force=force)
-        finally:
-            if self._draining.get(name) is leaving:
-                del self._draining[name]
-        return UnloadResult(
-            name=name,
-            versions=tuple(version.number for version in history.versions),
-            freed=freed,
-            shared=tuple(digest for digest, retired in is_retired.items() if not retired),
-        )
+        return await self._unloads.unload(name, force=force)
 
     @ray.method
     async def rollback(self, name: str, version: int | None) -> AdapterRecord:
@@ -260,7 +242,7 @@ class AdapterPoolActor(MeetingPoint):
     def _changed(self) -> None:
         """Follow a change of the catalogue."""
         self._reclaimer.update()
-        self._links.keep_pinned(self._pinned())
+        self._tell_pins()
 
-    def _pinned(self) -> dict[str, int]:
-        return {facts.digest: facts.device_bytes for facts in self._pool.pinned()}
+    def _tell_pins(self) -> None:
+        self._links.keep_pinned({facts.digest: facts.device_bytes for facts in self._pool.pinned()})

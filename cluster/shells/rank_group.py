@@ -6,49 +6,25 @@ error reported by a rank, or a step that no answer came to in time. Does not kno
 
 import asyncio
 from collections.abc import Awaitable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from ray.exceptions import RayError, RayTaskError
 
 from cluster.composition import parts_of
 from cluster.errors import InvalidAdapter
+from cluster.shells.group_failure import FailureCause, GroupFailed
+from cluster.shells.rank_handle import RankHandle, RankLauncher
 from worker.adapter_shard import UnusableAdapter
 from worker.channel import BadFrame, Channel, ChannelClosed
 from worker.errors import GroupBroken
-from worker.protocol import RankInfo, StepOutput, StepReply
-
-
-class RankHandle(Protocol):
-    """One rank as the launcher made it; calls return at once with something to await."""
-
-    def rendezvous(self) -> Awaitable[tuple[str, int]]: ...
-    def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]: ...
-    def serve(self, num_pages: int, num_host_pages: int) -> Awaitable[tuple[str, int]]: ...
-    def load_adapter(
-        self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
-    ) -> Awaitable[int]: ...
-    def clear_slot(self, slot: int, adapter: str) -> Awaitable[None]: ...
-
-
-class RankLauncher(Protocol):
-    """Makes and ends rank processes; implemented in deploy, the only place that makes actors."""
-
-    secret: bytes
-
-    async def launch(self) -> tuple[RankHandle, ...]:
-        """Make one process for each rank and return handles in rank order."""
-
-    async def kill(self) -> None:
-        """End every process of the last launch, also one that no longer answers."""
-
+from worker.protocol import PlanMismatch, RankInfo, StepOutput, StepReply
 
 CAUSE_TIMEOUT = 0.5  # seconds that a rank which lost its peers waits for one of them to say why
-_SYMPTOM = GroupBroken.__name__
 
-
-class GroupFailed(Exception):
-    """The group cannot go on; everything it was doing is lost."""
+# A rank reports an error as its class and what it says.
+_SYMPTOM = f"{GroupBroken.__name__}: "
+_MISMATCH = f"{PlanMismatch.__name__}: "
 
 
 def _unusable(error: BaseException) -> UnusableAdapter | None:
@@ -86,9 +62,11 @@ class RankGroup:
             async with asyncio.timeout(self._start_timeout):
                 await self._bring_up()
         except TimeoutError:
-            raise GroupFailed(f"the ranks did not start in {self._start_timeout:g} s") from None
+            reason = f"the ranks did not start in {self._start_timeout:g} s"
+            raise GroupFailed(reason, FailureCause.START) from None
         except (RayError, OSError) as error:
-            raise GroupFailed(f"the ranks did not start: {error}") from error
+            reason = f"the ranks did not start: {error}"
+            raise GroupFailed(reason, FailureCause.START) from error
         self.last_step = [0] * len(self._channels)
         self._readers = [
             asyncio.create_task(self._read(rank, channel))
@@ -146,9 +124,8 @@ class RankGroup:
                     await self._wait(step)
         except TimeoutError:
             late = [rank for rank, last in enumerate(self.last_step) if last < step]
-            raise GroupFailed(
-                f"rank {late} did not answer step {step} within {self._step_timeout:g} s"
-            ) from None
+            reason = f"rank {late} did not answer step {step} within {self._step_timeout:g} s"
+            raise GroupFailed(reason, FailureCause.STEP_TIMEOUT) from None
         for rank, reply in self._replies.pop(step):
             output = reply.output if rank == 0 else output
         assert output is not None, f"rank 0 sent no output for step {step}"
@@ -197,8 +174,9 @@ class RankGroup:
             if not isinstance(error, RayError):
                 raise error
             reason = f"a rank failed while it loaded an adapter: {error}"
-            self._fail(reason)  # it may live on, but what it holds is not known
-            raise GroupFailed(reason) from error
+            failure = GroupFailed(reason, FailureCause.ADAPTER_LOAD)
+            self._fail(failure)  # it may live on, but what it holds is not known
+            raise failure from error
         return tuple(result for result in results if not isinstance(result, BaseException))
 
     def clear_slots(self, places: Iterable[tuple[int, str]]) -> Awaitable[None]:
@@ -214,7 +192,8 @@ class RankGroup:
         try:
             await calls
         except RayError as error:
-            raise GroupFailed(f"a rank failed while it cleared a slot: {error}") from error
+            reason = f"a rank failed while it cleared a slot: {error}"
+            raise GroupFailed(reason, FailureCause.SLOT_CLEAR) from error
 
     async def kill(self) -> None:
         """End all ranks; the group is of no use afterwards."""
@@ -232,17 +211,19 @@ class RankGroup:
             while True:
                 reply = decoder.decode(await channel.receive())
                 if reply.error is not None:
-                    reason = f"rank {rank} failed in step {reply.step}: {reply.error}"
                     if reply.error.startswith(_SYMPTOM):
                         await asyncio.sleep(CAUSE_TIMEOUT)
-                    self._fail(reason)
+                    is_mismatch = reply.error.startswith(_MISMATCH)
+                    cause = FailureCause.PLAN_MISMATCH if is_mismatch else FailureCause.RANK_ERROR
+                    reason = f"rank {rank} failed in step {reply.step}: {reply.error}"
+                    self._fail(GroupFailed(reason, cause))
                     return
                 self.last_step[rank] = reply.step
                 self._replies.setdefault(reply.step, []).append((rank, reply))
                 if self._is_here(self._awaited):
                     self._wake()
         except (ChannelClosed, BadFrame, msgspec.DecodeError) as error:
-            self._fail(f"rank {rank} is gone: {error}")
+            self._fail(GroupFailed(f"rank {rank} is gone: {error}", FailureCause.RANK_GONE))
 
     def _is_here(self, step: int) -> bool:
         return len(self._replies.get(step, ())) == len(self._channels)
@@ -259,9 +240,9 @@ class RankGroup:
         if self._all_here is not None and not self._all_here.done():
             self._all_here.set_result(None)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, failure: GroupFailed) -> None:
         if not self._failure.done():
-            self._failure.set_exception(GroupFailed(reason))
+            self._failure.set_exception(failure)
             self._failure.exception()  # marks it as seen: nobody may be waiting
             self._wake()
 

@@ -1,7 +1,7 @@
-"""The scheduler with its clock and sockets, and the lives of the ranks that it steps.
+"""The scheduler with its clock and sockets: what routers and the pool ask of one replica.
 
-Owns the group of ranks through all its lives, the connections of routers, and adapter loads in the
-background. Every decision about sequences, pages and slots is the Scheduler's.
+Owns the connections of routers and all that goes on behind them: the lives of the ranks, and
+adapter loads in the background. Every decision about sequences, pages and slots is the Scheduler's.
 """
 
 import asyncio
@@ -10,22 +10,19 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass
 
 from cluster.errors import TopworkError
 from cluster.kv_feed import KvFeed
 from cluster.request import Request, TokenEvent
-from cluster.scheduling.config import SchedulerConfig
-from cluster.scheduling.recorder import AnyScheduler
 from cluster.shells.adapter_desk import AdapterDesk, ShardSource, info_of
 from cluster.shells.kv_publisher import KvPublisher, KvPublisherConfig
 from cluster.shells.owners import Owners
-from cluster.shells.rank_group import GroupFailed, RankGroup, RankLauncher
+from cluster.shells.rank_handle import RankLauncher
+from cluster.shells.rank_lives import RankLives, RankLivesConfig
 from cluster.shells.recording import Recording, RecordingConfig
 from cluster.shells.router_door import RouterConnection, RouterDoor
 from cluster.shells.status import StatusKeeper
-from cluster.shells.step_loop import StepLoop
 from cluster.wire import Events, SchedulerAddress, Status
 
 logger = logging.getLogger("topwork.scheduler")
@@ -33,15 +30,10 @@ logger = logging.getLogger("topwork.scheduler")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerShellConfig:
-    """What the shell needs beyond the scheduler's own rules; times in seconds."""
+    """What the shell needs beyond what its ranks do; times in seconds."""
 
     replica: str
-    scheduler: SchedulerConfig  # num_pages is filled in when the ranks have said what fits
-    tp: int
-    start_timeout: float  # until all ranks must take plans
-    step_timeout: float  # until all ranks must have answered one
-    restart_delay: float = 1.0  # between two failed attempts to start the ranks
-    ahead_rows: float = inf  # the next step is planned while one of at most so many rows runs
+    ranks: RankLivesConfig
     request_timeout: float | None = None  # until a request ends with an error
     kv_publisher: KvPublisherConfig | None = None  # None: only routers that ask hear of KV events
     recording: RecordingConfig | None = None  # None: nothing is written down
@@ -53,19 +45,26 @@ class SchedulerShell:
     def __init__(
         self, config: SchedulerShellConfig, launcher: RankLauncher, pool: ShardSource
     ) -> None:
-        self._config = config
-        self._launcher = launcher
+        self._replica = config.replica
         self._status = StatusKeeper(config.replica, time.monotonic)
         self._publisher = KvPublisher(config.kv_publisher) if config.kv_publisher else None
-        self._kv_feed = KvFeed(config.scheduler.base_digest, time.time, self._publisher)
+        self._kv_feed = KvFeed(config.ranks.scheduler.base_digest, time.time, self._publisher)
         self._door = RouterDoor(self, self._kv_feed)
         self._recording = Recording(config.recording)
-        self._scheduler: AnyScheduler | None = None  # None while the ranks are down
-        self._group: RankGroup | None = None
-        self._measures = self._status.measures
-        self._owners = Owners(config.request_timeout, self._expire, self._measures)
-        self._adapters = AdapterDesk(pool, self._owners, self._wake_up, self._measures)
+        measures = self._status.measures
         self._wake = asyncio.Event()
+        self._owners = Owners(config.request_timeout, self._expire, measures)
+        self._adapters = AdapterDesk(pool, self._owners, self._wake.set, measures)
+        self._lives = RankLives(
+            config.ranks,
+            launcher,
+            self._recording,
+            self._owners,
+            self._adapters,
+            self._kv_feed,
+            self._status,
+            self._wake,
+        )
         self._main: asyncio.Task[None] | None = None
 
     async def start(self, host: str) -> SchedulerAddress:
@@ -76,8 +75,8 @@ class SchedulerShell:
         self._recording.open()
         secret = secrets.token_bytes(32)
         port = await self._door.open(host, secret)
-        self._main = asyncio.create_task(self._supervise())
-        return SchedulerAddress(self._config.replica, host, port, secret)
+        self._main = asyncio.create_task(self._lives.run())
+        return SchedulerAddress(self._replica, host, port, secret)
 
     def on_crash(self, act: Callable[[], None]) -> None:
         """Call `act` if the step loop ends by an error of its own: a bug, not a lost rank."""
@@ -127,9 +126,9 @@ class SchedulerShell:
     def submit(self, router: RouterConnection, requests: tuple[Request, ...]) -> None:
         """Queue the choices of one prompt, all or none; or answer at once why not."""
         try:
-            if self._scheduler is None:
+            if self._lives.scheduler is None:
                 raise self._status.unavailable()
-            seq_ids = self._scheduler.add_all(requests)
+            seq_ids = self._lives.scheduler.add_all(requests)
         except TopworkError as error:
             router.send(Events(tuple(_failed(r.request_id, error) for r in requests)))
             return
@@ -141,8 +140,8 @@ class SchedulerShell:
         seq_id = self._owners.leave(router, request_id)
         if seq_id is None:
             return
-        assert self._scheduler is not None, "an owned sequence lives in a scheduler"
-        self._scheduler.abort(seq_id)
+        assert self._lives.scheduler is not None, "an owned sequence lives in a scheduler"
+        self._lives.scheduler.abort(seq_id)
         self._wake.set()
 
     def abort_all(self, router: RouterConnection) -> None:
@@ -152,113 +151,27 @@ class SchedulerShell:
 
     def unload(self, router: RouterConnection, call_id: int, adapter: str, force: bool) -> None:
         """Forget an adapter; the answer goes out when nothing of it is left."""
-        self._adapters.unload(self._scheduler, router, call_id, adapter, force)
+        self._adapters.unload(self._lives.scheduler, router, call_id, adapter, force)
 
     def allow(self, adapter: str) -> None:
         """Let requests for an adapter in again whose unload is not complete."""
-        self._adapters.allow(self._scheduler, adapter)
+        self._adapters.allow(self._lives.scheduler, adapter)
 
     def keep_pinned(self, adapters: dict[str, int]) -> None:
         """Keep exactly these adapters in their slots, in all lives of the ranks."""
-        self._adapters.keep_pinned(self._scheduler, adapters)
+        self._adapters.keep_pinned(self._lives.scheduler, adapters)
 
     def status(self, call_id: int) -> Status:
         """Return counts and health as of now."""
-        return self._status.snapshot(call_id, self._scheduler, self._group, self._adapters.held)
+        return self._status.snapshot(
+            call_id, self._lives.scheduler, self._lives.group, self._adapters.held
+        )
 
     def _expire(self, seq_id: int) -> None:
         """Learn that a request has taken longer than it may."""
-        assert self._scheduler is not None, "an owned sequence lives in a scheduler"
-        self._owners.deliver(self._scheduler.expire(seq_id))
+        assert self._lives.scheduler is not None, "an owned sequence lives in a scheduler"
+        self._owners.deliver(self._lives.scheduler.expire(seq_id))
         self._wake.set()
-
-    def _wake_up(self) -> None:
-        self._wake.set()
-
-    # The life of the ranks.
-
-    async def _supervise(self) -> None:
-        try:
-            while True:
-                try:
-                    await self._live()
-                except GroupFailed as failure:
-                    logger.error("%s; restarting all ranks", failure)
-                    await self._bury(str(failure))
-        finally:
-            await self._kill_group()
-
-    async def _live(self) -> None:
-        """Start the ranks and serve until they fail."""
-        self._group = group = RankGroup(
-            self._launcher, self._config.start_timeout, self._config.step_timeout
-        )
-        try:
-            await group.start()
-        except GroupFailed:
-            await asyncio.sleep(self._config.restart_delay)
-            raise
-        if group.num_pages * self._config.scheduler.page_size < 2:
-            raise GroupFailed("the KV memory budget does not hold a single page")
-        self._scheduler = self._recording.make_scheduler(
-            replace(
-                self._config.scheduler,
-                num_pages=group.num_pages,
-                num_host_pages=group.num_host_pages,
-            ),
-            self._kv_feed.observer,
-        )
-        self._kv_feed.cover(self._scheduler.contents)
-        self._adapters.begin(self._scheduler)
-        self._status.up()
-        logger.info("ranks up: %d pages of KV on each", group.num_pages)
-        for info in group.infos:
-            if info.unsteady:
-                logger.warning(
-                    "rank %d: tokens may depend on what else is asked meanwhile, for on this CPU "
-                    "the bits of a row depend on its batch in %s",
-                    info.rank,
-                    ", ".join(info.unsteady),
-                )
-        steps = StepLoop(
-            group,
-            self._scheduler,
-            self._adapters,
-            self._owners,
-            self._kv_feed,
-            self._status,
-            self._config.ahead_rows,
-        )
-        await steps.run(lambda: self._idle(group))
-
-    async def _idle(self, group: RankGroup) -> None:
-        """Wait for an event, or for the news that the group has failed."""
-        self._recording.flush()
-        waking = asyncio.ensure_future(self._wake.wait())
-        failing = asyncio.ensure_future(group.failed())
-        try:
-            await asyncio.wait((waking, failing), return_when=asyncio.FIRST_COMPLETED)
-        finally:  # also when the shell is closed meanwhile
-            waking.cancel()
-            failing.cancel()
-        if failing.done():
-            failing.result()
-        self._wake.clear()
-
-    async def _bury(self, reason: str) -> None:
-        """Answer everything in flight with 503 and end what is left of the ranks."""
-        self._status.down(reason, self._scheduler)
-        self._kv_feed.clear()
-        await self._kill_group()
-
-    async def _kill_group(self) -> None:
-        """End every request with the reason, then the ranks."""
-        self._owners.fail_all(info_of(self._status.unavailable()))
-        self._scheduler = None
-        self._adapters.end()
-        if self._group is not None:
-            group, self._group = self._group, None
-            await group.kill()
 
 
 def _failed(request_id: str, error: TopworkError) -> TokenEvent:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from cluster.errors import Unavailable
 from cluster.scheduling.recorder import AnyScheduler
 from cluster.scheduling.stats import SchedulerStats
+from cluster.shells.group_failure import GroupFailed
 from cluster.shells.measures import Measures
 from cluster.shells.rank_group import RankGroup
 from cluster.wire import RankStatus, SlotStatus, Status
@@ -62,12 +63,12 @@ class StatusKeeper:
         self._lives += 1
         self._step_began = None
 
-    def down(self, reason: str, scheduler: AnyScheduler | None) -> None:
+    def down(self, failure: GroupFailed, scheduler: AnyScheduler | None) -> None:
         """The ranks are lost, and with them the scheduler; what it counted is kept."""
         self._up = False
         self.begun.set()
-        self._reason = reason
-        self.measures.ranks_lost(reason)
+        self._reason = failure.reason
+        self.measures.ranks_lost(failure.cause)
         if scheduler is not None:
             self._past = self._totals(scheduler.stats())
 
@@ -133,7 +134,7 @@ class StatusKeeper:
             ),
             ranks=() if group is None else self._ranks(group),
             histograms=self.measures.histograms(),
-            failures=dict(self.measures.failures),
+            failures={cause.value: count for cause, count in self.measures.failures.items()},
             oldest_wait=self.measures.oldest_wait(),
             adapter_evictions=self.measures.num_evictions,
             failed_adapter_loads=self.measures.num_failed_loads,

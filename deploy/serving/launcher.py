@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import (
 )
 
 import worker.actor
-from cluster.shells.rank_group import RankHandle
+from cluster.shells.rank_handle import RankHandle
 from deploy.serving.shares import ONE_CPU
 from worker.actor import ProcessIdentity, start_ticks
 from worker.protocol import RankInfo

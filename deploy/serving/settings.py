@@ -12,6 +12,7 @@ from cluster.adapters.pool import AdapterPool
 from cluster.router.config import RouterConfig
 from cluster.shells.kv_publisher import KvPublisherConfig
 from cluster.shells.pool_shell import PoolShellConfig
+from cluster.shells.rank_lives import RankLivesConfig
 from cluster.shells.recording import RecordingConfig
 from cluster.shells.scheduler_shell import SchedulerShellConfig
 from deploy.check import (
@@ -98,11 +99,12 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
     )
     shell = SchedulerShellConfig(
         replica="",
-        scheduler=scheduler_config(checked),
-        tp=config.tp,
-        start_timeout=START_TIMEOUT,
-        step_timeout=config.step_timeout,
-        ahead_rows=ahead_rows(checked),
+        ranks=RankLivesConfig(
+            scheduler=scheduler_config(checked),
+            start_timeout=START_TIMEOUT,
+            step_timeout=config.step_timeout,
+            ahead_rows=ahead_rows(checked),
+        ),
         recording=_recording(config),
         request_timeout=config.request_timeout,
         kv_publisher=None

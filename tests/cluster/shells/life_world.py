@@ -17,7 +17,9 @@ from cluster.errors import NotFound
 from cluster.router.scheduler_client import SchedulerClient
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.namespace import Namespace
+from cluster.scheduling.recorder import AnyScheduler
 from cluster.shells.pool_shell import AdapterPoolActor, PoolShellConfig
+from cluster.shells.rank_lives import RankLivesConfig
 from cluster.shells.router_door import RouterConnection
 from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
 from cluster.wire import SchedulerAddress, Status
@@ -37,25 +39,27 @@ class Replica:
         self.name = name
         self.launcher = launcher
         self.timeout = REQUEST_TIMEOUT if name == "0" else None
+        scheduler = SchedulerConfig(
+            base_digest="b",
+            num_pages=0,
+            page_size=PAGE_SIZE,
+            max_model_len=40,
+            num_slots=launcher.num_slots,
+            max_running=6,
+            max_waiting=MAX_WAITING,
+            token_budget=16,
+            max_chunk=8,
+            slot_patience=4,
+            drain_steps=3,
+        )
         config = SchedulerShellConfig(
             replica=name,
-            scheduler=SchedulerConfig(
-                base_digest="b",
-                num_pages=0,
-                page_size=PAGE_SIZE,
-                max_model_len=40,
-                num_slots=launcher.num_slots,
-                max_running=6,
-                max_waiting=MAX_WAITING,
-                token_budget=16,
-                max_chunk=8,
-                slot_patience=4,
-                drain_steps=3,
+            ranks=RankLivesConfig(
+                scheduler=scheduler,
+                start_timeout=FOREVER,
+                step_timeout=FOREVER,
+                restart_delay=0.01,
             ),
-            tp=TP,
-            start_timeout=FOREVER,
-            step_timeout=FOREVER,
-            restart_delay=0.01,
             request_timeout=self.timeout,
         )
         self.shell = SchedulerShell(config, launcher, pool)
@@ -80,12 +84,15 @@ class Replica:
         await self.client.wait_closed()
 
     @property
+    def scheduler(self) -> AnyScheduler | None:
+        """What plans for the ranks; None while they are down."""
+        return self.shell._lives.scheduler
+
+    @property
     def is_up(self) -> bool:
         """Whether the ranks serve and no blow to them is still to be noticed."""
         launcher = self.launcher
-        return (
-            self.shell._scheduler is not None and launcher.num_launches == launcher.num_troubles + 1
-        )
+        return self.scheduler is not None and launcher.num_launches == launcher.num_troubles + 1
 
     def has_accepted(self, request_id: str) -> bool:
         """Whether a request is among those that the scheduler will end."""
@@ -94,7 +101,7 @@ class Replica:
 
     def has(self, digest: str) -> bool:
         """Whether a slot holds an adapter, or will."""
-        scheduler = self.shell._scheduler
+        scheduler = self.scheduler
         return scheduler is not None and any(s.adapter == digest for s in scheduler.stats().slots)
 
     def check(self) -> None:
@@ -102,8 +109,8 @@ class Replica:
         assert self.launcher.bad_plans == []
         main = self.shell._main
         assert main is not None and not main.done(), f"the step loop of {self.name} has ended"
-        if self.shell._scheduler is not None:
-            self.shell._scheduler.check()
+        if self.scheduler is not None:
+            self.scheduler.check()
 
     async def check_rest(self, known: set[str], pinned: tuple[str, ...]) -> None:
         """Assert that nothing is held for anybody, once all requests have ended.
@@ -121,8 +128,8 @@ class Replica:
         assert held <= known, f"slots hold what no name points at: {held - known}"
         assert {slot.adapter for slot in status.slots if slot.pinned} == held & set(pinned)
         cached = _Adapters()
-        assert self.shell._scheduler is not None
-        self.shell._scheduler.contents(cached)
+        assert self.scheduler is not None
+        self.scheduler.contents(cached)
         assert cached.seen <= {*known, "base"}, "the prefix cache holds what no name points at"
         table = {slot.slot: slot.adapter for slot in status.slots}
         for rank in self.launcher.ranks:
@@ -191,7 +198,7 @@ async def check_pool_rest(pool: AdapterPool, actor: AdapterPoolActor) -> None:
     await asyncio.gather(*(actor._reads.run(meet) for _ in range(READ_THREADS)))
     pool.check()
     assert pool.retired() == {}
-    assert actor._draining == {}
+    assert actor._unloads._draining == {}
 
 
 def count_alive(kind: type) -> int:

@@ -18,6 +18,7 @@ from cluster.request import BASE, Request, TokenEvent
 from cluster.scheduling.config import SchedulerConfig
 from cluster.scheduling.replay import Replay
 from cluster.shells.rank_group import RankGroup
+from cluster.shells.rank_lives import RankLivesConfig
 from cluster.shells.recording import RecordingConfig
 from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
 from cluster.wire import (
@@ -229,12 +230,13 @@ async def world_with(
     )
     config = SchedulerShellConfig(
         replica="0",
-        scheduler=scheduler,
-        tp=2,
-        start_timeout=start_timeout,
-        step_timeout=step_timeout,
+        ranks=RankLivesConfig(
+            scheduler=scheduler,
+            start_timeout=start_timeout,
+            step_timeout=step_timeout,
+            restart_delay=0.01,
+        ),
         request_timeout=request_timeout,
-        restart_delay=0.01,
         recording=recording,
     )
     world = World(SchedulerShell(config, launcher, ListedShards(*digests)), launcher)
@@ -362,7 +364,8 @@ async def test_ranks_that_do_not_start_in_time_are_launched_again() -> None:
             while "did not start in 0.5 s" not in (await router.status()).reason:
                 await asyncio.sleep(0.01)
         world.launcher.gate.set()
-        await until_ready(router)
+        status = await until_ready(router)
+    assert status.failures["start"] >= 1
 
 
 async def test_an_adapter_that_is_gone_fails_only_its_own_requests() -> None:

@@ -11,8 +11,9 @@ from cluster.kv_feed import KvFeed
 from cluster.request import BASE, Request, TokenEvent
 from cluster.scheduling.scheduler import Scheduler
 from cluster.shells.adapter_desk import AdapterDesk
+from cluster.shells.group_failure import FailureCause, GroupFailed
 from cluster.shells.owners import Owners
-from cluster.shells.rank_group import GroupFailed, RankGroup
+from cluster.shells.rank_group import RankGroup
 from cluster.shells.status import StatusKeeper
 from cluster.shells.step_loop import StepLoop, StepPace
 from tests.cluster.scheduling.conftest import tiny_config
@@ -72,7 +73,7 @@ async def run_until_idle(
     listener = Listener()
 
     async def idle() -> None:
-        raise GroupFailed("nothing is left to do")
+        raise GroupFailed("nothing is left to do", FailureCause.RANK_GONE)
 
     loop = StepLoop(
         cast(RankGroup, ranks),

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from cluster.shells.measures import reason_of
-from cluster.shells.rank_group import GroupFailed, RankGroup
+from cluster.shells.group_failure import FailureCause, GroupFailed
+from cluster.shells.rank_group import RankGroup
 from tests.end_to_end.tiny_models import make_tiny_model
 from tests.worker.meddler import Change, Meddler
 from tests.worker.sockets import join_in_threads
@@ -191,7 +191,7 @@ async def test_a_changed_plan_stops_the_whole_group_and_names_the_step(model, ch
     async with running(model, dict.fromkeys(victims, change)) as driver:
         with pytest.raises(GroupFailed, match=f"failed in step {BAD_STEP}: ") as caught:
             await asyncio.wait_for(driver.run(), LIMIT)
-    assert reason_of(str(caught.value)) == "plan_mismatch"
+    assert caught.value.cause is FailureCause.PLAN_MISMATCH
     for rank in victims:
         error = driver.handles[rank].error
         assert isinstance(error, PlanMismatch)

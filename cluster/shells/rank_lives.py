@@ -1,0 +1,149 @@
+"""The lives of the ranks of one scheduler: started, stepped until they fail, and started again.
+
+Owns the group of ranks and the scheduler that plans for it, which begin and end together; when they
+end, every request is answered. Knows nothing of sockets, nor of who asks.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from math import inf
+
+from cluster.kv_feed import KvFeed
+from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduling.recorder import AnyScheduler
+from cluster.shells.adapter_desk import AdapterDesk, info_of
+from cluster.shells.group_failure import FailureCause, GroupFailed
+from cluster.shells.owners import Owners
+from cluster.shells.rank_group import RankGroup
+from cluster.shells.rank_handle import RankLauncher
+from cluster.shells.recording import Recording
+from cluster.shells.status import StatusKeeper
+from cluster.shells.step_loop import StepLoop
+
+logger = logging.getLogger("topwork.scheduler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLivesConfig:
+    """How ranks are started and stepped; times in seconds."""
+
+    scheduler: SchedulerConfig  # num_pages is filled in when the ranks have said what fits
+    start_timeout: float  # until all ranks must take plans
+    step_timeout: float  # until all ranks must have answered one
+    restart_delay: float = 1.0  # between two failed attempts to start the ranks
+    ahead_rows: float = inf  # the next step is planned while one of at most so many rows runs
+
+
+class RankLives:
+    """Runs one life after the other until it is cancelled; `wake` tells that there may be work."""
+
+    def __init__(
+        self,
+        config: RankLivesConfig,
+        launcher: RankLauncher,
+        recording: Recording,
+        owners: Owners,
+        adapters: AdapterDesk,
+        kv_feed: KvFeed,
+        status: StatusKeeper,
+        wake: asyncio.Event,
+    ) -> None:
+        self.scheduler: AnyScheduler | None = None  # None while the ranks are down
+        self.group: RankGroup | None = None
+        self._config = config
+        self._launcher = launcher
+        self._recording = recording
+        self._owners = owners
+        self._adapters = adapters
+        self._kv_feed = kv_feed
+        self._status = status
+        self._wake = wake
+
+    async def run(self) -> None:
+        """Start the ranks whenever they are down, and serve; returns only by an error, a bug."""
+        try:
+            while True:
+                try:
+                    await self._live()
+                except GroupFailed as failure:
+                    logger.error("%s; restarting all ranks", failure)
+                    await self._bury(failure)
+        finally:
+            await self._kill_group()
+
+    async def _live(self) -> None:
+        """Start the ranks and serve until they fail."""
+        config = self._config
+        self.group = group = RankGroup(self._launcher, config.start_timeout, config.step_timeout)
+        try:
+            await group.start()
+        except GroupFailed:
+            await asyncio.sleep(config.restart_delay)
+            raise
+        if group.num_pages * config.scheduler.page_size < 2:
+            reason = "the KV memory budget does not hold a single page"
+            raise GroupFailed(reason, FailureCause.START)
+        self.scheduler = self._recording.make_scheduler(
+            replace(
+                config.scheduler,
+                num_pages=group.num_pages,
+                num_host_pages=group.num_host_pages,
+            ),
+            self._kv_feed.observer,
+        )
+        self._kv_feed.cover(self.scheduler.contents)
+        self._adapters.begin(self.scheduler)
+        self._status.up()
+        _tell_up(group)
+        steps = StepLoop(
+            group,
+            self.scheduler,
+            self._adapters,
+            self._owners,
+            self._kv_feed,
+            self._status,
+            config.ahead_rows,
+        )
+        await steps.run(lambda: self._idle(group))
+
+    async def _idle(self, group: RankGroup) -> None:
+        """Wait for an event, or for the news that the group has failed."""
+        self._recording.flush()
+        waking = asyncio.ensure_future(self._wake.wait())
+        failing = asyncio.ensure_future(group.failed())
+        try:
+            await asyncio.wait((waking, failing), return_when=asyncio.FIRST_COMPLETED)
+        finally:  # also when the shell is closed meanwhile
+            waking.cancel()
+            failing.cancel()
+        if failing.done():
+            failing.result()
+        self._wake.clear()
+
+    async def _bury(self, failure: GroupFailed) -> None:
+        """Answer everything in flight with 503 and end what is left of the ranks."""
+        self._status.down(failure, self.scheduler)
+        self._kv_feed.clear()
+        await self._kill_group()
+
+    async def _kill_group(self) -> None:
+        """End every request with the reason, then the ranks."""
+        self._owners.fail_all(info_of(self._status.unavailable()))
+        self.scheduler = None
+        self._adapters.end()
+        if self.group is not None:
+            group, self.group = self.group, None
+            await group.kill()
+
+
+def _tell_up(group: RankGroup) -> None:
+    logger.info("ranks up: %d pages of KV on each", group.num_pages)
+    for info in group.infos:
+        if info.unsteady:
+            logger.warning(
+                "rank %d: tokens may depend on what else is asked meanwhile, for on this CPU "
+                "the bits of a row depend on its batch in %s",
+                info.rank,
+                ", ".join(info.unsteady),
+            )
