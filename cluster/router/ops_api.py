@@ -49,6 +49,27 @@ def _rest_of(report: Report) -> dict[str, object]:
     }
 
 
+async def _view(router: Router) -> View:
+    """Return what the metrics of the whole are drawn from, as of now."""
+    config = router.config
+    page, reports = await asyncio.gather(router.fleet.look(), router.schedulers.reports())
+    records: tuple[AdapterRecord, ...] | None
+    try:
+        records = await router.backend.records()
+    except Unavailable:
+        records = None  # the rest is worth more than the catalogue
+    return View(
+        version=config.version,
+        model=config.model_name,
+        page_size=config.page_size,
+        max_labels=config.max_adapter_labels,
+        page=page,
+        reports=reports,
+        records=records,
+        vllm_time=time.time() if config.vllm_metrics else None,
+    )
+
+
 def operation_routes(router: Router) -> APIRouter:
     """Return the routes of operations; all but draining are open to everyone."""
     routes = APIRouter()
@@ -75,23 +96,7 @@ def operation_routes(router: Router) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        config = router.config
-        page, reports = await asyncio.gather(router.fleet.look(), router.schedulers.reports())
-        records: tuple[AdapterRecord, ...] | None
-        try:
-            records = await router.backend.records()
-        except Unavailable:
-            records = None  # the rest is worth more than the catalogue
-        view = View(
-            version=config.version,
-            model=config.model_name,
-            page_size=config.page_size,
-            max_labels=config.max_adapter_labels,
-            page=page,
-            reports=reports,
-            records=records,
-            vllm_time=time.time() if config.vllm_metrics else None,
-        )
+        view = await _view(router)
         text = await asyncio.to_thread(exposition, view)  # of thousands of series: streams go on
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
