@@ -17,11 +17,17 @@ from cluster.router.sglang_api import sglang_routes
 from cluster.router.tokenize_api import tokenize_routes
 
 
-def create_app(router: Router, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
-    """Return the application; whoever serves it starts and closes the router."""
+def create_app(
+    router: Router, lifespan: Lifespan[FastAPI] | None = None, *, sends_ids: bool = True
+) -> FastAPI:
+    """Return the application; whoever serves it starts and closes the router.
+
+    `sends_ids` is false where the server sends each request's id back itself, as Serve does.
+    """
     app = FastAPI(title="Topwork", version=router.config.version, lifespan=lifespan)
     app.add_middleware(CountResponses, metrics=router.metrics)
-    app.add_middleware(RequestIds)  # outside of what counts: it knows how bodies are sent
+    # Outside of what counts: it knows how bodies are sent.
+    app.add_middleware(RequestIds, sends=sends_ids)
     install(app)
     for make_routes in (
         chat_routes,

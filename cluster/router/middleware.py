@@ -1,10 +1,11 @@
-"""Request ids: taken from X-Request-Id where that is harmless, made otherwise, and sent back.
+"""Request ids: taken from X-Request-Id as far as that is harmless, made otherwise, and sent back.
 
 Plain ASGI, so that it adds nothing to the cost of a token. Knows nothing of what is asked.
 """
 
 import re
 import uuid
+from collections.abc import Iterable
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,22 +15,31 @@ MAX_LENGTH = 64
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
-class RequestIds:
-    """Middleware that gives each HTTP request an id."""
+def safe_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the id that these headers of a request give, without odd letters, or a new one."""
+    given = next((value for name, value in headers if name == HEADER), b"")
+    return _UNSAFE.sub("", given.decode("latin-1"))[:MAX_LENGTH] or uuid.uuid4().hex
 
-    def __init__(self, app: ASGIApp) -> None:
+
+class RequestIds:
+    """Middleware that gives each HTTP request an id; `sends` it back, unless its server does."""
+
+    def __init__(self, app: ASGIApp, sends: bool = True) -> None:
         self._app = app
+        self._sends = sends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with an id in its state, and the response with the id's header."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name == HEADER), b"")
-        request_id = _UNSAFE.sub("", given.decode("latin-1"))[:MAX_LENGTH] or uuid.uuid4().hex
+        request_id = safe_id(scope["headers"])
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["send_body"] = send
+        if not self._sends:
+            await self._app(scope, receive, send)
+            return
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -18,6 +18,7 @@ PORTS = (8404, 9101, 8500)
 FIRST_PORT, BLOCK_PORTS, NUM_BLOCKS = 20_000, 100, 50
 MAX_SOCKET_PATH = 97  # HAProxy's; Serve puts a folder named by the node, of 56 letters, into it
 MAX_DIRECTORY = MAX_SOCKET_PATH - len("/admin.sock") - 57
+REQUEST_IDS = "deploy.serving.request_ids:middlewares"  # what Serve puts around all HTTP
 
 _FIRST_LINES = """#!/bin/sh
 # Serve's configuration opens two ports of statistics to the network: keep them on this machine.
@@ -100,6 +101,7 @@ def _front(directory: Path, start: Path, ports: Sequence[int]) -> dict[str, str]
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
         # How long a router that ends still takes requests: until HAProxy has heard of it.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": REQUEST_IDS,
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # the cores are the ranks'
         # How often schedulers tell the autoscaler of their load; ten seconds would be late.
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",

@@ -40,7 +40,7 @@ class RouterReplica:
             yield
             await router.close()
 
-        return create_app(router, lifespan)
+        return create_app(router, lifespan, sends_ids=False)
 
     def reconfigure(self, live: dict[str, Any]) -> None:
         """Take in the log level of a new configuration."""

@@ -8,6 +8,8 @@
   value: "1"
 - name: RAY_SERVE_THROUGHPUT_OPTIMIZED
   value: "1"
+- name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
+  value: "deploy.serving.request_ids:middlewares"
 - name: RAY_SERVE_HAPROXY_NBTHREAD
   value: "1"
 - name: RAY_SERVE_HAPROXY_STATS_PORT

@@ -80,6 +80,18 @@ def test_a_shared_prompt_is_found_under_its_own_adapter_only(server: Server) -> 
         assert cached(complete(server, other, [*shared, 700, 701], 4)) == 0
 
 
+def test_a_response_carries_its_request_id_once(server: Server) -> None:
+    body = {"model": "smollm2", "prompt": "Once", "max_tokens": 1}
+    for given, kept in (("job-7", "job-7"), ("a b<script>", "abscript")):
+        reply = httpx.post(
+            f"{server.url}/v1/completions", json=body, headers={"X-Request-Id": given}
+        )
+        assert reply.headers.get_list("x-request-id") == [kept]
+        assert reply.json()["id"] == f"cmpl-{kept}"
+    (made,) = httpx.get(f"{server.url}/version").headers.get_list("x-request-id")
+    assert len(made) == 32
+
+
 def test_the_openai_package_chats_completes_streams_and_lists(server: Server) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     listed = {model.id: model.model_dump() for model in client.models.list()}

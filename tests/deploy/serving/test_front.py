@@ -44,7 +44,7 @@ def test_two_servers_share_no_port_and_no_file(tmp_path: Path) -> None:
     one = front_environment(tmp_path / "a", "haproxy", 1)
     two = front_environment(tmp_path / "b", "haproxy", 2)
     for name in one:
-        if name.endswith(("_PORT", "_LOC", "_PATH", "_BASE", "_FILE")):
+        if name.endswith(("_PORT", "_LOC", "Y_PATH", "SOCKET_PATH", "_BASE", "_FILE")):
             assert one[name] != two[name], name
 
 
