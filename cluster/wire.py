@@ -179,12 +179,14 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     forked_sequences: int = 0
     longest_slot_wait: int = 0  # steps
     slot_wait_bound: int = 0  # steps
+    late_hand_overs: int = 0  # of slots, later than that bound was when the adapter came
     adapter_memory: int = 0  # bytes on each rank for all adapters together; 0: no limit
     histograms: dict[str, HistogramCounts] = {}  # by a name of cluster.shells.measures
     failures: dict[str, int] = {}  # groups of ranks that were given up, by cause
     oldest_wait: float = 0.0  # seconds, of the first to come that has never run
     adapter_evictions: int = 0  # out of slots
     failed_adapter_loads: int = 0  # into slots
+    steps_ahead: int = 0  # whose plan was sent while the ranks ran the one before
     starting: bool = False  # the ranks have not been up yet
 
 

@@ -284,4 +284,6 @@ class FakeScheduler:
             forked_sequences=7,
             longest_slot_wait=8,
             slot_wait_bound=9,
+            late_hand_overs=10,
+            steps_ahead=11,
         )

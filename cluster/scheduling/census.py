@@ -33,6 +33,7 @@ def stats_of(rooms: Rooms, step: int) -> SchedulerStats:
         evicted_pages=cache.num_evicted,
         adapter_loads=rooms.slots.num_loads,
         longest_slot_wait=rooms.line.longest_wait,
+        late_hand_overs=rooms.line.num_late,
         longest_turn_start=rooms.slots.longest_turn_start,
         slot_wait_bound=rooms.line.wait_bound,
         free_host_pages=cache.host_pool.num_free,

@@ -82,6 +82,7 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     largest_adapter: int
     longest_turn_start: int
     longest_wait: int
+    num_late: int
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
@@ -100,7 +101,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     open_lanes: tuple[str, ...]
     residents: tuple[ResidentState, ...]  # by slot
     pinned: tuple[tuple[str, int], ...]  # adapter, and bytes that it claims
-    line: tuple[tuple[str, int], ...]  # adapter, and step at which it joined; the first in front
+    line: tuple[tuple[str, int, int], ...]  # adapter, step at which it joined, bound on its wait
     drain: Drain | None
     evicted: tuple[tuple[int, str], ...]  # (slot, adapter) whose memory no load has cleared
     loads: tuple[AdapterLoad, ...]  # that nobody has taken

@@ -4,6 +4,7 @@ Owns who stands in it and for how long, what each adapter claims, and what the b
 comes to. Knows nothing of whose slot is taken for the first.
 """
 
+from dataclasses import dataclass
 from itertools import islice
 
 from cluster.scheduling.config import SchedulerConfig
@@ -11,31 +12,40 @@ from cluster.scheduling.slot_table import SlotTable
 from cluster.scheduling.waiting_queue import WaitingQueue
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An adapter's stand in the line."""
+
+    joined: int  # step
+    bound: int  # steps that it was to wait at most, by what was known then
+
+
 class SlotLine:
     """The line; the lanes of the waiting queue and the slots say who must stand in it."""
 
     def __init__(self, config: SchedulerConfig, slots: SlotTable, waiting: WaitingQueue) -> None:
         self.longest_wait = 0  # steps
+        self.num_late = 0  # slots handed over later than their adapter's bound said
         self._config = config
         self._slots = slots
         self._waiting = waiting
-        self._joined: dict[str, int] = {}  # adapter: step at which it joined; the first in front
+        self._places: dict[str, Place] = {}  # by adapter; the first in front
         self._sizes: dict[str, int] = {}  # bytes that each adapter claims that waits or has a slot
 
     @property
     def first(self) -> str | None:
         """Return the adapter that gets the next slot."""
-        return next(iter(self._joined), None)
+        return next(iter(self._places), None)
 
     @property
     def upcoming(self) -> tuple[str, ...]:
         """Return the adapters at the front of the line, as many as there are slots."""
-        return tuple(islice(self._joined, self._slots.num_slots))
+        return tuple(islice(self._places, self._slots.num_slots))
 
     def is_first_aged(self, step: int) -> bool:
         """Whether the first has been passed over for so long that a slot is drained for it."""
-        joined = next(iter(self._joined.values()), None)
-        return joined is not None and joined + self._config.slot_patience <= step
+        place = next(iter(self._places.values()), None)
+        return place is not None and place.joined + self._config.slot_patience <= step
 
     def size(self, adapter: str) -> int:
         """Return the bytes that an adapter claims which waits or has a slot."""
@@ -57,7 +67,7 @@ class SlotLine:
         if num_unpinned < 1:
             return 0
         return self._config.slot_wait_bound(
-            len(self._joined) + 1,
+            len(self._places) + 1,
             num_unpinned,
             self._slots.longest_turn_start,
             is_crowded=self._slots.is_crowded,
@@ -73,20 +83,28 @@ class SlotLine:
         resident = self._slots.get(adapter)
         is_loading = resident is not None and resident.loading
         if self._waiting.has(adapter) and not self._waiting.is_open(adapter) and not is_loading:
-            self._joined.setdefault(adapter, step)
+            if adapter not in self._places:
+                self._places[adapter] = Place(step, self.wait_bound)
         else:
-            self._joined.pop(adapter, None)
+            self._places.pop(adapter, None)
         if resident is None and not self._waiting.has(adapter):
             self._sizes.pop(adapter, None)
 
     def leave(self, adapter: str, step: int) -> None:
-        """Take an adapter out of the line that is given its slot now."""
-        self.longest_wait = max(self.longest_wait, step - self._joined.pop(adapter))
+        """Take an adapter out of the line that is given its slot now.
+
+        It is late if what the bound rests on has grown since it joined: loads were slower than any
+        before, slots were pinned, or adapters came that are larger than all that were known.
+        """
+        place = self._places.pop(adapter)
+        waited = step - place.joined
+        self.longest_wait = max(self.longest_wait, waited)
+        self.num_late += waited > place.bound
 
     def check(self) -> None:
         """Assert that only adapters stand in line that somebody waits for."""
         for resident in self._slots.residents():
             assert resident.num_bytes == self._sizes[resident.adapter], "sizes differ"
-        for adapter in self._joined:
+        for adapter in self._places:
             assert self._waiting.has(adapter), f"{adapter} is in line for nobody"
             assert adapter in self._sizes, f"{adapter} is in line without a size"

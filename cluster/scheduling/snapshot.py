@@ -31,6 +31,7 @@ from cluster.scheduling.scheduler_state import (
     State,
 )
 from cluster.scheduling.sequence import Running, Sequence, Status
+from cluster.scheduling.slot_line import Place
 from cluster.scheduling.slot_table import Resident
 from worker.protocol import SamplingParams
 
@@ -63,7 +64,7 @@ def snapshot(scheduler: Scheduler) -> State:
             for r in slots.residents()
         ),
         pinned=tuple(sorted(slots._pinned.items())),
-        line=tuple(line._joined.items()),
+        line=tuple((one, place.joined, place.bound) for one, place in line._places.items()),
         drain=rooms.turns._drain,
         evicted=tuple(loads.evicted),
         loads=tuple(loads._loads),
@@ -80,6 +81,7 @@ def snapshot(scheduler: Scheduler) -> State:
             largest_adapter=slots.largest,
             longest_turn_start=slots.longest_turn_start,
             longest_wait=line.longest_wait,
+            num_late=line.num_late,
         ),
     )
 
@@ -91,8 +93,8 @@ def restore(config: SchedulerConfig, state: State) -> Scheduler:
         Exception: of any class, if no scheduler was ever in that state.
     """
     scheduler = Scheduler(config)
-    scheduler._step, rooms = state.step, scheduler._rooms
-    rooms.lobby.last_seq_id = state.last_seq_id
+    rooms = scheduler._rooms
+    scheduler._step, rooms.lobby.last_seq_id = state.step, state.last_seq_id
     _restore_flows(rooms, state)
     rooms.waiting._open = set(state.open_lanes)
     _restore_sequences(rooms, state)
@@ -191,8 +193,7 @@ def _restore_running(rooms: Rooms, state: State) -> None:
     finish_cache(cache, nodes, private)
     rooms.running._untold = [_left(config, one) for one in state.untold]
     rooms.running._told = [[_left(config, one) for one in left] for left in state.told]
-    by_id = rooms.running._by_id
-    rooms.committer._ending = [by_id[seq_id] for seq_id in state.ending]
+    rooms.committer._ending = [rooms.running._by_id[seq_id] for seq_id in state.ending]
 
 
 def _batches(state: State) -> list[Batch]:
@@ -227,7 +228,8 @@ def _restore_slots(rooms: Rooms, state: State) -> None:
     for sequence in rooms.sequences.values():
         if sequence.request.adapter != BASE:
             line.expect(sequence.request.adapter, sequence.request.adapter_bytes)
-    line._joined, rooms.turns._drain = dict(state.line), state.drain
+    line._places = {adapter: Place(joined, bound) for adapter, joined, bound in state.line}
+    rooms.turns._drain = state.drain
     loads.evicted, loads._loads = list(state.evicted), list(state.loads)
 
 
@@ -241,6 +243,7 @@ def _restore_counters(rooms: Rooms, counters: Counters) -> None:
     rooms.slots.largest = counters.largest_adapter
     rooms.slots.longest_turn_start = counters.longest_turn_start
     rooms.line.longest_wait = counters.longest_wait
+    rooms.line.num_late = counters.num_late
 
 
 def _ended(config: SchedulerConfig, seq_id: int) -> Sequence:

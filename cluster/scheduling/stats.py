@@ -68,3 +68,4 @@ class SchedulerStats:
     longest_turn_start: int = 0  # steps from the hand-over of a slot to its first use or loss
     slot_wait_bound: int = 0  # steps that an adapter which joins the line now waits at most
     longest_slot_wait: int = 0  # steps from joining the line for a slot to its hand-over
+    late_hand_overs: int = 0  # after more steps than the bound was when the adapter joined

@@ -50,6 +50,7 @@ class Measures:
         self.failures: Counter[FailureCause] = Counter(dict.fromkeys(FailureCause, 0))
         self.num_evictions = 0
         self.num_failed_loads = 0
+        self.num_steps_ahead = 0
         self._clock = clock
         self._histograms = {name: Histogram(bounds) for name, bounds in BUCKETS.items()}
         self._moments: dict[int, _Moments] = {}
@@ -114,6 +115,10 @@ class Measures:
         self._observe("batch_size", len(plan.chunks))
         slots = {self._slots.get(chunk.seq_id) for chunk in plan.chunks}
         self._observe("adapters_per_batch", len(slots - {None}))
+
+    def sent_ahead(self) -> None:
+        """Note that the ranks have the plan while they run the step before it."""
+        self.num_steps_ahead += 1
 
     def answered(self, seconds: float) -> None:
         """Note that all ranks have answered, and how long they took for the step."""

@@ -28,6 +28,7 @@ COUNTERS = (
     "restored_pages",
     "evicted_host_pages",
     "forked_sequences",
+    "late_hand_overs",
 )
 
 
@@ -138,6 +139,7 @@ class StatusKeeper:
             oldest_wait=self.measures.oldest_wait(),
             adapter_evictions=self.measures.num_evictions,
             failed_adapter_loads=self.measures.num_failed_loads,
+            steps_ahead=self.measures.num_steps_ahead,
             **self._totals(stats),
         )
 

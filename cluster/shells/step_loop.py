@@ -115,7 +115,9 @@ class StepLoop:
         frame, self._digest = encode_plan(plan, self._digest)
         self._measures.planned(plan)
         self._status.step_begins(plan.step)
-        if not self._in_flight:
+        if self._in_flight:
+            self._measures.sent_ahead()
+        else:
             self._pace.begins()
         num_rows = sum(len(chunk.token_ids) for chunk in plan.chunks)
         self._in_flight.append((plan.step, num_rows))

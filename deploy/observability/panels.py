@@ -113,6 +113,11 @@ FAST = Row("How fast?", (
             + " - " + total(rate("engine_cached_prompt_tokens_total"))),
         ("prompt, cached", total(rate("engine_cached_prompt_tokens_total")))),
         text="Over all replicas."),
+    Panel(title="Steps planned ahead", unit="percentunit", queries=(
+        ("share", ratio(total(rate("engine_steps_ahead_total")),
+                        total(rate("step_seconds_count", 'phase="plan"')))),),
+        text="Whose plan the ranks had before they ended the step before it. 0 where planning "
+        "would take a core from them, or where somebody must give way to another."),
     Panel(title="Sequences in a step", queries=(
         ("mean", mean("batch_size")), ("p95", quantile(0.95, "batch_size"))),
         text="More of them share one pass over the weights."),
@@ -163,7 +168,8 @@ WAITING = Row("Who waits?", (
          largest(now("adapter_slot_wait_longest_steps"), "replica")),
         ("bound for who comes now, {{replica}}",
          largest(now("adapter_slot_wait_bound_steps"), "replica"))),
-        text="No adapter waits longer than the bound was when it came."),
+        text="No adapter waits longer than the bound was when it came, unless loads have become "
+        "slower since or slots were pinned: those are counted under Loads and evictions."),
     Panel(title="Answers in flight by router", queries=(
         ("{{router}}", largest(now("router_inflight"), "router")),),
         text="Uneven: the load balancer's doing."),
@@ -206,6 +212,7 @@ PLACES = Row("Where are they?", (
         ("loads", total(rate("adapter_loads_total"))),
         ("evictions from slots", total(rate("adapter_slot_evictions_total"))),
         ("failed loads", total(rate("adapter_load_failures_total"))),
+        ("slots handed over late", total(rate("adapter_slot_late_hand_overs_total"))),
         ("evictions from host memory", largest(rate("adapter_host_evictions_total")))),
         text="Many evictions beside few answers: more slots, or more replicas."),
     Panel(title="A load into a slot", unit="s", queries=_quantiles("adapter_load_seconds"),

@@ -31,6 +31,8 @@ STATUS_METRICS = (
     "forked_sequences",
     "adapter_slot_wait_longest_steps",
     "adapter_slot_wait_bound_steps",
+    "adapter_slot_late_hand_overs",
+    "engine_steps_ahead",
 )
 
 

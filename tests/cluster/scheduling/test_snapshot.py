@@ -76,6 +76,7 @@ class Twins:
             "held": any(one.status == "held" for one in state.sequences),
             "retracted": any(one.status == "waiting" and one.output for one in state.sequences),
             "counter": any(flow.counter for flow in state.flows),
+            "late": state.counters.num_late,
         }
         self.met.update(name for name, is_met in signs.items() if is_met)
 
@@ -125,6 +126,7 @@ def test_the_lives_above_meet_everything_that_a_snapshot_tells() -> None:
         "held",
         "retracted",
         "counter",
+        "late",
     }
 
 

@@ -67,7 +67,10 @@ class NoAdapters:
 
 
 async def run_until_idle(
-    ranks: LateRanks, scheduler: Scheduler, ahead_rows: float = inf
+    ranks: LateRanks,
+    scheduler: Scheduler,
+    ahead_rows: float = inf,
+    status: StatusKeeper | None = None,
 ) -> list[int]:
     """Step until nothing is left, and return the tokens that were told."""
     listener = Listener()
@@ -81,7 +84,7 @@ async def run_until_idle(
         cast(AdapterDesk, NoAdapters()),
         cast(Owners, listener),
         KvFeed("model", time.time, None),
-        StatusKeeper("0", time.monotonic),
+        status or StatusKeeper("0", time.monotonic),
         ahead_rows,
     )
     with pytest.raises(GroupFailed, match="nothing is left"):
@@ -100,6 +103,15 @@ async def test_the_next_plan_is_sent_before_the_last_is_answered() -> None:
     tokens = await run_until_idle(ranks, scheduler_with_one(4))
     assert tuple(tokens) == fake_continuation(None, PROMPT, 4)
     assert ranks.log == ["sent", *["sent", "answered"] * 3, "answered"]
+
+
+@pytest.mark.parametrize(("is_quick", "num_ahead"), [(False, 3), (True, 0)])
+async def test_steps_whose_plan_was_sent_ahead_are_counted(is_quick: bool, num_ahead: int) -> None:
+    status = StatusKeeper("0", time.monotonic)
+    ranks = LateRanks(is_quick=is_quick)
+    await run_until_idle(ranks, scheduler_with_one(4), status=status)
+    told = status.snapshot(1, None, None, {})
+    assert (told.step, told.steps_ahead) == (4, num_ahead)
 
 
 async def test_ranks_that_answer_sooner_get_the_next_plan_with_all_that_is_known() -> None:
