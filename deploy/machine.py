@@ -1,4 +1,4 @@
-"""How much memory this machine has, as its kernel and its driver tell it.
+"""What this machine has, memory above all, as its kernel and its driver tell it.
 
 Knows nothing of what it is for.
 """
@@ -31,6 +31,12 @@ class Machine:
             if limit is not None and use is not None and limit < memory:
                 memory, free = limit, min(free, max(0, limit - use))
         return cls(memory, free, _shared_memory(root / "dev/shm"), _gpus(root / "dev/nvidiactl"))
+
+
+def multiplies_bf16(root: Path = Path("/")) -> bool:
+    """Tell whether the CPU has an instruction for products of bfloat16."""
+    lines = (root / "proc/cpuinfo").read_text().splitlines()
+    return any(line.startswith("flags") and "avx512_bf16" in line.split() for line in lines)
 
 
 def _number(file: Path) -> int | None:

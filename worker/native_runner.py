@@ -19,7 +19,6 @@ from worker.cpu_runner import cpu_batch
 from worker.kv_cache import KVCache
 from worker.model import Model
 from worker.parallel import Communicator
-from worker.rank_config import FEW_ROWS
 from worker.rows import StepRows
 
 _FIRST_ROWS = 64
@@ -76,10 +75,12 @@ class NativeRunner:
         bank: AdapterBank,
         kernels: NativeKernels,
         group: Communicator,
+        alone_rows: int,
     ) -> None:
         self._model = model
         self._cache = cache
         self._bank = bank
+        self._alone_rows = alone_rows
         self._kernels = kernels
         self._group = group
         self._by_adapters: dict[bool, _Recording] = {}
@@ -87,7 +88,7 @@ class NativeRunner:
     def run(self, rows: StepRows) -> Tensor | None:
         """See `worker.runner.Runner`."""
         crew = self._kernels.crew
-        alone = len(rows.token_ids) <= FEW_ROWS and crew.num_threads == 2
+        alone = len(rows.token_ids) <= self._alone_rows and crew.num_threads == 2
         if not alone:
             crew.rouse()
         batch = cpu_batch(rows, self._bank, self._cache.page_size)

@@ -3,10 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-# Rows of a step that one of two threads computes alone: reading the weights is all of it, which one
-# thread does nearly as fast as two, and the other core is left to those who carry the tokens.
-FEW_ROWS = 2
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankConfig:
@@ -24,3 +20,6 @@ class RankConfig:
     max_model_len: int  # positions that one sequence may have
     deterministic: bool = False  # on a GPU too, a row's bits do not depend on its batch
     num_threads: int | None  # compute threads of this process; None: torch's own choice
+    # Rows of a step that one of two threads computes alone: reading the weights is all of it, which
+    # one thread does nearly as fast as two.
+    alone_rows: int = 2

@@ -14,7 +14,7 @@ from tests.cluster.adapters.tiny import MODEL
 @pytest.mark.parametrize(
     ("cores", "keys", "device", "rows"),
     [
-        (2, {"threads_per_rank": 2}, "cpu", 2),  # few rows leave one of the two cores
+        (2, {"threads_per_rank": 2}, "cpu", 8),  # few rows leave one of the two cores
         (2, {"threads_per_rank": 1, "tp": 2}, "cpu", 0),
         (2, {"threads_per_rank": 1}, "cpu", inf),
         (16, {"threads_per_rank": 4, "tp": 2}, "cpu", inf),
@@ -28,6 +28,26 @@ def test_a_step_is_planned_ahead_where_ranks_leave_a_core_for_it(
     monkeypatch: pytest.MonkeyPatch, cores: int, keys: dict[str, int], device: str, rows: float
 ) -> None:
     monkeypatch.setattr(settings, "num_cores", lambda: cores)
+    monkeypatch.setattr(settings, "multiplies_bf16", lambda: True)
     config = ServeConfig.model_validate({"model": "tiny", **keys})
     checked = Checked(config, Path("tiny"), MODEL, 64, device, config.threads_per_rank or cores)
     assert settings.ahead_rows(checked) == rows
+
+
+@pytest.mark.parametrize(
+    ("cores", "keys", "has_bf16", "rows"),
+    [
+        (2, {"threads_per_rank": 2}, True, 8),
+        (2, {"threads_per_rank": 2}, False, 2),
+        (4, {"threads_per_rank": 2}, True, 2),  # others have cores of their own
+        (2, {"threads_per_rank": 1, "tp": 2}, True, 2),
+    ],
+)
+def test_one_thread_computes_more_rows_alone_where_two_would_take_all_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, keys: dict[str, int], has_bf16: bool, rows: int
+) -> None:
+    monkeypatch.setattr(settings, "num_cores", lambda: cores)
+    monkeypatch.setattr(settings, "multiplies_bf16", lambda: has_bf16)
+    config = ServeConfig.model_validate({"model": "tiny", **keys})
+    checked = Checked(config, Path("tiny"), MODEL, 64, "cpu", config.threads_per_rank or cores)
+    assert settings.alone_rows(checked) == rows

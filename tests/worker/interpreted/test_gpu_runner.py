@@ -54,7 +54,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
     """Return a function after which ranks run as on a GPU, with graphs or without."""
 
     def switch(graphs: Graphs | None, deterministic: bool = False) -> None:
-        def runner(device, kernels, group, model, cache, bank, max_model_len):  # type: ignore[no-untyped-def]
+        def runner(device, kernels, group, model, cache, bank, max_model_len, _):  # type: ignore[no-untyped-def]
             return GpuRunner(
                 model,
                 cache,
