@@ -67,7 +67,8 @@ class RankLives:
                 try:
                     await self._live()
                 except GroupFailed as failure:
-                    logger.error("%s; restarting all ranks", failure)
+                    # As text: who keeps records would keep what the failure's frames hold, shards.
+                    logger.error("%s; restarting all ranks", str(failure))
                     await self._bury(failure)
         finally:
             await self._kill_group()

@@ -420,7 +420,9 @@ async def test_a_group_says_what_an_adapter_holds_on_each_rank() -> None:
     await group.kill()
 
 
-async def test_a_rank_that_dies_of_a_load_ends_all_requests_and_the_group_comes_back() -> None:
+async def test_a_rank_that_dies_of_a_load_ends_all_requests_and_the_group_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with world_with("deadly") as world:
         router = await world.connect()
         await until_ready(router)
@@ -431,6 +433,8 @@ async def test_a_rank_that_dies_of_a_load_ends_all_requests_and_the_group_comes_
         await until_ready(router)
         router.send(ask("y"))
         assert token_ids((await router.collect("y"))["y"]) == expected()
+    told_to_log = [record for record in caplog.records if "restarting" in record.message]
+    assert [type(one.args[0]) for one in told_to_log if one.args] == [str], "it keeps shards alive"
 
 
 async def test_a_router_that_leaves_takes_its_requests_along() -> None:
