@@ -281,7 +281,7 @@ def nothing_seen() -> None:
 
 
 def test_any_order_of_calls_under_traffic_keeps_every_promise_of_5000_operations() -> None:
-    _run(25, derandomize=True)
+    _run(40, derandomize=True)  # how long they are depends on which modules are loaded
     assert Life.num_operations >= 5_000
     # What an example meets also depends on how fast its threads read the disk.
     missed = FEATURES - Life.seen
