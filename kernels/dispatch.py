@@ -151,7 +151,10 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
         ...
 
     def draw_rows(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-        """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf."""
+        """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf.
+
+        A row that holds NaN or +inf, or nothing but -inf, gets some token of the vocabulary.
+        """
         ...
 
 

@@ -41,7 +41,10 @@ class Draw:
 
 
 def draw_rows(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf."""
+    """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf.
+
+    A row that holds NaN or +inf, or nothing but -inf, gets the id of its largest, NaN above all.
+    """
     return torch.tensor([_draw(row, draw) for row, draw in zip(logits, draws, strict=True)])
 
 
@@ -59,9 +62,9 @@ def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _draw(logits: Tensor, draw: Draw) -> int:
     """Return the token drawn from one row [V]."""
-    if draw.is_greedy:
+    if draw.is_greedy or not math.isfinite(best := logits.max()):
         return int(logits.argmax())
-    scores = (logits - logits.max()) / draw.temperature  # the best is 0: nothing can overflow
+    scores = (logits - best) / draw.temperature  # the best is 0: nothing can overflow
     if draw.min_p > 0.0:
         scores.masked_fill_(scores < math.log(draw.min_p), -torch.inf)
     num_tokens = scores.shape[0]
