@@ -4,17 +4,33 @@ Owns how they are put together. What they compute is told in `kernels.dispatch`.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels.attention import paged_attention, write_kv
 from kernels.attention_batch import AttentionBatch
-from kernels.drawing import Draw, draw_rows
+from kernels.drawing import Draw, draw_rows, token_logprobs
 from kernels.elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from kernels.linear import LinearWeight, linear, prepare_linear
 from kernels.lora import LoraSegment, lora_apply
+from kernels.numbers import Numbers
 from kernels.page_copy import clear_pages, fork_pages, restore_pages, save_pages
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """See `kernels.dispatch.Fetched`: what a CPU was asked for is done."""
+
+    tensors: Sequence[Tensor]
+
+    @property
+    def is_here(self) -> bool:
+        return True
+
+    def read(self) -> Sequence[Tensor]:
+        return self.tensors
 
 
 class CpuKernels:
@@ -30,6 +46,12 @@ class CpuKernels:
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
+
+    def send(self, numbers: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype)
+
+    def fetch(self, tensors: Sequence[Tensor], device: torch.device) -> Here:
+        return Here(tensors)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
@@ -107,3 +129,8 @@ class CpuKernels:
 
     def draw_rows(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         return draw_rows(logits, draws)
+
+    def token_logprobs(
+        self, logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return token_logprobs(logits, rows, token_ids, counts)

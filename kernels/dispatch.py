@@ -19,13 +19,29 @@ from kernels.linear import LinearWeight
 from kernels.native.library import native_library
 from kernels.native.program import Crew
 from kernels.native_cpu import NativeKernels
+from kernels.numbers import Numbers
 
 AttentionRows = TypeVar("AttentionRows", contravariant=True)
 LoraRows = TypeVar("LoraRows", contravariant=True)
 
 
+class Fetched(Protocol):
+    """Tensors on their way to the host, behind all work that the device was given before."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether `read` waits for nothing."""
+        ...
+
+    def read(self) -> Sequence[Tensor]:
+        """Wait until that work is done and return the tensors on the host; from any thread."""
+        ...
+
+
 class Kernels(Protocol[AttentionRows, LoraRows]):
     """What every kind of device can do. Row i of a result depends on row i of the arguments alone.
+
+    The host waits for the device in `Fetched.read` alone: all else is only asked for.
 
     Products have the weights' dtype or float32, as a kind likes; all else takes either.
 
@@ -43,6 +59,14 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         """Return a tensor that is not filled, for the pages that steps read."""
+        ...
+
+    def send(self, numbers: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return numbers of the host on the device; they may change as soon as it returns."""
+        ...
+
+    def fetch(self, tensors: Sequence[Tensor], device: torch.device) -> Fetched:
+        """Begin to bring tensors, maybe none, to the host; nobody may change them any more."""
         ...
 
     def add_rms_norm(
@@ -154,6 +178,24 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
         """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf.
 
         A row that holds NaN or +inf, or nothing but -inf, gets some token of the vocabulary.
+        """
+        ...
+
+    def token_logprobs(
+        self, logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the log-probabilities of tokens, and of the best tokens, of some rows.
+
+        Args:
+            logits: [S, V] float32, any values.
+            rows: R of them, at least one.
+            token_ids: [S] int64.
+            counts: R, how many of the best each row asks for.
+
+        Returns:
+            That of each row's token [R] float32; and ids [R, C] int64 and log-probabilities [R, C]
+            float32 of the best tokens, the best first, the lower id of equals: of each row at
+            least as many as it asks for, but those behind its last finite one are -inf.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 A token is a function of (logits, parameters, seed, position), by the noise of kernels.sampling: the
 largest of score plus noise follows the softmax of the scores (Gumbel's trick). Knows nothing of
-sequences, penalties or log-probabilities.
+sequences, penalties or of whom it tells the log-probabilities.
 
 Shapes: S rows, V vocabulary.
 """
@@ -46,6 +46,29 @@ def draw_rows(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     A row that holds NaN or +inf, or nothing but -inf, gets the id of its largest, NaN above all.
     """
     return torch.tensor([_draw(row, draw) for row, draw in zip(logits, draws, strict=True)])
+
+
+def token_logprobs(
+    logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `kernels.dispatch.Kernels.token_logprobs`; one row after the other."""
+    ids = token_ids.tolist()
+    # Row by row in a function of its own: memory that was left just now is the fastest to take.
+    found = [_logprobs(logits[row], ids[row], n) for row, n in zip(rows, counts, strict=True)]
+    best_ids = torch.zeros(len(rows), max(counts), dtype=torch.int64)
+    best = torch.full(best_ids.shape, -torch.inf)
+    for place, (_, its_ids, its_values) in enumerate(found):
+        if len(its_ids):
+            best_ids[place, : len(its_ids)] = its_ids
+            best[place, : len(its_ids)] = its_values
+    return torch.tensor([logprob for logprob, _, _ in found]), best_ids, best
+
+
+def _logprobs(logits: Tensor, token_id: int, count: int) -> tuple[float, Tensor, Tensor]:
+    """Return the log-probability of a token of one row [V], and ids and those of the best."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    ids, values = best_tokens(logprobs, count) if count else (logits[:0].long(), logits[:0])
+    return logprobs[token_id].item(), ids, values
 
 
 def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -77,13 +77,18 @@ def head_logits(
     ]
     replaced = {i for form, indices in own if form.weight is not None for i in indices}
     others = [i for i in range(len(sample_rows_S)) if i not in replaced]
-    y_SV[others] = kernels.linear(x_SH[others], lm_head).float()
+    there = kernels.send(others, torch.int64, x_SH.device)
+    y_SV.index_copy_(0, there, kernels.linear(x_SH.index_select(0, there), lm_head).float())
     for form, indices in own:
         if not indices:
             continue
-        x = x_SH[indices]
-        y = y_SV[indices] if form.weight is None else kernels.linear(x, form.weight).float()
+        there = kernels.send(indices, torch.int64, x_SH.device)
+        x = x_SH.index_select(0, there)
+        if form.weight is None:
+            y = y_SV.index_select(0, there)
+        else:
+            y = kernels.linear(x, form.weight).float()
         if form.pair is not None:
             lora_apply(y, x, (form.pair.segment(0, len(indices)),))
-        y_SV[indices] = y
+        y_SV.index_copy_(0, there, y)
     return y_SV

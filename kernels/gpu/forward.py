@@ -12,6 +12,8 @@ from torch import Tensor
 
 from kernels.drawing import Draw
 from kernels.gpu.activation import silu_and_mul
+from kernels.gpu.crossing import Landing, send_numbers
+from kernels.gpu.logprobs import token_logprobs
 from kernels.gpu.lora import lora_apply
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
@@ -22,6 +24,7 @@ from kernels.gpu.rows import LoraTiles, PagedRows
 from kernels.gpu.sampling import best, sample
 from kernels.gpu.steady_linear import num_tree_parts, steady_linear
 from kernels.linear import LinearWeight
+from kernels.numbers import Numbers
 
 _SIGN = 1 << 63
 _STAGED_PAGES = 8  # on their way between the tiers at once: tens of megabytes
@@ -44,6 +47,12 @@ class GpuKernels:
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
+
+    def send(self, numbers: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return send_numbers(numbers, dtype, device)
+
+    def fetch(self, tensors: Sequence[Tensor], device: torch.device) -> Landing:
+        return Landing(tensors, device)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
@@ -162,10 +171,9 @@ class GpuKernels:
         return best(logits)
 
     def draw_rows(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-        device = logits.device
-
+        # Each column in memory of its own: Triton compiles anew for one that is aligned otherwise.
         def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
+            return send_numbers(values, dtype, logits.device)
 
         return sample(
             logits,
@@ -178,11 +186,15 @@ class GpuKernels:
             column([draw.position for draw in draws], torch.int64),
         )
 
+    def token_logprobs(
+        self, logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        there = send_numbers(rows, torch.int64, logits.device)
+        return token_logprobs(logits, there, token_ids, max(counts))
+
 
 def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Return numbers as int32 on the device, without waiting for it."""
-    here = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
-    return here.to(device, non_blocking=True)
+    return send_numbers(numbers, torch.int32, device)
 
 
 def _signed(x: int) -> int:
