@@ -9,9 +9,17 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from worker.adapter_bank import SlotRows
-from worker.protocol import Chunk
+from worker.protocol import DRAWN, Chunk
 from worker.rows import StepRows
 from worker.sequences import RunningSequence, SequenceTable
+
+
+def drawing_sequences(chunks: Sequence[Chunk]) -> list[int]:
+    """Return the sequences of a plan whose token the step before it draws, in plan order."""
+    unknown = [chunk for chunk in chunks if DRAWN in chunk.token_ids]
+    for chunk in unknown:
+        assert chunk.token_ids == (DRAWN,), f"of {chunk.seq_id} not all tokens are known"
+    return [chunk.seq_id for chunk in unknown]
 
 
 def lay_out(chunks: Sequence[Chunk], table: SequenceTable) -> StepRows:
@@ -30,6 +38,7 @@ def lay_out(chunks: Sequence[Chunk], table: SequenceTable) -> StepRows:
         decodes=[_is_decode(c, s) for c, s in zip(ordered, sequences, strict=True)],
         runs=_runs([slots[i] for i in order], bounds),
         sample_rows=[last_row[chunk.seq_id] for chunk in chunks if chunk.samples],
+        drawn_rows=[last_row[chunk.seq_id] for chunk in chunks if chunk.token_ids == (DRAWN,)],
     )
 
 

@@ -23,17 +23,22 @@ class CpuRunner:
         self._cache = cache
         self._bank = bank
 
-    def run(self, rows: StepRows) -> Tensor | None:
+    def run(self, rows: StepRows, drawn: Tensor | None = None) -> Tensor | None:
         """See `Runner`."""
-        batch = cpu_batch(rows, self._bank, self._cache.page_size)
+        batch = cpu_batch(rows, self._bank, self._cache.page_size, drawn)
         segments = self._bank.segments(rows.runs) or None
         return self._model.forward(replace(batch, loras=segments), self._cache)
 
 
-def cpu_batch(rows: StepRows, bank: AdapterBank, page_size: int) -> DeviceBatch:
+def cpu_batch(
+    rows: StepRows, bank: AdapterBank, page_size: int, drawn: Tensor | None = None
+) -> DeviceBatch:
     """Return the rows as tensors, with no LoRA of a layer."""
+    token_ids = torch.tensor(rows.token_ids, dtype=torch.int64)
+    if drawn is not None:
+        token_ids[list(rows.drawn_rows)] = drawn
     return DeviceBatch(
-        token_ids=torch.tensor(rows.token_ids, dtype=torch.int64),
+        token_ids=token_ids,
         attention=AttentionBatch.build(
             rows.query_starts, rows.context_lens, rows.page_tables, page_size
         ),

@@ -27,6 +27,7 @@ from worker.protocol import (
     StepReply,
     decode_plan,
 )
+from worker.started_step import StartedStep
 
 _HASH_BYTES = 16
 
@@ -143,6 +144,11 @@ class FakeRank:
     def bank(self) -> list[str | None]:
         """Return the adapter in each slot."""
         return list(self._slots)
+
+    def start(self, frame: bytes) -> StartedStep:
+        """Do what `step` does: nothing is left to wait for."""
+        reply = self.step(frame)
+        return StartedStep(True, lambda: reply)
 
     def step(self, frame: bytes) -> StepReply:
         """Check and run the plan in a frame.

@@ -64,6 +64,7 @@ class GpuBatch:
         self._arrays = DeviceArrays(
             {
                 "token_ids": (int64, (size.rows,)),
+                "drawn_rows": (int64, (size.rows,)),
                 "positions": (int64, (size.rows,)),
                 "kv_loc": (int64, (size.rows,)),
                 "samples": (int64, (size.samples,)),
@@ -78,15 +79,19 @@ class GpuBatch:
             pins_memory,
         )
 
-    def send(self, rows: StepRows, cut: _Cut, page_size: int) -> None:
-        """Fill the arrays with a step that fits, and copy them to the device."""
-        host, size = self._arrays.host, self.size
+    def send(self, rows: StepRows, cut: _Cut, page_size: int, drawn: Tensor | None = None) -> None:
+        """Fill the arrays with a step that fits, and copy them to the device.
+
+        `drawn` are the tokens of `rows.drawn_rows`, there already.
+        """
+        host, size = self._arrays.writable(), self.size
         starts = rows.query_starts
         spans = list(zip(starts, starts[1:], rows.context_lens, strict=False))
         positions, places = row_places(
             [(stop - start, length) for start, stop, length in spans], rows.page_tables, page_size
         )
         _fill(host["token_ids"], rows.token_ids, 0)
+        _fill(host["drawn_rows"], rows.drawn_rows, 0)
         _fill(host["positions"], positions, 0)
         _fill(host["kv_loc"], places, -1)
         _fill(host["samples"], rows.sample_rows, 0)
@@ -101,6 +106,10 @@ class GpuBatch:
         host["tiles"][:] = 0
         host["tiles"][: len(cut.tiles)] = np.array(cut.tiles).reshape(-1, 3)
         self._arrays.send()
+        if drawn is not None:
+            there = self._arrays.device
+            at = there["drawn_rows"][: len(rows.drawn_rows)]
+            there["token_ids"].index_copy_(0, at, drawn)
 
     def device_batch(self, rows: StepRows) -> DeviceBatch:
         """Return the arrays on the device as a batch, of as many samples as there is room for."""

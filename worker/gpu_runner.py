@@ -68,19 +68,19 @@ class GpuRunner:
         self._block_rows = block_rows(model.group_size, model.head_dim)
         self._graphs: dict[BatchSize, _Graph] = {}
 
-    def run(self, rows: StepRows) -> Tensor | None:
+    def run(self, rows: StepRows, drawn: Tensor | None = None) -> Tensor | None:
         """See `worker.runner.Runner`."""
         cut = cut_rows(rows, self._block_rows)
         exact = exact_size(rows, cut, self._bank, self._cache.page_size)
         size = self._graph_size(rows, exact)
         if size is None:
             batch = GpuBatch(exact, self._bank, self._device, self._pins_memory)
-            batch.send(rows, cut, self._cache.page_size)
+            batch.send(rows, cut, self._cache.page_size, drawn)
             return self._model.forward(batch.device_batch(rows), self._cache)
         graph = self._graphs.get(size)
         if graph is None:
             graph = self._graphs[size] = self._make(size)
-        graph.batch.send(rows, cut, self._cache.page_size)
+        graph.batch.send(rows, cut, self._cache.page_size, drawn)
         logits = graph.replay()
         return None if logits is None else logits[: len(rows.sample_rows)]
 

@@ -47,3 +47,19 @@ class ModelConfig:
     dtype: str  # as stored: "bfloat16", "float16" or "float32"
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+
+
+def check_length(model: ModelConfig, max_model_len: int) -> None:
+    """Refuse lengths that the model was not made for.
+
+    Attention here is always full, which equals sliding attention only within one window.
+    """
+    if max_model_len > model.max_position:
+        raise ValueError(
+            f"max_model_len {max_model_len} is over max_position_embeddings {model.max_position}"
+        )
+    if model.sliding_window is not None and max_model_len > model.sliding_window:
+        raise ValueError(
+            f"max_model_len {max_model_len} is over sliding_window {model.sliding_window}: "
+            "sliding attention is not supported beyond its first window"
+        )

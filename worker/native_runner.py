@@ -85,13 +85,13 @@ class NativeRunner:
         self._group = group
         self._by_adapters: dict[bool, _Recording] = {}
 
-    def run(self, rows: StepRows) -> Tensor | None:
+    def run(self, rows: StepRows, drawn: Tensor | None = None) -> Tensor | None:
         """See `worker.runner.Runner`."""
         crew = self._kernels.crew
         alone = len(rows.token_ids) <= self._alone_rows and crew.num_threads == 2
         if not alone:
             crew.rouse()
-        batch = cpu_batch(rows, self._bank, self._cache.page_size)
+        batch = cpu_batch(rows, self._bank, self._cache.page_size, drawn)
         runs = [(run.slot, run.start, run.stop) for run in rows.runs]
         step = Step(len(rows.token_ids), batch.attention, runs, rows.sample_rows)
         recording = self._recording(step, [slot for slot, _, _ in runs])

@@ -1,44 +1,47 @@
-"""One tensor-parallel rank: takes plan frames, runs them in order and answers.
+"""One tensor-parallel rank: takes plan frames, asks its device for them in order and answers.
 
-Owns the rank's memory and its place in the chain of plans. Runs in any process or thread; knows
+Owns the rank's memory and its place in the chain of plans. A plan may be started while the device
+is at the one before it: the tokens that one draws stay there. Runs in any process or thread; knows
 nothing of Ray, sockets or of how plans are made.
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
-from msgspec.structs import replace
 
-from kernels.dispatch import kernels_for
+from kernels.dispatch import Fetched, kernels_for
 from worker.adapter_bank import bank_for
 from worker.adapter_shard import AdapterShard
 from worker.base_weights import BaseWeights
-from worker.batch import lay_out
+from worker.batch import drawing_sequences, lay_out
 from worker.drawn import MAX_VOCABULARY, DrawnTokens
 from worker.kv_cache import KVCache, page_num_bytes
 from worker.model import Model
-from worker.model_config import ModelConfig
+from worker.model_config import check_length
 from worker.model_reader import read_model_config
 from worker.parallel import Communicator
 from worker.partition import partition
-from worker.protocol import GENESIS, Plan, RankInfo, StepOutput, StepReply, decode_plan
+from worker.protocol import GENESIS, Plan, RankInfo, StepReply, decode_plan
 from worker.rank_config import RankConfig
 from worker.runner import Runner, runner_for
-from worker.sampler import Sampler, SampleRequest
+from worker.sampler import DrawnRows, Sampler, SampleRequest
 from worker.self_test import unsteady_linears
 from worker.sequences import SequenceTable
+from worker.started_step import StartedStep
+from worker.step_output import output_of
 from worker.weights import load_weights
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Rank:
-    """Runs plans. Call `load`, then `allocate`, then `step` as often as there are plans.
+    """Runs plans. Call `load`, then `allocate`, then `start` as often as there are plans.
 
-    Adapters may be loaded while a step runs, into slots that no running sequence uses.
+    Adapters may be loaded while steps run, into slots that no running sequence uses.
     """
 
     def __init__(self, config: RankConfig, group: Communicator) -> None:
@@ -47,7 +50,6 @@ class Rank:
         self._group = group
         self._device = torch.device(config.device)
         self._dtype = _DTYPES[config.dtype]
-        self._drawn = DrawnTokens(group, self._device)
         self._digest = GENESIS
         self._last_step = 0
 
@@ -65,9 +67,10 @@ class Rank:
             self._device, config.deterministic, config.tp, torch.get_num_threads()
         )
         self._sampler = Sampler(self._kernels)
+        self._drawn = DrawnTokens(self._group, self._kernels, self._device)
         model_dir = Path(config.model_dir)
         self._model_config = read_model_config(model_dir)
-        _check_length(self._model_config, config.max_model_len)
+        check_length(self._model_config, config.max_model_len)
         assert self._model_config.vocab_size <= MAX_VOCABULARY, "token ids are told as float32"
         self._part = partition(self._model_config, config.tp, config.rank)
         weights = load_weights(
@@ -179,40 +182,64 @@ class Rank:
             self._bank.clear(slot)
 
     def step(self, frame: bytes) -> StepReply:
-        """Run the plan in a frame; the output is in rank 0's reply.
+        """Start the plan in a frame and wait for its end; raises what `start` does."""
+        return self.start(frame).reply()
 
-        After any exception the rank has left its group and must be replaced.
+    def start(self, frame: bytes) -> StartedStep:
+        """Ask the device for all that the plan in a frame wants, behind the plans before it.
+
+        The output is in rank 0's reply; each rank's comes when its device is done. After any
+        exception, also from `reply`, the rank has left its group and must be replaced.
 
         Raises:
             PlanMismatch: before anything is computed, if the plan does not continue this rank's
                 chain.
             GroupBroken: if another rank fails.
         """
-        with ExitStack() as stack:
-            stack.callback(self._group.close)  # on failure the other ranks must not wait for us
+        with self._leaving_on_failure():
             plan, self._digest = decode_plan(frame, self._digest, self._last_step + 1)
             self._last_step = plan.step
             with torch.inference_mode():
-                plan = replace(plan, chunks=self._drawn.fill_in(plan.chunks))
-                output = self._run(plan)
-            self._drawn.note(output.tokens, output.failed)
-            stack.pop_all()
-        return StepReply(plan.step, output if self._config.rank == 0 else None)
+                drawn = self._run(plan)
+                self._drawn.note([c.seq_id for c in plan.chunks if c.samples], drawn)
+                end = self._kernels.fetch((), self._device) if drawn is None else drawn.fetched
+        return StartedStep(end.is_here, partial(self._reply, plan.step, end, drawn))
 
-    def _run(self, plan: Plan) -> StepOutput:
+    @contextmanager
+    def _leaving_on_failure(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.callback(self._group.close)  # on failure the other ranks must not wait for us
+            yield
+            stack.pop_all()
+
+    def _reply(self, step: int, end: Fetched, drawn: DrawnRows | None) -> StepReply:
+        with self._leaving_on_failure():
+            end.read()
+            return StepReply(step, output_of(step, drawn) if self._config.rank == 0 else None)
+
+    def _run(self, plan: Plan) -> DrawnRows | None:
+        drawing = drawing_sequences(plan.chunks)
         new_pages = self._table.apply(plan)
         self._cache.copy(plan.copies)
         self._cache.clear(new_pages)
         if not plan.chunks:
-            return StepOutput(plan.step, ())
+            return None
         rows = lay_out(plan.chunks, self._table)
         for run in rows.runs:
             assert self._bank.adapter(run.slot) is not None, f"slot {run.slot} is empty"
-        logits = self._runner.run(rows)
+        logits = self._runner.run(rows, self._drawn.of(drawing))
+        if self._config.rank == 0:  # nobody else samples, and so looks at a history
+            self._complete_histories(drawing)
         if logits is None:
-            return StepOutput(plan.step, ())
-        tokens, failed = self._sampler.sample(logits, self._sample_requests(plan))
-        return StepOutput(plan.step, tuple(tokens), tuple(failed))
+            return None
+        return self._sampler.sample(logits, self._sample_requests(plan))
+
+    def _complete_histories(self, drawing: Sequence[int]) -> None:
+        """Put drawn tokens into the histories that sampling needs; this alone waits for them."""
+        for seq_id in drawing:
+            sequence = self._table[seq_id]
+            if sequence.sampling.needs_history:
+                sequence.history[-1] = self._drawn.told(seq_id)
 
     def _sample_requests(self, plan: Plan) -> list[SampleRequest]:
         sequences = [(c.seq_id, self._table[c.seq_id]) for c in plan.chunks if c.samples]
@@ -226,19 +253,3 @@ class Rank:
             )
             for seq_id, sequence in sequences
         ]
-
-
-def _check_length(model: ModelConfig, max_model_len: int) -> None:
-    """Refuse lengths that the model was not made for.
-
-    Attention here is always full, which equals sliding attention only within one window.
-    """
-    if max_model_len > model.max_position:
-        raise ValueError(
-            f"max_model_len {max_model_len} is over max_position_embeddings {model.max_position}"
-        )
-    if model.sliding_window is not None and max_model_len > model.sliding_window:
-        raise ValueError(
-            f"max_model_len {max_model_len} is over sliding_window {model.sliding_window}: "
-            "sliding attention is not supported beyond its first window"
-        )

@@ -17,13 +17,14 @@ from worker.adapter_form import EmbeddingForm, HeadForm
 class StepRows:
     """What a step computes, as host lists; rows of one sequence stand together."""
 
-    token_ids: list[int]  # T
+    token_ids: list[int]  # T; of `drawn_rows` they say nothing
     query_starts: list[int]  # of each sequence, its first row; and T at the end
     context_lens: list[int]  # of each sequence, its positions, the new rows included
     page_tables: list[list[int]]  # of each sequence, pages that cover its context
     decodes: list[bool]  # of each sequence, whether it goes on by one token that was drawn
     runs: tuple[SlotRows, ...]  # rows of each adapter; rows in none are the base model's
     sample_rows: list[int]  # S: the last row of each chunk that samples, in plan order
+    drawn_rows: Sequence[int] = ()  # rows whose token is on the device alone, in plan order
 
 
 @dataclass(frozen=True, slots=True)

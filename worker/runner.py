@@ -22,11 +22,18 @@ from worker.rows import StepRows
 class Runner(Protocol):
     """What a rank asks of the device."""
 
-    def run(self, rows: StepRows) -> Tensor | None:
+    def run(self, rows: StepRows, drawn: Tensor | None = None) -> Tensor | None:
         """Write K and V of every row and return the logits of the sampled rows.
 
+        The device is asked for it behind all that it was asked for before; nothing is waited for.
+
+        Args:
+            rows: of a step.
+            drawn: tokens [n] int64 on the device, of the rows that do not know theirs.
+
         Returns:
-            [S, vocabulary] float32 on rank 0; None on other ranks and where nothing is sampled.
+            [S, vocabulary] float32 on rank 0, until the next call; None on other ranks and where
+            nothing is sampled.
         """
         ...
 

@@ -3,20 +3,28 @@
 Owns the order in which sampling parameters take effect (vLLM's): logit bias, held-back tokens,
 penalties, temperature, min_p, top_k, top_p, then the draw. A token is a function of (logits,
 parameters, seed, position): rows that share a step never touch each other's numbers.
-Knows nothing of plans, of stop conditions or of where the logits come from.
+All of it is asked of the device at once, and nothing is looked at: where the logits are, the next
+step may write again. Knows nothing of plans, of stop conditions or of where the logits come from.
 
 Shapes: S rows, V vocabulary.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.dispatch import AnyKernels
-from kernels.drawing import GREEDY_BELOW, Draw, best_tokens
-from worker.protocol import SampledToken, SamplingParams
+from kernels.dispatch import AnyKernels, Fetched
+from kernels.drawing import GREEDY_BELOW, Draw
+from kernels.numbers import Numbers
+
+if TYPE_CHECKING:
+    from worker.protocol import SamplingParams
+
+FAILED = -1  # in place of a token, where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,7 @@ class SampleRequest:
     """One row of logits and how to draw from it."""
 
     seq_id: int
-    params: SamplingParams
+    params: "SamplingParams"
     position: int  # of the token to be drawn
     num_prompt_tokens: int
     history: Sequence[int]  # tokens [0, position) if params.needs_history, else empty
@@ -63,96 +71,88 @@ class SampleRequest:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnRows:
+    """The tokens of a step: on the device, and on their way to the host."""
+
+    requests: Sequence[SampleRequest]  # S
+    token_ids: Tensor  # [S] int64 on the device; FAILED for NaN or +inf, or nothing but -inf
+    told: Sequence[int]  # the rows that ask for log-probabilities
+    fetched: Fetched  # token_ids and, if any row asks, what `Kernels.token_logprobs` returns
+
+
 class Sampler:
     """The sampler of one rank; it keeps no state between calls."""
 
     def __init__(self, kernels: AnyKernels) -> None:
         self._kernels = kernels
 
-    def sample(
-        self, logits: Tensor, requests: Sequence[SampleRequest]
-    ) -> tuple[list[SampledToken], list[int]]:
+    def sample(self, logits: Tensor, requests: Sequence[SampleRequest]) -> DrawnRows:
         """Draw one token for each row.
 
         Args:
             logits: [S, V] float32, not changed.
             requests: S, in the order of the rows.
-
-        Returns:
-            The tokens in row order, and the seq_ids whose logits hold NaN or +inf, or nothing but
-            -inf; these have no token.
         """
         assert logits.shape[0] == len(requests), "one request for each row of logits"
-        if not requests:
-            return [], []
-        # NaN and +inf win any maximum, and a row of -inf has no other: one pass finds all three.
-        best, best_ids = self._kernels.best(logits)
-        is_finite = torch.isfinite(best).tolist()
-        token_ids = best_ids.tolist()
-        drawn = [
-            row
-            for row, request in enumerate(requests)
-            if is_finite[row] and not request.is_plain_greedy
-        ]
+        kernels, device = self._kernels, logits.device
+        best, token_ids = kernels.best(logits)
+        drawn = [row for row, request in enumerate(requests) if not request.is_plain_greedy]
         if drawn:
-            adjusted = torch.stack([_adjusted(logits[row], requests[row]) for row in drawn])
-            ids = self._kernels.draw_rows(adjusted, [requests[row].draw for row in drawn])
-            for row, token_id in zip(drawn, ids.tolist(), strict=True):
-                token_ids[row] = token_id
-        tokens: list[SampledToken] = []
-        failed: list[int] = []
-        for row, request in enumerate(requests):
-            if is_finite[row]:
-                tokens.append(_sampled(logits[row], request, token_ids[row]))
-            else:
-                failed.append(request.seq_id)
-        return tokens, failed
+            adjusted = torch.stack([self._adjusted(logits[row], requests[row]) for row in drawn])
+            ids = kernels.draw_rows(adjusted, [requests[row].draw for row in drawn])
+            if len(drawn) < len(requests):
+                ids = token_ids.index_copy_(0, kernels.send(drawn, torch.int64, device), ids)
+            token_ids = ids
+        counts = {
+            row: request.params.num_logprobs
+            for row, request in enumerate(requests)
+            if request.params.num_logprobs is not None
+        }
+        told = list(counts)
+        logprobs: Sequence[Tensor] = ()
+        if told:
+            logprobs = kernels.token_logprobs(logits, told, token_ids, list(counts.values()))
+        # NaN and +inf win any maximum, and a row of -inf has no other: one pass finds all three.
+        token_ids = token_ids.masked_fill_(best.isfinite().logical_not_(), FAILED)
+        return DrawnRows(requests, token_ids, told, kernels.fetch((token_ids, *logprobs), device))
 
+    def _adjusted(self, logits: Tensor, request: SampleRequest) -> Tensor:
+        """Return the row [V] after logit bias, held-back tokens and penalties."""
+        params = request.params
+        if not (params.logit_bias or params.needs_history or request.is_held_back):
+            return logits
+        adjusted = logits.clone()
+        if params.logit_bias:
+            ids, biases = zip(*params.logit_bias, strict=True)
+            adjusted.index_add_(0, self._ids(ids, logits), self._values(biases, logits))
+        if request.is_held_back:
+            adjusted.index_fill_(0, self._ids(params.held_back, logits), -torch.inf)
+        if params.needs_history:
+            self._penalize(adjusted, request)
+        return adjusted
 
-def _sampled(logits: Tensor, request: SampleRequest, token_id: int) -> SampledToken:
-    """Return what is told of the token that was drawn from one row [V]."""
-    num_logprobs = request.params.num_logprobs
-    if num_logprobs is None:
-        return SampledToken(request.seq_id, token_id)
-    logprobs = torch.log_softmax(logits, dim=-1)
-    top = best_tokens(logprobs, num_logprobs) if num_logprobs else None
-    return SampledToken(
-        request.seq_id,
-        token_id,
-        logprob=float(logprobs[token_id]),
-        top_logprobs=()
-        if top is None
-        else tuple(zip(top[0].tolist(), top[1].tolist(), strict=True)),
-    )
+    def _penalize(self, logits: Tensor, request: SampleRequest) -> None:
+        """Apply the three penalties in place: repetition over all tokens, the others over output.
 
+        What was seen is counted on the host, where it is known how much that is.
+        """
+        params = request.params
+        history = np.array(request.history, dtype=np.int64)
+        assert len(history) == request.position, "history must hold every token before the position"
+        seen = self._ids(np.flatnonzero(np.bincount(history)), logits)
+        values, penalty = logits.index_select(0, seen), params.repetition_penalty
+        logits.index_copy_(0, seen, torch.where(values > 0, values / penalty, values * penalty))
+        counts = np.bincount(history[request.num_prompt_tokens :])
+        output = np.flatnonzero(counts)
+        lowered = counts[output].astype(np.float32) * np.float32(params.frequency_penalty)
+        lowered += np.float32(params.presence_penalty)
+        logits.index_add_(0, self._ids(output, logits), self._values(-lowered, logits))
 
-def _adjusted(logits: Tensor, request: SampleRequest) -> Tensor:
-    """Return the row [V] after logit bias, held-back tokens and penalties."""
-    params = request.params
-    if not (params.logit_bias or params.needs_history or request.is_held_back):
-        return logits
-    adjusted = logits.clone()
-    if params.logit_bias:
-        ids, biases = zip(*params.logit_bias, strict=True)
-        device = adjusted.device
-        biases_there = torch.tensor(biases, dtype=adjusted.dtype, device=device)
-        adjusted.index_add_(0, torch.tensor(ids, device=device), biases_there)
-    if request.is_held_back:
-        adjusted[torch.tensor(params.held_back, device=adjusted.device)] = -torch.inf
-    if params.needs_history:
-        _penalize(adjusted, request)
-    return adjusted
+    def _ids(self, token_ids: Numbers, logits: Tensor) -> Tensor:
+        """Return token ids as int64 beside the logits."""
+        return self._kernels.send(token_ids, torch.int64, logits.device)
 
-
-def _penalize(logits: Tensor, request: SampleRequest) -> None:
-    """Apply the three penalties in place: repetition over all tokens, the others over output."""
-    params = request.params
-    history = torch.tensor(request.history, dtype=torch.int64, device=logits.device)
-    assert len(history) == request.position, "history must hold every token before the position"
-    seen = history.bincount().nonzero().squeeze(-1)
-    values = logits[seen]
-    penalty = params.repetition_penalty
-    logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    counts = history[request.num_prompt_tokens :].bincount()
-    output = counts.nonzero().squeeze(-1)
-    logits[output] -= params.frequency_penalty * counts[output] + params.presence_penalty
+    def _values(self, values: Numbers, logits: Tensor) -> Tensor:
+        """Return values like the logits, beside them."""
+        return self._kernels.send(values, logits.dtype, logits.device)

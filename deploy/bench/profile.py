@@ -47,6 +47,7 @@ _OF_RANKS: tuple[_Part, ...] = (
     ("embedding", Model, "embed"),
     (_HEAD, Model, "logits"),
     ("sampling", Sampler, "sample"),
+    ("sampling", worker.rank, "output_of"),
 )
 
 

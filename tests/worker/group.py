@@ -1,6 +1,6 @@
 """A group of ranks in threads, driven by plans that a test writes or that `generate` writes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from worker.protocol import (
 )
 from worker.rank import Rank
 from worker.rank_config import RankConfig
+from worker.started_step import StartedStep
 
 PAGE = 16
 GREEDY = SamplingParams(temperature=0.0, num_logprobs=131)
@@ -105,8 +106,22 @@ class RankGroup:
         copies: Sequence[PageCopy] = (),
     ) -> StepOutput:
         """Run one plan on every rank and return rank 0's answer."""
+        return self.end(self.start(chunks, starts, ends, copies))
+
+    def start(
+        self,
+        chunks: Sequence[Chunk] = (),
+        starts: Sequence[SequenceStart] = (),
+        ends: Sequence[int] = (),
+        copies: Sequence[PageCopy] = (),
+    ) -> list[StartedStep]:
+        """Start one plan on every rank."""
         frame = self.frame(chunks, starts, ends, copies)
-        replies = list(self._threads.map(lambda rank: rank.step(frame), self.ranks))
+        return list(self._threads.map(lambda rank: rank.start(frame), self.ranks))
+
+    def end(self, started: Sequence[StartedStep]) -> StepOutput:
+        """Wait for a step that was started and return rank 0's answer."""
+        replies = [one.reply() for one in started]
         assert all(reply.output is None for reply in replies[1:])
         output = replies[0].output
         assert output is not None
@@ -148,13 +163,16 @@ class RankGroup:
     ) -> None:
         """Draw tokens for all prompts, prefills in chunks beside the decodes of others.
 
-        With `is_ahead` no plan says what the step before it has drawn.
+        With `is_ahead` no plan says what the step before it has drawn, and each is started before
+        the one before it is asked for its reply.
         """
         ids = {self._next_id + i: prompt for i, prompt in enumerate(prompts)}
         self._next_id += len(prompts)
         computed: dict[int, int] = {}
         pages: dict[int, int] = {}
+        num_sampled = dict.fromkeys(ids, 0)
         finished: list[int] = []
+        running: list[tuple[list[Chunk], list[StartedStep]]] = []
         turn = 0
         while len(finished) < len(ids):
             turn += 1
@@ -175,15 +193,27 @@ class RankGroup:
                 missing = -(-computed[seq_id] // PAGE) - pages[seq_id]
                 given = tuple(self._free.pop(0) for _ in range(missing))
                 pages[seq_id] += missing
-                chunks.append(Chunk(seq_id, first, part, given, computed[seq_id] == len(tokens)))
-            output = self.step(chunks, starts)
-            assert output.failed == ()
-            assert [t.seq_id for t in output.tokens] == [c.seq_id for c in chunks if c.samples]
-            for token in output.tokens:
-                ids[token.seq_id].drawn.append(token)
-                if len(ids[token.seq_id].drawn) == num_tokens:
-                    finished.append(token.seq_id)
+                samples = computed[seq_id] >= len(prompt.token_ids)
+                num_sampled[seq_id] += samples
+                if num_sampled[seq_id] == num_tokens:
+                    finished.append(seq_id)
+                chunks.append(Chunk(seq_id, first, part, given, samples))
+            running.append((chunks, self.start(chunks, starts)))
+            if len(running) == (2 if is_ahead else 1):
+                self._take(ids, *running.pop(0))
+        for chunks, started in running:
+            self._take(ids, chunks, started)
         self.step(ends=finished)
+
+    def _take(
+        self, prompts: Mapping[int, Prompt], chunks: list[Chunk], started: list[StartedStep]
+    ) -> None:
+        """Wait for a step and give everyone what it drew."""
+        output = self.end(started)
+        assert output.failed == ()
+        assert [t.seq_id for t in output.tokens] == [c.seq_id for c in chunks if c.samples]
+        for token in output.tokens:
+            prompts[token.seq_id].drawn.append(token)
 
 
 def _start(seq_id: int, prompt: Prompt) -> SequenceStart:

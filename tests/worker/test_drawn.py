@@ -1,8 +1,9 @@
 """Plans made while a token was drawn: the ranks fill it in, and nothing else changes."""
 
 import pytest
+import torch
 
-from tests.worker.group import GREEDY, Prompt, RankGroup, random_tokens
+from tests.worker.group import GREEDY, PAGE, Prompt, RankGroup, random_tokens
 from worker.protocol import DRAWN, Chunk, SamplingParams, SequenceStart
 
 PENALTIES = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.3, num_logprobs=5)
@@ -47,9 +48,46 @@ def test_only_a_single_token_can_be_left_open(tiny_model, start_group, token_ids
         group.step([Chunk(1, 20, token_ids, (), True)])
 
 
-def test_one_whose_logits_failed_may_be_computed_once_more(tiny_model, start_group):
-    group = start_group(tiny_model("llama").path)
-    first_step(group, samples=True)
-    group.ranks[0]._drawn.note((), failed=(1,))
-    output = group.step([Chunk(1, 20, (DRAWN,), (), True)])
-    assert [token.seq_id for token in output.tokens] == [1]
+@pytest.mark.parametrize("tp", [1, 2])
+def test_one_whose_logits_failed_may_be_computed_once_more(tiny_model, start_group, tp):
+    """From token 0: it has no other, and nobody will see what comes of it."""
+    group = start_group(tiny_model("llama").path, tp=tp)
+    poison(group)
+    start = SequenceStart(1, None, PENALTIES, 20, (), 0, ())
+    spoilt = Chunk(1, 0, random_tokens(PAGE, 1), (3,), False)
+    group.step([spoilt], [start])
+    poison(group)
+    other = SequenceStart(2, None, GREEDY, 5, (), 0, ())
+    rest = Chunk(1, PAGE, random_tokens(4, 2), (4,), True)
+    steps = [
+        group.start([rest, Chunk(2, 0, random_tokens(5, 3), (5,), True)], [other]),
+        group.start([Chunk(1, PAGE + 4, (DRAWN,), (), True), Chunk(2, 5, (DRAWN,), (), True)]),
+    ]
+    outputs = [group.end(step) for step in steps]
+    assert [output.failed for output in outputs] == [(1,), (1,)]
+    assert [[token.seq_id for token in output.tokens] for output in outputs] == [[2], [2]]
+    assert group.ranks[0]._table[1].history[PAGE + 4 :] == [0]
+
+
+def test_only_some_of_those_that_drew_go_on_and_in_another_order(tiny_model, start_group):
+    path = tiny_model("llama").path
+    told = [Prompt(random_tokens(5 + i, i)) for i in range(3)]
+    start_group(path, tp=2).generate(told, 2)
+    group = start_group(path, tp=2)
+    starts = [SequenceStart(i, None, GREEDY, 5 + i, (), 0, ()) for i in range(3)]
+    chunks = [Chunk(i, 0, told[i].token_ids, (10 + i,), True) for i in range(3)]
+    first = group.start(chunks, starts)
+    second = group.start([Chunk(i, 5 + i, (DRAWN,), (), True) for i in (2, 0)])
+    group.end(first)
+    ahead = group.end(second).tokens
+    assert [token.seq_id for token in ahead] == [2, 0]
+    for token in ahead:
+        assert token.top_logprobs == told[token.seq_id].drawn[1].top_logprobs
+
+
+def poison(group: RankGroup) -> None:
+    """Put NaN everywhere that a later sequence must never look."""
+    for rank in group.ranks:
+        for layer in range(2):
+            for pages in rank._cache.layer(layer):
+                pages.fill_(torch.nan)

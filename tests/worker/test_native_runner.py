@@ -35,8 +35,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepRows, Tensor | None
     seen: list[tuple[StepRows, Tensor | None]] = []
     run = NativeRunner.run
 
-    def watched(self: NativeRunner, rows: StepRows) -> Tensor | None:
-        logits = run(self, rows)
+    def watched(self: NativeRunner, rows: StepRows, drawn: Tensor | None = None) -> Tensor | None:
+        logits = run(self, rows, drawn)
         seen.append((rows, None if logits is None else logits.clone()))
         return logits
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.cpu import CpuKernels
 from worker.protocol import SampledToken, SamplingParams
 from worker.sampler import Sampler, SampleRequest
+from worker.step_output import output_of
 
 SAMPLER = Sampler(CpuKernels())
 GREEDY = SamplingParams(temperature=0.0)
@@ -25,8 +26,16 @@ def request(
     return SampleRequest(seq_id, params, position, num_prompt_tokens, history)
 
 
+def sample(
+    logits: Tensor, requests: Sequence[SampleRequest]
+) -> tuple[list[SampledToken], list[int]]:
+    """Return the tokens in row order, and the seq_ids of rows that have none."""
+    output = output_of(1, SAMPLER.sample(logits, requests))
+    return list(output.tokens), list(output.failed)
+
+
 def draw(logits: Tensor, params: SamplingParams, **fields: object) -> SampledToken:
-    tokens, failed = SAMPLER.sample(logits.unsqueeze(0), [request(params, **fields)])  # type: ignore[arg-type]
+    tokens, failed = sample(logits.unsqueeze(0), [request(params, **fields)])  # type: ignore[arg-type]
     assert failed == []
     return tokens[0]
 
@@ -34,7 +43,7 @@ def draw(logits: Tensor, params: SamplingParams, **fields: object) -> SampledTok
 def counts(logits: Tensor, params: SamplingParams, draws: int) -> Tensor:
     """Draw at `draws` successive positions of one seed; return how often each id came."""
     requests = [request(params, position=4 + i) for i in range(draws)]
-    tokens, _ = SAMPLER.sample(logits.expand(draws, -1), requests)
+    tokens, _ = sample(logits.expand(draws, -1), requests)
     return torch.bincount(torch.tensor([t.token_id for t in tokens]), minlength=len(logits))
 
 
@@ -50,7 +59,7 @@ def chi_square(observed: Tensor, probabilities: Tensor) -> float:
 def test_greedy_takes_the_largest_logit_and_the_lowest_id_of_equals() -> None:
     logits = torch.zeros(2, 50000)
     logits[0, [300, 40000]] = 1.0
-    tokens, failed = SAMPLER.sample(logits, [request(GREEDY, 7), request(GREEDY, 3)])
+    tokens, failed = sample(logits, [request(GREEDY, 7), request(GREEDY, 3)])
     assert tokens == [SampledToken(7, 300), SampledToken(3, 0)]
     assert failed == []
 
@@ -70,7 +79,7 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
 
 def test_draws_over_many_seeds_follow_the_softmax() -> None:
     requests = [request(SamplingParams(seed=seed * 2**40)) for seed in range(4000)]
-    tokens, _ = SAMPLER.sample(LOGITS.expand(4000, -1), requests)
+    tokens, _ = sample(LOGITS.expand(4000, -1), requests)
     observed = torch.bincount(torch.tensor([t.token_id for t in tokens]), minlength=8)
     assert chi_square(observed, torch.softmax(LOGITS, 0)) < 24.3
 
@@ -199,10 +208,57 @@ def test_rows_that_are_not_finite_fail_alone() -> None:
     logits[2] = -torch.inf
     logits[3, 0] = -torch.inf
     requests = [request(GREEDY, 10 + i) for i in range(4)] + [request(SamplingParams(), 14)]
-    tokens, failed = SAMPLER.sample(logits, requests)
+    tokens, failed = sample(logits, requests)
     assert failed == [10, 11, 12]
     assert [token.seq_id for token in tokens] == [13, 14]
     assert tokens[0].token_id == 1
+
+
+UNLIKE_ANY_ROW = {
+    "NaN": lambda row: row.index_fill_(0, torch.tensor([3]), torch.nan),
+    "+inf": lambda row: row.index_fill_(0, torch.tensor([3]), torch.inf),
+    "nothing but -inf": lambda row: row.fill_(-torch.inf),
+    "nothing but NaN": lambda row: row.fill_(torch.nan),
+}
+PARAMS = [
+    SamplingParams(temperature=0.0, num_logprobs=2),
+    SamplingParams(num_logprobs=0),
+    SamplingParams(top_k=3, num_logprobs=8),
+    SamplingParams(top_p=0.5, min_p=0.1),
+    SamplingParams(logit_bias=((2, 5.0),), frequency_penalty=0.5),
+]
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("spoil", UNLIKE_ANY_ROW)
+def test_a_row_that_is_not_finite_fails_however_it_is_drawn_from(
+    spoil: str, params: SamplingParams
+) -> None:
+    logits = LOGITS.repeat(2, 1)
+    UNLIKE_ANY_ROW[spoil](logits[0])
+    history = [1, 2, 1, 3] if params.needs_history else []
+    requests = [request(params, seq_id, history=history) for seq_id in (8, 9)]
+    tokens, failed = sample(logits, requests)
+    assert failed == [8]
+    assert tokens == sample(logits[1:], requests[1:])[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_every_token_held_back_does_not_end_the_rank(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, min_tokens=1, held_back=tuple(range(8)))
+    assert 0 <= draw(LOGITS, params).token_id < 8
+
+
+def test_what_was_drawn_does_not_change_when_the_logits_are_overwritten() -> None:
+    """The next step writes to the same place, maybe before anybody has read this one's tokens."""
+    logits = torch.randn(len(PARAMS), 50, generator=torch.Generator().manual_seed(2))
+    requests = [
+        request(params, history=[1, 2, 1, 3] if params.needs_history else []) for params in PARAMS
+    ]
+    wanted = output_of(1, SAMPLER.sample(logits.clone(), requests))
+    rows = SAMPLER.sample(logits, requests)
+    logits.fill_(torch.nan)
+    assert output_of(1, rows) == wanted
 
 
 def test_a_row_draws_the_same_token_in_any_company() -> None:
@@ -220,9 +276,9 @@ def test_a_row_draws_the_same_token_in_any_company() -> None:
         request(p, i, 90, 30, history if p.needs_history else ())
         for i, p in enumerate(kinds[i % 5] for i in range(40))
     ]
-    together, _ = SAMPLER.sample(logits, requests)
-    assert together == [SAMPLER.sample(logits[i : i + 1], [requests[i]])[0][0] for i in range(40)]
-    backwards, _ = SAMPLER.sample(logits.flip(0), requests[::-1])
+    together, _ = sample(logits, requests)
+    assert together == [sample(logits[i : i + 1], [requests[i]])[0][0] for i in range(40)]
+    backwards, _ = sample(logits.flip(0), requests[::-1])
     assert together == backwards[::-1]
 
 
@@ -244,4 +300,4 @@ def test_truncation_that_keeps_the_drawn_token_does_not_change_it() -> None:
 
 
 def test_no_rows_give_no_tokens() -> None:
-    assert SAMPLER.sample(torch.empty(0, 8), []) == ([], [])
+    assert sample(torch.empty(0, 8), []) == ([], [])

@@ -1,5 +1,7 @@
 """The GPU's runner with kernels run by Triton's interpreter: a whole model on any machine."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
 from tests.kernels.gpu.interpreter import install
@@ -7,9 +9,47 @@ from tests.kernels.gpu.interpreter import install
 install()
 
 from tests.kernels.gpu import bf16  # noqa: E402
+from tests.worker.interpreted.device import Graphs, Interpreted  # noqa: E402
+from worker import gpu_runner  # noqa: E402
 
 
 @pytest.fixture
 def dots_are_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every row of a product the same order of sums, as tensor cores do."""
     monkeypatch.setattr(bf16.Builder, "create_dot", bf16.create_chained_dot)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], None]:
+    """Return a function after which ranks run as on a GPU, with graphs or without."""
+
+    def switch(
+        graphs: Graphs | None,
+        deterministic: bool = False,
+        kind: type[Interpreted] = Interpreted,
+    ) -> None:
+        def runner(device, kernels, group, model, cache, bank, max_model_len, _):  # type: ignore[no-untyped-def]
+            return gpu_runner.GpuRunner(
+                model,
+                cache,
+                bank,
+                device,
+                max_model_len=max_model_len,
+                capture=graphs,
+                pins_memory=False,
+            )
+
+        monkeypatch.setattr(
+            "worker.rank.kernels_for",
+            lambda device, _, tp, num_threads: kind(deterministic, tp),
+        )
+        monkeypatch.setattr("worker.rank.runner_for", runner)
+
+    return switch
+
+
+@pytest.fixture(autouse=True)
+def few_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Padding is interpreted, too: keep it small."""
+    monkeypatch.setattr(gpu_runner, "ROWS", (1, 4))
+    yield

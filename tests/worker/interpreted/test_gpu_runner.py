@@ -4,101 +4,12 @@ Ranks, plans, model and sampler are those of the product. Only what makes CUDA g
 it does the work again instead of replaying it.
 """
 
-from collections.abc import Callable, Iterator
-
 import pytest
 import torch
-from torch import Tensor
 
 from kernels.drawing import Draw
-from kernels.gpu.forward import GpuKernels
-from tests.kernels.gpu.bounds import reachable
-from tests.worker.group import Prompt, RankGroup, TinyAdapter, random_tokens
-from tests.worker.test_model import make_adapter
-from worker import gpu_runner
-from worker.gpu_runner import GpuRunner, Work
-from worker.protocol import SamplingParams
-
-SEEDED = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=11, num_logprobs=131)
-
-
-class Interpreted(GpuKernels):
-    """The GPU's kernels on tensors of the CPU."""
-
-    pins_memory = False
-
-
-class Graphs:
-    """Makes graphs that are none: each replay does the work again, into the same tensor."""
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.replayed = 0
-
-    def __call__(self, work: Work) -> Work:
-        self.made += 1
-        out = work()
-
-        def replay() -> Tensor | None:
-            self.replayed += 1
-            again = work()
-            if out is None or again is None:
-                return None
-            return out.copy_(again)
-
-        return replay
-
-
-@pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], None]:
-    """Return a function after which ranks run as on a GPU, with graphs or without."""
-
-    def switch(graphs: Graphs | None, deterministic: bool = False) -> None:
-        def runner(device, kernels, group, model, cache, bank, max_model_len, _):  # type: ignore[no-untyped-def]
-            return GpuRunner(
-                model,
-                cache,
-                bank,
-                device,
-                max_model_len=max_model_len,
-                capture=graphs,
-                pins_memory=False,
-            )
-
-        monkeypatch.setattr(
-            "worker.rank.kernels_for",
-            lambda device, _, tp, num_threads: Interpreted(deterministic, tp),
-        )
-        monkeypatch.setattr("worker.rank.runner_for", runner)
-
-    return switch
-
-
-def prompts_with_adapters() -> list[Prompt]:
-    return [
-        Prompt(random_tokens(19, 1)),
-        Prompt(random_tokens(8, 2), slot=1),
-        Prompt(random_tokens(5, 3), slot=0, first_step=2),
-        Prompt(random_tokens(16, 4), slot=1, sampling=SEEDED, first_step=2),
-    ]
-
-
-def adapters_of(group: RankGroup) -> list[TinyAdapter]:
-    return [
-        make_adapter(group.config, seed=1),
-        make_adapter(group.config, seed=2, modules=("q_proj", "v_proj", "down_proj"), layers=(1,)),
-    ]
-
-
-def generate(
-    group: RankGroup, prompts: list[Prompt], num_tokens: int = 3, chunk_size: int = 16
-) -> list[Prompt]:
-    for slot, adapter in enumerate(adapters_of(group)):
-        group.load_adapter(slot, adapter)
-    forms = [form for rank in group.ranks for form in rank._bank._slots if form is not None]
-    with reachable(*(tensor for form in forms for tensor in form._plain_tensors())):
-        group.generate(prompts, num_tokens, chunk_size)
-    return prompts
+from tests.worker.group import Prompt, random_tokens
+from tests.worker.interpreted.device import Graphs, Interpreted, generate, prompts_with_adapters
 
 
 def assert_close(found: list[Prompt], wanted: list[Prompt], tolerance: float) -> None:
@@ -190,10 +101,3 @@ def test_the_base_models_bits_do_not_depend_on_the_number_of_ranks(
         start_group(tiny_model("qwen3").path, tp=tp).generate(prompts, 2)
         drawn.append([prompt.drawn for prompt in prompts])
     assert drawn[0] == drawn[1]
-
-
-@pytest.fixture(autouse=True)
-def few_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Padding is interpreted, too: keep it small."""
-    monkeypatch.setattr(gpu_runner, "ROWS", (1, 4))
-    yield

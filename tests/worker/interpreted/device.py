@@ -1,0 +1,71 @@
+"""A GPU that is none: its kernels on tensors of the CPU, and graphs that do the work again."""
+
+from torch import Tensor
+
+from kernels.gpu.forward import GpuKernels
+from tests.kernels.gpu.bounds import reachable
+from tests.worker.group import Prompt, RankGroup, TinyAdapter, random_tokens
+from tests.worker.test_model import make_adapter
+from worker.gpu_runner import Work
+from worker.protocol import SamplingParams
+
+SEEDED = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=11, num_logprobs=131)
+
+
+class Interpreted(GpuKernels):
+    """The GPU's kernels on tensors of the CPU."""
+
+    pins_memory = False
+
+
+class Graphs:
+    """Makes graphs that are none: each replay does the work again, into the same tensor."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.replayed = 0
+
+    def __call__(self, work: Work) -> Work:
+        self.made += 1
+        out = work()
+
+        def replay() -> Tensor | None:
+            self.replayed += 1
+            again = work()
+            if out is None or again is None:
+                return None
+            return out.copy_(again)
+
+        return replay
+
+
+def prompts_with_adapters() -> list[Prompt]:
+    return [
+        Prompt(random_tokens(19, 1)),
+        Prompt(random_tokens(8, 2), slot=1),
+        Prompt(random_tokens(5, 3), slot=0, first_step=2),
+        Prompt(random_tokens(16, 4), slot=1, sampling=SEEDED, first_step=2),
+    ]
+
+
+def adapters_of(group: RankGroup) -> list[TinyAdapter]:
+    return [
+        make_adapter(group.config, seed=1),
+        make_adapter(group.config, seed=2, modules=("q_proj", "v_proj", "down_proj"), layers=(1,)),
+    ]
+
+
+def generate(
+    group: RankGroup,
+    prompts: list[Prompt],
+    num_tokens: int = 3,
+    chunk_size: int = 16,
+    *,
+    is_ahead: bool = False,
+) -> list[Prompt]:
+    for slot, adapter in enumerate(adapters_of(group)):
+        group.load_adapter(slot, adapter)
+    forms = [form for rank in group.ranks for form in rank._bank._slots if form is not None]
+    with reachable(*(tensor for form in forms for tensor in form._plain_tensors())):
+        group.generate(prompts, num_tokens, chunk_size, is_ahead=is_ahead)
+    return prompts
