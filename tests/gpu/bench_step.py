@@ -2,16 +2,20 @@
 
 A step is all that a rank does for its rows: lists to arrays, arrays to the device, the forward
 pass, the best token of each row and its way back. `ms` is what passes on the device between the
-first kernel and the best tokens, `wall_ms` what passes for the host.
+first kernel and the best tokens, `wall_ms` what passes for the host. Of steps that are started
+while the device is at the one before, `wall_ms` is the time from one to the next.
 """
 
 import time
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from kernels.dispatch import Fetched
 from kernels.gpu.forward import GpuKernels
 from tests.gpu.bench import matmul_floor, read_floor
 from tests.gpu.ceilings import ceilings
@@ -50,6 +54,8 @@ def cases(place: Place) -> Iterator[Case]:
         yield f"64 rows, {name}", lambda args=args: bench().adapters(*args)
     yield "1 row, base", lambda: bench().one_row(0)
     yield "1 row, 1 adapter r16", lambda: bench().adapters(1, 1, 16, 64, None)
+    for rows in (64, 1):
+        yield f"{rows} row{'s' * (rows > 1)}, base, ahead", lambda rows=rows: bench().ahead(rows)
     yield "64 rows, base, deterministic", lambda: bench().deterministic(64)
     yield "1 row, base, deterministic", lambda: bench().deterministic(1)
     yield "64 rows, base, no graphs", lambda: bench().eager(64, 0)
@@ -138,6 +144,41 @@ class _Bench:
         found = self._line(device, wall, llama.decode_bytes(rows) + llama.adapter_bytes(used))
         found |= _over(device, base, goal)
         return found | {"floor_over": f"{extra / base:+.1%}"}
+
+    def ahead(self, num_rows: int) -> Finding:
+        """Time steps that begin with the tokens of the one before, which the host reads later."""
+        device = self._base(num_rows)
+        self._seconds_each(num_rows, 1, count=self._place.pick(_WARM_UP, 1))
+        one_by_one, ahead = (
+            self._seconds_each(num_rows, most, count=self._place.pick(_STEPS, 1)) for most in (0, 1)
+        )
+        wall = Timing(ahead, ahead, ahead)
+        found = self._line(device, wall, self._llama.decode_bytes(self._rows(num_rows)))
+        return found | {
+            "over": f"{ahead / device.median - 1:+.1%}",
+            "note": f"wall over device; one by one {one_by_one / device.median - 1:+.1%}",
+        }
+
+    def _seconds_each(self, num_rows: int, most: int, count: int) -> float:
+        """Return the time from step to step if at most so many are started ahead."""
+        runner, device = self._runner(is_steady=False, with_graphs=True), self._place.device
+        rows = self._llama.decodes(self._rows(num_rows), 0)
+        rows = replace(rows, drawn_rows=range(len(rows.token_ids)))
+        ids = self._place.int64(rows.token_ids)
+        asked: deque[Fetched] = deque()
+        self._place.wait()
+        start = time.perf_counter()
+        with torch.inference_mode():
+            for _ in range(count):
+                logits = runner.run(rows, ids)
+                assert logits is not None, "every step samples"
+                _, ids = self._kernels.best(logits)
+                asked.append(self._kernels.fetch((ids,), device))
+                if len(asked) > most:
+                    asked.popleft().read()
+            for fetched in asked:
+                fetched.read()
+        return (time.perf_counter() - start) / count
 
     def deterministic(self, num_rows: int) -> Finding:
         """Time a step whose products are batch-invariant."""

@@ -7,6 +7,8 @@ its import whether it interprets.
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -47,6 +49,18 @@ class Place:
         """Return when the device has done all its work."""
         if not self.is_dry:
             torch.cuda.synchronize(self.device)
+
+    @contextmanager
+    def not_waiting(self) -> Iterator[None]:
+        """Let torch raise where the host would wait for the device; dry, it never does."""
+        if self.is_dry:
+            yield
+            return
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
     def tidy(self) -> None:
         """Give back memory that nobody holds any more."""

@@ -20,9 +20,21 @@ def run_script(
     place: Place, script: Script, group: Communicator, *, deterministic: bool, with_graphs: bool
 ) -> list[Tensor | None]:
     """Return the logits of each step, on the host; None on ranks that have none."""
+    runner = make_runner(place, script, group, GpuKernels(deterministic), with_graphs=with_graphs)
+    found: list[Tensor | None] = []
+    with torch.inference_mode():
+        for step in range(len(script.steps)):
+            logits = runner.run(script.rows(step))
+            found.append(None if logits is None else logits.cpu().clone())
+    return found
+
+
+def make_runner(
+    place: Place, script: Script, group: Communicator, kernels: GpuKernels, *, with_graphs: bool
+) -> GpuRunner:
+    """Return a rank's runner for a script: model, adapters, and pages full of NaN."""
     config, dtype, device = script.model.config, script.model.dtype, place.device
     part = partition(config, group.size, group.rank)
-    kernels = GpuKernels(deterministic)
     weights = script.model.weights(part, device)
     model = Model(config, part, weights, group, kernels, _MAX_POSITIONS)
     num_slots = len(script.adapters)
@@ -49,7 +61,7 @@ def run_script(
     for layer in range(config.num_layers):
         for pages in cache.layer(layer):
             pages.fill_(torch.nan)
-    runner = GpuRunner(
+    return GpuRunner(
         model,
         cache,
         bank,
@@ -58,12 +70,6 @@ def run_script(
         capture=make_capture(place) if with_graphs else None,
         pins_memory=not place.is_dry,
     )
-    found: list[Tensor | None] = []
-    with torch.inference_mode():
-        for step in range(len(script.steps)):
-            logits = runner.run(script.rows(step))
-            found.append(None if logits is None else logits.cpu().clone())
-    return found
 
 
 def make_capture(place: Place) -> Capture:

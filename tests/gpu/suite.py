@@ -24,6 +24,7 @@ from tests.gpu.table import summary, table
 _MODULES = {
     "correctness": (
         "checks_model",
+        "checks_ahead",
         "checks_attention",
         "checks_lora",
         "checks_small",

@@ -17,9 +17,9 @@ from tests.gpu.table import table
 ROOT = Path(__file__).parents[4]
 ABSENT = ("ray", "msgspec", "safetensors", "transformers", "rich", "typer", "fastapi", "pydantic")
 CASES = {
-    "correctness": ["eager and graphs", "LoRA bfloat16", "best of"],
+    "correctness": ["eager and graphs", "steps ahead", "LoRA bfloat16", "best of"],
     "kernels": ["norm"],
-    "step": ["idle LoRA"],
+    "step": ["idle LoRA", "1 row, base, ahead"],
 }
 
 

@@ -1,0 +1,140 @@
+"""Steps that are asked for while the device is at the one before, as a rank starts them.
+
+The host must not wait while it asks, and the tokens are those of steps one by one. The product's
+runner, sampler and way of the tokens; frames and plans are left out, whose packages are not here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kernels.gpu.forward import GpuKernels
+from tests.gpu.checks import DTYPES, expect
+from tests.gpu.place import Place
+from tests.gpu.rank_run import make_runner
+from tests.gpu.report import Case, Finding
+from tests.gpu.script import Script, make_script
+from worker.drawn import DrawnTokens
+from worker.parallel import SingleRank
+from worker.rows import StepRows
+from worker.sampler import DrawnRows, Sampler, SampleRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Params:
+    """What `worker.protocol.SamplingParams` says."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 7
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    held_back: tuple[int, ...] = ()
+    num_logprobs: int | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        return self.repetition_penalty != 1.0
+
+
+_PARAMS: tuple[Any, ...] = (
+    _Params(temperature=0.0),
+    _Params(temperature=0.0, num_logprobs=5),
+    _Params(top_p=0.9, num_logprobs=0),
+    _Params(top_k=20, min_p=0.01, logit_bias=((3, 2.0), (5, -1.0))),
+    _Params(min_tokens=100, held_back=(1, 2)),
+    _Params(repetition_penalty=1.2, frequency_penalty=0.1, num_logprobs=20),
+)
+
+
+def cases(place: Place) -> Iterator[Case]:
+    for name in place.pick(("bfloat16", "float32"), ("bfloat16",)):
+        yield f"steps ahead {name}", lambda name=name: ahead(place, DTYPES[name])
+
+
+def ahead(place: Place, dtype: torch.dtype) -> Finding:
+    """Compare the tokens of all steps, twice: graphs are there and kernels compiled by then."""
+    steps = _Steps(place, make_script(dtype, place.is_dry, qk_norm=False))
+    with torch.inference_mode():
+        wanted = steps.one_by_one()
+        expect(all(token >= 0 for step in wanted for token in step), "logits are not finite")
+        for turn in range(place.pick(3, 1)):
+            found = steps.ahead()
+            expect(found == wanted, f"turn {turn}: {found} in place of {wanted}")
+    expect(steps.num_drawn > 0, "no token went from a step to the next")
+    return {"note": f"{len(wanted)} steps, {steps.num_drawn} tokens that the host was not told"}
+
+
+class _Steps:
+    """The steps of a script; a sequence goes on from what it drew, not from what is told."""
+
+    def __init__(self, place: Place, script: Script) -> None:
+        self._place = place
+        self._script = script
+        self._kernels = GpuKernels(deterministic=False)
+        self._runner = make_runner(place, script, SingleRank(), self._kernels, with_graphs=True)
+        self._sampler = Sampler(self._kernels)
+        self.num_drawn = 0  # tokens, in the last run of all steps
+
+    def one_by_one(self) -> list[list[int]]:
+        """Return the tokens of each step, each told to the next by the host."""
+        found: list[list[int]] = []
+        for step in range(len(self._script.steps)):
+            rows, drawing = self._rows(step)
+            for row, i in zip(rows.drawn_rows, drawing, strict=True):
+                rows.token_ids[row] = found[-1][self._sequences(step - 1).index(i)]
+            rows = replace(rows, drawn_rows=())
+            found.append(self._ask(step, rows, None).fetched.read()[0].tolist())
+        return found
+
+    def ahead(self) -> list[list[int]]:
+        """Return the tokens of each step, read when the next has been asked for."""
+        tokens = DrawnTokens(SingleRank(), self._kernels, self._place.device)
+        asked: list[DrawnRows] = []
+        self.num_drawn = 0
+        for step in range(len(self._script.steps)):
+            rows, drawing = self._rows(step)
+            with self._place.not_waiting():
+                asked.append(self._ask(step, rows, tokens))
+            tokens.note(self._sequences(step), asked[-1])
+            self.num_drawn += len(drawing)
+            if step:
+                asked[step - 1].fetched.read()
+        return [rows.fetched.read()[0].tolist() for rows in asked]
+
+    def _ask(self, step: int, rows: StepRows, tokens: DrawnTokens | None) -> DrawnRows:
+        drawn = None if tokens is None else tokens.of(self._rows(step)[1])
+        logits = self._runner.run(rows, drawn)
+        assert logits is not None, "every step samples"
+        return self._sampler.sample(logits, self._requests(step))
+
+    def _rows(self, step: int) -> tuple[StepRows, list[int]]:
+        """Return a step and the sequences in it that go on from a token of the one before."""
+        rows = self._script.rows(step)
+        before = self._sequences(step - 1) if step else []
+        drawing = [
+            (row, i)
+            for i, row, is_decode in zip(
+                self._sequences(step), rows.query_starts, rows.decodes, strict=False
+            )
+            if is_decode and i in before
+        ]
+        return replace(rows, drawn_rows=[row for row, _ in drawing]), [i for _, i in drawing]
+
+    def _sequences(self, step: int) -> list[int]:
+        return [i for i, _, _ in self._script.steps[step]]
+
+    def _requests(self, step: int) -> list[SampleRequest]:
+        requests = []
+        for i, _, end in self._script.steps[step]:
+            told, params = self._script.sequences[i], _PARAMS[i % len(_PARAMS)]
+            history = told.token_ids[:end] if params.needs_history else ()
+            requests.append(SampleRequest(i, params, end, told.num_prompt, history))
+        return requests
