@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.worker.group import GREEDY, PAGE, Prompt, RankGroup, random_tokens
-from worker.parallel import SingleRank
+from worker.parallel import GroupBroken, SingleRank
 from worker.protocol import (
+    DRAWN,
     GENESIS,
     Chunk,
     Plan,
@@ -95,6 +96,25 @@ def test_one_rank_that_refuses_a_plan_frees_the_others(tiny_model, start_group):
         group.ranks[1].step(wrong)
     with pytest.raises(Exception, match="a rank failed"):
         group.ranks[0].step(encode_plan(plan, GENESIS)[0])
+
+
+def test_one_rank_that_fails_while_it_is_waited_for_frees_the_others(
+    tiny_model, start_group, monkeypatch
+):
+    class Broken:
+        is_here = False
+
+        def read(self) -> list[torch.Tensor]:
+            raise RuntimeError("the device is on fire")
+
+    group = start_group(tiny_model("llama").path, tp=2)
+    monkeypatch.setattr(group.ranks[1]._kernels, "fetch", lambda *_: Broken())
+    first, second = group.start([Chunk(1, 0, (5,), (0,), True)], [start(1)])
+    assert first.is_done and not second.is_done
+    with pytest.raises(RuntimeError, match="on fire"):
+        second.reply()
+    with pytest.raises(GroupBroken, match="a rank failed"):
+        group.ranks[0].start(group.frame([Chunk(1, 1, (DRAWN,), (), True)]))
 
 
 @pytest.mark.parametrize(
