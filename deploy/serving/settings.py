@@ -134,14 +134,13 @@ def alone_rows(checked: Checked) -> int:
     """Return the rows of a step that one of a rank's two threads computes alone.
 
     With two rows reading the weights is all of a step, and one thread reads nearly as fast as two.
-    Where the two threads have all the cores, those who carry tokens would hold up now the one and
-    now the other: there it pays up to as many rows as one thread computes while it reads, which is
-    four times as many where the CPU multiplies bfloat16 itself (measured on two cores: 4 clients
-    got 13 to 19% more tokens, 8 clients 0 to 12%, the slowest 1% of them a third sooner; with 16
-    rows two threads are better).
+    Where the two threads have all the cores, those who carry tokens hold up now the one and now the
+    other: there it pays for twice as many rows, if the CPU multiplies bfloat16 itself (measured on
+    two cores: 4 clients of the base model got 6 to 20% more tokens and the slowest 1% of these
+    sooner, with or without adapters; with 8 rows nothing is gained, and 16 are better with two).
     """
     is_alone = (checked.config.tp, checked.threads) == (1, 2) and num_cores() <= 2
-    return 8 if is_alone and multiplies_bf16() else 2
+    return 4 if is_alone and multiplies_bf16() else 2
 
 
 def _recording(config: ServeConfig) -> RecordingConfig | None:

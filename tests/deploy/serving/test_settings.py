@@ -14,7 +14,7 @@ from tests.cluster.adapters.tiny import MODEL
 @pytest.mark.parametrize(
     ("cores", "keys", "device", "rows"),
     [
-        (2, {"threads_per_rank": 2}, "cpu", 8),  # few rows leave one of the two cores
+        (2, {"threads_per_rank": 2}, "cpu", 4),  # few rows leave one of the two cores
         (2, {"threads_per_rank": 1, "tp": 2}, "cpu", 0),
         (2, {"threads_per_rank": 1}, "cpu", inf),
         (16, {"threads_per_rank": 4, "tp": 2}, "cpu", inf),
@@ -37,7 +37,7 @@ def test_a_step_is_planned_ahead_where_ranks_leave_a_core_for_it(
 @pytest.mark.parametrize(
     ("cores", "keys", "has_bf16", "rows"),
     [
-        (2, {"threads_per_rank": 2}, True, 8),
+        (2, {"threads_per_rank": 2}, True, 4),
         (2, {"threads_per_rank": 2}, False, 2),
         (4, {"threads_per_rank": 2}, True, 2),  # others have cores of their own
         (2, {"threads_per_rank": 1, "tp": 2}, True, 2),
