@@ -103,6 +103,9 @@ def _front(directory: Path, start: Path, ports: Sequence[int]) -> dict[str, str]
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": REQUEST_IDS,
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # the cores are the ranks'
+        # Seconds between two looks of Serve's controller at everything: ten a second take 3% of a
+        # core from the ranks, and from what starts.
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
         # How often schedulers tell the autoscaler of their load; ten seconds would be late.
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     }

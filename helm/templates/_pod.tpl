@@ -12,6 +12,8 @@
   value: "deploy.serving.request_ids:middlewares"
 - name: RAY_SERVE_HAPROXY_NBTHREAD
   value: "1"
+- name: RAY_SERVE_CONTROL_LOOP_INTERVAL_S
+  value: "0.3"
 - name: RAY_SERVE_HAPROXY_STATS_PORT
   value: "8404"
 - name: RAY_SERVE_HAPROXY_METRICS_PORT
