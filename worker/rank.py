@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from kernels.dispatch import Fetched, kernels_for
-from worker.adapter_bank import bank_for
+from worker.adapter_bank import AdapterBank, bank_for
 from worker.adapter_shard import AdapterShard
 from worker.base_weights import BaseWeights
 from worker.batch import drawing_sequences, lay_out
@@ -89,15 +89,7 @@ class Rank:
             self._kernels,
             config.max_model_len,
         )
-        self._bank = bank_for(
-            self._kernels,
-            self._part,
-            num_layers=self._model_config.num_layers,
-            num_slots=config.num_slots,
-            dtype=self._dtype,
-            device=self._device,
-            base=BaseWeights(model_dir, self._model_config, self._part, self._dtype),
-        )
+        self._bank = self._empty_bank(model_dir)
         page_bytes = page_num_bytes(
             self._model_config.num_layers,
             len(self._part.kv_heads),
@@ -115,6 +107,17 @@ class Rank:
             weight_bytes=self._model.num_bytes,
             device=config.device,
             unsteady=unsteady_linears(weights, self._kernels) if self._is_steady else (),
+        )
+
+    def _empty_bank(self, model_dir: Path) -> AdapterBank:
+        return bank_for(
+            self._kernels,
+            self._part,
+            num_layers=self._model_config.num_layers,
+            num_slots=self._config.num_slots,
+            dtype=self._dtype,
+            device=self._device,
+            base=BaseWeights(model_dir, self._model_config, self._part, self._dtype),
         )
 
     @property

@@ -136,8 +136,8 @@ def alone_rows(checked: Checked) -> int:
     With two rows reading the weights is all of a step, and one thread reads nearly as fast as two.
     Where the two threads have all the cores, those who carry tokens hold up now the one and now the
     other: there it pays for twice as many rows, if the CPU multiplies bfloat16 itself (measured on
-    two cores: 4 clients of the base model got 6 to 20% more tokens and the slowest 1% of these
-    sooner, with or without adapters; with 8 rows nothing is gained, and 16 are better with two).
+    two cores: 4 clients of the base model got 6 to 20% more tokens, of mixed adapters 1 to 4%; with
+    8 rows nothing was gained, and 16 were better with two).
     """
     is_alone = (checked.config.tp, checked.threads) == (1, 2) and num_cores() <= 2
     return 4 if is_alone and multiplies_bf16() else 2

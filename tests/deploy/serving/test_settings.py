@@ -11,6 +11,16 @@ from deploy.serving import settings
 from tests.cluster.adapters.tiny import MODEL
 
 
+def on_machine(monkeypatch: pytest.MonkeyPatch, cores: int, *, has_bf16: bool) -> None:
+    monkeypatch.setattr(settings, "num_cores", lambda: cores)
+    monkeypatch.setattr(settings, "multiplies_bf16", lambda: has_bf16)
+
+
+def checked(keys: dict[str, int], cores: int, device: str = "cpu") -> Checked:
+    config = ServeConfig.model_validate({"model": "tiny", **keys})
+    return Checked(config, Path("tiny"), MODEL, 64, device, config.threads_per_rank or cores)
+
+
 @pytest.mark.parametrize(
     ("cores", "keys", "device", "rows"),
     [
@@ -27,11 +37,8 @@ from tests.cluster.adapters.tiny import MODEL
 def test_a_step_is_planned_ahead_where_ranks_leave_a_core_for_it(
     monkeypatch: pytest.MonkeyPatch, cores: int, keys: dict[str, int], device: str, rows: float
 ) -> None:
-    monkeypatch.setattr(settings, "num_cores", lambda: cores)
-    monkeypatch.setattr(settings, "multiplies_bf16", lambda: True)
-    config = ServeConfig.model_validate({"model": "tiny", **keys})
-    checked = Checked(config, Path("tiny"), MODEL, 64, device, config.threads_per_rank or cores)
-    assert settings.ahead_rows(checked) == rows
+    on_machine(monkeypatch, cores, has_bf16=True)
+    assert settings.ahead_rows(checked(keys, cores, device)) == rows
 
 
 @pytest.mark.parametrize(
@@ -46,8 +53,5 @@ def test_a_step_is_planned_ahead_where_ranks_leave_a_core_for_it(
 def test_one_thread_computes_more_rows_alone_where_two_would_take_all_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, keys: dict[str, int], has_bf16: bool, rows: int
 ) -> None:
-    monkeypatch.setattr(settings, "num_cores", lambda: cores)
-    monkeypatch.setattr(settings, "multiplies_bf16", lambda: has_bf16)
-    config = ServeConfig.model_validate({"model": "tiny", **keys})
-    checked = Checked(config, Path("tiny"), MODEL, 64, "cpu", config.threads_per_rank or cores)
-    assert settings.alone_rows(checked) == rows
+    on_machine(monkeypatch, cores, has_bf16=has_bf16)
+    assert settings.alone_rows(checked(keys, cores)) == rows
