@@ -63,7 +63,7 @@ static int64_t find_best(const float *x, int64_t width)
 void topwork_best(const void *op, struct worker *worker)
 {
     const struct best *p = op;
-    for (int64_t row; (row = take_task(worker)) < worker->step->num_rows;) {
+    for (int64_t row; (row = take_task(worker, worker->step->num_rows)) >= 0;) {
         const float *x = p->x + row * p->width;
         p->ids[row] = find_best(x, p->width);
         p->values[row] = x[p->ids[row]];

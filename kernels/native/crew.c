@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -30,9 +31,9 @@ struct crew {
     const struct step *steps; /* [2], by an entry's kind */
     const struct entry *entries;
     int64_t *nanoseconds; /* [num_entries]: of each op are added here, if it is not null */
-    int64_t num_entries, capacity, scratch_bytes;
-    _Atomic int64_t *counters; /* [capacity]: tasks taken of each op */
-    char *scratch;             /* [num_threads, scratch_bytes] */
+    int64_t num_entries, scratch_bytes;
+    struct share *shares; /* [2, num_threads]: of ops in turns */
+    char *scratch;        /* [num_threads, scratch_bytes] */
     _Atomic int64_t num_arrived, num_meetings;
 };
 
@@ -73,18 +74,29 @@ static int64_t now(void)
     return time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
+static struct share *shares_of(struct crew *crew, int64_t entry)
+{
+    return crew->shares + entry % 2 * crew->num_threads;
+}
+
 /* The caller's next program may begin as soon as all have met after the last op of this one. */
 static void run_program(struct crew *crew, int64_t index, int64_t num_threads)
 {
     const struct entry *entries = crew->entries;
     int64_t num_entries = crew->num_entries;
-    struct worker worker = {.scratch = crew->scratch + index * crew->scratch_bytes};
+    struct worker worker = {
+        .index = index,
+        .num_threads = num_threads,
+        .scratch = crew->scratch + index * crew->scratch_bytes,
+    };
     int64_t *nanoseconds = index == 0 ? crew->nanoseconds : NULL;
     for (int64_t i = 0; i < num_entries; i++) {
         int64_t begin = nanoseconds != NULL ? now() : 0;
         worker.step = crew->steps + entries[i].kind;
-        worker.next = &crew->counters[i];
+        worker.shares = shares_of(crew, i);
         entries[i].run(entries[i].op, &worker);
+        /* Nobody takes of the next before all have met, nor of the one before since they did. */
+        atomic_store_explicit(&shares_of(crew, i + 1)[index].taken, 0, memory_order_relaxed);
         if (num_threads > 1)
             meet(crew);
         if (nanoseconds != NULL)
@@ -140,7 +152,7 @@ void topwork_crew_free(struct crew *crew)
     pthread_cond_destroy(&crew->changed);
     pthread_mutex_destroy(&crew->mutex);
     free(crew->threads);
-    free(crew->counters);
+    free(crew->shares);
     free(crew->scratch);
     free(crew);
 }
@@ -153,9 +165,11 @@ struct crew *topwork_crew_new(int64_t num_threads)
         return NULL;
     crew->num_threads = 1;
     crew->threads = calloc((size_t)num_threads, sizeof *crew->threads);
+    crew->shares = aligned_alloc(64, 2 * (size_t)num_threads * sizeof *crew->shares);
     pthread_mutex_init(&crew->mutex, NULL);
     pthread_cond_init(&crew->changed, NULL);
-    for (int64_t i = 1; crew->threads != NULL && i < num_threads; i++) {
+    bool has_memory = crew->threads != NULL && crew->shares != NULL;
+    for (int64_t i = 1; has_memory && i < num_threads; i++) {
         struct member *member = malloc(sizeof *member);
         if (member == NULL)
             break;
@@ -166,7 +180,7 @@ struct crew *topwork_crew_new(int64_t num_threads)
         }
         crew->num_threads++;
     }
-    if (crew->threads == NULL || crew->num_threads < num_threads) {
+    if (!has_memory || crew->num_threads < num_threads) {
         topwork_crew_free(crew);
         return NULL;
     }
@@ -190,14 +204,6 @@ int topwork_run(struct crew *crew, const struct step steps[2], const struct entr
                 int64_t num_entries, int64_t scratch_bytes, int64_t is_alone,
                 int64_t *nanoseconds)
 {
-    if (crew->capacity < num_entries) {
-        free(crew->counters);
-        crew->capacity = 0;
-        crew->counters = malloc((size_t)num_entries * sizeof *crew->counters);
-        if (crew->counters == NULL)
-            return 1;
-        crew->capacity = num_entries;
-    }
     if (crew->scratch_bytes < scratch_bytes) {
         free(crew->scratch);
         crew->scratch_bytes = 0;
@@ -207,8 +213,8 @@ int topwork_run(struct crew *crew, const struct step steps[2], const struct entr
             return 1;
         crew->scratch_bytes = scratch_bytes;
     }
-    for (int64_t i = 0; i < num_entries; i++)
-        atomic_init(&crew->counters[i], 0);
+    for (int64_t i = 0; i < crew->num_threads; i++)
+        atomic_init(&shares_of(crew, 0)[i].taken, 0);
     crew->nanoseconds = nanoseconds;
     crew->steps = steps;
     crew->entries = entries;

@@ -26,11 +26,17 @@ struct step {
     const struct run *runs;    /* [num_runs], in row order */
 };
 
+/* The tasks of an op that are a thread's to begin with; it has a cache line of its own. */
+struct share {
+    _Alignas(64) _Atomic uint64_t taken; /* at its begin, in 32 bits, and above them at its end */
+};
+
 /* One thread's view of the op that it runs. */
 struct worker {
     const struct step *step;
-    _Atomic int64_t *next; /* the op's first task that nobody has taken */
-    void *scratch;         /* this thread's own, 64-byte aligned, of the program's size */
+    struct share *shares; /* [num_threads] */
+    int64_t index, num_threads;
+    void *scratch; /* this thread's own, 64-byte aligned, of the program's size */
 };
 
 typedef void (*op_function)(const void *op, struct worker *worker);
@@ -42,10 +48,35 @@ struct entry {
     int64_t kind;
 };
 
-/* Take a task of the running op: a number that no other thread gets, counted from 0. */
-static inline int64_t take_task(struct worker *worker)
+static inline int64_t begin_of_share(const struct worker *worker, int64_t index, int64_t num_tasks)
 {
-    return atomic_fetch_add_explicit(worker->next, 1, memory_order_relaxed);
+    return num_tasks * index / worker->num_threads;
+}
+
+/* Take one of the running op's tasks, numbers below `num_tasks`; -1 if none is left.
+ *
+ * A thread takes its own share in order, so that it reads memory that lies side by side, and then
+ * from the ends of what others have left: weights were read at 40 GB/s when two threads took turns,
+ * and at 50 in shares. */
+static inline int64_t take_task(struct worker *worker, int64_t num_tasks)
+{
+    for (int64_t i = 0; i < worker->num_threads; i++) {
+        int64_t index = (worker->index + i) % worker->num_threads;
+        int64_t begin = begin_of_share(worker, index, num_tasks);
+        int64_t end = begin_of_share(worker, index + 1, num_tasks);
+        _Atomic uint64_t *taken = &worker->shares[index].taken;
+        uint64_t seen = atomic_load_explicit(taken, memory_order_relaxed);
+        for (;;) {
+            int64_t front = (int64_t)(uint32_t)seen, back = (int64_t)(seen >> 32);
+            if (front + back == end - begin)
+                break;
+            uint64_t one = i == 0 ? 1 : (uint64_t)1 << 32;
+            if (atomic_compare_exchange_weak_explicit(taken, &seen, seen + one,
+                                                      memory_order_relaxed, memory_order_relaxed))
+                return i == 0 ? begin + front : end - 1 - back;
+        }
+    }
+    return -1;
 }
 
 #endif

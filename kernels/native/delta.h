@@ -47,10 +47,11 @@ struct task {
     int64_t first_row, num_rows, piece;
 };
 
-/* Where a thread stands in the runs: the numbers of its tasks only grow. */
+/* Where a thread stands in the runs. */
 struct cursor {
-    const struct run *run, *end;
+    const struct run *run;
     int64_t num_before; /* tasks of the runs before this one */
+    int64_t num_tasks;  /* of all runs */
 };
 
 typedef int64_t (*count_function)(const struct lora *, const struct line *, int64_t num_rows);
@@ -63,35 +64,52 @@ INLINE const void *element(const void *first, int64_t index, bool is_bf16)
 
 INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
-INLINE struct cursor first_run(const struct step *step)
+INLINE const struct line *line_of(const struct lora *op, const struct run *run)
 {
-    return (struct cursor){step->runs, step->runs + step->num_runs, 0};
+    return (const struct line *)(op->table + run->slot * (4 + 3 * op->num_modules));
+}
+
+/* Return the pieces of A or B that a run's rows need. */
+INLINE int64_t pieces_of_run(const struct lora *op, const struct run *run, count_function count)
+{
+    const struct line *line = line_of(op, run);
+    return line->a == NULL ? 0 : count(op, line, run->stop - run->start);
+}
+
+INLINE int64_t tasks_of_run(const struct lora *op, const struct run *run, count_function count)
+{
+    return parts(run->stop - run->start, BLOCK_ROWS) * pieces_of_run(op, run, count);
+}
+
+INLINE struct cursor first_run(const struct lora *op, const struct step *step, count_function count)
+{
+    struct cursor cursor = {.run = step->runs};
+    for (int64_t i = 0; i < step->num_runs; i++)
+        cursor.num_tasks += tasks_of_run(op, step->runs + i, count);
+    return cursor;
 }
 
 /* Take a task and say what it is, or that there is none left; `count` tells a run's pieces. */
 INLINE bool next_task(const struct lora *op, struct worker *worker, struct cursor *cursor,
                       count_function count, struct task *task)
 {
-    if (cursor->run == cursor->end)
+    int64_t index = take_task(worker, cursor->num_tasks), num_tasks;
+    if (index < 0)
         return false;
-    int64_t index = take_task(worker) - cursor->num_before;
-    for (; cursor->run < cursor->end; cursor->run++) {
-        const struct run *run = cursor->run;
-        const int64_t *fields = op->table + run->slot * (4 + 3 * op->num_modules);
-        const struct line *line = (const struct line *)fields;
-        int64_t num_rows = run->stop - run->start;
-        int64_t num_pieces = line->a == NULL ? 0 : count(op, line, num_rows);
-        int64_t num_tasks = parts(num_rows, BLOCK_ROWS) * num_pieces;
-        if (index < num_tasks) {
-            int64_t row = index / num_pieces * BLOCK_ROWS;
-            *task = (struct task){line, run->start + row, smaller(BLOCK_ROWS, num_rows - row),
-                                  index % num_pieces};
-            return true;
-        }
-        index -= num_tasks;
-        cursor->num_before += num_tasks;
+    if (index < cursor->num_before) { /* of another thread's share */
+        cursor->run = worker->step->runs;
+        cursor->num_before = 0;
     }
-    return false;
+    for (; index >= cursor->num_before + (num_tasks = tasks_of_run(op, cursor->run, count));
+         cursor->run++)
+        cursor->num_before += num_tasks;
+    const struct run *run = cursor->run;
+    int64_t num_pieces = pieces_of_run(op, run, count);
+    index -= cursor->num_before;
+    int64_t row = run->start + index / num_pieces * BLOCK_ROWS;
+    *task = (struct task){line_of(op, run), row, smaller(BLOCK_ROWS, run->stop - row),
+                          index % num_pieces};
+    return true;
 }
 
 #endif

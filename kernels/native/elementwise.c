@@ -21,8 +21,9 @@ INLINE int64_t task_rows(int64_t width)
 
 /* Call `body` for every row that this thread takes. */
 #define FOR_ROWS_TAKEN(worker, row, width)                                                    \
-    for (int64_t rows_ = task_rows(width), num_rows_ = (worker)->step->num_rows, task_;        \
-         (task_ = take_task(worker)) * rows_ < num_rows_;)                                     \
+    for (int64_t rows_ = task_rows(width), num_rows_ = (worker)->step->num_rows,               \
+                 tasks_ = round_up(num_rows_, rows_) / rows_, task_;                           \
+         (task_ = take_task(worker, tasks_)) >= 0;)                                            \
         for (int64_t row = task_ * rows_; row < smaller((task_ + 1) * rows_, num_rows_); row++)
 
 INLINE float root_mean_square(const float *x, int64_t width, double eps)

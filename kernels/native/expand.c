@@ -188,7 +188,7 @@ int64_t topwork_lora_expand_scratch(const struct lora *op)
 
 void topwork_lora_expand(const struct lora *op, struct worker *worker)
 {
-    struct cursor cursor = first_run(worker->step);
+    struct cursor cursor = first_run(op, worker->step, pieces_of_b);
     struct task task;
     while (next_task(op, worker, &cursor, pieces_of_b, &task)) {
         const struct line *line = task.line;

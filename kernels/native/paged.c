@@ -147,29 +147,31 @@ INLINE int64_t num_runs(const struct attention *op, int64_t num_rows)
     return (num_rows + task_tokens(op) - 1) / task_tokens(op);
 }
 
-/* Find task number `index`, counted over sequences, then runs from the last, then KV heads. */
-static bool find_task(const struct attention *op, const struct step *step, int64_t index,
+/* Tasks are counted over sequences, then runs from the last, then KV heads. */
+static int64_t num_tasks(const struct attention *op, const struct step *step)
+{
+    int64_t num_tasks = 0;
+    for (int64_t sequence = 0; sequence < step->num_sequences; sequence++)
+        num_tasks += num_runs(op, step->sequences[sequence * 3 + 1]) * op->num_kv_heads;
+    return num_tasks;
+}
+
+static void find_task(const struct attention *op, const struct step *step, int64_t index,
                       struct task *task)
 {
-    for (int64_t sequence = 0; sequence < step->num_sequences; sequence++) {
-        const int64_t *row = step->sequences + sequence * 3;
-        int64_t runs = num_runs(op, row[1]);
-        if (index >= runs * op->num_kv_heads) {
-            index -= runs * op->num_kv_heads;
-            continue;
-        }
-        int64_t run = runs - 1 - index / op->num_kv_heads;
-        int64_t offset = row[1] * run / runs, stop = row[1] * (run + 1) / runs;
-        *task = (struct task){
-            .pages = step->page_table + sequence * step->max_pages,
-            .first_token = row[0] + offset,
-            .num_tokens = stop - offset,
-            .first_position = row[2] - row[1] + offset,
-            .kv_head = index % op->num_kv_heads,
-        };
-        return true;
-    }
-    return false;
+    const int64_t *row = step->sequences;
+    int64_t runs;
+    for (; index >= (runs = num_runs(op, row[1])) * op->num_kv_heads; row += 3)
+        index -= runs * op->num_kv_heads;
+    int64_t run = runs - 1 - index / op->num_kv_heads;
+    int64_t offset = row[1] * run / runs, stop = row[1] * (run + 1) / runs;
+    *task = (struct task){
+        .pages = step->page_table + (row - step->sequences) / 3 * step->max_pages,
+        .first_token = row[0] + offset,
+        .num_tokens = stop - offset,
+        .first_position = row[2] - row[1] + offset,
+        .kv_head = index % op->num_kv_heads,
+    };
 }
 
 int64_t topwork_paged_attention_scratch(const void *op)
@@ -184,9 +186,9 @@ void topwork_paged_attention(const void *pointer, struct worker *worker)
     struct workspace w;
     struct task task;
     cut_scratch(op, worker->scratch, &w);
-    while (find_task(op, worker->step, take_task(worker), &task))
-        if (op->is_bf16)
-            attend_bf16(op, &task, &w);
-        else
-            attend_f32(op, &task, &w);
+    int64_t count = num_tasks(op, worker->step);
+    for (int64_t index; (index = take_task(worker, count)) >= 0;) {
+        find_task(op, worker->step, index, &task);
+        (op->is_bf16 ? attend_bf16 : attend_f32)(op, &task, &w);
+    }
 }

@@ -179,7 +179,7 @@ int64_t topwork_lora_shrink_scratch(const struct lora *op)
 
 void topwork_lora_shrink(const struct lora *op, struct worker *worker)
 {
-    struct cursor cursor = first_run(worker->step);
+    struct cursor cursor = first_run(op, worker->step, pieces_of_a);
     struct task task;
     while (next_task(op, worker, &cursor, pieces_of_a, &task)) {
         int64_t num_rows = cursor.run->stop - cursor.run->start;
