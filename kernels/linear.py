@@ -27,6 +27,19 @@ _LARGE_BLOCK = 512  # rows
 
 
 @dataclass(frozen=True, slots=True)
+class PanelCode:
+    """What belongs to panels that are coded; kernels.native.coding makes it."""
+
+    tables: Tensor  # [panels, 16] uint8
+    rare: Tensor  # [panels, max_rare, 2] int32: place and word
+    num_rare: Tensor  # [panels] int32
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tables.nbytes + self.rare.nbytes + self.num_rare.nbytes
+
+
+@dataclass(frozen=True, slots=True)
 class LinearWeight:
     """The weight [out_features, in_features] and bias of a linear layer, ready for use."""
 
@@ -36,15 +49,18 @@ class LinearWeight:
     out_features: int
     dtype: torch.dtype
     layout: Literal["plain", "onednn", "panels"] = "plain"
+    code: PanelCode | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of weight and bias, a layout's padding with them."""
-        bias_bytes = 0 if self.bias is None else self.bias.nbytes
+        other_bytes = 0 if self.bias is None else self.bias.nbytes
+        if self.code is not None:
+            other_bytes += self.code.num_bytes
         if self.layout != "onednn":
-            return self.data.nbytes + bias_bytes
+            return self.data.nbytes + other_bytes
         packed_bytes: int = torch.ops.mkldnn._nbytes(self.data)
-        return packed_bytes + bias_bytes
+        return packed_bytes + other_bytes
 
 
 Prepare = Callable[[Tensor, Tensor | None], LinearWeight]  # of a weight [N, K] and a bias [N]

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from kernels.cpu import CpuKernels
 from kernels.linear import LinearWeight
+from kernels.native.coding import code_panels
 from kernels.native.huge_pages import HugePages
 from kernels.native.ops import AttentionOp, BestOp, GateOp, LinearOp, LoraOp, NormOp, RopeOp, TakeOp
-from kernels.native.packing import pack_panels
+from kernels.native.packing import move_panels, pack_panels
 from kernels.native.program import Crew, Program, Step
 from kernels.native.tape import Tape
 
@@ -60,7 +61,9 @@ class NativeKernels(CpuKernels):
             self._tape = None
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-        return pack_panels(weight, bias, self._memory)
+        packed = pack_panels(weight, bias)
+        coded = code_panels(packed, self.crew, self._memory)
+        return coded or move_panels(packed, self._memory)
 
     def empty_pool(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -84,19 +87,25 @@ class NativeKernels(CpuKernels):
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
         assert x.dtype == weight.dtype, f"{x.dtype} rows for {weight.dtype} weights"
         assert x.stride(1) == 1, "the inputs of a row must be contiguous"
+        assert weight.layout == "panels", f"{weight.layout} is for torch"
         y = self._out("linear", x.shape[0], (weight.out_features,), torch.float32)
+        code: tuple[Tensor | None, ...] = (None, None, None)
+        if weight.code is not None:
+            code = weight.code.tables, weight.code.rare, weight.code.num_rare
         op = LinearOp(
             _at(x),
             _at(weight.data),
             _at(weight.bias),
             _at(y),
+            *map(_at, code),
+            0 if weight.code is None else weight.code.rare.shape[1],
             x.stride(0),
             y.stride(0),
             weight.in_features,
             weight.out_features,
             _is_bf16(x),
         )
-        self._do("linear", op, x.shape[0], (x, weight.data, weight.bias, y))
+        self._do("linear", op, x.shape[0], (x, weight.data, weight.bias, y, *code))
         return y
 
     def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:

@@ -19,6 +19,7 @@ from worker.adapter_shard import AdapterShard
 from worker.base_weights import BaseWeights
 from worker.batch import drawing_sequences, lay_out
 from worker.drawn import MAX_VOCABULARY, DrawnTokens
+from worker.host_memory import give_back
 from worker.kv_cache import KVCache, page_num_bytes
 from worker.model import Model
 from worker.model_config import check_length
@@ -127,6 +128,7 @@ class Rank:
 
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
         """Make the KV pages, on the device and in host memory; as many on every rank."""
+        give_back()  # what loading left
         config = self._config
         self._cache = KVCache(
             num_layers=self._model_config.num_layers,

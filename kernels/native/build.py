@@ -17,6 +17,7 @@ from pathlib import Path
 _SOURCE_DIR = Path(__file__).parent
 _SOURCES = (
     "best.c",
+    "coding.c",
     "crew.c",
     "elementwise.c",
     "exchange.c",
@@ -27,6 +28,7 @@ _SOURCES = (
     "shrink.c",
 )
 _HEADERS = (
+    "coded.h",
     "crew.h",
     "delta.h",
     "exchange.h",
@@ -34,6 +36,7 @@ _HEADERS = (
     "lanes8.h",
     "paged_block.h",
     "paged_rows.h",
+    "panel.h",
     "product.h",
     "vector.h",
     "words.h",

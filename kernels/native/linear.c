@@ -1,106 +1,39 @@
-/* A linear layer whose weights stand in panels of 32 outputs, in the order in which they are read.
+/* A linear layer whose weights stand in panels of 32 outputs.
  *
- * Owns the order in which an output is summed: its bias, then one product after the other, from
- * the first input to the last; in bfloat16 two inputs at a time, by the CPU's own instruction where
- * it has one. Every row does the same operations whatever stands beside it. Knows nothing of what a
- * layer is for.
+ * Owns how its work is cut: a panel for a block of rows is a task, in tiles of rows. Knows nothing
+ * of what a layer is for.
  */
 #include "crew.h"
-#include "words.h"
+#include "panel.h"
 
-enum {
-    PANEL = 32,                        /* outputs */
-    MAX_TILE = LANES == 16 ? 12 : 4,   /* rows whose sums stay in registers, two vectors each */
-    BLOCK_BYTES = 512 * 1024,          /* of x, which stay in a core's cache for all panels */
-    AHEAD = 16,                        /* steps of a panel that are fetched before their use */
-};
+enum { BLOCK_BYTES = 512 * 1024 }; /* of x, which stay in a core's cache for all panels */
 
 struct linear {
     const void *x;      /* [T, K] */
-    const void *weight; /* [panels, K, 32] float32, or [panels, K / 2, 32, 2] bfloat16 */
+    const void *weight; /* [panels, K, 32] float32, or [panels, K / 2, 32, 2] bfloat16, or coded */
     const float *bias;  /* [N], or null */
     float *y;           /* [T, N] */
+    /* Of coded panels, as coding.c writes them; else null. */
+    const uint8_t *tables;
+    const struct rare *rare;
+    const int32_t *num_rare;
+    int64_t max_rare;
     int64_t x_stride, y_stride, num_inputs, num_outputs, is_bf16;
 };
 
-INLINE u32v splat_word(const char *from)
+static __attribute__((noinline)) void plain_f32(const struct job *job)
 {
-    uint32_t word;
-    memcpy(&word, from, sizeof word);
-    return word - (u32v){0};
+    multiply_rows(PLAIN_F32, job);
 }
 
-/* Sum a tile of rows for two vectors of a panel; a step is one float32 or one pair of bfloat16. */
-INLINE void multiply_tile(int num_rows, bool is_bf16, const char *x, int64_t row_size,
-                          const char *panel, int64_t num_steps, f32v sums[][2])
+static __attribute__((noinline)) void plain_bf16(const struct job *job)
 {
-    for (int64_t k = 0; k < num_steps; k++) {
-        const char *weights = panel + k * PANEL * 4;
-        for (int i = 0; i < TILE_COLUMNS * 4; i += 64)
-            __builtin_prefetch(weights + AHEAD * PANEL * 4 + i);
-        u32v left = load_words((const uint32_t *)weights);
-        u32v right = load_words((const uint32_t *)weights + LANES);
-#pragma GCC unroll 12
-        for (int row = 0; row < num_rows; row++) {
-            u32v inputs = splat_word(x + row * row_size + k * 4);
-            sums[row][0] = add_words(sums[row][0], inputs, left, is_bf16);
-            sums[row][1] = add_words(sums[row][1], inputs, right, is_bf16);
-        }
-    }
+    multiply_rows(PLAIN_BF16, job);
 }
 
-INLINE void tile(int num_rows, bool is_bf16, const char *x, int64_t row_size, const char *panel,
-                 int64_t num_steps, const float *bias, float *y, int64_t y_stride,
-                 int64_t num_outputs)
+static __attribute__((noinline)) void coded_bf16(const struct job *job)
 {
-    f32v sums[MAX_TILE][2];
-#pragma GCC unroll 12
-    for (int row = 0; row < num_rows; row++) {
-        sums[row][0] = load_f32(bias);
-        sums[row][1] = load_f32(bias + LANES);
-    }
-    multiply_tile(num_rows, is_bf16, x, row_size, panel, num_steps, sums);
-#pragma GCC unroll 12
-    for (int row = 0; row < num_rows; row++)
-        if (num_outputs >= TILE_COLUMNS) {
-            store_f32(y + row * y_stride, sums[row][0]);
-            store_f32(y + row * y_stride + LANES, sums[row][1]);
-        } else {
-            store_some(y + row * y_stride, 0, num_outputs, false, sums[row][0]);
-            if (num_outputs > LANES)
-                store_some(y + row * y_stride, LANES, num_outputs - LANES, false, sums[row][1]);
-        }
-}
-
-INLINE void some_rows(int64_t num_rows, bool is_bf16, const char *x, int64_t row_size,
-                      const char *panel, int64_t num_steps, const float *bias, float *y,
-                      int64_t y_stride, int64_t num_outputs)
-{
-#define ROWS(n)                                                                               \
-    case n:                                                                                   \
-        tile(n, is_bf16, x, row_size, panel, num_steps, bias, y, y_stride, num_outputs);      \
-        break;
-    switch (num_rows) {
-        ROWS(1) ROWS(2) ROWS(3) ROWS(4)
-#if LANES == 16
-        ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
-#endif
-    }
-#undef ROWS
-}
-
-static void rows_bf16(int64_t num_rows, const char *x, int64_t row_size, const char *panel,
-                      int64_t num_steps, const float *bias, float *y, int64_t y_stride,
-                      int64_t num_outputs)
-{
-    some_rows(num_rows, true, x, row_size, panel, num_steps, bias, y, y_stride, num_outputs);
-}
-
-static void rows_f32(int64_t num_rows, const char *x, int64_t row_size, const char *panel,
-                     int64_t num_steps, const float *bias, float *y, int64_t y_stride,
-                     int64_t num_outputs)
-{
-    some_rows(num_rows, false, x, row_size, panel, num_steps, bias, y, y_stride, num_outputs);
+    multiply_rows(CODED, job);
 }
 
 /* Return how many rows of x a core works on for all panels. */
@@ -108,6 +41,11 @@ INLINE int64_t block_rows(const struct linear *p)
 {
     int64_t rows = BLOCK_BYTES / (p->num_inputs * (p->is_bf16 ? 2 : 4)) / MAX_TILE * MAX_TILE;
     return rows > MAX_TILE ? rows : MAX_TILE;
+}
+
+INLINE int64_t num_steps(const struct linear *p)
+{
+    return p->is_bf16 ? (p->num_inputs + 1) / 2 : p->num_inputs;
 }
 
 INLINE bool has_half_pair(const struct linear *p) { return p->is_bf16 && p->num_inputs % 2; }
@@ -129,29 +67,65 @@ static const char *padded(const struct linear *p, const char *x, int64_t num_row
     return scratch;
 }
 
+/* Multiply a tile by the panel that a job tells. */
+static void multiply(const struct linear *p, struct job job, int64_t row, char *scratch)
+{
+    job.row_size = p->x_stride * (p->is_bf16 ? 2 : 4);
+    job.x = (const char *)p->x + row * job.row_size;
+    if (has_half_pair(p)) {
+        job.x = padded(p, job.x, job.num_rows, scratch);
+        job.row_size = (p->num_inputs + 1) * 2;
+    }
+    job.y += row * p->y_stride;
+    if (job.coded != NULL) {
+        coded_bf16(&job);
+        return;
+    }
+    int64_t num_outputs = job.num_outputs;
+    for (int64_t i = 0; i < num_outputs; i += TILE_COLUMNS) {
+        job.num_outputs = num_outputs - i;
+        (p->is_bf16 ? plain_bf16 : plain_f32)(&job);
+        job.weights += TILE_COLUMNS * 4;
+        job.bias += TILE_COLUMNS;
+        job.y += TILE_COLUMNS;
+    }
+}
+
+INLINE struct coded_panel coded_panel(const struct linear *p, int64_t panel)
+{
+    int64_t num_groups = (num_steps(p) + 1) / GROUP_STEPS;
+    return (struct coded_panel){
+        .groups = (const uint8_t *)p->weight + panel * num_groups * GROUP_BYTES,
+        .table = p->tables + panel * NUM_CODES,
+        .rare = p->rare + panel * p->max_rare,
+        .num_rare = p->num_rare[panel],
+    };
+}
+
 static void multiply_block(const struct linear *p, int64_t first_row, int64_t end_row,
                            int64_t panel, char *scratch)
 {
-    int64_t num_steps = p->is_bf16 ? (p->num_inputs + 1) / 2 : p->num_inputs;
-    int64_t first = panel * PANEL, num_outputs = smaller(PANEL, p->num_outputs - first);
-    const char *weights = (const char *)p->weight + panel * num_steps * PANEL * 4;
-    float bias[PANEL] = {0};
-    if (p->bias != NULL)
-        memcpy(bias, p->bias + first, (size_t)num_outputs * sizeof(float));
+    int64_t first = panel * PANEL;
     int64_t num_tiles = round_up(end_row - first_row, MAX_TILE) / MAX_TILE;
-    for (int64_t tile = 0, row = first_row; tile < num_tiles; tile++) {
-        int64_t num_rows = (end_row - row + num_tiles - tile - 1) / (num_tiles - tile);
-        int64_t row_size = p->x_stride * (p->is_bf16 ? 2 : 4);
-        const char *x = (const char *)p->x + row * row_size;
-        if (has_half_pair(p)) {
-            x = padded(p, x, num_rows, scratch);
-            row_size = (p->num_inputs + 1) * 2;
-        }
-        float *y = p->y + row * p->y_stride + first;
-        for (int64_t i = 0; i < num_outputs; i += TILE_COLUMNS)
-            (p->is_bf16 ? rows_bf16 : rows_f32)(num_rows, x, row_size, weights + i * 4, num_steps,
-                                                bias + i, y + i, p->y_stride, num_outputs - i);
-        row += num_rows;
+    float bias[PANEL] = {0};
+    struct coded_panel coded;
+    struct job job = {
+        .y = p->y + first,
+        .bias = bias,
+        .weights = (const char *)p->weight + panel * num_steps(p) * PANEL * 4,
+        .y_stride = p->y_stride,
+        .num_steps = num_steps(p),
+        .num_outputs = smaller(PANEL, p->num_outputs - first),
+    };
+    if (p->bias != NULL)
+        memcpy(bias, p->bias + first, (size_t)job.num_outputs * sizeof(float));
+    if (p->tables != NULL) {
+        coded = coded_panel(p, panel);
+        job.coded = &coded;
+    }
+    for (int64_t tile = 0, row = first_row; tile < num_tiles; tile++, row += job.num_rows) {
+        job.num_rows = (end_row - row + num_tiles - tile - 1) / (num_tiles - tile);
+        multiply(p, job, row, scratch);
     }
 }
 

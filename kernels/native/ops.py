@@ -17,11 +17,23 @@ def _counts(*names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
 
 
 class LinearOp(ctypes.Structure):
-    """`struct linear`: y [T, N] float32 = x [T, K] times packed weights, plus bias [N] float32."""
+    """`struct linear`: y [T, N] float32 = x [T, K] times packed weights, plus bias [N] float32.
+
+    The fields from `tables` to `max_rare` are those of a `PanelCode`, null and 0 without one.
+    """
 
     _fields_ = [
-        *_pointers("x", "weight", "bias", "y"),
-        *_counts("x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
+        *_pointers("x", "weight", "bias", "y", "tables", "rare", "num_rare"),
+        *_counts("max_rare", "x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
+    ]
+
+
+class CodingOp(ctypes.Structure):
+    """`struct coding`: plain panels to coded ones; a row of the step is a panel."""
+
+    _fields_ = [
+        *_pointers("panels", "coded", "tables", "rare", "num_rare"),
+        *_counts("num_steps", "max_rare"),
     ]
 
 

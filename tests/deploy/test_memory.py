@@ -11,8 +11,8 @@ from torch import Tensor
 
 from deploy.config import ServeConfig
 from deploy.memory import ITEM_BYTES, Part, rank_parts, total, weight_bytes
-from kernels.dispatch import kernels_for
 from kernels.linear import LinearWeight
+from kernels.native.packing import pack_panels
 from tests.cluster.adapters.tiny import MODEL
 from tests.end_to_end.conftest import MODEL_DIR, adapter_dirs
 from tests.end_to_end.tiny_models import make_tiny_model
@@ -30,28 +30,26 @@ def plain_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_weights_of_every_rank_are_told_to_the_byte(
+def test_the_weights_of_every_rank_are_told_to_the_byte_if_none_is_coded(
     tmp_path: Path, kind: str, dtype: str
 ) -> None:
     make_tiny_model(kind, tmp_path)
     model = read_model_config(tmp_path)
-    packed = kernels_for(CPU, False, 1, 1).prepare_linear
     for tp in (1, 2, 3):
         for rank in range(tp):
             part = partition(model, tp, rank)
-            for is_packed, prepare in ((True, packed), (False, plain_linear)):
+            for is_packed, prepare in ((True, pack_panels), (False, plain_linear)):
                 held = load_weights(tmp_path, model, part, getattr(torch, dtype), CPU, prepare)
                 told = weight_bytes(model, part, ITEM_BYTES[dtype], is_packed=is_packed)
                 assert held.num_bytes == told, (tp, rank, is_packed)
 
 
 @pytest.mark.model
-def test_a_rank_that_has_been_as_busy_as_it_can_be_takes_what_was_told() -> None:
+def test_a_rank_that_has_been_as_busy_as_it_can_be_takes_no_more_than_was_told() -> None:
     """All pages and all rows of both tapes have been used by then.
 
-    Measured: 1% more than told with these numbers, 4% more of what is not weights; 1% and 4% less
-    with twice as many rows. Tensors lie in huge pages of 2 MiB of which the last is not full, and
-    malloc keeps what it was given back: a fifth of what is not weights allows for other machines.
+    Measured: 78% of what was told. Weights that can be coded take a quarter less, and rows to look
+    tokens up stay in the file's own memory; without coded weights it would be 93%.
     """
     values = {
         "model": str(MODEL_DIR),
@@ -73,8 +71,7 @@ def test_a_rank_that_has_been_as_busy_as_it_can_be_takes_what_was_told() -> None
     model = read_model_config(MODEL_DIR)
     parts = rank_parts(config, model, 0, "cpu", model.max_position)
     told = total(parts, "host") - named(parts, "process")
-    weights = named(parts, "weights")
-    assert 0.8 < (busy["took"] - weights) / (told - weights) < 1.2, (busy, parts)
+    assert 0.7 < busy["took"] / told < 1, (busy, parts)
     assert busy["process"] < named(parts, "process")
 
 

@@ -106,7 +106,8 @@ def test_tables_of_its_own_are_held_and_claimed_and_the_base_models_are_claimed_
             tables = 2 * len(rank.part.vocab) * rank.part.hidden * 2
             assert claimed_bytes(shard, rank.part, item, 2) >= without + tables
             if is_own:
-                assert held > without + tables - GAP * len(shard.entries)
+                # Of the two the head may be coded, in three quarters of its bytes.
+                assert held > without + tables * 7 // 8 - GAP * len(shard.entries)
             else:
                 assert held <= without
 
