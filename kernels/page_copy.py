@@ -8,7 +8,6 @@ memory are [host pages, L, 2, HK, page, D], each one piece of memory.
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 

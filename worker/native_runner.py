@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.native.library import Library
+from kernels.native.ops import RankSumOp
 from kernels.native.program import Step
 from kernels.native.tape import Tape
 from kernels.native_cpu import NativeKernels, NativeLora
@@ -18,7 +20,7 @@ from worker.adapter_shard import FUSED_MODULES
 from worker.cpu_runner import cpu_batch
 from worker.kv_cache import KVCache
 from worker.model import Model
-from worker.parallel import Communicator
+from worker.parallel import Communicator, SharedGroup
 from worker.rows import StepRows
 
 _FIRST_ROWS = 64
@@ -36,13 +38,14 @@ class _Recording:
 
 
 class RecordedGroup:
-    """Puts the sums of a group on a tape."""
+    """Puts the sums of a group on a tape: as ops, where the ranks share memory."""
 
-    def __init__(self, group: Communicator, tape: Tape) -> None:
+    def __init__(self, group: Communicator, tape: Tape, library: Library) -> None:
         self.rank = group.rank
         self.size = group.size
         self._group = group
         self._tape = tape
+        self._library = library
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Note the sum of the ranks' `x`, which takes its place."""
@@ -53,7 +56,12 @@ class RecordedGroup:
             if total.data_ptr() != rows.data_ptr():
                 rows.copy_(total)
 
-        if self.size > 1:
+        if isinstance(self._group, SharedGroup):
+            assert x.dtype == torch.float32 and x.is_contiguous(), "as the exchange adds it up"
+            op = RankSumOp(self._group.exchange_address, x.data_ptr(), x.shape[1])
+            # What is asked for again after a halt is the same call, which goes on.
+            self._tape.add(self._library.op("rank_sum"), op, [x], finish=add_up)
+        elif self.size > 1:
             self._tape.call(add_up)
         return x
 
@@ -129,7 +137,7 @@ class NativeRunner:
                 nobody,
                 self._loras(nobody, max_rank) if max_rank else None,
                 self._cache,
-                RecordedGroup(self._group, tape),
+                RecordedGroup(self._group, tape, self._kernels.crew.library),
             )
             logits = self._model.head(*map(self._kernels.take_samples, out))
         return _Recording(tape, max_rank, x, out, logits)

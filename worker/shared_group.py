@@ -96,6 +96,14 @@ class SharedGroup:
         self._state_address = ctypes.addressof(self._state)
         self._failure: str | None = None
 
+    @property
+    def exchange_address(self) -> int:
+        """Where `struct exchange` lies, for a C function that makes this rank's calls.
+
+        What it cannot finish is to be asked of `all_reduce` next, which goes on.
+        """
+        return self._state_address
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum over the ranks, in pairs; in place if `x` is float32."""
         is_bf16 = x.dtype is torch.bfloat16

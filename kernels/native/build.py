@@ -24,6 +24,7 @@ _SOURCES = (
     "expand.c",
     "linear.c",
     "paged.c",
+    "rank_sum.c",
     "sampling.c",
     "shrink.c",
 )

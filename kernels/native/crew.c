@@ -31,7 +31,8 @@ struct crew {
     const struct step *steps; /* [2], by an entry's kind */
     const struct entry *entries;
     int64_t *nanoseconds; /* [num_entries]: of each op are added here, if it is not null */
-    int64_t num_entries, scratch_bytes;
+    int64_t first_entry, num_entries, scratch_bytes;
+    _Atomic int64_t halted; /* the entry that has ended the program, or -1 */
     struct share *shares; /* [2, num_threads]: of ops in turns */
     char *scratch;        /* [num_threads, scratch_bytes] */
     _Atomic int64_t num_arrived, num_meetings;
@@ -79,8 +80,9 @@ static struct share *shares_of(struct crew *crew, int64_t entry)
     return crew->shares + entry % 2 * crew->num_threads;
 }
 
-/* The caller's next program may begin as soon as all have met after the last op of this one. */
-static void run_program(struct crew *crew, int64_t index, int64_t num_threads)
+/* Return the entry after the last that was run. The caller's next program may begin as soon as all
+ * have met after that. */
+static int64_t run_program(struct crew *crew, int64_t index, int64_t num_threads)
 {
     const struct entry *entries = crew->entries;
     int64_t num_entries = crew->num_entries;
@@ -90,18 +92,23 @@ static void run_program(struct crew *crew, int64_t index, int64_t num_threads)
         .scratch = crew->scratch + index * crew->scratch_bytes,
     };
     int64_t *nanoseconds = index == 0 ? crew->nanoseconds : NULL;
-    for (int64_t i = 0; i < num_entries; i++) {
+    for (int64_t i = crew->first_entry; i < num_entries; i++) {
         int64_t begin = nanoseconds != NULL ? now() : 0;
         worker.step = crew->steps + entries[i].kind;
         worker.shares = shares_of(crew, i);
         entries[i].run(entries[i].op, &worker);
         /* Nobody takes of the next before all have met, nor of the one before since they did. */
         atomic_store_explicit(&shares_of(crew, i + 1)[index].taken, 0, memory_order_relaxed);
+        if (worker.is_halted)
+            atomic_store_explicit(&crew->halted, i, memory_order_relaxed);
         if (num_threads > 1)
             meet(crew);
         if (nanoseconds != NULL)
             nanoseconds[i] += now() - begin;
+        if (atomic_load_explicit(&crew->halted, memory_order_relaxed) == i)
+            return i + 1;
     }
+    return num_entries;
 }
 
 /* Wait for a program without sleeping; return whether one has begun. */
@@ -198,11 +205,12 @@ void topwork_crew_rouse(struct crew *crew)
     pthread_mutex_unlock(&crew->mutex);
 }
 
-/* Run a program on all threads, or on the caller's alone, one caller at a time; return 0, or 1 if
- * there was no memory. */
+/* Run a program from entry `*next` on, on all threads or on the caller's alone, one caller at a
+ * time, and leave in `*next` how far it came. Return 0, 1 if there was no memory, or 2 if the last
+ * op that was run has halted the program. */
 int topwork_run(struct crew *crew, const struct step steps[2], const struct entry *entries,
                 int64_t num_entries, int64_t scratch_bytes, int64_t is_alone,
-                int64_t *nanoseconds)
+                int64_t *nanoseconds, int64_t *next)
 {
     if (crew->scratch_bytes < scratch_bytes) {
         free(crew->scratch);
@@ -214,19 +222,21 @@ int topwork_run(struct crew *crew, const struct step steps[2], const struct entr
         crew->scratch_bytes = scratch_bytes;
     }
     for (int64_t i = 0; i < crew->num_threads; i++)
-        atomic_init(&shares_of(crew, 0)[i].taken, 0);
+        atomic_init(&shares_of(crew, *next)[i].taken, 0);
     crew->nanoseconds = nanoseconds;
     crew->steps = steps;
     crew->entries = entries;
+    crew->first_entry = *next;
+    atomic_init(&crew->halted, -1);
     crew->num_entries = num_entries;
     /* Without an op the threads would not meet, and might still be on their way in the next. */
-    int64_t num_threads = is_alone || num_entries == 0 ? 1 : crew->num_threads;
+    int64_t num_threads = is_alone || *next == num_entries ? 1 : crew->num_threads;
     if (num_threads > 1) {
         pthread_mutex_lock(&crew->mutex);
         crew->num_programs++;
         pthread_cond_broadcast(&crew->changed);
         pthread_mutex_unlock(&crew->mutex);
     }
-    run_program(crew, 0, num_threads);
-    return 0;
+    *next = run_program(crew, 0, num_threads);
+    return atomic_load_explicit(&crew->halted, memory_order_relaxed) >= 0 ? 2 : 0;
 }

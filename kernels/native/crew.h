@@ -36,6 +36,7 @@ struct worker {
     const struct step *step;
     struct share *shares; /* [num_threads] */
     int64_t index, num_threads;
+    int64_t is_halted; /* an op sets it to end the program, on all threads, after itself */
     void *scratch; /* this thread's own, 64-byte aligned, of the program's size */
 };
 

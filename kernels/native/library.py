@@ -71,7 +71,8 @@ class Library:
     crew_new: Callable[[int], int | None]
     crew_free: Callable[[int], None]
     crew_rouse: Callable[[int], None]
-    run: Callable[..., int]  # crew, steps, entries, their number, bytes of scratch, alone, times
+    # Crew, steps, entries, their number, bytes of scratch, alone, times, next entry.
+    run: Callable[..., int]
     all_reduce: Callable[[int, int, int, int, int], int]  # state, x, out, count, is_bf16
     gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
     can_code: Callable[[], int]  # whether linears are computed from coded panels
@@ -108,6 +109,7 @@ def open_library(
             ctypes.c_int,
             *(ctypes.c_void_p, ctypes.POINTER(StepFields), ctypes.c_void_p),
             *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+            ctypes.POINTER(ctypes.c_int64),
         ),
         all_reduce=_signed(
             loaded.topwork_all_reduce,

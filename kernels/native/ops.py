@@ -76,6 +76,12 @@ class AttentionOp(ctypes.Structure):
     ]
 
 
+class RankSumOp(ctypes.Structure):
+    """`struct rank_sum`: x [T, width] float32 becomes the sum over the ranks of an exchange."""
+
+    _fields_ = [*_pointers("exchange", "x"), *_counts("width")]
+
+
 class LoraOp(ctypes.Structure):
     """`struct lora`, of two ops: y [T, N] float32 = gain y + shift + B (A x), by each row's slot.
 

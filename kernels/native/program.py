@@ -10,12 +10,16 @@ import ctypes
 import weakref
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch
 from kernels.native.library import Library, OpFunction, StepFields
+
+Call = Callable[[int], None]  # given the rows of the step
+
+_DONE, _HALTED = 0, 2  # as crew.c has them
 
 
 class _Entry(ctypes.Structure):
@@ -91,8 +95,11 @@ class Crew:
         entries, count = program.entries()
         times = None if self.seconds is None else (ctypes.c_int64 * count)()
         scratch = program.scratch_bytes
-        arguments = self._crew, step.fields, entries, count, scratch, alone, times
-        if self.library.run(*arguments) != 0:
+        next_entry = ctypes.c_int64(0)
+        arguments = self._crew, step.fields, entries, count, scratch, alone, times, next_entry
+        while (state := self.library.run(*arguments)) == _HALTED:
+            program.finish(next_entry.value - 1, step)
+        if state != _DONE:
             raise MemoryError(f"{scratch} bytes of scratch memory for each thread")
         if self.seconds is not None and times is not None:
             for name, nanoseconds in zip(program.names, times, strict=True):
@@ -105,6 +112,7 @@ class Program:
     def __init__(self) -> None:
         self.scratch_bytes = 0
         self._ops: list[tuple[OpFunction, ctypes.Structure, bool]] = []
+        self._finish: dict[int, Call] = {}
         self._tensors: list[Tensor] = []
         self._entries: ctypes.Array[_Entry] | None = None
 
@@ -120,6 +128,7 @@ class Program:
         tensors: Sequence[Tensor | None],
         *,
         of_samples: bool = False,
+        finish: Call | None = None,
     ) -> None:
         """Append an op.
 
@@ -128,11 +137,19 @@ class Program:
             op: its struct, fixed from now on.
             tensors: what the struct points into.
             of_samples: whether it works on a step's samples instead of its rows.
+            finish: does the rest of an op that has halted the program, which then goes on.
         """
+        if finish is not None:
+            self._finish[len(self._ops)] = finish
         self._ops.append((function, op, of_samples))
         self._tensors += [tensor for tensor in tensors if tensor is not None]
         self.scratch_bytes = max(self.scratch_bytes, function.scratch_bytes(op))
         self._entries = None
+
+    def finish(self, index: int, step: Step) -> None:
+        """Do the rest of an op that has halted the program."""
+        assert index in self._finish, f"op {index}, {self.names[index]}, halts and nobody ends it"
+        self._finish[index](step.num_rows)
 
     def entries(self) -> tuple[ctypes.Array[_Entry], int]:
         """Return the ops as the crew wants them, and how many there are."""

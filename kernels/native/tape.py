@@ -7,15 +7,13 @@ cut. Owns the memory that ops write to. Knows nothing of what ops do.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from kernels.native.library import OpFunction
-from kernels.native.program import Crew, Program, Step
-
-Call = Callable[[int], None]  # given the rows of the step
+from kernels.native.program import Call, Crew, Program, Step
 
 
 class Tape:
@@ -45,14 +43,18 @@ class Tape:
         self._of_samples = True
 
     def add(
-        self, function: OpFunction, op: ctypes.Structure, tensors: Sequence[Tensor | None]
+        self,
+        function: OpFunction,
+        op: ctypes.Structure,
+        tensors: Sequence[Tensor | None],
+        finish: Call | None = None,
     ) -> None:
         """Append an op; the arguments are those of `Program.add`."""
         last = self._parts[-1]
         if not isinstance(last, Program):
             last = Program()
             self._parts.append(last)
-        last.add(function, op, tensors, of_samples=self._of_samples)
+        last.add(function, op, tensors, of_samples=self._of_samples, finish=finish)
 
     def call(self, function: Call) -> None:
         """Append something that is not an op."""
