@@ -20,7 +20,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from deploy.config import ConfigError, ServeConfig, json_schema, load_config
-from deploy.serving.front import cluster_environment, front_environment, ray_environment
+from deploy.serving.front import (
+    alone_environment,
+    cluster_environment,
+    front_environment,
+    ray_environment,
+)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
@@ -78,9 +83,10 @@ def serve(config: ServeConfig) -> None:
     haproxy = _haproxy()
     with TemporaryDirectory(prefix="topwork-") as directory:
         # Ray and Serve read all of these when they are imported.
-        for name, value in (
-            ray_environment() | front_environment(Path(directory), haproxy, os.getpid())
-        ).items():
+        values = ray_environment() | front_environment(Path(directory), haproxy, os.getpid())
+        if config.ray_address is None:
+            values |= alone_environment()
+        for name, value in values.items():
             os.environ.setdefault(name, value)
         from deploy.serving.command import run_server
 

@@ -1,21 +1,19 @@
 """HTTP/1.1 in as few steps as it takes: a benchmark's client leaves the cores to the server.
 
 A transport for httpx: each request has a connection of its own, which ends with the response. Owns
-how a response is framed: by chunks, by its length, or by the end of the connection. Knows nothing
-of what bodies say.
+those connections, and how a request is written. Knows nothing of what bodies say.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 
 import httpx
+
+from deploy.bench.framing import END_OF_HEAD, Body, parsed_head
 
 MAX_HEAD_BYTES = 2**16
 READ_BYTES = 2**16
 NO_LONGER_SO = ("host", "connection", "accept-encoding", "content-length", "transfer-encoding")
-
-Read = Callable[[], Awaitable[bytes]]
 
 
 def light_client(url: str, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
@@ -54,7 +52,7 @@ class _Connection:
     async def head(self) -> bytes:
         self._num_reads += 1
         try:
-            return await self._reader.readuntil(b"\r\n\r\n")
+            return await self._reader.readuntil(END_OF_HEAD)
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
             raise httpx.RemoteProtocolError(f"no head of a response: {error}") from error
 
@@ -99,100 +97,43 @@ class LightTransport(httpx.AsyncBaseTransport):
         body = await request.aread()
         connection = await _Connection.open(request)
         try:
-            connection.write(_request_head(request, len(body)) + body)
-            status, headers = _parsed_head(await connection.head())
+            connection.write(request_bytes(request, body))
+            status, headers = parsed_head(await connection.head())
         except BaseException:  # also when cancelled: nobody else would close it
             connection.close()
             raise
-        return httpx.Response(status, headers=headers, stream=_Body(headers, connection))
+        return httpx.Response(status, headers=headers, stream=_Stream(Body(headers), connection))
 
 
-class _Body(httpx.AsyncByteStream):
+class _Stream(httpx.AsyncByteStream):
     """The bytes of one response, as they come; closing it closes the connection."""
 
-    def __init__(self, headers: httpx.Headers, connection: _Connection) -> None:
-        self._headers = headers
+    def __init__(self, body: Body, connection: _Connection) -> None:
+        self._body = body
         self._connection = connection
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        read = self._connection.read
-        if self._headers.get("transfer-encoding", "").lower() == "chunked":
-            parts = _chunks(read)
-        elif "content-length" in self._headers:
-            parts = _counted(read, int(self._headers["content-length"]))
-        else:
-            parts = _until_closed(read)
-        async with aclosing(parts):
-            async for part in parts:
-                yield part
+        body = self._body
+        while not body.is_whole:
+            data = await self._connection.read()
+            if not data:
+                body.end()
+            elif content := body.feed(data):
+                yield content
 
     async def aclose(self) -> None:
         self._connection.close()
 
 
-def _request_head(request: httpx.Request, length: int) -> bytes:
+def request_bytes(request: httpx.Request, body: bytes) -> bytes:
+    """Return a request as it is written to a connection that ends with the response."""
     lines = [
         b"%s %s HTTP/1.1" % (request.method.encode(), request.url.raw_path),
         b"host: " + request.url.netloc,
         b"connection: close",
-        b"content-length: %d" % length,
+        b"content-length: %d" % len(body),
     ]
     for name, value in request.headers.raw:
         if name.decode().lower() not in NO_LONGER_SO:
             lines.append(name + b": " + value)
-    return b"\r\n".join(lines) + b"\r\n\r\n"
-
-
-def _parsed_head(head: bytes) -> tuple[int, httpx.Headers]:
-    first, *lines = head[:-4].split(b"\r\n")
-    version, _, rest = first.partition(b" ")
-    if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-        raise httpx.RemoteProtocolError(f"not the head of a response: {first[:80]!r}")
-    pairs = (line.partition(b":") for line in lines)
-    return int(rest[:3]), httpx.Headers([(name, value.strip()) for name, _, value in pairs])
-
-
-async def _chunks(read: Read) -> AsyncGenerator[bytes, None]:
-    """Give the content of all chunks that have arrived, as one piece each time."""
-    held, is_last = b"", False
-    while not is_last:
-        content, start = [], 0
-        while (stop := held.find(b"\r\n", start)) >= 0:
-            size = _chunk_size(held[start:stop])
-            is_last = size == 0
-            end = stop + 2 + size
-            if is_last or len(held) < end + 2:
-                break
-            content.append(held[stop + 2 : end])
-            start = end + 2
-        if content:
-            yield b"".join(content)
-        held = held[start:]
-        if not is_last:
-            held += await _some(read)
-
-
-def _chunk_size(line: bytes) -> int:
-    try:
-        return int(line.partition(b";")[0], 16)
-    except ValueError:
-        raise httpx.RemoteProtocolError(f"not the size of a chunk: {line[:80]!r}") from None
-
-
-async def _counted(read: Read, length: int) -> AsyncGenerator[bytes, None]:
-    while length > 0:
-        part = await _some(read)
-        length -= len(part)
-        yield part
-
-
-async def _until_closed(read: Read) -> AsyncGenerator[bytes, None]:
-    while part := await read():
-        yield part
-
-
-async def _some(read: Read) -> bytes:
-    part = await read()
-    if not part:
-        raise httpx.RemoteProtocolError("the connection was closed within a response")
-    return part
+    return b"\r\n".join(lines) + END_OF_HEAD + body

@@ -18,6 +18,7 @@ from deploy.addresses import from_here
 from deploy.check import Checked, check_answers, check_model
 from deploy.config import ConfigError, ServeConfig
 from deploy.memory import most_replicas, object_store_bytes
+from deploy.serving.precedence import give_way
 from deploy.serving.progress import steps
 from deploy.serving.stop import stop_on_signals, wait_for
 
@@ -70,6 +71,8 @@ def _start_ray(checked: Checked) -> None:
     if config.ray_address is not None:
         ray.init(config.ray_address, **common)
         return
+    if checked.device == "cpu":
+        give_way()  # and so all of Ray, but for what takes it back
     ray.init(
         # Logical CPUs: schedulers, routers and ranks each hold one; the cores are shared.
         num_cpus=(1 + config.tp) * most_replicas(config) + config.routers + 1,

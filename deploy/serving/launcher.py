@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import (
 
 import worker.actor
 from cluster.shells.rank_handle import RankHandle
+from deploy.serving.precedence import go_first
 from deploy.serving.shares import ONE_CPU
 from worker.actor import ProcessIdentity, start_ticks
 from worker.protocol import RankInfo
@@ -31,6 +32,7 @@ class WorkerActor(worker.actor.WorkerActor):
     """A rank that finds the model on its own node, which may not be the scheduler's."""
 
     def __init__(self, config: RankConfig, secret: bytes, group_timeout: float) -> None:
+        go_first()  # with all threads that compute: they are started from this one
         super().__init__(_with_model_here(config), secret, group_timeout)
 
 

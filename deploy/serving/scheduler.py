@@ -24,6 +24,7 @@ from deploy.serving.concerns import edition
 from deploy.serving.launcher import ActorLauncher, LaunchConfig
 from deploy.serving.logs import set_log_level
 from deploy.serving.pool_client import PoolClient
+from deploy.serving.precedence import go_first
 from deploy.serving.scaling import REQUESTS, replicas_for
 from deploy.serving.settings import known_here, scheduler_settings
 from deploy.serving.shares import ONE_CPU
@@ -56,6 +57,7 @@ class SchedulerReplica:
             await self._start()
 
     async def _start(self) -> None:
+        go_first()  # ranks wait for plans
         settings = scheduler_settings(await asyncio.to_thread(known_here, self._config))
         group = ray.util.get_current_placement_group()
         assert group is not None, "the deployment asks for a placement group"

@@ -281,6 +281,14 @@ def test_http_and_the_fronts_statistics_are_open_to_this_machine_alone(server: S
     assert server.port in {port for _, port in found}
 
 
+def test_whatever_wakes_up_beside_the_ranks_halts_none_of_them(server: Server) -> None:
+    ranks = set(server.rank_pids())
+    assert {os.sched_getscheduler(pid) for pid in ranks} == {os.SCHED_OTHER}
+    others = server.processes() - ranks
+    # A scheduler's main thread only waits; the one that plans halts others.
+    assert {os.sched_getscheduler(pid) for pid in others} == {os.SCHED_BATCH}
+
+
 def test_health_metrics_and_version_answer(server: Server) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert httpx.get(f"{server.url}/ready").status_code == 200

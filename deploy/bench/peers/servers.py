@@ -6,18 +6,16 @@ Owns command lines and environments of servers. Knows nothing of what is measure
 import os
 import signal
 import subprocess
-import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from deploy.bench.adapters.server import BASE, BenchServer, free_port
 from deploy.bench.engine_target import EngineProcess
-from deploy.bench.http_target import Asking, BenchError, HttpTarget, event_data
+from deploy.bench.http_target import OPENAI, BenchError, Count, Dialect, HttpTarget
 from deploy.bench.peers.adapters import gguf_adapter, gguf_model
 from deploy.bench.peers.install import PEFT_PYTHON, VLLM_BINARIES
 from deploy.bench.peers.llama_source import BINARIES, SERVER
@@ -108,7 +106,7 @@ def open_vllm(
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    return _opened(name, command, environment, port, None)
+    return _opened(name, command, environment, port, OPENAI)
 
 
 def open_llama(
@@ -134,7 +132,7 @@ def open_llama(
         command += ["--lora-init-without-apply", "--lora", ",".join(converted)]
     # The server was linked where it was compiled, which may have been elsewhere.
     environment = {"LD_LIBRARY_PATH": str(BINARIES)}
-    return _opened(name, command, environment, port, llama_asking(tuple(adapters)))
+    return _opened(name, command, environment, port, LlamaDialect(tuple(adapters)))
 
 
 class _LlamaChunk(msgspec.Struct):
@@ -144,34 +142,40 @@ class _LlamaChunk(msgspec.Struct):
 _llama_chunk_of = msgspec.json.Decoder(_LlamaChunk).decode
 
 
-def llama_asking(adapters: tuple[str, ...]) -> Asking:
-    """Return how llama.cpp is asked: adapters by their number, tokens as a running count."""
+class LlamaDialect:
+    """How llama.cpp is asked: adapters by their number, tokens as a running count."""
 
-    async def token_times(client: httpx.AsyncClient, ask: Ask) -> AsyncGenerator[float, None]:
-        body = {
+    path = "/completion"
+
+    def __init__(self, adapters: tuple[str, ...]) -> None:
+        self._adapters = adapters
+
+    def body(self, ask: Ask) -> dict[str, object]:
+        """Return a request for exactly so many tokens."""
+        body: dict[str, object] = {
             "prompt": list(ask.token_ids),
             "n_predict": ask.num_output_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
         }
-        if ask.model in adapters:
-            body["lora"] = [{"id": adapters.index(ask.model), "scale": 1.0}]
-        seen = 0
-        async with client.stream("POST", "/completion", json=body) as reply:
-            if reply.status_code != 200:
-                raise BenchError(f"{reply.status_code}: {(await reply.aread()).decode()}")
-            async with aclosing(event_data(reply)) as events:
-                async for data in events:
-                    now = time.perf_counter()
-                    chunk = _llama_chunk_of(data)
-                    if chunk.tokens_predicted is None:
-                        raise BenchError(data.decode())
-                    for _ in range(chunk.tokens_predicted - seen):
-                        yield now
-                    seen = chunk.tokens_predicted
+        if ask.model in self._adapters:
+            body["lora"] = [{"id": self._adapters.index(ask.model), "scale": 1.0}]
+        return body
 
-    return token_times
+    def counter(self) -> Count:
+        """Return what tells by how much the running count has grown."""
+        seen = 0
+
+        def count(data: bytes) -> int:
+            nonlocal seen
+            chunk = _llama_chunk_of(data)
+            if chunk.tokens_predicted is None:
+                raise BenchError(data.decode())
+            before, seen = seen, chunk.tokens_predicted
+            return max(0, seen - before)
+
+        return count
 
 
 @contextmanager
@@ -180,7 +184,7 @@ def _opened(
     command: list[str],
     environment: Mapping[str, str],
     port: int,
-    asking: Asking | None,
+    dialect: Dialect,
 ) -> Iterator[Target]:
     """Start a server of somebody else, wait until it is healthy, and end it after the block.
 
@@ -203,7 +207,7 @@ def _opened(
             wait_until_healthy(name, f"{url}/health", START_TIMEOUT, lambda: process.poll() is None)
         except BenchError as error:
             raise BenchError(f"{error}; {log} ends:\n{log_tail(log)}") from error
-        server = HttpTarget(url, label=name, asking=asking)
+        server = HttpTarget(url, label=name, dialect=dialect)
         yield http(name, server, process.pid, url)
     finally:
         _stop(process)

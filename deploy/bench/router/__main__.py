@@ -8,14 +8,13 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Annotated
 
 import httpx
 import typer
 
-from deploy.bench.http_target import event_data, token_times
+from deploy.bench.http_target import OPENAI, Count, token_times
 from deploy.bench.light_http import light_client
 from deploy.bench.workload import Ask
 from deploy.demo.model import DEFAULT_TARGET
@@ -43,27 +42,33 @@ class Child:
         self._process.communicate()
 
 
-async def chat_times(client: httpx.AsyncClient, ask: Ask) -> AsyncGenerator[float, None]:
-    """Ask for a chat instead; yield when each event arrives, which is one for each token."""
-    body = {
-        "model": ask.model,
-        "messages": [{"role": "user", "content": "What is a graft?"}],
-        "max_completion_tokens": ask.num_output_tokens,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
-        async for _ in event_data(reply):
-            yield time.perf_counter()
+class Chat:
+    """Chats instead of completions, of which each event is one token."""
+
+    path = "/v1/chat/completions"
+
+    def body(self, ask: Ask) -> dict[str, object]:
+        """Return a request for exactly so many tokens, whatever was to be asked."""
+        return {
+            "model": ask.model,
+            "messages": [{"role": "user", "content": "What is a graft?"}],
+            "max_completion_tokens": ask.num_output_tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+
+    def counter(self) -> Count:
+        """Return what counts each event as one."""
+        return lambda _: 1
 
 
 async def stream_all(url: str, num_streams: int, num_tokens: int, chat: bool) -> int:
     """Take that many streams to their ends, side by side; return how many tokens came."""
-    asking = chat_times if chat else token_times
+    dialect = Chat() if chat else OPENAI
     ask = Ask("model", (5, 6, 7), num_tokens)
 
     async def one(client: httpx.AsyncClient) -> int:
-        return len([at async for at in asking(client, ask)])
+        return len([at async for at in token_times(client, ask, dialect)])
 
     async with light_client(url) as client:
         return sum(await asyncio.gather(*(one(client) for _ in range(num_streams))))

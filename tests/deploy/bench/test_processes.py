@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from deploy.bench.child import ChildError, ChildTarget
-from deploy.bench.http_target import BenchError
-from deploy.bench.peers.servers import llama_asking
+from deploy.bench.http_target import BenchError, token_times
+from deploy.bench.peers.servers import LlamaDialect
 from deploy.bench.peers.target import wait_until_healthy
 from deploy.bench.process_tree import ProcessTree
 from deploy.bench.workload import Ask, Workload
@@ -149,11 +149,11 @@ async def test_llama_is_asked_for_an_adapter_by_number_and_its_count_of_tokens_i
 
         return httpx.Response(200, content=events())
 
-    asking = llama_asking(("x", "y"))
+    llama = LlamaDialect(("x", "y"))
     transport = httpx.MockTransport(answer)
     async with httpx.AsyncClient(base_url="http://server", transport=transport) as client:
-        times = [at async for at in asking(client, Ask("y", (7, 8), 3))]
-        [at async for at in asking(client, Ask("base", (7, 8), 3))]
+        times = [at async for at in token_times(client, Ask("y", (7, 8), 3), llama)]
+        [at async for at in token_times(client, Ask("base", (7, 8), 3), llama)]
     assert len(times) == 3
     assert b'"lora":[{"id":1,"scale":1.0}]' in bodies[0] and b'"prompt":[7,8]' in bodies[0]
     assert b"lora" not in bodies[1]
@@ -163,4 +163,4 @@ async def test_an_error_of_llama_is_told() -> None:
     transport = httpx.MockTransport(lambda _: httpx.Response(500, text="no slot"))
     async with httpx.AsyncClient(base_url="http://server", transport=transport) as client:
         with pytest.raises(BenchError, match="500: no slot"):
-            [at async for at in llama_asking(())(client, Ask("base", (1,), 1))]
+            [at async for at in token_times(client, Ask("base", (1,), 1), LlamaDialect(()))]

@@ -15,7 +15,7 @@ import ray
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from deploy.serving.front import cluster_environment
+from deploy.serving.front import alone_environment, cluster_environment
 
 ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "deploy" / "ray" / f"{name}.yaml" for name in ("onprem", "aws", "gcp")]
@@ -143,11 +143,13 @@ def test_every_setting_of_the_environment_is_one_that_this_ray_reads() -> None:
         *(package / "serve" / "_private").glob("*.py"),
         *(package / "_private").glob("**/*.py"),
         *(package / "_common").glob("**/*.py"),
+        *(package / "dashboard").glob("**/*.py"),
     ]
     places += [package / "core" / "src" / "ray" / "raylet" / "raylet"]
     known = b"\n".join(place.read_bytes() for place in places)
     with TemporaryDirectory() as directory:  # its path must be short
         named = cluster_environment(Path(directory), "/usr/sbin/haproxy", None)
+    named |= alone_environment()
     assert len(named) > 10
     for name in named:
         assert name.encode() in known or name.removeprefix("RAY_").encode() in known, name

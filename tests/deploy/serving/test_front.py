@@ -9,7 +9,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from deploy.serving.front import MAX_DIRECTORY, cluster_environment, front_environment
+from deploy.serving.front import (
+    MAX_DIRECTORY,
+    alone_environment,
+    cluster_environment,
+    front_environment,
+)
 
 _CONFIGURATION = """\
 frontend prometheus
@@ -46,6 +51,14 @@ def test_two_servers_share_no_port_and_no_file(tmp_path: Path) -> None:
     for name in one:
         if name.endswith(("_PORT", "_LOC", "Y_PATH", "SOCKET_PATH", "_BASE", "_FILE")):
             assert one[name] != two[name], name
+
+
+def test_only_a_cluster_of_one_server_goes_without_what_a_dashboard_shows(tmp_path: Path) -> None:
+    shared = front_environment(tmp_path, "haproxy", 1)
+    assert not alone_environment().keys() & shared.keys()
+    with TemporaryDirectory(prefix="tw-") as folder:
+        everywhere = cluster_environment(Path(folder), "haproxy", None)
+    assert not alone_environment().keys() & everywhere.keys()
 
 
 def test_a_port_that_somebody_has_is_passed_over(tmp_path: Path) -> None:
