@@ -1,9 +1,10 @@
 /* What lora_shrink and lora_expand share: y = gain y + shift + B (A x), by the slot of each row.
  *
  * Two ops, for the second needs all of the A x that the first leaves in `inner`. Owns their form
- * and how their tasks are dealt out: pieces of A or B in the order in which they lie, each for a
- * run's rows in blocks. A and B may lie in bfloat16; all sums and products are float32, and a row
- * is the same alone and in any run, block and piece. Knows nothing of adapters beyond a table of addresses.
+ * and how their tasks are dealt out: pieces of A or B in the order in which they lie, each for the
+ * blocks of a run's rows. A and B may lie in bfloat16; all sums and products are float32, and a row
+ * is the same alone and in any run, block and piece. Knows nothing of adapters beyond a table of
+ * addresses.
  */
 #ifndef TOPWORK_DELTA_H
 #define TOPWORK_DELTA_H
