@@ -33,6 +33,7 @@ _HEADERS = (
     "crew.h",
     "delta.h",
     "exchange.h",
+    "expand_tile.h",
     "lanes16.h",
     "lanes8.h",
     "paged_block.h",

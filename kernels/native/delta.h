@@ -1,9 +1,10 @@
 /* What lora_shrink and lora_expand share: y = gain y + shift + B (A x), by the slot of each row.
  *
  * Two ops, for the second needs all of the A x that the first leaves in `inner`. Owns their form
- * and how their tasks are dealt out: a run's rows in blocks, each in pieces of A or B. A and B
- * may lie in bfloat16; all sums and products are float32, and a row is the same alone and in any
- * run, block and piece. Knows nothing of adapters beyond a table of addresses.
+ * and how their tasks are dealt out: pieces of A or B in the order in which they lie, each for the
+ * blocks of a run's rows. A and B may lie in bfloat16; all sums and products are float32, and a row
+ * is the same alone and in any run, block and piece. Knows nothing of adapters beyond a table of
+ * addresses.
  */
 #ifndef TOPWORK_DELTA_H
 #define TOPWORK_DELTA_H
@@ -12,9 +13,10 @@
 #include "vector.h"
 
 enum {
-    TILE = LANES == 16 ? 6 : 3, /* rows whose sums stay in registers */
-    BLOCK_ROWS = 48,            /* rows for which A and B come from memory once */
-    TASK_ITEMS = 32 * 1024,     /* of A or B in a piece: a few microseconds of reading */
+    BLOCK_ROWS = 24,        /* rows of a task; the next block finds A's or B's piece in cache */
+    TASK_ITEMS = 16 * 1024, /* of A or B in a piece: about a microsecond of reading */
+    RANK_GROUP = 4,         /* lora_ranks of A whose products share their loads */
+    OUTPUT_GROUP = 32,      /* outputs of B: a cache line in bfloat16 */
 };
 
 /* What the table tells of one module of a slot. */
@@ -43,7 +45,7 @@ struct lora {
 
 /* Some rows of a run, and which of the pieces of A or B. */
 struct task {
-    const struct line *line;
+    const struct line *line; /* NULL: no task */
     int64_t first_row, num_rows, piece;
 };
 
@@ -54,7 +56,12 @@ struct cursor {
     int64_t num_tasks;  /* of all runs */
 };
 
-typedef int64_t (*count_function)(const struct lora *, const struct line *, int64_t num_rows);
+/* Neighbouring lora_ranks or outputs. */
+struct span {
+    int64_t first, end;
+};
+
+typedef int64_t (*count_function)(const struct lora *, const struct line *);
 
 /* Return the address of an element of A or B. */
 INLINE const void *element(const void *first, int64_t index, bool is_bf16)
@@ -64,21 +71,42 @@ INLINE const void *element(const void *first, int64_t index, bool is_bf16)
 
 INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
+/* Return one of `num_parts` parts of a like size, a multiple of `unit`; the last may be empty. */
+INLINE struct span part_of(int64_t count, int64_t num_parts, int64_t unit, int64_t index)
+{
+    int64_t size = round_up(parts(count, num_parts), unit), first = smaller(index * size, count);
+    return (struct span){first, smaller(first + size, count)};
+}
+
+/* Return the pieces of a slot's A: lora_ranks. */
+INLINE int64_t pieces_of_a(const struct lora *op, const struct line *line)
+{
+    return parts(line->num_ranks * op->num_inputs, TASK_ITEMS);
+}
+
+/* Return the pieces of one module's B, at least one, for it may have a gain: outputs. */
+INLINE int64_t pieces_of_module(const struct module *module, int64_t width)
+{
+    return parts(module->num_ranks * width + 1, TASK_ITEMS);
+}
+
+INLINE int64_t pieces_of_b(const struct lora *op, const struct line *line)
+{
+    int64_t num_pieces = 0;
+    for (int64_t i = 0; i < op->num_modules; i++)
+        num_pieces += pieces_of_module(&line->modules[i], op->module_widths[i]);
+    return num_pieces;
+}
+
 INLINE const struct line *line_of(const struct lora *op, const struct run *run)
 {
     return (const struct line *)(op->table + run->slot * (4 + 3 * op->num_modules));
 }
 
-/* Return the pieces of A or B that a run's rows need. */
-INLINE int64_t pieces_of_run(const struct lora *op, const struct run *run, count_function count)
-{
-    const struct line *line = line_of(op, run);
-    return line->a == NULL ? 0 : count(op, line, run->stop - run->start);
-}
-
 INLINE int64_t tasks_of_run(const struct lora *op, const struct run *run, count_function count)
 {
-    return parts(run->stop - run->start, BLOCK_ROWS) * pieces_of_run(op, run, count);
+    const struct line *line = line_of(op, run);
+    return line->a == NULL ? 0 : parts(run->stop - run->start, BLOCK_ROWS) * count(op, line);
 }
 
 INLINE struct cursor first_run(const struct lora *op, const struct step *step, count_function count)
@@ -89,26 +117,57 @@ INLINE struct cursor first_run(const struct lora *op, const struct step *step, c
     return cursor;
 }
 
-/* Take a task and say what it is, or that there is none left; `count` tells a run's pieces. */
-INLINE bool next_task(const struct lora *op, struct worker *worker, struct cursor *cursor,
-                      count_function count, struct task *task)
+/* Fetch what a thread's share of lora_expand begins with. */
+void fetch_share_of_b(const struct lora *op, const struct worker *worker);
+
+/* Return a task, not before the cursor, which goes there; `count` tells the pieces of a line.
+ *
+ * Tasks stand in the order in which A or B lie; the blocks of rows that share a piece are side by
+ * side. */
+INLINE struct task task_at(const struct lora *op, struct cursor *cursor, int64_t index,
+                           count_function count)
 {
-    int64_t index = take_task(worker, cursor->num_tasks), num_tasks;
+    int64_t num_tasks;
+    for (; index >= cursor->num_before + (num_tasks = tasks_of_run(op, cursor->run, count));
+         cursor->run++)
+        cursor->num_before += num_tasks;
+    const struct run *run = cursor->run;
+    int64_t num_rows = run->stop - run->start, num_blocks = parts(num_rows, BLOCK_ROWS);
+    index -= cursor->num_before;
+    struct span rows = part_of(num_rows, num_blocks, 1, index % num_blocks);
+    return (struct task){line_of(op, run), run->start + rows.first, rows.end - rows.first,
+                         index / num_blocks};
+}
+
+/* Return the first task of a thread's own share. */
+INLINE struct task first_task(const struct lora *op, const struct worker *worker,
+                              count_function count)
+{
+    struct cursor cursor = first_run(op, worker->step, count);
+    int64_t first = begin_of_share(worker, worker->index, cursor.num_tasks);
+    if (first == begin_of_share(worker, worker->index + 1, cursor.num_tasks))
+        return (struct task){0};
+    return task_at(op, &cursor, first, count);
+}
+
+/* Take a task and say what it is, and which will follow, as far as is known; or that there is none
+ * left. */
+INLINE bool next_task(const struct lora *op, struct worker *worker, struct cursor *cursor,
+                      count_function count, struct task *task, struct task *next)
+{
+    int64_t index = take_task(worker, cursor->num_tasks);
     if (index < 0)
         return false;
     if (index < cursor->num_before) { /* of another thread's share */
         cursor->run = worker->step->runs;
         cursor->num_before = 0;
     }
-    for (; index >= cursor->num_before + (num_tasks = tasks_of_run(op, cursor->run, count));
-         cursor->run++)
-        cursor->num_before += num_tasks;
-    const struct run *run = cursor->run;
-    int64_t num_pieces = pieces_of_run(op, run, count);
-    index -= cursor->num_before;
-    int64_t row = run->start + index / num_pieces * BLOCK_ROWS;
-    *task = (struct task){line_of(op, run), row, smaller(BLOCK_ROWS, run->stop - row),
-                          index % num_pieces};
+    *task = task_at(op, cursor, index, count);
+    *next = (struct task){0};
+    struct cursor ahead = *cursor;
+    if (index >= begin_of_share(worker, worker->index, cursor->num_tasks)
+        && index + 1 < begin_of_share(worker, worker->index + 1, cursor->num_tasks))
+        *next = task_at(op, &ahead, index + 1, count);
     return true;
 }
 

@@ -8,24 +8,9 @@
 #include "words.h"
 
 enum {
-    TILE_RANKS = 4,           /* of A, whose products share their loads */
-    FEW_ROWS = 8,             /* so few that reading A is the work */
-    LEAST_RANKS = 32,         /* of a piece with more rows, each of which it copies */
-    PREFETCH_ROWS = TILE / 2, /* of a tile, so few that reading A holds them up */
-    AHEAD_BYTES = 8192,       /* of A that are fetched for them before their use */
+    TILE = LANES == 16 ? 6 : 3, /* rows whose sums stay in registers */
+    AHEAD_BYTES = 8192,         /* of A that are fetched before their use, at least */
 };
-
-/* Return the lora_ranks that a piece of A has. */
-INLINE int64_t ranks_of_piece(const struct lora *op, int64_t num_rows)
-{
-    int64_t ranks = round_up(parts(TASK_ITEMS, op->num_inputs), TILE_RANKS);
-    return num_rows > FEW_ROWS && ranks < LEAST_RANKS ? LEAST_RANKS : ranks;
-}
-
-static int64_t pieces_of_a(const struct lora *op, const struct line *line, int64_t num_rows)
-{
-    return parts(line->num_ranks, ranks_of_piece(op, num_rows));
-}
 
 /* What a vector holds: of x and A LANES floats each, A's perhaps widened, or pairs of bfloat16. */
 enum form { FLOATS, WIDENED, PAIRS };
@@ -47,27 +32,34 @@ INLINE f32v load_inputs(const void *from, int64_t first, int64_t count, bool is_
     return pairs;
 }
 
+/* Lines of A that are fetched meanwhile: of each RANK_GROUP one in `mask` + 1, which has the number
+ * `phase`. */
+struct ahead {
+    const char *from; /* NULL: none */
+    int mask, phase;
+};
+
 /* Some rows times some of A's. */
 struct dots {
-    const float *x; /* [rows, x_stride]: vectors, zeros past the inputs */
-    const void *a;  /* [lora_ranks, num_inputs] */
-    float *u;       /* of the first row and lora_rank */
-    int64_t x_stride, num_inputs, ldu;
+    const char *x; /* [rows, x_size]: vectors, no input behind the last or zeros */
+    const void *a; /* [lora_ranks, num_inputs] */
+    float *u;      /* of the first row and lora_rank */
+    int64_t x_size, num_inputs, ldu;
+    struct ahead ahead;
 };
 
 /* Add the products of one vector of inputs, from input k on. */
 INLINE void add_vector(int num_rows, int num_ranks, const struct dots *d, int64_t k, int64_t count,
-                       enum form form, f32v sums[TILE][TILE_RANKS])
+                       enum form form, f32v sums[TILE][RANK_GROUP])
 {
-    const float *x = d->x + (form == PAIRS ? k / 2 : k);
-    /* In the order in which A lies, which the CPU itself learns to run ahead of. */
-    const void *ahead = element((const char *)d->a + AHEAD_BYTES, k * num_ranks, form != FLOATS);
+    const char *x = d->x + k * (form == PAIRS ? 2 : 4);
+    const char *ahead = element(d->ahead.from, k * num_ranks, form != FLOATS);
     for (int j = 0; j < num_ranks; j++) {
         f32v a = load_inputs(d->a, j * d->num_inputs + k, count, form == WIDENED, form == PAIRS);
-        if (num_rows <= PREFETCH_ROWS)
+        if (d->ahead.from != NULL && (j & d->ahead.mask) == d->ahead.phase)
             __builtin_prefetch(element(ahead, j * inputs_of_vector(form), form != FLOATS));
         for (int i = 0; i < num_rows; i++) {
-            u32v inputs = (u32v)load_f32(x + i * d->x_stride);
+            u32v inputs = load_words((const uint32_t *)(x + i * d->x_size));
             sums[i][j] = add_words(sums[i][j], inputs, (u32v)a, form == PAIRS);
         }
     }
@@ -75,7 +67,7 @@ INLINE void add_vector(int num_rows, int num_ranks, const struct dots *d, int64_
 
 INLINE void dot_tile(int num_rows, int num_ranks, const struct dots *d, enum form form)
 {
-    f32v sums[TILE][TILE_RANKS];
+    f32v sums[TILE][RANK_GROUP];
     for (int i = 0; i < num_rows; i++)
         for (int j = 0; j < num_ranks; j++)
             sums[i][j] = (f32v){0};
@@ -85,7 +77,7 @@ INLINE void dot_tile(int num_rows, int num_ranks, const struct dots *d, enum for
     if (k < d->num_inputs)
         add_vector(num_rows, num_ranks, d, k, d->num_inputs - k, form, sums);
     for (int i = 0; i < num_rows; i++)
-        if (num_ranks == TILE_RANKS)
+        if (num_ranks == RANK_GROUP)
             sum_lanes_of_four(sums[i], d->u + i * d->ldu);
         else
             for (int j = 0; j < num_ranks; j++)
@@ -106,84 +98,145 @@ INLINE void dot_rows(int64_t num_rows, int num_ranks, const struct dots *d, enum
     }
 }
 
-/* Do `count` lora_ranks, of which `d` has the first. */
-INLINE void dot_ranks(int64_t num_rows, int64_t count, struct dots d, enum form form)
+/* The piece of A that a task needs, and the one its thread will need next. */
+struct piece {
+    const char *a, *next; /* of the first lora_rank; NULL: none, or this one again */
+    int64_t num_ranks, group_size;
+};
+
+/* Return what to fetch beside the lora_ranks from `rank` on.
+ *
+ * With a single tile of rows memory is what holds it up, so this is a little ahead of them; with
+ * more it is the next piece, a share of it in each of the last tiles. */
+INLINE struct ahead ahead_of(const struct piece *piece, int64_t rank, int64_t tile,
+                             int64_t num_tiles)
 {
-    for (; count >= TILE_RANKS; count -= TILE_RANKS) {
-        dot_rows(num_rows, TILE_RANKS, &d, form);
-        d.a = element(d.a, TILE_RANKS * d.num_inputs, form != FLOATS);
-        d.u += TILE_RANKS;
+    int64_t at = rank / RANK_GROUP * piece->group_size;
+    int64_t size = piece->num_ranks / RANK_GROUP * piece->group_size;
+    if (num_tiles == 1) {
+        at += round_up(AHEAD_BYTES, piece->group_size);
+        if (at < size || piece->next == NULL)
+            return (struct ahead){piece->a + at, 0, 0};
+        return (struct ahead){piece->next + at - size, 0, 0};
     }
-    for (; count > 0; count--) {
+    int num_shares = num_tiles < RANK_GROUP ? 2 : RANK_GROUP;
+    if (piece->next == NULL || tile < num_tiles - num_shares)
+        return (struct ahead){0};
+    return (struct ahead){piece->next + at, num_shares - 1, (int)(tile & (num_shares - 1))};
+}
+
+INLINE void dot_ranks(int64_t num_rows, struct dots d, const struct piece *piece, int64_t tile,
+                      int64_t num_tiles, enum form form)
+{
+    int64_t rank = 0;
+    for (; rank + RANK_GROUP <= piece->num_ranks; rank += RANK_GROUP) {
+        d.ahead = ahead_of(piece, rank, tile, num_tiles);
+        dot_rows(num_rows, RANK_GROUP, &d, form);
+        d.a = element(d.a, RANK_GROUP * d.num_inputs, form != FLOATS);
+        d.u += RANK_GROUP;
+    }
+    for (d.ahead.from = NULL; rank < piece->num_ranks; rank++) {
         dot_rows(num_rows, 1, &d, form);
         d.a = element(d.a, d.num_inputs, form != FLOATS);
         d.u++;
     }
 }
 
-static void dot_floats(int64_t num_rows, int64_t count, struct dots d)
-{
-    dot_ranks(num_rows, count, d, FLOATS);
-}
+#define DEFINE_DOT(name, form)                                                                 \
+    static void name(int64_t num_rows, const struct dots *d, const struct piece *piece,        \
+                     int64_t tile, int64_t num_tiles)                                          \
+    {                                                                                          \
+        dot_ranks(num_rows, *d, piece, tile, num_tiles, form);                                 \
+    }
+DEFINE_DOT(dot_floats, FLOATS)
+DEFINE_DOT(dot_widened, WIDENED)
+DEFINE_DOT(dot_pairs, PAIRS)
 
-static void dot_widened(int64_t num_rows, int64_t count, struct dots d)
-{
-    dot_ranks(num_rows, count, d, WIDENED);
-}
-
-static void dot_pairs(int64_t num_rows, int64_t count, struct dots d)
-{
-    dot_ranks(num_rows, count, d, PAIRS);
-}
-
-/* Return how far apart rows of x lie in scratch memory. */
-INLINE int64_t scratch_stride(const struct lora *op)
-{
-    int64_t size = inputs_of_vector(form_of(op));
-    return parts(op->num_inputs, size) * LANES;
-}
-
-static void shrink(const struct lora *op, const struct task *task, int64_t first, int64_t end,
-                   float *inputs)
+/* Return whether rows of x are vectors as they are. */
+INLINE bool is_ready(const struct lora *op)
 {
     enum form form = form_of(op);
-    int64_t num_inputs = op->num_inputs, x_stride = scratch_stride(op);
-    int64_t size = inputs_of_vector(form);
-    for (int64_t start = 0; start < task->num_rows; start += TILE) {
-        int64_t num_rows = smaller(TILE, task->num_rows - start), row = task->first_row + start;
-        for (int64_t i = 0; i < num_rows; i++)
-            for (int64_t k = 0; k < num_inputs; k += size)
-                store_f32(inputs + i * x_stride + k / size * LANES,
-                          load_inputs(op->x, (row + i) * op->x_stride + k, num_inputs - k,
-                                      op->is_bf16, form == PAIRS));
-        struct dots dots = {
-            .x = inputs,
-            .a = element(task->line->a, first * num_inputs, form != FLOATS),
-            .u = op->inner + row * op->inner_stride + first,
-            .x_stride = x_stride,
-            .num_inputs = num_inputs,
-            .ldu = op->inner_stride,
-        };
+    return op->is_bf16 == (form == PAIRS) && op->num_inputs % inputs_of_vector(form) == 0;
+}
+
+/* Return the bytes of a row of x in scratch memory. */
+INLINE int64_t scratch_row(const struct lora *op)
+{
+    int64_t size = inputs_of_vector(form_of(op));
+    return parts(op->num_inputs, size) * LANES * (int64_t)sizeof(float);
+}
+
+static void copy_row(const struct lora *op, int64_t row, char *to)
+{
+    enum form form = form_of(op);
+    int64_t size = inputs_of_vector(form), num_inputs = op->num_inputs, k = 0;
+    const void *x = element(op->x, row * op->x_stride, op->is_bf16);
+    for (; k + size <= num_inputs; k += size, to += LANES * sizeof(float))
+        store_f32((float *)to, load_inputs(x, k, size, op->is_bf16, form == PAIRS));
+    if (k < num_inputs)
+        store_f32((float *)to, load_inputs(x, k, num_inputs - k, op->is_bf16, form == PAIRS));
+}
+
+static void shrink(const struct lora *op, const struct task *task, int64_t first_rank,
+                   const struct piece *piece, char *scratch)
+{
+    enum form form = form_of(op);
+    int64_t num_tiles = parts(task->num_rows, TILE), row = task->first_row;
+    struct dots dots = {
+        .a = piece->a,
+        .num_inputs = op->num_inputs,
+        .ldu = op->inner_stride,
+    };
+    for (int64_t tile = 0, num_rows; tile < num_tiles; tile++, row += num_rows) {
+        num_rows = parts(task->first_row + task->num_rows - row, num_tiles - tile);
+        dots.u = op->inner + row * op->inner_stride + first_rank;
+        dots.x = element(op->x, row * op->x_stride, op->is_bf16);
+        dots.x_size = op->x_stride * (op->is_bf16 ? 2 : 4);
+        if (!is_ready(op)) {
+            dots.x = scratch;
+            dots.x_size = scratch_row(op);
+            for (int64_t i = 0; i < num_rows; i++)
+                copy_row(op, row + i, scratch + i * dots.x_size);
+        }
         switch (form) {
-        case FLOATS: dot_floats(num_rows, end - first, dots); break;
-        case WIDENED: dot_widened(num_rows, end - first, dots); break;
-        case PAIRS: dot_pairs(num_rows, end - first, dots); break;
+        case FLOATS: dot_floats(num_rows, &dots, piece, tile, num_tiles); break;
+        case WIDENED: dot_widened(num_rows, &dots, piece, tile, num_tiles); break;
+        case PAIRS: dot_pairs(num_rows, &dots, piece, tile, num_tiles); break;
         }
     }
 }
 
+static struct span ranks_of(const struct lora *op, const struct task *task)
+{
+    return part_of(task->line->num_ranks, pieces_of_a(op, task->line), RANK_GROUP, task->piece);
+}
+
+INLINE const void *a_of(const struct lora *op, const struct task *task, int64_t rank)
+{
+    return element(task->line->a, rank * op->num_inputs, op->is_lora_bf16);
+}
+
 int64_t topwork_lora_shrink_scratch(const struct lora *op)
 {
-    return TILE * scratch_stride(op) * (int64_t)sizeof(float);
+    return is_ready(op) ? 0 : TILE * scratch_row(op);
 }
 
 void topwork_lora_shrink(const struct lora *op, struct worker *worker)
 {
     struct cursor cursor = first_run(op, worker->step, pieces_of_a);
-    struct task task;
-    while (next_task(op, worker, &cursor, pieces_of_a, &task)) {
-        int64_t num_rows = cursor.run->stop - cursor.run->start;
-        int64_t ranks = ranks_of_piece(op, num_rows), first = task.piece * ranks;
-        shrink(op, &task, first, smaller(first + ranks, task.line->num_ranks), worker->scratch);
+    struct task task, next;
+    while (next_task(op, worker, &cursor, pieces_of_a, &task, &next)) {
+        struct span ranks = ranks_of(op, &task);
+        struct piece piece = {
+            .a = a_of(op, &task, ranks.first),
+            .num_ranks = ranks.end - ranks.first,
+            .group_size = RANK_GROUP * op->num_inputs * (op->is_lora_bf16 ? 2 : 4),
+        };
+        if (next.line != NULL)
+            piece.next = a_of(op, &next, ranks_of(op, &next).first);
+        if (piece.next == piece.a)
+            piece.next = NULL; /* for other rows, and here already */
+        shrink(op, &task, ranks.first, &piece, worker->scratch);
     }
+    fetch_share_of_b(op, worker); /* while the others finish */
 }
