@@ -33,12 +33,6 @@ class Machine:
         return cls(memory, free, _shared_memory(root / "dev/shm"), _gpus(root / "dev/nvidiactl"))
 
 
-def multiplies_bf16(root: Path = Path("/")) -> bool:
-    """Tell whether the CPU has an instruction for products of bfloat16."""
-    lines = (root / "proc/cpuinfo").read_text().splitlines()
-    return any(line.startswith("flags") and "avx512_bf16" in line.split() for line in lines)
-
-
 def _number(file: Path) -> int | None:
     """Return the number in a file; None if there is no such file, or it says "max"."""
     try:

@@ -83,12 +83,10 @@ class NativeRunner:
         bank: AdapterBank,
         kernels: NativeKernels,
         group: Communicator,
-        alone_rows: int,
     ) -> None:
         self._model = model
         self._cache = cache
         self._bank = bank
-        self._alone_rows = alone_rows
         self._kernels = kernels
         self._group = group
         self._by_adapters: dict[bool, _Recording] = {}
@@ -96,15 +94,13 @@ class NativeRunner:
     def run(self, rows: StepRows, drawn: Tensor | None = None) -> Tensor | None:
         """See `worker.runner.Runner`."""
         crew = self._kernels.crew
-        alone = len(rows.token_ids) <= self._alone_rows and crew.num_threads == 2
-        if not alone:
-            crew.rouse()
+        crew.rouse()
         batch = cpu_batch(rows, self._bank, self._cache.page_size, drawn)
         runs = [(run.slot, run.start, run.stop) for run in rows.runs]
         step = Step(len(rows.token_ids), batch.attention, runs, rows.sample_rows)
         recording = self._recording(step, [slot for slot, _, _ in runs])
         recording.x[: step.num_rows].copy_(self._model.embed(batch))
-        recording.tape.run(crew, step, alone=alone)
+        recording.tape.run(crew, step)
         if not rows.sample_rows:
             return None
         if batch.heads:

@@ -149,7 +149,6 @@ class Rank:
             self._cache,
             self._bank,
             config.max_model_len,
-            config.alone_rows,
         )
         self._table = SequenceTable(
             page_size=config.page_size,

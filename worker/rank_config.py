@@ -20,6 +20,3 @@ class RankConfig:
     max_model_len: int  # positions that one sequence may have
     deterministic: bool = False  # on a GPU too, a row's bits do not depend on its batch
     num_threads: int | None  # compute threads of this process; None: torch's own choice
-    # Rows of a step that one of two threads computes alone: reading the weights is all of it, which
-    # one thread does nearly as fast as two.
-    alone_rows: int = 2

@@ -46,11 +46,10 @@ def runner_for(
     cache: KVCache,
     bank: AdapterBank,
     max_model_len: int,
-    alone_rows: int,
 ) -> Runner:
     """Return the runner for a device, on which all of them are."""
     if isinstance(kernels, NativeKernels):
-        return NativeRunner(model, cache, bank, kernels, group, alone_rows)
+        return NativeRunner(model, cache, bank, kernels, group)
     if device.type != "cuda":
         return CpuRunner(model, cache, bank)
     from worker.gpu_runner import CudaCapture, GpuRunner  # with Triton

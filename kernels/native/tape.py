@@ -60,8 +60,8 @@ class Tape:
         """Append something that is not an op."""
         self._parts.append(function)
 
-    def run(self, crew: Crew, step: Step, *, alone: bool = False) -> None:
-        """Do it all, on all threads or on the caller's alone.
+    def run(self, crew: Crew, step: Step) -> None:
+        """Do it all, on all threads.
 
         Raises:
             MemoryError: no room for a program's scratch memory in each thread.
@@ -71,6 +71,6 @@ class Tape:
         assert step.num_samples <= self.max_samples, f"{step.num_samples} samples"
         for part in self._parts:
             if isinstance(part, Program):
-                crew.run(part, step, alone=alone)
+                crew.run(part, step)
             else:
                 part(num_rows)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.machine import Machine, multiplies_bf16
+from deploy.machine import Machine
 
 GIB = 2**30
 
@@ -51,18 +51,3 @@ def test_a_container_without_a_limit_has_all(tmp_path: Path) -> None:
 def test_this_machine_can_be_asked() -> None:
     machine = Machine.here()
     assert 0 < machine.free_memory <= machine.memory
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("fpu avx512f avx512_bf16 vaes", True),
-        ("fpu avx512f avx2", False),
-        ("fpu avx512_bf16x", False),
-    ],
-)
-def test_a_cpu_multiplies_bfloat16_if_its_flags_say_so(
-    tmp_path: Path, flags: str, expected: bool
-) -> None:
-    text = f"model name\t: avx512_bf16\nflags\t\t: {flags}\nbugs\t\t:\n\nflags\t\t: {flags}\n"
-    assert multiplies_bf16(make_root(tmp_path, {"proc/cpuinfo": text})) is expected
