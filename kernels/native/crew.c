@@ -32,11 +32,16 @@ struct crew {
     const struct entry *entries;
     int64_t *nanoseconds; /* [num_entries]: of each op are added here, if it is not null */
     int64_t first_entry, num_entries, scratch_bytes;
-    _Atomic int64_t halted; /* the entry that has ended the program, or -1 */
+    int64_t num_runs;       /* begun so far; read before a thread's first meeting in a run */
+    _Atomic int64_t halted; /* the last halt: HALTED_AT */
     struct share *shares; /* [2, num_threads]: of ops in turns */
     char *scratch;        /* [num_threads, scratch_bytes] */
     _Atomic int64_t num_arrived, num_meetings;
 };
+
+/* Which entry of which run ended it. A later halt is a larger number: a thread that was held up
+ * after the meeting at which its run ended may look only when others have come that far. */
+#define HALTED_AT(run, entry) ((run) << 32 | (entry))
 
 struct member {
     struct crew *crew;
@@ -92,6 +97,7 @@ static int64_t run_program(struct crew *crew, int64_t index, int64_t num_threads
         .scratch = crew->scratch + index * crew->scratch_bytes,
     };
     int64_t *nanoseconds = index == 0 ? crew->nanoseconds : NULL;
+    int64_t run = crew->num_runs;
     for (int64_t i = crew->first_entry; i < num_entries; i++) {
         int64_t begin = nanoseconds != NULL ? now() : 0;
         worker.step = crew->steps + entries[i].kind;
@@ -100,12 +106,13 @@ static int64_t run_program(struct crew *crew, int64_t index, int64_t num_threads
         /* Nobody takes of the next before all have met, nor of the one before since they did. */
         atomic_store_explicit(&shares_of(crew, i + 1)[index].taken, 0, memory_order_relaxed);
         if (worker.is_halted)
-            atomic_store_explicit(&crew->halted, i, memory_order_relaxed);
+            atomic_store_explicit(&crew->halted, HALTED_AT(run, i), memory_order_relaxed);
         if (num_threads > 1)
             meet(crew);
         if (nanoseconds != NULL)
             nanoseconds[i] += now() - begin;
-        if (atomic_load_explicit(&crew->halted, memory_order_relaxed) == i)
+        int64_t halted = atomic_load_explicit(&crew->halted, memory_order_relaxed);
+        if (halted == HALTED_AT(run, i) || halted >= HALTED_AT(run + 1, 0))
             return i + 1;
     }
     return num_entries;
@@ -227,7 +234,7 @@ int topwork_run(struct crew *crew, const struct step steps[2], const struct entr
     crew->steps = steps;
     crew->entries = entries;
     crew->first_entry = *next;
-    atomic_init(&crew->halted, -1);
+    crew->num_runs++;
     crew->num_entries = num_entries;
     /* Without an op the threads would not meet, and might still be on their way in the next. */
     int64_t num_threads = is_alone || *next == num_entries ? 1 : crew->num_threads;
@@ -238,5 +245,6 @@ int topwork_run(struct crew *crew, const struct step steps[2], const struct entr
         pthread_mutex_unlock(&crew->mutex);
     }
     *next = run_program(crew, 0, num_threads);
-    return atomic_load_explicit(&crew->halted, memory_order_relaxed) >= 0 ? 2 : 0;
+    int64_t halted = atomic_load_explicit(&crew->halted, memory_order_relaxed);
+    return halted == HALTED_AT(crew->num_runs, *next - 1) ? 2 : 0;
 }

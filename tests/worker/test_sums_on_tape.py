@@ -128,3 +128,15 @@ def test_a_rank_that_has_left_ends_a_step_and_leaves_the_crew_as_it_was(
     alone = NativeKernels(Crew(library, 1))
     weight = kernels.prepare_linear(halves[0].weights[0])
     assert torch.equal(kernels.linear(x, weight), alone.linear(x, weight))
+
+
+def test_ranks_with_more_threads_than_cores_agree_step_after_step(
+    library: Library, groups: list[Communicator]
+) -> None:
+    halves = [HalfModel(library, group, 3) for group in groups]
+    with ThreadPoolExecutor(2) as threads:
+        for number in range(100):
+            x = rows(1 + number % MAX_ROWS)
+            one, other = (threads.submit(half.run, x) for half in halves)
+            assert torch.equal(one.result(), expected(halves, x))
+            assert torch.equal(other.result(), one.result())
