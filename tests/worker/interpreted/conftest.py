@@ -28,7 +28,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
         deterministic: bool = False,
         kind: type[Interpreted] = Interpreted,
     ) -> None:
-        def runner(device, kernels, group, model, cache, bank, max_model_len, _):  # type: ignore[no-untyped-def]
+        def runner(device, kernels, group, model, cache, bank, max_model_len):  # type: ignore[no-untyped-def]
             return gpu_runner.GpuRunner(
                 model,
                 cache,
