@@ -105,7 +105,7 @@ def _kv_bytes(config: ServeConfig, model: ModelConfig, part: Partition, budget: 
 
 
 def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_packed: bool) -> int:
-    """Return the bytes of one rank's weights, none of them coded: at most a quarter too many."""
+    """Return the bytes of one rank's weights if none is coded; coded ones take a quarter less."""
     outputs = {module: len(part.slices(module)[0]) for module in LINEAR_MODULES}
     inputs = {module: len(part.slices(module)[1]) for module in LINEAR_MODULES}
     per_word = 4 // item_bytes if is_packed else 1  # inputs are packed in words of four bytes
