@@ -5,6 +5,7 @@ layout, 2x faster than F.linear for one row. Panels are kernels.native's.
 Knows nothing of LoRA, of tensor parallelism or of what the layer is for.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -19,9 +20,11 @@ from torch import Tensor
 # {2, ...}, MKL's fp32 the classes {1}, {2, 3} and {4, ...}. Padding up to the last class makes one.
 _MIN_ROWS_PACKED = 2
 _MIN_ROWS_PLAIN = 4
-# Below 12 output features MKL's order even depends on where in memory the rows start, and with
-# several threads on how it deals the rows out; oneDNN, slower on small products, does neither.
+# That is of AMD's CPUs; on Intel's the order of MKL depends on more, as it does with several threads,
+# and below 12 output features on where in memory the rows start. oneDNN, slower on small products,
+# does none of this in AVX-512. In AMX it does: 64 rows of 1,536 inputs have other bits than 32.
 _MIN_OUT_FEATURES = 16
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # oneDNN looks at its first product
 _SMALL_BLOCK = 32  # rows; fewer are padded to a power of two instead of being cut further
 _LARGE_BLOCK = 512  # rows
 
@@ -146,7 +149,7 @@ def steady_product(x: Tensor, weight: Tensor) -> Tensor:
     """Return x [T, K] @ weight [N, K] transposed; each row has the same bits if T is 4 or more."""
     if x.dtype != torch.float32 or x.device.type != "cpu":
         return F.linear(x, weight)
-    if torch.get_num_threads() > 1 and can_pack(weight):
+    if can_pack(weight):
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
         return product
     out_features = weight.shape[0]

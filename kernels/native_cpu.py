@@ -189,9 +189,10 @@ class NativeKernels(CpuKernels):
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.contiguous()
         num_rows, width = logits.shape
-        values, ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+        values = self._out("best", num_rows, (), torch.float32)
+        ids = self._out("best", num_rows, (), torch.int64)
         op = BestOp(*map(_at, (logits, values, ids)), width)
-        # To wake the other threads would take longer.
+        # Where no tape has them awake, to wake the other threads would take longer.
         self._do("best", op, num_rows, (logits, values, ids), alone=True)
         return values, ids
 

@@ -12,6 +12,7 @@ from kernels.attention_batch import AttentionBatch
 from worker.adapter_bank import AdapterBank
 from worker.kv_cache import KVCache
 from worker.model import Model
+from worker.row_logits import RowLogits
 from worker.rows import DeviceBatch, StepRows
 
 
@@ -23,11 +24,12 @@ class CpuRunner:
         self._cache = cache
         self._bank = bank
 
-    def run(self, rows: StepRows, drawn: Tensor | None = None) -> Tensor | None:
+    def run(self, rows: StepRows, drawn: Tensor | None = None) -> RowLogits | None:
         """See `Runner`."""
         batch = cpu_batch(rows, self._bank, self._cache.page_size, drawn)
         segments = self._bank.segments(rows.runs) or None
-        return self._model.forward(replace(batch, loras=segments), self._cache)
+        logits = self._model.forward(replace(batch, loras=segments), self._cache)
+        return None if logits is None else self._model.row_logits(logits)
 
 
 def cpu_batch(

@@ -13,8 +13,6 @@ from kernels.dispatch import AnyKernels
 from worker.communicator import Communicator
 from worker.sampler import DrawnRows
 
-MAX_VOCABULARY = 2**24  # token ids up to here are exact in float32
-
 
 class DrawnTokens:
     """What each sequence drew in the last step; all ranks must be told of the same steps.

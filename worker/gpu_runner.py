@@ -17,6 +17,7 @@ from worker.adapter_bank import AdapterBank
 from worker.gpu_batch import BatchSize, GpuBatch, cut_rows, exact_size
 from worker.kv_cache import KVCache
 from worker.model import Model
+from worker.row_logits import RowLogits
 from worker.rows import StepRows
 
 Work = Callable[[], Tensor | None]
@@ -68,8 +69,12 @@ class GpuRunner:
         self._block_rows = block_rows(model.group_size, model.head_dim)
         self._graphs: dict[BatchSize, _Graph] = {}
 
-    def run(self, rows: StepRows, drawn: Tensor | None = None) -> Tensor | None:
+    def run(self, rows: StepRows, drawn: Tensor | None = None) -> RowLogits | None:
         """See `worker.runner.Runner`."""
+        logits = self._logits(rows, drawn)
+        return None if logits is None else self._model.row_logits(logits)
+
+    def _logits(self, rows: StepRows, drawn: Tensor | None) -> Tensor | None:
         cut = cut_rows(rows, self._block_rows)
         exact = exact_size(rows, cut, self._bank, self._cache.page_size)
         size = self._graph_size(rows, exact)
@@ -130,7 +135,7 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._logits: Tensor | None = None  # [ROWS[-1], vocabulary], made when first needed
+        self._logits: Tensor | None = None  # [ROWS[-1], V of this rank], made when first needed
 
     def __call__(self, work: Work) -> Work:
         """Run the work once, so that its kernels are compiled, and then note it."""

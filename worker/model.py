@@ -1,4 +1,4 @@
-"""The forward pass of one rank: token ids in, logits of the sampled rows out.
+"""The forward pass of one rank: token ids in, its logits of the sampled rows out.
 
 Owns the model's weights and what follows from its shape. Keeps nothing between two calls; KV pages
 and adapters belong to others and come as arguments. Knows nothing of plans or sampling.
@@ -19,8 +19,9 @@ from worker.model_weights import Weights
 from worker.parallel import Communicator
 from worker.partition import Partition, even_spans
 from worker.rope import rope_tables
+from worker.row_logits import Best, RowLogits
 from worker.rows import DeviceBatch
-from worker.vocabulary import embed, gather_logits, head_logits
+from worker.vocabulary import embed, head_logits
 
 
 class Model:
@@ -73,10 +74,10 @@ class Model:
         return self._weights.num_bytes
 
     def forward(self, batch: DeviceBatch, cache: KVCache) -> Tensor | None:
-        """Write K and V of every row and return the logits of the sampled rows.
+        """Write K and V of every row and return this rank's logits of the sampled rows.
 
         Returns:
-            [S, vocabulary] float32 on rank 0; None on other ranks and where nothing is sampled.
+            [S, V] float32; None where nothing is sampled.
         """
         x_TH, residual_TH = self.decode(
             self.embed(batch), batch.attention, batch.loras, cache, self._group
@@ -127,15 +128,15 @@ class Model:
         y_SV = head_logits(
             x_SH, batch.sample_rows, self._weights.lm_head, batch.heads, self._kernels
         )
-        return self.gather(y_SV)
+        return y_SV.float()
 
     def head(self, x_SH: Tensor, residual_SH: Tensor) -> Tensor:
-        """Return this rank's logits [S, V] of sampled rows whose adapters leave the head alone."""
+        """Return what `logits` does for sampled rows whose adapters leave the head alone."""
         return self._kernels.linear(self._normed(x_SH, residual_SH), self._weights.lm_head)
 
-    def gather(self, y_SV: Tensor) -> Tensor | None:
-        """Return all ranks' logits [S, vocabulary] float32 on rank 0, None elsewhere."""
-        return gather_logits(y_SV, self._vocabulary_widths, self._group)
+    def row_logits(self, part_SV: Tensor, best: Best | None = None) -> RowLogits:
+        """Return what `forward` returned as one part of all ranks' logits."""
+        return RowLogits(part_SV, self._vocabulary_widths, self._group, self._kernels, best)
 
     def _normed(self, x_SH: Tensor, residual_SH: Tensor) -> Tensor:
         norm = self._weights.final_norm

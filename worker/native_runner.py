@@ -21,6 +21,7 @@ from worker.cpu_runner import cpu_batch
 from worker.kv_cache import KVCache
 from worker.model import Model
 from worker.parallel import Communicator, SharedGroup
+from worker.row_logits import Best, RowLogits
 from worker.rows import StepRows
 
 _FIRST_ROWS = 64
@@ -34,7 +35,9 @@ class _Recording:
     max_rank: int  # of adapters; 0: it has no LoRA
     x: Tensor  # [rows, H] float32, what goes in
     out: tuple[Tensor, Tensor]  # the output and the residual
-    logits: Tensor  # [samples, V] float32 of this rank, where no adapter changes the head
+    # Of this rank, where no adapter changes the head:
+    logits: Tensor  # [samples, V] float32
+    best: Best
 
 
 class RecordedGroup:
@@ -91,7 +94,7 @@ class NativeRunner:
         self._group = group
         self._by_adapters: dict[bool, _Recording] = {}
 
-    def run(self, rows: StepRows, drawn: Tensor | None = None) -> Tensor | None:
+    def run(self, rows: StepRows, drawn: Tensor | None = None) -> RowLogits | None:
         """See `worker.runner.Runner`."""
         crew = self._kernels.crew
         crew.rouse()
@@ -105,8 +108,12 @@ class NativeRunner:
             return None
         if batch.heads:
             x, residual = recording.out
-            return self._model.logits(x[: step.num_rows], residual[: step.num_rows], batch)
-        return self._model.gather(recording.logits[: step.num_samples])
+            logits = self._model.logits(x[: step.num_rows], residual[: step.num_rows], batch)
+            return None if logits is None else self._model.row_logits(logits)
+        logits, values, ids = (
+            of_all[: step.num_samples] for of_all in (recording.logits, *recording.best)
+        )
+        return self._model.row_logits(logits, (values, ids))
 
     def _recording(self, step: Step, slots: Sequence[int]) -> _Recording:
         """Return a recording with room for a step; one without adapters has fewer ops."""
@@ -136,7 +143,8 @@ class NativeRunner:
                 RecordedGroup(self._group, tape, self._kernels.crew.library),
             )
             logits = self._model.head(*map(self._kernels.take_samples, out))
-        return _Recording(tape, max_rank, x, out, logits)
+            best = self._kernels.best(logits)
+        return _Recording(tape, max_rank, x, out, logits, best)
 
     def _loras(self, step: Step, max_rank: int) -> list[list[NativeLora]]:
         table = self._bank.table

@@ -18,7 +18,7 @@ from worker.adapter_bank import AdapterBank, bank_for
 from worker.adapter_shard import AdapterShard
 from worker.base_weights import BaseWeights
 from worker.batch import drawing_sequences, lay_out
-from worker.drawn import MAX_VOCABULARY, DrawnTokens
+from worker.drawn import DrawnTokens
 from worker.host_memory import give_back
 from worker.kv_cache import KVCache, page_num_bytes
 from worker.model import Model
@@ -28,6 +28,7 @@ from worker.parallel import Communicator
 from worker.partition import partition
 from worker.protocol import GENESIS, Plan, RankInfo, StepReply, decode_plan
 from worker.rank_config import RankConfig
+from worker.row_logits import MAX_VOCABULARY
 from worker.runner import Runner, runner_for
 from worker.sampler import DrawnRows, Sampler, SampleRequest
 from worker.self_test import unsteady_linears
@@ -231,12 +232,12 @@ class Rank:
         rows = lay_out(plan.chunks, self._table)
         for run in rows.runs:
             assert self._bank.adapter(run.slot) is not None, f"slot {run.slot} is empty"
-        logits = self._runner.run(rows, self._drawn.of(drawing))
-        if self._config.rank == 0:  # nobody else samples, and so looks at a history
+        found = self._runner.run(rows, self._drawn.of(drawing))
+        if self._config.rank == 0:  # nobody else draws, and so looks at a history
             self._complete_histories(drawing)
-        if logits is None:
+        if found is None:
             return None
-        return self._sampler.sample(logits, self._sample_requests(plan))
+        return self._sampler.sample(found, self._sample_requests(plan))
 
     def _complete_histories(self, drawing: Sequence[int]) -> None:
         """Put drawn tokens into the histories that sampling needs; this alone waits for them."""

@@ -16,13 +16,14 @@ from worker.kv_cache import KVCache
 from worker.model import Model
 from worker.native_runner import NativeRunner
 from worker.parallel import Communicator
+from worker.row_logits import RowLogits
 from worker.rows import StepRows
 
 
 class Runner(Protocol):
     """What a rank asks of the device."""
 
-    def run(self, rows: StepRows, drawn: Tensor | None = None) -> Tensor | None:
+    def run(self, rows: StepRows, drawn: Tensor | None = None) -> RowLogits | None:
         """Write K and V of every row and return the logits of the sampled rows.
 
         The device is asked for it behind all that it was asked for before; nothing is waited for.
@@ -32,8 +33,7 @@ class Runner(Protocol):
             drawn: tokens [n] int64 on the device, of the rows that do not know theirs.
 
         Returns:
-            [S, vocabulary] float32 on rank 0, until the next call; None on other ranks and where
-            nothing is sampled.
+            This rank's part, until the next call; None where nothing is sampled.
         """
         ...
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from kernels.dispatch import AnyKernels, Fetched
 from kernels.drawing import GREEDY_BELOW, Draw
 from kernels.numbers import Numbers
+from worker.row_logits import Best, RowLogits
 
 if TYPE_CHECKING:
     from worker.protocol import SamplingParams
@@ -87,34 +88,45 @@ class Sampler:
     def __init__(self, kernels: AnyKernels) -> None:
         self._kernels = kernels
 
-    def sample(self, logits: Tensor, requests: Sequence[SampleRequest]) -> DrawnRows:
-        """Draw one token for each row.
+    def sample(self, found: RowLogits, requests: Sequence[SampleRequest]) -> DrawnRows | None:
+        """Draw one token for each row on rank 0; return None elsewhere. Every rank must call it.
 
         Args:
-            logits: [S, V] float32, not changed.
-            requests: S, in the order of the rows.
+            found: of S rows, not changed.
+            requests: S, in the order of the rows; their histories only on rank 0.
         """
-        assert logits.shape[0] == len(requests), "one request for each row of logits"
-        kernels, device = self._kernels, logits.device
-        best, token_ids = kernels.best(logits)
+        assert len(found.part) == len(requests), "one request for each row of logits"
         drawn = [row for row, request in enumerate(requests) if not request.is_plain_greedy]
-        if drawn:
+        best = found.best()
+        logits = found.whole() if drawn else None
+        return None if best is None else self._drawn(best, logits, drawn, requests)
+
+    def _drawn(
+        self,
+        best: Best,
+        logits: Tensor | None,
+        drawn: Sequence[int],
+        requests: Sequence[SampleRequest],
+    ) -> DrawnRows:
+        """Draw the tokens of the rows in `drawn`, if any, from logits; the others' are the best."""
+        values, token_ids = best
+        kernels, device = self._kernels, token_ids.device
+        told: list[int] = []
+        logprobs: Sequence[Tensor] = ()
+        if logits is not None:
             adjusted = torch.stack([self._adjusted(logits[row], requests[row]) for row in drawn])
             ids = kernels.draw_rows(adjusted, [requests[row].draw for row in drawn])
             if len(drawn) < len(requests):
-                ids = token_ids.index_copy_(0, kernels.send(drawn, torch.int64, device), ids)
+                ids = token_ids.index_copy(0, kernels.send(drawn, torch.int64, device), ids)
             token_ids = ids
-        counts = {
-            row: request.params.num_logprobs
-            for row, request in enumerate(requests)
-            if request.params.num_logprobs is not None
-        }
-        told = list(counts)
-        logprobs: Sequence[Tensor] = ()
-        if told:
-            logprobs = kernels.token_logprobs(logits, told, token_ids, list(counts.values()))
+            counts = {
+                row: n for row in drawn if (n := requests[row].params.num_logprobs) is not None
+            }
+            told = list(counts)
+            if told:
+                logprobs = kernels.token_logprobs(logits, told, token_ids, list(counts.values()))
         # NaN and +inf win any maximum, and a row of -inf has no other: one pass finds all three.
-        token_ids = token_ids.masked_fill_(best.isfinite().logical_not_(), FAILED)
+        token_ids = token_ids.masked_fill(values.isfinite().logical_not_(), FAILED)
         return DrawnRows(requests, token_ids, told, kernels.fetch((token_ids, *logprobs), device))
 
     def _adjusted(self, logits: Tensor, request: SampleRequest) -> Tensor:

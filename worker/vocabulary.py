@@ -51,12 +51,6 @@ def _look_up(
     return x_TH
 
 
-def gather_logits(y_SV: Tensor, widths: Sequence[int], group: Communicator) -> Tensor | None:
-    """Return all ranks' logits side by side [S, vocabulary] float32 on rank 0, None elsewhere."""
-    logits = group.gather_first(y_SV, widths)
-    return None if logits is None else logits.to(torch.float32)
-
-
 def head_logits(
     x_SH: Tensor,
     sample_rows_S: Sequence[int],

@@ -172,7 +172,7 @@ class _Bench:
             for _ in range(count):
                 logits = runner.run(rows, ids)
                 assert logits is not None, "every step samples"
-                _, ids = self._kernels.best(logits)
+                _, ids = self._kernels.best(logits.part)
                 asked.append(self._kernels.fetch((ids,), device))
                 if len(asked) > most:
                     asked.popleft().read()
@@ -231,13 +231,13 @@ class _Bench:
                     self._clock.begin()
                 logits = runner.run(rows)
                 assert logits is not None, "every step samples"
-                _, ids = self._kernels.best(logits)
+                _, ids = self._kernels.best(logits.part)
                 on_device = self._clock.seconds()
                 ids.tolist()
                 if turn >= self._place.pick(_WARM_UP, 0):
                     wall.append(time.perf_counter() - start)
                     device.append(on_device)
-        assert bool(logits.isfinite().all()), "logits are not finite"
+        assert bool(logits.part.isfinite().all()), "logits are not finite"
         return summarise(device), summarise(wall)
 
     def _runner(self, is_steady: bool, with_graphs: bool) -> GpuRunner:

@@ -113,7 +113,9 @@ class _Steps:
         drawn = None if tokens is None else tokens.of(self._rows(step)[1])
         logits = self._runner.run(rows, drawn)
         assert logits is not None, "every step samples"
-        return self._sampler.sample(logits, self._requests(step))
+        found = self._sampler.sample(logits, self._requests(step))
+        assert found is not None, "there is no other rank"
+        return found
 
     def _rows(self, step: int) -> tuple[StepRows, list[int]]:
         """Return a step and the sequences in it that go on from a token of the one before."""

@@ -91,9 +91,10 @@ class LogitRank:
                 for row in range(last + 1 - len(tokens), last + 1)
             ]
             rows = replace(rows, sample_rows=sample_rows)
-            return runner_for(CPU, self.kernels, self.group, self.model, cache, self.bank, 256).run(
-                rows
-            )
+            runner = runner_for(CPU, self.kernels, self.group, self.model, cache, self.bank, 256)
+            found = runner.run(rows)
+            assert found is not None, "every prompt samples"
+            return found.whole()
 
 
 class LogitRanks:

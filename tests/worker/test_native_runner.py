@@ -14,6 +14,7 @@ from tests.worker.group import Prompt, RankGroup, random_tokens
 from tests.worker.test_model import make_adapter
 from worker.cpu_runner import CpuRunner, cpu_batch
 from worker.native_runner import NativeRunner
+from worker.row_logits import RowLogits
 from worker.rows import StepRows
 
 
@@ -35,9 +36,11 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepRows, Tensor | None
     seen: list[tuple[StepRows, Tensor | None]] = []
     run = NativeRunner.run
 
-    def watched(self: NativeRunner, rows: StepRows, drawn: Tensor | None = None) -> Tensor | None:
+    def watched(
+        self: NativeRunner, rows: StepRows, drawn: Tensor | None = None
+    ) -> RowLogits | None:
         logits = run(self, rows, drawn)
-        seen.append((rows, None if logits is None else logits.clone()))
+        seen.append((rows, None if logits is None else logits.part.clone()))
         return logits
 
     monkeypatch.setattr(NativeRunner, "run", watched)

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import CpuKernels
+from worker.communicator import SingleRank
 from worker.protocol import SampledToken, SamplingParams
-from worker.sampler import Sampler, SampleRequest
+from worker.row_logits import RowLogits
+from worker.sampler import DrawnRows, Sampler, SampleRequest
 from worker.step_output import output_of
 
-SAMPLER = Sampler(CpuKernels())
+KERNELS = CpuKernels()
 GREEDY = SamplingParams(temperature=0.0)
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -1.0, -2.0, -5.0])
 
@@ -26,11 +28,18 @@ def request(
     return SampleRequest(seq_id, params, position, num_prompt_tokens, history)
 
 
+def drawn_from(logits: Tensor, requests: Sequence[SampleRequest]) -> DrawnRows:
+    found = RowLogits(logits, [logits.shape[1]], SingleRank(), KERNELS)
+    rows = Sampler(KERNELS).sample(found, requests)
+    assert rows is not None
+    return rows
+
+
 def sample(
     logits: Tensor, requests: Sequence[SampleRequest]
 ) -> tuple[list[SampledToken], list[int]]:
     """Return the tokens in row order, and the seq_ids of rows that have none."""
-    output = output_of(1, SAMPLER.sample(logits, requests))
+    output = output_of(1, drawn_from(logits, requests))
     return list(output.tokens), list(output.failed)
 
 
@@ -255,8 +264,8 @@ def test_what_was_drawn_does_not_change_when_the_logits_are_overwritten() -> Non
     requests = [
         request(params, history=[1, 2, 1, 3] if params.needs_history else []) for params in PARAMS
     ]
-    wanted = output_of(1, SAMPLER.sample(logits.clone(), requests))
-    rows = SAMPLER.sample(logits, requests)
+    wanted = output_of(1, drawn_from(logits.clone(), requests))
+    rows = drawn_from(logits, requests)
     logits.fill_(torch.nan)
     assert output_of(1, rows) == wanted
 
