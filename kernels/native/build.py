@@ -27,6 +27,7 @@ _SOURCES = (
     "rank_sum.c",
     "sampling.c",
     "shrink.c",
+    "tiles.c",
 )
 _HEADERS = (
     "coded.h",
@@ -40,6 +41,7 @@ _HEADERS = (
     "paged_rows.h",
     "panel.h",
     "product.h",
+    "tiles.h",
     "vector.h",
     "words.h",
 )

@@ -76,6 +76,7 @@ class Library:
     all_reduce: Callable[[int, int, int, int, int], int]  # state, x, out, count, is_bf16
     gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
     can_code: Callable[[], int]  # whether linears are computed from coded panels
+    has_tiles: Callable[[], int]  # whether linears are computed by AMX
     op: Callable[[str], OpFunction]  # by its name in C, without topwork_
 
 
@@ -122,6 +123,7 @@ def open_library(
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
         ),
         can_code=_signed(loaded.topwork_can_code, ctypes.c_int),
+        has_tiles=_signed(loaded.topwork_has_tiles, ctypes.c_int),
         op=functools.cache(functools.partial(_op, loaded)),
     )
 

@@ -4,7 +4,7 @@
  * of what a layer is for.
  */
 #include "crew.h"
-#include "panel.h"
+#include "tiles.h"
 
 enum { BLOCK_BYTES = 512 * 1024 }; /* of x, which stay in a core's cache for all panels */
 
@@ -50,9 +50,16 @@ INLINE int64_t num_steps(const struct linear *p)
 
 INLINE bool has_half_pair(const struct linear *p) { return p->is_bf16 && p->num_inputs % 2; }
 
+INLINE bool is_tiled(const struct linear *p)
+{
+    return HAS_TILES && p->is_bf16 && topwork_has_tiles();
+}
+
 int64_t topwork_linear_scratch(const void *op)
 {
     const struct linear *p = op;
+    if (is_tiled(p))
+        return tiling_bytes(num_steps(p));
     return has_half_pair(p) ? MAX_TILE * (p->num_inputs + 1) * 2 : 0;
 }
 
@@ -103,7 +110,7 @@ INLINE struct coded_panel coded_panel(const struct linear *p, int64_t panel)
 }
 
 static void multiply_block(const struct linear *p, int64_t first_row, int64_t end_row,
-                           int64_t panel, char *scratch)
+                           int64_t panel, char *scratch, struct tiling *tiling)
 {
     int64_t first = panel * PANEL;
     int64_t num_tiles = round_up(end_row - first_row, MAX_TILE) / MAX_TILE;
@@ -115,6 +122,7 @@ static void multiply_block(const struct linear *p, int64_t first_row, int64_t en
         .weights = (const char *)p->weight + panel * num_steps(p) * PANEL * 4,
         .y_stride = p->y_stride,
         .num_steps = num_steps(p),
+        .num_inputs = p->num_inputs,
         .num_outputs = smaller(PANEL, p->num_outputs - first),
     };
     if (p->bias != NULL)
@@ -122,6 +130,14 @@ static void multiply_block(const struct linear *p, int64_t first_row, int64_t en
     if (p->tables != NULL) {
         coded = coded_panel(p, panel);
         job.coded = &coded;
+    }
+    if (tiling != NULL) {
+        job.row_size = p->x_stride * 2;
+        job.x = (const char *)p->x + first_row * job.row_size;
+        job.y += first_row * p->y_stride;
+        job.num_rows = end_row - first_row;
+        multiply_in_tiles(job, tiling);
+        return;
     }
     for (int64_t tile = 0, row = first_row; tile < num_tiles; tile++, row += job.num_rows) {
         job.num_rows = (end_row - row + num_tiles - tile - 1) / (num_tiles - tile);
@@ -136,9 +152,12 @@ void topwork_linear(const void *op, struct worker *worker)
     int64_t num_rows = worker->step->num_rows, rows = block_rows(p);
     int64_t num_panels = round_up(p->num_outputs, PANEL) / PANEL;
     int64_t num_tasks = round_up(num_rows, rows) / rows * num_panels;
+    struct tiling tiling = make_tiling(worker->scratch), *used = is_tiled(p) ? &tiling : NULL;
     for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;) {
         int64_t first = task / num_panels * rows;
         multiply_block(p, first, smaller(first + rows, num_rows), task % num_panels,
-                       worker->scratch);
+                       worker->scratch, used);
     }
+    if (used != NULL)
+        release_tiles();
 }

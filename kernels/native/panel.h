@@ -24,7 +24,7 @@ struct job {
     const float *bias;   /* [PANEL] */
     const char *weights; /* [steps, PANEL] words, if there is no other form */
     const struct coded_panel *coded; /* or NULL */
-    int64_t num_rows, row_size, y_stride, num_steps, num_outputs;
+    int64_t num_rows, row_size, y_stride, num_steps, num_inputs, num_outputs;
 };
 
 INLINE u32v splat_word(const char *from)
