@@ -20,11 +20,11 @@ from torch import Tensor
 # {2, ...}, MKL's fp32 the classes {1}, {2, 3} and {4, ...}. Padding up to the last class makes one.
 _MIN_ROWS_PACKED = 2
 _MIN_ROWS_PLAIN = 4
-# That is of AMD's CPUs; on Intel's the order of MKL depends on more, as it does with several threads,
-# and below 12 output features on where in memory the rows start. oneDNN, slower on small products,
-# does none of this in AVX-512. In AMX it does: 64 rows of 1,536 inputs have other bits than 32.
+# That is of AMD's CPUs; on Intel's the order of MKL depends on more, as it does with several
+# threads, and below 12 output features on where in memory the rows start. oneDNN, slower on small
+# products, does none of this in AVX-512; in AMX 64 rows of 1,536 inputs have other bits than 32.
 _MIN_OUT_FEATURES = 16
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # oneDNN looks at its first product
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # read at its first product
 _SMALL_BLOCK = 32  # rows; fewer are padded to a power of two instead of being cut further
 _LARGE_BLOCK = 512  # rows
 

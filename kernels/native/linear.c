@@ -4,7 +4,7 @@
  * of what a layer is for.
  */
 #include "crew.h"
-#include "tiles.h"
+#include "panel_tiles.h"
 
 enum { BLOCK_BYTES = 512 * 1024 }; /* of x, which stay in a core's cache for all panels */
 

@@ -1,4 +1,4 @@
-"""The native library as two kinds of machine have it; this one can run both."""
+"""The native library as several kinds of machine have it; this one can run them all."""
 
 import pytest
 
@@ -13,10 +13,31 @@ def avx2_library(tmp_path_factory: pytest.TempPathFactory) -> Library | None:
     return open_library(tmp_path_factory.mktemp("avx2"), extra_flags=("-march=haswell",))
 
 
+@pytest.fixture(scope="session")
+def dots_library(tmp_path_factory: pytest.TempPathFactory) -> Library | None:
+    """Return the build for this machine if it had no AMX; None if it has none or can have none."""
+    own = native_library()
+    if own is None or not own.has_tiles():
+        return None
+    return open_library(tmp_path_factory.mktemp("dots"), extra_flags=("-mno-amx-tile",))
+
+
 @pytest.fixture(params=["native", "avx2"])
 def library(request: pytest.FixtureRequest, avx2_library: Library | None) -> Library:
-    """Return this machine's own build, then the other."""
+    """Return this machine's own build, then the one without AVX-512."""
     found = native_library() if request.param == "native" else avx2_library
     if found is None:
         pytest.skip("this machine cannot have the native library")
+    return found
+
+
+@pytest.fixture(params=["native", "dots", "avx2"])
+def library_of_products(
+    request: pytest.FixtureRequest, dots_library: Library | None, avx2_library: Library | None
+) -> Library:
+    """Return all builds that multiply in different ways."""
+    builds = {"native": native_library(), "dots": dots_library, "avx2": avx2_library}
+    found = builds[request.param]
+    if found is None:
+        pytest.skip("this machine has no AMX to do without, or no native library")
     return found

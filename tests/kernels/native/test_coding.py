@@ -18,6 +18,11 @@ SHAPES = [(960, 576), (64, 1536), (33, 70), (40, 33), (31, 48), (70, 10)]
 
 
 @pytest.fixture
+def library(library_of_products: Library) -> Library:
+    return library_of_products
+
+
+@pytest.fixture
 def crew(library: Library) -> Crew:
     if not library.can_code():
         pytest.skip("without AVX512-BF16 no panel is coded")

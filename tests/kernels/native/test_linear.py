@@ -16,6 +16,11 @@ TOLERANCE = 2e-6
 SHAPES = [(576, 960), (1536, 576), (64, 32), (48, 31), (7, 5), (33, 70), (1, 1), (100, 33)]
 
 
+@pytest.fixture
+def library(library_of_products: Library) -> Library:
+    return library_of_products
+
+
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
@@ -39,7 +44,7 @@ def test_a_product_is_exact_but_for_float32_sums(
     weight = randn(num_outputs, num_inputs, seed=1, dtype=dtype)
     bias = randn(num_outputs, seed=2, dtype=dtype) if has_bias else None
     packed = kernels.prepare_linear(weight.clone(), bias)
-    for num_rows in (1, 2, 11, 12, 13, 30):
+    for num_rows in (1, 2, 11, 12, 13, 16, 17, 30, 33, 100):
         x = randn(num_rows, num_inputs, seed=100 + num_rows, dtype=dtype)
         y = kernels.linear(x, packed)
         assert y.dtype == torch.float32
