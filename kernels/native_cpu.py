@@ -15,11 +15,14 @@ from torch import Tensor
 from kernels.cpu import CpuKernels
 from kernels.linear import LinearWeight
 from kernels.native.coding import code_panels
-from kernels.native.huge_pages import HugePages
+from kernels.native.huge_pages import HugePages, populate
 from kernels.native.ops import AttentionOp, BestOp, GateOp, LinearOp, LoraOp, NormOp, RopeOp, TakeOp
 from kernels.native.packing import move_panels, pack_panels
 from kernels.native.program import Crew, Program, Step
 from kernels.native.tape import Tape
+
+
+_POPULATED = 2**26  # bytes; of a smaller pool nobody notices when it is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,10 @@ class NativeKernels(CpuKernels):
     def empty_pool(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        return HugePages().empty(shape, dtype)
+        pool = HugePages().empty(shape, dtype)
+        if pool.nbytes >= _POPULATED:
+            populate(pool)
+        return pool
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float

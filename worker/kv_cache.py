@@ -45,8 +45,7 @@ class KVCache:
         self.num_pages = num_pages
         self.num_host_pages = num_host_pages
         self.page_size = page_size
-        # Not filled here: every page is cleared or copied to when given out, and memory that no
-        # page has used yet then costs nothing.
+        # Not filled here: every page is cleared or copied to when given out.
         self._pages = kernels.empty_pool(
             (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim), dtype, device
         )

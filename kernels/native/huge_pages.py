@@ -5,8 +5,10 @@ were read at 25 GB/s, and at 38 in huge pages. Owns where tensors lie in such me
 has none gives small pages. Knows nothing of what is kept there.
 """
 
+import ctypes
 import math
 import mmap
+import threading
 from contextlib import suppress
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 PAGE = 2 * 1024 * 1024
 _CHUNK = 8 * PAGE  # what is smaller shares one with others
 _ALIGNMENT = 64  # bytes: a cache line
+_POPULATE_WRITE = 23  # of madvise, from Linux 5.14 on; nothing that is there changes
 
 
 class HugePages:
@@ -48,3 +51,24 @@ def huge_empty(num_bytes: int) -> Tensor:
     whole = torch.frombuffer(mapping, dtype=torch.uint8)  # holds the mapping
     first = -whole.data_ptr() % PAGE
     return whole[first : first + num_bytes]
+
+
+def populate(memory: Tensor) -> threading.Thread:
+    """Take the memory of a tensor of `huge_empty` now, in a thread of its own that is returned.
+
+    At its first use it would be taken anyway, but then a step waits for it. Anybody may use it
+    meanwhile. A kernel that cannot do it leaves it as it is.
+    """
+    thread = threading.Thread(target=_populate, args=(memory,), name="populate", daemon=True)
+    thread.start()
+    return thread
+
+
+def _populate(memory: Tensor) -> None:
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    first, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes
+    assert first % PAGE == 0, "a tensor of huge_empty starts a page"
+    for start in range(first, end, _CHUNK):
+        if madvise(start, min(_CHUNK, end - start), _POPULATE_WRITE) != 0:
+            return

@@ -1,17 +1,23 @@
 """kernels.native.huge_pages: memory for what every step reads from end to end."""
 
 import gc
+import platform
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels.native.huge_pages import PAGE, HugePages, huge_empty
+from kernels.native.huge_pages import PAGE, HugePages, huge_empty, populate
 
 
 def mapped_bytes() -> int:
     """Return the size of this process's address space."""
     return 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has taken."""
+    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
 
 
 @pytest.mark.parametrize("num_bytes", [1, PAGE - 1, PAGE, 3 * PAGE + 5])
@@ -47,3 +53,15 @@ def test_what_is_large_goes_with_its_tensor() -> None:
     del large
     gc.collect()
     assert mapped_bytes() < before + 32 * PAGE
+
+
+def test_memory_can_be_taken_before_its_use_and_keeps_what_is_there() -> None:
+    if tuple(map(int, platform.release().split(".")[:2])) < (5, 14):
+        pytest.skip("this kernel takes memory at its first use alone")
+    memory = huge_empty(40 * PAGE + 5)
+    memory[:9], memory[-9:] = 7, 8
+    before = resident_bytes()
+    populate(memory).join()
+    assert resident_bytes() > before + 30 * PAGE
+    assert memory[:9].tolist() == [7] * 9 and memory[-9:].tolist() == [8] * 9
+    assert int(memory.sum(dtype=torch.int64)) == 9 * 15
