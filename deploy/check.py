@@ -76,7 +76,7 @@ def scheduler_config(checked: Checked) -> SchedulerConfig:
             adapter_memory=config.adapter_memory,
             max_running=config.max_num_seqs,
             max_waiting=config.max_waiting,
-            token_budget=config.max_num_batched_tokens,
+            token_budget=config.token_budget(checked.device),
             prefix_cache=config.prefix_cache,
             fairness=config.fairness,
         )

@@ -142,14 +142,14 @@ def _tape_bytes(config: ServeConfig, model: ModelConfig, part: Partition, item_b
         _grown(first, wanted)
         for first, wanted in zip(
             _FIRST,
-            (config.max_num_batched_tokens, config.max_num_seqs, 3 * config.max_lora_rank),
+            (config.token_budget("cpu"), config.max_num_seqs, 3 * config.max_lora_rank),
             strict=True,
         )
     )
     row = _row_bytes(model, part, item_bytes)
     sample = (3 * 4 + item_bytes) * model.hidden_size + 4 * len(part.vocab)
     tapes = 2 * (rows * row + samples * sample) + rows * rank * 4
-    return tapes + _beside_the_tape(config, model, item_bytes)
+    return tapes + _beside_the_tape(config, model, config.token_budget("cpu"), item_bytes)
 
 
 def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
@@ -160,9 +160,11 @@ def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
     return 4 * in_float32 + item_bytes * (model.hidden_size + 2 * heads + len(part.mlp))
 
 
-def _beside_the_tape(config: ServeConfig, model: ModelConfig, item_bytes: int) -> int:
+def _beside_the_tape(
+    config: ServeConfig, model: ModelConfig, num_tokens: int, item_bytes: int
+) -> int:
     """Return what a step allocates for itself: embeddings, the ranks' sums, logits to draw from."""
-    summed = config.max_num_batched_tokens * model.hidden_size
+    summed = num_tokens * model.hidden_size
     sums = summed * (item_bytes + 4 * (config.tp if config.tp > 1 else 0))
     return sums + 3 * 4 * config.max_num_seqs * model.vocab_size
 
@@ -173,8 +175,8 @@ def _torch_step_bytes(
     """Return what steps take on a GPU: the largest step by itself, and what graphs keep."""
     row = _row_bytes(model, part, item_bytes)
     graphs = _GRAPH_ROWS * (row + 4 * len(part.vocab) + 4 * model.vocab_size)
-    largest = config.max_num_batched_tokens * row
-    return largest + graphs + _beside_the_tape(config, model, item_bytes)
+    num_tokens = config.token_budget("cuda")
+    return num_tokens * row + graphs + _beside_the_tape(config, model, num_tokens, item_bytes)
 
 
 def _grown(room: int, wanted: int) -> int:

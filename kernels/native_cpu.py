@@ -21,7 +21,6 @@ from kernels.native.packing import move_panels, pack_panels
 from kernels.native.program import Crew, Program, Step
 from kernels.native.tape import Tape
 
-
 _POPULATED = 2**26  # bytes; of a smaller pool nobody notices when it is taken
 
 

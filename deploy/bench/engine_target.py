@@ -10,6 +10,7 @@ from cluster.scheduling.config import SchedulerConfig
 from deploy.bench.child import ChildTarget, serve_target
 from deploy.bench.measure import Run, Sample
 from deploy.bench.workload import Ask, Workload
+from deploy.config import DEFAULT_TOKENS
 from deploy.local_engine import Answer, LocalEngine
 from worker.protocol import SamplingParams
 from worker.rank_config import RankConfig
@@ -44,7 +45,7 @@ class EngineTarget:
             num_slots=8,
             max_running=64,
             max_waiting=1024,
-            token_budget=512,
+            token_budget=DEFAULT_TOKENS["cpu"],
             max_model_len=4096,
             base_digest=base,
         )
