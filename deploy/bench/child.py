@@ -17,6 +17,7 @@ from deploy.bench.measure import Run, Sample
 from deploy.bench.workload import Workload
 
 ROOT = Path(__file__).parents[2]
+_OURS = {"PYTHONPATH", "ONEDNN_MAX_CPU_ISA"}
 # Our folders must not be found by what the child imports later: transformers takes our `kernels`
 # for Hugging Face's package of that name.
 _START = """
@@ -41,6 +42,14 @@ class Answerer(Protocol):
         """Answer one round of a workload and return its times."""
 
 
+def inherited_environment() -> dict[str, str]:
+    """Return what a measured process inherits: all but what is ours alone.
+
+    `kernels.linear` keeps oneDNN from AMX, in this process too, and a peer is to have all of it.
+    """
+    return {key: value for key, value in os.environ.items() if key not in _OURS}
+
+
 class ChildTarget:
     """Runs `serve()` of a module in a child process, made with the keywords in `made_of`.
 
@@ -58,7 +67,6 @@ class ChildTarget:
         log: Path | None = None,
     ) -> None:
         self.label = label
-        inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         kind = "ours" if python == sys.executable else "foreign"
         with nullcontext() if log is None else log.open("w") as errors:
             self._child = subprocess.Popen(
@@ -67,7 +75,7 @@ class ChildTarget:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**inherited, **environment},
+                env={**inherited_environment(), **environment},
             )
         self._ask(made_of)
 

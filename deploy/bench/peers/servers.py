@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from deploy.bench.adapters.server import BASE, BenchServer, free_port
+from deploy.bench.child import inherited_environment
 from deploy.bench.engine_target import EngineProcess
 from deploy.bench.http_target import OPENAI, BenchError, Count, Dialect, HttpTarget
 from deploy.bench.peers.adapters import gguf_adapter, gguf_model
@@ -192,7 +193,6 @@ def _opened(
         BenchError: if it ends or takes too long, with the end of what it said.
     """
     log, url = _log(name), f"http://127.0.0.1:{port}"
-    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with log.open("w") as output:
         process = subprocess.Popen(
             command,
@@ -200,7 +200,7 @@ def _opened(
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**inherited, **environment},
+            env={**inherited_environment(), **environment},
         )
     try:
         try:

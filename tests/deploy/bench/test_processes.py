@@ -1,5 +1,6 @@
 """Real processes are paused with all that they started, and a child answers workloads."""
 
+import os
 import subprocess
 import sys
 import time
@@ -9,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy.bench.child import ChildError, ChildTarget
+import kernels.linear  # noqa: F401
+from deploy.bench.child import ChildError, ChildTarget, inherited_environment
 from deploy.bench.http_target import BenchError, token_times
 from deploy.bench.peers.servers import LlamaDialect
 from deploy.bench.peers.target import wait_until_healthy
@@ -29,6 +31,17 @@ def tree() -> Iterator[ProcessTree]:
     yield tree
     tree.kill()
     process.wait()
+
+
+def test_a_peer_inherits_no_limit_that_we_set_for_ourselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"  # of kernels.linear
+    assert "PYTHONPATH" not in inherited_environment()
+    assert inherited_environment()["HF_HUB_OFFLINE"] == "1"
+    assert "ONEDNN_MAX_CPU_ISA" not in inherited_environment()
 
 
 def until(is_met: Callable[[], bool]) -> None:
