@@ -38,7 +38,7 @@ def test_a_peer_inherits_no_limit_that_we_set_for_ourselves(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/ours")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"  # of kernels.linear
+    assert "ONEDNN_MAX_CPU_ISA" in os.environ  # of kernels.linear
     assert "PYTHONPATH" not in inherited_environment()
     assert inherited_environment()["HF_HUB_OFFLINE"] == "1"
     assert "ONEDNN_MAX_CPU_ISA" not in inherited_environment()
