@@ -152,7 +152,11 @@ void topwork_linear(const void *op, struct worker *worker)
     int64_t num_rows = worker->step->num_rows, rows = block_rows(p);
     int64_t num_panels = round_up(p->num_outputs, PANEL) / PANEL;
     int64_t num_tasks = round_up(num_rows, rows) / rows * num_panels;
-    struct tiling tiling = make_tiling(worker->scratch), *used = is_tiled(p) ? &tiling : NULL;
+    struct tiling tiling, *used = NULL; /* unless it is in AMX's tiles */
+    if (is_tiled(p)) {
+        tiling = make_tiling(worker->scratch);
+        used = &tiling;
+    }
     for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;) {
         int64_t first = task / num_panels * rows;
         multiply_block(p, first, smaller(first + rows, num_rows), task % num_panels,

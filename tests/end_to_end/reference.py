@@ -8,6 +8,13 @@ import torch
 
 from tests.end_to_end.conftest import MODEL_DIR, adapter_dirs
 
+# What bfloat16 does to the gap between the best two logits of the demo model, over 680 positions
+# of its answers. The C functions, which round weights and inputs alone, are off by 0.052 (rms), by
+# 0.18 at one position in a hundred, by 0.28 at most. Torch, which rounds every product too, is off
+# by 0.093, 0.30 and 0.86, in AMX by 0.093, 0.33 and 0.61. A tie is what five times rms can turn.
+TIE_IN_BFLOAT16 = 0.25
+TIE_IN_BFLOAT16_BY_TORCH = 0.47
+
 
 class Reference:
     """A model, optionally with adapters, that judges greedy answers."""
@@ -38,11 +45,16 @@ class Reference:
         return self._model(ids).logits[0]
 
     def wrong_tokens(
-        self, adapter: str | None, prompt: list[int], answer: list[int], dtype: str
+        self,
+        adapter: str | None,
+        prompt: list[int],
+        answer: list[int],
+        dtype: str,
+        tie: float = TIE_IN_BFLOAT16,
     ) -> list[tuple[int, int, int, float]]:
         """Return (position, ours, right, top-2 logit gap) of the tokens that are wrong.
 
-        In bfloat16 the answer counts up to the first position whose gap is under 0.25: there both
+        In bfloat16 the answer counts up to the first position whose gap is under `tie`: there both
         tokens are right, and what follows depends on the choice. In float32 every position counts
         whose gap is over 0.001, each judged after our own tokens before it.
         """
@@ -54,7 +66,7 @@ class Reference:
         wrong = []
         for i, ours in enumerate(answer):
             gap = float(best[i, 0] - best[i, 1])
-            if dtype == "bfloat16" and gap < 0.25:
+            if dtype == "bfloat16" and gap < tie:
                 break
             if ours != int(index[i, 0]) and gap > 0.001:
                 wrong.append((i, ours, int(index[i, 0]), gap))
