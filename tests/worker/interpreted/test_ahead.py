@@ -19,6 +19,7 @@ from tests.worker.interpreted.no_reads import Waited, refuse_waits
 from tests.worker.peft_adapters import read
 from worker.partition import partition
 from worker.protocol import DRAWN, Chunk, PageCopy, SamplingParams, SequenceStart
+from worker.row_logits import RowLogits
 from worker.sampler import Sampler
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's, of what it saves
@@ -115,9 +116,9 @@ def test_a_wait_would_be_noticed(tiny_model, start_group, on_gpu, monkeypatch, f
     refuse_waits(monkeypatch)
     sample = Sampler.sample
 
-    def planted(sampler: Sampler, logits: Tensor, requests: Sequence) -> object:
-        FAULTS[fault](logits)
-        return sample(sampler, logits, requests)
+    def planted(sampler: Sampler, found: RowLogits, requests: Sequence) -> object:
+        FAULTS[fault](found.part)
+        return sample(sampler, found, requests)
 
     monkeypatch.setattr(Sampler, "sample", planted)
     with pytest.raises(Waited):
