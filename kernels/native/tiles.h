@@ -1,9 +1,9 @@
 /* What products by AMX have in common: tiles of up to 16 rows of 64 bytes.
  *
- * A product of tiles adds to 16 x 16 sums what 32 pairs of bfloat16 give each, in 16 cycles; one
- * dot product of vectors takes as long for 16 sums and two pairs. Of the 32, AMX adds up those with
- * even numbers and those with odd ones apart, then both, then the sum before: other bits than those
- * of dot products, the same for an element whatever stands beside it. Knows nothing of weights.
+ * A product of tiles adds 32 products of bfloat16 to each of 16 x 16 sums, in 16 cycles; a dot product
+ * of vectors adds two to each of 16, in one or two. Of the 32, AMX adds up those with even numbers and
+ * those with odd ones apart, then both to the sum: other bits than those of dot products, the same
+ * for an element whatever stands beside it. Knows nothing of weights.
  */
 #ifndef TOPWORK_TILES_H
 #define TOPWORK_TILES_H
@@ -18,7 +18,7 @@
 
 enum {
     TILE_ROWS = 16,
-    TILE_LINE = 64,  /* bytes of a row */
+    TILE_LINE = 64,   /* bytes of a row */
     TILE_INPUTS = 32, /* bfloat16 of a row */
     NUM_TILES = 8,
 };
