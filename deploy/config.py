@@ -24,7 +24,6 @@ from deploy.mistakes import ConfigError, explain, read_mapping
 
 __all__ = ["DEFAULT_TOKENS", "ConfigError", "ServeConfig", "json_schema", "load_config"]
 
-
 DEFAULT_TOKENS = {"cpu": 256, "cuda": 512}  # in one step, by device
 
 
@@ -242,8 +241,8 @@ class ServeConfig(BaseModel):
     def token_budget(self, device: str) -> int:
         """Return the tokens in one step of a device.
 
-        On a CPU everybody waits for 0.1 to 0.3 s in a step of 512: with half of it, first tokens
-        took half to two thirds of the time, and there were as many in all, to a few percent.
+        On a CPU a step of 512 is long enough to be noticed; half of it brings first tokens sooner,
+        and nearly as many in all.
         """
         return self.max_num_batched_tokens or DEFAULT_TOKENS[device]
 
