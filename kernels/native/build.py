@@ -40,6 +40,7 @@ _HEADERS = (
     "paged_block.h",
     "paged_rows.h",
     "panel.h",
+    "panel_floats.h",
     "panel_tiles.h",
     "product.h",
     "tiles.h",

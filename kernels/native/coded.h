@@ -15,7 +15,7 @@
 
 #include "words.h"
 
-#if LANES == 16 && defined(__AVX512BF16__)
+#if LANES == 16
 #define CAN_CODE 1
 #else
 #define CAN_CODE 0 /* products in AVX2 take longer than reading their weights */

@@ -76,7 +76,7 @@ class Library:
     all_reduce: Callable[[int, int, int, int, int], int]  # state, x, out, count, is_bf16
     gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
     can_code: Callable[[], int]  # whether linears are computed from coded panels
-    has_tiles: Callable[[], int]  # whether linears are computed by AMX
+    products: str  # by what linears are computed: AMX, AVX512-BF16, AVX-512 or AVX2
     op: Callable[[str], OpFunction]  # by its name in C, without topwork_
 
 
@@ -84,10 +84,12 @@ class Library:
 def native_library() -> Library | None:
     """Return this machine's library, compiling it at first use; None if it can have none."""
     try:
-        return open_library(Path.home() / _CACHE_DIR)
+        library = open_library(Path.home() / _CACHE_DIR)
     except (BuildError, OSError, RuntimeError) as error:  # RuntimeError: nobody's home
         _logger.warning("models run in torch alone, several times slower: %s", error)
         return None
+    _logger.info("models run in C, products by %s", library.products)
+    return library
 
 
 def open_library(
@@ -123,7 +125,7 @@ def open_library(
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
         ),
         can_code=_signed(loaded.topwork_can_code, ctypes.c_int),
-        has_tiles=_signed(loaded.topwork_has_tiles, ctypes.c_int),
+        products=_signed(loaded.topwork_products, ctypes.c_char_p)().decode(),
         op=functools.cache(functools.partial(_op, loaded)),
     )
 

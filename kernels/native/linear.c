@@ -4,6 +4,7 @@
  * of what a layer is for.
  */
 #include "crew.h"
+#include "panel_floats.h"
 #include "panel_tiles.h"
 
 enum { BLOCK_BYTES = 512 * 1024 }; /* of x, which stay in a core's cache for all panels */
@@ -36,65 +37,105 @@ static __attribute__((noinline)) void coded_bf16(const struct job *job)
     multiply_rows(CODED, job);
 }
 
-/* Return how many rows of x a core works on for all panels. */
-INLINE int64_t block_rows(const struct linear *p)
-{
-    int64_t rows = BLOCK_BYTES / (p->num_inputs * (p->is_bf16 ? 2 : 4)) / MAX_TILE * MAX_TILE;
-    return rows > MAX_TILE ? rows : MAX_TILE;
-}
-
 INLINE int64_t num_steps(const struct linear *p)
 {
     return p->is_bf16 ? (p->num_inputs + 1) / 2 : p->num_inputs;
 }
-
-INLINE bool has_half_pair(const struct linear *p) { return p->is_bf16 && p->num_inputs % 2; }
 
 INLINE bool is_tiled(const struct linear *p)
 {
     return HAS_TILES && p->is_bf16 && topwork_has_tiles();
 }
 
+INLINE bool is_widened(const struct linear *p) { return p->is_bf16 && !HAS_DOTS; }
+
+INLINE bool has_half_pair(const struct linear *p) { return p->is_bf16 && p->num_inputs % 2; }
+
+/* Return how many rows of x a core works on for all panels. */
+INLINE int64_t block_rows(const struct linear *p)
+{
+    int64_t size = p->is_bf16 && !is_widened(p) ? 2 : 4;
+    int64_t rows = BLOCK_BYTES / (p->num_inputs * size) / MAX_TILE * MAX_TILE;
+    return rows > MAX_TILE ? rows : MAX_TILE;
+}
+
+/* Tell by what instructions bfloat16 are multiplied in this process. */
+const char *topwork_products(void)
+{
+    if (topwork_has_tiles())
+        return "AMX";
+    return HAS_DOTS ? "AVX512-BF16" : LANES == 16 ? "AVX-512" : "AVX2";
+}
+
+/* What a thread keeps from one task to the next, for the way in which it multiplies. */
+struct memory {
+    struct tiling tiling;
+    struct widening widening;
+    char *padding; /* [MAX_TILE, inputs and one more] bfloat16 */
+};
+
 int64_t topwork_linear_scratch(const void *op)
 {
     const struct linear *p = op;
     if (is_tiled(p))
         return tiling_bytes(num_steps(p));
+    if (is_widened(p))
+        return widening_bytes(block_rows(p), num_steps(p));
     return has_half_pair(p) ? MAX_TILE * (p->num_inputs + 1) * 2 : 0;
 }
 
-/* Copy rows whose last input has no partner, and give it a zero. */
-static const char *padded(const struct linear *p, const char *x, int64_t num_rows, char *scratch)
+INLINE struct memory make_memory(const struct linear *p, char *scratch)
 {
-    int64_t size = p->num_inputs * 2;
-    for (int64_t row = 0; row < num_rows; row++) {
-        memcpy(scratch + row * (size + 2), x + row * p->x_stride * 2, (size_t)size);
-        memset(scratch + row * (size + 2) + size, 0, 2);
-    }
-    return scratch;
+    struct memory memory = {.padding = scratch};
+    if (is_tiled(p))
+        memory.tiling = make_tiling(scratch);
+    if (is_widened(p))
+        memory.widening = make_widening(scratch, block_rows(p), num_steps(p));
+    return memory;
 }
 
-/* Multiply a tile by the panel that a job tells. */
-static void multiply(const struct linear *p, struct job job, int64_t row, char *scratch)
+/* Copy rows whose last input has no partner, and give it a zero. */
+static void pad(struct job *job, char *padding)
 {
-    job.row_size = p->x_stride * (p->is_bf16 ? 2 : 4);
-    job.x = (const char *)p->x + row * job.row_size;
-    if (has_half_pair(p)) {
-        job.x = padded(p, job.x, job.num_rows, scratch);
-        job.row_size = (p->num_inputs + 1) * 2;
+    int64_t size = job->num_inputs * 2;
+    for (int64_t row = 0; row < job->num_rows; row++) {
+        memcpy(padding + row * (size + 2), job->x + row * job->row_size, (size_t)size);
+        memset(padding + row * (size + 2) + size, 0, 2);
     }
-    job.y += row * p->y_stride;
-    if (job.coded != NULL) {
+    job->x = padding;
+    job->row_size = size + 2;
+}
+
+/* Multiply a tile of rows. */
+static void multiply(enum form form, struct job job)
+{
+    if (form == CODED) {
         coded_bf16(&job);
         return;
     }
     int64_t num_outputs = job.num_outputs;
     for (int64_t i = 0; i < num_outputs; i += TILE_COLUMNS) {
         job.num_outputs = num_outputs - i;
-        (p->is_bf16 ? plain_bf16 : plain_f32)(&job);
+        (form == PLAIN_BF16 ? plain_bf16 : plain_f32)(&job);
         job.weights += TILE_COLUMNS * 4;
-        job.bias += TILE_COLUMNS;
+        job.ahead += TILE_COLUMNS * 4;
+        job.bias = job.bias == NULL ? NULL : job.bias + TILE_COLUMNS;
         job.y += TILE_COLUMNS;
+    }
+}
+
+/* Multiply any number of rows in tiles of a like size; `padding` is NULL if none is needed. */
+static void multiply_rows_of(enum form form, struct job job, char *padding)
+{
+    int64_t rows_left = job.num_rows, num_tiles = round_up(rows_left, MAX_TILE) / MAX_TILE;
+    for (; num_tiles > 0; num_tiles--, rows_left -= job.num_rows) {
+        job.num_rows = (rows_left + num_tiles - 1) / num_tiles;
+        struct job tile = job;
+        if (padding != NULL)
+            pad(&tile, padding);
+        multiply(form, tile);
+        job.x += job.num_rows * job.row_size;
+        job.y += job.num_rows * job.y_stride;
     }
 }
 
@@ -110,39 +151,46 @@ INLINE struct coded_panel coded_panel(const struct linear *p, int64_t panel)
 }
 
 static void multiply_block(const struct linear *p, int64_t first_row, int64_t end_row,
-                           int64_t panel, char *scratch, struct tiling *tiling)
+                           int64_t panel, struct memory *memory)
 {
     int64_t first = panel * PANEL;
-    int64_t num_tiles = round_up(end_row - first_row, MAX_TILE) / MAX_TILE;
+    enum form form = !p->is_bf16 ? PLAIN_F32 : p->tables == NULL ? PLAIN_BF16 : CODED;
     float bias[PANEL] = {0};
     struct coded_panel coded;
     struct job job = {
-        .y = p->y + first,
+        .y = p->y + first_row * p->y_stride + first,
         .bias = bias,
         .weights = (const char *)p->weight + panel * num_steps(p) * PANEL * 4,
+        .num_rows = end_row - first_row,
+        .row_size = p->x_stride * (p->is_bf16 ? 2 : 4),
         .y_stride = p->y_stride,
         .num_steps = num_steps(p),
         .num_inputs = p->num_inputs,
         .num_outputs = smaller(PANEL, p->num_outputs - first),
     };
+    job.x = (const char *)p->x + first_row * job.row_size;
+    job.ahead = job.weights + AHEAD * PANEL * 4;
+    job.ahead_size = PANEL * 4;
     if (p->bias != NULL)
         memcpy(bias, p->bias + first, (size_t)job.num_outputs * sizeof(float));
-    if (p->tables != NULL) {
+    if (form == CODED) {
         coded = coded_panel(p, panel);
         job.coded = &coded;
     }
-    if (tiling != NULL) {
-        job.row_size = p->x_stride * 2;
-        job.x = (const char *)p->x + first_row * job.row_size;
-        job.y += first_row * p->y_stride;
-        job.num_rows = end_row - first_row;
-        multiply_in_tiles(job, tiling);
+    if (is_tiled(p)) {
+        multiply_in_tiles(job, &memory->tiling);
         return;
     }
-    for (int64_t tile = 0, row = first_row; tile < num_tiles; tile++, row += job.num_rows) {
-        job.num_rows = (end_row - row + num_tiles - tile - 1) / (num_tiles - tile);
-        multiply(p, job, row, scratch);
+    if (is_widened(p))
+        widen_rows(&job, first_row, &memory->widening);
+    if (is_widened(p) && job.num_rows > MAX_TILE) { /* weights are widened for all tiles at once */
+        struct parts parts = parts_of(&job);
+        for (struct job part; next_part(&parts, &memory->widening, &part);)
+            multiply_rows_of(PLAIN_F32, part, NULL);
+        return;
     }
+    bool is_padded = has_half_pair(p) && !is_widened(p);
+    multiply_rows_of(form, job, is_padded ? memory->padding : NULL);
 }
 
 /* A task is one panel for one block of rows; blocks come one after the other. */
@@ -152,16 +200,11 @@ void topwork_linear(const void *op, struct worker *worker)
     int64_t num_rows = worker->step->num_rows, rows = block_rows(p);
     int64_t num_panels = round_up(p->num_outputs, PANEL) / PANEL;
     int64_t num_tasks = round_up(num_rows, rows) / rows * num_panels;
-    struct tiling tiling, *used = NULL; /* unless it is in AMX's tiles */
-    if (is_tiled(p)) {
-        tiling = make_tiling(worker->scratch);
-        used = &tiling;
-    }
+    struct memory memory = make_memory(p, worker->scratch);
     for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;) {
         int64_t first = task / num_panels * rows;
-        multiply_block(p, first, smaller(first + rows, num_rows), task % num_panels,
-                       worker->scratch, used);
+        multiply_block(p, first, smaller(first + rows, num_rows), task % num_panels, &memory);
     }
-    if (used != NULL)
+    if (is_tiled(p))
         release_tiles();
 }

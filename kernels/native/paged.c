@@ -40,7 +40,7 @@ INLINE void score(const struct attention *op, const struct workspace *w, const s
         .ahead = look_ahead(op->k_pages, next),
     };
     int64_t num_vectors = (tile->visible[tile->num_rows - 1] + LANES - 1) / LANES;
-    (is_bf16 ? scaled_product_bf16 : scaled_product_f32)(tile->num_rows, num_vectors, &product);
+    (in_pairs(is_bf16) ? scaled_product_pairs : scaled_product_floats)(tile->num_rows, num_vectors, &product);
 }
 
 /* Add words [first, stop) of the block's values to the sums of `num_rows` rows from `index` on. */
@@ -60,7 +60,7 @@ INLINE void add_words_of_values(const struct attention *op, const struct workspa
         .ahead = look_ahead(op->v_pages, next),
     };
     if (first < stop)
-        (is_bf16 ? add_product_bf16 : add_product_f32)(num_rows, width / LANES, &product);
+        (in_pairs(is_bf16) ? add_product_pairs : add_product_floats)(num_rows, width / LANES, &product);
 }
 
 /* Add the values of a pair whose second position is hidden from a row: it may be NaN. */
@@ -76,7 +76,7 @@ INLINE void add_half(const struct attention *op, const struct workspace *w,
         .b = w->half,
         .depth = 1,
     };
-    add_product_bf16(1, width / LANES, &product);
+    add_product_pairs(1, width / LANES, &product);
 }
 
 /* Attend to the packed block, which begins at position `start`. */
@@ -84,7 +84,7 @@ INLINE void attend_tile(const struct attention *op, const struct workspace *w, i
                         int64_t num_rows, int64_t start, const struct block *next, bool is_bf16)
 {
     struct tile tile = {.row = row, .num_rows = num_rows};
-    int64_t step = is_bf16 ? 2 : 1;
+    int64_t step = in_pairs(is_bf16) ? 2 : 1;
     for (int64_t i = 0; i < num_rows; i++)
         tile.visible[i] = smaller(w->positions[row + i] + 1 - start, BLOCK);
     score(op, w, &tile, next, is_bf16);
@@ -116,7 +116,7 @@ INLINE void attend(const struct attention *op, const struct task *task, const st
             find_block(op, task, start + BLOCK, num_positions, next);
         else
             *next = *block; /* nothing new is asked for */
-        pack_keys(op, block, next, w->keys);
+        pack_keys(op, block, next, w->keys, is_bf16);
         pack_values(op, block, next, w->values, is_bf16);
         int64_t hidden = start - task->first_position; /* tokens before the block */
         for (int64_t row = hidden > 0 ? hidden * group : 0; row < num_rows; row += PRODUCT_ROWS)

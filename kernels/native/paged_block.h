@@ -1,8 +1,9 @@
 /* K and V of 64 positions, out of their pages and as products want them.
  *
- * Owns the way to a position's rows and the forms that they are brought to: K as columns, V of
- * bfloat16 in words of two positions. The rows of the next block are asked of memory meanwhile, but
- * for their first lines, which products ask for. Knows nothing of queries or softmax.
+ * Owns the way to a position's rows and the forms that they are brought to: K as columns, and V,
+ * where pairs of bfloat16 are multiplied as they are, in words of two positions. Elsewhere all words
+ * are floats. The rows of the next block are asked of memory meanwhile, but for their first lines,
+ * which products ask for. Knows nothing of queries or softmax.
  */
 #ifndef TOPWORK_PAGED_BLOCK_H
 #define TOPWORK_PAGED_BLOCK_H
@@ -32,10 +33,18 @@ struct block {
     int64_t count, offsets[BLOCK];
 };
 
-/* Return the words of a row of q or K. */
-INLINE int64_t row_depth(const struct attention *op)
+/* Tell whether products are of pairs of bfloat16. */
+INLINE bool in_pairs(bool is_bf16) { return is_bf16 && HAS_DOTS; }
+
+/* Return the words of a row of q or K in memory, and as products want it. */
+INLINE int64_t row_words(const struct attention *op)
 {
     return op->is_bf16 ? op->head_dim / 2 : op->head_dim;
+}
+
+INLINE int64_t row_depth(const struct attention *op)
+{
+    return in_pairs(op->is_bf16) ? op->head_dim / 2 : op->head_dim;
 }
 
 /* Return the columns of a row of sums or packed V: whole vectors. */
@@ -44,7 +53,7 @@ INLINE int64_t row_width(const struct attention *op) { return round_up(op->head_
 INLINE void find_block(const struct attention *op, const struct task *task, int64_t first,
                        int64_t num_positions, struct block *block)
 {
-    int64_t row_size = row_depth(op) * 4;
+    int64_t row_size = row_words(op) * 4;
     int64_t page = first / op->page_size, offset = first % op->page_size;
     block->count = smaller(BLOCK, num_positions - first);
     for (int64_t j = 0; j < block->count; page++, offset = 0) {
@@ -60,7 +69,7 @@ INLINE void find_block(const struct attention *op, const struct task *task, int6
 
 /* Lay out up to LANES words of as many rows of K as columns. */
 INLINE void pack_square(const char *pages, const int64_t *offsets, const int64_t *next,
-                        int64_t num_words, bool is_first, uint32_t *keys)
+                        int64_t num_words, bool is_first, bool is_widened, uint32_t *keys)
 {
     f32v square[LANES];
 #pragma GCC unroll 16
@@ -72,25 +81,61 @@ INLINE void pack_square(const char *pages, const int64_t *offsets, const int64_t
     transpose(square);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++)
-        if (i < num_words)
+        if (i < num_words && is_widened) {
+            store_words(keys + 2 * i * BLOCK, (u32v)first_floats((u32v)square[i]));
+            store_words(keys + (2 * i + 1) * BLOCK, (u32v)second_floats((u32v)square[i]));
+        } else if (i < num_words) {
             store_words(keys + i * BLOCK, (u32v)square[i]);
+        }
 }
 
 /* Lay out a block's K as [depth, position]. */
 INLINE void pack_keys(const struct attention *op, const struct block *block,
-                      const struct block *next, uint32_t *keys)
+                      const struct block *next, uint32_t *keys, bool is_bf16)
 {
-    int64_t depth = row_depth(op);
+    bool is_widened = is_bf16 && !in_pairs(is_bf16);
+    int64_t num_words = row_words(op);
     for (int64_t j = 0; j < block->count; j += LANES)
-        for (int64_t at = 0; at < depth; at += LANES) {
+        for (int64_t at = 0; at < num_words; at += LANES) {
             const char *pages = (const char *)op->k_pages + at * 4;
             const int64_t *offsets = block->offsets + j, *later = next->offsets + j;
-            uint32_t *to = keys + at * BLOCK + j;
-            if (depth - at >= LANES)
-                pack_square(pages, offsets, later, LANES, at == 0, to);
+            uint32_t *to = keys + at * (is_widened ? 2 : 1) * BLOCK + j;
+            if (num_words - at >= LANES)
+                pack_square(pages, offsets, later, LANES, at == 0, is_widened, to);
             else
-                pack_square(pages, offsets, later, depth - at, at == 0, to);
+                pack_square(pages, offsets, later, num_words - at, at == 0, is_widened, to);
         }
+}
+
+/* Lay out the rows of V of two positions as words of both. */
+INLINE void pack_pair(const char *pages, const int64_t *offsets, const int64_t *next,
+                      int64_t num_words, uint32_t *values)
+{
+    for (int64_t at = 0; at < num_words; at += LANES, pages += LANES * 4, values += LANES * 2) {
+        int64_t rest = num_words - at;
+        u32v first = load_some_words(pages + offsets[0], rest);
+        u32v second = load_some_words(pages + offsets[1], rest);
+        if (at != 0) {
+            __builtin_prefetch(pages + next[0]);
+            __builtin_prefetch(pages + next[1]);
+        }
+        store_words(values, join_first(first, second));
+        if (rest > LANES / 2)
+            store_words(values + LANES, join_second(first, second));
+    }
+}
+
+/* Lay out one position's row of V as floats. */
+INLINE void pack_floats(const char *pages, int64_t offset, int64_t next, int64_t head_dim,
+                        bool is_bf16, uint32_t *values)
+{
+    int64_t size = is_bf16 ? 2 : 4;
+    for (int64_t at = 0; at < head_dim; at += LANES) {
+        if (at != 0)
+            __builtin_prefetch(pages + next + at * size);
+        f32v x = load_some(pages + offset, at, head_dim - at, is_bf16);
+        store_words(values + at, (u32v)x);
+    }
 }
 
 /* Lay out a block's V as [position or pair of them, width]. */
@@ -98,28 +143,14 @@ INLINE void pack_values(const struct attention *op, const struct block *block,
                         const struct block *next, uint32_t *values, bool is_bf16)
 {
     const char *pages = op->v_pages;
-    int64_t depth = row_depth(op), width = row_width(op);
-    int step = is_bf16 ? 2 : 1;
+    int64_t width = row_width(op);
+    int step = in_pairs(is_bf16) ? 2 : 1;
     for (int64_t j = 0; j < block->count; j += step, values += width) {
         const int64_t *offsets = block->offsets + j, *later = next->offsets + j;
-        uint32_t *to = values;
-        for (int64_t at = 0; at < depth; at += LANES, to += LANES * step) {
-            int64_t rest = depth - at;
-            const char *column = pages + at * 4;
-            u32v first = load_some_words(column + offsets[0], rest);
-            if (at != 0)
-                __builtin_prefetch(column + later[0]);
-            if (!is_bf16) {
-                store_words(to, first);
-                continue;
-            }
-            u32v second = load_some_words(column + offsets[1], rest);
-            if (at != 0)
-                __builtin_prefetch(column + later[1]);
-            store_words(to, join_first(first, second));
-            if (rest > LANES / 2)
-                store_words(to + LANES, join_second(first, second));
-        }
+        if (in_pairs(is_bf16))
+            pack_pair(pages, offsets, later, row_words(op), values);
+        else
+            pack_floats(pages, *offsets, *later, op->head_dim, is_bf16, values);
     }
 }
 

@@ -1,8 +1,8 @@
 /* The rows of a task from their queries to their output, and the online softmax between.
  *
  * Owns a task's memory and what a row is summed up in: a maximum, LANES denominators side by side
- * and a sum of values. In bfloat16 scores are to base 2, weights are rounded to bfloat16 and the
- * denominators sum them rounded. Knows nothing of pages.
+ * and a sum of values. In bfloat16 scores are to base 2, weights are rounded to bfloat16, also where they
+ * become floats again, and the denominators sum them rounded. Knows nothing of pages.
  *
  * Rows of a task: its tokens' heads that share one KV head, token by token.
  */
@@ -21,9 +21,9 @@ enum {
 struct workspace {
     uint32_t *queries;   /* [rows, depth] */
     uint32_t *keys;      /* [depth, BLOCK] */
-    uint32_t *values;    /* [BLOCK or half of it, width] */
+    uint32_t *values;    /* [BLOCK, width], in pairs half of it */
     uint32_t *half;      /* [width]: values of a pair whose second position is hidden */
-    uint32_t *weights;   /* [PRODUCT_ROWS, BLOCK], in bfloat16 the first half of a row */
+    uint32_t *weights;   /* [PRODUCT_ROWS, BLOCK], in pairs the first half of a row */
     float *scores;       /* [PRODUCT_ROWS, BLOCK] */
     float *sums;         /* [rows, width]: unnormalised output */
     float *denominators; /* [rows, LANES] */
@@ -55,7 +55,7 @@ static int64_t cut_scratch(const struct attention *op, char *memory, struct work
     int64_t used = 0;
     w->queries = take_words(memory, &used, rows * depth);
     w->keys = take_words(memory, &used, depth * BLOCK);
-    w->values = take_words(memory, &used, (op->is_bf16 ? BLOCK / 2 : BLOCK) * width);
+    w->values = take_words(memory, &used, (in_pairs(op->is_bf16) ? BLOCK / 2 : BLOCK) * width);
     w->half = take_words(memory, &used, width);
     w->weights = take_words(memory, &used, PRODUCT_ROWS * BLOCK);
     w->scores = take_words(memory, &used, PRODUCT_ROWS * BLOCK);
@@ -86,7 +86,7 @@ INLINE void store_weights(const struct workspace *w, int64_t index, int64_t row,
     const u32v ones = (u32v){0} + 0x3f803f80;
     uint32_t *to = w->weights + index * BLOCK;
     f32v denominator = load_f32(w->denominators + row * LANES);
-    if (is_bf16)
+    if (in_pairs(is_bf16))
         for (int i = 0; i < BLOCK / LANES; i += 2, to += LANES) {
             u32v words = narrow_to_words(weights[i], weights[i + 1]);
             denominator = add_words(denominator, words, ones, true);
@@ -94,8 +94,9 @@ INLINE void store_weights(const struct workspace *w, int64_t index, int64_t row,
         }
     else
         for (int i = 0; i < BLOCK / LANES; i++, to += LANES) {
-            denominator += weights[i];
-            store_words(to, (u32v)weights[i]);
+            f32v weight = is_bf16 ? round_floats(weights[i]) : weights[i];
+            denominator += weight;
+            store_words(to, (u32v)weight);
         }
     store_f32(w->denominators + row * LANES, denominator);
 }
@@ -139,7 +140,12 @@ static void begin(const struct attention *op, const struct task *task, const str
     int64_t num_rows = task->num_tokens * group_size(op);
     for (int64_t row = 0; row < num_rows; row++) {
         const char *from = (const char *)op->q + head_start(op, task, row, op->q_stride) * size;
-        memcpy(w->queries + row * depth, from, (size_t)depth * 4);
+        if (in_pairs(op->is_bf16) || !op->is_bf16)
+            memcpy(w->queries + row * depth, from, (size_t)depth * 4);
+        else
+            for (int64_t d = 0; d < depth; d += LANES)
+                store_some(w->queries + row * depth, d, depth - d, false,
+                           load_some(from, d, depth - d, true));
         w->positions[row] = task->first_position + row / group_size(op);
         w->maxima[row] = -INFINITY;
     }

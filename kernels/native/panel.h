@@ -1,9 +1,10 @@
 /* Rows times one panel of a weight: 32 outputs, in the order in which they are read.
  *
  * Owns the order in which an output is summed: its bias, then one product after the other, from
- * the first input to the last; in bfloat16 two inputs at a time, by the CPU's own instruction where
- * it has one. Every row does the same operations whatever stands beside it, and the panel's form
- * changes none of them. Knows nothing of how many panels and rows there are.
+ * the first input to the last; in bfloat16 two inputs at a time, the second of them first, by the
+ * CPU's own instruction where it has one, else as floats. Every row does the same operations
+ * whatever stands beside it, and the panel's form changes none of them. Knows nothing of how many
+ * panels and rows there are.
  */
 #ifndef TOPWORK_PANEL_H
 #define TOPWORK_PANEL_H
@@ -17,15 +18,22 @@ enum {
     AHEAD_GROUPS = 12,                 /* of a coded one */
 };
 
+enum form { PLAIN_F32, PLAIN_BF16, CODED };
+
 /* What a panel does to some rows. */
 struct job {
-    const char *x; /* [rows, row_size bytes]: steps, of one float32 or a pair of bfloat16 */
+    const char *x; /* [rows, row_size bytes]: steps */
     float *y;      /* [rows, y_stride] */
-    const float *bias;   /* [PANEL] */
+    const float *bias;   /* [PANEL]; NULL: y has the sums of the inputs before these */
     const char *weights; /* [steps, PANEL] words, if there is no other form */
+    const char *ahead;   /* memory that is fetched meanwhile, ahead_size bytes for each step */
     const struct coded_panel *coded; /* or NULL */
-    int64_t num_rows, row_size, y_stride, num_steps, num_inputs, num_outputs;
+    int64_t num_rows, row_size, y_stride, num_steps, num_inputs, num_outputs, ahead_size;
 };
+
+/* Return the bytes of a row's step: a float or a pair of bfloat16, or, where the CPU has no dot
+ * products, the floats of a pair as widen_row leaves them. */
+INLINE int64_t input_bytes(enum form form) { return form == PLAIN_F32 || HAS_DOTS ? 4 : 8; }
 
 INLINE u32v splat_word(const char *from)
 {
@@ -35,25 +43,39 @@ INLINE u32v splat_word(const char *from)
 }
 
 /* Add the products of one step. */
-INLINE void add_step(int num_rows, bool is_bf16, const char *x, int64_t row_size, u32v left,
+INLINE void add_step(int num_rows, enum form form, const char *x, int64_t row_size, u32v left,
                      u32v right, f32v sums[][2])
 {
+    if (form == PLAIN_F32 || HAS_DOTS) {
+#pragma GCC unroll 12
+        for (int row = 0; row < num_rows; row++) {
+            u32v inputs = splat_word(x + row * row_size);
+            sums[row][0] = add_words(sums[row][0], inputs, left, form != PLAIN_F32);
+            sums[row][1] = add_words(sums[row][1], inputs, right, form != PLAIN_F32);
+        }
+        return;
+    }
+    f32v second[2] = {second_floats(left), second_floats(right)};
+    f32v first[2] = {first_floats(left), first_floats(right)};
 #pragma GCC unroll 12
     for (int row = 0; row < num_rows; row++) {
-        u32v inputs = splat_word(x + row * row_size);
-        sums[row][0] = add_words(sums[row][0], inputs, left, is_bf16);
-        sums[row][1] = add_words(sums[row][1], inputs, right, is_bf16);
+        f32v inputs = (f32v)splat_word(x + row * row_size);
+        sums[row][0] = multiply_add(inputs, second[0], sums[row][0]);
+        sums[row][1] = multiply_add(inputs, second[1], sums[row][1]);
+        inputs = (f32v)splat_word(x + row * row_size + 4);
+        sums[row][0] = multiply_add(inputs, first[0], sums[row][0]);
+        sums[row][1] = multiply_add(inputs, first[1], sums[row][1]);
     }
 }
 
-INLINE void add_plain(int num_rows, bool is_bf16, const struct job *job, f32v sums[][2])
+INLINE void add_plain(int num_rows, enum form form, const struct job *job, f32v sums[][2])
 {
     const char *x = job->x;
-    for (int64_t k = 0; k < job->num_steps; k++, x += 4) {
+    for (int64_t k = 0; k < job->num_steps; k++, x += input_bytes(form)) {
         const char *weights = job->weights + k * PANEL * 4;
         for (int i = 0; i < TILE_COLUMNS * 4; i += 64)
-            __builtin_prefetch(weights + AHEAD * PANEL * 4 + i);
-        add_step(num_rows, is_bf16, x, job->row_size, load_words((const uint32_t *)weights),
+            __builtin_prefetch(job->ahead + k * job->ahead_size + i);
+        add_step(num_rows, form, x, job->row_size, load_words((const uint32_t *)weights),
                  load_words((const uint32_t *)weights + LANES), sums);
     }
 }
@@ -66,25 +88,26 @@ INLINE void add_coded(int num_rows, const struct job *job, f32v sums[][2])
     const struct rare *rare = p->rare, *end = rare + p->num_rare;
     const char *x = job->x;
     int64_t num_groups = job->num_steps / GROUP_STEPS, row_size = job->row_size;
+    int64_t size = input_bytes(CODED);
     u32v words[4];
-    for (int64_t group = 0;; group++, x += 4 * GROUP_STEPS) {
+    for (int64_t group = 0;; group++, x += size * GROUP_STEPS) {
         int64_t stop = rare < end ? rare->place / GROUP_WORDS : num_groups;
-        for (; group < stop; group++, x += 4 * GROUP_STEPS) {
+        for (; group < stop; group++, x += size * GROUP_STEPS) {
             const uint8_t *from = p->groups + group * GROUP_BYTES;
             for (int i = 0; i < GROUP_BYTES; i += 64)
                 __builtin_prefetch(from + AHEAD_GROUPS * GROUP_BYTES + i);
             load_group(from, table, words);
-            add_step(num_rows, true, x, row_size, words[0], words[1], sums);
-            add_step(num_rows, true, x + 4, row_size, words[2], words[3], sums);
+            add_step(num_rows, CODED, x, row_size, words[0], words[1], sums);
+            add_step(num_rows, CODED, x + size, row_size, words[2], words[3], sums);
         }
         if (group * GROUP_STEPS == job->num_steps)
             return;
         load_group(p->groups + group * GROUP_BYTES, table, words);
         rare = mend_group(rare, end, group, words);
-        add_step(num_rows, true, x, row_size, words[0], words[1], sums);
+        add_step(num_rows, CODED, x, row_size, words[0], words[1], sums);
         if (group == num_groups) /* half a group */
             return;
-        add_step(num_rows, true, x + 4, row_size, words[2], words[3], sums);
+        add_step(num_rows, CODED, x + size, row_size, words[2], words[3], sums);
     }
 }
 #else
@@ -95,21 +118,34 @@ INLINE void add_coded(int num_rows, const struct job *job, f32v sums[][2])
 }
 #endif
 
-enum form { PLAIN_F32, PLAIN_BF16, CODED };
+/* Load a row's sums as they stand in y. */
+INLINE void load_sums(const float *y, int64_t num_outputs, f32v sums[2])
+{
+    if (num_outputs >= TILE_COLUMNS) {
+        sums[0] = load_f32(y);
+        sums[1] = load_f32(y + LANES);
+    } else {
+        sums[0] = load_some(y, 0, num_outputs, false);
+        sums[1] = load_some(y, LANES, num_outputs > LANES ? num_outputs - LANES : 0, false);
+    }
+}
 
 /* Compute the outputs of TILE_COLUMNS, all that are in the panel in AVX-512. */
 INLINE void multiply_tile(int num_rows, enum form form, const struct job *job)
 {
     f32v sums[MAX_TILE][2];
 #pragma GCC unroll 12
-    for (int row = 0; row < num_rows; row++) {
-        sums[row][0] = load_f32(job->bias);
-        sums[row][1] = load_f32(job->bias + LANES);
-    }
+    for (int row = 0; row < num_rows; row++)
+        if (job->bias == NULL) {
+            load_sums(job->y + row * job->y_stride, job->num_outputs, sums[row]);
+        } else {
+            sums[row][0] = load_f32(job->bias);
+            sums[row][1] = load_f32(job->bias + LANES);
+        }
     if (form == CODED)
         add_coded(num_rows, job, sums);
     else
-        add_plain(num_rows, form == PLAIN_BF16, job, sums);
+        add_plain(num_rows, form, job, sums);
     float *y = job->y;
 #pragma GCC unroll 12
     for (int row = 0; row < num_rows; row++, y += job->y_stride)

@@ -31,7 +31,7 @@ struct product {
 };
 
 INLINE void multiply_tile(int num_rows, int num_vectors, const struct product *p, bool is_scaled,
-                          bool is_bf16)
+                          bool in_pairs)
 {
     f32v sums[PRODUCT_ROWS][PRODUCT_VECTORS];
 #pragma GCC unroll 6
@@ -55,7 +55,7 @@ INLINE void multiply_tile(int num_rows, int num_vectors, const struct product *p
             u32v word = a[row * lda] - (u32v){0};
 #pragma GCC unroll 4
             for (int i = 0; i < num_vectors; i++)
-                sums[row][i] = add_words(sums[row][i], word, columns[i], is_bf16);
+                sums[row][i] = add_words(sums[row][i], word, columns[i], in_pairs);
         }
     }
 #pragma GCC unroll 6
@@ -67,46 +67,46 @@ INLINE void multiply_tile(int num_rows, int num_vectors, const struct product *p
 }
 
 INLINE void multiply_rows(int64_t num_rows, int num_vectors, const struct product *p,
-                          bool is_scaled, bool is_bf16)
+                          bool is_scaled, bool in_pairs)
 {
     switch (num_rows) {
-    case 1: multiply_tile(1, num_vectors, p, is_scaled, is_bf16); break;
-    case 2: multiply_tile(2, num_vectors, p, is_scaled, is_bf16); break;
-    case 3: multiply_tile(3, num_vectors, p, is_scaled, is_bf16); break;
-    case 4: multiply_tile(4, num_vectors, p, is_scaled, is_bf16); break;
-    case 5: multiply_tile(5, num_vectors, p, is_scaled, is_bf16); break;
-    default: multiply_tile(6, num_vectors, p, is_scaled, is_bf16); break;
+    case 1: multiply_tile(1, num_vectors, p, is_scaled, in_pairs); break;
+    case 2: multiply_tile(2, num_vectors, p, is_scaled, in_pairs); break;
+    case 3: multiply_tile(3, num_vectors, p, is_scaled, in_pairs); break;
+    case 4: multiply_tile(4, num_vectors, p, is_scaled, in_pairs); break;
+    case 5: multiply_tile(5, num_vectors, p, is_scaled, in_pairs); break;
+    default: multiply_tile(6, num_vectors, p, is_scaled, in_pairs); break;
     }
 }
 
 /* Multiply 1 to 6 rows by any number of vectors of columns. */
 INLINE void multiply(int64_t num_rows, int64_t num_vectors, struct product p, bool is_scaled,
-                     bool is_bf16)
+                     bool in_pairs)
 {
     for (; num_vectors > 0; num_vectors -= PRODUCT_VECTORS) {
         if (num_vectors >= PRODUCT_VECTORS)
-            multiply_rows(num_rows, PRODUCT_VECTORS, &p, is_scaled, is_bf16);
+            multiply_rows(num_rows, PRODUCT_VECTORS, &p, is_scaled, in_pairs);
         else if (num_vectors == 1)
-            multiply_rows(num_rows, 1, &p, is_scaled, is_bf16);
+            multiply_rows(num_rows, 1, &p, is_scaled, in_pairs);
         else if (num_vectors == 2)
-            multiply_rows(num_rows, 2, &p, is_scaled, is_bf16);
+            multiply_rows(num_rows, 2, &p, is_scaled, in_pairs);
         else
-            multiply_rows(num_rows, PRODUCT_VECTORS - 1, &p, is_scaled, is_bf16);
+            multiply_rows(num_rows, PRODUCT_VECTORS - 1, &p, is_scaled, in_pairs);
         p.b += PRODUCT_VECTORS * LANES;
         p.c += PRODUCT_VECTORS * LANES;
     }
 }
 
 /* Each a function of its own: what a caller keeps in registers would push sums out of them. */
-#define DEFINE_PRODUCT(name, is_scaled, is_bf16)                                           \
+#define DEFINE_PRODUCT(name, is_scaled, in_pairs)                                           \
     static __attribute__((noinline)) void name(int64_t num_rows, int64_t num_vectors,      \
                                                const struct product *p)                    \
     {                                                                                      \
-        multiply(num_rows, num_vectors, *p, is_scaled, is_bf16);                           \
+        multiply(num_rows, num_vectors, *p, is_scaled, in_pairs);                           \
     }
-DEFINE_PRODUCT(scaled_product_f32, true, false)
-DEFINE_PRODUCT(scaled_product_bf16, true, true)
-DEFINE_PRODUCT(add_product_f32, false, false)
-DEFINE_PRODUCT(add_product_bf16, false, true)
+DEFINE_PRODUCT(scaled_product_floats, true, false)
+DEFINE_PRODUCT(scaled_product_pairs, true, true)
+DEFINE_PRODUCT(add_product_floats, false, false)
+DEFINE_PRODUCT(add_product_pairs, false, true)
 
 #endif

@@ -2,7 +2,7 @@
  *
  * Owns the order in which an element is summed: LANES sums, one for each input modulo LANES, added
  * from the first to the last, then folded. Where x and A are bfloat16, one for each pair of inputs
- * modulo LANES, by the CPU's own instruction where it has one.
+ * modulo LANES, by the CPU's own instruction where it has one, else the second of them first.
  */
 #include "delta.h"
 #include "words.h"
@@ -21,6 +21,12 @@ INLINE enum form form_of(const struct lora *op)
 }
 
 INLINE int64_t inputs_of_vector(enum form form) { return form == PAIRS ? 2 * LANES : LANES; }
+
+/* Tell whether x's pairs stand as a vector of their second floats and one of their first. */
+INLINE bool is_split(enum form form) { return form == PAIRS && !HAS_DOTS; }
+
+/* Return the bytes of x that a vector of inputs takes. */
+INLINE int64_t vector_bytes(enum form form) { return LANES * (is_split(form) ? 8 : 4); }
 
 /* Return up to a vector of inputs, of which there are `count` more; zeros behind them. */
 INLINE f32v load_inputs(const void *from, int64_t first, int64_t count, bool is_bf16, bool in_pairs)
@@ -52,15 +58,22 @@ struct dots {
 INLINE void add_vector(int num_rows, int num_ranks, const struct dots *d, int64_t k, int64_t count,
                        enum form form, f32v sums[TILE][RANK_GROUP])
 {
-    const char *x = d->x + k * (form == PAIRS ? 2 : 4);
+    const char *x = d->x + k / inputs_of_vector(form) * vector_bytes(form);
     const char *ahead = element(d->ahead.from, k * num_ranks, form != FLOATS);
     for (int j = 0; j < num_ranks; j++) {
         f32v a = load_inputs(d->a, j * d->num_inputs + k, count, form == WIDENED, form == PAIRS);
         if (d->ahead.from != NULL && (j & d->ahead.mask) == d->ahead.phase)
             __builtin_prefetch(element(ahead, j * inputs_of_vector(form), form != FLOATS));
         for (int i = 0; i < num_rows; i++) {
-            u32v inputs = load_words((const uint32_t *)(x + i * d->x_size));
-            sums[i][j] = add_words(sums[i][j], inputs, (u32v)a, form == PAIRS);
+            const char *row = x + i * d->x_size;
+            u32v inputs = load_words((const uint32_t *)row);
+            if (is_split(form)) {
+                f32v first = load_f32((const float *)row + LANES);
+                sums[i][j] = multiply_add((f32v)inputs, second_floats((u32v)a), sums[i][j]);
+                sums[i][j] = multiply_add(first, first_floats((u32v)a), sums[i][j]);
+            } else {
+                sums[i][j] = add_words(sums[i][j], inputs, (u32v)a, form == PAIRS);
+            }
         }
     }
 }
@@ -156,25 +169,31 @@ DEFINE_DOT(dot_pairs, PAIRS)
 INLINE bool is_ready(const struct lora *op)
 {
     enum form form = form_of(op);
-    return op->is_bf16 == (form == PAIRS) && op->num_inputs % inputs_of_vector(form) == 0;
+    return op->is_bf16 == (form == PAIRS) && !is_split(form)
+           && op->num_inputs % inputs_of_vector(form) == 0;
 }
 
 /* Return the bytes of a row of x in scratch memory. */
 INLINE int64_t scratch_row(const struct lora *op)
 {
-    int64_t size = inputs_of_vector(form_of(op));
-    return parts(op->num_inputs, size) * LANES * (int64_t)sizeof(float);
+    enum form form = form_of(op);
+    return parts(op->num_inputs, inputs_of_vector(form)) * vector_bytes(form);
 }
 
 static void copy_row(const struct lora *op, int64_t row, char *to)
 {
     enum form form = form_of(op);
-    int64_t size = inputs_of_vector(form), num_inputs = op->num_inputs, k = 0;
+    int64_t size = inputs_of_vector(form), left = op->num_inputs;
     const void *x = element(op->x, row * op->x_stride, op->is_bf16);
-    for (; k + size <= num_inputs; k += size, to += LANES * sizeof(float))
-        store_f32((float *)to, load_inputs(x, k, size, op->is_bf16, form == PAIRS));
-    if (k < num_inputs)
-        store_f32((float *)to, load_inputs(x, k, num_inputs - k, op->is_bf16, form == PAIRS));
+    for (int64_t k = 0; left > 0; k += size, left -= size, to += vector_bytes(form)) {
+        f32v inputs = load_inputs(x, k, smaller(left, size), op->is_bf16, form == PAIRS);
+        if (is_split(form)) {
+            store_f32((float *)to, second_floats((u32v)inputs));
+            store_f32((float *)to + LANES, first_floats((u32v)inputs));
+        } else {
+            store_f32((float *)to, inputs);
+        }
+    }
 }
 
 static void shrink(const struct lora *op, const struct task *task, int64_t first_rank,

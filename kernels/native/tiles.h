@@ -10,7 +10,7 @@
 
 #include "words.h"
 
-#if LANES == 16 && defined(__AVX512BF16__) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#if HAS_DOTS && defined(__AMX_TILE__) && defined(__AMX_BF16__)
 #define HAS_TILES 1
 #else
 #define HAS_TILES 0

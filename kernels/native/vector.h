@@ -67,14 +67,18 @@ INLINE f32v widen(u16v x)
     return (f32v)(wide << 16);
 }
 
-/* Round to bfloat16, ties to even; a NaN stays one. */
-INLINE u16v narrow(f32v x)
+/* Round to bfloat16, ties to even, which stand in the upper halves; a NaN stays one. */
+INLINE u32v round_bits(f32v x)
 {
     u32v bits = (u32v)x;
-    u32v rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    u32v rounded = bits + 0x7fff + ((bits >> 16) & 1);
     u32v is_nan = (u32v)(x != x);
-    return __builtin_convertvector((is_nan & 0x7fc0) | (~is_nan & rounded), u16v);
+    return (is_nan & 0x7fc00000) | (~is_nan & rounded);
 }
+
+INLINE f32v round_floats(f32v x) { return (f32v)(round_bits(x) & 0xffff0000); }
+
+INLINE u16v narrow(f32v x) { return __builtin_convertvector(round_bits(x) >> 16, u16v); }
 
 INLINE f32v load_whole(const void *from, bool is_bf16)
 {

@@ -1,13 +1,20 @@
 /* Vectors of words of 32 bits: a word is one float32, or two bfloat16 that stand side by side.
  *
- * Owns how words are loaded, moved, rounded and multiplied: of a pair the second element first, one
- * fused multiply-add for each, as AVX512-BF16's dot product does. Every lane does the same whatever
- * stands beside it. Knows nothing of weights, pages, heads or softmax.
+ * Owns how words are loaded, moved, rounded and multiplied. Pairs of bfloat16 are multiplied as they
+ * are only where the CPU has an instruction for it, AVX512-BF16's dot product; elsewhere they become
+ * floats first, as few times as can be. Every lane does the same whatever stands beside it. Knows
+ * nothing of weights, pages, heads or softmax.
  */
 #ifndef TOPWORK_WORDS_H
 #define TOPWORK_WORDS_H
 
 #include "vector.h"
+
+#if LANES == 16 && defined(__AVX512BF16__)
+#define HAS_DOTS 1
+#else
+#define HAS_DOTS 0
+#endif
 
 INLINE u32v load_words(const uint32_t *from)
 {
@@ -23,31 +30,36 @@ INLINE u32v load_some_words(const char *from, int64_t count)
 {
     if (count >= LANES)
         return load_words((const uint32_t *)from);
-#if defined(__AVX512BF16__)
+#if LANES == 16
     return (u32v)_mm512_maskz_loadu_epi32((__mmask16)((1u << count) - 1), from);
 #else
     return (u32v)load_some(from, 0, count, false);
 #endif
 }
 
-/* Return sum + a b in every lane, for two products of bfloat16 or one of float32. */
-INLINE f32v add_words(f32v sum, u32v a, u32v b, bool is_bf16)
+/* Return the first elements of pairs, and the second ones. */
+INLINE f32v first_floats(u32v pairs) { return (f32v)(pairs << 16); }
+
+INLINE f32v second_floats(u32v pairs) { return (f32v)(pairs & 0xffff0000); }
+
+/* Return sum + a b in every lane, for one product of float32 or, with HAS_DOTS, two of bfloat16:
+ * of a pair the second element first, one fused multiply-add for each. */
+INLINE f32v add_words(f32v sum, u32v a, u32v b, bool in_pairs)
 {
-    if (!is_bf16)
-        return multiply_add((f32v)a, (f32v)b, sum);
-#if defined(__AVX512BF16__)
-    return (f32v)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#if HAS_DOTS
+    if (in_pairs)
+        return (f32v)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #else
-    sum = multiply_add((f32v)(a & 0xffff0000), (f32v)(b & 0xffff0000), sum);
-    return multiply_add((f32v)(a << 16), (f32v)(b << 16), sum);
+    (void)in_pairs;
 #endif
+    return multiply_add((f32v)a, (f32v)b, sum);
 }
 
 /* Round two vectors of floats to bfloat16, ties to even: words of neighbours. */
 INLINE u32v narrow_to_words(f32v first, f32v second)
 {
     u32v words;
-#if defined(__AVX512BF16__)
+#if HAS_DOTS
     words = (u32v)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
 #else
     u16v halves[2] = {narrow(first), narrow(second)};
@@ -92,7 +104,7 @@ INLINE u32v join_second(u32v a, u32v b)
 /* Return a where it is larger, else b: b if either is NaN. */
 INLINE f32v larger(f32v a, f32v b)
 {
-#if defined(__AVX512BF16__)
+#if LANES == 16
     return (f32v)_mm512_max_ps((__m512)a, (__m512)b);
 #else
     return select_lanes(a > b, a, b);

@@ -17,9 +17,18 @@ def avx2_library(tmp_path_factory: pytest.TempPathFactory) -> Library | None:
 def dots_library(tmp_path_factory: pytest.TempPathFactory) -> Library | None:
     """Return the build for this machine if it had no AMX; None if it has none or can have none."""
     own = native_library()
-    if own is None or not own.has_tiles():
+    if own is None or own.products != "AMX":
         return None
     return open_library(tmp_path_factory.mktemp("dots"), extra_flags=("-mno-amx-tile",))
+
+
+@pytest.fixture(scope="session")
+def floats_library(tmp_path_factory: pytest.TempPathFactory) -> Library | None:
+    """Return the build for this machine if it had no products of bfloat16; None as above."""
+    own = native_library()
+    if own is None or own.products not in ("AMX", "AVX512-BF16"):
+        return None
+    return open_library(tmp_path_factory.mktemp("floats"), extra_flags=("-mno-avx512bf16",))
 
 
 @pytest.fixture(params=["native", "avx2"])
@@ -31,13 +40,21 @@ def library(request: pytest.FixtureRequest, avx2_library: Library | None) -> Lib
     return found
 
 
-@pytest.fixture(params=["native", "dots", "avx2"])
+@pytest.fixture(params=["native", "dots", "floats", "avx2"], scope="session")
 def library_of_products(
-    request: pytest.FixtureRequest, dots_library: Library | None, avx2_library: Library | None
+    request: pytest.FixtureRequest,
+    dots_library: Library | None,
+    floats_library: Library | None,
+    avx2_library: Library | None,
 ) -> Library:
     """Return all builds that multiply in different ways."""
-    builds = {"native": native_library(), "dots": dots_library, "avx2": avx2_library}
+    builds = {
+        "native": native_library(),
+        "dots": dots_library,
+        "floats": floats_library,
+        "avx2": avx2_library,
+    }
     found = builds[request.param]
     if found is None:
-        pytest.skip("this machine has no AMX to do without, or no native library")
+        pytest.skip("this machine has nothing to do without, or no native library")
     return found

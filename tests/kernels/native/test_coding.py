@@ -25,7 +25,7 @@ def library(library_of_products: Library) -> Library:
 @pytest.fixture
 def crew(library: Library) -> Crew:
     if not library.can_code():
-        pytest.skip("without AVX512-BF16 no panel is coded")
+        pytest.skip("without AVX-512 no panel is coded")
     return Crew(library, 2)
 
 
@@ -102,7 +102,7 @@ def test_not_a_bit_of_any_number_is_lost(
     library: Library, scales: list[int], rare: list[tuple[int, int, int]], seed: int
 ) -> None:
     if not library.can_code():
-        pytest.skip("without AVX512-BF16 no panel is coded")
+        pytest.skip("without AVX-512 no panel is coded")
     crew = Crew(library, 1)
     generator = torch.Generator().manual_seed(seed)
     exponents = torch.tensor(scales)[torch.randint(len(scales), (40, 128), generator=generator)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.attention_batch import AttentionBatch
-from kernels.native.library import Library, native_library, open_library
+from kernels.native.library import Library
 from kernels.native.ops import AttentionOp
 from kernels.native.program import Crew, Program, Step
 
@@ -20,17 +20,9 @@ DTYPES = list(TOLERANCE)
 Piece = tuple[int, int, int]  # sequence, first position, last position + 1
 
 
-@pytest.fixture(scope="module", params=["native", "avx2", "-mno-avx512bf16"])
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """Return this machine's own build, one for AVX2, and one without products of bfloat16."""
-    found = native_library()
-    if found is None:
-        pytest.skip("this machine cannot have the native library")
-    if request.param == "native":
-        return found
-    if request.param == "avx2":
-        return request.getfixturevalue("avx2_library")
-    return open_library(tmp_path_factory.mktemp("native"), extra_flags=(request.param,))
+@pytest.fixture(scope="module")
+def library(library_of_products: Library) -> Library:
+    return library_of_products
 
 
 @pytest.fixture(scope="module")

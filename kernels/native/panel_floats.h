@@ -1,0 +1,161 @@
+/* Rows and panels of bfloat16 as floats, for a CPU that has no dot products of bfloat16.
+ *
+ * Of a pair the second float comes first: a product of floats over twice as many steps then does
+ * what one of pairs does, in the same order. Owns what a thread keeps so, rows for all panels and
+ * part of a panel for all tiles of rows. Knows nothing of how many panels and rows there are.
+ */
+#ifndef TOPWORK_PANEL_FLOATS_H
+#define TOPWORK_PANEL_FLOATS_H
+
+#include "panel.h"
+
+enum { WIDE_STEPS = 64 }; /* of a panel, 16 KiB, which stay in a core's first cache */
+
+/* A thread's own memory. */
+struct widening {
+    char *rows;        /* [rows of a block, 2 steps] float */
+    char *part;        /* [2 WIDE_STEPS, PANEL] float, of a panel */
+    int64_t first_row; /* that is there; -1: none */
+};
+
+INLINE int64_t widened_row_bytes(int64_t num_steps) { return num_steps * 8; }
+
+INLINE int64_t widening_bytes(int64_t num_rows, int64_t num_steps)
+{
+    return round_up(num_rows * widened_row_bytes(num_steps), 64) + WIDE_STEPS * PANEL * 8;
+}
+
+INLINE struct widening make_widening(char *scratch, int64_t num_rows, int64_t num_steps)
+{
+    char *part = scratch + round_up(num_rows * widened_row_bytes(num_steps), 64);
+    return (struct widening){scratch, part, -1};
+}
+
+#if LANES == 16
+#define JOIN_LOW(a, b) \
+    SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define JOIN_HIGH(a, b) \
+    SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#else
+#define JOIN_LOW(a, b) SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define JOIN_HIGH(a, b) SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#endif
+
+/* Write one row's pairs; the last input has a zero for its partner if their number is odd. */
+INLINE void widen_row(const char *from, int64_t num_inputs, float *to)
+{
+    int64_t k = 0;
+    for (; k + 2 * LANES <= num_inputs; k += 2 * LANES) {
+        u32v pairs = load_words((const uint32_t *)(from + k * 2));
+        f32v second = second_floats(pairs), first = first_floats(pairs);
+        store_f32(to + k, JOIN_LOW(second, first));
+        store_f32(to + k + LANES, JOIN_HIGH(second, first));
+    }
+    for (; k < num_inputs; k += 2) {
+        uint16_t pair[2] = {0};
+        memcpy(pair, from + k * 2, (size_t)smaller(num_inputs - k, 2) * 2);
+        uint32_t floats[2] = {(uint32_t)pair[1] << 16, (uint32_t)pair[0] << 16};
+        memcpy(to + k, floats, sizeof floats);
+    }
+}
+
+INLINE void widen_step(u32v left, u32v right, float *to)
+{
+    store_f32(to, second_floats(left));
+    store_f32(to + LANES, second_floats(right));
+    store_f32(to + PANEL, first_floats(left));
+    store_f32(to + PANEL + LANES, first_floats(right));
+}
+
+static void widen_plain(const char *weights, int64_t num_steps, float *to)
+{
+    const uint32_t *from = (const uint32_t *)weights;
+    for (int64_t k = 0; k < num_steps; k++, from += PANEL, to += 2 * PANEL)
+        for (int i = 0; i < PANEL; i += TILE_COLUMNS)
+            widen_step(load_words(from + i), load_words(from + i + LANES), to + i);
+}
+
+#if CAN_CODE
+/* Widen a coded panel from a group on; return the first rare word behind. */
+static const struct rare *widen_coded(const struct coded_panel *p, const struct rare *rare,
+                                      int64_t group, int64_t num_steps, float *to)
+{
+    const struct rare *end = p->rare + p->num_rare;
+    __m512i table = load_table(p->table);
+    u32v words[4];
+    for (int64_t step = 0; step < num_steps; step += GROUP_STEPS, group++, to += 4 * PANEL) {
+        load_group(p->groups + group * GROUP_BYTES, table, words);
+        if (rare < end && rare->place / GROUP_WORDS == group)
+            rare = mend_group(rare, end, group, words);
+        widen_step(words[0], words[1], to);
+        if (step + 1 < num_steps)
+            widen_step(words[2], words[3], to + 2 * PANEL);
+    }
+    return rare;
+}
+#else
+static const struct rare *widen_coded(const struct coded_panel *p, const struct rare *rare,
+                                      int64_t group, int64_t num_steps, float *to)
+{
+    (void)p, (void)rare, (void)group, (void)num_steps, (void)to;
+    __builtin_unreachable(); /* nothing is coded here */
+}
+#endif
+
+/* Make rows of a job those of pairs' floats; they are kept while the first of them is the same. */
+static void widen_rows(struct job *job, int64_t first_row, struct widening *widening)
+{
+    int64_t size = widened_row_bytes(job->num_steps);
+    for (int64_t row = 0; widening->first_row != first_row && row < job->num_rows; row++)
+        widen_row(job->x + row * job->row_size, job->num_inputs,
+                  (float *)(widening->rows + row * size));
+    widening->first_row = first_row;
+    job->x = widening->rows;
+    job->row_size = size;
+}
+
+/* A panel that is widened part after part. */
+struct parts {
+    struct job job;
+    const struct rare *rare; /* the next */
+    int64_t step;            /* the next part's first */
+};
+
+INLINE struct parts parts_of(const struct job *job)
+{
+    return (struct parts){*job, job->coded == NULL ? NULL : job->coded->rare, 0};
+}
+
+/* Give the job of a panel's next part, of floats, which fetches the one behind; or say that there is
+ * none left. */
+static bool next_part(struct parts *parts, const struct widening *widening, struct job *part)
+{
+    const struct job *job = &parts->job;
+    int64_t step = parts->step, count = smaller(WIDE_STEPS, job->num_steps - step);
+    float *to = (float *)widening->part;
+    if (count <= 0)
+        return false;
+    *part = *job;
+    if (job->coded == NULL) {
+        const char *weights = job->weights + step * PANEL * 4;
+        widen_plain(weights, count, to);
+        part->ahead = weights + WIDE_STEPS * PANEL * 4;
+        part->ahead_size = PANEL * 2;
+    } else {
+        int64_t group = step / GROUP_STEPS;
+        parts->rare = widen_coded(job->coded, parts->rare, group, count, to);
+        part->ahead = (const char *)job->coded->groups + group * GROUP_BYTES
+                      + WIDE_STEPS / GROUP_STEPS * GROUP_BYTES;
+        part->ahead_size = GROUP_BYTES / GROUP_STEPS / 2;
+    }
+    part->coded = NULL;
+    part->weights = widening->part;
+    part->num_steps = 2 * count;
+    part->x = job->x + step * 8;
+    if (step > 0)
+        part->bias = NULL;
+    parts->step = step + count;
+    return true;
+}
+
+#endif
