@@ -43,6 +43,7 @@ _HEADERS = (
     "panel_floats.h",
     "panel_tiles.h",
     "product.h",
+    "shrink_rows.h",
     "tiles.h",
     "vector.h",
     "words.h",

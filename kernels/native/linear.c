@@ -120,6 +120,7 @@ static void multiply(enum form form, struct job job)
         job.weights += TILE_COLUMNS * 4;
         job.ahead += TILE_COLUMNS * 4;
         job.bias = job.bias == NULL ? NULL : job.bias + TILE_COLUMNS;
+        job.sums = job.sums == NULL ? NULL : job.sums + TILE_COLUMNS;
         job.y += TILE_COLUMNS;
     }
 }
@@ -136,6 +137,7 @@ static void multiply_rows_of(enum form form, struct job job, char *padding)
         multiply(form, tile);
         job.x += job.num_rows * job.row_size;
         job.y += job.num_rows * job.y_stride;
+        job.sums = job.sums == NULL ? NULL : job.sums + job.num_rows * PANEL;
     }
 }
 

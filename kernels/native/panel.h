@@ -24,7 +24,8 @@ enum form { PLAIN_F32, PLAIN_BF16, CODED };
 struct job {
     const char *x; /* [rows, row_size bytes]: steps */
     float *y;      /* [rows, y_stride] */
-    const float *bias;   /* [PANEL]; NULL: y has the sums of the inputs before these */
+    const float *bias;   /* [PANEL]; NULL: there are sums of the inputs before these */
+    const float *sums;   /* [rows, PANEL] */
     const char *weights; /* [steps, PANEL] words, if there is no other form */
     const char *ahead;   /* memory that is fetched meanwhile, ahead_size bytes for each step */
     const struct coded_panel *coded; /* or NULL */
@@ -118,30 +119,16 @@ INLINE void add_coded(int num_rows, const struct job *job, f32v sums[][2])
 }
 #endif
 
-/* Load a row's sums as they stand in y. */
-INLINE void load_sums(const float *y, int64_t num_outputs, f32v sums[2])
-{
-    if (num_outputs >= TILE_COLUMNS) {
-        sums[0] = load_f32(y);
-        sums[1] = load_f32(y + LANES);
-    } else {
-        sums[0] = load_some(y, 0, num_outputs, false);
-        sums[1] = load_some(y, LANES, num_outputs > LANES ? num_outputs - LANES : 0, false);
-    }
-}
-
 /* Compute the outputs of TILE_COLUMNS, all that are in the panel in AVX-512. */
 INLINE void multiply_tile(int num_rows, enum form form, const struct job *job)
 {
     f32v sums[MAX_TILE][2];
 #pragma GCC unroll 12
-    for (int row = 0; row < num_rows; row++)
-        if (job->bias == NULL) {
-            load_sums(job->y + row * job->y_stride, job->num_outputs, sums[row]);
-        } else {
-            sums[row][0] = load_f32(job->bias);
-            sums[row][1] = load_f32(job->bias + LANES);
-        }
+    for (int row = 0; row < num_rows; row++) {
+        const float *from = job->bias == NULL ? job->sums + row * PANEL : job->bias;
+        sums[row][0] = load_f32(from);
+        sums[row][1] = load_f32(from + LANES);
+    }
     if (form == CODED)
         add_coded(num_rows, job, sums);
     else

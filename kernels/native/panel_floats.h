@@ -9,12 +9,13 @@
 
 #include "panel.h"
 
-enum { WIDE_STEPS = 64 }; /* of a panel, 16 KiB, which stay in a core's first cache */
+enum { WIDE_STEPS = 32 }; /* of a panel, 8 KiB, which stay in a core's first cache */
 
 /* A thread's own memory. */
 struct widening {
     char *rows;        /* [rows of a block, 2 steps] float */
     char *part;        /* [2 WIDE_STEPS, PANEL] float, of a panel */
+    float *sums;       /* [rows of a block, PANEL]: where y lies rows may push each other out */
     int64_t first_row; /* that is there; -1: none */
 };
 
@@ -22,13 +23,14 @@ INLINE int64_t widened_row_bytes(int64_t num_steps) { return num_steps * 8; }
 
 INLINE int64_t widening_bytes(int64_t num_rows, int64_t num_steps)
 {
-    return round_up(num_rows * widened_row_bytes(num_steps), 64) + WIDE_STEPS * PANEL * 8;
+    int64_t rows = round_up(num_rows * widened_row_bytes(num_steps), 64);
+    return rows + WIDE_STEPS * PANEL * 8 + num_rows * PANEL * (int64_t)sizeof(float);
 }
 
 INLINE struct widening make_widening(char *scratch, int64_t num_rows, int64_t num_steps)
 {
     char *part = scratch + round_up(num_rows * widened_row_bytes(num_steps), 64);
-    return (struct widening){scratch, part, -1};
+    return (struct widening){scratch, part, (float *)(part + WIDE_STEPS * PANEL * 8), -1};
 }
 
 #if LANES == 16
@@ -152,8 +154,13 @@ static bool next_part(struct parts *parts, const struct widening *widening, stru
     part->weights = widening->part;
     part->num_steps = 2 * count;
     part->x = job->x + step * 8;
+    part->sums = widening->sums;
     if (step > 0)
         part->bias = NULL;
+    if (step + count < job->num_steps) {
+        part->y = widening->sums;
+        part->y_stride = part->num_outputs = PANEL;
+    }
     parts->step = step + count;
     return true;
 }

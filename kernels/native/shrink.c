@@ -4,39 +4,12 @@
  * from the first to the last, then folded. Where x and A are bfloat16, one for each pair of inputs
  * modulo LANES, by the CPU's own instruction where it has one, else the second of them first.
  */
-#include "delta.h"
-#include "words.h"
+#include "shrink_rows.h"
 
 enum {
     TILE = LANES == 16 ? 6 : 3, /* rows whose sums stay in registers */
     AHEAD_BYTES = 8192,         /* of A that are fetched before their use, at least */
 };
-
-/* What a vector holds: of x and A LANES floats each, A's perhaps widened, or pairs of bfloat16. */
-enum form { FLOATS, WIDENED, PAIRS };
-
-INLINE enum form form_of(const struct lora *op)
-{
-    return !op->is_lora_bf16 ? FLOATS : op->is_bf16 ? PAIRS : WIDENED;
-}
-
-INLINE int64_t inputs_of_vector(enum form form) { return form == PAIRS ? 2 * LANES : LANES; }
-
-/* Tell whether x's pairs stand as a vector of their second floats and one of their first. */
-INLINE bool is_split(enum form form) { return form == PAIRS && !HAS_DOTS; }
-
-/* Return the bytes of x that a vector of inputs takes. */
-INLINE int64_t vector_bytes(enum form form) { return LANES * (is_split(form) ? 8 : 4); }
-
-/* Return up to a vector of inputs, of which there are `count` more; zeros behind them. */
-INLINE f32v load_inputs(const void *from, int64_t first, int64_t count, bool is_bf16, bool in_pairs)
-{
-    if (!in_pairs)
-        return load_some(from, first, count, is_bf16);
-    f32v pairs = {0};
-    memcpy(&pairs, element(from, first, true), (size_t)smaller(count, 2 * LANES) * 2);
-    return pairs;
-}
 
 /* Lines of A that are fetched meanwhile: of each RANK_GROUP one in `mask` + 1, which has the number
  * `phase`. */
@@ -164,37 +137,6 @@ INLINE void dot_ranks(int64_t num_rows, struct dots d, const struct piece *piece
 DEFINE_DOT(dot_floats, FLOATS)
 DEFINE_DOT(dot_widened, WIDENED)
 DEFINE_DOT(dot_pairs, PAIRS)
-
-/* Return whether rows of x are vectors as they are. */
-INLINE bool is_ready(const struct lora *op)
-{
-    enum form form = form_of(op);
-    return op->is_bf16 == (form == PAIRS) && !is_split(form)
-           && op->num_inputs % inputs_of_vector(form) == 0;
-}
-
-/* Return the bytes of a row of x in scratch memory. */
-INLINE int64_t scratch_row(const struct lora *op)
-{
-    enum form form = form_of(op);
-    return parts(op->num_inputs, inputs_of_vector(form)) * vector_bytes(form);
-}
-
-static void copy_row(const struct lora *op, int64_t row, char *to)
-{
-    enum form form = form_of(op);
-    int64_t size = inputs_of_vector(form), left = op->num_inputs;
-    const void *x = element(op->x, row * op->x_stride, op->is_bf16);
-    for (int64_t k = 0; left > 0; k += size, left -= size, to += vector_bytes(form)) {
-        f32v inputs = load_inputs(x, k, smaller(left, size), op->is_bf16, form == PAIRS);
-        if (is_split(form)) {
-            store_f32((float *)to, second_floats((u32v)inputs));
-            store_f32((float *)to + LANES, first_floats((u32v)inputs));
-        } else {
-            store_f32((float *)to, inputs);
-        }
-    }
-}
 
 static void shrink(const struct lora *op, const struct task *task, int64_t first_rank,
                    const struct piece *piece, char *scratch)
