@@ -84,12 +84,10 @@ class Library:
 def native_library() -> Library | None:
     """Return this machine's library, compiling it at first use; None if it can have none."""
     try:
-        library = open_library(Path.home() / _CACHE_DIR)
+        return open_library(Path.home() / _CACHE_DIR)
     except (BuildError, OSError, RuntimeError) as error:  # RuntimeError: nobody's home
         _logger.warning("models run in torch alone, several times slower: %s", error)
         return None
-    _logger.info("models run in C, products by %s", library.products)
-    return library
 
 
 def open_library(
