@@ -1,8 +1,8 @@
 /* The rows of a task from their queries to their output, and the online softmax between.
  *
  * Owns a task's memory and what a row is summed up in: a maximum, LANES denominators side by side
- * and a sum of values. In bfloat16 scores are to base 2, weights are rounded to bfloat16, also where they
- * become floats again, and the denominators sum them rounded. Knows nothing of pages.
+ * and a sum of values. In bfloat16 scores are to base 2, weights are rounded to bfloat16, also
+ * where they become floats again, and the denominators sum them rounded. Knows nothing of pages.
  *
  * Rows of a task: its tokens' heads that share one KV head, token by token.
  */
@@ -140,7 +140,7 @@ static void begin(const struct attention *op, const struct task *task, const str
     int64_t num_rows = task->num_tokens * group_size(op);
     for (int64_t row = 0; row < num_rows; row++) {
         const char *from = (const char *)op->q + head_start(op, task, row, op->q_stride) * size;
-        if (in_pairs(op->is_bf16) || !op->is_bf16)
+        if (depth == row_words(op))
             memcpy(w->queries + row * depth, from, (size_t)depth * 4);
         else
             for (int64_t d = 0; d < depth; d += LANES)
