@@ -71,7 +71,7 @@ const char *topwork_products(void)
 struct memory {
     struct tiling tiling;
     struct widening widening;
-    char *padding; /* [MAX_TILE, inputs and one more] bfloat16 */
+    char *padding; /* [MAX_TILE, inputs and one more] bfloat16; NULL: none is needed */
 };
 
 int64_t topwork_linear_scratch(const void *op)
@@ -86,11 +86,13 @@ int64_t topwork_linear_scratch(const void *op)
 
 INLINE struct memory make_memory(const struct linear *p, char *scratch)
 {
-    struct memory memory = {.padding = scratch};
+    struct memory memory = {.padding = NULL};
     if (is_tiled(p))
         memory.tiling = make_tiling(scratch);
-    if (is_widened(p))
+    else if (is_widened(p))
         memory.widening = make_widening(scratch, block_rows(p), num_steps(p));
+    else if (has_half_pair(p))
+        memory.padding = scratch;
     return memory;
 }
 
@@ -125,7 +127,7 @@ static void multiply(enum form form, struct job job)
     }
 }
 
-/* Multiply any number of rows in tiles of a like size; `padding` is NULL if none is needed. */
+/* Multiply any number of rows in tiles of a like size. */
 static void multiply_rows_of(enum form form, struct job job, char *padding)
 {
     int64_t rows_left = job.num_rows, num_tiles = round_up(rows_left, MAX_TILE) / MAX_TILE;
@@ -188,11 +190,10 @@ static void multiply_block(const struct linear *p, int64_t first_row, int64_t en
     if (is_widened(p) && job.num_rows > MAX_TILE) { /* weights are widened for all tiles at once */
         struct parts parts = parts_of(&job);
         for (struct job part; next_part(&parts, &memory->widening, &part);)
-            multiply_rows_of(PLAIN_F32, part, NULL);
+            multiply_rows_of(PLAIN_F32, part, memory->padding);
         return;
     }
-    bool is_padded = has_half_pair(p) && !is_widened(p);
-    multiply_rows_of(form, job, is_padded ? memory->padding : NULL);
+    multiply_rows_of(form, job, memory->padding);
 }
 
 /* A task is one panel for one block of rows; blocks come one after the other. */
