@@ -9,10 +9,11 @@ TP     ?= 2
 DEMO   := $(HOME)/.cache/topwork/models/SmolLM2-135M-Instruct
 MODEL  ?= $(DEMO)
 SERVED := $(if $(filter $(MODEL),$(DEMO)),--served-model-name smollm2,)
+PYTEST := OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-kernels test-interpreted test-compiled test-slow test-cluster check demo-model bench-scheduler bench-adapters bench-peers clean
+.PHONY: install serve test test-serving test-computing test-kernels test-interpreted test-compiled test-slow test-cluster check demo-model bench-scheduler bench-adapters bench-peers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -41,28 +42,33 @@ serve: $(BIN)/.installed $(if $(filter $(MODEL),$(DEMO)),$(DEMO)/config.json,)
 	@exec $(BIN)/topwork serve --model $(MODEL) $(SERVED) --tp $(TP) --host $(HOST) --port $(PORT) \
 	  $(foreach a,$(subst $(comma), ,$(ADAPTERS)),--adapter $(a))
 
+# Four processes, two at a time. The longest shows what it does; the others when they have ended.
 test: $(BIN)/.installed-dev $(DEMO)/config.json
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
-	$(MAKE) test-kernels ARGS=
+	$(MAKE) -j2 --output-sync=target test-serving test-interpreted test-computing test-compiled
+
+test-serving: $(BIN)/.installed-dev $(DEMO)/config.json
+	+$(PYTEST) -m 'not slow and not gpu' --ignore=tests/kernels --ignore=tests/worker $(ARGS)
+
+test-computing: $(BIN)/.installed-dev $(DEMO)/config.json
+	$(PYTEST) -m 'not slow and not gpu' tests/kernels tests/worker $(ARGS)
 
 # GPU kernels without a GPU: what they compute, by Triton's interpreter, and what they compile to.
-# Each needs a process of its own, and a core.
+# Each needs a process of its own.
 test-kernels: $(BIN)/.installed-dev
 	$(MAKE) -j2 --output-sync=target test-interpreted test-compiled
 
-test-interpreted:
-	TRITON_INTERPRET=1 OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest tests/kernels/gpu/interpreted tests/worker/interpreted $(ARGS)
+test-interpreted: $(BIN)/.installed-dev
+	TRITON_INTERPRET=1 $(PYTEST) tests/kernels/gpu/interpreted tests/worker/interpreted $(ARGS)
 
-test-compiled:
-	$(BIN)/python -m pytest tests/kernels/gpu/compiled $(ARGS)
+test-compiled: $(BIN)/.installed-dev
+	$(PYTEST) tests/kernels/gpu/compiled $(ARGS)
 
 test-slow: $(BIN)/.installed-dev $(DEMO)/config.json
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 # A real Ray cluster on loopback, driven as an operator drives it: minutes.
 test-cluster: $(BIN)/.installed-dev $(DEMO)/config.json
-	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow \
+	$(PYTEST) -m slow \
 	  tests/end_to_end/test_serve_deploy.py tests/end_to_end/test_scaling.py \
 	  tests/end_to_end/test_ray_up.py tests/end_to_end/test_prometheus.py $(ARGS)
 

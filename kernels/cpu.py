@@ -38,6 +38,7 @@ class CpuKernels:
 
     pins_memory = False
     finds_by_address = False
+    products = "torch"
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32  # deltas are computed in it: widened once, not at every step

@@ -46,6 +46,7 @@ class NativeKernels(CpuKernels):
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
+        self.products = crew.library.products
         self._tape: Tape | None = None
         self._memory = HugePages()
 

@@ -110,6 +110,7 @@ class FakeRank:
             page_bytes=1,
             weight_bytes=0,
             device="fake",
+            products="nothing",
         )
 
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:

@@ -108,6 +108,7 @@ class Rank:
             page_bytes=page_bytes,
             weight_bytes=self._model.num_bytes,
             device=config.device,
+            products=self._kernels.products,
             unsteady=unsteady_linears(weights, self._kernels) if self._is_steady else (),
         )
 

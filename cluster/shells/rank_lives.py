@@ -139,8 +139,13 @@ class RankLives:
 
 
 def _tell_up(group: RankGroup) -> None:
-    logger.info("ranks up: %d pages of KV on each", group.num_pages)
     for info in group.infos:
+        logger.info(
+            "rank %d is up: %d pages of KV, products by %s",
+            info.rank,
+            group.num_pages,
+            info.products,
+        )
         if info.unsteady:
             logger.warning(
                 "rank %d: tokens may depend on what else is asked meanwhile, for on this CPU "

@@ -95,7 +95,7 @@ def _greet(console: Console, checked: Checked) -> None:
     config = checked.config
     address = f"http://{from_here(config.host)}:{config.port}"
     console.print(f"\n[bold]Topwork serves[/] {config.base_name} at [bold]{address}[/]")
-    if config.device == "cpu":
+    if checked.device == "cpu":
         threads = f"{checked.threads} thread{'s' if checked.threads > 1 else ''}"
         ranks = "1 rank" if config.tp == 1 else f"{config.tp} ranks, each"
         console.print(f"It computes on the CPU: {ranks} of {threads}.")

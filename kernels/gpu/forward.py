@@ -35,6 +35,7 @@ class GpuKernels:
 
     pins_memory = True
     finds_by_address = True
+    products = "CUDA"
 
     def __init__(self, deterministic: bool, tp: int = 1) -> None:
         self._deterministic = deterministic

@@ -281,6 +281,12 @@ def test_http_and_the_fronts_statistics_are_open_to_this_machine_alone(server: S
     assert server.port in {port for _, port in found}
 
 
+def test_the_greeting_tells_by_how_many_threads_the_ranks_compute(server: Server) -> None:
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    each = f"{threads} thread{'s' if threads > 1 else ''}"
+    assert f"It computes on the CPU: 2 ranks, each of {each}." in server.log.read_text()
+
+
 def test_whatever_wakes_up_beside_the_ranks_halts_none_of_them(server: Server) -> None:
     ranks = set(server.rank_pids())
     assert {os.sched_getscheduler(pid) for pid in ranks} == {os.SCHED_OTHER}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -704,6 +705,16 @@ async def test_what_was_recorded_over_two_lives_of_the_ranks_replays(tmp_path: P
         replay.apply(record, number)
         assert replay.difference is None
     assert (replay.counts.lives, replay.counts.requests) == (2, 4)
+
+
+async def test_each_rank_is_told_when_it_is_up_with_what_it_computes_by(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="topwork.scheduler")
+    async with world_with() as world:
+        await until_ready(await world.connect())
+    told = [record.message for record in caplog.records if "is up" in record.message]
+    assert told == ["rank 0 is up: 64 pages of KV, products by nothing"] * 2
 
 
 async def test_a_rank_whose_rows_have_other_bits_in_company_is_named(
