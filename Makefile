@@ -75,6 +75,7 @@ test-cluster: $(BIN)/.installed-dev $(DEMO)/config.json
 check: $(BIN)/.installed-dev
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror kernels/native/*.c kernels/native/*.h
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -8,10 +8,10 @@
 #include "vector.h"
 
 struct best {
-    const float *x;  /* [T, N] */
-    float *values;   /* [T] */
-    int64_t *ids;    /* [T] */
-    int64_t width;   /* N, below 2^31 */
+    const float *x; /* [T, N] */
+    float *values;  /* [T] */
+    int64_t *ids;   /* [T] */
+    int64_t width;  /* N, below 2^31 */
 };
 
 int64_t topwork_best_scratch(const void *op)

@@ -79,8 +79,8 @@ INLINE void load_group(const uint8_t *group, __m512i table, u32v words[4])
 }
 
 /* Put the words of the list into their group; return the first that is of another one. */
-INLINE const struct rare *mend_group(const struct rare *rare, const struct rare *end,
-                                     int64_t group, u32v words[4])
+INLINE const struct rare *mend_group(const struct rare *rare, const struct rare *end, int64_t group,
+                                     u32v words[4])
 {
     uint32_t all[GROUP_WORDS] __attribute__((aligned(64)));
     memcpy(all, words, sizeof all);

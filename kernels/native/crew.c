@@ -15,8 +15,8 @@
 #include <time.h>
 
 enum {
-    SPINS = 4000,   /* pauses before a thread that waits for the others yields its core */
-    YIELDS = 1000,  /* then, before one that was roused for nothing sleeps again */
+    SPINS = 4000,  /* pauses before a thread that waits for the others yields its core */
+    YIELDS = 1000, /* then, before one that was roused for nothing sleeps again */
 };
 
 struct crew {
@@ -34,8 +34,8 @@ struct crew {
     int64_t first_entry, num_entries, scratch_bytes;
     int64_t num_runs;       /* begun so far; read before a thread's first meeting in a run */
     _Atomic int64_t halted; /* the last halt: HALTED_AT */
-    struct share *shares; /* [2, num_threads]: of ops in turns */
-    char *scratch;        /* [num_threads, scratch_bytes] */
+    struct share *shares;   /* [2, num_threads]: of ops in turns */
+    char *scratch;          /* [num_threads, scratch_bytes] */
     _Atomic int64_t num_arrived, num_meetings;
 };
 
@@ -216,8 +216,8 @@ void topwork_crew_rouse(struct crew *crew)
  * time, and leave in `*next` how far it came. Return 0, 1 if there was no memory, or 2 if the last
  * op that was run has halted the program. */
 int topwork_run(struct crew *crew, const struct step steps[2], const struct entry *entries,
-                int64_t num_entries, int64_t scratch_bytes, int64_t is_alone,
-                int64_t *nanoseconds, int64_t *next)
+                int64_t num_entries, int64_t scratch_bytes, int64_t is_alone, int64_t *nanoseconds,
+                int64_t *next)
 {
     if (crew->scratch_bytes < scratch_bytes) {
         free(crew->scratch);

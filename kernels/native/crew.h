@@ -37,7 +37,7 @@ struct worker {
     struct share *shares; /* [num_threads] */
     int64_t index, num_threads;
     int64_t is_halted; /* an op sets it to end the program, on all threads, after itself */
-    void *scratch; /* this thread's own, 64-byte aligned, of the program's size */
+    void *scratch;     /* this thread's own, 64-byte aligned, of the program's size */
 };
 
 typedef void (*op_function)(const void *op, struct worker *worker);

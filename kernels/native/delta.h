@@ -39,7 +39,7 @@ struct lora {
     const int64_t *table, *module_widths;
     int64_t x_stride, y_stride, num_inputs, num_modules;
     int64_t is_bf16, is_lora_bf16; /* x; A and B */
-    float *inner; /* [T, inner_stride]: A x */
+    float *inner;                  /* [T, inner_stride]: A x */
     int64_t inner_stride;
 };
 

@@ -1,8 +1,8 @@
 /* The small ops between the matrix products: norm, rotation with the KV write, gated activation,
  * and the choice of the rows that are sampled.
  *
- * Owns where each of them rounds: once, when it stores. Sums over a row are 16, one for each element
- * modulo 16, folded at the end. Knows nothing of layers or of which rank holds what.
+ * Owns where each of them rounds: once, when it stores. Sums over a row are 16, one for each
+ * element modulo 16, folded at the end. Knows nothing of layers or of which rank holds what.
  */
 #include <math.h>
 
@@ -20,10 +20,10 @@ INLINE int64_t task_rows(int64_t width)
 }
 
 /* Call `body` for every row that this thread takes. */
-#define FOR_ROWS_TAKEN(worker, row, width)                                                    \
-    for (int64_t rows_ = task_rows(width), num_rows_ = (worker)->step->num_rows,               \
-                 tasks_ = round_up(num_rows_, rows_) / rows_, task_;                           \
-         (task_ = take_task(worker, tasks_)) >= 0;)                                            \
+#define FOR_ROWS_TAKEN(worker, row, width)                                       \
+    for (int64_t rows_ = task_rows(width), num_rows_ = (worker)->step->num_rows, \
+                 tasks_ = round_up(num_rows_, rows_) / rows_, task_;             \
+         (task_ = take_task(worker, tasks_)) >= 0;)                              \
         for (int64_t row = task_ * rows_; row < smaller((task_ + 1) * rows_, num_rows_); row++)
 
 INLINE float root_mean_square(const float *x, int64_t width, double eps)
@@ -66,7 +66,7 @@ void topwork_add_rms_norm(const void *op, struct worker *worker)
         float scale = 1.0f / root_mean_square(total, p->width, p->eps);
         for (int64_t i = 0; i < p->width; i += LANES) {
             f32v normed = load_some(total, i, p->width - i, false) * scale
-                            * load_some(p->weight, i, p->width - i, p->is_bf16);
+                          * load_some(p->weight, i, p->width - i, p->is_bf16);
             store_some((char *)p->out + row * p->width * (p->is_bf16 ? 2 : 4), i, p->width - i,
                        p->is_bf16, normed);
         }
@@ -74,9 +74,9 @@ void topwork_add_rms_norm(const void *op, struct worker *worker)
 }
 
 struct rope_and_write {
-    const float *qkv, *cos, *sin;  /* [T, HQ + 2 HK, D], [M, D / 2], [M, D / 2] */
-    const void *q_norm, *k_norm;   /* [D], or null */
-    void *k_pages, *v_pages, *q;   /* [P, HK, page, D], twice; [T, HQ, D] */
+    const float *qkv, *cos, *sin; /* [T, HQ + 2 HK, D], [M, D / 2], [M, D / 2] */
+    const void *q_norm, *k_norm;  /* [D], or null */
+    void *k_pages, *v_pages, *q;  /* [P, HK, page, D], twice; [T, HQ, D] */
     int64_t num_heads, num_kv_heads, head_dim, page_size, is_bf16;
     double eps;
 };

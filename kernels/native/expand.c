@@ -77,9 +77,8 @@ static void expand_edge(const struct lora *op, const struct task *task, const st
     int64_t output = piece->first_output + first, ldy = op->y_stride;
     const float *gain = task->line->gain, *shift = task->line->shift;
     for (int64_t rank = 0; rank < piece->num_ranks; rank++)
-        pad(edge->b + rank * LANES,
-            element(piece->b, rank * piece->ldb + first, op->is_lora_bf16), count,
-            op->is_lora_bf16);
+        pad(edge->b + rank * LANES, element(piece->b, rank * piece->ldb + first, op->is_lora_bf16),
+            count, op->is_lora_bf16);
     struct tile tile = {
         .y = edge->y,
         .gain = gain == NULL ? NULL : pad(edge->gain, gain + output, count, false),

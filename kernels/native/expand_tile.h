@@ -38,9 +38,8 @@ INLINE void begin_tile(int num_rows, int num_vectors, const struct tile *t, int6
     for (int i = 0; i < num_rows; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < num_vectors; j++)
-            sums[i][j] = t->is_first
-                             ? (f32v){0}
-                             : load_f32(t->sums + i * t->num_outputs + at + j * LANES);
+            sums[i][j] =
+                t->is_first ? (f32v){0} : load_f32(t->sums + i * t->num_outputs + at + j * LANES);
 }
 
 INLINE void add_y(int num_rows, int num_vectors, const struct tile *t, int64_t at,
@@ -123,9 +122,19 @@ INLINE void expand_rows(int64_t num_rows, const struct tile *t, bool is_bf16)
 #define ROWS(n) \
     case n: expand_vectors(n, t, is_bf16); break;
     switch (num_rows) {
-        ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
+        ROWS(1)
+        ROWS(2)
+        ROWS(3)
+        ROWS(4)
+        ROWS(5)
+        ROWS(6)
 #if LANES == 16
-        ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+        ROWS(7)
+        ROWS(8)
+        ROWS(9)
+        ROWS(10)
+        ROWS(11)
+        ROWS(12)
 #endif
     }
 #undef ROWS

@@ -28,16 +28,16 @@ INLINE f32v to_floats(f64v first, f64v last)
 }
 
 /* Fold a vector onto itself: lane i with lane i ^ 8, then ^ 4, ^ 2, ^ 1. */
-#define FOLD_LANES(x, other, combine)                                                    \
-    do {                                                                                 \
-        other = SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);     \
-        x = combine;                                                                     \
-        other = SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);     \
-        x = combine;                                                                     \
-        other = SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);     \
-        x = combine;                                                                     \
-        other = SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);     \
-        x = combine;                                                                     \
+#define FOLD_LANES(x, other, combine)                                                \
+    do {                                                                             \
+        other = SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7); \
+        x = combine;                                                                 \
+        other = SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11); \
+        x = combine;                                                                 \
+        other = SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13); \
+        x = combine;                                                                 \
+        other = SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14); \
+        x = combine;                                                                 \
     } while (0)
 
 INLINE void sum_lanes_of_four(const f32v x[4], float *to)

@@ -24,14 +24,14 @@ INLINE f32v to_floats(f64v first, f64v last)
 }
 
 /* Fold a vector onto itself: lane i with lane i ^ 4, then ^ 2, ^ 1. */
-#define FOLD_LANES(x, other, combine)                 \
-    do {                                              \
+#define FOLD_LANES(x, other, combine)                  \
+    do {                                               \
         other = SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3); \
-        x = combine;                                  \
+        x = combine;                                   \
         other = SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5); \
-        x = combine;                                  \
+        x = combine;                                   \
         other = SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6); \
-        x = combine;                                  \
+        x = combine;                                   \
     } while (0)
 
 INLINE void sum_lanes_of_four(const f32v x[4], float *to)
@@ -39,8 +39,8 @@ INLINE void sum_lanes_of_four(const f32v x[4], float *to)
     f32v pairs[2];
     for (int i = 0; i < 2; i++) {
         f32v a = x[2 * i], b = x[2 * i + 1];
-        pairs[i] = SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11)
-                   + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+        pairs[i] =
+            SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
     }
     f32v a = pairs[0], b = pairs[1]; /* of vectors 0 and 1, 2 and 3 */
     f32v sums = SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15);

@@ -40,8 +40,8 @@ INLINE void score(const struct attention *op, const struct workspace *w, const s
         .ahead = look_ahead(op->k_pages, next),
     };
     int64_t num_vectors = (tile->visible[tile->num_rows - 1] + LANES - 1) / LANES;
-    (in_pairs(is_bf16) ? scaled_product_pairs : scaled_product_floats)(tile->num_rows,
-                                                                       num_vectors, &product);
+    (in_pairs(is_bf16) ? scaled_product_pairs : scaled_product_floats)(tile->num_rows, num_vectors,
+                                                                       &product);
 }
 
 /* Add words [first, stop) of the block's values to the sums of `num_rows` rows from `index` on. */
@@ -66,8 +66,8 @@ INLINE void add_words_of_values(const struct attention *op, const struct workspa
 }
 
 /* Add the values of a pair whose second position is hidden from a row: it may be NaN. */
-INLINE void add_half(const struct attention *op, const struct workspace *w,
-                     const struct tile *tile, int64_t index)
+INLINE void add_half(const struct attention *op, const struct workspace *w, const struct tile *tile,
+                     int64_t index)
 {
     int64_t width = row_width(op), word = tile->visible[index] / 2;
     for (int64_t d = 0; d < width; d += LANES)

@@ -1,9 +1,9 @@
 /* K and V of 64 positions, out of their pages and as products want them.
  *
  * Owns the way to a position's rows and the forms that they are brought to: K as columns, and V,
- * where pairs of bfloat16 are multiplied as they are, in words of two positions. Elsewhere all words
- * are floats. The rows of the next block are asked of memory meanwhile, but for their first lines,
- * which products ask for. Knows nothing of queries or softmax.
+ * where pairs of bfloat16 are multiplied as they are, in words of two positions. Elsewhere all
+ * words are floats. The rows of the next block are asked of memory meanwhile, but for their first
+ * lines, which products ask for. Knows nothing of queries or softmax.
  */
 #ifndef TOPWORK_PAGED_BLOCK_H
 #define TOPWORK_PAGED_BLOCK_H

@@ -112,8 +112,8 @@ INLINE void soften(const struct attention *op, const struct workspace *w, int64_
     for (int i = 0; i < BLOCK / LANES; i++) {
         scores[i] = load_f32(from + i * LANES);
         if (!is_whole)
-            scores[i] = select_lanes(lane + i * LANES < (int32_t)visible, scores[i],
-                                     splat(-INFINITY));
+            scores[i] =
+                select_lanes(lane + i * LANES < (int32_t)visible, scores[i], splat(-INFINITY));
         top = larger(scores[i], top);
     }
     f32v maximum = splat(largest_of(top));

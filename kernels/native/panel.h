@@ -12,18 +12,18 @@
 #include "coded.h"
 
 enum {
-    PANEL = 32,                        /* outputs */
-    MAX_TILE = LANES == 16 ? 12 : 4,   /* rows whose sums stay in registers, two vectors each */
-    AHEAD = 16,                        /* steps of a panel that are fetched before their use */
-    AHEAD_GROUPS = 12,                 /* of a coded one */
+    PANEL = 32,                      /* outputs */
+    MAX_TILE = LANES == 16 ? 12 : 4, /* rows whose sums stay in registers, two vectors each */
+    AHEAD = 16,                      /* steps of a panel that are fetched before their use */
+    AHEAD_GROUPS = 12,               /* of a coded one */
 };
 
 enum form { PLAIN_F32, PLAIN_BF16, CODED };
 
 /* What a panel does to some rows. */
 struct job {
-    const char *x; /* [rows, row_size bytes]: steps */
-    float *y;      /* [rows, y_stride] */
+    const char *x;       /* [rows, row_size bytes]: steps */
+    float *y;            /* [rows, y_stride] */
     const float *bias;   /* [PANEL]; NULL: there are sums of the inputs before these */
     const float *sums;   /* [rows, PANEL] */
     const char *weights; /* [steps, PANEL] words, if there is no other form */
@@ -148,14 +148,22 @@ INLINE void multiply_tile(int num_rows, enum form form, const struct job *job)
 
 INLINE void multiply_rows(enum form form, const struct job *job)
 {
-#define ROWS(n)                            \
-    case n:                                \
-        multiply_tile(n, form, job); \
-        break;
+#define ROWS(n) \
+    case n: multiply_tile(n, form, job); break;
     switch (job->num_rows) {
-        ROWS(1) ROWS(2) ROWS(3) ROWS(4)
+        ROWS(1)
+        ROWS(2)
+        ROWS(3)
+        ROWS(4)
 #if LANES == 16
-        ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+        ROWS(5)
+        ROWS(6)
+        ROWS(7)
+        ROWS(8)
+        ROWS(9)
+        ROWS(10)
+        ROWS(11)
+        ROWS(12)
 #endif
     }
 #undef ROWS

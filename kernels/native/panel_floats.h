@@ -34,10 +34,8 @@ INLINE struct widening make_widening(char *scratch, int64_t num_rows, int64_t nu
 }
 
 #if LANES == 16
-#define JOIN_LOW(a, b) \
-    SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define JOIN_HIGH(a, b) \
-    SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define JOIN_LOW(a, b) SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define JOIN_HIGH(a, b) SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 #else
 #define JOIN_LOW(a, b) SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
 #define JOIN_HIGH(a, b) SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
@@ -128,8 +126,8 @@ INLINE struct parts parts_of(const struct job *job)
     return (struct parts){*job, job->coded == NULL ? NULL : job->coded->rare, 0};
 }
 
-/* Give the job of a panel's next part, of floats, which fetches the one behind; or say that there is
- * none left. */
+/* Give the job of a panel's next part, of floats, which fetches the one behind; or say that there
+ * is none left. */
 static bool next_part(struct parts *parts, const struct widening *widening, struct job *part)
 {
     const struct job *job = &parts->job;

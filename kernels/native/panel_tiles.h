@@ -182,8 +182,8 @@ INLINE void store_sums(bool has_second, const struct job *job, const struct tili
         memcpy(job->y + row * job->y_stride, y + row * PANEL, (size_t)job->num_outputs * 4);
 }
 
-/* Multiply up to PASS_ROWS rows by a panel. Its parts are in plain form already, or else are brought
- * there, one ahead of the product, for passes to come if there are any. */
+/* Multiply up to PASS_ROWS rows by a panel. Its parts are in plain form already, or else are
+ * brought there, one ahead of the product, for passes to come if there are any. */
 INLINE void multiply_pass(bool has_second, bool is_first, bool is_last, const struct job *job,
                           const struct tiling *tiling, struct fetching *fetching)
 {
@@ -210,16 +210,15 @@ INLINE void multiply_pass(bool has_second, bool is_first, bool is_last, const st
     store_sums(has_second, job, tiling);
 }
 
-#define DEFINE_PASS(name, has_second)                                                      \
-    static __attribute__((noinline)) void name(bool is_first, bool is_last,                \
-                                               const struct job *job,                      \
-                                               const struct tiling *tiling,                \
-                                               struct fetching *fetching)                  \
-    {                                                                                      \
-        if (is_first)                                                                      \
-            multiply_pass(has_second, true, is_last, job, tiling, fetching);               \
-        else                                                                               \
-            multiply_pass(has_second, false, is_last, job, tiling, fetching);              \
+#define DEFINE_PASS(name, has_second)                                                              \
+    static __attribute__((noinline)) void name(bool is_first, bool is_last, const struct job *job, \
+                                               const struct tiling *tiling,                        \
+                                               struct fetching *fetching)                          \
+    {                                                                                              \
+        if (is_first)                                                                              \
+            multiply_pass(has_second, true, is_last, job, tiling, fetching);                       \
+        else                                                                                       \
+            multiply_pass(has_second, false, is_last, job, tiling, fetching);                      \
     }
 DEFINE_PASS(pass_of_one_tile, false)
 DEFINE_PASS(pass_of_two_tiles, true)
@@ -233,8 +232,8 @@ static void multiply_in_tiles(struct job job, struct tiling *tiling)
         job.num_rows = (rows_left + num_passes - 1) / num_passes;
         int64_t first = smaller(job.num_rows, TILE_ROWS);
         shape_tiles(tiling, first, job.num_rows - first);
-        (job.num_rows > TILE_ROWS ? pass_of_two_tiles : pass_of_one_tile)(
-            is_first, num_passes == 1, &job, tiling, &fetching);
+        (job.num_rows > TILE_ROWS ? pass_of_two_tiles : pass_of_one_tile)(is_first, num_passes == 1,
+                                                                          &job, tiling, &fetching);
         job.x += job.num_rows * job.row_size;
         job.y += job.num_rows * job.y_stride;
         rows_left -= job.num_rows;

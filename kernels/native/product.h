@@ -98,11 +98,11 @@ INLINE void multiply(int64_t num_rows, int64_t num_vectors, struct product p, bo
 }
 
 /* Each a function of its own: what a caller keeps in registers would push sums out of them. */
-#define DEFINE_PRODUCT(name, is_scaled, in_pairs)                                           \
-    static __attribute__((noinline)) void name(int64_t num_rows, int64_t num_vectors,      \
-                                               const struct product *p)                    \
-    {                                                                                      \
-        multiply(num_rows, num_vectors, *p, is_scaled, in_pairs);                           \
+#define DEFINE_PRODUCT(name, is_scaled, in_pairs)                                     \
+    static __attribute__((noinline)) void name(int64_t num_rows, int64_t num_vectors, \
+                                               const struct product *p)               \
+    {                                                                                 \
+        multiply(num_rows, num_vectors, *p, is_scaled, in_pairs);                     \
     }
 DEFINE_PRODUCT(scaled_product_floats, true, false)
 DEFINE_PRODUCT(scaled_product_pairs, true, true)

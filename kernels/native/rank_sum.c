@@ -8,7 +8,7 @@
 
 struct rank_sum {
     struct exchange *exchange;
-    float *x;      /* [T, width]: this rank's part, replaced by the sum */
+    float *x; /* [T, width]: this rank's part, replaced by the sum */
     int64_t width;
 };
 

@@ -42,7 +42,7 @@ INLINE f32v log_positive(f32v x)
     return __builtin_convertvector(n, f32v) * 0.693147181f + twice_atanh((m - 1.0f) / (m + 1.0f));
 }
 
-/* u = (2 k + 1) / 2^53 for the upper 52 bits k of a hash, exactly: 1 + k / 2^52 has k's own bits. */
+/* u = (2 k + 1) / 2^53 for the upper 52 bits k of a hash, exactly: 1 + k / 2^52 has k's bits. */
 INLINE f64v uniform(u64v hash)
 {
     return (f64v)(hash >> 12 | 0x3ff0000000000000ull) - (1 - 0x1p-53);

@@ -128,11 +128,11 @@ INLINE void dot_ranks(int64_t num_rows, struct dots d, const struct piece *piece
     }
 }
 
-#define DEFINE_DOT(name, form)                                                                 \
-    static void name(int64_t num_rows, const struct dots *d, const struct piece *piece,        \
-                     int64_t tile, int64_t num_tiles)                                          \
-    {                                                                                          \
-        dot_ranks(num_rows, *d, piece, tile, num_tiles, form);                                 \
+#define DEFINE_DOT(name, form)                                                          \
+    static void name(int64_t num_rows, const struct dots *d, const struct piece *piece, \
+                     int64_t tile, int64_t num_tiles)                                   \
+    {                                                                                   \
+        dot_ranks(num_rows, *d, piece, tile, num_tiles, form);                          \
     }
 DEFINE_DOT(dot_floats, FLOATS)
 DEFINE_DOT(dot_widened, WIDENED)

@@ -1,9 +1,9 @@
 /* What products by AMX have in common: tiles of up to 16 rows of 64 bytes.
  *
- * A product of tiles adds 32 products of bfloat16 to each of 16 x 16 sums, in 16 cycles; a dot product
- * of vectors adds two to each of 16, in one or two. Of the 32, AMX adds up those with even numbers and
- * those with odd ones apart, then both to the sum: other bits than those of dot products, the same
- * for an element whatever stands beside it. Knows nothing of weights.
+ * A product of tiles adds 32 products of bfloat16 to each of 16 x 16 sums, in 16 cycles; a dot
+ * product of vectors adds two to each of 16, in one or two. Of the 32, AMX adds up those with even
+ * numbers and those with odd ones apart, then both to the sum: other bits than those of dot
+ * products, the same for an element whatever stands beside it. Knows nothing of weights.
  */
 #ifndef TOPWORK_TILES_H
 #define TOPWORK_TILES_H

@@ -5,7 +5,8 @@
  *
  * GCC's vector extension, which clang has too. LANES is 16 with AVX-512 and 8 with AVX2; sums that
  * are kept for each lane differ between the two, within one machine they never do. f32v, i32v, u32v
- * and u16v have so many elements, u64v and f64v half as many. A vector wider than a register would stay in memory.
+ * and u16v have so many elements, u64v and f64v half as many. A vector wider than a register would
+ * stay in memory.
  */
 #ifndef TOPWORK_VECTOR_H
 #define TOPWORK_VECTOR_H

@@ -1,9 +1,9 @@
 /* Vectors of words of 32 bits: a word is one float32, or two bfloat16 that stand side by side.
  *
- * Owns how words are loaded, moved, rounded and multiplied. Pairs of bfloat16 are multiplied as they
- * are only where the CPU has an instruction for it, AVX512-BF16's dot product; elsewhere they become
- * floats first, as few times as can be. Every lane does the same whatever stands beside it. Knows
- * nothing of weights, pages, heads or softmax.
+ * Owns how words are loaded, moved, rounded and multiplied. Pairs of bfloat16 are multiplied as
+ * they are only where the CPU has an instruction for it, AVX512-BF16's dot product; elsewhere they
+ * become floats first, as few times as can be. Every lane does the same whatever stands beside it.
+ * Knows nothing of weights, pages, heads or softmax.
  */
 #ifndef TOPWORK_WORDS_H
 #define TOPWORK_WORDS_H
@@ -75,12 +75,12 @@ typedef uint16_t halves __attribute__((vector_size(sizeof(u32v))));
 #endif
 
 #if LANES == 16
-#define FIRST_COLUMNS \
-    0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, \
-    10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47
-#define OTHER_COLUMNS \
-    16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, \
-    26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63
+#define FIRST_COLUMNS                                                                             \
+    0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, \
+        13, 45, 14, 46, 15, 47
+#define OTHER_COLUMNS                                                                           \
+    16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, \
+        59, 28, 60, 29, 61, 30, 62, 31, 63
 #else
 #define FIRST_COLUMNS 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define OTHER_COLUMNS 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
