@@ -14,15 +14,22 @@ static const double LOG2_E = 1.4426950408889634;
 /* Rows of a task that attend together: `index` counts them from 0, `row` from the task's first. */
 struct tile {
     int64_t row, num_rows;
+    const int64_t *values; /* bytes to rows of V where they are read as they lie; else NULL */
     int64_t visible[PRODUCT_ROWS]; /* positions of the block that a row sees, the first always */
 };
 
+/* Tell whether V is not packed: it would be read but once, and is whole vectors of floats. */
+INLINE bool reads_values(const struct attention *op, int64_t num_rows, bool is_bf16)
+{
+    return !in_pairs(is_bf16) && num_rows <= PRODUCT_ROWS && op->head_dim % LANES == 0;
+}
+
 /* Return what products ask of memory, or nothing without a next block. */
-INLINE struct ahead look_ahead(const void *pages, const struct block *next)
+INLINE struct ahead look_ahead(const void *pages, const struct block *next, int64_t num_bytes)
 {
     if (next == NULL)
         return (struct ahead){0};
-    return (struct ahead){.base = pages, .offsets = next->offsets, .num_steps = BLOCK / 2};
+    return (struct ahead){pages, next->offsets, BLOCK / 2, num_bytes};
 }
 
 INLINE void score(const struct attention *op, const struct workspace *w, const struct tile *tile,
@@ -37,7 +44,7 @@ INLINE void score(const struct attention *op, const struct workspace *w, const s
         .ldb = BLOCK,
         .depth = row_depth(op),
         .scale = (float)(is_bf16 ? op->scale * LOG2_E : op->scale),
-        .ahead = look_ahead(op->k_pages, next),
+        .ahead = look_ahead(op->k_pages, next, 1),
     };
     int64_t num_vectors = (tile->visible[tile->num_rows - 1] + LANES - 1) / LANES;
     (in_pairs(is_bf16) ? scaled_product_pairs : scaled_product_floats)(tile->num_rows, num_vectors,
@@ -58,11 +65,20 @@ INLINE void add_words_of_values(const struct attention *op, const struct workspa
         .lda = BLOCK,
         .ldb = width,
         .depth = stop - first,
-        .ahead = look_ahead(op->v_pages, next),
+        .ahead = look_ahead(op->v_pages, next, tile->values == NULL ? 1 : row_words(op) * 4),
     };
-    if (first < stop)
-        (in_pairs(is_bf16) ? add_product_pairs : add_product_floats)(num_rows, width / LANES,
-                                                                     &product);
+    if (first >= stop)
+        return;
+    if (in_pairs(is_bf16)) {
+        add_product_pairs(num_rows, width / LANES, &product);
+    } else if (tile->values == NULL) {
+        add_product_floats(num_rows, width / LANES, &product);
+    } else {
+        product.rows = op->v_pages;
+        product.offsets = tile->values + first;
+        (is_bf16 ? add_product_of_bf16_rows : add_product_of_f32_rows)(num_rows, width / LANES,
+                                                                       &product);
+    }
 }
 
 /* Add the values of a pair whose second position is hidden from a row: it may be NaN. */
@@ -82,11 +98,10 @@ INLINE void add_half(const struct attention *op, const struct workspace *w, cons
 }
 
 /* Attend to the packed block, which begins at position `start`. */
-INLINE void attend_tile(const struct attention *op, const struct workspace *w, int64_t row,
-                        int64_t num_rows, int64_t start, const struct block *next, bool is_bf16)
+INLINE void attend_tile(const struct attention *op, const struct workspace *w, struct tile tile,
+                        int64_t start, const struct block *next, bool is_bf16)
 {
-    struct tile tile = {.row = row, .num_rows = num_rows};
-    int64_t step = in_pairs(is_bf16) ? 2 : 1;
+    int64_t row = tile.row, num_rows = tile.num_rows, step = in_pairs(is_bf16) ? 2 : 1;
     for (int64_t i = 0; i < num_rows; i++)
         tile.visible[i] = smaller(w->positions[row + i] + 1 - start, BLOCK);
     score(op, w, &tile, next, is_bf16);
@@ -105,11 +120,12 @@ INLINE void attend_tile(const struct attention *op, const struct workspace *w, i
     }
 }
 
-INLINE void attend(const struct attention *op, const struct task *task, const struct workspace *w,
-                   bool is_bf16)
+/* `after` is the block that this thread is likely to need behind the task's. */
+INLINE void attend(const struct attention *op, const struct task *task, const struct block *after,
+                   const struct workspace *w, bool is_bf16)
 {
     int64_t group = group_size(op), num_rows = task->num_tokens * group;
-    int64_t num_positions = task->first_position + task->num_tokens;
+    int64_t num_positions = positions_of(task);
     struct block blocks[2], *block = &blocks[0], *next = &blocks[1];
     begin(op, task, w);
     find_block(op, task, 0, num_positions, block);
@@ -117,13 +133,19 @@ INLINE void attend(const struct attention *op, const struct task *task, const st
         if (start + BLOCK < num_positions)
             find_block(op, task, start + BLOCK, num_positions, next);
         else
-            *next = *block; /* nothing new is asked for */
+            *next = *after;
         pack_keys(op, block, next, w->keys, is_bf16);
-        pack_values(op, block, next, w->values, is_bf16);
+        struct tile tile = {0};
+        if (reads_values(op, num_rows, is_bf16))
+            tile.values = block->offsets;
+        else
+            pack_values(op, block, next, w->values, is_bf16);
         int64_t hidden = start - task->first_position; /* tokens before the block */
-        for (int64_t row = hidden > 0 ? hidden * group : 0; row < num_rows; row += PRODUCT_ROWS)
-            attend_tile(op, w, row, smaller(PRODUCT_ROWS, num_rows - row), start,
-                        row == 0 ? next : NULL, is_bf16);
+        for (tile.row = hidden > 0 ? hidden * group : 0; tile.row < num_rows;
+             tile.row += PRODUCT_ROWS) {
+            tile.num_rows = smaller(PRODUCT_ROWS, num_rows - tile.row);
+            attend_tile(op, w, tile, start, tile.row == 0 ? next : NULL, is_bf16);
+        }
         struct block *done = block;
         block = next;
         next = done;
@@ -132,15 +154,15 @@ INLINE void attend(const struct attention *op, const struct task *task, const st
 }
 
 static void attend_bf16(const struct attention *op, const struct task *task,
-                        const struct workspace *w)
+                        const struct block *after, const struct workspace *w)
 {
-    attend(op, task, w, true);
+    attend(op, task, after, w, true);
 }
 
 static void attend_f32(const struct attention *op, const struct task *task,
-                       const struct workspace *w)
+                       const struct block *after, const struct workspace *w)
 {
-    attend(op, task, w, false);
+    attend(op, task, after, w, false);
 }
 
 /* Return the runs of tokens into which a sequence's rows are cut. */
@@ -187,10 +209,13 @@ void topwork_paged_attention(const void *pointer, struct worker *worker)
     const struct attention *op = pointer;
     struct workspace w;
     struct task task;
+    struct block after;
     cut_scratch(op, worker->scratch, &w);
     int64_t count = num_tasks(op, worker->step);
     for (int64_t index; (index = take_task(worker, count)) >= 0;) {
+        find_task(op, worker->step, smaller(index + 1, count - 1), &task);
+        find_block(op, &task, 0, positions_of(&task), &after);
         find_task(op, worker->step, index, &task);
-        (op->is_bf16 ? attend_bf16 : attend_f32)(op, &task, &w);
+        (op->is_bf16 ? attend_bf16 : attend_f32)(op, &task, &after, &w);
     }
 }

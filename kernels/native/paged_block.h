@@ -50,6 +50,12 @@ INLINE int64_t row_depth(const struct attention *op)
 /* Return the columns of a row of sums or packed V: whole vectors. */
 INLINE int64_t row_width(const struct attention *op) { return round_up(op->head_dim, LANES); }
 
+/* Return the positions that the task's last token sees. */
+INLINE int64_t positions_of(const struct task *task)
+{
+    return task->first_position + task->num_tokens;
+}
+
 INLINE void find_block(const struct attention *op, const struct task *task, int64_t first,
                        int64_t num_positions, struct block *block)
 {
