@@ -31,6 +31,12 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 console = Console(stderr=True)
 
 
+def _exit_for(error: Exception) -> typer.Exit:
+    """Say what is wrong, and return what ends the command."""
+    console.print(f"[bold red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    return typer.Exit(2)
+
+
 def _flag_type(field: FieldInfo) -> Any:
     """Return the type that the command line reads; the schema checks the value itself."""
     members = [t for t in get_args(field.annotation) or (field.annotation,) if t is not type(None)]
@@ -65,9 +71,7 @@ def _with_config_flags(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(load_config(path, given))
         except ConfigError as error:
-            said = f"[bold red]error[/] {escape(str(error))}"
-            console.print(said, highlight=False, soft_wrap=True)
-            raise typer.Exit(2) from None
+            raise _exit_for(error) from None
 
     signature = inspect.Signature([*options, file])
     run.__signature__ = signature  # type: ignore[attr-defined]
@@ -109,8 +113,7 @@ def environment(
             host = _address(host)
         values = cluster_environment(directory.expanduser().absolute(), _haproxy(), host)
     except (ConfigError, OSError, ValueError) as error:
-        console.print(f"[bold red]error[/] {error}", highlight=False)
-        raise typer.Exit(2) from None
+        raise _exit_for(error) from None
     for name, value in values.items():
         print(f"export {name}={shlex.quote(value)}")
 
@@ -218,32 +221,38 @@ def bench(
     ] = False,
 ) -> None:
     """Measure tok/s, time to first token and inter-token latency in a closed loop."""
+    import httpx
+
     from deploy.bench.command import BenchOptions, bench_all
+    from deploy.bench.http_target import BenchError
 
     if profile and engine is None:
         raise typer.BadParameter(
             "needs --engine: a server's steps cannot be looked into", param_hint="--profile"
         )
-    bench_all(
-        BenchOptions(
-            model_dir=model_dir,
-            url=url,
-            base=model,
-            adapters=dict(entry.split("=", 1) for entry in adapter or ()),
-            concurrencies=tuple(concurrency or (1, 8)),
-            num_requests=requests,
-            input_len=input_len,
-            output_len=output_len,
-            rounds=rounds,
-            engine_tp=engine,
-            peer_threads=tuple(peer_threads or ()),
-            dtype=dtype,
-            prefix_len=prefix_len,
-            profile=profile,
-            threads=threads,
-        ),
-        Console(),
+    if wrong := [entry for entry in adapter or () if "=" not in entry]:
+        raise typer.BadParameter(f"{wrong[0]!r} is not NAME=DIR", param_hint="--adapter")
+    options = BenchOptions(
+        model_dir=model_dir,
+        url=url,
+        base=model,
+        adapters=dict(entry.split("=", 1) for entry in adapter or ()),
+        concurrencies=tuple(concurrency or (1, 8)),
+        num_requests=requests,
+        input_len=input_len,
+        output_len=output_len,
+        rounds=rounds,
+        engine_tp=engine,
+        peer_threads=tuple(peer_threads or ()),
+        dtype=dtype,
+        prefix_len=prefix_len,
+        profile=profile,
+        threads=threads,
     )
+    try:
+        bench_all(options, Console())
+    except (BenchError, httpx.HTTPError) as error:
+        raise _exit_for(error) from None
 
 
 def main() -> None:

@@ -1,0 +1,26 @@
+"""`topwork bench` for a user whose server, or whose command line, is not as it should be."""
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from deploy.cli import app
+from tests.end_to_end.conftest import MODEL_DIR, free_port
+
+pytestmark = pytest.mark.model
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", "--model-dir", str(MODEL_DIR), *arguments])
+
+
+def test_a_server_that_is_not_there_is_told_in_a_line() -> None:
+    said = bench("--url", f"http://127.0.0.1:{free_port()}")
+    assert (said.exit_code, said.exception.__class__) == (2, SystemExit)
+    assert said.stderr.startswith("error ") and len(said.stderr.splitlines()) == 1
+    assert "refused" in said.stderr
+
+
+def test_an_adapter_without_a_directory_is_refused_by_name() -> None:
+    said = bench("--adapter", "pirate")
+    assert said.exit_code == 2
+    assert "'pirate' is not NAME=DIR" in said.stderr
