@@ -14,7 +14,7 @@ from rich.console import Console
 
 from deploy.bench.adapters.report import machine
 from deploy.bench.peers.adapters import make_adapters
-from deploy.bench.peers.cells import Amount, What
+from deploy.bench.peers.cells import OF_OURS, Amount, What
 from deploy.bench.peers.install import Peer, install_all
 from deploy.bench.peers.report import Results, as_json, print_all
 from deploy.bench.peers.rounds import ONE_ROUND, ONE_WAVE, measure_stage
@@ -84,7 +84,7 @@ def run(
         rank_threads=threads_per_rank or max(1, (os.cpu_count() or 1) // tp),
     )
     faults: dict[Peer, str] = {}
-    if wanted - {What.UNUSED, What.OVERHEAD}:
+    if wanted - OF_OURS:
         faults = install_all(chosen, lambda text: errors.print(text, markup=False))
     amount = Amount(waves=waves, num_requests=requests, vocab_size=model.vocab_size)
     results = Results(_told(setup, rounds, waves, requests, faults))

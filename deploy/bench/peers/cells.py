@@ -16,6 +16,7 @@ INPUT_LEN, OUTPUT_LEN = 128, 64
 PREFIX_LEN, UNIQUE_LEN, PREFIX_OUTPUT_LEN = 1024, 32, 32
 PREFIX_ADAPTERS = PREFIX_CONCURRENCY = 4
 PREFILL_LEN = 4096
+DECODE_INPUT_LEN, DECODE_OUTPUT_LEN = 16, 128  # of a load that hardly has prompts
 
 Figures = dict[str, float]  # of one round, by column
 SPEED, PROMPT_SPEED = "tok/s", "prompt tok/s"
@@ -34,6 +35,10 @@ class What(StrEnum):
     PREFILL = "prefill"
     MEMORY = "memory"
     OVERHEAD = "overhead"
+    RANKS = "ranks"
+
+
+OF_OURS = frozenset({What.UNUSED, What.OVERHEAD, What.RANKS})  # no peer has a part in these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,8 @@ class LoadCell:
     name: str
     models: tuple[str, ...]
     concurrency: int
+    input_len: int = INPUT_LEN
+    output_len: int = OUTPUT_LEN
     only: frozenset[str] | None = None
     is_last: bool = False
 
@@ -100,8 +107,8 @@ class LoadCell:
             models=self.models,
             concurrency=self.concurrency,
             num_requests=amount.requests(self.concurrency, len(self.models)),
-            input_len=INPUT_LEN,
-            output_len=OUTPUT_LEN,
+            input_len=self.input_len,
+            output_len=self.output_len,
             vocab_size=amount.vocab_size,
         )
 

@@ -19,7 +19,7 @@ from deploy.bench.peers.cells import (
 )
 from deploy.bench.peers.install import Peer
 from deploy.bench.peers.rounds import Row
-from deploy.bench.peers.stages import ENGINE, MIXES, OURS, OURS_PLAIN, OWN_BASE, at
+from deploy.bench.peers.stages import ENGINE, MIXES, ONE_RANK, OURS, OURS_PLAIN, OWN_BASE, at
 
 BASE_FLOOR = 1.1  # tok/s over the best peer's
 OWN_BASE_FLOOR = 0.8  # tok/s with adapters over that of the base model
@@ -30,6 +30,7 @@ PREFILL_FLOOR = 0.9  # prompt tok/s over the best peer's
 MEMORY_CEILING = 0.6  # over vLLM's
 OVERHEAD_FLOOR = 0.92  # tok/s of the server over the engine's
 OVERHEAD_CEILING = 1.3  # p99 between tokens, over the engine's
+RANKS_FLOOR = 1.3  # tok/s of two ranks over one
 ALL_PEERS = tuple(Peer)
 
 
@@ -128,6 +129,9 @@ def _all_goals(rows: Sequence[Row]) -> Iterator[Goal]:
         yield Goal(What.OVERHEAD, f"tok/s, {cell}", OVERHEAD_FLOOR, ratio)
         gaps = worst_ratio(rows, What.OVERHEAD, cell, ITL_P99, over=(ENGINE,), less_is_better=True)
         yield Goal(What.OVERHEAD, f"ITL p99, {cell}", OVERHEAD_CEILING, gaps, is_floor=False)
+    for cell in sorted({row.cell for row in rows if row.what is What.RANKS}):
+        ratio = worst_ratio(rows, What.RANKS, cell, SPEED, over=(ONE_RANK,))
+        yield Goal(What.RANKS, f"tok/s, {cell}", RANKS_FLOOR, ratio)
 
 
 def _adapter_goals(rows: Sequence[Row], mix: str, concurrency: int) -> Iterator[Goal]:

@@ -32,6 +32,7 @@ COLUMNS = {
     What.PREFILL: (PROMPT_SPEED, TTFT),
     What.MEMORY: (MEMORY,),
     What.OVERHEAD: LOAD_COLUMNS,
+    What.RANKS: LOAD_COLUMNS,
 }
 COMPARED = {  # the column of "ours / this"
     **dict.fromkeys(What, SPEED),
@@ -46,6 +47,7 @@ TITLES = {
     What.PREFILL: "one long prompt of the base model",
     What.MEMORY: "memory of all processes, shared pages once",
     What.OVERHEAD: "our server beside our engine in one plain process",
+    What.RANKS: "our server with two ranks beside one with one, each of one thread",
 }
 
 

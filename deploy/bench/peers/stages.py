@@ -5,12 +5,15 @@ faster, and is what our base figures are held against.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 from deploy.bench.adapters.server import BASE
 from deploy.bench.peers.adapters import NAMES
 from deploy.bench.peers.cells import (
     CONCURRENCIES,
+    DECODE_INPUT_LEN,
+    DECODE_OUTPUT_LEN,
     PREFILL_LEN,
     PREFIX_ADAPTERS,
     Cell,
@@ -33,9 +36,10 @@ from deploy.bench.peers.servers import (
 from deploy.bench.peers.target import Opener
 
 OURS, OURS_PLAIN, ENGINE = "topwork", "topwork without adapters", "topwork engine"
+ONE_RANK, NUM_RANKS = "topwork, one rank", 2
 OWN_BASE = "own base"
 MIXES = {"one adapter": NAMES[:1], "four mixed": NAMES[:4], "eight mixed": NAMES}
-OVERHEAD_CONCURRENCY, MEMORY_CONCURRENCY = 16, 8
+OVERHEAD_CONCURRENCY, MEMORY_CONCURRENCY, RANKS_CONCURRENCY = 16, 8, 8
 
 
 def make_stages(
@@ -58,6 +62,8 @@ def make_stages(
     if What.OVERHEAD in wanted:
         engine = Opener(ENGINE, partial(open_engine, ENGINE, setup))
         stages.append(Stage(openers=(ours, engine), cells=overhead_cells(), threads=0))
+    if What.RANKS in wanted:
+        stages.append(_ranks(setup))
     return stages
 
 
@@ -87,6 +93,22 @@ def overhead_cells() -> tuple[Cell, ...]:
     c = OVERHEAD_CONCURRENCY
     mixes = {"base": (BASE,), "eight mixed": NAMES}
     return tuple(_load(What.OVERHEAD, at(mix, c), names, c) for mix, names in mixes.items())
+
+
+def _ranks(setup: Setup) -> Stage:
+    """Return our server with two ranks beside one with one, a thread each."""
+    counts = {OURS: NUM_RANKS, ONE_RANK: 1}
+    setups = {name: replace(setup, tp=tp, rank_threads=1) for name, tp in counts.items()}
+    cell = LoadCell(
+        what=What.RANKS,
+        name=f"decoding, {RANKS_CONCURRENCY} concurrent",
+        models=(BASE,),
+        concurrency=RANKS_CONCURRENCY,
+        input_len=DECODE_INPUT_LEN,
+        output_len=DECODE_OUTPUT_LEN,
+    )
+    openers = (Opener(name, partial(open_topwork, name, of, {})) for name, of in setups.items())
+    return Stage(openers=tuple(openers), cells=(cell,), threads=0)
 
 
 def at(mix: str, concurrency: int) -> str:

@@ -21,7 +21,7 @@ from deploy.bench.peers.goals import Goal, check_goals, worst_ratio
 from deploy.bench.peers.install import Peer
 from deploy.bench.peers.report import Results, as_json, print_all
 from deploy.bench.peers.rounds import Row
-from deploy.bench.peers.stages import ENGINE, OURS, OURS_PLAIN
+from deploy.bench.peers.stages import ENGINE, ONE_RANK, OURS, OURS_PLAIN
 
 
 def test_names_between_commas_are_read_once_each_and_an_empty_text_means_all() -> None:
@@ -126,6 +126,8 @@ def test_other_goals_have_their_directions() -> None:
         row(What.MEMORY, "llama", {MEMORY: 10.0}, cell),
         row(What.OVERHEAD, OURS, {SPEED: 92.0, ITL_P99: 132.0}, cell),
         row(What.OVERHEAD, ENGINE, {SPEED: 100.0, ITL_P99: 100.0}, cell),
+        row(What.RANKS, OURS, {SPEED: 131.0}, cell),
+        row(What.RANKS, ONE_RANK, {SPEED: 100.0}, cell),
     ]
     told = {
         (goal.what.value, goal.name): (round(goal.measured.value, 6), goal.is_met)
@@ -140,6 +142,7 @@ def test_other_goals_have_their_directions() -> None:
         ("memory", "peak, 8 concurrent"): (0.59, True),
         ("overhead", "tok/s, 8 concurrent"): (0.92, True),
         ("overhead", "ITL p99, 8 concurrent"): (1.32, False),
+        ("ranks", "tok/s, 8 concurrent"): (1.31, True),
     }
 
 

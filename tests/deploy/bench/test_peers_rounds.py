@@ -23,7 +23,7 @@ from deploy.bench.peers.install import Peer
 from deploy.bench.peers.rounds import ONE_ROUND, ONE_WAVE, Stage, measure_stage
 from deploy.bench.peers.servers import Setup
 from deploy.bench.peers.shelf import InstallError
-from deploy.bench.peers.stages import ENGINE, OURS, OURS_PLAIN, adapter_cells, make_stages
+from deploy.bench.peers.stages import ENGINE, ONE_RANK, OURS, OURS_PLAIN, adapter_cells, make_stages
 from deploy.bench.peers.target import Opener, Target
 from deploy.bench.process_tree import ProcessTree
 from deploy.bench.workload import Workload
@@ -161,6 +161,7 @@ def test_what_is_wanted_decides_who_is_started() -> None:
     both = [Peer.VLLM, Peer.LLAMA]
     assert names({What.BASE}, both, [1, 2]) == [(OURS, "vllm", "llama")] * 2
     assert names({What.UNUSED}, both, [1, 2]) == [(OURS, OURS_PLAIN)]
+    assert names({What.RANKS}, both, [1, 2]) == [(OURS, ONE_RANK)]
     assert names({What.OVERHEAD, What.MEMORY}, both, [1]) == [
         (OURS, "vllm", "llama"),
         (OURS, ENGINE),
