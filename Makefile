@@ -10,6 +10,7 @@ DEMO   := $(HOME)/.cache/topwork/models/SmolLM2-135M-Instruct
 MODEL  ?= $(DEMO)
 SERVED := $(if $(filter $(MODEL),$(DEMO)),--served-model-name smollm2,)
 PYTEST := OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+COMPUTING := tests/kernels tests/worker tests/end_to_end/test_engine_tokens.py
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
@@ -47,10 +48,10 @@ test: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(MAKE) -j2 --output-sync=target test-serving test-interpreted test-computing test-compiled
 
 test-serving: $(BIN)/.installed-dev $(DEMO)/config.json
-	+$(PYTEST) -m 'not slow and not gpu' --ignore=tests/kernels --ignore=tests/worker $(ARGS)
+	+$(PYTEST) -m 'not slow and not gpu' $(addprefix --ignore=,$(COMPUTING)) $(ARGS)
 
 test-computing: $(BIN)/.installed-dev $(DEMO)/config.json
-	$(PYTEST) -m 'not slow and not gpu' tests/kernels tests/worker $(ARGS)
+	$(PYTEST) -m 'not slow and not gpu' $(COMPUTING) $(ARGS)
 
 # GPU kernels without a GPU: what they compute, by Triton's interpreter, and what they compile to.
 # Each needs a process of its own.
