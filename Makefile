@@ -43,7 +43,8 @@ serve: $(BIN)/.installed $(if $(filter $(MODEL),$(DEMO)),$(DEMO)/config.json,)
 	@exec $(BIN)/topwork serve --model $(MODEL) $(SERVED) --tp $(TP) --host $(HOST) --port $(PORT) \
 	  $(foreach a,$(subst $(comma), ,$(ADAPTERS)),--adapter $(a))
 
-# Four processes, two at a time. The longest shows what it does; the others when they have ended.
+# Four processes, two at a time. The longest shows what it does (and so runs under make -n, too); the
+# others do when they have ended.
 test: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(MAKE) -j2 --output-sync=target test-serving test-interpreted test-computing test-compiled
 
