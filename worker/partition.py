@@ -4,16 +4,13 @@ Pure integers, shared by the weight loader and by the adapter pool, which cuts L
 way. Knows nothing of files or tensors.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from worker.model_config import ModelConfig
 
 COLUMN_PARALLEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROW_PARALLEL = ("o_proj", "down_proj")
 LINEAR_MODULES = (*COLUMN_PARALLEL, *ROW_PARALLEL)
-MLP_UNIT = 32  # features of the MLP that stay together where ranks hold unequal numbers of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class Span:
 def even_spans(total: int, parts: int) -> tuple[Span, ...]:
     """Cut [0, total) into `parts` contiguous spans whose lengths differ by at most one."""
     bounds = [(total * i + parts - 1) // parts for i in range(parts + 1)]
-    return tuple(Span(a, b) for a, b in pairwise(bounds))
+    return tuple(Span(a, b) for a, b in zip(bounds, bounds[1:], strict=False))
 
 
 def _head_spans(num_heads: int, num_kv_heads: int, tp: int) -> tuple[tuple[Span, Span], ...]:
@@ -55,26 +52,6 @@ def _head_spans(num_heads: int, num_kv_heads: int, tp: int) -> tuple[tuple[Span,
                 (Span(start + queries.start, start + queries.stop), Span(kv_head, kv_head + 1))
             )
     return tuple(spans)
-
-
-def _mlp_spans(config: ModelConfig, heads: Sequence[tuple[Span, Span]]) -> tuple[Span, ...]:
-    """Cut the MLP so that all ranks hold about as many weights, for a step waits for the slowest.
-
-    Whoever has more heads gets less of it. Where all have as many, or it is too small to be cut
-    finely, all get as much, to a feature.
-    """
-    tp, size = len(heads), config.intermediate_size
-    # Weights of a rank's heads, and of a feature of the MLP, for each hidden unit.
-    held = [2 * (len(queries) + len(kv)) * config.head_dim for queries, kv in heads]
-    each = len(("gate_proj", "up_proj", "down_proj"))
-    if len(set(held)) == 1 or size < 8 * MLP_UNIT * tp:
-        return even_spans(size, tp)
-    total, unit = sum(held) + each * size, each * MLP_UNIT * tp
-    ends = [total * rank - sum(held[:rank]) * tp for rank in range(1, tp)]  # in weights, tp times
-    bounds = [0, *((end + unit // 2) // unit * MLP_UNIT for end in ends), size]
-    if any(a >= b for a, b in pairwise(bounds)):  # its heads alone are more than a rank's share
-        return even_spans(size, tp)
-    return tuple(Span(a, b) for a, b in pairwise(bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +104,7 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
     """Return the slices that `rank` of `tp` holds of a model."""
     check_tp(config, tp)
     assert 0 <= rank < tp, f"rank {rank} of {tp}"
-    heads = _head_spans(config.num_heads, config.num_kv_heads, tp)
-    q_heads, kv_heads = heads[rank]
+    q_heads, kv_heads = _head_spans(config.num_heads, config.num_kv_heads, tp)[rank]
     return Partition(
         rank=rank,
         tp=tp,
@@ -136,7 +112,7 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
         hidden=config.hidden_size,
         q_heads=q_heads,
         kv_heads=kv_heads,
-        mlp=_mlp_spans(config, heads)[rank],
+        mlp=even_spans(config.intermediate_size, tp)[rank],
         vocab=even_spans(config.vocab_size, tp)[rank],
     )
 

@@ -1,7 +1,5 @@
 """Who holds what, for every head layout and every number of ranks that it can feed."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +8,6 @@ from worker.model_config import ModelConfig, RopeConfig
 from worker.partition import (
     COLUMN_PARALLEL,
     LINEAR_MODULES,
-    MLP_UNIT,
     check_tp,
     even_spans,
     module_shape,
@@ -91,32 +88,6 @@ def test_even_spans_differ_by_at_most_one(total, parts):
     lengths = [len(span) for span in even_spans(total, parts)]
     assert sum(lengths) == total
     assert max(lengths) - min(lengths) <= 1
-
-
-def num_weights(config, tp, rank):
-    part = partition(config, tp, rank)
-    return sum(
-        len(rows) * len(columns) for rows, columns in (part.slices(m) for m in LINEAR_MODULES)
-    )
-
-
-@given(st.integers(2, 9).filter(lambda tp: 9 % tp))
-def test_ranks_with_more_heads_hold_less_of_a_large_mlp(tp):
-    config = replace(shape(9, 3), intermediate_size=8 * MLP_UNIT * tp + 8)
-    weights = [num_weights(config, tp, rank) for rank in range(tp)]
-    unit = MLP_UNIT * 3 * config.hidden_size
-    assert max(weights) - min(weights) <= 2 * unit
-    assert all(partition(config, tp, rank).mlp.start % MLP_UNIT == 0 for rank in range(tp))
-
-
-@given(layouts(), st.integers(64, 5000))
-def test_every_rank_has_a_part_of_the_mlp_and_an_equal_one_beside_equal_heads(layout, size):
-    config, tp = replace(layout[0], intermediate_size=size), layout[1]
-    parts = [partition(config, tp, rank) for rank in range(tp)]
-    lengths = [len(part.mlp) for part in parts]
-    assert min(lengths) > 0
-    if len({(len(part.q_heads), len(part.kv_heads)) for part in parts}) == 1:
-        assert max(lengths) - min(lengths) <= 1
 
 
 @pytest.mark.parametrize("tp", [0, -1, 10, 12])
