@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -26,6 +26,9 @@ from deploy.serving.front import (
     front_environment,
     ray_environment,
 )
+
+if TYPE_CHECKING:
+    from deploy.bench.command import BenchOptions
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
@@ -221,10 +224,7 @@ def bench(
     ] = False,
 ) -> None:
     """Measure tok/s, time to first token and inter-token latency in a closed loop."""
-    import httpx
-
-    from deploy.bench.command import BenchOptions, bench_all
-    from deploy.bench.http_target import BenchError
+    from deploy.bench.command import BenchOptions
 
     if profile and engine is None:
         raise typer.BadParameter(
@@ -249,9 +249,19 @@ def bench(
         profile=profile,
         threads=threads,
     )
+    _bench(options)
+
+
+def _bench(options: "BenchOptions") -> None:
+    """Measure, and say what is wrong with a server that cannot be."""
+    import httpx
+
+    from deploy.bench.command import bench_all
+    from deploy.bench.http_target import BenchError
+
     try:
         bench_all(options, Console())
-    except (BenchError, httpx.HTTPError) as error:
+    except (BenchError, httpx.HTTPError, httpx.InvalidURL) as error:
         raise _exit_for(error) from None
 
 

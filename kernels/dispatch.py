@@ -50,7 +50,7 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
 
     pins_memory: bool  # whether host memory that the device copies from is to stay in place
     finds_by_address: bool  # whether LoRAs are found by a table of addresses
-    products: str  # by what products are computed, for people to read
+    products: str  # by what matrix products are computed, for people to read
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which adapters of a model served in `dtype` lie on the device."""

@@ -133,7 +133,7 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     page_bytes: int
     weight_bytes: int
     device: str
-    products: str  # by what they are computed: AMX, AVX-512, torch and the like
+    products: str  # by what its matrix products are computed: AMX, AVX-512, torch and the like
     unsteady: tuple[str, ...] = ()  # linears that give a row other bits in company than alone
 
 

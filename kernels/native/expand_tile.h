@@ -12,7 +12,6 @@ enum {
     NUM_SUMS = LANES == 16 ? 24 : 12, /* vectors of sums that stay in registers */
     TILE = NUM_SUMS / 2,              /* rows */
     WIDEST = 8,                       /* vectors of outputs in a tile of the fewest rows */
-    LINE = 64,                        /* bytes */
 };
 
 struct tile {

@@ -208,14 +208,18 @@ void topwork_paged_attention(const void *pointer, struct worker *worker)
 {
     const struct attention *op = pointer;
     struct workspace w;
-    struct task task;
+    struct task task, later;
     struct block after;
     cut_scratch(op, worker->scratch, &w);
-    int64_t count = num_tasks(op, worker->step);
+    int64_t count = num_tasks(op, worker->step), found = -1; /* the index of `later` */
     for (int64_t index; (index = take_task(worker, count)) >= 0;) {
-        find_task(op, worker->step, smaller(index + 1, count - 1), &task);
-        find_block(op, &task, 0, positions_of(&task), &after);
-        find_task(op, worker->step, index, &task);
+        if (index == found)
+            task = later;
+        else
+            find_task(op, worker->step, index, &task);
+        found = smaller(index + 1, count - 1);
+        find_task(op, worker->step, found, &later);
+        find_block(op, &later, 0, positions_of(&later), &after);
         (op->is_bf16 ? attend_bf16 : attend_f32)(op, &task, &after, &w);
     }
 }

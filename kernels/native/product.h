@@ -15,10 +15,6 @@ enum {
     PRODUCT_VECTORS = LANES == 16 ? 4 : 2,
 };
 
-enum {
-    LINE_BYTES = 64, /* that memory hands out at once */
-};
-
 /* Rows of memory that a product asks for, two in each of its first steps. */
 struct ahead {
     const char *base;
@@ -44,7 +40,7 @@ INLINE void ask_ahead(const struct ahead *ahead, int64_t step)
 {
     if (step >= ahead->num_steps)
         return;
-    for (int64_t byte = 0; byte < ahead->num_bytes; byte += LINE_BYTES) {
+    for (int64_t byte = 0; byte < ahead->num_bytes; byte += LINE) {
         __builtin_prefetch(ahead->base + ahead->offsets[2 * step] + byte);
         __builtin_prefetch(ahead->base + ahead->offsets[2 * step + 1] + byte);
     }
@@ -122,6 +118,7 @@ INLINE void multiply(int64_t num_rows, int64_t num_vectors, struct product p, bo
         else
             p.rows += PRODUCT_VECTORS * LANES * (factor == ROWS_OF_BF16 ? 2 : 4);
         p.c += PRODUCT_VECTORS * LANES;
+        p.ahead.num_steps = 0; /* all is asked for */
     }
 }
 

@@ -51,6 +51,10 @@ INLINE f32v select_lanes(i32v mask, f32v yes, f32v no)
     return (f32v)((mask & (i32v)yes) | (~mask & (i32v)no));
 }
 
+enum {
+    LINE = 64, /* bytes that memory hands out at once */
+};
+
 INLINE f32v load_f32(const float *from)
 {
     f32v x;

@@ -20,6 +20,12 @@ def test_a_server_that_is_not_there_is_told_in_a_line() -> None:
     assert "refused" in said.stderr
 
 
+def test_an_address_that_is_none_is_told_in_a_line() -> None:
+    said = bench("--url", "http://[")
+    assert (said.exit_code, said.exception.__class__) == (2, SystemExit)
+    assert said.stderr.startswith("error ") and len(said.stderr.splitlines()) == 1
+
+
 def test_an_adapter_without_a_directory_is_refused_by_name() -> None:
     said = bench("--adapter", "pirate")
     assert said.exit_code == 2
