@@ -14,7 +14,7 @@ from deploy.memory import ITEM_BYTES, Part, rank_parts, total, weight_bytes
 from kernels.linear import LinearWeight
 from kernels.native.packing import pack_panels
 from tests.cluster.adapters.tiny import MODEL
-from tests.end_to_end.conftest import MODEL_DIR, adapter_dirs
+from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from tests.end_to_end.tiny_models import make_tiny_model
 from worker.model_reader import read_model_config
 from worker.partition import partition

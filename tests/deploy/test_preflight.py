@@ -13,7 +13,7 @@ from deploy.config import ConfigError, ServeConfig
 from deploy.machine import Machine
 from deploy.preflight import check_all, needs_of, verdict
 from tests.cluster.adapters.tiny import MODEL
-from tests.end_to_end.conftest import MODEL_DIR, adapter_dirs
+from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 
 GIB = 2**30
 LARGE = Machine(memory=512 * GIB, free_memory=500 * GIB, shared_memory=256 * GIB, gpu_memory=())

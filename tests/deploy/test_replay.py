@@ -12,6 +12,7 @@ import pytest
 from cluster.scheduling.event_log import MAGIC
 from cluster.scheduling.events import AddAll, Record, Schedule
 from tests.cluster.scheduling.random_life import read_records, record_lives, write_records
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +25,7 @@ def topwork_replay(*files: Path, hash_seed: str = "0") -> subprocess.CompletedPr
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 

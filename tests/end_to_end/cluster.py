@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
@@ -17,13 +16,14 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.end_to_end.conftest import MODEL_DIR, ROOT, free_port
+from tests.end_to_end.asking import Endpoint, wait_for
+from tests.end_to_end.server import MODEL_DIR, ROOT, free_port
+from tests.patience import PATIENCE
 
 BIN = Path(sys.executable).parent
-START_TIMEOUT = 240.0
 
 
-class Cluster:
+class Cluster(Endpoint):
     """`ray start --head` in processes of its own; everything listens on loopback."""
 
     def __init__(self, num_cpus: int) -> None:
@@ -76,7 +76,7 @@ class Cluster:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
         )
 
     def deploy(self, **arguments: Any) -> None:
@@ -113,13 +113,14 @@ class Cluster:
         states = [one["status"] for one in told["deployments"].values()]
         return bool(told["status"] == "RUNNING" and states == ["HEALTHY"] * 3)
 
-    def wait_for(self, holds: Callable[[], bool], seconds: float = START_TIMEOUT) -> None:
-        """Wait until something holds."""
-        deadline = time.monotonic() + seconds
-        while not holds():
+    def wait_for(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds, while the cluster runs."""
+
+        def is_so() -> bool:
             assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, f"not in {seconds:g} s; {self.tails()}"
-            time.sleep(0.2)
+            return holds()
+
+        wait_for(is_so, self.tails)
 
     def is_ready(self) -> bool:
         """Tell whether requests are served."""
@@ -158,10 +159,12 @@ class Cluster:
     def stop(self) -> None:
         """End the cluster as Ctrl-C does, and make sure that nothing is left."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
-        deadline = time.monotonic() + 30
-        while self.family() and time.monotonic() < deadline:
-            time.sleep(0.2)
+        self.process.wait(PATIENCE)
+        gate = threading.Event()
+        for _ in range(150):
+            if not self.family():
+                break
+            gate.wait(0.2)
         left = {pid: _title(pid) for pid in self.family()}
         for pid in left:
             os.kill(pid, signal.SIGKILL)
@@ -220,7 +223,7 @@ class Load:
             }
             try:
                 # A connection for each request: the hardest case for whoever comes and goes.
-                reply = httpx.post(f"{self._url}/v1/completions", json=body, timeout=60)
+                reply = httpx.post(f"{self._url}/v1/completions", json=body, timeout=PATIENCE)
             except httpx.HTTPError as error:
                 self.failures.append(f"{number}: {error!r}")
                 continue

@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.end_to_end.conftest import ROOT, free_port
-from tests.end_to_end.test_server import wait_for
+from tests.end_to_end.asking import wait_for
+from tests.end_to_end.server import ROOT, free_port
+from tests.patience import PATIENCE
 
 OBSERVABILITY = ROOT / "deploy" / "observability"
 
@@ -54,11 +55,11 @@ class Prometheus:
             except httpx.HTTPError:
                 return False
 
-        wait_for(scrapes, seconds=30)
+        wait_for(scrapes)
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
         """Return labels and values as of now; without those that are no number."""
-        reply = httpx.post(f"{self.url}/api/v1/query", data={"query": expression}, timeout=30)
+        reply = httpx.post(f"{self.url}/api/v1/query", data={"query": expression}, timeout=PATIENCE)
         assert reply.status_code == 200, f"{expression}: {reply.text}"
         data = reply.json()["data"]
         assert data["resultType"] == "vector", expression
@@ -67,7 +68,7 @@ class Prometheus:
 
     def names(self) -> list[str]:
         """Return the names of all metrics that were ever scraped."""
-        reply = httpx.get(f"{self.url}/api/v1/label/__name__/values", timeout=30)
+        reply = httpx.get(f"{self.url}/api/v1/label/__name__/values", timeout=PATIENCE)
         names: list[str] = reply.json()["data"]
         return names
 
@@ -83,12 +84,12 @@ class Prometheus:
 
     def rules(self) -> list[dict[str, Any]]:
         """Return all rules with what became of them."""
-        groups = httpx.get(f"{self.url}/api/v1/rules", timeout=30).json()["data"]["groups"]
+        groups = httpx.get(f"{self.url}/api/v1/rules", timeout=PATIENCE).json()["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(PATIENCE)
         self._log.close()
 
 

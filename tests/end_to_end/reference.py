@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.end_to_end.conftest import MODEL_DIR, adapter_dirs
+from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 
 # What bfloat16 does to the gap between the best two logits of the demo model, over 680 positions
 # of its answers. The C functions, which round weights and inputs alone, are off by 0.052 (rms), by

@@ -5,12 +5,11 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.end_to_end.conftest import Server, adapter_dirs
+from tests.end_to_end.asking import wait_for
+from tests.end_to_end.server import Server, adapter_dirs
 from tests.end_to_end.test_faults import resident_bytes
-from tests.end_to_end.test_server import wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]
 NUM_REQUESTS = 2000
@@ -41,7 +40,7 @@ def serve_and_compare(server: Server) -> None:
     ]
 
     def ask(body: dict[str, object]) -> int:
-        return httpx.post(f"{server.url}/v1/completions", json=body, timeout=300).status_code
+        return server.post("/v1/completions", body).status_code
 
     def memory() -> dict[int, int]:
         return {pid: resident_bytes({pid}) for pid in server.processes()}

@@ -9,7 +9,6 @@ import pytest
 from cluster.request import BASE, Request
 from cluster.scheduling.config import SchedulerConfig
 from deploy.local_engine import LocalEngine
-from tests.end_to_end.conftest import MODEL_DIR, adapter_dirs
 from tests.end_to_end.reference import (
     QUESTIONS,
     TIE_IN_BFLOAT16,
@@ -17,6 +16,7 @@ from tests.end_to_end.reference import (
     chat_prompt,
     demo_reference,
 )
+from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from worker.protocol import SamplingParams
 from worker.rank_config import RankConfig
 

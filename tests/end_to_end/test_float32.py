@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Server
+from tests.end_to_end.asking import complete, tokens
 from tests.end_to_end.reference import QUESTIONS, chat_prompt, demo_reference
+from tests.end_to_end.server import MODELS, Server
 from tests.end_to_end.test_engine_tokens import random_prompt
-from tests.end_to_end.test_server import MODELS, complete, tokens
 
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]
 

@@ -18,9 +18,9 @@ from cluster.request import Request
 from deploy.bench.adapters.counts import count_tiers, read_counts
 from deploy.bench.adapters.directories import adapter_directory, adapter_names, mean_shard_bytes
 from deploy.bench.adapters.popularity import by_zipf, in_turn
-from tests.end_to_end.conftest import MODEL_DIR, Server, adapter_dirs
+from tests.end_to_end.asking import wait_for
+from tests.end_to_end.server import MODEL_DIR, Server, adapter_dirs
 from tests.end_to_end.test_engine_tokens import GREEDY, make_engine
-from tests.end_to_end.test_server import wait_for
 from worker.model_reader import read_model_config
 
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]
@@ -96,16 +96,14 @@ def ask(client: httpx.Client, asked: Asked) -> list[int]:
 
 
 def listing(server: Server) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = httpx.get(f"{server.url}/v1/adapters", timeout=60).json()[
-        "data"
-    ]
+    entries: list[dict[str, Any]] = server.get("/v1/adapters").json()["data"]
     return entries
 
 
 def test_every_answer_is_what_its_adapter_gives_alone(full_server: Server, directory: Path) -> None:
     asked = [*ZIPF, *IN_TURN, *ZIPF[:100]]  # at last some that went to disk meanwhile
     assert count_tiers(listing(full_server)) == {"disk": NUM_ADAPTERS + len(adapter_dirs())}
-    with full_server.client(timeout=300) as client, ThreadPoolExecutor(CLIENTS) as clients:
+    with full_server.client() as client, ThreadPoolExecutor(CLIENTS) as clients:
         answers = list(clients.map(partial(ask, client), asked))
     check_tiers(full_server, asked)
     wrong = [
@@ -127,7 +125,7 @@ def check_tiers(server: Server, asked: list[Asked]) -> None:
     assert read == used
     in_memory = tiers["device"] + tiers["host"]
     assert NUM_IN_HOST / 2 < in_memory < len(read), "some went back to disk, and no more than must"
-    loads = read_counts(httpx.get(f"{server.url}/metrics", timeout=60).text).loads
+    loads = read_counts(server.get("/metrics").text).loads
     assert loads > len(used), "some came into a slot twice, so slots were evicted"
     assert loads < len(asked), "some were found in their slot"
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from deploy.observability.grafana import FILLS_ON
-from tests.end_to_end.conftest import Server, adapter_dirs
+from tests.end_to_end.asking import wait_for
 from tests.end_to_end.prometheus import Prometheus, filled_in, missing, panels
-from tests.end_to_end.test_server import wait_for
+from tests.end_to_end.server import Server, adapter_dirs
 
 pytestmark = [
     pytest.mark.model,
@@ -41,7 +40,7 @@ class Watched:
     statuses: Counter[int]
 
 
-def ask(url: str, number: int) -> int:
+def ask(server: Server, number: int) -> int:
     """Ask for something, by a mix of models and forms."""
     models = ["smollm2", *adapter_dirs()]
     body: dict[str, Any] = {
@@ -54,8 +53,7 @@ def ask(url: str, number: int) -> int:
         body["model"] = "nobody"
     if number % 11 == 0:
         body |= {"model": "smollm2", "lora": [{"name": "pirate"}, {"name": "oracle"}]}
-    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
-    return reply.status_code
+    return server.post("/v1/completions", body).status_code
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +66,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     try:
         server.wait_until_ready()
         prometheus.wait_until_it_scrapes()
-        yield Watched(server, prometheus, load(server.url))
+        yield Watched(server, prometheus, load(server))
     finally:
         prometheus.stop()
         before = server.processes()
@@ -76,16 +74,16 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     assert not {pid for pid in before if Path(f"/proc/{pid}").exists()}
 
 
-def change_adapters(url: str) -> None:
+def change_adapters(server: Server) -> None:
     """Load an adapter by the API and unload it, so that one is read in the midst of the load."""
     name, folder = next(iter(adapter_dirs().items()))
     body = {"lora_name": f"another-{name}"}
     for call, more in (("load", {"lora_path": str(folder)}), ("unload", {})):
-        reply = httpx.post(f"{url}/v1/{call}_lora_adapter", json=body | more, timeout=60)
+        reply = server.post(f"/v1/{call}_lora_adapter", body | more)
         assert reply.status_code == 200, reply.text
 
 
-def load(url: str) -> Counter[int]:
+def load(server: Server) -> Counter[int]:
     """Ask for a minute; return how often each status came."""
     statuses: Counter[int] = Counter()
     is_over = threading.Event()
@@ -93,14 +91,14 @@ def load(url: str) -> Counter[int]:
     def client(index: int) -> None:
         number = index
         while not is_over.is_set():
-            statuses[ask(url, number)] += 1
+            statuses[ask(server, number)] += 1
             number += NUM_CLIENTS
 
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:
         running = [clients.submit(client, index) for index in range(NUM_CLIENTS)]
         try:
             time.sleep(SECONDS / 2)
-            change_adapters(url)
+            change_adapters(server)
             time.sleep(SECONDS / 2)
         finally:
             is_over.set()
@@ -167,16 +165,16 @@ def test_a_killed_router_is_told_of_and_its_counts_stay(watched: Watched) -> Non
     )
     os.kill(victim, signal.SIGKILL)
     dead = "topwork_router_up == 0"
-    wait_for(lambda: bool(prometheus.query(dead)), seconds=60)
+    wait_for(lambda: bool(prometheus.query(dead)))
     ((labels, _),) = prometheus.query(dead)
-    wait_for(lambda: len(prometheus.query("topwork_router_up")) == 3, seconds=60)
+    wait_for(lambda: len(prometheus.query("topwork_router_up")) == 3)
     after = {labels["router"]: count for labels, count in prometheus.query(BY_ROUTER)}
     assert after[labels["router"]] == before[labels["router"]] > 0
     assert not prometheus.query(f"resets({INFERENCE}[10m]) > 0")
 
 
 def test_promtool_finds_nothing_but_the_colons_of_vllm(watched: Watched) -> None:
-    text = httpx.get(f"{watched.server.url}/metrics").text
+    text = watched.server.get("/metrics").text
     run = subprocess.run(
         ["promtool", "check", "metrics"], input=text, capture_output=True, text=True
     )
@@ -205,17 +203,17 @@ def test_a_killed_rank_is_told_of_and_fills_the_panels_of_faults(watched: Watche
     ]
 
     def ask_long(body: dict[str, Any]) -> int:
-        return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code
+        return server.post("/v1/completions", body).status_code
 
     with ThreadPoolExecutor(2) as clients:
         asked = [clients.submit(ask_long, body) for body in bodies]
         wait_for(lambda: server.metric("topwork_requests_running") == 2)
         os.kill(server.rank_pids()[0], signal.SIGKILL)
         assert [one.result() for one in asked] == [503, 503]
-    wait_for(lambda: "TopworkRanksLost" in prometheus.firing(), seconds=30)
+    wait_for(lambda: "TopworkRanksLost" in prometheus.firing())
     faulty = [panel for panel in panels() if FILLS_ON in panel["description"]]
     assert faulty
     for panel in faulty:
         for target in panel["targets"]:
             wait_for(lambda asked=target["expr"]: bool(prometheus.query(filled_in(asked))))
-    wait_for(lambda: httpx.get(f"{server.url}/health").status_code == 200, seconds=60)
+    wait_for(server.is_healthy)

@@ -5,15 +5,15 @@ each other in the order of the file: the cluster grows, loses a host and is take
 """
 
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.end_to_end.conftest import ADAPTERS_DIR, MODEL_DIR
+from tests.end_to_end.asking import wait_for
 from tests.end_to_end.hosts.desk import Desk
 from tests.end_to_end.hosts.host import Host, why_there_can_be_none
 from tests.end_to_end.hosts.network import Network
+from tests.end_to_end.server import ADAPTERS_DIR, MODEL_DIR
 
 LACKING = why_there_can_be_none()
 pytestmark = [
@@ -25,7 +25,6 @@ pytestmark = [
 
 PROMPT = "The capital of France is"
 RANK = "ray::WorkerActor"
-WAIT = 600.0  # seconds, of a machine that does other things as well
 
 
 class Cluster:
@@ -56,7 +55,7 @@ class Cluster:
 
     def wait_for_nodes(self, count: int) -> None:
         """Wait until so many nodes, the head with them, are in the cluster."""
-        wait_for(lambda: self.num_nodes() == count, WAIT, self.num_nodes)
+        wait_for(lambda: self.num_nodes() == count, self.num_nodes)
 
     def num_nodes(self) -> int:
         """Return how many nodes `ray status` tells of, active and idle, whatever their type."""
@@ -65,7 +64,7 @@ class Cluster:
         return sum(int(count) for count in re.findall(r"^\s*(\d+) \S+\s*$", alive, re.MULTILINE))
 
     def wait_until_served(self) -> None:
-        wait_for(lambda: self.desk.get("/ready")[0] == 200, WAIT, lambda: self.desk.get("/ready"))
+        wait_for(lambda: self.desk.get("/ready")[0] == 200, lambda: self.desk.get("/ready"))
 
     def answers(self) -> list[str]:
         """Return what the base model and the adapter say to one prompt."""
@@ -92,15 +91,6 @@ def connections_of_ranks(host: Host) -> set[frozenset[str]]:
     """Return both ends of each TCP connection that a rank of a host has."""
     lines = host.run("ss", "-tnpH", "state", "established").splitlines()
     return {frozenset(line.split()[2:4]) for line in lines if RANK[:12] in line}
-
-
-def wait_for(
-    is_so: Callable[[], bool], seconds: float, told: Callable[[], object] = lambda: ""
-) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not so after {seconds} s: {told()}"
-        time.sleep(1.0)
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +137,8 @@ def test_a_host_is_added_and_one_is_lost_and_requests_are_answered_again(
     assert cluster.answers() == first_answers, "nobody was disturbed"
 
     cluster.network.hosts["two"].lose()
-    wait_for(
-        lambda: sorted(cluster.hosts_of_ranks()) == ["one", "three"], WAIT, cluster.hosts_of_ranks
-    )
-    wait_for(cluster.is_answered, WAIT)
+    wait_for(lambda: sorted(cluster.hosts_of_ranks()) == ["one", "three"], cluster.hosts_of_ranks)
+    wait_for(cluster.is_answered)
     assert cluster.answers() == first_answers
 
 
@@ -160,6 +148,5 @@ def test_ray_down_leaves_no_process_on_any_host(cluster: Cluster) -> None:
     assert len(there) == 4
     wait_for(
         lambda: not any(host.processes() for host in there),
-        WAIT,
         lambda: {host.name: host.processes() for host in there},
     )

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from tests.end_to_end.cluster import Cluster, Load
-from tests.end_to_end.conftest import adapter_dirs
+from tests.end_to_end.server import adapter_dirs
 
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]
 
@@ -49,12 +48,12 @@ def test_one_scheduler_becomes_two_under_load_and_one_again_and_nothing_fails(
         cluster.wait_for(lambda: light.num_answers > answered + 2)
     assert heavy.failures == []
     assert light.failures == []
-    assert httpx.get(f"{cluster.url}/health", timeout=20).status_code == 200
+    assert cluster.is_healthy()
 
 
 def samples(cluster: Cluster, name: str) -> dict[str, float]:
     """Return the values of a metric by its labels."""
-    lines = httpx.get(f"{cluster.url}/metrics", timeout=20).text.splitlines()
+    lines = cluster.get("/metrics").text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(f"{name}{{"))
     return {labels: float(value) for labels, value in pairs}
 
@@ -72,8 +71,8 @@ def generated(cluster: Cluster) -> dict[str, float]:
 
 
 def test_drain_stops_every_router_and_tells_what_is_left(cluster: Cluster) -> None:
-    told = httpx.post(f"{cluster.url}/v1/drain", timeout=20).json()
+    told = cluster.post("/v1/drain").json()
     assert told["status"] == "draining"
     assert [one["running"] for one in told["schedulers"]] == [0]
     body = {"model": "smollm2", "prompt": "x", "max_tokens": 1}
-    assert httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=20).status_code == 503
+    assert cluster.post("/v1/completions", body).status_code == 503

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.end_to_end.cluster import Cluster, Load
-from tests.end_to_end.conftest import adapter_dirs
+from tests.end_to_end.server import adapter_dirs
 
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]
 
@@ -29,12 +28,12 @@ def cluster() -> Iterator[Cluster]:
 
 
 def named(cluster: Cluster) -> list[str]:
-    return [one["id"] for one in httpx.get(f"{cluster.url}/v1/models", timeout=20).json()["data"]]
+    return [one["id"] for one in cluster.get("/v1/models").json()["data"]]
 
 
 def load_adapter(cluster: Cluster, name: str, path: Path) -> None:
     body = {"lora_name": name, "lora_path": str(path)}
-    assert httpx.post(f"{cluster.url}/v1/load_lora_adapter", json=body, timeout=60).is_success
+    assert cluster.post("/v1/load_lora_adapter", body).is_success
 
 
 def everyone(cluster: Cluster) -> set[int]:
@@ -60,15 +59,15 @@ def test_adapters_and_log_level_change_without_a_restart_or_a_failed_request(
             adapter_dir=[str(tmp_path / "many")],
             log_level="INFO",
         )
-        cluster.wait_for(lambda: {"second", "watched"} <= set(named(cluster)), 60)
-        cluster.wait_for(cluster.is_running, 60)
+        cluster.wait_for(lambda: {"second", "watched"} <= set(named(cluster)))
+        cluster.wait_for(cluster.is_running)
         digest = adapter_digest(cluster, "second")
         cluster.deploy(adapter=[f"pirate={pirate}", f"second={adapter_dirs()[others[1]]}"])
-        cluster.wait_for(lambda: "watched" not in named(cluster), 60)
-        cluster.wait_for(lambda: adapter_digest(cluster, "second") != digest, 60)
+        cluster.wait_for(lambda: "watched" not in named(cluster))
+        cluster.wait_for(lambda: adapter_digest(cluster, "second") != digest)
         cluster.deploy(adapter=[f"pirate={pirate}"])
-        cluster.wait_for(lambda: "second" not in named(cluster), 60)
-        cluster.wait_for(cluster.is_running, 60)
+        cluster.wait_for(lambda: "second" not in named(cluster))
+        cluster.wait_for(cluster.is_running)
     assert load.failures == []
     assert load.num_answers > 10
     assert set(named(cluster)) == {"smollm2", "pirate", "called"}
@@ -78,8 +77,8 @@ def test_adapters_and_log_level_change_without_a_restart_or_a_failed_request(
 def adapter_digest(cluster: Cluster, name: str) -> str:
     """Return what a name stands for, once it has been asked for."""
     body = {"model": name, "prompt": "x", "max_tokens": 1}
-    assert httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60).is_success
-    told: Any = httpx.get(f"{cluster.url}/v1/adapters/{name}", timeout=20).json()
+    assert cluster.post("/v1/completions", body).is_success
+    told: Any = cluster.get(f"/v1/adapters/{name}").json()
     return str(told["digest"])
 
 
@@ -118,12 +117,12 @@ def test_a_pool_that_dies_is_back_with_what_the_configuration_says(cluster: Clus
     assert load.failures == []
     assert cluster.pids("ray::PoolActor") != {pool}
     assert set(named(cluster)) == {"smollm2", "pirate"}
-    assert httpx.get(f"{cluster.url}/health", timeout=20).status_code == 200
+    assert cluster.is_healthy()
 
 
 def test_a_mistake_is_told_by_serve_status_and_what_runs_goes_on(cluster: Cluster) -> None:
     cluster.deploy(adapters=["pirate=/x"])
-    cluster.wait_for(lambda: cluster.status()["status"] == "DEPLOY_FAILED", 60)
+    cluster.wait_for(lambda: cluster.status()["status"] == "DEPLOY_FAILED")
     assert "adapters" in cluster.status()["message"]
     assert "Traceback" not in cluster.status()["message"]
     assert cluster.is_ready()
@@ -132,4 +131,4 @@ def test_a_mistake_is_told_by_serve_status_and_what_runs_goes_on(cluster: Cluste
 def test_serve_shutdown_leaves_nothing_of_the_application(cluster: Cluster) -> None:
     address = f"http://127.0.0.1:{cluster.dashboard}"
     assert cluster.run("serve", "shutdown", "-y", "-a", address).returncode == 0
-    cluster.wait_for(lambda: not everyone(cluster), 60)
+    cluster.wait_for(lambda: not everyone(cluster))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,38 +12,12 @@ import openai
 import pytest
 from safetensors.numpy import save_file
 
-from tests.end_to_end.conftest import Server, adapter_dirs
+from tests.end_to_end.asking import cached, complete, tokens, wait_for
 from tests.end_to_end.reference import QUESTIONS, chat_prompt, demo_reference
+from tests.end_to_end.server import MODELS, Server, adapter_dirs
 from tests.end_to_end.test_engine_tokens import random_prompt
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
-MODELS = ["smollm2", *adapter_dirs()]
-
-
-def complete(server: Server, model: str, prompt: list[int], n: int, **extra: Any) -> dict[str, Any]:
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": n,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-        **extra,
-    }
-    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
-    assert reply.status_code == 200, reply.text
-    result: dict[str, Any] = reply.json()
-    return result
-
-
-def tokens(answer: dict[str, Any]) -> list[int]:
-    ids: list[int] = answer["choices"][0]["token_ids"]
-    return ids
-
-
-def cached(answer: dict[str, Any]) -> int:
-    count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return count
 
 
 def test_greedy_tokens_over_http_are_those_of_transformers_and_peft(server: Server) -> None:
@@ -83,12 +56,10 @@ def test_a_shared_prompt_is_found_under_its_own_adapter_only(server: Server) -> 
 def test_a_response_carries_its_request_id_once(server: Server) -> None:
     body = {"model": "smollm2", "prompt": "Once", "max_tokens": 1}
     for given, kept in (("job-7", "job-7"), ("a b<script>", "abscript")):
-        reply = httpx.post(
-            f"{server.url}/v1/completions", json=body, headers={"X-Request-Id": given}
-        )
+        reply = server.post("/v1/completions", body, {"X-Request-Id": given})
         assert reply.headers.get_list("x-request-id") == [kept]
         assert reply.json()["id"] == f"cmpl-{kept}"
-    (made,) = httpx.get(f"{server.url}/version").headers.get_list("x-request-id")
+    (made,) = server.get("/version").headers.get_list("x-request-id")
     assert len(made) == 32
 
 
@@ -137,7 +108,8 @@ def test_mistakes_arrive_as_the_openai_packages_exceptions(server: Server) -> No
         client.completions.create(model="smollm2", prompt=[5] * 9000)
     with pytest.raises(openai.BadRequestError, match="suffix"):
         client.completions.create(model="smollm2", prompt="x", suffix="y")
-    broken = httpx.post(f"{server.url}/v1/completions", content=b'{"model": "smollm2", ')
+    with server.client() as plain:
+        broken = plain.post("/v1/completions", content=b'{"model": "smollm2", ')
     assert broken.status_code == 400
     assert broken.json()["error"]["type"] == "invalid_request_error"
 
@@ -153,16 +125,6 @@ def test_a_client_that_leaves_frees_what_it_held(server: Server) -> None:
         assert server.metric("topwork_requests_running") == 1
     wait_for(lambda: server.metric("topwork_requests_running") == 0)
     wait_for(lambda: server.metric("topwork_kv_blocks_held") == 0)
-
-
-def wait_for(condition: Any, seconds: float = 20.0) -> None:
-    """Wait for something that must come by itself."""
-    gate = threading.Event()
-    for _ in range(int(seconds / 0.1)):
-        if condition():
-            return
-        gate.wait(0.1)
-    raise AssertionError("it did not come")
 
 
 def spoil(kind: str, source: Path, target: Path) -> None:
@@ -230,10 +192,8 @@ def test_a_broken_adapter_is_refused_with_the_key_and_disturbs_nobody(
     source = adapter_dirs()[MODELS[1]]
     spoil(fault, source, tmp_path / "bad")
     before = [tokens(complete(server, model, chat_prompt(QUESTIONS[0]), 8)) for model in MODELS[:2]]
-    reply = httpx.post(
-        f"{server.url}/v1/load_lora_adapter",
-        json={"lora_name": "bad", "lora_path": str(tmp_path / "bad")},
-    )
+    body = {"lora_name": "bad", "lora_path": str(tmp_path / "bad")}
+    reply = server.post("/v1/load_lora_adapter", body)
     assert reply.status_code == 400, reply.text
     assert FAULTS[fault] in reply.json()["error"]["message"]
     after = [tokens(complete(server, model, chat_prompt(QUESTIONS[0]), 8)) for model in MODELS[:2]]
@@ -245,7 +205,7 @@ def test_an_adapter_loads_unloads_and_comes_back_warm(server: Server) -> None:
     prompt = random_prompt(200)
 
     def call(route: str, **body: object) -> httpx.Response:
-        return httpx.post(f"{server.url}/v1/{route}", json=body)
+        return server.post(f"/v1/{route}", body)
 
     name = {"lora_name": "copy"}
     assert call("load_lora_adapter", **name, lora_path=str(source)).status_code == 200
@@ -256,7 +216,7 @@ def test_an_adapter_loads_unloads_and_comes_back_warm(server: Server) -> None:
     assert call("unload_lora_adapter", **name).status_code == 404
     with pytest.raises(AssertionError, match="copy"):
         complete(server, "copy", prompt, 8)
-    listed = httpx.get(f"{server.url}/v1/adapters").json()
+    listed = server.get("/v1/adapters").json()
     assert "copy" not in json.dumps(listed)
 
 
@@ -296,9 +256,9 @@ def test_whatever_wakes_up_beside_the_ranks_halts_none_of_them(server: Server) -
 
 
 def test_health_metrics_and_version_answer(server: Server) -> None:
-    assert httpx.get(f"{server.url}/health").status_code == 200
-    assert httpx.get(f"{server.url}/ready").status_code == 200
-    assert "version" in httpx.get(f"{server.url}/version").json()
+    assert server.is_healthy()
+    assert server.get("/ready").status_code == 200
+    assert "version" in server.get("/version").json()
     assert server.metric("topwork_generation_tokens_total") > 0
 
 
@@ -319,7 +279,7 @@ def test_a_reader_of_kv_events_hears_of_new_pages_and_of_those_that_an_unload_dr
                 held.clear()
         return held
 
-    with httpx.stream("GET", f"{server.url}/v1/kv_events", timeout=60) as stream:
+    with server.client() as client, client.stream("GET", "/v1/kv_events") as stream:
         assert stream.status_code == 200
         events: list[dict[str, Any]] = []
         batches = (
@@ -334,8 +294,8 @@ def test_a_reader_of_kv_events_hears_of_new_pages_and_of_those_that_an_unload_dr
             events += next(batches)["events"]
         assert ours[0]["lora_name"] and ours[0]["block_size"] == 64 and ours[0]["medium"] == "GPU"
         assert set(ours[0]["block_hashes"]) <= stored(events)
-        httpx.post(f"{server.url}/v1/unload_lora_adapter", json={"lora_name": name})
+        assert server.post("/v1/unload_lora_adapter", {"lora_name": name}).status_code == 200
         while set(ours[0]["block_hashes"]) & stored(events):
             events += next(batches)["events"]
     body = {"lora_name": name, "lora_path": str(directory)}
-    assert httpx.post(f"{server.url}/v1/load_lora_adapter", json=body).status_code == 200
+    assert server.post("/v1/load_lora_adapter", body).status_code == 200

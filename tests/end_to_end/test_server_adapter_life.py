@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from deploy.demo.many_adapters import WEIGHTS, make_many
-from tests.end_to_end.conftest import Server
+from tests.end_to_end.asking import cached, complete, tokens, wait_for
+from tests.end_to_end.server import Server
 from tests.end_to_end.test_engine_tokens import random_prompt
-from tests.end_to_end.test_server import cached, complete, tokens, wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 PROMPT = random_prompt(140)  # two pages and a part
@@ -65,24 +65,24 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def adapters(server: Server) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = httpx.get(f"{server.url}/v1/adapters").json()["data"]
+    entries: list[dict[str, Any]] = server.get("/v1/adapters").json()["data"]
     return entries
 
 
 def load(server: Server, name: str, path: Path, **extra: bool) -> httpx.Response:
     body = {"lora_name": name, "lora_path": str(path), **extra}
-    return httpx.post(f"{server.url}/v1/load_lora_adapter", json=body, headers=JSON, timeout=60)
+    return server.post("/v1/load_lora_adapter", body, JSON)
 
 
 def unload(server: Server, name: str, **extra: bool) -> httpx.Response:
     body = {"lora_name": name, **extra}
-    return httpx.post(f"{server.url}/v1/unload_lora_adapter", json=body, headers=JSON, timeout=60)
+    return server.post("/v1/unload_lora_adapter", body, JSON)
 
 
 def ask(server: Server, name: str, **extra: Any) -> httpx.Response:
     body = {"model": name, "prompt": PROMPT, "max_tokens": 4, "temperature": 0, **extra}
     body |= {"ignore_eos": True, "return_token_ids": True}
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    return server.post("/v1/completions", body)
 
 
 def message(reply: httpx.Response) -> str:
@@ -275,14 +275,14 @@ def test_a_directory_that_goes_while_a_request_waits_for_its_slot_fails_that_req
     shutil.copytree(many[3], tmp_path / "doomed")
     for name, path in (("one", many[1]), ("doomed", tmp_path / "doomed"), ("last", many[7])):
         assert load(small, name, path).status_code == 200  # the last one alone is in memory then
-    with running(small, "one", 1500) as one, ThreadPoolExecutor(2) as clients:
+    with running(small, "one", 400) as one, ThreadPoolExecutor(2) as clients:
         # The one in front is in memory already, so that the other is not read before its turn.
         last = clients.submit(ask, small, "last")
         wait_for(lambda: small.metric("topwork_requests_waiting") == 1)
         doomed = clients.submit(ask, small, "doomed")
         wait_for(lambda: small.metric("topwork_requests_waiting") == 2)
         shutil.rmtree(tmp_path / "doomed")
-        assert len(streamed(one)) == 1500
+        assert len(streamed(one)) == 400
         assert last.result().status_code == 200
         failed = doomed.result()
     assert failed.status_code == 404

@@ -8,19 +8,18 @@ import httpx
 import openai
 import pytest
 
-from tests.end_to_end.conftest import Server, adapter_dirs
+from tests.end_to_end.asking import wait_for
 from tests.end_to_end.reference import QUESTIONS
+from tests.end_to_end.server import MODELS, Server
 from tests.end_to_end.test_engine_tokens import random_prompt
-from tests.end_to_end.test_server import wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
-MODELS = ["smollm2", *adapter_dirs()][:2]
 SEED = 2**64 - 2  # so that the third choice's is 0
 
 
 def ask(server: Server, **body: Any) -> httpx.Response:
     settings = {"max_tokens": 10, "temperature": 0.9, "ignore_eos": True, "return_token_ids": True}
-    reply = httpx.post(f"{server.url}/v1/completions", json=settings | body, timeout=120)
+    reply = server.post("/v1/completions", settings | body)
     assert reply.status_code == 200, reply.text
     return reply
 

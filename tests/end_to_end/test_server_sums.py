@@ -1,14 +1,15 @@
 """Weighted sums of adapters through a served model, against one merged adapter that is the sum."""
 
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from deploy.demo.many_adapters import CONFIG, WEIGHTS
-from tests.end_to_end.conftest import Server, adapter_dirs
+from tests.end_to_end.asking import cached, complete, tokens
+from tests.end_to_end.server import Server, adapter_dirs
 from tests.end_to_end.test_engine_tokens import random_prompt
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
@@ -18,28 +19,13 @@ ADAPTER = "letter"
 
 def ask(
     server: Server, lora: list[dict[str, object]] | None, model: str = "smollm2"
-) -> httpx.Response:
-    body = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 0}
-    body |= {"ignore_eos": True, "return_token_ids": True}
-    if lora is not None:
-        body["lora"] = lora
-    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
-    assert reply.status_code == 200, reply.text
-    return reply
+) -> dict[str, Any]:
+    extra = {} if lora is None else {"lora": lora}
+    return complete(server, model, PROMPT, 12, logprobs=0, **extra)
 
 
-def tokens(reply: httpx.Response) -> list[int]:
-    found: list[int] = reply.json()["choices"][0]["token_ids"]
-    return found
-
-
-def cached(reply: httpx.Response) -> int:
-    count: int = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return count
-
-
-def logprobs(reply: httpx.Response) -> list[float]:
-    found: list[float] = reply.json()["choices"][0]["logprobs"]["token_logprobs"]
+def logprobs(answer: dict[str, Any]) -> list[float]:
+    found: list[float] = answer["choices"][0]["logprobs"]["token_logprobs"]
     return found
 
 
@@ -56,15 +42,15 @@ def scaled_copy(name: str, factor: float, path: Path) -> Path:
 def test_halves_and_quarters_of_an_adapter_are_the_adapter(server: Server, tmp_path: Path) -> None:
     half = scaled_copy(ADAPTER, 0.5, tmp_path / "half")
     body = {"lora_name": "half", "lora_path": str(half)}
-    assert httpx.post(f"{server.url}/v1/load_lora_adapter", json=body).status_code == 200
+    assert server.post("/v1/load_lora_adapter", body).status_code == 200
     whole = ask(server, None, ADAPTER)
     twice = ask(server, [{"name": "half", "weight": 2}])  # powers of two: not a bit is lost
     assert (tokens(twice), logprobs(twice)) == (tokens(whole), logprobs(whole))
     both = ask(server, [{"name": "half", "weight": 1.5}, {"name": ADAPTER, "weight": 0.25}])
     assert tokens(both) == tokens(whole)
     body = {"lora_name": "half"}
-    assert httpx.post(f"{server.url}/v1/unload_lora_adapter", json=body).status_code == 200
-    slots = httpx.get(f"{server.url}/metrics").text
+    assert server.post("/v1/unload_lora_adapter", body).status_code == 200
+    slots = server.get("/metrics").text
     assert "half" not in slots, "its sums went with it"
 
 

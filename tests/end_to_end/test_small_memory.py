@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Server
+from tests.end_to_end.asking import complete, tokens, wait_for
+from tests.end_to_end.server import MODELS, Server
 from tests.end_to_end.test_engine_tokens import random_prompt
-from tests.end_to_end.test_server import MODELS, complete, tokens, wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 

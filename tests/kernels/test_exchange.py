@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels.native.library import ExchangeState, native_library
+from tests.patience import PATIENCE
 
 SIZE = 3
 HEADER_BYTES, SEGMENT_BYTES = 128, 4096
@@ -24,7 +25,7 @@ def test_whatever_others_write_no_rank_reads_or_writes_outside_the_region(rank: 
         pytest.skip("this machine cannot have the native library")
     process = multiprocessing.get_context("spawn").Process(target=call_among_liars, args=(rank,))
     process.start()
-    process.join(100)
+    process.join(PATIENCE)
     assert process.exitcode == 0
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.patience import PATIENCE
 from worker.adapter_shard import AdapterShard, LoraEntry
 from worker.model_reader import read_model_config
 from worker.parallel import Communicator, SingleRank, ThreadGroup
@@ -66,7 +67,9 @@ class RankGroup:
     ) -> None:
         self.config = read_model_config(path)
         if places is None:
-            places = ThreadGroup(tp, timeout=20.0).communicators() if tp > 1 else (SingleRank(),)
+            places = (
+                ThreadGroup(tp, timeout=PATIENCE).communicators() if tp > 1 else (SingleRank(),)
+            )
         self.ranks = [
             Rank(
                 RankConfig(

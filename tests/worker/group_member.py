@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from kernels.native.library import native_library
+from tests.patience import PATIENCE
 from worker.errors import GroupBroken
 from worker.parallel import Communicator, SharedGroup, SocketGroup, TorchGroup, _store, join_group
 
@@ -33,11 +34,11 @@ def run_member(addresses: tuple[str, ...], rank: int, size: int, pipe: Connectio
     """Use a group of torch's and two of our own; stay alive until killed."""
     torch.set_num_threads(1)
     with torch.inference_mode():
-        torchs = TorchGroup(addresses[0], rank=rank, size=size, device="cpu", timeout=20.0)
+        torchs = TorchGroup(addresses[0], rank=rank, size=size, device="cpu", timeout=PATIENCE)
         findings = [_use(torchs)]
         del torchs
         host, _, port = addresses[1].removeprefix("tcp://").partition(":")
-        store = _store(host, int(port), rank, size, timedelta(seconds=20.0))
+        store = _store(host, int(port), rank, size, timedelta(seconds=PATIENCE))
         findings.append(_use(SocketGroup(store, rank, size, host, 20.0)))
         joined = join_group(addresses[2], rank, size, "cpu", 20.0)
         assert isinstance(joined, SocketGroup if native_library() is None else SharedGroup)

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.patience import PATIENCE
 from worker.channel import (
     MAX_FRAME_BYTES,
     BadFrame,
@@ -101,7 +102,7 @@ def test_both_ends_of_an_asyncio_channel_speak_the_same_frames():
         await channel.drain()
         heard.append(await channel.receive())
         channel.close()
-        await asyncio.wait_for(done.wait(), 10)
+        await asyncio.wait_for(done.wait(), PATIENCE)
         server.close()
         return heard
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from tests.patience import PATIENCE
 from tests.worker.group_member import WIDTHS, part_of, run_member
 from worker.errors import GroupBroken
 from worker.parallel import SingleRank, ThreadGroup, TorchGroup, join_group
@@ -35,7 +36,7 @@ def test_a_single_rank_gets_its_own_values_back():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_threads_sum_in_pairs_many_times_over(size, dtype):
-    group = ThreadGroup(size, timeout=10.0)
+    group = ThreadGroup(size, timeout=PATIENCE)
 
     def run(place):
         return [place.all_reduce(part_of(place.rank, dtype) * 2**turn) for turn in range(20)]
@@ -47,7 +48,7 @@ def test_threads_sum_in_pairs_many_times_over(size, dtype):
 
 
 def test_threads_gather_uneven_columns_on_the_first_rank():
-    group = ThreadGroup(3, timeout=10.0)
+    group = ThreadGroup(3, timeout=PATIENCE)
 
     def run(place):
         return place.gather_first(part_of(place.rank)[:, : WIDTHS[place.rank]], WIDTHS)
@@ -59,12 +60,12 @@ def test_threads_gather_uneven_columns_on_the_first_rank():
 
 
 def test_a_thread_that_fails_wakes_the_ones_that_wait():
-    first, second = ThreadGroup(2, timeout=60.0).communicators()
+    first, second = ThreadGroup(2, timeout=PATIENCE).communicators()
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(first.all_reduce, part_of(0))
         second.close()
         with pytest.raises(GroupBroken):
-            waiting.result(timeout=30)
+            waiting.result(PATIENCE)
     with pytest.raises(GroupBroken):
         second.all_reduce(part_of(1))
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from kernels.native.library import native_library
+from tests.patience import PATIENCE
 from tests.worker import shared_member
 from tests.worker.shared_member import Task
 from tests.worker.sockets import free_address, join_in_threads
@@ -90,7 +91,7 @@ def test_all_ranks_get_the_bits_of_sum_in_pairs_and_rank_0_all_columns(
 
 
 def test_a_rank_that_is_killed_breaks_the_group_long_before_a_timeout(start: Start) -> None:
-    processes, pipes = start(3, shared_member.wait_for_the_last, timeout=600.0)
+    processes, pipes = start(3, shared_member.wait_for_the_last, timeout=PATIENCE)
     assert told(pipes[2]) == "takes no part"
     processes[2].kill()
     assert {told(pipe) for pipe in pipes[:2]} == {
@@ -116,7 +117,7 @@ def test_a_rank_that_leaves_wakes_those_that_wait_and_itself_can_do_no_more(join
         waiting = threads.submit(first.all_reduce, torch.ones(3))
         second.close()
         with pytest.raises(GroupBroken, match="rank 1 has left"):
-            waiting.result(timeout=30)
+            waiting.result(PATIENCE)
     with pytest.raises(GroupBroken, match="it has left"):
         second.all_reduce(torch.ones(3))
 
@@ -130,7 +131,7 @@ def test_what_a_rank_brought_before_it_left_still_counts(join: Join) -> None:
         waiting = threads.submit(first.gather_first, columns, widths)
         time.sleep(0.1)  # so long that the first looks for who has left
         assert second.gather_first(columns, widths) is None
-        gathered = waiting.result(timeout=30)
+        gathered = waiting.result(PATIENCE)
     assert gathered is not None
     assert torch.equal(gathered, torch.cat([columns] * 3, dim=1))
 

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 import msgspec
 import pytest
 
+from tests.patience import PATIENCE
 from worker import step_server
 from worker.channel import ChannelClosed, listen, receive, send
 from worker.fake_rank import FakeRank, fake_continuation
@@ -43,7 +44,7 @@ def served(rank):
     thread = threading.Thread(target=run)
     thread.start()
     yield server.getsockname(), errors
-    thread.join(timeout=20)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -106,9 +107,6 @@ def test_a_failing_step_is_reported_and_ends_the_service():
     assert [type(error).__name__ for error in errors] == ["PlanMismatch"]
 
 
-LIMIT = 20.0  # seconds for what takes none
-
-
 class DeviceRank:
     """Starts steps whose ends the test tells, as a device would."""
 
@@ -126,16 +124,16 @@ class DeviceRank:
 
         def reply() -> StepReply:
             self.asked.put(step)
-            return end.result(LIMIT)
+            return end.result(PATIENCE)
 
         return StartedStep(frame == b"at once", reply)
 
     def next(self) -> tuple[bytes, Future[StepReply]]:
-        return self.started.get(timeout=LIMIT)
+        return self.started.get(timeout=PATIENCE)
 
 
 def replied(connection: socket.socket) -> StepReply:
-    connection.settimeout(LIMIT)
+    connection.settimeout(PATIENCE)
     return msgspec.msgpack.decode(receive(connection), type=StepReply)
 
 
@@ -223,7 +221,7 @@ def test_a_step_that_cannot_be_started_is_reported_behind_the_one_that_runs():
         send(connection, b"one")
         _, first = rank.next()
         send(connection, b"wrong")
-        assert rank.asked.get(timeout=LIMIT) == 1
+        assert rank.asked.get(timeout=PATIENCE) == 1
         first.set_result(answer(1))
         assert replied(connection) == answer(1)
         reply = replied(connection)
@@ -251,7 +249,7 @@ def test_when_the_scheduler_goes_away_the_step_that_runs_is_waited_for(fails):
         with connect(address) as connection:
             send(connection, b"one")
             _, first = rank.next()
-        assert rank.asked.get(timeout=LIMIT) == 1
+        assert rank.asked.get(timeout=PATIENCE) == 1
         if fails:
             first.set_exception(RuntimeError("the device is on fire"))
         else:
@@ -274,7 +272,7 @@ def test_no_more_than_one_step_is_ever_ahead(monkeypatch):
     with served(rank) as (address, errors), connect(address) as connection:
         for step in (1, 2, 3):
             send(connection, b"next")
-            assert checked.get(timeout=LIMIT) == step
+            assert checked.get(timeout=PATIENCE) == step
         for step in (1, 2):
             rank.next()[1].set_result(answer(step))
             assert replied(connection) == answer(step)

@@ -12,6 +12,7 @@ from kernels.native.library import Library, native_library
 from kernels.native.program import Crew, Step
 from kernels.native.tape import Tape
 from kernels.native_cpu import NativeKernels
+from tests.patience import PATIENCE
 from tests.worker.sockets import join_in_threads
 from worker.communicator import Communicator
 from worker.errors import GroupBroken
@@ -111,7 +112,7 @@ def test_a_rank_that_is_late_halts_the_others_programs_and_changes_nothing(
     x = rows(4)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(halves[0].run, x)
-        assert has_halted.wait(50), "a program waits for a rank that has not begun"
+        assert has_halted.wait(PATIENCE), "a program waits for a rank that has not begun"
         last = threads.submit(halves[1].run, x)
         assert torch.equal(first.result(), expected(halves, x))
         assert torch.equal(last.result(), first.result())

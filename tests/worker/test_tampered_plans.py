@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.patience import PATIENCE
 from tests.worker.group import GREEDY, RankGroup, random_tokens
 from tests.worker.sockets import join_in_threads
 from worker.errors import GroupBroken
@@ -27,7 +28,6 @@ from worker.protocol import (
 )
 
 TP = 3
-LIMIT = 20  # seconds until a rank counts as hanging
 PROMPT = random_tokens(20, 1)
 
 
@@ -54,7 +54,7 @@ class CountingPlace:
 @pytest.fixture
 def places() -> Iterator[list[CountingPlace]]:
     """Return the places of ranks that are joined by sockets."""
-    places = [CountingPlace(place) for place in join_in_threads(TP, timeout=60.0)]
+    places = [CountingPlace(place) for place in join_in_threads(TP, timeout=PATIENCE)]
     yield places
     for place in places:
         place.close()
@@ -77,7 +77,7 @@ def decode_frame(group, at, tokens, new_pages=(), starts=()):
 
 def results(group: RankGroup, frames: list[bytes]) -> list[BaseException | None]:
     """Give each rank its frame and return what each failed with, None for success."""
-    return [future.exception(timeout=LIMIT) for future in group.send(frames)]
+    return [future.exception(timeout=PATIENCE) for future in group.send(frames)]
 
 
 def flip(frame: bytes, bit: int) -> bytes:

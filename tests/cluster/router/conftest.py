@@ -20,6 +20,7 @@ from cluster.router.fake_backend import FakeBackend
 from cluster.router.fake_scheduler import FakeScheduler
 from cluster.router.router import Router
 from cluster.router.tokenizer import Tokenizer
+from tests.patience import PATIENCE
 
 TEMPLATE = (
     "{% for m in messages %}"
@@ -85,22 +86,22 @@ class Serving:
         self.run(self._start())
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)
 
     def stop(self) -> None:
         for client in self._clients:  # the collector would find their sockets open
             client.close()
         self._server.should_exit = True
-        self._serving.result(10)
+        self._serving.result(PATIENCE)
         self.run(self._close())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
         self.loop.close()
         self._socket.close()
 
     def client(self, api_key: str = "none") -> openai.OpenAI:
         client = openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=10
+            base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=PATIENCE
         )
         self._clients.append(client)
         return client

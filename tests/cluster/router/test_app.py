@@ -12,6 +12,7 @@ import pytest
 
 from cluster.request import ErrorInfo, Request
 from cluster.router.fake_scheduler import FakeScheduler, Script
+from tests.patience import PATIENCE
 
 Saying = Callable[..., tuple[int, ...]]
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -225,7 +226,7 @@ def test_a_client_that_gives_up_before_the_first_token_aborts_its_request(
 ) -> None:
     serving = serve(FakeScheduler(lambda _: Script(is_silent=True)))
     fake = serving.schedulers[0]
-    connection = http.client.HTTPConnection(serving.url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(serving.url.removeprefix("http://"), timeout=PATIENCE)
     body = {"model": "tiny", "messages": HELLO, "stream": stream}
     connection.request("POST", "/v1/chat/completions", json.dumps(body))
     serving.run(fake.wait_until(lambda fake: bool(fake.submitted)))

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from cluster.router.fake_scheduler import FakeScheduler
+from tests.patience import PATIENCE
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
@@ -19,7 +20,7 @@ def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
     serving = serve_once(FakeScheduler(), **limits)
 
     def send(path: str, **content: Any) -> tuple[int, dict[str, Any]]:
-        reply = httpx.post(serving.url + path, timeout=10, **content)
+        reply = httpx.post(serving.url + path, timeout=PATIENCE, **content)
         assert not serving.schedulers[0].submitted
         return reply.status_code, reply.json()["error"]
 

@@ -15,6 +15,7 @@ from cluster.request import ErrorInfo, Request
 from cluster.router.answer import Piece, TokenLogprob
 from cluster.router.choices import best, seeded
 from cluster.router.fake_scheduler import FakeScheduler, Script
+from tests.patience import PATIENCE
 from worker.protocol import SamplingParams
 
 Saying = Callable[..., tuple[int, ...]]
@@ -231,7 +232,7 @@ def test_a_client_that_leaves_aborts_the_choices_that_have_not_ended(
     fake = serving.schedulers[0]
     body = {"model": "tiny", "prompt": "x", "n": 3, "seed": 7, "stream": stream}
     address = serving.url.removeprefix("http://")
-    connection = http.client.HTTPConnection(address, timeout=10)
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
     connection.request("POST", "/v1/completions", json.dumps(body))
     if stream:
         reply = connection.getresponse()

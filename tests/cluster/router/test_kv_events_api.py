@@ -20,6 +20,7 @@ from cluster.scheduling.namespace import namespace
 from cluster.scheduling.prefix_cache import PrefixCache
 from cluster.wire import KvEventsEnded
 from tests.cluster.kv_mirror import Mirror
+from tests.patience import PATIENCE
 
 PLAIN = namespace("fake base", BASE, "")
 ADAPTED = namespace("fake base", "a" * 64, "")
@@ -92,7 +93,9 @@ class Stream:
 
 @contextmanager
 def stream(serving: Any, **headers: str) -> Iterator[Stream]:
-    with httpx.stream("GET", f"{serving.url}/v1/kv_events", headers=headers, timeout=10) as reply:
+    with httpx.stream(
+        "GET", f"{serving.url}/v1/kv_events", headers=headers, timeout=PATIENCE
+    ) as reply:
         assert reply.status_code == 200, reply.read()
         yield Stream(reply)
 

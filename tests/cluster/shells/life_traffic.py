@@ -29,6 +29,7 @@ from tests.cluster.shells.life_model import BY_DIGEST, DIGESTS, SIZE, UNUSABLE, 
 from tests.cluster.shells.life_ranks import Clock, Launcher, turns
 from tests.cluster.shells.life_visits import Visit, Wish
 from tests.cluster.shells.life_world import MAX_WAITING, Replica
+from tests.patience import PATIENCE
 
 FOLDERS = ("one", "two", "three", "four")
 NAMES = ("a", "b", "c", "lazy")
@@ -72,7 +73,7 @@ class Traffic(RuleBasedStateMachine):
 
         async def do() -> Any:
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(PATIENCE):
                     return await work
             finally:
                 await turns(patience)

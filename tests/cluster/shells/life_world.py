@@ -25,6 +25,7 @@ from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
 from cluster.wire import SchedulerAddress, Status
 from tests.cluster.adapters.tiny import LIMITS, MODEL
 from tests.cluster.shells.life_ranks import PAGE_SIZE, TP, Handle, Launcher, turns
+from tests.patience import PATIENCE
 
 MAX_WAITING = 8  # sequences
 READ_THREADS = 2
@@ -138,7 +139,7 @@ class Replica:
 
     async def _rest(self) -> Status:
         """Wait until nothing goes on any more."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 status = await self.client.status()
                 is_loading = any(slot.loading for slot in status.slots)
@@ -190,7 +191,7 @@ def is_known(pool: AdapterPool, digest: str) -> bool:
 
 async def check_pool_rest(pool: AdapterPool, actor: AdapterPoolActor) -> None:
     """Assert that the pool holds nothing that no name points at, once all is quiet."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         while tasks := tuple(actor._reclaimer._tasks.values()):
             await asyncio.wait(tasks)
             await turns(1)

@@ -22,6 +22,7 @@ from cluster.shells.kv_publisher import (
     offset_port,
 )
 from tests.cluster.kv_mirror import Mirror, as_vllm
+from tests.patience import PATIENCE
 
 PLAIN = namespace("model", BASE, "")
 END = b"\xff" * 8
@@ -63,7 +64,7 @@ class World:
         sub.subscribe(topic)
         sub.connect(self.config.endpoint)
         # PUB drops what comes before the subscription: knock with batches of another world.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not await sub.poll(20):
                 self.publisher.publish(KvEventBatch(2**40, 0.0, ()))
         while await sub.poll(50):
@@ -76,7 +77,7 @@ class World:
         dealer.connect(str(self.config.replay_endpoint))
         await dealer.send_multipart(request)
         answer: list[list[bytes]] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 empty, number, payload = await dealer.recv_multipart()
                 assert empty == b""
@@ -103,7 +104,7 @@ async def test_a_subscriber_holds_exactly_what_the_cache_holds() -> None:
             w.step(10 * number)
         w.cache.drop_adapter(BASE)
         w.step(500)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             for number in range(1, 8):
                 topic, sequence, payload = await sub.recv_multipart()
                 assert topic == b"kv@0@tiny"
@@ -119,7 +120,7 @@ async def test_a_subscriber_of_another_topic_hears_nothing() -> None:
         other.subscribe("kv@1@")
         other.connect(w.config.endpoint)
         w.step(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await mine.recv_multipart()
         assert not await other.poll(100)
 
@@ -130,7 +131,7 @@ async def test_who_comes_late_is_told_what_was_missed() -> None:
             w.step(10 * number)
         sub, mirror = await w.subscribe(), Mirror()
         w.step(900)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             _, sequence, payload = await sub.recv_multipart()
         missed = await w.replay(b"", (0).to_bytes(8, "big"))
         numbers = [int.from_bytes(number, "big") for number, _ in missed]
@@ -205,7 +206,7 @@ async def test_a_subscriber_that_does_not_read_holds_nobody_up() -> None:
         reader = await w.subscribe()
         for _ in range(5000):  # far more than there is room for
             w.publisher.publish(KvEventBatch(1, 1.5, ()))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             number = b""
             while number != (2).to_bytes(8, "big"):
                 w.publisher.publish(KvEventBatch(2, 1.5, ()))

@@ -21,6 +21,7 @@ from cluster.errors import Conflict, InvalidAdapter, InvalidRequest, NotFound, T
 from cluster.shells.pool_shell import AdapterPoolActor, PoolShellConfig
 from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL, tiny_adapter
 from tests.cluster.shells.replicas import Replica, connector
+from tests.patience import PATIENCE
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NUM_CONTENTS = 5
@@ -323,7 +324,7 @@ class PoolLife(RuleBasedStateMachine):
         assert self.replica.pinned == {}
 
     async def _await_unloads(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             results = await asyncio.gather(*self.unloading, return_exceptions=True)
         for result in results:
             assert not isinstance(result, BaseException) or isinstance(result, NotFound), result

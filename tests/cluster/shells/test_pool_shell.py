@@ -25,6 +25,7 @@ from cluster.shells.pool_shell import AdapterPoolActor, PoolShellConfig
 from cluster.shells.scheduler_links import Gone, SchedulerLinks
 from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL, tiny_adapter
 from tests.cluster.shells.replicas import Replica, connector
+from tests.patience import PATIENCE
 from worker.adapter_shard import AdapterShard
 
 Make = Callable[..., AdapterPoolActor]
@@ -392,7 +393,7 @@ async def test_a_read_that_hangs_blocks_no_other_adapter(
 
     def hang(source: Any) -> Any:
         if source.path == slow:
-            gate.wait(30)
+            gate.wait(PATIENCE)
         return whole(source)
 
     monkeypatch.setattr(actor._reads._reader, "whole", hang)
@@ -416,7 +417,7 @@ async def test_of_two_loads_of_one_name_the_last_to_come_wins(
 
     def slow_first(source: Any) -> Any:
         if source.path == paths[0]:
-            gate.wait(30)
+            gate.wait(PATIENCE)
         return whole(source)
 
     monkeypatch.setattr(actor._reads._reader, "whole", slow_first)
@@ -614,7 +615,7 @@ async def test_the_loop_finds_a_new_directory_by_itself(make: Make, tmp_path: Pa
     actor = make(adapter_dirs=(str(tmp_path),), poll_interval=0.01)
     await actor.start({})
     write(tmp_path / "law", 1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not await actor.records():
             await asyncio.sleep(0.01)
 

@@ -42,6 +42,7 @@ from cluster.wire import (
 )
 from tests.cluster.kv_mirror import Mirror
 from tests.cluster.scheduling.random_life import read_records
+from tests.patience import PATIENCE
 from worker.adapter_shard import UnusableAdapter
 from worker.channel import Channel, ChannelClosed, listen
 from worker.fake_rank import FakeRank, fake_continuation
@@ -249,7 +250,7 @@ async def world_with(
 
 
 async def until_ready(router: RouterEnd) -> Status:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not (status := await router.status()).ready:
             await asyncio.sleep(0.01)
     return status
@@ -334,7 +335,7 @@ async def test_closing_leaves_no_task_behind_idle_or_in_a_step() -> None:
             if hangs:
                 world.launcher.handles[0].rank.hangs.set()
                 router.send(ask("a"))
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE):
                     while not (await router.status()).num_running:
                         await asyncio.sleep(0)
         for _ in range(5):
@@ -361,7 +362,7 @@ async def test_requests_while_the_ranks_start_are_refused_at_once() -> None:
 async def test_ranks_that_do_not_start_in_time_are_launched_again() -> None:
     async with world_with(start_timeout=0.5, open_gate=False) as world:
         router = await world.connect()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while "did not start in 0.5 s" not in (await router.status()).reason:
                 await asyncio.sleep(0.01)
         world.launcher.gate.set()
@@ -445,7 +446,7 @@ async def test_a_router_that_leaves_takes_its_requests_along() -> None:
         leaves.send(ask("x", n=100))
         await leaves.receive()
         leaves.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while (status := await stays.status()).num_running > 0:
                 await asyncio.sleep(0.01)
         assert status.held_pages == 0
@@ -624,7 +625,7 @@ async def test_a_request_that_takes_longer_than_it_may_ends_with_an_error() -> N
             assert [event.error.name for event in events if event.error] == ["DeadlineExceeded"]
         hanging.hangs.clear()
         hanging.freed.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while (status := await router.status()).num_running + status.num_waiting > 0:
                 await asyncio.sleep(0.01)
         assert status.held_pages == 0
@@ -644,14 +645,14 @@ async def test_a_connection_that_has_not_said_the_secret_yet_is_closed_with_the_
     async with world_with() as world:
         reader, writer = await asyncio.open_connection(world.address.host, world.address.port)
         await until_ready(await world.connect())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert await reader.read() == b""
     writer.close()
 
 
 async def read_kv_events(router: RouterEnd, mirror: Mirror, count: int) -> None:
     """Read until a mirror holds so many blocks."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while len(mirror.blocks) != count:
             message = await router.receive()
             if isinstance(message, KvEvents):

@@ -16,6 +16,7 @@ import pytest
 from cluster.shells.group_failure import FailureCause, GroupFailed
 from cluster.shells.rank_group import RankGroup
 from tests.end_to_end.tiny_models import make_tiny_model
+from tests.patience import PATIENCE
 from tests.worker.meddler import Change, Meddler
 from tests.worker.sockets import join_in_threads
 from worker.channel import listen
@@ -36,7 +37,6 @@ from worker.rank_config import RankConfig
 from worker.step_server import serve_steps
 
 TP = 3
-LIMIT = 20  # seconds until something counts as hanging
 BAD_STEP = 4
 SECRET = b"s" * 32
 
@@ -94,8 +94,8 @@ class ThreadHandle:
     def join(self) -> bool:
         """Wait until the rank has ended; False if it hangs."""
         assert self._thread is not None and self._meddler is not None
-        self._thread.join(LIMIT)
-        return self._meddler.join(LIMIT) and not self._thread.is_alive()
+        self._thread.join(PATIENCE)
+        return self._meddler.join(PATIENCE) and not self._thread.is_alive()
 
 
 class ThreadLauncher:
@@ -150,12 +150,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def running(
-    model: Path, changes: dict[int, Change], step_timeout: float = LIMIT
+    model: Path, changes: dict[int, Change], step_timeout: float = PATIENCE
 ) -> AsyncIterator[Driver]:
     """Start a group where the plans of some ranks are changed; all must have ended afterwards."""
-    places = join_in_threads(TP, timeout=60.0)
+    places = join_in_threads(TP, timeout=PATIENCE)
     handles = tuple(ThreadHandle(model, p, changes.get(p.rank, unchanged)) for p in places)
-    group = RankGroup(ThreadLauncher(handles), start_timeout=LIMIT, step_timeout=step_timeout)
+    group = RankGroup(ThreadLauncher(handles), start_timeout=PATIENCE, step_timeout=step_timeout)
     try:
         await group.start()
         yield Driver(group, handles)
@@ -190,7 +190,7 @@ TAMPERS: dict[str, Change] = {
 async def test_a_changed_plan_stops_the_whole_group_and_names_the_step(model, change, victims):
     async with running(model, dict.fromkeys(victims, change)) as driver:
         with pytest.raises(GroupFailed, match=f"failed in step {BAD_STEP}: ") as caught:
-            await asyncio.wait_for(driver.run(), LIMIT)
+            await asyncio.wait_for(driver.run(), PATIENCE)
     assert caught.value.cause is FailureCause.PLAN_MISMATCH
     for rank in victims:
         error = driver.handles[rank].error
@@ -200,12 +200,12 @@ async def test_a_changed_plan_stops_the_whole_group_and_names_the_step(model, ch
 
 async def test_a_rank_that_misses_a_plan_is_named_and_refuses_the_next(model):
     missing = at_bad_step(lambda frame: [])
-    async with running(model, {1: missing}, step_timeout=0.5) as driver:
-        with pytest.raises(GroupFailed, match=f"did not answer step {BAD_STEP} within 0.5 s"):
-            await asyncio.wait_for(driver.run(), LIMIT)
+    async with running(model, {1: missing}, step_timeout=2.0) as driver:
+        with pytest.raises(GroupFailed, match=f"did not answer step {BAD_STEP} within 2 s"):
+            await asyncio.wait_for(driver.run(), PATIENCE)
         # What a scheduler must not do, the others being inside a collective: go on all the same.
         with pytest.raises(GroupFailed, match=f"failed in step {BAD_STEP}: "):
-            await asyncio.wait_for(driver.step(), LIMIT)
+            await asyncio.wait_for(driver.step(), PATIENCE)
     error = driver.handles[1].error
     assert isinstance(error, PlanMismatch)
     assert error.step == BAD_STEP

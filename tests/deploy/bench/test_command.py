@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deploy.cli import app
-from tests.end_to_end.conftest import MODEL_DIR, free_port
+from tests.end_to_end.server import MODEL_DIR, free_port
 
 pytestmark = pytest.mark.model
 

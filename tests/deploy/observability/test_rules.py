@@ -11,6 +11,7 @@ import yaml
 
 from cluster.router.exposition import exposition
 from deploy.observability.sample import sample_view
+from tests.patience import PATIENCE
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[2] / "deploy" / "observability"
@@ -24,7 +25,7 @@ needs_promtool = pytest.mark.skipif(
 
 def promtool(*arguments: str, told: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["promtool", *arguments], input=told, capture_output=True, text=True, timeout=120
+        ["promtool", *arguments], input=told, capture_output=True, text=True, timeout=PATIENCE
     )
 
 

@@ -15,6 +15,7 @@ from deploy.serving.front import (
     cluster_environment,
     front_environment,
 )
+from tests.patience import PATIENCE
 
 _CONFIGURATION = """\
 frontend prometheus
@@ -80,7 +81,7 @@ def test_a_start_made_where_one_was_made_before_still_starts_haproxy(tmp_path: P
         for _ in range(3):
             environment = cluster_environment(Path(folder), program, None)
             program = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
-        done = subprocess.run([program, "here"], capture_output=True, text=True, timeout=10)
+        done = subprocess.run([program, "here"], capture_output=True, text=True, timeout=PATIENCE)
         assert done.stdout == "here\n"
 
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE
+
 _SERVER = """
 import signal, sys, threading, time
 from deploy.serving.stop import stop_on_signals, wait_for
@@ -26,4 +28,4 @@ wait_for(stop)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_to_any_thread_ends_the_wait(thread: str, name: str) -> None:
     script = _SERVER.format(thread=thread, name=name)
-    subprocess.run([sys.executable, "-c", script], timeout=20, check=True)
+    subprocess.run([sys.executable, "-c", script], timeout=PATIENCE, check=True)

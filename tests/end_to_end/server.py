@@ -1,0 +1,106 @@
+"""`topwork serve` as a child process, that serves the demo model and its adapters."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.end_to_end.asking import Endpoint, wait_for
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+MODEL_DIR = Path.home() / ".cache" / "topwork" / "models" / "SmolLM2-135M-Instruct"
+ADAPTERS_DIR = ROOT / "deploy" / "demo" / "adapters"
+
+
+def adapter_dirs() -> dict[str, Path]:
+    return {d.name: d for d in sorted(ADAPTERS_DIR.iterdir()) if d.is_dir()}
+
+
+MODELS = ["smollm2", *adapter_dirs()]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Server(Endpoint):
+    """`topwork serve` as a child process."""
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        command = [str(Path(sys.executable).parent / "topwork"), "serve"]
+        command += ["--model", str(MODEL_DIR), "--served-model-name", "smollm2"]
+        command += ["--port", str(self.port), *flags]
+        for name, directory in adapter_dirs().items():
+            command += ["--adapter", f"{name}={directory}"]
+        self._output = log.open("w")
+        self.process = subprocess.Popen(
+            command,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": ""},
+        )
+
+    def wait_until_ready(self) -> None:
+        def is_ready() -> bool:
+            assert self.process.poll() is None, f"the server ended:\n{self.log.read_text()}"
+            return "Ctrl-C takes it down" in self.log.read_text()
+
+        wait_for(is_ready, self.log.read_text)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the samples of /metrics by name and labels as written."""
+        text = self.get("/metrics").text
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+    def metric(self, name: str) -> float:
+        """Return the sum over all labels of one metric."""
+        found = [v for k, v in self.metrics().items() if re.match(rf"{name}(\{{|$)", k)]
+        assert found, f"no metric {name}"
+        return sum(found)
+
+    def processes(self) -> set[int]:
+        """Return the pids of this server and of everything that it started."""
+        parents = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if fields[0] != "Z":
+                parents[int(stat.parent.name)] = int(fields[1])
+        family = {self.process.pid}
+        while grown := {p for p, parent in parents.items() if parent in family} - family:
+            family |= grown
+        return family
+
+    def rank_pids(self) -> list[int]:
+        """Return the pids of the ranks, in no order."""
+        return [
+            pid
+            for pid in self.processes()
+            if Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::WorkerActor")
+        ]
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(PATIENCE)
+        self._output.close()
+
+    def chat(self, model: str, text: str, **extra: Any) -> dict[str, Any]:
+        body = {"model": model, "messages": [{"role": "user", "content": text}], **extra}
+        reply = self.post("/v1/chat/completions", body)
+        assert reply.status_code == 200, reply.text
+        result: dict[str, Any] = reply.json()
+        return result
