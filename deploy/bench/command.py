@@ -11,7 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from deploy.bench.engine_target import EngineTarget
-from deploy.bench.http_target import HttpTarget
+from deploy.bench.http_target import BenchError, HttpTarget
 from deploy.bench.measure import Run
 from deploy.bench.peft_target import PeftTarget
 from deploy.bench.prefix import bench_prefix
@@ -140,8 +140,15 @@ def _profile(
 
 
 def bench_all(options: BenchOptions, console: Console) -> None:
-    """Measure everything that the options name and print the table."""
-    model = read_model_config(options.model_dir)
+    """Measure everything that the options name and print the table.
+
+    Raises:
+        BenchError: if there is no such model, or if the server answers with an error.
+    """
+    try:
+        model = read_model_config(options.model_dir)
+    except (OSError, ValueError) as error:
+        raise BenchError(f"--model-dir {options.model_dir}: {error}") from error
     if options.prefix_len is not None:
         models = (options.base, *options.adapters)
         bench_prefix(options.url, models, options.prefix_len, model.vocab_size, console)
