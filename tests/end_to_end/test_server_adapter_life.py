@@ -22,6 +22,7 @@ from tests.end_to_end.test_engine_tokens import random_prompt
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 PROMPT = random_prompt(140)  # two pages and a part
 JSON = {"Accept": "application/json"}
+ENDLESS = 6000  # tokens that no stream comes to the end of here
 MAX_PINNED = 7  # of the shared server's 8 slots
 DATA = "data: "
 
@@ -105,8 +106,12 @@ def running(server: Server, name: str, count: int) -> Iterator[Iterator[dict[str
         yield (json.loads(line.removeprefix(DATA)) for line in chain((first,), lines))
 
 
-def streamed(chunks: Iterator[dict[str, Any]]) -> list[int]:
-    return [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
+def first_tokens(chunks: Iterator[dict[str, Any]], count: int) -> list[int]:
+    """Read a stream until so many tokens are there."""
+    ids: list[int] = []
+    while len(ids) < count:
+        ids += next(chunks)["choices"][0]["token_ids"]
+    return ids[:count]
 
 
 def test_thirty_adapters_loaded_at_once_are_thirty_and_answer_as_alone(
@@ -135,16 +140,21 @@ def test_an_unload_lets_what_runs_finish_and_refuses_what_is_new(
     server: Server, many: list[Path]
 ) -> None:
     digest = load(server, "leaves", many[0]).json()["digest"]
-    whole = tokens(complete(server, "leaves", PROMPT, 400))
-    with ThreadPoolExecutor(1) as clients, running(server, "leaves", 400) as chunks:
-        unloading: Future[httpx.Response] = clients.submit(unload, server, "leaves")
-        # Not by asking for it: who comes in just before may have to wait for what runs.
-        wait_for(lambda: all(entry["name"] != "leaves" for entry in adapters(server)))
-        refused = ask(server, "leaves")
-        assert refused.json()["error"]["code"] == "model_not_found"
-        assert "leaves" in message(refused)
-        assert not unloading.done(), "it waits for what runs"
-        assert streamed(chunks) == whole
+    whole = tokens(complete(server, "leaves", PROMPT, 200))
+    with ThreadPoolExecutor(2) as clients:
+        # One ends by itself and one long after it, so that the unload has something to wait for.
+        with running(server, "leaves", ENDLESS) as chunks:
+            short = clients.submit(complete, server, "leaves", PROMPT, 200)
+            wait_for(lambda: server.metric("topwork_requests_running") == 2)
+            unloading: Future[httpx.Response] = clients.submit(unload, server, "leaves")
+            # Not by asking for it: who comes in just before may have to wait for what runs.
+            wait_for(lambda: all(entry["name"] != "leaves" for entry in adapters(server)))
+            refused = ask(server, "leaves")
+            assert refused.json()["error"]["code"] == "model_not_found"
+            assert "leaves" in message(refused)
+            assert tokens(short.result()) == whole
+            assert first_tokens(chunks, 200) == whole
+            assert not unloading.done(), "it waits for what runs"
         result = unloading.result()
     assert result.status_code == 200
     (freed,) = result.json()["freed"]
@@ -154,7 +164,7 @@ def test_an_unload_lets_what_runs_finish_and_refuses_what_is_new(
 
 def test_a_forced_unload_ends_what_runs_with_the_reason(server: Server, many: list[Path]) -> None:
     load(server, "forced", many[1])
-    with running(server, "forced", 2000) as chunks:
+    with running(server, "forced", ENDLESS) as chunks:
         next(chunks)
         assert unload(server, "forced", force=True).status_code == 200
         *_, last = chunks
@@ -275,14 +285,15 @@ def test_a_directory_that_goes_while_a_request_waits_for_its_slot_fails_that_req
     shutil.copytree(many[3], tmp_path / "doomed")
     for name, path in (("one", many[1]), ("doomed", tmp_path / "doomed"), ("last", many[7])):
         assert load(small, name, path).status_code == 200  # the last one alone is in memory then
-    with running(small, "one", 400) as one, ThreadPoolExecutor(2) as clients:
-        # The one in front is in memory already, so that the other is not read before its turn.
-        last = clients.submit(ask, small, "last")
-        wait_for(lambda: small.metric("topwork_requests_waiting") == 1)
-        doomed = clients.submit(ask, small, "doomed")
-        wait_for(lambda: small.metric("topwork_requests_waiting") == 2)
-        shutil.rmtree(tmp_path / "doomed")
-        assert len(streamed(one)) == 400
+    with ThreadPoolExecutor(2) as clients:
+        with running(small, "one", ENDLESS) as one:
+            # The one in front is in memory already, so that the other is not read before its turn.
+            last = clients.submit(ask, small, "last")
+            wait_for(lambda: small.metric("topwork_requests_waiting") == 1)
+            doomed = clients.submit(ask, small, "doomed")
+            wait_for(lambda: small.metric("topwork_requests_waiting") == 2)
+            shutil.rmtree(tmp_path / "doomed")
+            assert len(first_tokens(one, 50)) == 50, "who runs is not disturbed"
         assert last.result().status_code == 200
         failed = doomed.result()
     assert failed.status_code == 404
