@@ -1,32 +1,36 @@
 """The C sources beside this file as a shared library, compiled once for each machine and kept.
 
 Owns the cache: a file's name is the digest of all that decides its code, its last bytes are the
-digest of the rest, so that a damaged one is compiled anew and never loaded. Processes that start
-together may all compile; each puts its own whole file in place. Knows nothing of what the
-functions do.
+digest of the rest, so that a damaged one is compiled anew and never loaded. Of processes that start
+together one compiles, on all cores, and the others wait for it. Knows nothing of what the functions
+do.
 """
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SOURCE_DIR = Path(__file__).parent
-_SOURCES = (
+_SOURCES = (  # what takes longest comes first
+    "expand.c",
+    "linear.c",
+    "paged.c",
+    "shrink.c",
     "best.c",
     "coding.c",
     "crew.c",
     "elementwise.c",
     "exchange.c",
-    "expand.c",
-    "linear.c",
-    "paged.c",
     "rank_sum.c",
     "sampling.c",
-    "shrink.c",
     "tiles.c",
 )
 _HEADERS = (
@@ -57,9 +61,9 @@ _FLAGS = (
     "-fno-math-errno",
     "-Wno-psabi",  # vectors are passed between inlined functions only
     "-pthread",
-    "-shared",
     "-fPIC",
 )
+_LINK_FLAGS = ("-shared", "-pthread", "-lm")
 _NEEDED_CPU_FLAGS = {"avx2", "fma", "f16c"}  # lanes8.h; with AVX-512 there are 16
 _COMPILE_SECONDS = 120
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -85,11 +89,14 @@ def build(directory: Path, compiler: str = "cc", extra_flags: tuple[str, ...] = 
     if command is None:
         raise BuildError(f"there is no C compiler named {compiler!r}")
     path = directory / f"{_key(command, extra_flags)}.so"
-    if not is_whole(path):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if is_whole(path):
+        return path
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _alone(directory):
+        if is_whole(path):  # another process has compiled it meanwhile
+            return path
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
-            made = Path(scratch) / "library.so"
-            _compile(command, made, extra_flags)
+            made = _compile(command, Path(scratch), extra_flags)
             code = made.read_bytes()
             # A loader never looks behind the last section of a library.
             made.write_bytes(code + hashlib.sha256(code).digest())
@@ -107,11 +114,26 @@ def is_whole(path: Path) -> bool:
     return hashlib.sha256(code).digest() == digest
 
 
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Let one process at a time compile there.
+
+    Where the file system keeps no locks all do: each puts a whole file of its own in place.
+    """
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _key(command: str, extra_flags: tuple[str, ...]) -> str:
     """Return the digest of sources, flags, CPU and compiler."""
     version = _run([command, "--version"])
     parts = [(_SOURCE_DIR / name).read_bytes() for name in (*_SOURCES, *_HEADERS)]
-    flags = " ".join((*_FLAGS, *extra_flags))
+    flags = " ".join((*_FLAGS, *extra_flags, *_LINK_FLAGS))
     parts += [part.encode() for part in (flags, _cpu(), command, version)]
     # Framed: no part can borrow bytes of its neighbour.
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
@@ -130,9 +152,19 @@ def _cpu() -> str:
     return "\n".join(by_name.get(name, "") for name in ("vendor_id", "model name", "flags"))
 
 
-def _compile(command: str, target: Path, extra_flags: tuple[str, ...]) -> None:
-    sources = [str(_SOURCE_DIR / name) for name in _SOURCES]
-    _run([command, *_FLAGS, *extra_flags, "-o", str(target), *sources, "-lm"])
+def _compile(command: str, scratch: Path, extra_flags: tuple[str, ...]) -> Path:
+    """Return a library made in `scratch`: as many sources at once as there are cores."""
+
+    def compile_one(source: str) -> str:
+        target = str(scratch / f"{source}.o")
+        _run([command, *_FLAGS, *extra_flags, "-c", "-o", target, str(_SOURCE_DIR / source)])
+        return target
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
+        objects = list(cores.map(compile_one, _SOURCES))
+    library = scratch / "library.so"
+    _run([command, *extra_flags, "-o", str(library), *objects, *_LINK_FLAGS])
+    return library
 
 
 def _run(command: list[str]) -> str:

@@ -17,6 +17,7 @@ import httpx
 import yaml
 
 from tests.end_to_end.asking import Endpoint, wait_for
+from tests.end_to_end.processes import title
 from tests.end_to_end.server import MODEL_DIR, ROOT, free_port
 from tests.patience import PATIENCE
 
@@ -133,14 +134,14 @@ class Cluster(Endpoint):
         """Return the pids of a deployment's replicas, by process title."""
         found: dict[str, int] = {}
         for pid in self.family():
-            title = _title(pid)
-            if title.startswith(f"ray::ServeReplica:topwork:{deployment}"):
-                found[f"{title} {pid}"] = pid
+            name = title(pid)
+            if name.startswith(f"ray::ServeReplica:topwork:{deployment}"):
+                found[f"{name} {pid}"] = pid
         return found
 
     def pids(self, start: str) -> set[int]:
         """Return the pids whose title starts so."""
-        return {pid for pid in self.family() if _title(pid).startswith(start)}
+        return {pid for pid in self.family() if title(pid).startswith(start)}
 
     def family(self) -> set[int]:
         """Return the pids of all processes of this cluster: they know its folder."""
@@ -165,18 +166,11 @@ class Cluster(Endpoint):
             if not self.family():
                 break
             gate.wait(0.2)
-        left = {pid: _title(pid) for pid in self.family()}
+        left = {pid: title(pid) for pid in self.family()}
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder)
         assert not left, f"processes left over: {left}"
-
-
-def _title(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 def _knows(entry: Path, mark: bytes) -> bool:

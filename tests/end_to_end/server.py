@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.end_to_end.asking import Endpoint, wait_for
+from tests.end_to_end.processes import family, title
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -72,26 +73,11 @@ class Server(Endpoint):
 
     def processes(self) -> set[int]:
         """Return the pids of this server and of everything that it started."""
-        parents = {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if fields[0] != "Z":
-                parents[int(stat.parent.name)] = int(fields[1])
-        family = {self.process.pid}
-        while grown := {p for p, parent in parents.items() if parent in family} - family:
-            family |= grown
-        return family
+        return family(self.process.pid)
 
     def rank_pids(self) -> list[int]:
         """Return the pids of the ranks, in no order."""
-        return [
-            pid
-            for pid in self.processes()
-            if Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::WorkerActor")
-        ]
+        return [pid for pid in self.processes() if title(pid).startswith("ray::WorkerActor")]
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)

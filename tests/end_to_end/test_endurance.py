@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.asking import wait_for
+from tests.end_to_end.processes import resident_bytes
 from tests.end_to_end.server import Server, adapter_dirs
-from tests.end_to_end.test_faults import resident_bytes
 
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]
 NUM_REQUESTS = 2000

@@ -10,6 +10,7 @@ import pytest
 
 from deploy.config import ServeConfig
 from tests.end_to_end.asking import wait_for
+from tests.end_to_end.processes import resident_bytes
 from tests.end_to_end.reference import QUESTIONS
 from tests.end_to_end.server import Server
 
@@ -24,11 +25,6 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     family = running.processes()
     running.stop()
     assert not {pid for pid in family if Path(f"/proc/{pid}").exists()}
-
-
-def resident_bytes(pids: set[int]) -> int:
-    pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids]
-    return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

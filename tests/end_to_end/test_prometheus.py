@@ -16,6 +16,7 @@ import pytest
 
 from deploy.observability.grafana import FILLS_ON
 from tests.end_to_end.asking import wait_for
+from tests.end_to_end.processes import title
 from tests.end_to_end.prometheus import Prometheus, filled_in, missing, panels
 from tests.end_to_end.server import Server, adapter_dirs
 
@@ -161,7 +162,7 @@ def test_a_killed_router_is_told_of_and_its_counts_stay(watched: Watched) -> Non
     victim = min(
         pid
         for pid in server.processes()
-        if Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::ServeReplica:topwork:Router")
+        if title(pid).startswith("ray::ServeReplica:topwork:Router")
     )
     os.kill(victim, signal.SIGKILL)
     dead = "topwork_router_up == 0"

@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.end_to_end.asking import cached, complete, tokens, wait_for
+from tests.end_to_end.processes import program
 from tests.end_to_end.reference import QUESTIONS, chat_prompt, demo_reference
 from tests.end_to_end.server import MODELS, Server, adapter_dirs
 from tests.end_to_end.test_engine_tokens import random_prompt
@@ -221,11 +222,7 @@ def test_an_adapter_loads_unloads_and_comes_back_warm(server: Server) -> None:
 
 
 def test_http_and_the_fronts_statistics_are_open_to_this_machine_alone(server: Server) -> None:
-    fronts = [
-        pid
-        for pid in server.processes()
-        if Path(f"/proc/{pid}/comm").read_text().strip() == "haproxy"
-    ]
+    fronts = [pid for pid in server.processes() if program(pid) == "haproxy"]
     assert len(fronts) == 1
     places = {os.readlink(link) for link in Path(f"/proc/{fronts[0]}/fd").iterdir()}
     sockets = {place[len("socket:[") : -1] for place in places if place.startswith("socket:[")}
