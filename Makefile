@@ -10,11 +10,11 @@ DEMO   := $(HOME)/.cache/topwork/models/SmolLM2-135M-Instruct
 MODEL  ?= $(DEMO)
 SERVED := $(if $(filter $(MODEL),$(DEMO)),--served-model-name smollm2,)
 PYTEST := OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-COMPUTING := tests/kernels tests/worker tests/end_to_end/test_engine_tokens.py
+QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-computing test-kernels test-interpreted test-compiled test-slow test-cluster check demo-model bench-scheduler bench-adapters bench-peers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-slow test-cluster check demo-model bench-scheduler bench-adapters bench-peers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -43,16 +43,22 @@ serve: $(BIN)/.installed $(if $(filter $(MODEL),$(DEMO)),$(DEMO)/config.json,)
 	@exec $(BIN)/topwork serve --model $(MODEL) $(SERVED) --tp $(TP) --host $(HOST) --port $(PORT) \
 	  $(foreach a,$(subst $(comma), ,$(ADAPTERS)),--adapter $(a))
 
-# Four processes, two at a time. The longest shows what it does (and so runs under make -n, too); the
-# others do when they have ended.
+# Five processes, two at a time, the longest first. One shows what it does (and so runs under make -n,
+# too); the others do when they have ended.
 test: $(BIN)/.installed-dev $(DEMO)/config.json
-	$(MAKE) -j2 --output-sync=target test-serving test-interpreted test-computing test-compiled
+	$(MAKE) -j2 --output-sync=target test-serving test-control test-interpreted test-computing test-compiled
 
+# Servers and engines over a real model.
 test-serving: $(BIN)/.installed-dev $(DEMO)/config.json
-	+$(PYTEST) -m 'not slow and not gpu' $(addprefix --ignore=,$(COMPUTING)) $(ARGS)
+	+$(PYTEST) $(QUICK) tests/end_to_end $(ARGS)
 
+# All that computes nothing, and that is not named elsewhere.
+test-control: $(BIN)/.installed-dev $(DEMO)/config.json
+	$(PYTEST) $(QUICK) tests $(addprefix --ignore=tests/,end_to_end kernels worker) $(ARGS)
+
+# What ranks compute on a CPU.
 test-computing: $(BIN)/.installed-dev $(DEMO)/config.json
-	$(PYTEST) -m 'not slow and not gpu' $(COMPUTING) $(ARGS)
+	$(PYTEST) $(QUICK) tests/kernels tests/worker $(ARGS)
 
 # GPU kernels without a GPU: what they compute, by Triton's interpreter, and what they compile to.
 # Each needs a process of its own.

@@ -10,7 +10,7 @@ install()
 
 from tests.kernels.gpu import bf16  # noqa: E402
 from tests.worker.interpreted.device import Graphs, Interpreted  # noqa: E402
-from worker import gpu_runner  # noqa: E402
+from worker import gpu_runner, self_test  # noqa: E402
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
 
 @pytest.fixture(autouse=True)
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Padding is interpreted, too: keep it small."""
+    """Padding is interpreted, too, and so is each start's test: keep them small."""
     monkeypatch.setattr(gpu_runner, "ROWS", (1, 4))
+    monkeypatch.setattr(self_test, "_COMPANY", (2, 3))
     yield
