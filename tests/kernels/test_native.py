@@ -91,6 +91,7 @@ def test_a_cpu_that_lacks_the_vectors_is_refused(
         build(tmp_path)
 
 
+@pytest.mark.usefixtures("built")
 def test_processes_that_build_at_once_compile_one_whole_library(tmp_path: Path) -> None:
     cache, compiler, log = tmp_path / "cache", tmp_path / "cc", tmp_path / "log"
     compiler.write_text(f'#!/bin/sh\necho "$*" >> {log}\nexec cc "$@"\n')
@@ -103,8 +104,9 @@ def test_processes_that_build_at_once_compile_one_whole_library(tmp_path: Path) 
     assert len([line for line in log.read_text().splitlines() if "-shared" in line]) == 1
 
 
+@pytest.mark.usefixtures("built", "quick_builds")
 def test_where_no_locks_are_kept_a_library_is_built_all_the_same(
-    quick_builds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(file: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
