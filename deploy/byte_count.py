@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from deploy.mistakes import shown
+from deploy.config_errors import shown
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _BYTES_PATTERN = r"^\s*\d{1,15}(\.\d{1,9})?\s*[KMGTkmgt]?([iI]?[bB])?\s*$"

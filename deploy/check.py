@@ -8,16 +8,16 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.adapters.peft_reader import AdapterLimits
-from cluster.adapters.sharding import RankMemory
-from cluster.scheduling.config import SchedulerConfig
+from cluster.adapters.peft.checks import AdapterLimits
+from cluster.adapters.shards import RankMemory
+from cluster.scheduler.config import SchedulerConfig
 from deploy.config import ConfigError, ServeConfig
 from deploy.memory import ITEM_BYTES
 from deploy.models import base_digest, find_model
 from kernels.gpu.limits import HEAD_DIMS, PAGE_SIZES
 from worker.model_config import ModelConfig
-from worker.model_reader import read_model_config
-from worker.partition import check_tp
+from worker.model_config_reader import read_model_config
+from worker.weights.partition import check_tp
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deploy.config import ConfigError, ServeConfig, json_schema, load_config
-from deploy.serving.front import (
+from deploy.serving.haproxy import (
     alone_environment,
     cluster_environment,
     front_environment,

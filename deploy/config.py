@@ -20,7 +20,7 @@ from pydantic import (
 
 from deploy.addresses import is_loopback
 from deploy.byte_count import ByteCount, ByteCountOrZero
-from deploy.mistakes import ConfigError, explain, read_mapping
+from deploy.config_errors import ConfigError, explain, read_mapping
 
 __all__ = ["DEFAULT_TOKENS", "ConfigError", "ServeConfig", "json_schema", "load_config"]
 

@@ -9,20 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cluster.adapters.peft_reader import AdapterLimits
-from cluster.adapters.reading import read_adapter
-from cluster.adapters.sharding import cut
-from cluster.composition import parts_of
+from cluster.adapters.peft.checks import AdapterLimits
+from cluster.adapters.peft.reader import read_adapter
+from cluster.adapters.shards import cut
 from cluster.request import FinishReason, Request, TokenEvent
-from cluster.scheduling.config import SchedulerConfig
-from cluster.scheduling.scheduler import Scheduler
-from worker.adapter_shard import AdapterShard
-from worker.model_reader import read_model_config
-from worker.parallel import Communicator, SingleRank, ThreadGroup
-from worker.partition import partition
+from cluster.scheduler.config import SchedulerConfig
+from cluster.scheduler.scheduler import Scheduler
+from cluster.weighted_adapters import parts_of
+from worker.distributed.parallel import Communicator, SingleRank, ThreadGroup
+from worker.engine.config import RankConfig
+from worker.engine.rank import Rank
+from worker.lora.shard import AdapterShard
+from worker.model_config_reader import read_model_config
 from worker.protocol import GENESIS, StepOutput, encode_plan
-from worker.rank import Rank
-from worker.rank_config import RankConfig
+from worker.weights.partition import partition
 
 
 @dataclass(slots=True)

@@ -12,15 +12,15 @@ from typing import Literal
 
 from deploy.config import ServeConfig
 from worker.model_config import ModelConfig
-from worker.partition import LINEAR_MODULES, Partition, partition
+from worker.weights.partition import LINEAR_MODULES, Partition, partition
 
 Place = Literal["device", "host", "store"]  # "store": shared memory of the Ray object store
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 _MIB = 2**20
 _PANEL = 32  # outputs that packed weights are padded to, as kernels.native.packing has it
-_FIRST = 64, 16, 16  # rows, samples and lora_rank that worker.native_runner starts with
-_GRAPH_ROWS = 256  # of the largest graph of worker.gpu_runner
+_FIRST = 64, 16, 16  # rows, samples and lora_rank that worker.runners.native_runner starts with
+_GRAPH_ROWS = 256  # of the largest graph of worker.runners.gpu_runner
 
 # What a process takes before it has done anything: VmRSS of those of `topwork serve`, rounded up.
 _RANK_PROCESS = 400 * _MIB  # Python, torch, Ray

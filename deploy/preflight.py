@@ -12,17 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.adapters.discovery import scan
-from cluster.adapters.reading import AdapterReader
-from cluster.adapters.record import Source
+from cluster.adapters.directories import scan
+from cluster.adapters.peft.reader import AdapterReader
+from cluster.adapters.records import Source
+from cluster.adapters.service.shard_builder import ShardBuilder
 from cluster.errors import TopworkError
 from cluster.router.auth import KeyRing
-from cluster.shells.cutter import Cutter
 from deploy.check import Checked, adapter_limits, check_model, rank_memory, scheduler_config
 from deploy.config import ConfigError, ServeConfig
 from deploy.machine import Machine
 from deploy.memory import Part, host_parts, most_replicas, rank_parts, total
-from worker.partition import partition
+from worker.weights.partition import partition
 
 _MIB = 2**20
 _NUM_CULPRITS = 3
@@ -92,7 +92,7 @@ def check_adapters(checked: Checked, show: Callable[[str], None]) -> int:
         ConfigError: with a line for each that cannot be served.
     """
     reader = AdapterReader(checked.model, adapter_limits(checked.config))
-    cutter = Cutter(rank_memory(checked), put=lambda shard: None)
+    cutter = ShardBuilder(rank_memory(checked), put=lambda shard: None)
     problems: list[str] = []
     count = 0
     for name, directory in _adapters(checked.config):

@@ -1,6 +1,7 @@
 """`topwork replay`: makes the calls of recorded logs again and says whether the plans are the same.
 
-Owns the files, the progress and the report; the comparison is `cluster.scheduling.replay`'s.
+Owns the files, the progress and the report; the comparison is
+`cluster.scheduler.replay.replayer`'s.
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cluster.scheduling.event_log import LogError, TornLog, decode_record, read_frames
-from cluster.scheduling.replay import Replay
+from cluster.scheduler.replay.event_log import LogError, TornLog, decode_record, read_frames
+from cluster.scheduler.replay.replayer import Replay
 
 SAME, DIFFERENT, NO_LOG = 0, 1, 2  # exit codes
 STRIDE_BYTES = 256 * 1024  # between two looks at the progress

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from kernels.attention import paged_attention, write_kv
 from kernels.attention_batch import AttentionBatch
-from kernels.drawing import Draw, draw_rows, token_logprobs
 from kernels.elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from kernels.linear import LinearWeight, linear, prepare_linear
 from kernels.lora import LoraSegment, lora_apply
 from kernels.numbers import Numbers
 from kernels.page_copy import clear_pages, fork_pages, restore_pages, save_pages
+from kernels.sampling import Draw, draw_rows, token_logprobs
 
 
 @dataclass(frozen=True, slots=True)

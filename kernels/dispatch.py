@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import CpuKernels
-from kernels.drawing import Draw
+from kernels.cpu_native import NativeKernels
 from kernels.linear import LinearWeight
 from kernels.native.library import native_library
 from kernels.native.program import Crew
-from kernels.native_cpu import NativeKernels
 from kernels.numbers import Numbers
+from kernels.sampling import Draw
 
 AttentionRows = TypeVar("AttentionRows", contravariant=True)
 LoraRows = TypeVar("LoraRows", contravariant=True)

@@ -31,7 +31,7 @@ _LARGE_BLOCK = 512  # rows
 
 @dataclass(frozen=True, slots=True)
 class PanelCode:
-    """What belongs to panels that are coded; kernels.native.coding makes it."""
+    """What belongs to panels that are coded; kernels.native.exponent_coding makes it."""
 
     tables: Tensor  # [panels, 16] uint8
     rare: Tensor  # [panels, max_rare, 2] int32: place and word

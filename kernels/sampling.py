@@ -1,110 +1,127 @@
-"""Counter-based noise: what makes a drawn token a function of (logits, parameters, seed, position).
+"""Draws tokens from rows of logits on a CPU: truncation by min_p, top_k and top_p, then the draw.
 
-Owns the hash and the form of the noise. Keeps no generator and no state, so a stream that resumes
-elsewhere draws the same tokens. Knows nothing of sampling parameters.
+A token is a function of (logits, parameters, seed, position), by the noise of kernels.gumbel_noise:
+the largest of score plus noise follows the softmax of the scores (Gumbel's trick). Knows nothing of
+sequences, penalties or of whom it tells the log-probabilities.
+
+Shapes: S rows, V vocabulary.
 """
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.native.library import DrawProblem, Library, native_library
+from kernels.gumbel_noise import gumbel_noise_at, noisy_best
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # splitmix64: the stream's stride and its two mixing multipliers
-_MIX_A = 0xBF58476D1CE4E5B9
-_MIX_B = 0x94D049BB133111EB
-_MOST_NEAR = 64  # tokens whose exact noise is looked at; as a rule it is one
-_VECTOR = 64  # noise is computed in whole vectors, so that no id falls into a scalar tail
+GREEDY_BELOW = 1e-5  # lower temperatures are greedy: dividing by them only overflows float32
+_LOWEST = torch.finfo(torch.float32).min
+_BINS_PER_NAT = 4  # top_p: width and number of the bins in which it adds the mass up
+_NUM_BINS = 128
+_MASS_MARGIN = 1e-4  # far above what the histogram's float32 exponentials can be off by
 
 
-def gumbel_noise(seed: int, position: int, num_tokens: int) -> Tensor:
-    """Return standard Gumbel noise for token ids [0, num_tokens) as [num_tokens] float32.
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How to draw from one row."""
 
-    Args:
-        seed: 64 bits, unsigned.
-        position: of the token to be drawn in its sequence.
-        num_tokens: how many ids; the noise of an id does not depend on it.
+    temperature: float
+    top_k: int  # 0: all tokens
+    top_p: float
+    min_p: float
+    seed: int  # 64 bits, unsigned
+    position: int  # of the token in its sequence
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the largest logit is taken, whatever the seed."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+
+def draw_rows(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf.
+
+    A row that holds NaN or +inf, or nothing but -inf, gets the id of its largest, NaN above all.
     """
-    padded = num_tokens + -num_tokens % _VECTOR
-    return _gumbel(seed, position, torch.arange(padded))[:num_tokens]
+    return torch.tensor([_draw(row, draw) for row, draw in zip(logits, draws, strict=True)])
 
 
-def gumbel_noise_at(seed: int, position: int, token_ids: Tensor) -> Tensor:
-    """Return the entries of `gumbel_noise` at `token_ids` [n] int64, as [n] float32."""
-    num_ids = token_ids.shape[0]
-    padded = torch.nn.functional.pad(token_ids, (0, -num_ids % _VECTOR))
-    return _gumbel(seed, position, padded)[:num_ids]
+def token_logprobs(
+    logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `kernels.dispatch.Kernels.token_logprobs`; one row after the other."""
+    ids = token_ids.tolist()
+    # Row by row in a function of its own: memory that was left just now is the fastest to take.
+    found = [_logprobs(logits[row], ids[row], n) for row, n in zip(rows, counts, strict=True)]
+    best_ids = torch.zeros(len(rows), max(counts), dtype=torch.int64)
+    best = torch.full(best_ids.shape, -torch.inf)
+    for place, (_, its_ids, its_values) in enumerate(found):
+        if len(its_ids):
+            best_ids[place, : len(its_ids)] = its_ids
+            best[place, : len(its_ids)] = its_values
+    return torch.tensor([logprob for logprob, _, _ in found]), best_ids, best
 
 
-def noisy_best(scores: Tensor, seed: int, position: int) -> int:
-    """Return the id of the largest score [V] float32 plus noise, the lowest of equals.
+def _logprobs(logits: Tensor, token_id: int, count: int) -> tuple[float, Tensor, Tensor]:
+    """Return the log-probability of a token of one row [V], and ids and those of the best."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    ids, values = best_tokens(logprobs, count) if count else (logits[:0].long(), logits[:0])
+    return logprobs[token_id].item(), ids, values
 
-    `scores` may be changed. At least one is finite, none is NaN.
+
+def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return (ids, values) of the `count` largest of one row [V], best first, then lower id first.
+
+    Tokens at -inf do not count: with fewer others, the result is shorter.
     """
-    library = native_library()
-    if library is None:
-        return int(scores.add_(gumbel_noise(seed, position, scores.shape[0])).argmax())
-    return noisy_best_native(scores, seed, position, library)
+    count = min(count, logits.shape[0])
+    least = logits.topk(count, sorted=False).values.min().clamp(min=_LOWEST)
+    ids = (logits >= least).nonzero().squeeze(-1)  # ascending, with all that equal the last
+    values, order = logits[ids].sort(descending=True, stable=True)
+    return ids[order][:count], values[:count]
 
 
-def noisy_best_native(scores: Tensor, seed: int, position: int, library: Library) -> int:
-    """Do `noisy_best` with the exact noise of those few tokens alone that can win by a rough one.
+def _draw(logits: Tensor, draw: Draw) -> int:
+    """Return the token drawn from one row [V]."""
+    if draw.is_greedy or not math.isfinite(best := logits.max()):
+        return int(logits.argmax())
+    scores = (logits - best) / draw.temperature  # the best is 0: nothing can overflow
+    if draw.min_p > 0.0:
+        scores.masked_fill_(scores < math.log(draw.min_p), -torch.inf)
+    num_tokens = scores.shape[0]
+    if 0 < draw.top_k < num_tokens:
+        ids, kept = best_tokens(scores, draw.top_k)
+        if draw.top_p < 1.0:
+            kept = kept[: _nucleus_size(kept, torch.logsumexp(kept, 0), draw.top_p)]
+    elif draw.top_p < 1.0:
+        ids, kept = _nucleus(scores, draw.top_p)
+    else:
+        return noisy_best(scores, draw.seed, draw.position)
+    ids, order = ids[: kept.shape[0]].sort()  # the lowest id wins a tie, as in a full draw
+    noise = gumbel_noise_at(draw.seed, draw.position, ids)
+    return int(ids[(kept[order] + noise).argmax()])
 
-    So the result is the same to the bit, and most of the time is saved: in float64, two logarithms
-    for each token of the vocabulary take longer than all else of a draw.
+
+def _nucleus(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """Return (ids, scores) of the smallest best set of a row [V] that holds `top_p` of the mass.
+
+    Only the tokens near the top are sorted: a histogram of the mass by depth below the best score
+    (which is 0) tells how deep to go.
     """
-    scores = scores.contiguous()
-    sums, ids = torch.empty_like(scores), torch.empty(_MOST_NEAR, dtype=torch.int64)
-    problem = DrawProblem(
-        scores.data_ptr(),
-        sums.data_ptr(),
-        ids.data_ptr(),
-        scores.shape[0],
-        _MOST_NEAR,
-        _stream(seed, position),
-        0,
-    )
-    library.near_best(problem)
-    if problem.num_found > _MOST_NEAR:
-        return int(scores.add_(gumbel_noise(seed, position, scores.shape[0])).argmax())
-    ids = ids[: problem.num_found]
-    return int(ids[(scores[ids] + gumbel_noise_at(seed, position, ids)).argmax()])
+    mass = torch.logsumexp(scores, 0)
+    depth = (scores * -_BINS_PER_NAT).clamp_(max=_NUM_BINS - 1).long()
+    histogram = depth.bincount(weights=(scores - mass).exp(), minlength=_NUM_BINS)
+    deepest = int((histogram.cumsum(0) < top_p + _MASS_MARGIN).sum())
+    ids = (depth <= deepest).nonzero().squeeze(-1)
+    values, order = scores[ids].sort(descending=True, stable=True)
+    size = _nucleus_size(values, mass, top_p)
+    return ids[order][:size], values[:size]
 
 
-def hash_tokens(seed: int, position: int, token_ids: Tensor) -> Tensor:
-    """Return 64 random bits for each token id [n] int64: splitmix64's outputs id + 1."""
-    stream = _stream(seed, position)
-    x = token_ids.add(1).mul_(_signed(_GOLDEN)).add_(_signed(stream))
-    x.bitwise_xor_(_shift_right(x, 30)).mul_(_signed(_MIX_A))
-    x.bitwise_xor_(_shift_right(x, 27)).mul_(_signed(_MIX_B))
-    return x.bitwise_xor_(_shift_right(x, 31))
-
-
-def _stream(seed: int, position: int) -> int:
-    """Return where the outputs of splitmix64 for a position begin."""
-    return _mix(_mix(seed) ^ _mix(position ^ _GOLDEN))
-
-
-def _gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
-    """Return -log(-log(u)) with u in the open unit interval, 53 bits fine; float64 inside."""
-    bits = hash_tokens(seed, position, token_ids)
-    uniform = _shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52)
-    return uniform.log_().neg_().log_().neg_().float()
-
-
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Shift int64 right as if it were unsigned."""
-    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
-
-
-def _mix(x: int) -> int:
-    """Return splitmix64's finaliser of one 64-bit integer."""
-    x = (x + _GOLDEN) & _MASK
-    x = ((x ^ (x >> 30)) * _MIX_A) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX_B) & _MASK
-    return x ^ (x >> 31)
-
-
-def _signed(x: int) -> int:
-    """Return the int64 with the same 64 bits."""
-    return x - (1 << 64) if x >> 63 else x
+def _nucleus_size(descending: Tensor, mass: Tensor, top_p: float) -> int:
+    """Return how many of the best scores it takes to reach `top_p`; at least one."""
+    probabilities = (descending - mass).double().exp()
+    before = probabilities.cumsum(0) - probabilities
+    return max(1, int((before < top_p).sum()))

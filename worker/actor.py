@@ -1,7 +1,7 @@
 """The Ray shell of one rank: starts it, loads adapters into it, and lets its step server run.
 
 Only set-up, adapter loads and the end pass through Ray calls; the steps themselves come over a
-socket that the scheduler connects to (see worker.step_server). Knows nothing of scheduling.
+socket that the scheduler connects to (see worker.engine.step_server). Knows nothing of scheduling.
 """
 
 import os
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import ray
 from msgspec.structs import replace
 
-from worker.adapter_shard import AdapterShard
 from worker.channel import listen
+from worker.engine.config import RankConfig
+from worker.engine.step_server import serve_steps
+from worker.lora.shard import AdapterShard
 from worker.protocol import RankInfo
-from worker.rank_config import RankConfig
-from worker.step_server import serve_steps
 
 if TYPE_CHECKING:
-    from worker.rank import Rank
+    from worker.engine.rank import Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class WorkerActor:
         """Join the process group at `store` and load this rank's slices of the weights."""
         # Here, as they bring torch, which takes a second: the launcher, which reads this class, and
         # so the server's own process, the schedulers and the routers start without it.
-        from worker.parallel import join_group
-        from worker.rank import Rank
+        from worker.distributed.parallel import join_group
+        from worker.engine.rank import Rank
 
         config = self._config
         host, port = store

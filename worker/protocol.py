@@ -45,7 +45,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SequenceStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A sequence that enters the running set: new, or back after a retraction."""
+    """A sequence that enters the running set: new, or back after a preemption."""
 
     seq_id: int
     slot: int | None  # adapter slot; None: the base model
@@ -88,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     step: int  # 1, 2, 3, ... in the life of a group of ranks
-    ends: tuple[int, ...]  # sequences that finished, were aborted or were retracted
+    ends: tuple[int, ...]  # sequences that finished, were aborted or were preempted
     starts: tuple[SequenceStart, ...]
     chunks: tuple[Chunk, ...]
     copies: tuple[PageCopy, ...] = ()

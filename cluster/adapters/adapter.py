@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from worker.adapter_shard import ADAPTED_MODULES
+from worker.lora.shard import ADAPTED_MODULES
 from worker.model_config import ModelConfig
 
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -31,7 +31,7 @@ class LoraModule:
     """
 
     layer: int  # 0 for embed_tokens and lm_head
-    module: str  # one of worker.adapter_shard.ADAPTED_MODULES
+    module: str  # one of worker.lora.shard.ADAPTED_MODULES
     scaling: float
     a: Bits  # [lora_rank, in]
     b: Bits  # [out, lora_rank]
@@ -54,7 +54,7 @@ class LoraModule:
 class SavedTable:
     """A weight that takes the place of the base model's, beneath a LoRA if there is one."""
 
-    module: str  # one of worker.adapter_shard.VOCABULARY_MODULES
+    module: str  # one of worker.lora.shard.VOCABULARY_MODULES
     weight: Bits  # [vocabulary, hidden]
 
 

@@ -7,10 +7,10 @@ forgotten. Knows versions only as holders; which of them a request gets is not d
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cluster.adapters.host_tier import HostTier, Shards
+from cluster.adapters.host_cache import HostCache, Shards
+from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.pins import Limits, Pins
-from cluster.adapters.record import Facts, Source, Tier
-from cluster.adapters.strict_json import shown
+from cluster.adapters.records import Facts, Source, Tier
 from cluster.adapters.versions import History, Version
 from cluster.errors import NotFound
 
@@ -40,10 +40,10 @@ class Contents:
         self._pins = Pins(limits)
         self._retired: dict[str, int] = {}  # number of the retirement by digest
         self._num_retirements = 0
-        self._host = HostTier(limits.host_bytes)
+        self._host = HostCache(limits.host_bytes)
 
     @property
-    def host_tier(self) -> HostTier:
+    def host_tier(self) -> HostCache:
         """What is in host memory; to look at."""
         return self._host
 

@@ -1,7 +1,7 @@
 """How a name is shown: its record, made from its versions and from where their content is."""
 
 from cluster.adapters.contents import Contents
-from cluster.adapters.record import AdapterRecord, Tier, VersionRecord
+from cluster.adapters.records import AdapterRecord, Tier, VersionRecord
 from cluster.adapters.versions import History, Version
 
 

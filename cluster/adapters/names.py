@@ -2,7 +2,7 @@
 
 import re
 
-from cluster.adapters.strict_json import shown
+from cluster.adapters.peft.strict_json import shown
 from cluster.errors import InvalidRequest
 from cluster.request import BASE
 

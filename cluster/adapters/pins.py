@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cluster.adapters.record import Facts
-from cluster.adapters.strict_json import shown
+from cluster.adapters.peft.strict_json import shown
+from cluster.adapters.records import Facts
 from cluster.errors import InvalidRequest
 
 

@@ -7,8 +7,8 @@ nothing of content, memory or disks.
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from cluster.adapters.record import Outline
-from cluster.adapters.strict_json import shown
+from cluster.adapters.peft.strict_json import shown
+from cluster.adapters.records import Outline
 from cluster.errors import Conflict, InvalidRequest
 
 KEPT_VERSIONS = 4

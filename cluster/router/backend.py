@@ -5,9 +5,9 @@ Knows nothing of who answers: an actor in a cluster, an object in a test.
 
 from typing import Protocol
 
-from cluster.adapters.record import AdapterRecord, ResolvedAdapter, UnloadResult
-from cluster.ledger import Page, RouterCounts
-from cluster.wire import SchedulerAddress
+from cluster.adapters.records import AdapterRecord, ResolvedAdapter, UnloadResult
+from cluster.messages import SchedulerAddress
+from cluster.metrics_hub import Page, RouterCounts
 
 
 class Backend(Protocol):

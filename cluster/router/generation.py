@@ -10,12 +10,12 @@ from types import TracebackType
 
 from cluster.errors import Internal, TopworkError
 from cluster.request import TokenEvent
-from cluster.router.answer import Answer, Piece
-from cluster.router.errors_http import from_wire
-from cluster.router.mailbox import Mailbox
-from cluster.router.metrics import CallMetrics
-from cluster.router.scheduler_client import SchedulerClient
-from cluster.router.schedulers import Schedulers
+from cluster.router.engine_client import EngineClient
+from cluster.router.error_responses import from_wire
+from cluster.router.event_queue import EventQueue
+from cluster.router.metrics.request_metrics import CallMetrics
+from cluster.router.output_processor import OutputDelta, OutputProcessor
+from cluster.router.replica_set import ReplicaSet
 
 
 class Generation:
@@ -23,8 +23,8 @@ class Generation:
 
     def __init__(
         self,
-        prompts: Sequence[tuple[Answer, ...]],
-        schedulers: Schedulers,
+        prompts: Sequence[tuple[OutputProcessor, ...]],
+        schedulers: ReplicaSet,
         metrics: CallMetrics,
         admit: Callable[[int], Callable[[], None]],
     ) -> None:
@@ -34,8 +34,8 @@ class Generation:
         self._metrics = metrics
         self._admit = admit  # takes places in the router; returns what gives them back
         self._release: Callable[[], None] | None = None
-        self._mailbox = Mailbox()
-        self._clients: dict[int, SchedulerClient] = {}  # by index of the running requests
+        self._mailbox = EventQueue()
+        self._clients: dict[int, EngineClient] = {}  # by index of the running requests
         self._error: TopworkError | None = None
         self._index_by_id = {
             answer.request.request_id: index for index, answer in enumerate(self.answers)
@@ -73,14 +73,14 @@ class Generation:
         """Whether there is more to receive."""
         return bool(self._clients) or self._error is not None
 
-    async def receive(self) -> list[tuple[int, Piece]]:
+    async def receive(self) -> list[tuple[int, OutputDelta]]:
         """Wait for news; return (index of the answer, piece) in order of arrival, maybe none.
 
         Raises:
             TopworkError: what a scheduler reports for any of the requests, after all the pieces
                 that came before it have been returned.
         """
-        pieces: list[tuple[int, Piece]] = []
+        pieces: list[tuple[int, OutputDelta]] = []
         if self._error is None:
             for event in await self._mailbox.receive():
                 index = self._index_by_id[event.request_id]
@@ -108,7 +108,7 @@ class Generation:
             else from_wire(event.error)
         )
 
-    def _advance(self, index: int, event: TokenEvent) -> Piece | None:
+    def _advance(self, index: int, event: TokenEvent) -> OutputDelta | None:
         answer = self.answers[index]
         piece = answer.advance(event)
         self._metrics.tokens(index, len(event.token_ids))

@@ -14,18 +14,18 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from cluster.adapters.record import AdapterRecord, UnloadResult
+from cluster.adapters.records import AdapterRecord, UnloadResult
 from cluster.errors import InvalidRequest, Overloaded, Unavailable
 from cluster.request import BASE, Request
-from cluster.router.answer import Answer
 from cluster.router.auth import ANYONE, KeyRing, Principal
 from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
-from cluster.router.fleet import Fleet
 from cluster.router.generation import Generation
-from cluster.router.metrics import RouterMetrics
-from cluster.router.models import Model, Models
-from cluster.router.schedulers import Schedulers
+from cluster.router.metrics.aggregation import MetricsAggregation
+from cluster.router.metrics.request_metrics import RouterMetrics
+from cluster.router.model_names import Model, ModelResolver
+from cluster.router.output_processor import OutputProcessor
+from cluster.router.replica_set import ReplicaSet
 from cluster.router.tokenizer import Tokenizer
 from cluster.router.validation import TextOptions
 
@@ -44,9 +44,11 @@ class Router:
         self.started_at = int(time.time())
         self.tokenizer = Tokenizer.load(Path(config.model_dir))
         self.metrics = RouterMetrics(config.model_name, config.max_adapter_labels)
-        self.fleet = Fleet(self.router_id, self.metrics, backend, config.health_timeout)
-        self.models = Models(config.model_name, backend)
-        self.schedulers = Schedulers(backend, config)
+        self.fleet = MetricsAggregation(
+            self.router_id, self.metrics, backend, config.health_timeout
+        )
+        self.models = ModelResolver(config.model_name, backend)
+        self.schedulers = ReplicaSet(backend, config)
         self.is_draining = False
         self.num_in_flight = 0  # answers
         self._keys = KeyRing.load(Path(config.api_key_file)) if config.api_key_file else None
@@ -143,7 +145,7 @@ class Router:
         Unavailable if it is being drained or no scheduler is up.
         """
         answers = [
-            tuple(Answer(self.tokenizer, request, options) for request in choices)
+            tuple(OutputProcessor(self.tokenizer, request, options) for request in choices)
             for choices in prompts
         ]
         metrics = self.metrics.call(model.names, [len(choices) for choices in prompts])

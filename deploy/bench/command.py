@@ -17,7 +17,7 @@ from deploy.bench.peft_target import PeftTarget
 from deploy.bench.prefix import bench_prefix
 from deploy.bench.profile import StepProfile, print_profile
 from deploy.bench.workload import Workload
-from worker.model_reader import read_model_config
+from worker.model_config_reader import read_model_config
 
 
 class Target(Protocol):

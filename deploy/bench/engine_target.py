@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from cluster.request import BASE, Request
-from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduler.config import SchedulerConfig
 from deploy.bench.child import ChildTarget, serve_target
 from deploy.bench.measure import Run, Sample
 from deploy.bench.workload import Ask, Workload
 from deploy.config import DEFAULT_TOKENS
 from deploy.local_engine import Answer, LocalEngine
+from worker.engine.config import RankConfig
 from worker.protocol import SamplingParams
-from worker.rank_config import RankConfig
 
 
 class EngineTarget:

@@ -17,17 +17,17 @@ from rich.console import Console
 from rich.table import Table
 
 import deploy.local_engine
-import worker.cpu_runner
-import worker.native_runner
-import worker.rank
-from cluster.scheduling.scheduler import Scheduler
+import worker.engine.rank
+import worker.runners.native_runner
+import worker.runners.torch_runner
+from cluster.scheduler.scheduler import Scheduler
 from deploy.local_engine import LocalEngine
 from kernels.native.program import Crew, Program, Step
-from worker.kv_cache import KVCache
-from worker.model import Model
+from worker.cache.kv_cache import KVCache
+from worker.engine.sequences import SequenceTable
+from worker.models.llama import Model
 from worker.protocol import Plan
-from worker.sampler import Sampler
-from worker.sequences import SequenceTable
+from worker.sampling.sampler import Sampler
 
 OTHER = "everything else"
 _HEAD = "final norm and lm_head"
@@ -37,17 +37,17 @@ _OF_SCHEDULER: tuple[_Part, ...] = (
     ("plan: encode", deploy.local_engine, "encode_plan"),
 )
 _OF_RANKS: tuple[_Part, ...] = (
-    ("plan: decode and check", worker.rank, "decode_plan"),
+    ("plan: decode and check", worker.engine.rank, "decode_plan"),
     ("batch: sequences", SequenceTable, "apply"),
     ("batch: page copies", KVCache, "copy"),
     ("batch: page clearing", KVCache, "clear"),
-    ("batch: rows", worker.rank, "lay_out"),
-    ("batch: tensors", worker.native_runner, "cpu_batch"),
-    ("batch: tensors", worker.cpu_runner, "cpu_batch"),
+    ("batch: rows", worker.engine.rank, "lay_out"),
+    ("batch: tensors", worker.runners.native_runner, "cpu_batch"),
+    ("batch: tensors", worker.runners.torch_runner, "cpu_batch"),
     ("embedding", Model, "embed"),
     (_HEAD, Model, "logits"),
     ("sampling", Sampler, "sample"),
-    ("sampling", worker.rank, "output_of"),
+    ("sampling", worker.engine.rank, "output_of"),
 )
 
 

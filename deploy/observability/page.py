@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from cluster.router.exposition import Families
+from cluster.router.metrics.exposition import Families
 from deploy.observability.sample import sample_view
 
 FILE = Path(__file__).parent / "METRICS.md"

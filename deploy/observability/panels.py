@@ -126,7 +126,7 @@ FULL = Row("How full?", (
     Panel(title="KV pages in use", unit="percentunit", queries=(
         ("{{replica}}", largest(now("kv_cache_usage_ratio"), "replica")),),
         text="Held by running sequences. Near 100 % with waiting requests, sequences are "
-        "retracted: give more kv_cache_memory, or kv_host_memory."),
+        "preempted: give more kv_cache_memory, or kv_host_memory."),
     Panel(title="KV pages by state", queries=(
         ("held", total(now("kv_blocks_held"))), ("cached", total(now("kv_blocks_cached"))),
         ("free", total(now("kv_blocks_free")))),
@@ -135,10 +135,10 @@ FULL = Row("How full?", (
         ("hits", ratio(total(rate("engine_cached_prompt_tokens_total")),
                        total(rate("engine_prompt_tokens_total")))),),
         text="Of the prompts that were admitted."),
-    Panel(title="Retractions and evictions per second", queries=(
-        ("sequences retracted", total(rate("preemptions_total"))),
+    Panel(title="Preemptions and evictions per second", queries=(
+        ("sequences preempted", total(rate("preemptions_total"))),
         ("pages evicted", total(rate("kv_blocks_evicted_total")))),
-        text="A retracted sequence is resumed later; what was evicted of it is computed again."),
+        text="A preempted sequence is resumed later; what was evicted of it is computed again."),
     Panel(title="Host tier of KV pages", queries=(
         ("cached", total(now("kv_host_blocks_cached"))),
         ("saved per s", total(rate("kv_host_blocks_saved_total"))),

@@ -6,21 +6,21 @@ of what is made of it.
 
 from msgspec import structs
 
-from cluster.adapters.record import AdapterRecord
+from cluster.adapters.records import AdapterRecord
+from cluster.engine.status import EngineStatus
 from cluster.histogram import LOAD_BUCKETS, Histogram
-from cluster.ledger import Page, PoolCounts, RouterCounts, RouterReport
-from cluster.router.exposition import View
-from cluster.router.metrics import COUNTERS, RouterMetrics
-from cluster.router.schedulers import Report
-from cluster.shells.status import StatusKeeper
-from cluster.wire import RankStatus, SlotStatus
+from cluster.messages import RankStatus, SlotStatus
+from cluster.metrics_hub import Page, PoolCounts, RouterCounts, RouterReport
+from cluster.router.metrics.exposition import View
+from cluster.router.metrics.request_metrics import COUNTERS, RouterMetrics
+from cluster.router.replica_set import Report
 
 DIGEST = "d" * 64
 
 
 def sample_view() -> View:
     """Return one router, one scheduler with one rank, and one adapter that is in use."""
-    idle = StatusKeeper("0", lambda: 0.0).snapshot(1, None, None, {})
+    idle = EngineStatus("0", lambda: 0.0).snapshot(1, None, None, {})
     status = structs.replace(
         idle,
         slots=(SlotStatus(0, DIGEST, False, 1),),

@@ -15,8 +15,8 @@ from ray.serve.exceptions import RayServeException
 from deploy.addresses import is_loopback
 from deploy.check import find_device
 from deploy.config import ConfigError, ServeConfig, load_config
-from deploy.serving.concerns import POOL, ROUTER, SCHEDULER, with_own_version
 from deploy.serving.pool import pool_deployment
+from deploy.serving.redeploy_scope import POOL, ROUTER, SCHEDULER, with_own_version
 from deploy.serving.router import router_deployment
 from deploy.serving.scheduler import scheduler_deployment
 

@@ -18,7 +18,7 @@ from deploy.addresses import from_here
 from deploy.check import Checked, check_answers, check_model
 from deploy.config import ConfigError, ServeConfig
 from deploy.memory import most_replicas, object_store_bytes
-from deploy.serving.precedence import give_way
+from deploy.serving.cpu_priority import give_way
 from deploy.serving.progress import steps
 from deploy.serving.stop import stop_on_signals, wait_for
 

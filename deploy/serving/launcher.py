@@ -20,12 +20,12 @@ from ray.util.scheduling_strategies import (
 )
 
 import worker.actor
-from cluster.shells.rank_handle import RankHandle
-from deploy.serving.precedence import go_first
-from deploy.serving.shares import ONE_CPU
+from cluster.engine.launcher import RankHandle
+from deploy.serving.cpu_priority import go_first
+from deploy.serving.ray_resources import ONE_CPU
 from worker.actor import ProcessIdentity, start_ticks
+from worker.engine.config import RankConfig
 from worker.protocol import RankInfo
-from worker.rank_config import RankConfig
 
 
 class WorkerActor(worker.actor.WorkerActor):

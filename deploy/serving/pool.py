@@ -16,13 +16,13 @@ from ray.serve import Deployment
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.errors import TopworkError
-from cluster.router.scheduler_client import SchedulerClient
+from cluster.router.engine_client import EngineClient
 from deploy.config import ServeConfig
-from deploy.serving.concerns import edition
 from deploy.serving.logs import set_log_level
 from deploy.serving.pool_actor import PoolProcess
+from deploy.serving.ray_resources import POOL_CPU
+from deploy.serving.redeploy_scope import edition
 from deploy.serving.settings import adapter_pool, known_here, pool_config
-from deploy.serving.shares import POOL_CPU
 
 VERDICT_INTERVAL = 0.1  # seconds between two questions whether an actor has died
 
@@ -90,7 +90,7 @@ class PoolReplica:
             self._live["log_level"],
             pool_config(checked, directories),
             adapter_pool(self._config),
-            SchedulerClient.connect,
+            EngineClient.connect,
         )
         if is_first:
             try:
@@ -106,7 +106,7 @@ class PoolReplica:
 def pool_deployment(config: ServeConfig) -> Deployment:
     """Return the adapter pool as a deployment that HTTP does not reach."""
     return serve.deployment(
-        name="AdapterPool",
+        name="AdapterCatalog",
         num_replicas=1,
         user_config={
             "adapters": config.adapters(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from cluster.shells.pool_shell import AdapterPoolActor
+from cluster.adapters.service.actor import AdapterPoolActor
 from deploy.serving.logs import set_log_level
 
 

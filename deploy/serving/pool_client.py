@@ -11,10 +11,10 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from cluster.adapters.record import AdapterRecord, ResolvedAdapter, UnloadResult
+from cluster.adapters.records import AdapterRecord, ResolvedAdapter, UnloadResult
 from cluster.errors import Unavailable
-from cluster.ledger import Page, RouterCounts
-from cluster.wire import SchedulerAddress
+from cluster.messages import SchedulerAddress
+from cluster.metrics_hub import Page, RouterCounts
 
 PATIENCE = 30.0  # seconds for a pool that is being made anew
 RETRY_AFTER = 5

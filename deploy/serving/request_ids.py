@@ -1,13 +1,13 @@
 """Request ids that are safe before Serve sees them, for it sends each one back as it came.
 
 Serve puts what `middlewares` returns around all HTTP that reaches a router; its environment names
-it (`deploy.serving.front`). What makes an id safe is the router's to say. Knows nothing of Ray.
+it (`deploy.serving.haproxy`). What makes an id safe is the router's to say. Knows nothing of Ray.
 """
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.router.middleware import HEADER, safe_id
+from cluster.api.request_ids import HEADER, safe_id
 
 
 class SafeRequestIds:

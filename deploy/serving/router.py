@@ -10,11 +10,11 @@ from ray.serve import Deployment
 from ray.serve.handle import DeploymentHandle
 
 from deploy.config import ServeConfig
-from deploy.serving.concerns import edition
 from deploy.serving.logs import set_log_level
 from deploy.serving.pool_client import PoolClient
+from deploy.serving.ray_resources import ONE_CPU
+from deploy.serving.redeploy_scope import edition
 from deploy.serving.settings import known_here, router_config
-from deploy.serving.shares import ONE_CPU
 
 
 class RouterReplica:
@@ -29,7 +29,7 @@ class RouterReplica:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # They take seconds to import, and only routers need them.
-        from cluster.router.app import create_app
+        from cluster.api.app import create_app
         from cluster.router.router import Router
 
         router = Router(router_config(known_here(self._config)), self._pool)

@@ -15,19 +15,19 @@ from ray.serve import Deployment
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.handle import DeploymentHandle
 
+from cluster.engine.engine import Engine, EngineConfig
+from cluster.engine.kv_event_publisher import offset_port
 from cluster.errors import Unavailable
-from cluster.shells.kv_publisher import offset_port
-from cluster.shells.scheduler_shell import SchedulerShell, SchedulerShellConfig
-from cluster.wire import SchedulerAddress
+from cluster.messages import SchedulerAddress
 from deploy.config import ServeConfig
-from deploy.serving.concerns import edition
+from deploy.serving.cpu_priority import go_first
 from deploy.serving.launcher import ActorLauncher, LaunchConfig
 from deploy.serving.logs import set_log_level
 from deploy.serving.pool_client import PoolClient
-from deploy.serving.precedence import go_first
+from deploy.serving.ray_resources import ONE_CPU
+from deploy.serving.redeploy_scope import edition
 from deploy.serving.scaling import REQUESTS, replicas_for
 from deploy.serving.settings import known_here, scheduler_settings
-from deploy.serving.shares import ONE_CPU
 from worker.actor import node_ip
 
 logger = logging.getLogger("topwork.scheduler")
@@ -44,7 +44,7 @@ class SchedulerReplica:
         self._config = config
         self._pool = PoolClient(pool, edition(config))
         self._drain_timeout = config.drain_timeout
-        self._shell: SchedulerShell | None = None
+        self._shell: Engine | None = None
         self._attaching: asyncio.Task[None] | None = None
         # Serve gives its number to another replica when this one goes, and never twice its id.
         self._name = serve.get_replica_context().replica_id.unique_id
@@ -67,7 +67,7 @@ class SchedulerReplica:
         )
         number = serve.get_replica_context().rank.rank
         shell_config = _of_replica(settings.shell, self._name, number)
-        self._shell = SchedulerShell(shell_config, launcher, self._pool)
+        self._shell = Engine(shell_config, launcher, self._pool)
         address = await self._shell.start(node_ip())
         self._shell.on_crash(_crash)
         # At once: routers tell what keeps the ranks from coming up.
@@ -110,7 +110,7 @@ class SchedulerReplica:
         await self._shell.close()
 
 
-def _of_replica(config: SchedulerShellConfig, name: str, number: int) -> SchedulerShellConfig:
+def _of_replica(config: EngineConfig, name: str, number: int) -> EngineConfig:
     """Return what one replica is told: its name, and ports of its own."""
     publisher = config.kv_publisher
     if publisher is not None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import inf
 
+from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.pins import Limits
-from cluster.adapters.pool import AdapterPool
+from cluster.adapters.service.actor import AdapterPoolConfig
+from cluster.engine.engine import EngineConfig
+from cluster.engine.kv_event_publisher import KvEventPublisherConfig
+from cluster.engine.recording import RecordingConfig
+from cluster.engine.supervisor import SupervisorConfig
 from cluster.router.config import RouterConfig
-from cluster.shells.kv_publisher import KvPublisherConfig
-from cluster.shells.pool_shell import PoolShellConfig
-from cluster.shells.rank_lives import RankLivesConfig
-from cluster.shells.recording import RecordingConfig
-from cluster.shells.scheduler_shell import SchedulerShellConfig
 from deploy.check import (
     Checked,
     adapter_limits,
@@ -26,7 +26,7 @@ from deploy.check import (
 )
 from deploy.config import ConfigError, ServeConfig
 from worker.actor import node_ip
-from worker.rank_config import RankConfig
+from worker.engine.config import RankConfig
 
 _FEW_ROWS = 4  # a step of so few is short even where they take all cores
 START_TIMEOUT = 600.0  # seconds until the ranks must serve: large models load for minutes
@@ -36,7 +36,7 @@ START_TIMEOUT = 600.0  # seconds until the ranks must serve: large models load f
 class SchedulerSettings:
     """What every scheduler replica is made from."""
 
-    shell: SchedulerShellConfig  # `replica` is filled in by the replica itself
+    shell: EngineConfig  # `replica` is filled in by the replica itself
     rank: RankConfig
     group_timeout: float  # seconds a collective may take
 
@@ -57,10 +57,10 @@ def known_here(config: ServeConfig) -> Checked:
     return replace(checked, config=config, device=config.device)
 
 
-def pool_config(checked: Checked, adapter_dirs: tuple[str, ...]) -> PoolShellConfig:
+def pool_config(checked: Checked, adapter_dirs: tuple[str, ...]) -> AdapterPoolConfig:
     """Return where the adapter pool may read, and what it makes of an adapter."""
     config = checked.config
-    return PoolShellConfig(
+    return AdapterPoolConfig(
         model=checked.model,
         limits=adapter_limits(config),
         memory=rank_memory(checked),
@@ -69,9 +69,9 @@ def pool_config(checked: Checked, adapter_dirs: tuple[str, ...]) -> PoolShellCon
     )
 
 
-def adapter_pool(config: ServeConfig) -> AdapterPool:
+def adapter_pool(config: ServeConfig) -> AdapterCatalog:
     """Return the pool as it is before anything is registered."""
-    return AdapterPool(
+    return AdapterCatalog(
         config.base_name,
         Limits(
             host_bytes=config.host_adapter_memory,
@@ -98,9 +98,9 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         max_model_len=checked.max_model_len,
         num_threads=checked.threads,
     )
-    shell = SchedulerShellConfig(
+    shell = EngineConfig(
         replica="",
-        ranks=RankLivesConfig(
+        ranks=SupervisorConfig(
             scheduler=scheduler_config(checked),
             start_timeout=START_TIMEOUT,
             step_timeout=config.step_timeout,
@@ -110,7 +110,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         request_timeout=config.request_timeout,
         kv_publisher=None
         if config.kv_events_endpoint is None
-        else KvPublisherConfig(
+        else KvEventPublisherConfig(
             endpoint=config.kv_events_endpoint,
             replay_endpoint=config.kv_events_replay_endpoint,
             topic=config.kv_events_topic,

@@ -10,21 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.drawing import Draw
 from kernels.gpu.activation import silu_and_mul
-from kernels.gpu.crossing import Landing, send_numbers
-from kernels.gpu.logprobs import token_logprobs
-from kernels.gpu.lora import lora_apply
+from kernels.gpu.async_copy import Landing, send_numbers
+from kernels.gpu.attention.paged_decode import paged_decode
+from kernels.gpu.attention.paged_prefill import paged_prefill
+from kernels.gpu.batch_invariant_linear import num_tree_parts, steady_linear
+from kernels.gpu.lora.lora import lora_apply
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
-from kernels.gpu.paged_decode import paged_decode
-from kernels.gpu.paged_prefill import paged_prefill
 from kernels.gpu.rope import rope_and_write
 from kernels.gpu.rows import LoraTiles, PagedRows
-from kernels.gpu.sampling import best, sample
-from kernels.gpu.steady_linear import num_tree_parts, steady_linear
+from kernels.gpu.sampling.logprobs import token_logprobs
+from kernels.gpu.sampling.sampling import best, sample
 from kernels.linear import LinearWeight
 from kernels.numbers import Numbers
+from kernels.sampling import Draw
 
 _SIGN = 1 << 63
 _STAGED_PAGES = 8  # on their way between the tiers at once: tens of megabytes

@@ -24,7 +24,7 @@ class PagedRows:
     decode_lens: Tensor  # [S] int32: its positions, that row included; 0 where there is none
     decode_table: Tensor  # [S, W] int32: its pages
     max_splits: int  # of the longest of them
-    prefill_blocks: Tensor  # [blocks, 4] int32, see kernels.gpu.paged_prefill
+    prefill_blocks: Tensor  # [blocks, 4] int32, see kernels.gpu.attention.paged_prefill
     prefill_table: Tensor  # [C, W] int32
 
 
@@ -33,7 +33,7 @@ class LoraTiles:
     """The rows of a batch that have a LoRA of one fused linear."""
 
     tiles: Tensor  # [tiles, 3] int32 (slot, first row, end row)
-    table: Tensor  # [slots, 4 + 3 modules] int64, see kernels.gpu.lora
+    table: Tensor  # [slots, 4 + 3 modules] int64, see kernels.gpu.lora.lora
     widths: tuple[int, ...]  # output features of each module
     dtype: torch.dtype  # of A and B
     max_lora_rank: int  # stacked, of any slot that a tile names

@@ -1,6 +1,6 @@
 /* Sums and gathers between the ranks of one host, through a region of memory that they share.
  *
- * Owns the order of a sum, that of `sum_in_pairs` in worker/communicator.py, and the meeting. A
+ * Owns the order of a sum, that of `sum_in_pairs` in worker/distributed/communicator.py, and the meeting. A
  * rank writes a segment to its place and publishes the segment's number; then it waits until all
  * have published theirs. There are two places for each rank, used in turn: who publishes a number
  * has read all segments before it, so the place of the last but one is free as soon as all have
@@ -29,7 +29,7 @@ struct header {
     _Atomic uint64_t calls[2]; /* what each place's segment belongs to */
     _Atomic int64_t core;      /* where the rank ran when it last published */
 };
-_Static_assert(sizeof(struct header) == 128, "worker/shared_memory.py sizes the region");
+_Static_assert(sizeof(struct header) == 128, "worker/distributed/shared_memory.py sizes the region");
 
 static struct header *header_of(const struct exchange *e, int64_t rank)
 {

@@ -85,7 +85,7 @@ class RankSumOp(ctypes.Structure):
 class LoraOp(ctypes.Structure):
     """`struct lora`, of two ops: y [T, N] float32 = gain y + shift + B (A x), by each row's slot.
 
-    `table` [slots, fields] int64 is what worker.adapter_table keeps: address of A [R, K],
+    `table` [slots, fields] int64 is what worker.lora.pointer_table keeps: address of A [R, K],
     R, addresses of gain [N] and shift [N] float32 or 0; then for each module of the fused linear,
     whose outputs stand side by side and are `module_widths` [num_modules] int64 wide, the address
     of B transposed [ranks, width], its first lora_rank and its number of lora_ranks. A and B are

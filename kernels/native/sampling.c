@@ -1,6 +1,6 @@
 /* Which tokens of a row can win a draw: those whose score plus noise is near the best.
  *
- * Owns a rough form of the noise, in float32, of the same hash as kernels/sampling.py. It is off by
+ * Owns a rough form of the noise, in float32, of the same hash as kernels/gumbel_noise.py. It is off by
  * less than MARGIN, so the winner of the exact draw, in float64, is among those found here; Python
  * decides between these few. Knows nothing of temperature or truncation.
  */

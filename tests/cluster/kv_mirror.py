@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 
 from cluster.kv_events import MEDIUM, KvEvent, json_event
-from cluster.scheduling.cache_events import Tier
-from cluster.scheduling.namespace import Namespace
-from cluster.scheduling.radix_tree import PageKey
+from cluster.scheduler.kv_cache.events import Tier
+from cluster.scheduler.kv_cache.namespace import Namespace
+from cluster.scheduler.kv_cache.radix_tree import PageKey
 
 
 class VllmStored(msgspec.Struct, tag="BlockStored", kw_only=True):

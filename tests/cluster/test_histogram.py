@@ -16,7 +16,7 @@ from cluster.histogram import (
     TTFT_BUCKETS,
     Histogram,
 )
-from cluster.router.families import histogram
+from cluster.router.metrics.families import histogram
 
 ALL = (TTFT_BUCKETS, ITL_BUCKETS, E2E_BUCKETS, STEP_BUCKETS, LOAD_BUCKETS, COUNT_BUCKETS)
 

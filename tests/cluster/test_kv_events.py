@@ -18,14 +18,14 @@ from cluster.kv_events import (
     vllm_payload,
 )
 from cluster.request import BASE
-from cluster.scheduling.cache_events import page_hash
-from cluster.scheduling.fake_engine import FakeEngine
-from cluster.scheduling.namespace import Namespace, namespace
-from cluster.scheduling.prefix_cache import PrefixCache
-from cluster.scheduling.radix_tree import PageKey
-from cluster.scheduling.scheduler import Scheduler
+from cluster.scheduler.kv_cache.events import page_hash
+from cluster.scheduler.kv_cache.namespace import Namespace, namespace
+from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
+from cluster.scheduler.kv_cache.radix_tree import PageKey
+from cluster.scheduler.scheduler import Scheduler
+from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.kv_mirror import Mirror, Truth, as_vllm
-from tests.cluster.scheduling.conftest import tiny_config
+from tests.cluster.scheduler.conftest import tiny_config
 
 PLAIN = namespace("model", BASE, "")
 ADAPTED = namespace("model", "a" * 64, "")
@@ -230,7 +230,7 @@ def test_a_reader_holds_what_the_cache_holds_in_each_tier(
         assert mirror.blocks == truth.seen_outside(UNSALTED)
 
 
-def test_a_scheduler_that_retracts_unloads_and_uses_host_pages_is_mirrored() -> None:
+def test_a_scheduler_that_preempts_unloads_and_uses_host_pages_is_mirrored() -> None:
     config = tiny_config(num_pages=12, num_host_pages=10, max_model_len=48)
     buffer, truth, mirror = KvEventBuffer("model"), Truth(), Mirror()
     engine = FakeEngine(config)
@@ -253,5 +253,5 @@ def test_a_scheduler_that_retracts_unloads_and_uses_host_pages_is_mirrored() -> 
         )
         assert mirror.blocks and all(adapter != "A" for _, adapter, *_ in mirror.blocks.values())
     stats = engine.scheduler.stats()
-    assert stats.retractions and stats.saved_pages and stats.restored_pages
+    assert stats.preemptions and stats.saved_pages and stats.restored_pages
     assert held == {"GPU", "CPU"}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from deploy.byte_count import parse_bytes
 from deploy.cli import app
 from deploy.config import ConfigError, ServeConfig, json_schema, load_config
-from deploy.mistakes import nearest
+from deploy.config_errors import nearest
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.peft_reader import AdapterLimits
-from cluster.adapters.reading import read_adapter
+from cluster.adapters.peft.checks import AdapterLimits
+from cluster.adapters.peft.reader import read_adapter
 from deploy.demo.model import DEFAULT_TARGET
 from deploy.demo.recipes import HELD_OUT, QUESTIONS, RECIPES, Recipe
 from deploy.demo.train_adapters import ADAPTERS, BASE_MODEL, MAX_BYTES
-from worker.model_reader import read_model_config
+from worker.model_config_reader import read_model_config
 
 by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from cluster.composition import compose
 from cluster.request import BASE, Request
-from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduler.config import SchedulerConfig
+from cluster.weighted_adapters import compose
 from deploy.local_engine import LocalEngine
 from tests.end_to_end.tiny_models import make_tiny_model
 from tests.worker.peft_adapters import make_adapter_dir
+from worker.engine.config import RankConfig
 from worker.protocol import SamplingParams
-from worker.rank_config import RankConfig
 
 
 def make_engine(model_dir: Path, tp: int) -> LocalEngine:

@@ -16,9 +16,9 @@ from kernels.native.packing import pack_panels
 from tests.cluster.adapters.tiny import MODEL
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from tests.end_to_end.tiny_models import make_tiny_model
-from worker.model_reader import read_model_config
-from worker.partition import partition
-from worker.weights import load_weights
+from worker.model_config_reader import read_model_config
+from worker.weights.loader import load_weights
+from worker.weights.partition import partition
 
 CPU = torch.device("cpu")
 

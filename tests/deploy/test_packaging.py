@@ -38,8 +38,8 @@ def test_transformers_imports_beside_our_kernels_package() -> None:
 def test_the_control_plane_runs_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import cluster.scheduling.scheduler, cluster.adapters.pool, cluster.router.app\n"
-        "import cluster.shells.scheduler_shell, cluster.shells.pool_shell\n"
+        "import cluster.scheduler.scheduler, cluster.adapters.catalog, cluster.api.app\n"
+        "import cluster.engine.engine, cluster.adapters.service.actor\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def test_the_control_plane_runs_without_torch() -> None:
 
 def test_importing_the_rank_loads_neither_ray_nor_triton() -> None:
     code = (
-        "import sys, worker.rank, worker.step_server\n"
+        "import sys, worker.engine.rank, worker.engine.step_server\n"
         "assert not {'ray', 'triton'} & set(sys.modules), 'loaded'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

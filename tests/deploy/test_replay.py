@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.scheduling.event_log import MAGIC
-from cluster.scheduling.events import AddAll, Record, Schedule
-from tests.cluster.scheduling.random_life import read_records, record_lives, write_records
+from cluster.scheduler.replay.event_log import MAGIC
+from cluster.scheduler.replay.events import AddAll, Record, Schedule
+from tests.cluster.scheduler.random_life import read_records, record_lives, write_records
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def test_a_torn_log_is_replayed_up_to_the_tear(
 RECORD_FOR_EVER = """
 import sys
 from pathlib import Path
-from tests.cluster.scheduling.random_life import record_lives
+from tests.cluster.scheduler.random_life import record_lives
 
 while True:
     record_lives(Path(sys.argv[1]), seed=1, num_requests=400)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.request import BASE, Request
-from cluster.scheduling.config import SchedulerConfig
+from cluster.scheduler.config import SchedulerConfig
 from deploy.local_engine import LocalEngine
 from tests.end_to_end.reference import (
     QUESTIONS,
@@ -18,8 +18,8 @@ from tests.end_to_end.reference import (
     demo_reference,
 )
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
+from worker.engine.config import RankConfig
 from worker.protocol import SamplingParams
-from worker.rank_config import RankConfig
 
 pytestmark = pytest.mark.model
 GREEDY = SamplingParams(temperature=0.0)

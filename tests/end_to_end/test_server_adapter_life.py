@@ -282,7 +282,7 @@ def test_an_adapter_that_a_full_disk_cut_short_is_refused(
 def test_a_directory_that_goes_while_a_request_waits_for_its_slot_fails_that_request_alone(
     small: Server, many: list[Path], tmp_path: Path
 ) -> None:
-    # With one slot, the sequence that runs is not retracted for those in line: they wait for it.
+    # With one slot, the sequence that runs is not preempted for those in line: they wait for it.
     shutil.copytree(many[3], tmp_path / "doomed")
     for name, path in (("one", many[1]), ("doomed", tmp_path / "doomed"), ("last", many[7])):
         assert load(small, name, path).status_code == 200  # the last one alone is in memory then

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from kernels.gpu.paged_decode import num_splits, paged_decode
-from kernels.gpu.paged_prefill import block_rows, cut_prefill, paged_prefill
+from kernels.gpu.attention.paged_decode import num_splits, paged_decode
+from kernels.gpu.attention.paged_prefill import block_rows, cut_prefill, paged_prefill
 from tests.gpu.bench import Beside, line, matmul_floor, read_floor
 from tests.gpu.ceilings import ceilings
 from tests.gpu.paged import Heads, filled_pages

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.gpu.activation import silu_and_mul
+from kernels.gpu.batch_invariant_linear import steady_linear
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.rope import rope_and_write
-from kernels.gpu.sampling import best, sample
-from kernels.gpu.steady_linear import steady_linear
+from kernels.gpu.sampling.sampling import best, sample
 from tests.gpu.bench import line, matmul_floor, moved_floor, read_floor
 from tests.gpu.paged import Heads, filled_pages
 from tests.gpu.place import Place

@@ -24,10 +24,10 @@ from tests.gpu.place import Place
 from tests.gpu.rank_run import make_capture
 from tests.gpu.report import Case, Finding
 from tests.gpu.timing import Timing, summarise
-from worker.gpu_runner import GpuRunner, Work
-from worker.model import Model
-from worker.parallel import SingleRank
-from worker.rows import StepRows
+from worker.distributed.parallel import SingleRank
+from worker.models.forward_batch import StepRows
+from worker.models.llama import Model
+from worker.runners.gpu_runner import GpuRunner, Work
 
 _STEPS = 40
 _EAGER_STEPS = 15

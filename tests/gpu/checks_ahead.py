@@ -16,10 +16,10 @@ from tests.gpu.place import Place
 from tests.gpu.rank_run import make_runner
 from tests.gpu.report import Case, Finding
 from tests.gpu.script import Script, make_script
-from worker.drawn import DrawnTokens
-from worker.parallel import SingleRank
-from worker.rows import StepRows
-from worker.sampler import DrawnRows, Sampler, SampleRequest
+from worker.distributed.parallel import SingleRank
+from worker.models.forward_batch import StepRows
+from worker.sampling.pending_tokens import DrawnTokens
+from worker.sampling.sampler import DrawnRows, Sampler, SampleRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kernels.gpu.paged_decode import num_splits, paged_decode
-from kernels.gpu.paged_prefill import block_rows, cut_prefill, paged_prefill
+from kernels.gpu.attention.paged_decode import num_splits, paged_decode
+from kernels.gpu.attention.paged_prefill import block_rows, cut_prefill, paged_prefill
 from tests.gpu.checks import DTYPES, GATES, error_of, expect_near, expect_same, expect_untouched
 from tests.gpu.paged import Heads, Paged, make_paged
 from tests.gpu.place import Place

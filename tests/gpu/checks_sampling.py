@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kernels.drawing import Draw, draw_rows
 from kernels.gpu.forward import GpuKernels
+from kernels.sampling import Draw, draw_rows
 from tests.gpu.checks import expect, expect_same
 from tests.gpu.place import Place
 from tests.gpu.report import Case, Finding

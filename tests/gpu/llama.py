@@ -15,15 +15,15 @@ from kernels.gpu.forward import GpuKernels
 from kernels.linear import LinearWeight
 from tests.gpu.place import Place
 from tests.gpu.random_model import linear_weight, llama_config
-from worker.adapter_bank import AdapterBank, SlotRows
-from worker.adapter_form import AdapterForm, LoraPair
-from worker.adapter_shard import FUSED_MODULES
-from worker.adapter_table import AdapterTable
-from worker.kv_cache import KVCache
+from worker.cache.kv_cache import KVCache
+from worker.lora.adapter_bank import AdapterBank, SlotRows
+from worker.lora.adapter_weights import AdapterForm, LoraPair
+from worker.lora.pointer_table import AdapterTable
+from worker.lora.shard import FUSED_MODULES
 from worker.model_config import ModelConfig
-from worker.model_weights import LayerWeights, Weights
-from worker.partition import Partition, partition
-from worker.rows import StepRows
+from worker.models.forward_batch import StepRows
+from worker.weights.model_weights import LayerWeights, Weights
+from worker.weights.partition import Partition, partition
 
 DTYPE = torch.bfloat16
 _TOKEN = 7

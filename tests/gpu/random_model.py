@@ -15,11 +15,11 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.linear import LinearWeight
-from worker.adapter_shard import AdapterShard, LoraEntry
+from worker.lora.shard import AdapterShard, LoraEntry
 from worker.model_config import ModelConfig, RopeConfig
-from worker.model_weights import LayerWeights, Weights
-from worker.partition import LINEAR_MODULES, Partition, Span, module_shape, partition
-from worker.rope import rope_tables
+from worker.models.rotary import rope_tables
+from worker.weights.model_weights import LayerWeights, Weights
+from worker.weights.partition import LINEAR_MODULES, Partition, Span, module_shape, partition
 
 MAX_POSITIONS = 1024
 

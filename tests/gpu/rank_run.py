@@ -6,12 +6,12 @@ from torch import Tensor
 from kernels.gpu.forward import GpuKernels
 from tests.gpu.place import Place
 from tests.gpu.script import Script
-from worker.adapter_bank import bank_for
-from worker.gpu_runner import Capture, CudaCapture, GpuRunner
-from worker.kv_cache import KVCache
-from worker.model import Model
-from worker.parallel import Communicator
-from worker.partition import partition
+from worker.cache.kv_cache import KVCache
+from worker.distributed.parallel import Communicator
+from worker.lora.adapter_bank import bank_for
+from worker.models.llama import Model
+from worker.runners.gpu_runner import Capture, CudaCapture, GpuRunner
+from worker.weights.partition import partition
 
 _MAX_POSITIONS = 1024
 

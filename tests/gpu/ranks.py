@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.gpu.place import Place, prepare
-from worker.parallel import TorchGroup
+from worker.distributed.parallel import TorchGroup
 
 _TIMEOUT = 120.0  # seconds; a rank compiles kernels while the other waits
 
@@ -28,16 +28,16 @@ class HostGroup:
         self._group = group
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `worker.communicator.Communicator`."""
+        """See `worker.distributed.communicator.Communicator`."""
         return self._group.all_reduce(x.float().cpu()).to(x.device)
 
     def gather_first(self, x: Tensor, widths: Sequence[int]) -> Tensor | None:
-        """See `worker.communicator.Communicator`."""
+        """See `worker.distributed.communicator.Communicator`."""
         whole = self._group.gather_first(x.cpu(), widths)
         return None if whole is None else whole.to(x.device)
 
     def close(self) -> None:
-        """See `worker.communicator.Communicator`."""
+        """See `worker.distributed.communicator.Communicator`."""
         self._group.close()
 
 

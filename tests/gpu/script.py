@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tests.gpu.random_model import RandomAdapter, RandomModel, llama_config
-from worker.adapter_bank import SlotRows
+from worker.lora.adapter_bank import SlotRows
 from worker.model_config import ModelConfig
-from worker.rows import StepRows
+from worker.models.forward_batch import StepRows
 
 Span = tuple[int, int, int]  # sequence, first position, end
 

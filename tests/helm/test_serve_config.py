@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from deploy.config import ServeConfig
-from deploy.serving.front import front_environment
+from deploy.serving.haproxy import front_environment
 from tests.helm.charts import (
     KEYS,
     VALUES,

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from kernels.cpu import CpuKernels
+from kernels.cpu_native import NativeKernels
 from kernels.dispatch import kernels_for
 from kernels.native import build as build_module
 from kernels.native.build import BuildError, build, is_whole
 from kernels.native.library import Library, native_library
-from kernels.native_cpu import NativeKernels
 
 
 def compile_quickly() -> None:

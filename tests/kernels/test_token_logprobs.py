@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.drawing import token_logprobs
-from kernels.gpu import logprobs as gpu
+from kernels.gpu.sampling import logprobs as gpu
+from kernels.sampling import token_logprobs
 
 Found = tuple[Tensor, Tensor, Tensor]
 

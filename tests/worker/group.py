@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from tests.patience import PATIENCE
-from worker.adapter_shard import AdapterShard, LoraEntry
-from worker.model_reader import read_model_config
-from worker.parallel import Communicator, SingleRank, ThreadGroup
-from worker.partition import Partition, partition
+from worker.distributed.parallel import Communicator, SingleRank, ThreadGroup
+from worker.engine.config import RankConfig
+from worker.engine.rank import Rank
+from worker.engine.started_step import StartedStep
+from worker.lora.shard import AdapterShard, LoraEntry
+from worker.model_config_reader import read_model_config
 from worker.protocol import (
     DRAWN,
     GENESIS,
@@ -28,9 +30,7 @@ from worker.protocol import (
     StepReply,
     encode_plan,
 )
-from worker.rank import Rank
-from worker.rank_config import RankConfig
-from worker.started_step import StartedStep
+from worker.weights.partition import Partition, partition
 
 PAGE = 16
 GREEDY = SamplingParams(temperature=0.0, num_logprobs=131)

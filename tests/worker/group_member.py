@@ -8,8 +8,15 @@ import torch
 
 from kernels.native.library import native_library
 from tests.patience import PATIENCE
+from worker.distributed.parallel import (
+    Communicator,
+    SharedGroup,
+    SocketGroup,
+    TorchGroup,
+    _store,
+    join_group,
+)
 from worker.errors import GroupBroken
-from worker.parallel import Communicator, SharedGroup, SocketGroup, TorchGroup, _store, join_group
 
 WIDTHS = (3, 2, 2)
 

@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.sharding import cut
+from cluster.adapters.shards import cut
 from kernels.dispatch import kernels_for
-from worker.adapter_bank import bank_for
-from worker.base_weights import BaseWeights
-from worker.batch import lay_out
-from worker.kv_cache import KVCache
-from worker.model import Model
+from worker.cache.kv_cache import KVCache
+from worker.distributed.parallel import Communicator, SingleRank, ThreadGroup
+from worker.engine.sequences import SequenceTable
+from worker.engine.step_layout import lay_out
+from worker.lora.adapter_bank import bank_for
+from worker.lora.base_weights import BaseWeights
 from worker.model_config import ModelConfig
-from worker.model_reader import read_model_config
-from worker.parallel import Communicator, SingleRank, ThreadGroup
-from worker.partition import partition
+from worker.model_config_reader import read_model_config
+from worker.models.llama import Model
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
-from worker.runner import runner_for
-from worker.sequences import SequenceTable
-from worker.weights import load_weights
+from worker.runners.runner import runner_for
+from worker.weights.loader import load_weights
+from worker.weights.partition import partition
 
 PAGE = 16
 CPU = torch.device("cpu")

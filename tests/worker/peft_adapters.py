@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.peft_reader import AdapterLimits
-from cluster.adapters.reading import read_adapter
+from cluster.adapters.peft.checks import AdapterLimits
+from cluster.adapters.peft.reader import read_adapter
 from worker.model_config import ModelConfig
-from worker.partition import LINEAR_MODULES
+from worker.weights.partition import LINEAR_MODULES
 
 LIMITS = AdapterLimits()
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}

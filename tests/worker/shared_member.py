@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from worker.communicator import Communicator, sum_in_pairs
+from worker.distributed.communicator import Communicator, sum_in_pairs
+from worker.distributed.parallel import join_group
 from worker.errors import GroupBroken
-from worker.parallel import join_group
 
 Task = Callable[[Communicator], object]
 

@@ -3,7 +3,7 @@
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-from worker.parallel import Communicator, join_group
+from worker.distributed.parallel import Communicator, join_group
 
 
 def free_address() -> str:

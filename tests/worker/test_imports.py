@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
-MODULES = "worker.model, worker.runner, worker.adapter_bank, worker.kv_cache, worker.parallel"
+MODULES = (
+    "worker.models.llama, worker.runners.runner, worker.lora.adapter_bank, worker.cache.kv_cache, "
+    "worker.distributed.parallel"
+)
 
 
 def run(code: str) -> str:
@@ -15,7 +18,9 @@ def run(code: str) -> str:
 
 @pytest.mark.parametrize("absent", ["triton", "ray"])
 def test_a_rank_on_a_cpu_loads_neither_triton_nor_ray(absent: str) -> None:
-    code = "import sys, worker.rank; from kernels.dispatch import kernels_for; import torch; "
+    code = (
+        "import sys, worker.engine.rank; from kernels.dispatch import kernels_for; import torch; "
+    )
     code += "kernels_for(torch.device('cpu')); print(*sys.modules)"
     assert absent not in run(code).split()
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.adapters.adapter import LoraModule, SavedTable, adapter_digest
-from cluster.adapters.reading import read_adapter
+from cluster.adapters.peft.reader import read_adapter
 from tests.cluster.adapters.tiny import (
     LIMITS,
     MODEL,

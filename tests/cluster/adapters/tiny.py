@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.peft_reader import AdapterLimits
-from cluster.adapters.reading import read_adapter
-from cluster.adapters.sharding import RankMemory
-from cluster.adapters.targets import module_path
+from cluster.adapters.peft.checks import AdapterLimits
+from cluster.adapters.peft.reader import read_adapter
+from cluster.adapters.peft.targets import module_path
+from cluster.adapters.shards import RankMemory
 from cluster.errors import InvalidAdapter
-from worker.adapter_shard import VOCABULARY_MODULES, adapted_shape
+from worker.lora.shard import VOCABULARY_MODULES, adapted_shape
 from worker.model_config import ModelConfig, RopeConfig
 
 MODEL = ModelConfig(

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.request import BASE, Request
-from cluster.router.fake_scheduler import hashed_token
+from cluster.router.testing.fake_scheduler import hashed_token
 from worker.protocol import SamplingParams
 
 

@@ -12,7 +12,7 @@ def test_a_router_with_its_tokenizer_runs_without_torch_and_ray(model_dir: Path)
     code = f"""
 import sys
 from pathlib import Path
-import cluster.router.app
+import cluster.api.app
 from cluster.router.tokenizer import Tokenizer
 tokenizer = Tokenizer.load(Path({str(model_dir)!r}))
 tokenizer.render([{{"role": "user", "content": "a"}}], True, False, {{}})

@@ -13,10 +13,10 @@ import pytest
 import kernels.linear  # noqa: F401
 from deploy.bench.child import ChildError, ChildTarget, inherited_environment
 from deploy.bench.http_target import BenchError, token_times
-from deploy.bench.peers.servers import LlamaDialect
-from deploy.bench.peers.target import wait_until_healthy
 from deploy.bench.process_tree import ProcessTree
 from deploy.bench.workload import Ask, Workload
+from tests.bench.peers.servers import LlamaDialect
+from tests.bench.peers.target import wait_until_healthy
 
 # A shell whose children are one in its session, one in a session of its own, and one that has
 # lost its parent.

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from cluster.request import BASE, Request
-from cluster.scheduling.scheduler import Scheduler
+from cluster.scheduler.scheduler import Scheduler
 from deploy.bench.profile import OTHER, StepProfile, print_profile
 from deploy.local_engine import LocalEngine
 from tests.deploy.test_local_engine import make_engine

@@ -1,6 +1,6 @@
 """The page of metrics is in step with the code, and says what each of them means."""
 
-from cluster.router.exposition import Families
+from cluster.router.metrics.exposition import Families
 from deploy.observability.page import FILE, page
 from deploy.observability.sample import sample_view
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.router.exposition import exposition
+from cluster.router.metrics.exposition import exposition
 from deploy.observability.sample import sample_view
 from tests.patience import PATIENCE
 

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from cluster.router.middleware import RequestIds, request_id_of
-from deploy.serving.front import REQUEST_IDS
+from cluster.api.request_ids import RequestIds, request_id_of
+from deploy.serving.haproxy import REQUEST_IDS
 
 
 async def tell(http: Request) -> Response:

@@ -20,7 +20,7 @@ def test_only_the_ranks_import_torch(module: str) -> None:
 
 
 def test_the_ranks_do_import_torch() -> None:
-    assert "torch" in imported_with("worker.rank")
+    assert "torch" in imported_with("worker.engine.rank")
 
 
 @pytest.mark.parametrize("module", ["command", "pool", "scheduler", "launcher"])

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu_native import NativeKernels
 from kernels.native.library import Library
 from kernels.native.program import Crew
-from kernels.native_cpu import NativeKernels
 
 
 @pytest.fixture(params=[1, 3])

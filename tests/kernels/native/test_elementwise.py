@@ -6,9 +6,9 @@ from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch
 from kernels.cpu import CpuKernels
+from kernels.cpu_native import NativeKernels
 from kernels.native.library import Library
 from kernels.native.program import Crew, Step
-from kernels.native_cpu import NativeKernels
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 3e-7, torch.bfloat16: 4e-3}  # one rounding

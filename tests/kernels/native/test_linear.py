@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu_native import NativeKernels
 from kernels.linear import LinearWeight
 from kernels.native.library import Library
 from kernels.native.packing import pack_panels
 from kernels.native.program import Crew
-from kernels.native_cpu import NativeKernels
 
 DTYPES = [torch.float32, torch.bfloat16]
 # The sums are float32: what is left of a product of bfloat16 is their rounding alone.

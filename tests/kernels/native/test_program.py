@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.cpu_native import NativeKernels
 from kernels.native.library import Library
 from kernels.native.program import Crew, Program, Step
-from kernels.native.tape import Tape
-from kernels.native_cpu import NativeKernels
+from kernels.native.recorded_program import Tape
 
 WIDTH = 48
 

@@ -10,7 +10,8 @@ install()
 
 from tests.kernels.gpu import bf16  # noqa: E402
 from tests.worker.interpreted.device import Graphs, Interpreted  # noqa: E402
-from worker import gpu_runner, self_test  # noqa: E402
+from worker.engine import self_test  # noqa: E402
+from worker.runners import gpu_runner  # noqa: E402
 
 
 @pytest.fixture
@@ -40,10 +41,10 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
             )
 
         monkeypatch.setattr(
-            "worker.rank.kernels_for",
+            "worker.engine.rank.kernels_for",
             lambda device, _, tp, num_threads: kind(deterministic, tp),
         )
-        monkeypatch.setattr("worker.rank.runner_for", runner)
+        monkeypatch.setattr("worker.engine.rank.runner_for", runner)
 
     return switch
 

@@ -5,9 +5,9 @@ from torch import Tensor
 from kernels.gpu.forward import GpuKernels
 from tests.kernels.gpu.bounds import reachable
 from tests.worker.group import Prompt, RankGroup, TinyAdapter, random_tokens
-from tests.worker.test_model import make_adapter
-from worker.gpu_runner import Work
+from tests.worker.models.test_llama import make_adapter
 from worker.protocol import SamplingParams
+from worker.runners.gpu_runner import Work
 
 SEEDED = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=11, num_logprobs=131)
 

@@ -2,8 +2,8 @@
 
 On a CPU nothing has to be waited for, so the ways to wait are refused by name: to look at a number
 of a tensor, to ask for something whose size depends on numbers, and to send numbers otherwise than
-through `kernels.gpu.crossing`, which would wait until they are there. The interpreter may look: it
-is the device.
+through `kernels.gpu.async_copy`, which would wait until they are there. The interpreter may look:
+it is the device.
 """
 
 import sys
@@ -17,14 +17,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.runtime import interpreter
 
-from worker.rank import Rank
+from worker.engine.rank import Rank
 
 _SIZED_BY_NUMBERS = {"nonzero", "masked_select", "bincount", "unique_dim", "_unique2", "unique"}
 _LOOKS = {"_local_scalar_dense", "equal", *_SIZED_BY_NUMBERS}
 # On a CPU, torch takes a short way for these that no dispatch mode sees.
 _METHODS = ("tolist", "cpu", "item", "__bool__", "__int__", "__float__", "__index__")
 _SENDERS = ("tensor", "as_tensor", "from_numpy")
-_MAY_SEND = "kernels/gpu/crossing.py"
+_MAY_SEND = "kernels/gpu/async_copy.py"
 _HAS_HOST_TENSORS = "kernels/lora.py"  # where the blocks of a LoRA begin
 
 _thread = threading.local()

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.adapters.sharding import cut
-from kernels.gpu.crossing import Landing
+from cluster.adapters.shards import cut
+from kernels.gpu.async_copy import Landing
 from tests.worker.group import GREEDY, PAGE, Prompt, RankGroup, random_tokens
 from tests.worker.interpreted.device import (
     SEEDED,
@@ -17,10 +17,10 @@ from tests.worker.interpreted.device import (
 )
 from tests.worker.interpreted.no_reads import Waited, refuse_waits
 from tests.worker.peft_adapters import read
-from worker.partition import partition
 from worker.protocol import DRAWN, Chunk, PageCopy, SamplingParams, SequenceStart
-from worker.row_logits import RowLogits
-from worker.sampler import Sampler
+from worker.sampling.row_logits import RowLogits
+from worker.sampling.sampler import Sampler
+from worker.weights.partition import partition
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's, of what it saves
 

@@ -7,7 +7,7 @@ it does the work again instead of replaying it.
 import pytest
 import torch
 
-from kernels.drawing import Draw
+from kernels.sampling import Draw
 from tests.worker.group import Prompt, random_tokens
 from tests.worker.interpreted.device import Graphs, Interpreted, generate, prompts_with_adapters
 

@@ -1,11 +1,11 @@
-"""kernels.gpu.paged_decode and paged_prefill, compiled: nothing spills, and SMs are well filled."""
+"""paged_decode and paged_prefill, compiled: nothing spills, and SMs are well filled."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from kernels.gpu import paged_decode, paged_prefill
+from kernels.gpu.attention import paged_decode, paged_prefill
 from tests.kernels.gpu.compiler import SHARED_LIMIT, Compiled, compiling
 
 KERNELS: tuple[Any, ...] = (

@@ -8,7 +8,7 @@ from kernels.gpu.activation import silu_and_mul
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.rope import rope_and_write
-from kernels.gpu.sampling import best, sample
+from kernels.gpu.sampling.sampling import best, sample
 from tests.kernels.gpu.compiler import SHARED_LIMIT, Compiled, compiling
 
 MODELS = {  # hidden, intermediate, HQ, HK, head_dim, vocabulary

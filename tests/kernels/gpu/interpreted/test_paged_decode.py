@@ -1,4 +1,4 @@
-"""kernels.gpu.paged_decode: right over poisoned pages, and the same bits in any company."""
+"""paged_decode: right over poisoned pages, and the same bits in any company."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gpu.paged_decode import num_splits, paged_decode
+from kernels.gpu.attention.paged_decode import num_splits, paged_decode
 from tests.kernels.gpu.pages import (
     DTYPES,
     GARBAGE,

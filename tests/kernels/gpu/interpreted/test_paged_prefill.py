@@ -1,4 +1,4 @@
-"""kernels.gpu.paged_prefill: right over poisoned pages, the same bits however prompts are cut."""
+"""paged_prefill: right over poisoned pages, the same bits however prompts are cut."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gpu.paged_prefill import block_rows, cut_prefill, paged_prefill
+from kernels.gpu.attention.paged_prefill import block_rows, cut_prefill, paged_prefill
 from tests.kernels.gpu.pages import (
     DTYPES,
     TOLERANCE,

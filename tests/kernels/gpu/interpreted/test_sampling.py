@@ -1,4 +1,4 @@
-"""kernels.gpu.sampling: the tokens of worker.sampler, whatever the parameters and the company."""
+"""sampling: the tokens of worker.sampling.sampler, whatever the parameters and the company."""
 
 import math
 
@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.drawing import Draw, draw_rows
-from kernels.gpu.noise import exact_noise, rough_noise, stream_of
-from kernels.gpu.noise import hash_tokens as hash_tokens_gpu
-from kernels.gpu.sampling import best, sample
-from kernels.sampling import gumbel_noise_at, hash_tokens
+from kernels.gpu.sampling.gumbel_noise import exact_noise, rough_noise, stream_of
+from kernels.gpu.sampling.gumbel_noise import hash_tokens as hash_tokens_gpu
+from kernels.gpu.sampling.sampling import best, sample
+from kernels.gumbel_noise import gumbel_noise_at, hash_tokens
+from kernels.sampling import Draw, draw_rows
 
 Row = tuple[float, int, float, float, int, int]  # temperature, top_k, top_p, min_p, seed, position
 

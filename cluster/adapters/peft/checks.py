@@ -1,0 +1,162 @@
+"""The door for adapters: the two files of a PEFT directory are checked, or refused with the reason.
+
+Owns what they must hold and how their tensors must fit the model and their configuration. Reads no
+disk (that is `reading`); knows nothing of names, versions or who asked.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.adapters.adapter import Adapter, Dtype, adapter_digest
+from cluster.adapters.peft.config import parse_peft_config
+from cluster.adapters.peft.lora_sites import Sites, find_sites, saved_name
+from cluster.adapters.peft.modules import common_dtype, lora_modules, saved_tables
+from cluster.adapters.peft.safetensors_file import Tensor, parse_safetensors
+from cluster.adapters.peft.strict_json import listed
+from cluster.adapters.peft.tensor_names import Spelling, read_spelling
+from cluster.errors import InvalidAdapter
+from worker.model_config import ModelConfig
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+PARAM = "lora_path"  # of the call that names the directory
+
+_ELEMENTS_AT_ONCE = 1 << 18  # of tensors that are looked at together
+_EXPONENT: dict[Dtype, int] = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """What an adapter may be at most."""
+
+    max_lora_rank: int = 64
+    max_bytes: int = 4 * 1024 * 1024 * 1024  # of the weights file
+
+
+def parse_adapter(
+    path: str, config: bytes, weights: bytes, model: ModelConfig, limits: AdapterLimits
+) -> Adapter:
+    """Return the adapter in the bytes of its two files; its tensors may be views of `weights`.
+
+    Raises:
+        InvalidAdapter: if anything in them is damaged or does not fit the model; the message names
+            the keys at fault and what to do.
+    """
+    tensors = parse_safetensors(weights, WEIGHTS)
+    by_name, sites = fit(config, tensors, model, limits)
+    _check_finite(tensors)
+    dtype = common_dtype(tensors)
+    modules = lora_modules(by_name, sites, dtype)
+    tables = saved_tables(by_name, sites, dtype, is_tied_model=model.tie_word_embeddings)
+    return Adapter(
+        digest=adapter_digest(dtype, modules, tables),
+        path=path,
+        model=model,
+        dtype=dtype,
+        modules=modules,
+        tables=tables,
+    )
+
+
+def fit(
+    config: bytes, tensors: dict[str, Tensor], model: ModelConfig, limits: AdapterLimits
+) -> tuple[dict[str, Tensor], Sites]:
+    """Return the tensors by standard name and what they are for; their values do not matter.
+
+    Raises:
+        InvalidAdapter: if names or shapes are not what configuration and model ask for.
+    """
+    parsed = parse_peft_config(config)
+    spelling = read_spelling(tensors, WEIGHTS)
+    sites = find_sites(parsed, model, spelling, limits.max_lora_rank)
+    _check_names(spelling, sites, model)
+    by_name = {name: tensors[written] for name, written in spelling.written.items()}
+    _check_shapes(by_name, spelling, sites, model)
+    return by_name, sites
+
+
+def _check_names(spelling: Spelling, sites: Sites, model: ModelConfig) -> None:
+    """Refuse tensors that nothing would use, and modules without all of their tensors."""
+    required = sites.required()
+    expected = required | sites.optional()
+    strangers = [written for name, written in spelling.written.items() if name not in expected]
+    if strangers:
+        raise InvalidAdapter(
+            f"{WEIGHTS}: tensors with no place among what {CONFIG} targets in this model of "
+            f"{model.num_layers} layers: {listed(strangers)}"
+        )
+    missing = sorted(required - spelling.written.keys())
+    if missing:
+        raise InvalidAdapter(f"{WEIGHTS}: missing tensors: {listed(missing)}")
+
+
+def _check_shapes(
+    tensors: dict[str, Tensor], spelling: Spelling, sites: Sites, model: ModelConfig
+) -> None:
+    """Refuse tensors of other shapes than model and configuration ask for."""
+    for site in sites.loras:
+        for name, wanted in site.shapes(model).items():
+            if name in tensors:
+                axis = (site.a_name, site.b_name).index(name) if name != site.magnitude_name else -1
+                _check_shape(spelling.written[name], tensors[name], wanted, axis, model)
+    table_shape = (model.vocab_size, model.hidden_size)
+    tables = {saved_name(module) for module in sites.saved} | sites.optional()
+    for name in sorted(tables & tensors.keys()):
+        _check_shape(spelling.written[name], tensors[name], table_shape, -1, model)
+
+
+def _check_shape(
+    name: str, tensor: Tensor, wanted: tuple[int, ...], rank_axis: int, model: ModelConfig
+) -> None:
+    """Refuse one tensor; `rank_axis` is where its lora_rank stands, -1 if it has none."""
+    shape = tensor.bits.shape
+    if shape == wanted:
+        return
+    wrong = [i for i, (is_, ought) in enumerate(zip(shape, wanted, strict=False)) if is_ != ought]
+    if len(shape) == len(wanted) and wrong == [rank_axis]:
+        raise InvalidAdapter(
+            f"{WEIGHTS}: {name} has lora_rank {shape[rank_axis]}, but {CONFIG} says "
+            f"{wanted[rank_axis]} (r, rank_pattern)"
+        )
+    if len(shape) == len(wanted) and [wanted[i] for i in wrong] == [model.vocab_size]:
+        raise InvalidAdapter(
+            f"{WEIGHTS}: {name} is made for {shape[wrong[0]]} tokens, this model has "
+            f"{model.vocab_size}; adapters that add tokens are not supported"
+        )
+    raise InvalidAdapter(
+        f"{WEIGHTS}: {name} is {list(shape)}, must be {list(wanted)}; was the adapter "
+        "trained on another base model?"
+    )
+
+
+def _check_finite(tensors: dict[str, Tensor]) -> None:
+    """Refuse NaN and infinity; looks at many tensors at once, because most are small."""
+    for some in _batches(tensors.values()):
+        if _is_broken(some):
+            broken = [name for name, tensor in tensors.items() if _is_broken([tensor])]
+            raise InvalidAdapter(f"{WEIGHTS}: NaN or infinity in {listed(broken)}")
+
+
+def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the tensors in runs of one dtype, each of not much more than _ELEMENTS_AT_ONCE."""
+    some: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if some and (size > _ELEMENTS_AT_ONCE or tensor.dtype != some[0].dtype):
+            yield some
+            some, size = [], 0
+        some.append(tensor)
+        size += tensor.bits.size
+    if some:
+        yield some
+
+
+def _is_broken(tensors: list[Tensor]) -> bool:
+    """Tell whether there is a NaN or an infinity in tensors of one dtype."""
+    exponent = _EXPONENT[tensors[0].dtype]
+    bits = np.concatenate([tensor.bits.reshape(-1) for tensor in tensors])
+    return bool(np.any((bits & exponent) == exponent))

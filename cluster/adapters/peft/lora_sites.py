@@ -1,0 +1,176 @@
+"""The places of a model that an adapter's configuration covers, and the tensors each must have.
+
+Owns how PEFT names the tensors of a place and what shapes they take in this model. Knows nothing
+of files.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster.adapters.peft.config import WHERE, PeftConfig
+from cluster.adapters.peft.strict_json import listed
+from cluster.adapters.peft.targets import module_path
+from cluster.adapters.peft.tensor_names import PREFIX, Spelling
+from cluster.errors import InvalidAdapter
+from worker.lora.shard import (
+    ADAPTED_MODULES,
+    EMBEDDING,
+    HEAD,
+    VOCABULARY_MODULES,
+    adapted_shape,
+)
+from worker.model_config import ModelConfig
+from worker.weights.partition import LINEAR_MODULES
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSite:
+    """A module that has a LoRA, and the standard names of its tensors."""
+
+    layer: int
+    module: str
+    lora_rank: int
+    scaling: float
+    is_dora: bool
+
+    @property
+    def a_name(self) -> str:
+        """Name A, [lora_rank, in]."""
+        return self._named("lora_embedding_A" if self.module == EMBEDDING else "lora_A.weight")
+
+    @property
+    def b_name(self) -> str:
+        """Name B, [out, lora_rank]."""
+        return self._named("lora_embedding_B" if self.module == EMBEDDING else "lora_B.weight")
+
+    @property
+    def magnitude_name(self) -> str:
+        """Name DoRA's magnitude, [out]."""
+        return self._named("lora_magnitude_vector")
+
+    @property
+    def base_name(self) -> str:
+        """Name the copy of the base model's weight that PEFT saves with vocabulary modules."""
+        return self._named("base_layer.weight")
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the tensors that must be there."""
+        return (self.a_name, self.b_name, *((self.magnitude_name,) if self.is_dora else ()))
+
+    def shapes(self, model: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Return the shape that each tensor of this site, must it be there or not, has to have."""
+        outputs, inputs = adapted_shape(model, self.module)
+        return {
+            self.a_name: (self.lora_rank, inputs),
+            self.b_name: (outputs, self.lora_rank),
+            self.magnitude_name: (outputs,),
+        }
+
+    def _named(self, end: str) -> str:
+        return f"{PREFIX}{module_path(self.layer, self.module)}.{end}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """All that a configuration covers in one model."""
+
+    loras: tuple[LoraSite, ...]  # in the order of Adapter.modules
+    saved: tuple[str, ...]  # of VOCABULARY_MODULES
+    is_tied: bool  # the head repeats what the embedding has, transposed
+
+    def required(self) -> frozenset[str]:
+        """Return the names of the tensors that must be there."""
+        loras = (name for site in self.loras for name in site.names())
+        return frozenset((*loras, *map(saved_name, self.saved)))
+
+    def optional(self) -> frozenset[str]:
+        """Return the names of the tensors that may be there besides."""
+        return frozenset(site.base_name for site in self.loras if site.module in VOCABULARY_MODULES)
+
+
+def saved_name(module: str) -> str:
+    """Return the standard name of a saved module's weight."""
+    return f"{PREFIX}{module_path(0, module)}.weight"
+
+
+def find_sites(
+    config: PeftConfig, model: ModelConfig, spelling: Spelling, max_lora_rank: int
+) -> Sites:
+    """Return what a configuration covers, its patterns taken as the trained model's paths.
+
+    Raises:
+        InvalidAdapter: if that is nothing, or more than can be served.
+    """
+    paths = {
+        (layer, module): spelling.trained_path(module_path(layer, module))
+        for layer, module in _places(model)
+    }
+    strangers = config.targets.unmatched(tuple(paths.values()))
+    if strangers:
+        raise InvalidAdapter(
+            f"{WHERE}: target_modules names modules that cannot be adapted in this model: "
+            f"{listed(strangers)}; supported are {', '.join(ADAPTED_MODULES)}"
+        )
+    is_tied = config.is_tied and model.tie_word_embeddings
+    saved = _saved(config, spelling, is_tied)
+    covered = {
+        place
+        for place, path in paths.items()
+        if place[1] not in saved and config.targets.cover(path)
+    }
+    if is_tied and not saved and not covered.isdisjoint(_VOCABULARY_PLACES):
+        covered.update(_VOCABULARY_PLACES)
+    if not covered and not saved:
+        raise InvalidAdapter(
+            f"{WHERE}: target_modules, exclude_modules and layers_to_transform leave no module of "
+            "this model; the adapter would do nothing"
+        )
+    loras = tuple(
+        LoraSite(*place, config.lora_rank_of(path), config.scaling_of(path), config.is_dora)
+        for place, path in paths.items()
+        if place in covered
+    )
+    _check_lora_rank(loras, max_lora_rank)
+    return Sites(loras, saved, is_tied)
+
+
+_VOCABULARY_PLACES = tuple((0, module) for module in VOCABULARY_MODULES)
+
+
+def _places(model: ModelConfig) -> Iterator[tuple[int, str]]:
+    """Yield every (layer, module) that can be adapted, in the order of Adapter.modules."""
+    for layer in range(model.num_layers):
+        for module in LINEAR_MODULES:
+            yield layer, module
+    yield from _VOCABULARY_PLACES
+
+
+def _saved(config: PeftConfig, spelling: Spelling, is_tied: bool) -> tuple[str, ...]:
+    """Return which modules of the vocabulary are saved."""
+    found = set()
+    strangers = []
+    for name in config.saved:
+        for module in VOCABULARY_MODULES:
+            path = module_path(0, module)
+            if name in (module, path, spelling.trained_path(path)):
+                found.add(module)
+                break
+        else:
+            strangers.append(name)
+    if strangers:
+        raise InvalidAdapter(
+            f"{WHERE}: modules_to_save names {listed(strangers)}; only embed_tokens and lm_head "
+            "can be served"
+        )
+    if found and is_tied:
+        found.update((EMBEDDING, HEAD))
+    return tuple(module for module in VOCABULARY_MODULES if module in found)
+
+
+def _check_lora_rank(loras: tuple[LoraSite, ...], limit: int) -> None:
+    largest = max((site.lora_rank for site in loras), default=0)
+    if largest > limit:
+        raise InvalidAdapter(
+            f"{WHERE}: lora_rank {largest} (r, rank_pattern) is over this server's limit of "
+            f"{limit}; raise max_lora_rank"
+        )

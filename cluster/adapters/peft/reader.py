@@ -1,0 +1,172 @@
+"""Reads adapter directories: at first only what tells whether it fits, later all of it.
+
+Owns the two ways of reading and what ties them together: the stamp of the files that were really
+open. Shapes, names and kinds are `peft_reader`'s to judge. Blocks on the disk, so call it in a
+thread; several threads may.
+"""
+
+import os
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+from typing import BinaryIO
+
+import msgspec
+
+from cluster.adapters.adapter import Adapter
+from cluster.adapters.peft.checks import (
+    CONFIG,
+    MAX_CONFIG_BYTES,
+    PARAM,
+    PICKLED,
+    WEIGHTS,
+    AdapterLimits,
+    fit,
+    parse_adapter,
+)
+from cluster.adapters.peft.files import confine, open_regular_file, stamp
+from cluster.adapters.peft.safetensors_file import MAX_HEADER_BYTES, parse_header
+from cluster.adapters.peft.strict_json import parse_object
+from cluster.adapters.records import Outline, Source
+from cluster.errors import InvalidAdapter, NotFound
+from worker.lora.shard import ADAPTED_MODULES
+from worker.model_config import ModelConfig
+
+KEPT_LAYOUTS = 256  # fine-tunes of one recipe differ in their tensors only
+_NO_MATTER = ("base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version")
+
+
+class _Layout(msgspec.Struct, frozen=True):
+    """What config and header alone tell."""
+
+    lora_rank: int
+    num_bytes: int
+    modules: tuple[str, ...]
+
+
+class AdapterReader:
+    """Reads adapters for one model."""
+
+    def __init__(self, model: ModelConfig, limits: AdapterLimits) -> None:
+        self._model = model
+        self._limits = limits
+        self.turn = Lock()  # held while an adapter is worked on: more take cores from the ranks
+        self._layouts: dict[bytes, _Layout] = {}
+        self._lock = Lock()
+
+    def outline(self, source: Source) -> Outline:
+        """Check config, tensor names, shapes and dtypes; read no tensor.
+
+        Raises:
+            NotFound: if there is no such directory.
+            InvalidAdapter: naming the keys at fault.
+        """
+        return self._read(source, whole=False)[0]
+
+    def whole(self, source: Source) -> tuple[Outline, Adapter]:
+        """Read and check all of it.
+
+        Raises:
+            NotFound, InvalidAdapter: as `outline`; also if it is written to meanwhile.
+        """
+        outline, adapter = self._read(source, whole=True)
+        assert adapter is not None, "asked for the whole"
+        return outline, adapter
+
+    def _read(self, source: Source, *, whole: bool) -> tuple[Outline, Adapter | None]:
+        path = Path(source.path)
+        try:
+            confine(source.path, source.roots)
+            if not path.is_dir():
+                raise NotFound(f"No adapter found for {path}: there is no such directory", PARAM)
+            self._refuse_pickle(path)
+            limit = self._limits.max_bytes
+            with (
+                open_regular_file(path / CONFIG, MAX_CONFIG_BYTES, source.roots) as (config, _),
+                open_regular_file(path / WEIGHTS, limit, source.roots) as (weights, _),
+            ):
+                before = _stamp(config, weights)
+                config_bytes, head = config.read(MAX_CONFIG_BYTES), _head(weights)
+                num_payload_bytes = max(0, os.fstat(weights.fileno()).st_size - len(head))
+                adapter = None
+                if whole:
+                    data = head + weights.read(num_payload_bytes)
+                    with self.turn:
+                        adapter = parse_adapter(
+                            source.path, config_bytes, data, self._model, self._limits
+                        )
+                layout = self._layout(config_bytes, head, num_payload_bytes)
+                if _stamp(config, weights) != before:
+                    raise InvalidAdapter("it is being written to; try again when it is whole")
+        except OSError as error:
+            raise InvalidAdapter(f"adapter {path}: {error.strerror}", PARAM) from error
+        except InvalidAdapter as error:
+            raise InvalidAdapter(f"adapter {path}: {error.message}", PARAM) from error
+        identity = _framed_digest(config_bytes, head, before.encode()).hex()
+        outline = Outline(
+            source, before, identity, layout.lora_rank, layout.num_bytes, layout.modules
+        )
+        return outline, adapter
+
+    def _refuse_pickle(self, path: Path) -> None:
+        if not (path / WEIGHTS).exists() and (path / PICKLED).exists():
+            raise InvalidAdapter(
+                f"{PICKLED} is a pickle, which can run code when it is read; save the "
+                f"adapter again as {WEIGHTS} (safe_serialization=True)"
+            )
+
+    def _layout(self, config: bytes, head: bytes, num_payload_bytes: int) -> _Layout:
+        key = _framed_digest(_recipe(config), head, str(num_payload_bytes).encode())
+        with self._lock:
+            known = self._layouts.get(key)
+        if known is not None:
+            return known
+        tensors = parse_header(head, num_payload_bytes, WEIGHTS)
+        _, sites = fit(config, tensors, self._model, self._limits)
+        touched = {site.module for site in sites.loras} | set(sites.saved)
+        layout = _Layout(
+            lora_rank=max((site.lora_rank for site in sites.loras), default=0),
+            num_bytes=sum(tensor.bits.nbytes for tensor in tensors.values()),
+            modules=tuple(module for module in ADAPTED_MODULES if module in touched),
+        )
+        with self._lock:
+            if len(self._layouts) >= KEPT_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]
+            self._layouts[key] = layout
+        return layout
+
+
+def read_adapter(path: Path, model: ModelConfig, limits: AdapterLimits) -> Adapter:
+    """Return the adapter in a directory that nothing confines.
+
+    Raises:
+        NotFound, InvalidAdapter: as `AdapterReader.whole`.
+    """
+    return AdapterReader(model, limits).whole(Source(str(path)))[1]
+
+
+def _recipe(config: bytes) -> bytes:
+    """Return what of a configuration can matter to the layout; PEFT writes sets in any order."""
+    raw = parse_object(config, CONFIG)
+    for key, value in raw.items():
+        if isinstance(value, list):
+            raw[key] = sorted(value, key=repr)
+    return repr(sorted((k, v) for k, v in raw.items() if k not in _NO_MATTER)).encode()
+
+
+def _stamp(config: BinaryIO, weights: BinaryIO) -> str:
+    return stamp(os.fstat(config.fileno()), os.fstat(weights.fileno()))
+
+
+def _head(weights: BinaryIO) -> bytes:
+    """Return a safetensors file up to the end of its header, or what there is of it."""
+    size = weights.read(8)
+    return size + weights.read(min(int.from_bytes(size, "little"), MAX_HEADER_BYTES))
+
+
+def _framed_digest(*parts: bytes) -> bytes:
+    digest = sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()

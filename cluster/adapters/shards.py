@@ -1,0 +1,142 @@
+"""Cuts an adapter into what each tensor-parallel rank holds of it.
+
+Column-parallel modules and the head: A whole, B's rows cut. Row-parallel ones and the embedding:
+A's columns cut, B whole. Tables: the rows of the rank's vocabulary.
+Owns the layout of a shard's buffer; knows nothing of who asks or how shards travel.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.adapters.adapter import ITEM_BYTES, Adapter, Bits, LoraModule
+from worker.lora.shard import (
+    ADAPTED_MODULES,
+    EMBEDDING,
+    FUSED_MODULES,
+    SUMMED_MODULES,
+    VOCABULARY_MODULES,
+    AdapterShard,
+    LoraEntry,
+    TableEntry,
+    adapted_slices,
+)
+from worker.weights.partition import Partition, partition
+
+ALIGNMENT = 64  # bytes; every tensor starts on a cache line, but for stacked A's
+_LINEAR_OF = {  # what is stacked with what
+    module: next((fused for fused in FUSED_MODULES if module in fused), (module,))
+    for module in ADAPTED_MODULES
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """The ranks that adapters are cut for; sizes in bytes."""
+
+    tp: int
+    adapter_item_bytes: int  # of an element of A and B on the device
+    model_item_bytes: int  # of an element of the base model's weights
+    adapter_bytes: int | None = None  # for all adapters of a rank together; None: no limit
+
+
+class _Buffer:
+    """Collects tensors and gives each its place in the shard's buffer."""
+
+    def __init__(self) -> None:
+        self._tensors: list[tuple[int, Bits]] = []
+        self._size = 0
+
+    def place(self, tensor: Bits, *, follows: bool = False) -> int:
+        """Return the offset that a tensor will have, in bytes; right behind the one before it?"""
+        offset = self._size if follows else -(-self._size // ALIGNMENT) * ALIGNMENT
+        self._size = offset + tensor.nbytes
+        self._tensors.append((offset, tensor))
+        return offset
+
+    def packed(self, item_bytes: int) -> npt.NDArray[np.uint8]:
+        """Return the buffer: each tensor row-major at its offset; gaps are zero."""
+        data = np.zeros(self._size, np.uint8)
+        for offset, tensor in self._tensors:
+            place = data[offset : offset + tensor.nbytes].view(f"u{item_bytes}")
+            place.reshape(tensor.shape)[...] = tensor
+        return data
+
+
+def cut(adapter: Adapter, part: Partition) -> AdapterShard:
+    """Return the slice of an adapter that the rank of `part` holds, in a buffer of its own."""
+    buffer = _Buffer()
+    entries = _place_modules(buffer, [_slice(module, part) for module in adapter.modules])
+    tables = _place_tables(buffer, adapter, part)
+    return AdapterShard(
+        digest=adapter.digest,
+        rank=part.rank,
+        tp=part.tp,
+        dtype=adapter.dtype,
+        entries=entries,
+        data=buffer.packed(ITEM_BYTES[adapter.dtype]),
+        tables=tables,
+        is_plain=_is_plain(adapter),
+    )
+
+
+def _is_plain(adapter: Adapter) -> bool:
+    return not adapter.tables and all(
+        one.magnitude is None and one.module not in VOCABULARY_MODULES for one in adapter.modules
+    )
+
+
+def _slice(module: LoraModule, part: Partition) -> LoraModule:
+    """Return what the rank of `part` holds of a module."""
+    rows, columns = adapted_slices(part, module.module)
+    a, b, magnitude = module.a, module.b, module.magnitude
+    if module.module not in SUMMED_MODULES:
+        b = b[rows.start : rows.stop]
+        magnitude = None if magnitude is None else magnitude[rows.start : rows.stop]
+    elif magnitude is None:  # DoRA's norms need all of A
+        a = a[:, columns.start : columns.stop]
+    return replace(module, a=a, b=b, magnitude=magnitude)
+
+
+def _place_modules(buffer: _Buffer, modules: list[LoraModule]) -> tuple[LoraEntry, ...]:
+    """Place first all A's, those of a fused linear stacked, then all B's, then the rest."""
+    a_offsets: list[int] = []
+    for _, linear in groupby(modules, lambda one: (one.layer, _LINEAR_OF[one.module])):
+        a_offsets += [buffer.place(one.a, follows=i > 0) for i, one in enumerate(linear)]
+    b_offsets = [buffer.place(one.b.T) for one in modules]
+    return tuple(
+        LoraEntry(
+            layer=one.layer,
+            module=one.module,
+            lora_rank=one.lora_rank,
+            scaling=one.scaling,
+            a_offset=a_offset,
+            a_shape=(one.a.shape[0], one.a.shape[1]),
+            b_offset=b_offset,
+            b_shape=(one.b.shape[0], one.b.shape[1]),
+            magnitude_offset=None if one.magnitude is None else buffer.place(one.magnitude),
+        )
+        for one, a_offset, b_offset in zip(modules, a_offsets, b_offsets, strict=True)
+    )
+
+
+def _place_tables(buffer: _Buffer, adapter: Adapter, part: Partition) -> tuple[TableEntry, ...]:
+    needs_all = {module.module for module in adapter.modules if module.magnitude is not None}
+    entries = []
+    placed: dict[tuple[int, int], int] = {}  # one table that serves both modules is sent once
+    for table in adapter.tables:
+        weight = table.weight
+        if not (table.module == EMBEDDING and EMBEDDING in needs_all):
+            weight = weight[part.vocab.start : part.vocab.stop]
+        key = (id(table.weight), len(weight))
+        if key not in placed:
+            placed[key] = buffer.place(weight)
+        entries.append(TableEntry(table.module, placed[key], (weight.shape[0], weight.shape[1])))
+    return tuple(entries)
+
+
+def cut_all(adapter: Adapter, tp: int) -> tuple[AdapterShard, ...]:
+    """Return the shards of all `tp` ranks, in rank order."""
+    return tuple(cut(adapter, partition(adapter.model, tp, rank)) for rank in range(tp))

@@ -1,0 +1,117 @@
+"""Loading, unloading and listing adapters, spelled as vLLM spells them, and their versions.
+
+Knows nothing of what an adapter is made of.
+"""
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import PlainTextResponse, Response
+
+from cluster.adapters.records import AdapterRecord
+from cluster.api.http import body_of, read_body
+from cluster.api.pagination import page_of
+from cluster.api.schemas.adapters import (
+    AdapterList,
+    LoadAdapterBody,
+    RollbackBody,
+    SplitBody,
+    UnloadAdapterBody,
+    entry_of,
+    places,
+)
+from cluster.errors import NotFound
+from cluster.router.error_responses import MODEL_NOT_FOUND, model_not_found
+from cluster.router.router import Router
+
+
+def wants_json(http: HttpRequest) -> bool:
+    """Return whether the caller asks for JSON where vLLM answers with text."""
+    return "application/json" in http.headers.get("accept", "")
+
+
+def _json(body: object) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _has_body(http: HttpRequest) -> bool:
+    return http.headers.get("content-length", "0") != "0" or "transfer-encoding" in http.headers
+
+
+async def _shown(router: Router, record: AdapterRecord) -> Response:
+    return _json(entry_of(record, places(await router.schedulers.reports())))
+
+
+def adapter_routes(router: Router) -> APIRouter:
+    """Return the routes of adapters."""
+    routes = APIRouter()
+    _add_loading(routes, router)
+    _add_versions(routes, router)
+    _add_listing(routes, router)
+    return routes
+
+
+def _add_loading(routes: APIRouter, router: Router) -> None:
+    max_bytes = router.config.max_body_bytes
+
+    @routes.post("/v1/load_lora_adapter", openapi_extra=body_of(LoadAdapterBody))
+    async def load_lora_adapter(http: HttpRequest) -> Response:
+        router.authenticate(http).require_admin()
+        body = await read_body(http, LoadAdapterBody, max_bytes)
+        body.refuse_extras()
+        name = body.lora_name
+        record = await router.load(name, body.lora_path, body.load_inplace, body.pinned)
+        if wants_json(http):
+            return await _shown(router, record)
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+    @routes.post("/v1/unload_lora_adapter", openapi_extra=body_of(UnloadAdapterBody))
+    async def unload_lora_adapter(http: HttpRequest) -> Response:
+        router.authenticate(http).require_admin()
+        body = await read_body(http, UnloadAdapterBody, max_bytes)
+        body.refuse_extras()
+        force = body.force or http.query_params.get("force", "").lower() in ("true", "1")
+        result = await router.unload(body.lora_name, force)
+        if wants_json(http):
+            return _json(result)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+def _add_versions(routes: APIRouter, router: Router) -> None:
+    max_bytes = router.config.max_body_bytes
+
+    @routes.post("/v1/adapters/{name:path}/rollback", openapi_extra=body_of(RollbackBody))
+    async def roll_back(http: HttpRequest, name: str) -> Response:
+        router.authenticate(http).require_admin()
+        body = await read_body(http, RollbackBody, max_bytes) if _has_body(http) else RollbackBody()
+        body.refuse_extras()
+        return await _shown(router, await router.backend.rollback(name, body.version))
+
+    @routes.post("/v1/adapters/{name:path}/split", openapi_extra=body_of(SplitBody))
+    async def split(http: HttpRequest, name: str) -> Response:
+        router.authenticate(http).require_admin()
+        body = await read_body(http, SplitBody, max_bytes)
+        shares = {int(version): share for version, share in body.root.items()}
+        return await _shown(router, await router.backend.split(name, shares))
+
+
+def _add_listing(routes: APIRouter, router: Router) -> None:
+    @routes.get("/v1/adapters")
+    async def list_adapters(http: HttpRequest) -> Response:
+        principal = router.authenticate(http)
+        page = page_of(http)
+        by_digest = places(await router.schedulers.reports())
+        usable = [r for r in await router.backend.records() if principal.may_use(r.name)]
+        records, has_more = page.cut(usable)
+        entries = [entry_of(record, by_digest) for record in records]
+        return _json(AdapterList(entries, has_more, records[-1].name if records else None))
+
+    @routes.get("/v1/adapters/{name:path}")
+    async def retrieve_adapter(http: HttpRequest, name: str) -> Response:
+        router.authenticate(http).require_adapter(name)
+        try:
+            return await _shown(router, await router.backend.record(name))
+        except NotFound as error:
+            if error.code == MODEL_NOT_FOUND:
+                raise model_not_found(name) from None
+            raise

@@ -1,0 +1,121 @@
+"""Health, readiness, version, metrics and draining.
+
+Owns what "healthy" means for the whole: every scheduler replica answers and makes progress, but for
+those that have just been added and are not up yet.
+"""
+
+import asyncio
+import time
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from cluster.adapters.records import AdapterRecord
+from cluster.errors import Unavailable
+from cluster.router.metrics.exposition import CONTENT_TYPE, View, exposition
+from cluster.router.replica_set import Report
+from cluster.router.router import Router
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def reasons_against_health(reports: tuple[Report, ...]) -> list[str]:
+    """Return what keeps the whole from being healthy; nothing if it is."""
+    if not reports:
+        return ["no scheduler is up"]
+    reasons = []
+    # One that is added to others takes no request before it is up.
+    started = [r for r in reports if r.status is None or not r.status.starting]
+    for report in started or reports:
+        if report.status is None:
+            reasons.append(f"scheduler {report.replica} does not answer")
+        elif not report.status.healthy:
+            reasons.append(f"scheduler {report.replica}: {report.status.reason or 'unhealthy'}")
+    return reasons
+
+
+def _rest_of(report: Report) -> dict[str, object]:
+    """Return what a scheduler still has to do."""
+    if report.status is None:
+        return {"replica": report.replica, "error": "does not answer"}
+    return {
+        "replica": report.replica,
+        "running": report.status.num_running,
+        "waiting": report.status.num_waiting,
+    }
+
+
+async def _view(router: Router) -> View:
+    """Return what the metrics of the whole are drawn from, as of now."""
+    config = router.config
+    page, reports = await asyncio.gather(router.fleet.look(), router.schedulers.reports())
+    records: tuple[AdapterRecord, ...] | None
+    try:
+        records = await router.backend.records()
+    except Unavailable:
+        records = None  # the rest is worth more than the catalogue
+    return View(
+        version=config.version,
+        model=config.model_name,
+        page_size=config.page_size,
+        max_labels=config.max_adapter_labels,
+        page=page,
+        reports=reports,
+        records=records,
+        vllm_time=time.time() if config.vllm_metrics else None,
+    )
+
+
+def operation_routes(router: Router) -> APIRouter:
+    """Return the routes of operations; all but draining are open to everyone."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> Response:
+        reasons = reasons_against_health(await router.schedulers.reports())
+        if reasons:
+            return _json({"status": "unhealthy", "reasons": reasons}, 503)
+        return _json({"status": "ok"})
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        reports = await router.schedulers.reports()
+        if router.is_draining:
+            return _json({"status": "draining"}, 503)
+        if not any(report.status is not None and report.status.ready for report in reports):
+            return _json({"status": "not ready", "reasons": reasons_against_health(reports)}, 503)
+        return _json({"status": "ready"})
+
+    @routes.get("/version")
+    async def version() -> Response:
+        return _json({"version": router.config.version})
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        view = await _view(router)
+        text = await asyncio.to_thread(exposition, view)  # of thousands of series: streams go on
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
+    @routes.post("/v1/drain")
+    async def drain(http: HttpRequest) -> Response:
+        router.authenticate(http).require_admin()
+        await router.drain()
+        reports = await router.schedulers.reports()
+        return _json(
+            {
+                "status": "draining",
+                "refusing": f"all routers, within {router.config.refresh_interval:g} s",
+                "in_flight": sum(
+                    report.status.num_running + report.status.num_waiting
+                    for report in reports
+                    if report.status is not None
+                ),
+                "schedulers": [_rest_of(report) for report in reports],
+            }
+        )
+
+    return routes

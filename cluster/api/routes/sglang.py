@@ -1,0 +1,94 @@
+"""Loading and unloading adapters as SGLang's server spells it.
+
+Owns that spelling: its routes, and one shape for success and failure alike. The work and the
+rights are those of `adapters_api`; the status of a failure is ours, where SGLang says 400 of all.
+"""
+
+from collections.abc import Awaitable, Callable
+from itertools import islice
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from cluster.api.http import body_of, read_body
+from cluster.api.schemas.adapters import AdapterName, AdapterPath
+from cluster.errors import TopworkError, Unavailable
+from cluster.router.auth import Principal
+from cluster.router.bodies import Body
+from cluster.router.error_responses import error_as
+from cluster.router.router import Router
+
+MAX_SHOWN = 1000  # adapters in one answer
+
+
+class SglangLoadBody(Body):
+    """POST /load_lora_adapter."""
+
+    lora_name: AdapterName
+    lora_path: AdapterPath
+    pinned: bool = False
+
+
+class SglangUnloadBody(Body):
+    """POST /unload_lora_adapter."""
+
+    lora_name: AdapterName
+
+
+class LoraUpdate(msgspec.Struct):
+    """What came of loading or unloading."""
+
+    success: bool
+    error_message: str = ""
+    loaded_adapters: dict[str, str] | None = None  # path by name; null after a failure
+
+
+async def _loaded(router: Router, principal: Principal, first: str) -> dict[str, str] | None:
+    """Return the path of the adapter that is called `first`, if any, and of others by name."""
+    try:
+        records = [r for r in await router.backend.records() if principal.may_use(r.name)]
+    except Unavailable:
+        return None  # what was asked for is done, which is worth more
+    records.sort(key=lambda record: record.name != first)
+    return {record.name: record.path for record in islice(records, MAX_SHOWN)}
+
+
+def sglang_routes(router: Router) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter()
+    max_bytes = router.config.max_body_bytes
+
+    async def answered(http: HttpRequest, work: Callable[[], Awaitable[str]]) -> Response:
+        """Do the work, which returns the name it was about, for an admin."""
+        try:
+            principal = router.authenticate(http)
+            principal.require_admin()
+            name = await work()
+            update = LoraUpdate(True, loaded_adapters=await _loaded(router, principal, name))
+        except TopworkError as error:
+            return error_as(LoraUpdate(False, error.message), error)
+        return Response(msgspec.json.encode(update), media_type="application/json")
+
+    @routes.post("/load_lora_adapter", openapi_extra=body_of(SglangLoadBody))
+    async def load_lora_adapter(http: HttpRequest) -> Response:
+        async def load() -> str:
+            body = await read_body(http, SglangLoadBody, max_bytes)
+            body.refuse_extras()
+            await router.load(body.lora_name, body.lora_path, False, body.pinned)
+            return body.lora_name
+
+        return await answered(http, load)
+
+    @routes.post("/unload_lora_adapter", openapi_extra=body_of(SglangUnloadBody))
+    async def unload_lora_adapter(http: HttpRequest) -> Response:
+        async def unload() -> str:
+            body = await read_body(http, SglangUnloadBody, max_bytes)
+            body.refuse_extras()
+            await router.unload(body.lora_name)
+            return body.lora_name
+
+        return await answered(http, unload)
+
+    return routes

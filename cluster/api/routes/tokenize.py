@@ -1,0 +1,79 @@
+"""POST /tokenize and /detokenize: the tokenizer as the completions use it.
+
+Knows nothing of schedulers.
+"""
+
+import asyncio
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from cluster.api.http import body_of, read_body
+from cluster.api.routes.chat import conversation_tokens
+from cluster.errors import InvalidRequest
+from cluster.router.auth import Principal
+from cluster.router.router import Router
+from cluster.router.schemas import ConversationBody, DetokenizeBody, TokenizeBody
+from cluster.router.validation import check_token_ids
+
+
+class Tokens(msgspec.Struct):
+    """The response of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str] | None
+
+
+async def _check_model(router: Router, name: str | None, principal: Principal) -> None:
+    if name is not None:
+        await router.models.require(name, principal)
+
+
+async def _tokens(router: Router, body: TokenizeBody) -> tuple[int, ...]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("either prompt or messages is needed", "prompt")
+    if body.messages is None:
+        return await router.encode(body.prompt or "", body.add_special_tokens is not False)
+    talk = ConversationBody(
+        messages=body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    return await conversation_tokens(router, talk, bool(body.add_special_tokens))
+
+
+def tokenize_routes(router: Router) -> APIRouter:
+    """Return the routes of the tokenizer."""
+    routes = APIRouter()
+
+    @routes.post("/tokenize", openapi_extra=body_of(TokenizeBody))
+    async def tokenize(http: HttpRequest) -> Response:
+        principal = router.authenticate(http)
+        body = await read_body(http, TokenizeBody, router.config.max_body_bytes)
+        body.refuse_extras()
+        await _check_model(router, body.model, principal)
+        token_ids = await _tokens(router, body)
+        texts = (
+            [router.tokenizer.token_text(token_id) for token_id in token_ids]
+            if body.return_token_strs
+            else None
+        )
+        reply = Tokens(len(token_ids), router.config.context_length, token_ids, texts)
+        return Response(msgspec.json.encode(reply), media_type="application/json")
+
+    @routes.post("/detokenize", openapi_extra=body_of(DetokenizeBody))
+    async def detokenize(http: HttpRequest) -> Response:
+        principal = router.authenticate(http)
+        body = await read_body(http, DetokenizeBody, router.config.max_body_bytes)
+        body.refuse_extras()
+        await _check_model(router, body.model, principal)
+        check_token_ids(body.tokens, router.config, "tokens")
+        text = await asyncio.to_thread(router.tokenizer.decode, body.tokens, False)
+        return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
+
+    return routes

@@ -1,0 +1,1 @@
+"""Bodies, responses and stream chunks of the HTTP API."""

@@ -1,0 +1,163 @@
+"""Where routers come in: a socket server that speaks cluster.messages.
+
+A connection is the lease of its requests: when it closes, they are aborted. Decides nothing.
+"""
+
+import asyncio
+import logging
+from typing import Protocol
+
+import msgspec
+
+from cluster.engine.kv_event_feed import KvEventFeed
+from cluster.messages import (
+    Abort,
+    Allow,
+    FollowKvEvents,
+    KeepPinned,
+    KvEventsTaken,
+    Leaving,
+    RouterFrame,
+    SchedulerFrame,
+    Status,
+    StatusCall,
+    Submit,
+    UnfollowKvEvents,
+    Unload,
+    decode_router_frame,
+    encode,
+)
+from cluster.request import Request
+from worker.channel import BadFrame, Channel, ChannelClosed
+
+logger = logging.getLogger("topwork.scheduler")
+
+MAX_UNSENT_BYTES = 64 * 1024 * 1024  # a router that lags this far behind is cut off
+
+
+class RouterConnection:
+    """One router: its channel and the sequences it has in flight, by request id."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.sequences: dict[str, int] = {}
+
+    def send(self, message: SchedulerFrame) -> None:
+        """Queue a message; a router that does not read is disconnected, never waited for."""
+        if self._channel.unsent_bytes > MAX_UNSENT_BYTES:
+            logger.error("a router does not read its events; closing its connection")
+            self._channel.close()
+            return
+        self._channel.send(encode(message))
+
+    async def receive(self) -> RouterFrame:
+        """Return the router's next message."""
+        return decode_router_frame(await self._channel.receive())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+
+class Desk(Protocol):
+    """Who answers behind the door."""
+
+    def submit(self, router: RouterConnection, requests: tuple[Request, ...]) -> None: ...
+    def abort(self, router: RouterConnection, request_id: str) -> None: ...
+    def abort_all(self, router: RouterConnection) -> None: ...
+    def unload(self, router: RouterConnection, call_id: int, adapter: str, force: bool) -> None: ...
+    def allow(self, adapter: str) -> None: ...
+    def keep_pinned(self, adapters: dict[str, int]) -> None: ...
+    def status(self, call_id: int) -> Status: ...
+
+
+class EngineServer:
+    """Accepts routers and hands their messages to the desk, or to the feed of KV events."""
+
+    def __init__(self, desk: Desk, kv_feed: KvEventFeed) -> None:
+        self._desk = desk
+        self._kv_feed = kv_feed
+        self._server: asyncio.Server | None = None
+        self._secret = b""
+        self._visits: set[asyncio.Task[None]] = set()
+        self._routers: dict[RouterConnection, None] = {}  # in order of arrival
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def open(self, host: str, secret: bytes) -> int:
+        """Listen on a free port of `host` and return it."""
+        self._secret = secret
+        self._server = await asyncio.start_server(self._enter, host, 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def leave(self) -> None:
+        """Let nobody else in; ask all who are here to hang up when their requests have ended."""
+        assert self._server is not None, "open() comes first"
+        self._server.close()
+        for router in self._routers:
+            router.send(Leaving())
+
+    async def emptied(self) -> None:
+        """Wait until nobody is here."""
+        await self._empty.wait()
+
+    async def close(self) -> None:
+        """Stop listening and drop every router."""
+        assert self._server is not None, "open() comes first"
+        self._server.close()
+        visits = tuple(self._visits)
+        for visit in visits:
+            visit.cancel()
+        await asyncio.gather(*visits, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visit = asyncio.create_task(self._serve(reader, writer))
+        self._visits.add(visit)
+        visit.add_done_callback(self._visits.discard)
+        visit.add_done_callback(lambda _: writer.close())  # also if it was cancelled unbegun
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        channel = await Channel.accepted(reader, writer, self._secret)
+        if channel is None:
+            logger.warning("refused a connection that does not know the secret")
+            return
+        router = RouterConnection(channel)
+        self._routers[router] = None
+        self._empty.clear()
+        try:
+            while True:
+                self._dispatch(router, await router.receive())
+        except ChannelClosed:
+            pass  # the router ended or died: its requests end with it
+        except (BadFrame, msgspec.DecodeError) as error:
+            logger.error("a router sent a bad frame: %s", error)
+        finally:
+            self._desk.abort_all(router)
+            self._kv_feed.forget(router)
+            router.close()
+            del self._routers[router]
+            if not self._routers:
+                self._empty.set()
+
+    def _dispatch(self, router: RouterConnection, message: RouterFrame) -> None:
+        match message:
+            case Submit(requests):
+                self._desk.submit(router, requests)
+            case Abort(request_id):
+                self._desk.abort(router, request_id)
+            case Unload(call_id, adapter, force):
+                self._desk.unload(router, call_id, adapter, force)
+            case Allow(adapter):
+                self._desk.allow(adapter)
+            case KeepPinned(adapters):
+                self._desk.keep_pinned(adapters)
+            case StatusCall(call_id):
+                router.send(self._desk.status(call_id))
+            case FollowKvEvents(call_id):
+                self._kv_feed.follow(router, call_id)
+            case KvEventsTaken(call_id):
+                self._kv_feed.taken(router, call_id)
+            case UnfollowKvEvents(call_id):
+                self._kv_feed.unfollow(router, call_id)

@@ -1,0 +1,1 @@
+"""What routers count, what they gather from schedulers, and its Prometheus text."""

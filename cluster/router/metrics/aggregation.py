@@ -1,0 +1,63 @@
+"""This router among all routers: enters its counts into the ledger and reads everybody's.
+
+Owns when that happens: at intervals, so that little is lost with a router that dies; when somebody
+scrapes; and once more at the end. Knows nothing of who keeps the ledger but that a Backend reaches
+it, and nothing of what is counted.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from cluster.errors import Unavailable
+from cluster.metrics_hub import Page, RouterReport
+from cluster.router.backend import Backend
+from cluster.router.metrics.request_metrics import RouterMetrics
+
+INTERVAL = 5.0  # seconds between entries
+SILENCE = 3 * INTERVAL  # without an entry, a router is taken for dead
+
+
+class MetricsAggregation:
+    """One router's hold on the ledger; belongs to one event loop."""
+
+    def __init__(
+        self, router: str, metrics: RouterMetrics, backend: Backend, timeout: float
+    ) -> None:
+        self._router = router
+        self._metrics = metrics
+        self._backend = backend
+        self._timeout = timeout  # seconds for one entry
+
+    async def run(self) -> None:
+        """Enter the counts at intervals until cancelled."""
+        while True:
+            with suppress(Unavailable):  # the next entry holds all that this one would have
+                await self._enter(wants_all=False)
+            await asyncio.sleep(INTERVAL)
+
+    async def close(self) -> None:
+        """Enter the last counts; nothing may be counted afterwards."""
+        with suppress(Unavailable):
+            await self._enter(wants_all=False, has_ended=True)
+
+    async def look(self) -> Page:
+        """Return what all routers have counted; without the ledger, this one alone.
+
+        The ledger lives in one process and dies with it: whenever it is there again it knows
+        nothing older than what is shown here meanwhile.
+        """
+        try:
+            return await self._enter(wants_all=True)
+        except Unavailable:
+            return Page((), (RouterReport(self._metrics.counts(self._router), 0.0),))
+
+    async def _enter(self, *, wants_all: bool, has_ended: bool = False) -> Page:
+        counts = self._metrics.counts(self._router, has_ended=has_ended)
+        try:
+            async with asyncio.timeout(self._timeout):
+                page = await self._backend.enter(counts, wants_all)
+        except TimeoutError:
+            raise Unavailable("the ledger does not answer") from None
+        for adapter in page.gone:
+            self._metrics.forget_adapter(adapter)
+        return page

@@ -1,0 +1,220 @@
+"""What a router counts and measures of its own calls.
+
+Owns its counts, the cap on adapter labels and the moments of a call. Knows nothing of the
+schedulers' counts, nor of other routers': `exposition` puts all of them together.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from cluster.errors import Overloaded, TopworkError
+from cluster.histogram import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS, Histogram
+from cluster.metrics_hub import RouterCounts
+from cluster.router.metrics.families import Family, counter, histogram
+from cluster.router.output_processor import OutputProcessor
+
+OTHER = "_other"  # the adapter label of all adapters over the cap
+BY_ADAPTER = ("model", "adapter", "router")
+BY_MODEL = ("model", "router")
+
+COUNTERS = (
+    counter("requests", "Answers that ended, by reason; one that failed has the error's name.",
+            "model", "adapter", "finish_reason", "router"),
+    counter("prompt_tokens", "Prompt tokens, once for all answers to a prompt.", *BY_ADAPTER),
+    counter("generation_tokens", "Tokens of ended answers.", *BY_ADAPTER),
+    counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache.", *BY_ADAPTER),
+    counter("first_tokens", "Answers that have begun.", *BY_ADAPTER),
+    counter("first_token_wait_seconds",
+            "Their times to first token together: over topwork_first_tokens_total, the mean.",
+            *BY_ADAPTER),
+    counter("rejections", "Calls refused because a limit is reached.", "reason", "router"),
+    counter("client_disconnects", "Calls whose client went away before the end.", "router"),
+    counter("broken_streams", "Streams that ended with an error after they had begun.", "router"),
+    counter("http_requests", "HTTP responses, by route and status; 499: the client had gone.",
+            "route", "code", "router"),
+)  # fmt: skip
+HISTOGRAMS = (
+    histogram("time_to_first_token_seconds", "From a call's arrival to its first token.",
+              TTFT_BUCKETS, *BY_MODEL),
+    histogram("inter_token_latency_seconds", "From one token to the next.",
+              ITL_BUCKETS, *BY_MODEL),
+    histogram("time_per_output_token_seconds", "An answer's mean time per token after the first.",
+              ITL_BUCKETS, *BY_MODEL),
+    histogram("e2e_request_latency_seconds", "From a call's arrival to its answer's end.",
+              E2E_BUCKETS, *BY_MODEL),
+)  # fmt: skip
+ADAPTER_COUNTERS = tuple(family for family in COUNTERS if "adapter" in family.labels)
+REASONS = ("scheduler_queue", "router_in_flight", "draining")
+
+
+class RouterMetrics:
+    """The metrics of one router; label values stand in the families' order, without the router."""
+
+    def __init__(self, model: str, max_adapter_labels: int) -> None:
+        self.num_in_flight = 0  # answers
+        self._model = model
+        self._max_adapter_labels = max_adapter_labels
+        self._names_by_label: dict[str, set[str]] = {}  # a "+" in a name may make two of one
+        self._counts: dict[str, defaultdict[tuple[str, ...], float]] = {
+            family.name: defaultdict(float) for family in COUNTERS
+        }
+        self._histograms = {family.name: Histogram(family.bounds) for family in HISTOGRAMS}
+        self._num_entries = 0
+        # What does not exist before it is first counted has no increase then: begin with zeros.
+        for reason in REASONS:
+            self._add("rejections", 0, reason)
+        for name in ("client_disconnects", "broken_streams"):
+            self._add(name, 0)
+
+    def counts(self, router: str, *, has_ended: bool = False) -> RouterCounts:
+        """Return everything as it is now, for the ledger."""
+        self._num_entries += 1
+        return RouterCounts(
+            router=router,
+            number=self._num_entries,
+            counters={name: tuple(table.items()) for name, table in self._counts.items()},
+            histograms={name: one.counts() for name, one in self._histograms.items()},
+            adapters={
+                label: tuple(sorted(names))
+                for label, names in self._names_by_label.items()
+                if label != self._model
+            },
+            num_in_flight=self.num_in_flight,
+            has_ended=has_ended,
+        )
+
+    def call(self, names: tuple[str, ...], num_choices: Sequence[int]) -> "CallMetrics":
+        """Return the moments of a call that arrives now, with so many answers to each prompt.
+
+        `names` are the base model's or those of the adapters in it; together they have one label.
+        """
+        return CallMetrics(self, self._label(names), num_choices)
+
+    def responded(self, route: str, code: int) -> None:
+        """Count an HTTP response."""
+        self._add("http_requests", 1, route, str(code))
+
+    def rejected(self, reason: str) -> None:
+        """Count a call that a limit kept out."""
+        self._add("rejections", 1, reason)
+
+    def disconnected(self) -> None:
+        """Count a client that went away."""
+        self._add("client_disconnects", 1)
+
+    def broke_off(self) -> None:
+        """Count a stream that ended with an error."""
+        self._add("broken_streams", 1)
+
+    def first_token(self, label: str, seconds: float) -> None:
+        """Note a time to first token."""
+        self._histograms["time_to_first_token_seconds"].observe(seconds)
+        self._add("first_tokens", 1, self._model, self._kept(label))
+        self._add("first_token_wait_seconds", seconds, self._model, self._kept(label))
+
+    def next_token(self, seconds: float) -> None:
+        """Note a time between two tokens."""
+        self._histograms["inter_token_latency_seconds"].observe(seconds)
+
+    def ended(self, label: str, reason: str) -> None:
+        """Count an answer's end."""
+        self._add("requests", 1, self._model, self._kept(label), reason)
+
+    def prompted(self, label: str, answer: OutputProcessor) -> None:
+        """Count the tokens of a prompt; `answer` is the first to it."""
+        labels = self._model, self._kept(label)
+        self._add("prompt_tokens", len(answer.request.token_ids), *labels)
+        self._add("cached_prompt_tokens", answer.num_cached_tokens, *labels)
+
+    def answered(
+        self, label: str, answer: OutputProcessor, seconds: float, decoding: float
+    ) -> None:
+        """Count the tokens of an answer, `seconds` after the call, `decoding` after its first."""
+        self._add("generation_tokens", answer.num_tokens, self._model, self._kept(label))
+        self._histograms["e2e_request_latency_seconds"].observe(seconds)
+        if answer.num_tokens > 1:
+            per_token = decoding / (answer.num_tokens - 1)
+            self._histograms["time_per_output_token_seconds"].observe(per_token)
+
+    def forget_adapter(self, adapter: str) -> None:
+        """Drop the series of an adapter that is no longer served, and of the sums it is in."""
+        labels = {one for one, names in self._names_by_label.items() if adapter in names}
+        for label in labels:
+            del self._names_by_label[label]
+        for family in ADAPTER_COUNTERS:
+            table, place = self._counts[family.name], family.labels.index("adapter")
+            for values in [values for values in table if values[place] in labels]:
+                del table[values]
+
+    def _add(self, name: str, value: float, *labels: str) -> None:
+        self._counts[name][labels] += value
+
+    def _label(self, names: tuple[str, ...]) -> str:
+        label = "+".join(names)
+        if label not in self._names_by_label:
+            if len(self._names_by_label) >= self._max_adapter_labels:
+                return OTHER
+            self._names_by_label[label] = set()
+        self._names_by_label[label].update(names)
+        return label
+
+    def _kept(self, label: str) -> str:
+        """Return where to count: a call may end after its adapter was forgotten."""
+        return label if label in self._names_by_label else OTHER
+
+
+class CallMetrics:
+    """The moments of one call."""
+
+    def __init__(self, metrics: RouterMetrics, label: str, num_choices: Sequence[int]) -> None:
+        self._metrics = metrics
+        self._label = label
+        self._arrival = time.monotonic()
+        self._is_first_choice = [number == 0 for count in num_choices for number in range(count)]
+        self._first: list[float | None] = [None] * sum(num_choices)
+        self._latest: list[float] = [self._arrival] * sum(num_choices)
+
+    def tokens(self, index: int, count: int) -> None:
+        """Note that `count` tokens of one answer are here."""
+        if not count:
+            return
+        now = time.monotonic()
+        if self._first[index] is None:
+            self._first[index] = now
+            self._metrics.first_token(self._label, now - self._arrival)
+        else:
+            self._metrics.next_token((now - self._latest[index]) / count)
+        self._latest[index] = now
+
+    def finished(self, index: int, answer: OutputProcessor) -> None:
+        """Note the end of one answer."""
+        assert answer.finish_reason is not None, "an answer that goes on"
+        now = time.monotonic()
+        first = self._first[index]
+        decoding = 0.0 if first is None else now - first
+        self._metrics.ended(self._label, answer.finish_reason)
+        if self._is_first_choice[index]:
+            self._metrics.prompted(self._label, answer)
+        self._metrics.answered(self._label, answer, now - self._arrival, decoding)
+
+    def disconnected(self) -> None:
+        """Note that the client is gone."""
+        self._metrics.disconnected()
+
+    def broke_off(self) -> None:
+        """Note that the error came after the beginning of a stream."""
+        self._metrics.broke_off()
+
+    def failed(self, error: BaseException) -> None:
+        """Note that the call ends with an error."""
+        if isinstance(error, Overloaded):
+            self._metrics.rejected("scheduler_queue")
+        self._metrics.ended(
+            self._label, type(error).__name__ if isinstance(error, TopworkError) else "error"
+        )
+
+
+def router_families() -> tuple[Family, ...]:
+    """Return what a router counts."""
+    return COUNTERS + HISTOGRAMS

@@ -1,0 +1,113 @@
+"""What the names in a call stand for: the base model, an adapter, or a weighted sum of adapters.
+
+Owns the rights and the order of these checks: no adapter is read before the caller may use all
+that the call names. Knows nothing of prompts, and nothing of how a sum is computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.adapters.records import ResolvedAdapter
+from cluster.errors import InvalidRequest, NotFound
+from cluster.request import BASE
+from cluster.router.auth import Principal
+from cluster.router.backend import Backend
+from cluster.router.error_responses import MODEL_NOT_FOUND, model_not_found
+from cluster.router.schemas import LoraEntry
+from cluster.weighted_adapters import compose, parts_of
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a call asks to be answered by."""
+
+    names: tuple[str, ...]  # the base model's, or those of the adapters: sorted, each once
+    adapter: str  # as in a Request
+    adapter_bytes: int  # as in a Request
+
+
+class ModelResolver:
+    """The base model's name, and the catalogue of adapters behind all other names."""
+
+    def __init__(self, base_name: str, backend: Backend) -> None:
+        self._base_name = base_name
+        self._backend = backend
+
+    async def require(self, name: str, principal: Principal) -> None:
+        """Check that the caller may use a model; nothing is read for it.
+
+        Raises:
+            NotFound: if the name stands for nothing.
+            Forbidden: if the caller may not use it, whether it exists or not.
+        """
+        if name != self._base_name:
+            principal.require_adapter(name)
+            try:
+                await self._backend.record(name)
+            except NotFound:
+                raise model_not_found(name) from None
+
+    async def resolve(
+        self, name: str, lora: Sequence[LoraEntry] | None, principal: Principal, request_id: str
+    ) -> Model:
+        """Return what a model name, or the base model's and a sum, stand for now.
+
+        The request of the same id gets the same versions of its adapters, always.
+
+        Raises:
+            NotFound: if a name stands for nothing.
+            InvalidAdapter: if an adapter is used for the first time and cannot be served.
+            InvalidRequest: if the sum is on top of an adapter, or cannot be formed.
+            Forbidden: if the caller may not use a name, whether it exists or not.
+        """
+        if lora is not None:
+            return await self._sum(name, lora, principal, request_id)
+        if name == self._base_name:
+            return Model((name,), BASE, 0)
+        principal.require_adapter(name)
+        adapter = await self._adapter(name, request_id, "model")
+        return Model((name,), adapter.digest, adapter.num_bytes)
+
+    async def _sum(
+        self, name: str, lora: Sequence[LoraEntry], principal: Principal, request_id: str
+    ) -> Model:
+        self._check_names(name, lora, principal)
+        names = tuple(dict.fromkeys(entry.name for entry in lora))
+        # Each name once: between two looks it could get a new version.
+        by_name = {one: await self._adapter(one, request_id, "lora") for one in names}
+        adapter = compose((by_name[entry.name].digest, entry.weight) for entry in lora)
+        by_digest = {one.digest: one for one in by_name.values()}
+        parts = parts_of(adapter)
+        for digest, weight in parts:
+            if by_digest[digest].stands_alone and (len(parts) > 1 or weight != 1.0):
+                raise InvalidRequest(
+                    f"lora: {by_digest[digest].name!r} can only be used alone with weight 1: it "
+                    "is a DoRA or replaces whole tables, which have no weighted sum with others",
+                    "lora",
+                )
+        num_bytes = sum(by_digest[digest].num_bytes for digest, _ in parts)
+        return Model(tuple(sorted(names)), adapter, num_bytes)
+
+    def _check_names(self, name: str, lora: Sequence[LoraEntry], principal: Principal) -> None:
+        if name != self._base_name:
+            raise InvalidRequest(
+                f"model: with lora it must be the base model, {self._base_name!r}, which the sum "
+                "goes on top of; name the adapter in lora instead",
+                "model",
+            )
+        for entry in lora:
+            if entry.name == self._base_name:
+                raise InvalidRequest(
+                    f"lora: {entry.name!r} is the base model, which the sum goes on top of; leave "
+                    "it out",
+                    "lora",
+                )
+            principal.require_adapter(entry.name, "lora")
+
+    async def _adapter(self, name: str, request_id: str, param: str) -> ResolvedAdapter:
+        try:
+            return await self._backend.resolve(name, request_id)
+        except NotFound as error:
+            if error.code == MODEL_NOT_FOUND:
+                raise model_not_found(name, param) from None
+            raise  # the name is known, its directory is gone

@@ -1,0 +1,1 @@
+"""An adapter catalog and a scheduler in memory, for tests of routers."""

@@ -1,0 +1,152 @@
+"""A Backend in memory, for tests of routers: the real catalogue, without any weights or disks.
+
+The content of an adapter is its path: equal paths are equal content.
+"""
+
+import asyncio
+import time
+from hashlib import sha256
+
+from cluster.adapters.catalog import AdapterCatalog
+from cluster.adapters.contents import Loaded
+from cluster.adapters.pins import Limits
+from cluster.adapters.records import (
+    AdapterRecord,
+    Facts,
+    Freed,
+    Outline,
+    ResolvedAdapter,
+    Source,
+    UnloadResult,
+)
+from cluster.errors import Conflict, InvalidAdapter, Unavailable
+from cluster.histogram import LOAD_BUCKETS, Histogram
+from cluster.messages import SchedulerAddress
+from cluster.metrics_hub import Ledger, Page, PoolCounts, RouterCounts
+from cluster.router.engine_client import EngineClient
+
+NUM_BYTES = 1024  # of every adapter
+SILENCE = 0.3  # seconds until a scheduler that does not answer is given up
+
+
+class FakeBackend:
+    """Names that point at paths, and a list of schedulers that a test may change."""
+
+    def __init__(self, *addresses: SchedulerAddress, max_pinned: int = 3) -> None:
+        self.addresses = addresses
+        self.ledger = Ledger(time.monotonic)
+        self.is_down = False  # as far as the ledger goes
+        self.forgotten: list[str] = []
+        self.forced: list[str] = []  # names unloaded by force
+        self.resolved: list[tuple[str, str]] = []  # names and request ids
+        self._is_drained = False
+        self._pool = AdapterCatalog("tiny", Limits(host_bytes=1 << 30, num_slots=max_pinned + 1))
+
+    def share(self, other: "FakeBackend") -> None:
+        """Be of one cluster with another one: of one catalogue and one ledger."""
+        self._pool, self.ledger = other._pool, other.ledger
+
+    async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
+        """Return what a request gets; what has "dora" in its path stands alone."""
+        self.resolved.append((name, request_id))
+        return self._pool.resolve(name, request_id)
+
+    async def record(self, name: str) -> AdapterRecord:
+        """Return the record of a name."""
+        return self._pool.record(name)
+
+    async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
+        """Point the name at a path; one with "broken" in it fails the check."""
+        if "broken" in path:
+            raise InvalidAdapter(f"{path}: no adapter_config.json", "lora_path")
+        record = self._pool.publish(name, _loaded(path), load_inplace=load_inplace, pinned=pinned)
+        await self._reclaim()
+        return record
+
+    async def unload(self, name: str, force: bool) -> UnloadResult:
+        """Take the name away, and its content from all schedulers if no other name has it."""
+        history = self._pool.unload(name)
+        if force:
+            self.forced.append(name)
+        freed = await self._reclaim()
+        gone = {one.digest for one in freed}
+        versions = tuple(version.number for version in history.versions)
+        return UnloadResult(name, versions, freed, tuple(sorted(history.digests - gone)))
+
+    async def rollback(self, name: str, version: int | None) -> AdapterRecord:
+        """Give all requests to an earlier version, unless its path is "lost"."""
+        target = self._pool.rollback_target(name, version)
+        if "lost" in target.outline.source.path:
+            raise Conflict(f"version {target.number} of {name!r} cannot be had", "version")
+        return self._pool.rollback(name, target.number, {})
+
+    async def split(self, name: str, shares: dict[int, int]) -> AdapterRecord:
+        """Give shares of the requests to versions."""
+        return self._pool.split(name, shares, {})
+
+    async def records(self) -> tuple[AdapterRecord, ...]:
+        """Return all records, ordered by name."""
+        return self._pool.records()
+
+    async def enter(self, counts: RouterCounts, wants_all: bool) -> Page:
+        """Keep a router's counts; the pool's own are made up."""
+        if self.is_down:
+            raise Unavailable("the adapter pool is down")
+        self.ledger.enter(counts)
+        names = {name for behind in counts.adapters.values() for name in behind}
+        gone = tuple(sorted(name for name in names if name not in self._pool))
+        if not wants_all:
+            return Page(gone)
+        reads = {"ok": 11, "failed": 12}
+        pool = PoolCounts(13, 14, 15, reads, Histogram(LOAD_BUCKETS).counts())
+        return Page(gone, self.ledger.reports(), pool)
+
+    async def schedulers(self) -> tuple[SchedulerAddress, ...]:
+        """Return the list of schedulers."""
+        return self.addresses
+
+    async def drain(self) -> None:
+        """Let all routers refuse new calls."""
+        self._is_drained = True
+
+    async def is_drained(self) -> bool:
+        """Return whether routers are to refuse new calls."""
+        return self._is_drained
+
+    async def _reclaim(self) -> tuple[Freed, ...]:
+        freed = []
+        for digest in sorted(self._pool.retired()):
+            answers = [await _unload(address, digest) for address in self.addresses]
+            lost = tuple(
+                a.replica for a, pages in zip(self.addresses, answers, strict=True) if pages is None
+            )
+            pages = sum(pages for pages in answers if pages is not None)
+            freed.append(Freed(digest, True, pages, (), self._pool.forget(digest), lost))
+            self.forgotten.append(digest)
+        return tuple(freed)
+
+
+async def _unload(address: SchedulerAddress, digest: str) -> int | None:
+    """Return how many pages a scheduler freed; None if it does not answer."""
+    client = await EngineClient.connect(address, lambda: None)
+    try:
+        async with asyncio.timeout(SILENCE):
+            return (await client.unload(digest)).freed_pages
+    except (TimeoutError, Unavailable):
+        return None
+    finally:
+        client.close("done")
+        await client.wait_closed()
+
+
+def _loaded(path: str) -> Loaded:
+    digest = sha256(path.encode()).hexdigest()
+    outline = Outline(Source(path), path, digest, 8, NUM_BYTES, ("q_proj", "v_proj"))
+    facts = Facts(
+        digest=digest,
+        outline=outline,
+        host_bytes=NUM_BYTES,
+        device_bytes=NUM_BYTES,
+        stands_alone="dora" in path,
+    )
+    return Loaded(facts, ())

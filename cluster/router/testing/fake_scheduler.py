@@ -1,0 +1,291 @@
+"""A scheduler without a model, for tests of routers: a socket server that speaks cluster.messages.
+
+What it answers is a script: a function of the request. Owns no pages, no slots, no ranks.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from cluster.engine.kv_event_feed import KvEventFeed
+from cluster.messages import (
+    Abort,
+    Events,
+    FollowKvEvents,
+    KvEventsTaken,
+    Leaving,
+    RankStatus,
+    RouterFrame,
+    SchedulerAddress,
+    SchedulerFrame,
+    SlotStatus,
+    Status,
+    StatusCall,
+    Submit,
+    UnfollowKvEvents,
+    Unload,
+    Unloaded,
+    decode_router_frame,
+    encode,
+)
+from cluster.request import ErrorInfo, FinishReason, Request, TokenEvent
+from worker.channel import Channel, ChannelClosed
+
+SECRET = b"a secret among fakes"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What becomes of one request, a token in each step."""
+
+    tokens: tuple[int, ...] | None = None  # None: drawn from a hash of prompt and position
+    error: ErrorInfo | None = None  # instead of the token after `tokens`, or of the first one
+    dies_after: int | None = None  # tokens, then the connection breaks
+    pauses_after: int | None = None  # tokens, then none before the scheduler's `resume`
+    is_silent: bool = False  # no token ever
+    num_cached_tokens: int = 0
+    logprobs: tuple[float, ...] = ()  # of `tokens`; (): all the same
+
+
+def hashed_token(request: Request, position: int, vocab_size: int) -> int:
+    """Return the token at a position of the answer: the same for the same prompt, always.
+
+    It is never one that stops, and the seed, which a router may have drawn, has no part in it:
+    an unscripted answer ends where its request says and nowhere else.
+    """
+    key = repr((request.adapter, request.token_ids, position)).encode()
+    drawn = int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+    tokens = [token for token in range(vocab_size) if token not in request.stop_token_ids]
+    return tokens[drawn % len(tokens)]
+
+
+class _Running:
+    def __init__(self, request: Request, script: Script) -> None:
+        self.request = request
+        self.script = script
+        self.num_tokens = 0
+
+
+class _Line:
+    """A connection as the feed of KV events sees it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def send(self, message: SchedulerFrame) -> None:
+        self._channel.send(encode(message))
+
+
+class FakeScheduler:
+    """Serves any number of routers until closed."""
+
+    def __init__(
+        self,
+        script: Callable[[Request], Script] = lambda _: Script(),
+        *,
+        replica: str = "0",
+        vocab_size: int = 256,
+        step_seconds: float = 0.0,
+        max_requests: int = 10_000,  # at once, over one connection
+    ) -> None:
+        self.replica = replica
+        self.reason = ""  # why it is unhealthy; "" if it is not
+        self.is_hung = False  # answers nothing at all
+        self.submitted: list[Request] = []
+        self.aborted: list[str] = []
+        self.unloaded: list[str] = []
+        self.kv_feed = KvEventFeed(
+            "fake base", time.time
+        )  # a test plays the cache that it observes
+        self.kv_feed.clear()
+        self._script = script
+        self._vocab_size = vocab_size
+        self._step_seconds = step_seconds
+        self._max_requests = max_requests
+        self._is_resumed = False
+        self._step = 0
+        self._server: asyncio.Server | None = None
+        self._channels: set[Channel] = set()
+        self._changed = asyncio.Condition()
+
+    async def start(self) -> SchedulerAddress:
+        """Listen on a free port of this host and return where."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return SchedulerAddress(self.replica, "127.0.0.1", port, SECRET)
+
+    async def close(self) -> None:
+        """Stop listening and break all connections, as a killed process would."""
+        assert self._server is not None, "not started"
+        self._server.close()
+        for channel in list(self._channels):
+            channel.close()
+        async with asyncio.timeout(5.0):
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self._channels)
+
+    @property
+    def num_routers(self) -> int:
+        """Connections that are open."""
+        return len(self._channels)
+
+    def leave(self) -> None:
+        """Let nobody else in, and ask for no more requests."""
+        assert self._server is not None, "not started"
+        self._server.close()
+        for channel in self._channels:
+            channel.send(encode(Leaving()))
+
+    def resume(self) -> None:
+        """Let scripts that pause go on, now and from now on."""
+        self._is_resumed = True
+
+    async def wait_until(self, holds: Callable[["FakeScheduler"], bool]) -> None:
+        """Wait until something holds of the messages received; at most five seconds."""
+        async with asyncio.timeout(5.0), self._changed:
+            await self._changed.wait_for(lambda: holds(self))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        channel = await Channel.accepted(reader, writer, SECRET)
+        if channel is None:
+            return
+        self._channels.add(channel)
+        running: dict[str, _Running] = {}
+        line = _Line(channel)
+        stepping = asyncio.create_task(self._run(channel, running))
+        try:
+            while True:
+                frame = decode_router_frame(await channel.receive())
+                self._take(frame, channel, running)
+                self._take_kv_call(frame, line)
+                async with self._changed:
+                    self._changed.notify_all()
+        except ChannelClosed:
+            channel.close()
+        finally:
+            stepping.cancel()
+            await asyncio.gather(stepping, return_exceptions=True)
+            self._channels.discard(channel)
+            self.kv_feed.forget(line)
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _take(self, frame: RouterFrame, channel: Channel, running: dict[str, _Running]) -> None:
+        if isinstance(frame, Submit):
+            self._submit(frame.requests, channel, running)
+        elif isinstance(frame, Abort):
+            self.aborted.append(frame.request_id)
+            running.pop(frame.request_id, None)
+        elif isinstance(frame, Unload) and not self.is_hung:
+            self.unloaded.append(frame.adapter)
+            channel.send(encode(Unloaded(frame.call_id, 0, ())))
+        elif isinstance(frame, StatusCall) and not self.is_hung:
+            channel.send(encode(self._status(frame.call_id, running)))
+
+    def _take_kv_call(self, frame: RouterFrame, line: _Line) -> None:
+        if isinstance(frame, FollowKvEvents):
+            self.kv_feed.follow(line, frame.call_id)
+        elif isinstance(frame, KvEventsTaken):
+            self.kv_feed.taken(line, frame.call_id)
+        elif isinstance(frame, UnfollowKvEvents):
+            self.kv_feed.unfollow(line, frame.call_id)
+
+    def _submit(
+        self, requests: tuple[Request, ...], channel: Channel, running: dict[str, _Running]
+    ) -> None:
+        self.submitted += requests
+        if len(running) + len(requests) <= self._max_requests:
+            running.update((r.request_id, _Running(r, self._script(r))) for r in requests)
+            return
+        error = ErrorInfo("Overloaded", f"{len(running)} requests run already", retry_after=1)
+        events = (TokenEvent(r.request_id, finish_reason="error", error=error) for r in requests)
+        channel.send(encode(Events(tuple(events))))
+
+    async def _run(self, channel: Channel, running: dict[str, _Running]) -> None:
+        while True:
+            events = []
+            for request_id, sequence in list(running.items()):
+                script = sequence.script
+                is_paused = script.pauses_after == sequence.num_tokens and not self._is_resumed
+                if script.is_silent or is_paused or self.is_hung:
+                    continue
+                if script.dies_after == sequence.num_tokens:
+                    channel.close()
+                    return
+                event = self._next_event(sequence)
+                events.append(event)
+                if event.finish_reason is not None:
+                    del running[request_id]
+            if events:
+                self._step += 1
+                channel.send(encode(Events(tuple(events))))
+            await asyncio.sleep(self._step_seconds if events else 0.001)
+
+    def _next_event(self, sequence: _Running) -> TokenEvent:
+        request, script, position = sequence.request, sequence.script, sequence.num_tokens
+        num_scripted = None if script.tokens is None else len(script.tokens)
+        if script.error is not None and position == (num_scripted or 0):
+            return TokenEvent(request.request_id, finish_reason="error", error=script.error)
+        if script.tokens is None:
+            token_id = hashed_token(request, position, self._vocab_size)
+        else:
+            token_id = script.tokens[position]
+        sequence.num_tokens += 1
+        finish_reason: FinishReason | None = None
+        if token_id in request.stop_token_ids:
+            finish_reason = "stop"
+        elif script.error is None and sequence.num_tokens in (num_scripted, request.max_tokens):
+            finish_reason = "length"
+        num_top = request.sampling.num_logprobs
+        logprob = script.logprobs[position] if script.logprobs else -0.5
+        return TokenEvent(
+            request_id=request.request_id,
+            token_ids=(token_id,),
+            logprobs=() if num_top is None else (logprob,),
+            top_logprobs=(((token_id, logprob), (0, logprob - 1))[:num_top],) if num_top else (),
+            num_cached_tokens=script.num_cached_tokens if position == 0 else 0,
+            finish_reason=finish_reason,
+        )
+
+    def _status(self, call_id: int, running: dict[str, _Running]) -> Status:
+        adapters = sorted({sequence.request.adapter for sequence in running.values()} - {"base"})
+        slots = tuple(SlotStatus(slot, name, False, 1) for slot, name in enumerate(adapters))
+        return Status(
+            call_id=call_id,
+            replica=self.replica,
+            ready=not self.reason,
+            healthy=not self.reason,
+            reason=self.reason,
+            step=self._step,
+            restarts=0,
+            num_running=len(running),
+            num_waiting=0,
+            num_waiting_for_adapter=0,
+            free_pages=100,
+            cached_pages=0,
+            held_pages=0,
+            total_pages=100,
+            num_slots=4,
+            slots=slots,
+            prompt_tokens=sum(len(request.token_ids) for request in self.submitted),
+            cached_prompt_tokens=0,
+            generated_tokens=0,
+            preemptions=0,
+            evicted_pages=0,
+            adapter_loads=0,
+            ranks=(RankStatus(0, 1, True, self._step, 0.0, "cpu", 1, 1),),
+            # All different, so that a test sees when one is shown under another's name.
+            free_host_pages=1,
+            cached_host_pages=2,
+            total_host_pages=3,
+            saved_pages=4,
+            restored_pages=5,
+            evicted_host_pages=6,
+            forked_sequences=7,
+            longest_slot_wait=8,
+            slot_wait_bound=9,
+            late_hand_overs=10,
+            steps_ahead=11,
+        )

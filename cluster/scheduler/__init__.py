@@ -1,0 +1,1 @@
+"""What each step computes: batching, fairness, preemption, KV cache, LoRA slots; no clock."""

@@ -1,0 +1,78 @@
+"""The limits under which the scheduler decides; knows nothing of where they come from."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Sizes and limits of one scheduler; pages, tokens, steps and bytes, never seconds."""
+
+    base_digest: str  # what the base model is; part of every namespace
+    num_pages: int  # 0: not known before the ranks have said what fits
+    num_host_pages: int = 0  # KV pages in host memory, for what the device evicts
+    page_size: int  # tokens
+    max_model_len: int  # prompt and output together, tokens
+    num_slots: int = 8  # adapters resident at once; 0: the base model only
+    adapter_memory: int = 0  # bytes of all resident adapters on each rank; 0: slots are the limit
+    max_running: int = 64  # sequences
+    max_waiting: int = 1024  # sequences; `add` refuses beyond
+    token_budget: int = 2048  # tokens computed in one step
+    max_chunk: int = 2048  # tokens of one sequence computed in one step
+    slot_patience: int = 64  # steps an adapter is passed over before a slot is drained for it
+    drain_steps: int = 64  # steps a drained slot's sequences have before they are preempted
+    prefix_cache: bool = True  # False: every prompt is computed from its first token
+    fairness: bool = True  # False: first come, first served, among requests of one priority
+
+    def __post_init__(self) -> None:
+        """Refuse limits under which some work could never progress.
+
+        Raises:
+            ValueError: naming the limit.
+        """
+        for name in ("page_size", "max_running", "max_waiting", "slot_patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("num_pages", "num_host_pages", "num_slots", "adapter_memory", "drain_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if self.max_model_len < 2:
+            raise ValueError(f"max_model_len must be at least 2, not {self.max_model_len}")
+        if self.token_budget < self.max_running + self.page_size:
+            raise ValueError(
+                f"token_budget {self.token_budget} is too small: a step must have room for one "
+                f"token of each of max_running={self.max_running} sequences and one page of "
+                f"{self.page_size} tokens, or a prefill could starve behind decodes"
+            )
+        if self.max_chunk < self.page_size:
+            raise ValueError(f"max_chunk must hold a page of {self.page_size} tokens")
+
+    @property
+    def token_limit(self) -> int:
+        """Tokens that the longest sequence may have, prompt and output together."""
+        return min(self.max_model_len, self.num_pages * self.page_size)
+
+    def slot_wait_bound(
+        self, place: int, num_unpinned_slots: int, turn_start: int = 0, *, is_crowded: bool = False
+    ) -> int:
+        """Return the most steps that an adapter waits for a slot.
+
+        `place` is its place in the line when it joined, 1 for the first. `turn_start` is the
+        most steps between a slot's hand-over and the first sequence that runs on it: the load, and
+        the wait for pages and batch room, which are not the slot's doing.
+
+        The first in line has waited at most `slot_patience` steps when a slot must be drained for
+        it. A slot may be drained once its turn has lasted `slot_patience` steps, and its sequences
+        then have `drain_steps` before they are preempted. One slot is drained at a time. With a
+        single slot the foremost running sequence, which is not preempted, is waited for instead.
+        An adapter whose requests are of lower priority than those behind it in line may lose a slot
+        that it could not use for `slot_patience` steps, and then waits anew.
+
+        Where `adapter_memory` may hold fewer adapters than there are slots, `is_crowded`, several
+        may have to go for one, the foremost running sequence's among them.
+        """
+        drains = (self.drain_steps + 1) * (num_unpinned_slots if is_crowded else 1)
+        if num_unpinned_slots == 1:
+            drains = self.token_limit + 1
+        elif is_crowded:
+            drains += self.token_limit
+        return self.slot_patience + place * (turn_start + self.slot_patience + drains)

@@ -1,0 +1,234 @@
+"""Every namespace's pages over one pool for each tier: match, lock, restore, insert, evict, drop.
+
+Owns the locks. A page is reachable in at most one tree. Only what is unlocked is evicted, last
+pages first, so a suffix goes before its prefix. Knows nothing of sequences or slots.
+"""
+
+from cluster.errors import Conflict
+from cluster.scheduler.kv_cache.events import CacheEvents, CacheObserver
+from cluster.scheduler.kv_cache.forest import Forest
+from cluster.scheduler.kv_cache.namespace import Namespace
+from cluster.scheduler.kv_cache.page_pool import PagePool
+from cluster.scheduler.kv_cache.page_tiers import PageTiers
+from cluster.scheduler.kv_cache.radix_tree import Match, Node, PageKey
+from worker.protocol import PageCopy
+
+
+class PrefixCache:
+    """All radix trees; hands out pages and evicts to do so."""
+
+    def __init__(
+        self, num_pages: int, num_host_pages: int = 0, observer: CacheObserver | None = None
+    ) -> None:
+        self._forest = Forest()
+        self._events = CacheEvents(observer)
+        self._tiers = PageTiers(num_pages, num_host_pages, self._forest, self._events)
+        self._device = self._tiers.device
+        self._host = self._tiers.host
+        self.pool: PagePool = self._device.pool
+        self.host_pool: PagePool = self._host.pool
+        self.num_locks = 0  # that callers hold
+        self.num_host_dropped = 0  # host pages freed by drops, in the life of the cache
+
+    @property
+    def num_available(self) -> int:
+        """Device pages that `allocate` could hand out."""
+        return self._device.num_available
+
+    @property
+    def num_unlocked(self) -> int:
+        """Cached device pages that eviction could free now."""
+        return self._device.num_unlocked
+
+    @property
+    def num_locked(self) -> int:
+        """Cached device pages that it could not."""
+        return self._device.num_locked
+
+    @property
+    def num_host_cached(self) -> int:
+        """Cached host pages that eviction could free now."""
+        return self._host.num_unlocked
+
+    @property
+    def num_evicted(self) -> int:
+        """Pages evicted from the device, saved or not, in the life of the cache."""
+        return self._tiers.num_evicted
+
+    @property
+    def num_saved(self) -> int:
+        """Those of them that went to the host."""
+        return self._tiers.num_saved
+
+    @property
+    def num_restored(self) -> int:
+        """Pages that came back from the host."""
+        return self._tiers.num_restored
+
+    @property
+    def num_host_evicted(self) -> int:
+        """Pages that the host dropped to make room."""
+        return self._tiers.num_host_evicted
+
+    def match(self, namespace: Namespace, keys: list[PageKey]) -> Match:
+        """Return the longest cached prefix of the pages `keys`; change nothing."""
+        tree = self._forest.get(namespace)
+        return Match(namespace, None, 0, (), 0) if tree is None else tree.match(keys)
+
+    def lock(self, match: Match, step: int) -> Node:
+        """Keep a matched prefix from eviction; return the node that `unlock` takes.
+
+        Nothing may have been evicted since the match.
+        """
+        node = match.node
+        if node is None:
+            node = self._forest.grow(match.namespace).root
+        elif match.num_node_pages < node.num_pages:
+            node = node.tree.split(node, match.num_node_pages)
+        self.num_locks += 1
+        for above in node.path():
+            self._lock_node(above, step)
+        return node
+
+    def unlock(self, node: Node, step: int) -> None:
+        """Release one lock of `node`; in a dropped namespace, free what nobody else locks."""
+        tree = node.tree
+        self.num_locks -= 1
+        for above in node.path():
+            above.last_use = step
+            above.locks -= 1
+            assert above.locks >= 0, "unlocked more often than locked"
+            if above.locks or above.parent is None:
+                continue
+            tier = self._host if above.is_on_host else self._device
+            tier.unlocked(above)
+            if tree.is_dropped:
+                self._tiers.discard(above, above.num_pages)
+            else:
+                tier.offer(above)
+        self._forest.forget_if_empty(tree)
+
+    def restore(self, node: Node, step: int) -> list[int]:
+        """Bring the path of `node`, which the caller has just locked, wholly onto the device.
+
+        There must be enough pages available. Returns the new device pages in path order.
+        """
+        pages: list[int] = []
+        if not node.is_on_host:
+            return pages  # then nothing above it is
+        on_host = [above for above in node.path() if above.is_on_host]
+        for above in reversed(on_host):
+            above.last_use = step
+            pages += self._tiers.restore(above)
+        return pages
+
+    def insert(
+        self, node: Node, keys: list[PageKey], pages: list[int], step: int
+    ) -> tuple[Node, list[int]]:
+        """Put computed pages below `node`, whose lock the caller has, on the device.
+
+        Returns (the node that the lock is on now, those of `pages` that the tree had on the device
+        already: they are still the caller's). All others are the cache's from here on.
+        """
+        assert not node.is_on_host, "pages were computed behind a prefix that was not restored"
+        end, num_known = node.tree.extend(node, keys, pages)
+        grown: list[Node] = []
+        above = end
+        while above is not node:
+            grown.append(above)
+            assert above.parent is not None, "the new end is not below the old one"
+            above = above.parent
+        done = num_refused = 0
+        for below in reversed(grown):
+            start, done = done, done + below.num_pages
+            if start == num_known:
+                self._device.enter(below)
+                self._events.computed(below)
+            elif below.is_on_host:
+                self._tiers.adopt(below, pages[start:done])
+            else:
+                num_refused = done
+            self._lock_node(below, step)
+        return end, pages[:num_refused]
+
+    def allocate(self, num_pages: int) -> list[int]:
+        """Take device pages, evicting the least recently used as needed."""
+        return self._tiers.allocate(num_pages)
+
+    def note(self, copy: PageCopy) -> None:
+        """Put a copy of the caller's behind those that the cache has noted so far."""
+        self._tiers.note(copy)
+
+    def take_copies(self) -> tuple[PageCopy, ...]:
+        """Return the copies noted since the last call, in the order in which to make them."""
+        return self._tiers.take_copies()
+
+    def drop_adapter(self, adapter: str) -> int:
+        """Make all namespaces of an adapter unreachable; return how many device pages that freed.
+
+        Locked pages are freed when they are unlocked. `num_host_dropped` counts host pages.
+        """
+        num_free, num_host_free = self.pool.num_free, self.host_pool.num_free
+        for tree in self._forest.cut(adapter):
+            self._events.dropped(tree)
+            for node in reversed(list(tree.nodes())):
+                if not node.locks:
+                    self._tiers.of(node).keep(node)
+                    self._tiers.discard(node, node.num_pages)
+        self.num_host_dropped += self.host_pool.num_free - num_host_free
+        return self.pool.num_free - num_free
+
+    def clear(self) -> None:
+        """Forget all that is cached, on both tiers.
+
+        Raises:
+            Conflict: while anybody holds a lock; nothing has changed then.
+        """
+        if self.num_locks:
+            raise Conflict(f"{self.num_locks} running sequences hold cached pages")
+        for adapter in self._forest.adapters():
+            self.drop_adapter(adapter)
+
+    def adapters(self) -> list[str]:
+        """Return the adapters of which something is cached."""
+        return self._forest.adapters()
+
+    def contents(self, observer: CacheObserver) -> None:
+        """Tell a late observer of all that can be found, every page after the one before it.
+
+        The cache must have been made with an observer: only then do pages have names.
+        """
+        self._events.replay(self._forest, observer)
+
+    def _lock_node(self, node: Node, step: int) -> None:
+        node.last_use = step
+        node.locks += 1
+        if node.locks == 1:
+            (self._host if node.is_on_host else self._device).locked(node)
+
+    def check(self, private_pages: list[int], private_host_pages: list[int] | None = None) -> None:
+        """Assert that every page of each tier is free, cached, locked or private, exactly once.
+
+        Private are those that sequences hold outside the trees, and those of locked nodes in
+        dropped namespaces.
+        """
+        nodes = [node for tree in self._forest for node in tree.nodes()]
+        self._device.check([n for n in nodes if not n.is_on_host], private_pages)
+        self._host.check([n for n in nodes if n.is_on_host], private_host_pages or [])
+        for node in nodes:
+            _check_node(node)
+
+
+def _check_node(node: Node) -> None:
+    parent, children = node.parent, node.children.values()
+    assert parent is not None and node.num_pages > 0, "a node without parent or pages"
+    assert parent.children[node.run.keys[node.start]] is node, "a child under a wrong key"
+    assert len(node.keys) == len(node.pages) == node.num_pages, "keys and pages differ in length"
+    assert children or len(node.run.keys) == node.end, "a run goes on below its last node"
+    assert len(node.run.hashes) in (0, len(node.run.keys)), "not one name for each page"
+    assert node.start == 0 or (parent.run is node.run and parent.end == node.start), "a torn run"
+    assert sum(child.locks for child in children) <= node.locks, "a lock goes astray"
+    assert node.locks or node.last_use <= parent.last_use, "prefix older than suffix"
+    assert node.is_on_host or not parent.is_on_host, "a page on the device behind one on the host"
+    num_on_device = sum(not child.is_on_host for child in children)
+    assert node.num_device_children == num_on_device, "device children miscounted"

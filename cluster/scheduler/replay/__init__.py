@@ -1,0 +1,1 @@
+"""The numbered event log of a scheduler, and its replay."""

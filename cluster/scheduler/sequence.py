@@ -1,0 +1,90 @@
+"""The progress of one request, and what it holds in each state.
+
+Held, while another sequence computes its prompt: nothing. Waiting: nothing. Running: pages, one
+prefix lock and one adapter lease, all in `Running`, which exists exactly as long. Finished:
+nothing. `holdings` alone moves a sequence to and from running.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from cluster.request import Request
+from cluster.scheduler.fairness import Flow
+from cluster.scheduler.kv_cache.namespace import Namespace
+from cluster.scheduler.kv_cache.radix_tree import Node, PageKey
+
+
+class Status(Enum):
+    """Where a sequence is in its life."""
+
+    HELD = "held"
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """What outlives a preemption: the tokens so far and what the client has been told."""
+
+    seq_id: int  # 1, 2, 3, ... in order of arrival
+    order: tuple[int, int]  # (priority, seq_id): the smallest goes first, the greatest gives way
+    request: Request
+    flow: Flow
+    namespace: Namespace
+    page_size: int
+    token_limit: int  # prompt and output together
+    tokens: list[int]  # prompt and output; only ever appended to
+    stop_token_ids: frozenset[int]
+    leader: "Sequence | None" = None  # computes the prompt for this one too; None: it does itself
+    status: Status = Status.WAITING
+    num_cached_tokens: int | None = None  # at the first admission; None: never admitted
+    _keys: list[PageKey] = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the client's prompt."""
+        return len(self.request.token_ids)
+
+    def keys(self, num_pages: int) -> list[PageKey]:
+        """Return the keys of the first `num_pages` pages, each cut from the tokens only once."""
+        size = self.page_size
+        assert num_pages * size <= len(self.tokens), "a page of tokens that nobody knows"
+        for page in range(len(self._keys), num_pages):
+            self._keys.append(tuple(self.tokens[page * size : (page + 1) * size]))
+        return self._keys[:num_pages]
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """What a running sequence holds.
+
+    Page table: pages [0, num_kept) are known to the tree; pages [num_kept, ...) are private. Where
+    another sequence's copy was in the tree first, ours is in `duplicates`: still in the page
+    table, because the ranks have it, but private until the end.
+    """
+
+    sequence: Sequence
+    slot: int | None  # None: the base model
+    lock: Node  # ends where page num_kept begins
+    pages: list[int]
+    num_kept: int
+    num_computed: int  # positions whose K/V is in `pages`
+    duplicates: list[int] = field(default_factory=list)
+    is_decoding: bool = False
+    is_ending: bool = False  # ends when the last step in flight that has it is committed
+    is_failed: bool = False  # its logits were not finite: nothing more of it enters the cache
+
+    @property
+    def seq_id(self) -> int:
+        """Arrival number."""
+        return self.sequence.seq_id
+
+    @property
+    def adapter(self) -> str:
+        """Adapter digest, or BASE."""
+        return self.sequence.request.adapter
+
+    def private_pages(self) -> list[int]:
+        """Return the pages that no tree has."""
+        return self.pages[self.num_kept :] + self.duplicates

@@ -1,0 +1,1 @@
+"""A scheduler over a fake rank, for tests and simulations."""

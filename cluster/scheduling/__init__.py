@@ -1,1 +1,0 @@
-"""Every scheduling decision: pure state machines without clock, randomness or I/O."""

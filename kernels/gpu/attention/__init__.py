@@ -1,0 +1,1 @@
+"""Paged attention of prefills and decodes on a GPU."""

@@ -1,0 +1,222 @@
+"""Attention of one new row of each sequence over its pages, the context cut into splits.
+
+Owns the cut: by a sequence's own length alone, so that a row has the same bits in any batch. Knows
+nothing of where pages come from, nor of how K and V got there.
+
+Shapes: T rows, S sequences, P pages, HQ / HK heads, G = HQ / HK, D head_dim.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.attention.online_softmax import LOG2_E, fold_tile, load_tile, tile_positions
+from kernels.gpu.options import OPTIONS
+
+_SPLIT = tl.constexpr(512)  # positions; a multiple of every page size
+_MOST_SPLITS = tl.constexpr(64)  # above these, splits grow instead
+_MERGED_AT_ONCE = tl.constexpr(16)
+_DOT_ROWS = 16  # the fewest rows that tensor cores multiply
+
+
+def num_splits(context_len: int) -> int:
+    """Return how many splits a sequence of so many positions is cut into."""
+    most = _SPLIT.value * _MOST_SPLITS.value
+    size: int = _SPLIT.value * max(1, -(-context_len // most))
+    return -(-context_len // size)
+
+
+def paged_decode(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    rows: Tensor,
+    page_table: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    out: Tensor,
+    max_splits: int,
+) -> None:
+    """Write softmax(scale q k) v of each sequence's last row.
+
+    Flash-Decoding: grid (S, HK, max_splits), one program for the G heads that share a KV head, over
+    one split; programs past a sequence's own splits end at once. A sequence of one split is done
+    with that. Of others each split leaves its normalised sum and the log of its weights, and a
+    second kernel, grid (S, HQ), adds them up in order: sum_i w_i acc_i / sum_i w_i with
+    w_i = 2^(lse_i - max lse). A turn takes one page, whose id the turn before has loaded: with
+    ids loaded where they are used, Triton would not fetch K and V ahead of their use.
+
+    Args:
+        q: [T, HQ, D] float32, float16 or bfloat16; rows and heads may be strided.
+        k_pages: [P, HK, page, D] contiguous, q's dtype; page 16, 32, 64 or 128.
+        v_pages: likewise.
+        rows: [S] int32, the row of `q` and `out` that is the last position of each sequence.
+        page_table: [S, max_pages] int32; what lies past a sequence's pages is not read.
+        context_lens: [S] int32, the row itself included; 0: nothing is read or written.
+        scale: multiplies the scores; positive.
+        out: [T, HQ, D] contiguous, q's dtype, written at `rows` only.
+        max_splits: at least `num_splits` of the longest context; changes no bit.
+    """
+    num_sequences, num_heads, head_dim = rows.shape[0], q.shape[1], q.shape[2]
+    _, num_kv_heads, page_size, _ = k_pages.shape
+    group = num_heads // num_kv_heads
+    assert k_pages.is_contiguous() and v_pages.is_contiguous(), "pages must be contiguous"
+    assert out.is_contiguous() and q.stride(2) == 1 and page_table.stride(1) == 1
+    assert scale > 0, "the greatest score is looked for before the scale is applied"
+    if num_sequences == 0 or max_splits == 0:
+        return
+    # Planes of one split are never used: their sequence writes `out` itself.
+    num_planes = max_splits if max_splits > 1 else 0
+    shape = (num_planes, num_sequences, num_heads)
+    part_acc = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
+    part_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    _attend_split[(num_sequences, num_kv_heads, max_splits)](
+        q,
+        k_pages,
+        v_pages,
+        rows,
+        page_table,
+        context_lens,
+        out,
+        part_acc,
+        part_lse,
+        scale * LOG2_E,
+        q.stride(0),
+        q.stride(1),
+        page_table.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        BLOCK_HEADS=max(_DOT_ROWS, triton.next_power_of_2(group)),
+        PAGE=page_size,
+        HEAD_DIM=head_dim,
+        TILE=tile_positions(page_size, head_dim, q.itemsize),
+        num_warps=4,
+        num_stages=3,
+        **OPTIONS,
+    )
+    if max_splits > 1:
+        _merge_splits[(num_sequences, num_heads)](
+            part_acc,
+            part_lse,
+            rows,
+            context_lens,
+            out,
+            HEAD_DIM=head_dim,
+            num_warps=2,
+            **OPTIONS,
+        )
+
+
+@triton.jit
+def _split_size(length):
+    """Return the positions of one split of a sequence; `num_splits` is its twin."""
+    return _SPLIT * tl.maximum(1, tl.cdiv(length, _SPLIT * _MOST_SPLITS))
+
+
+# Batches differ in these, and a kernel of its own for each kind would be compiled while they wait.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["rows_ptr", "table_ptr", "lengths_ptr"],
+)
+def _attend_split(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    rows_ptr,
+    table_ptr,
+    lengths_ptr,
+    out_ptr,
+    part_acc_ptr,
+    part_lse_ptr,
+    scale,
+    row_stride,
+    head_stride,
+    table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths_ptr + sequence)
+    size = _split_size(length)
+    first = split * size
+    if first >= length:
+        return
+    end = tl.minimum(first + size, length)
+    row = tl.load(rows_ptr + sequence).to(tl.int64)
+    table_ptr += sequence.to(tl.int64) * table_stride
+    page = tl.load(table_ptr + first // PAGE)
+
+    heads, dims = tl.arange(0, BLOCK_HEADS), tl.arange(0, HEAD_DIM)
+    in_group = heads < GROUP
+    heads = kv_head * GROUP + heads
+    q_pointers = q_ptr + row * row_stride + heads[:, None] * head_stride + dims[None, :]
+    q = tl.load(q_pointers, mask=in_group[:, None], other=0.0)
+    largest = tl.full((BLOCK_HEADS,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK_HEADS,), tl.float32)
+    acc = tl.zeros((BLOCK_HEADS, HEAD_DIM), tl.float32)
+    for start in range(first, end, TILE):
+        after = start + TILE
+        next_page = tl.load(table_ptr + after // PAGE, mask=after < end, other=0)
+        k = load_tile(
+            k_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=False
+        )
+        v = load_tile(
+            v_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=False
+        )
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        is_seen = start + tl.arange(0, TILE) < end
+        scores = tl.where(is_seen[None, :], scores, -float("inf"))
+        largest, total, acc = fold_tile(scores, v, largest, total, acc, scale)
+        page = next_page
+
+    acc = acc * tl.div_rn(1.0, total)[:, None]
+    # Decided by the length, not by max_splits: the same sequence never takes the other way.
+    if size >= length:
+        out_pointers = out_ptr + (row * NUM_KV_HEADS * GROUP + heads[:, None]) * HEAD_DIM
+        out_value = acc.to(out_ptr.dtype.element_ty)
+        tl.store(out_pointers + dims[None, :], out_value, mask=in_group[:, None])
+    else:
+        plane = split.to(tl.int64) * tl.num_programs(0) + sequence
+        parts = plane * (NUM_KV_HEADS * GROUP) + heads
+        lse = tl.fma(largest, scale, tl.log2(total))
+        tl.store(part_lse_ptr + parts, lse, mask=in_group)
+        part_pointers = part_acc_ptr + parts[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(part_pointers, acc, mask=in_group[:, None])
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr", "lengths_ptr"])
+def _merge_splits(
+    part_acc_ptr, part_lse_ptr, rows_ptr, lengths_ptr, out_ptr, HEAD_DIM: tl.constexpr
+):
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    num_sequences, num_heads = tl.num_programs(0), tl.num_programs(1)
+    length = tl.load(lengths_ptr + sequence)
+    size = _split_size(length)
+    if length <= size:  # nobody here, or done already
+        return
+    count = tl.cdiv(length, size)
+    plane_size = num_sequences.to(tl.int64) * num_heads
+    first_part = sequence * num_heads.to(tl.int64) + head
+
+    splits, dims = tl.arange(0, _MOST_SPLITS), tl.arange(0, HEAD_DIM)
+    lse_pointers = part_lse_ptr + splits * plane_size + first_part
+    all_lse = tl.load(lse_pointers, mask=splits < count, other=-float("inf"))
+    largest = tl.max(all_lse, 0)
+    total = tl.sum(tl.exp2(all_lse - largest), 0)
+    acc = tl.zeros((HEAD_DIM,), tl.float32)
+    for start in range(0, count, _MERGED_AT_ONCE):
+        some = start + tl.arange(0, _MERGED_AT_ONCE)
+        parts = some * plane_size + first_part
+        is_there = some < count
+        lse = tl.load(part_lse_ptr + parts, mask=is_there, other=-float("inf"))
+        part_pointers = part_acc_ptr + parts[:, None] * HEAD_DIM + dims[None, :]
+        part = tl.load(part_pointers, mask=is_there[:, None], other=0.0)
+        acc += tl.sum(part * tl.exp2(lse - largest)[:, None], 0)
+    row = tl.load(rows_ptr + sequence).to(tl.int64)
+    out_pointers = out_ptr + (row * num_heads + head) * HEAD_DIM + dims
+    tl.store(out_pointers, tl.div_rn(acc, total).to(out_ptr.dtype.element_ty))

@@ -1,0 +1,193 @@
+"""Causal attention of runs of rows over their sequences' pages.
+
+Owns the cut of a step's rows into blocks, which decides speed only: every row is summed from its
+sequence's first page on, tile by tile, whatever block it lies in. Knows nothing of where pages come
+from, nor of how K and V got there.
+
+Shapes: T rows, N blocks, S sequences, P pages, HQ / HK heads, G = HQ / HK, D head_dim.
+"""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.attention.online_softmax import LOG2_E, fold_tile, load_tile, tile_positions
+from kernels.gpu.options import OPTIONS
+
+_DOT_ROWS = 128  # query rows times heads: two warp groups of 64, the most that does not spill
+
+
+def block_rows(group: int, head_dim: int) -> int:
+    """Return how many rows of one sequence one program takes, with `group` heads of each."""
+    assert head_dim <= 128, "sums of more dimensions do not fit the registers"
+    return max(1, _DOT_ROWS // group)
+
+
+def cut_prefill(
+    first_rows: Sequence[int],
+    num_rows: Sequence[int],
+    context_lens: Sequence[int],
+    rows_each: int,
+) -> list[tuple[int, int, int, int]]:
+    """Cut each sequence's rows into blocks, those that read the most positions first.
+
+    Args:
+        first_rows: where each sequence's rows begin in q and out.
+        num_rows: of each sequence; 0: it has no block.
+        context_lens: positions of each sequence up to its last row, that included.
+        rows_each: rows of a block, from `block_rows`.
+
+    Returns:
+        (sequence index, first row, rows, position of the first row) of each block.
+    """
+    blocks = []
+    runs = zip(first_rows, num_rows, context_lens, strict=True)
+    for sequence, (first_row, count, context_len) in enumerate(runs):
+        position = context_len - count
+        for done in range(0, count, rows_each):
+            rows = min(rows_each, count - done)
+            blocks.append((sequence, first_row + done, rows, position + done))
+    # Programs start in this order: a long one that starts last would keep the GPU waiting.
+    blocks.sort(key=lambda block: (-(block[2] + block[3]), block[0], block[1]))
+    return blocks
+
+
+def paged_prefill(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    blocks: Tensor,
+    page_table: Tensor,
+    scale: float,
+    out: Tensor,
+) -> None:
+    """Write softmax(scale q k) v of each row, over its sequence's positions up to its own.
+
+    FlashAttention-2 with rows and grouped heads packed into one tile: grid (N HK), all heads of the
+    first block first. Positions that every row of the block sees are folded without masks, then
+    those at the diagonal with them; either way rounds alike (kernels.gpu.attention.online_softmax).
+    Page ids are carried from turn to turn, as in decode.
+
+    Args:
+        q: [T, HQ, D] float16 or bfloat16, or float32, for which there are no matrix instructions
+            of enough digits: right, but slow; rows and heads may be strided.
+        k_pages: [P, HK, page, D] contiguous, q's dtype, finite at every position up to the rows'
+            own; page 16, 32, 64 or 128.
+        v_pages: likewise.
+        blocks: [N, 4] int32, as `cut_prefill` made them; one of 0 rows does nothing.
+        page_table: [S, max_pages] int32; what lies past a sequence's pages is not read.
+        scale: multiplies the scores; positive.
+        out: [T, HQ, D] contiguous, q's dtype, written at the blocks' rows only.
+    """
+    num_heads, head_dim = q.shape[1], q.shape[2]
+    _, num_kv_heads, page_size, _ = k_pages.shape
+    group = num_heads // num_kv_heads
+    assert k_pages.is_contiguous() and v_pages.is_contiguous(), "pages must be contiguous"
+    assert out.is_contiguous() and q.stride(2) == 1 and page_table.stride(1) == 1
+    assert blocks.is_contiguous(), "blocks must be contiguous"
+    assert scale > 0, "the greatest score is looked for before the scale is applied"
+    if blocks.shape[0] == 0:
+        return
+    rows_each = block_rows(group, head_dim)
+    _attend_block[(blocks.shape[0] * num_kv_heads,)](
+        q,
+        k_pages,
+        v_pages,
+        blocks,
+        page_table,
+        out,
+        scale * LOG2_E,
+        q.stride(0),
+        q.stride(1),
+        page_table.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        BLOCK=max(_DOT_ROWS, triton.next_power_of_2(rows_each * group)),
+        PAGE=page_size,
+        HEAD_DIM=head_dim,
+        TILE=tile_positions(page_size, head_dim, q.itemsize),
+        num_warps=8,
+        num_stages=3,
+        **OPTIONS,
+    )
+
+
+# Batches differ in these, and a kernel of its own for each kind would be compiled while they wait.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["blocks_ptr", "table_ptr"],
+)
+def _attend_block(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    blocks_ptr,
+    table_ptr,
+    out_ptr,
+    scale,
+    row_stride,
+    head_stride,
+    table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    blocks_ptr += tl.program_id(0) // NUM_KV_HEADS * 4
+    sequence, first_row = tl.load(blocks_ptr), tl.load(blocks_ptr + 1)
+    num_rows, first_position = tl.load(blocks_ptr + 2), tl.load(blocks_ptr + 3)
+    if num_rows == 0:
+        return
+    table_ptr += sequence.to(tl.int64) * table_stride
+    page = tl.load(table_ptr)
+
+    # What may pass 2^31 is one number for the block: registers are short at the end of the loops.
+    q_ptr += first_row.to(tl.int64) * row_stride + kv_head * GROUP * head_stride
+    out_ptr += (first_row.to(tl.int64) * NUM_KV_HEADS + kv_head) * (GROUP * HEAD_DIM)
+    at, dims = tl.arange(0, BLOCK), tl.arange(0, HEAD_DIM)
+    block_row, head = at // GROUP, at % GROUP
+    is_row = (block_row < num_rows)[:, None]
+    q_offsets = block_row * row_stride + head * head_stride
+    q = tl.load(q_ptr + q_offsets[:, None] + dims[None, :], mask=is_row, other=0.0)
+    largest = tl.full((BLOCK,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    acc = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+
+    end = first_position + num_rows
+    end_seen = (first_position + 1) // TILE * TILE  # of the tiles that every row sees whole
+    for start in range(0, end_seen, TILE):
+        after = start + TILE
+        next_page = tl.load(table_ptr + after // PAGE, mask=after < end, other=0)
+        k = load_tile(
+            k_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=True
+        )
+        v = load_tile(
+            v_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=True
+        )
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        largest, total, acc = fold_tile(scores, v, largest, total, acc, scale)
+        page = next_page
+    for start in range(end_seen, end, TILE):
+        after = start + TILE
+        next_page = tl.load(table_ptr + after // PAGE, mask=after < end, other=0)
+        k = load_tile(
+            k_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=False
+        )
+        v = load_tile(
+            v_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=False
+        )
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        is_seen = start + tl.arange(0, TILE)[None, :] <= (first_position + block_row)[:, None]
+        scores = tl.where(is_seen, scores, -float("inf"))
+        largest, total, acc = fold_tile(scores, v, largest, total, acc, scale)
+        page = next_page
+
+    acc = acc * tl.div_rn(1.0, total)[:, None]
+    out_offsets = (block_row * NUM_KV_HEADS * GROUP + head) * HEAD_DIM
+    out_pointers = out_ptr + out_offsets[:, None] + dims[None, :]
+    tl.store(out_pointers, acc.to(out_ptr.dtype.element_ty), mask=is_row)

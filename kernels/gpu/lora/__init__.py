@@ -1,0 +1,1 @@
+"""LoRA and DoRA on the rows of a batch on a GPU."""

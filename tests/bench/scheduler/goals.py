@@ -1,0 +1,67 @@
+"""What the scheduler should reach, and whether it did."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.bench.scheduler.cases import Kind
+from tests.bench.scheduler.core import Sample
+from tests.bench.scheduler.rounds import Row
+from tests.bench.scheduler.side import OURS, PEER
+
+TIMES_PEER = 3.0  # plan + commit, over the C++ core's, at batch 64 and 256
+STEP_MICROSECONDS = 1000.0  # plan + encode + commit of 256 decodes
+HIT_MICROSECONDS = 300.0  # a whole request of 1,024 tokens that are in the cache
+TIMES_SMALLEST = 1.5  # the largest size over the smallest
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A limit and what was measured."""
+
+    name: str
+    limit: float
+    measured: float
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the median is within the limit."""
+        return self.measured <= self.limit
+
+
+def calls(sample: Sample) -> float:
+    """Return the time in the scheduler alone."""
+    return sample.calls
+
+
+def whole(sample: Sample) -> float:
+    """Return the time in the scheduler and on the way from and to it."""
+    return sample.whole
+
+
+def check_goals(rows: list[Row], families: list[list[Row]]) -> list[Goal]:
+    """Return the goals whose cases were measured."""
+    goals: list[Goal] = []
+    for size in (64, 256):
+        for row in _find(rows, "decode", size):
+            if PEER in row.samples:
+                name = f"{row.case.name}: ours over {PEER}"
+                goals.append(Goal(name, TIMES_PEER, row.ratio(calls).median))
+    goals += _within(_find(rows, "decode", 256), whole, STEP_MICROSECONDS)
+    goals += _within(_find(rows, "hit", 1024), calls, HIT_MICROSECONDS)
+    for family in families:
+        first, last = family[0], family[-1]
+        times = last.spread(OURS, calls).median / first.spread(OURS, calls).median
+        name = f"{last.case.name}: over {first.case.size:,}"
+        goals.append(Goal(name, TIMES_SMALLEST, times))
+    return goals
+
+
+def _find(rows: list[Row], kind: Kind, size: int) -> list[Row]:
+    return [row for row in rows if row.case.kind == kind and row.case.size == size]
+
+
+def _within(rows: list[Row], what: Callable[[Sample], float], limit: float) -> list[Goal]:
+    return [
+        Goal(f"{row.case.name}: us, {what.__name__}", limit, row.spread(OURS, what).median)
+        for row in rows
+    ]

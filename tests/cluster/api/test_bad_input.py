@@ -1,0 +1,246 @@
+"""Hostile and mistaken calls: the status, the reason and the parameter's name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from cluster.router.testing.fake_scheduler import FakeScheduler
+from tests.patience import PATIENCE
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that posts a body and returns (status, error object)."""
+    limits = {"max_body_bytes": 200_000, "max_prompts": 4, "max_choices": 3, "max_answers": 5}
+    serving = serve_once(FakeScheduler(), **limits)
+
+    def send(path: str, **content: Any) -> tuple[int, dict[str, Any]]:
+        reply = httpx.post(serving.url + path, timeout=PATIENCE, **content)
+        assert not serving.schedulers[0].submitted
+        return reply.status_code, reply.json()["error"]
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "reason"),
+    [
+        ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
+        ({"temperature": "hot"}, "temperature", "valid number"),
+        ({"temperature": True}, "temperature", "valid number"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"top_k": -2}, "top_k", "greater than or equal to -1"),
+        ({"min_p": 1.5}, "min_p", "less than or equal to 1"),
+        ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
+        ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
+        ({"max_tokens": 1000}, "max_tokens", "context length is 256 tokens, but 10"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "over max_tokens, 8"),
+        ({"seed": 2**64}, "seed", "less than or equal to"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16 strings, not 17"),
+        ({"stop": ""}, "stop", "1 to 1024 characters"),
+        ({"stop": [1]}, "stop", "a string or a list of strings"),
+        ({"stop": {"a": 1}}, "stop", "a string or a list of strings"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids", "token 1000000 is not in the vocabulary"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "token -1 is not in the vocabulary"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "'a' is not a token id"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1", "less than or equal to 100"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "not in the vocabulary"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
+        ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            "is not supported",
+        ),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 4}, "n", "at most 3, not 4"),
+        ({"n": True}, "n", "valid integer"),
+        ({"best_of": 2}, "best_of", "is not supported"),
+        ({"priority": 2**31}, "priority", "less than or equal to 2147483647"),
+        ({"priority": -(2**31) - 1}, "priority", "greater than or equal to -2147483648"),
+        ({"priority": 0.5}, "priority", "valid integer"),
+        ({"tools": [{"type": "function"}]}, "tools", "is not supported"),
+        ({"tool_choice": "required"}, "tool_choice", "is not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "is not supported"),
+        ({"echo": True}, "echo", "is not supported"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "is not supported"),
+        ({"temprature": 1}, "temprature", "is not a known parameter"),
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({"messages": [{"role": "king", "content": "a"}]}, "messages.0.role", "'system'"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "a string or a list of text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content",
+            "only parts of type text",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
+            "messages.0.tool_calls",
+            "is not supported",
+        ),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "no tools here"),
+        ({"chat_template_kwargs": {"tokenize": 1}}, "chat_template_kwargs", "cannot be set"),
+        (
+            {"add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+            "cannot be together",
+        ),
+        ({"model": None}, "model", "valid string"),
+    ],
+)
+def test_a_bad_chat_parameter_is_refused_by_name(
+    post: Callable[..., Any], change: dict[str, Any], param: str, reason: str
+) -> None:
+    status, error = post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO} | change)
+    assert status == 400
+    assert error["param"] == param
+    assert reason in error["message"]
+    assert param in error["message"] or param in ("max_tokens", "messages")
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ("", "must not be empty"),
+        ([], "1 to 4 prompts"),
+        ([[]], "must be a string"),
+        (["a", ""], "must not be empty"),
+        (["a"] * 5, "1 to 4 prompts in one call, not 5"),
+        (["a", 1], "must be a string"),
+        ([True], "must be a string"),
+        ({"text": "a"}, "must be a string"),
+        (None, "must be a string"),
+        ([5, 10**9], "token 1000000000 is not in the vocabulary"),
+        ([[5], [-1]], "token -1 is not in the vocabulary"),
+        ([5] * 256, "context length is 256 tokens, but the prompt alone has 256"),
+        ("a" * 100_000, "a prompt of 100000 characters cannot fit"),
+    ],
+)
+def test_a_bad_prompt_is_refused_with_the_reason(
+    post: Callable[..., Any], prompt: Any, reason: str
+) -> None:
+    status, error = post("/v1/completions", json={"model": "tiny", "prompt": prompt})
+    assert status == 400
+    assert error["param"] == "prompt"
+    assert reason in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "reason"),
+    [
+        ({"n": 4}, "n", "at most 3, not 4"),
+        ({"best_of": 4}, "best_of", "at most 3, not 4"),
+        ({"best_of": 0}, "best_of", "greater than or equal to 1"),
+        ({"best_of": "2"}, "best_of", "valid integer"),
+        ({"n": 3, "best_of": 2}, "best_of", "2 is less than n, 3"),
+        ({"best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
+        ({"n": 2, "best_of": 3, "stream": True}, "best_of", "cannot be streamed"),
+        ({"n": 3, "prompt": ["a", "b"]}, "n", "2 prompts with 3 answers each are over the limit"),
+        ({"best_of": 3, "prompt": ["a", "b"]}, "best_of", "over the limit of 5 answers"),
+    ],
+)
+def test_a_bad_number_of_choices_is_refused_by_name(
+    post: Callable[..., Any], change: dict[str, Any], param: str, reason: str
+) -> None:
+    status, error = post("/v1/completions", json={"model": "tiny", "prompt": "a"} | change)
+    assert (status, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param}: ")
+    assert reason in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"nonsense",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"model": "tiny", "messages": "\\ud800"}',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "top_p": NaN}',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "min_p": 1e999}',
+        b" " * 200_001,
+    ],
+)
+def test_a_malformed_body_is_a_400(post: Callable[..., Any], body: bytes) -> None:
+    status, error = post("/v1/chat/completions", content=body)
+    assert status == 400
+    assert error["type"] == "invalid_request_error"
+
+
+def test_parameters_that_ask_for_nothing_are_accepted(serve: Callable[..., Any]) -> None:
+    serving = serve(FakeScheduler())
+    neutral: Any = {
+        "n": 1, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"},
+        "user": "someone", "metadata": {"a": "b"}, "store": False, "best_of": 1, "echo": False,
+        "suffix": None, "top_k": -1, "stop": None, "logprobs": False, "service_tier": "auto",
+        "priority": 0,
+    }  # fmt: skip
+    reply = httpx.post(
+        f"{serving.url}/v1/chat/completions",
+        json={"model": "tiny", "messages": HELLO, "max_tokens": 2} | neutral,
+    )
+    assert reply.status_code == 200
+
+
+def test_an_unknown_model_is_openais_not_found(serve: Callable[..., Any]) -> None:
+    serving = serve(FakeScheduler())
+    with pytest.raises(openai.NotFoundError) as caught:
+        serving.client().chat.completions.create(model="nobody", messages=HELLO)
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        serving.client().models.retrieve("nobody")
+
+
+def test_bad_parameters_are_openais_bad_request(serve: Callable[..., Any]) -> None:
+    serving = serve(FakeScheduler())
+    with pytest.raises(openai.BadRequestError, match="n: at most 16, not 17"):
+        serving.client().chat.completions.create(model="tiny", messages=HELLO, n=17)
+
+
+def test_unknown_routes_have_the_same_shape(serve: Callable[..., Any]) -> None:
+    serving = serve(FakeScheduler())
+    missing = httpx.post(f"{serving.url}/v1/embeddings", json={})
+    wrong = httpx.get(f"{serving.url}/v1/chat/completions")
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert missing.json()["error"]["type"] == "not_found_error"
+    assert "GET /v1/chat/completions" in wrong.json()["error"]["message"]
+
+
+def test_an_unexpected_failure_is_a_500_of_the_same_shape(serve: Callable[..., Any]) -> None:
+    serving = serve(FakeScheduler())
+
+    async def break_down(name: str) -> None:
+        raise KeyError(name)
+
+    serving.backend.resolve = break_down
+    with pytest.raises(openai.InternalServerError) as caught:
+        serving.client().chat.completions.create(model="other", messages=HELLO)
+    assert caught.value.type == "server_error"
+    assert serving.router.num_in_flight == 0
+
+
+def test_a_request_id_is_honoured_but_not_trusted(serve: Callable[..., Any]) -> None:
+    serving = serve(FakeScheduler())
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 1}
+    for given, kept in (("job-7", "job-7"), ("a b<script>", "abscript"), ("x" * 99, "x" * 64)):
+        reply = httpx.post(
+            f"{serving.url}/v1/completions", json=body, headers={"X-Request-Id": given}
+        )
+        assert reply.headers["X-Request-Id"] == kept
+        assert reply.json()["id"] == f"cmpl-{kept}"
+    assert len(httpx.get(f"{serving.url}/version").headers["X-Request-Id"]) == 32
+    ids = [request.request_id for request in serving.schedulers[0].submitted]
+    assert len(set(ids)) == 3

@@ -1,0 +1,360 @@
+"""A small cluster under random traffic: requests that come, leave and run out of time.
+
+Processes end and come back. After every rule, and when all is quiet, it is seen that the books
+agree with each other and with what was told, that every request got what it must, and that nothing
+is left of what went. Knows nothing of how adapters come and go.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from cluster.adapters.records import UnloadResult
+from cluster.errors import NotFound
+from cluster.request import BASE
+from tests.cluster.engine import life_world
+from tests.cluster.engine.life_model import BY_DIGEST, DIGESTS, SIZE, UNUSABLE, Catalogue, Disk
+from tests.cluster.engine.life_ranks import Clock, Launcher, turns
+from tests.cluster.engine.life_visits import Visit, Wish
+from tests.cluster.engine.life_world import MAX_WAITING, Replica
+from tests.patience import PATIENCE
+
+FOLDERS = ("one", "two", "three", "four")
+NAMES = ("a", "b", "c", "lazy")
+
+choices = st.integers(0, 1000)  # of one among those that there are
+wishes = st.builds(
+    Wish,
+    name=st.sampled_from([*NAMES, *NAMES, BASE]),
+    prompt=st.integers(1, 18).map(lambda length: tuple(range(3, 3 + length))),
+    num_choices=st.sampled_from([1, 1, 1, 2, 3]),
+    num_tokens=st.integers(1, 16),
+    delay=st.sampled_from([0, 0, 0, 5, 40]),
+    stays=st.sampled_from([99, 99, 99, 0, 1, 4]),
+    salt=st.sampled_from(["", "", "s"]),
+)
+
+
+class Traffic(RuleBasedStateMachine):
+    """One pool actor, up to two schedulers, four directories, and many requests."""
+
+    num_operations = 0  # of all examples
+    seen: set[str] = set()  # that something of each kind has happened in some example
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp())
+        self.loop = Clock()
+        self.disk = Disk(self.root)
+        self.visits: list[tuple[Visit, asyncio.Task[None]]] = []
+        self.accepted: set[str] = set()  # ids of requests that a scheduler had after some rule
+        self.ended: list[Visit] = []
+        self.unloading: list[tuple[asyncio.Task[UnloadResult], set[str]]] = []
+        self.paths: dict[str, set[str]] = {}  # where content ever came from
+        self.shaky: set[str] = set()  # content whose directory changed while it might be read
+        self.num_requests = 0
+        self.num_thirties = 0
+
+    def run(self, work: Coroutine[Any, Any, Any], patience: int = 4) -> Any:
+        """Do something while the traffic goes on."""
+        type(self).num_operations += 1
+
+        async def do() -> Any:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    return await work
+            finally:
+                await turns(patience)
+                self._note()
+
+        return self.loop.run_until_complete(do())
+
+    @initialize(
+        num_slots=st.integers(2, 3),
+        num_sizes=st.integers(1, 5),
+        num_pages=st.integers(10, 24),
+        load_turns=st.sampled_from([0, 3, 30]),
+        num_replicas=st.integers(1, 2),
+    )
+    def start(
+        self, num_slots: int, num_sizes: int, num_pages: int, load_turns: int, num_replicas: int
+    ) -> None:
+        budget = num_sizes * SIZE
+        self.make_launcher = lambda: Launcher(num_slots, num_pages, load_turns, BY_DIGEST, UNUSABLE)
+        self.catalogue = Catalogue(num_slots - 1, budget)
+        self.pool, self.actor = life_world.make_pool(budget, num_slots)
+        self.replicas: list[Replica] = []
+        for content, folder in enumerate(FOLDERS):
+            self.disk.write(folder, content)
+        self.run(self._start(num_replicas))
+        self.catalogue.copy(self.pool.record("lazy"))
+
+    async def _start(self, num_replicas: int) -> None:
+        await self.actor.start({"lazy": self.disk.path("four")})
+        for number in range(num_replicas):
+            await self._attach(str(number))
+
+    async def _attach(self, name: str) -> None:
+        replica = Replica(name, self.make_launcher(), self.actor)
+        await replica.start()
+        await self.actor.attach(replica.address)
+        self.replicas.append(replica)
+
+    # Requests.
+
+    def ask(self, wishes: Iterable[Wish], choice: int) -> list[Visit]:
+        """Begin requests, and see what each name is resolved to."""
+        made = []
+        for wish in wishes:
+            self.num_requests += 1
+            replica = self.replicas[(choice + self.num_requests) % len(self.replicas)]
+            visit = Visit(wish, f"r{self.num_requests}", replica)
+            self.visits.append((visit, self.loop.create_task(visit.run(self.actor))))
+            made.append(visit)
+        if sum(visit.wish.num_choices for visit, _ in self.visits) > MAX_WAITING:
+            for visit, _ in self.visits:
+                visit.excuses.add("crowded")
+        type(self).num_operations += len(made) - 1
+        # Whoever waits for a directory that is being read hears of its end a turn later.
+        unread = {visit for visit in made if self.is_open(visit.wish.name)}
+        self.run(turns(1), 0)
+        for visit in made:
+            if visit not in unread:
+                self._check_resolved(visit)
+        return made
+
+    def _check_resolved(self, visit: Visit) -> None:
+        entry = self.catalogue.names.get(visit.wish.name)
+        if visit.wish.name == BASE:
+            assert visit.resolved is visit.refusal is None
+        elif entry is None:
+            assert isinstance(visit.refusal, NotFound)
+        else:
+            assert visit.resolved is not None
+            assert visit.resolved.version in entry.shares
+            digest = visit.resolved.digest
+            assert digest == entry.digests[visit.resolved.version]
+            visit.needs_disk = bool(self.pool.missing(digest)) and not visit.replica.has(digest)
+
+    @rule(wish=wishes, choice=choices)
+    def begin_a_request(self, wish: Wish, choice: int) -> None:
+        self.ask([wish], choice)
+
+    @rule(wishes=st.lists(wishes, min_size=2, max_size=12), choice=choices)
+    def begin_some_requests(self, wishes: list[Wish], choice: int) -> None:
+        self.ask(wishes, choice)
+
+    @rule(count=st.integers(1, 80))
+    def let_all_go_on(self, count: int) -> None:
+        self.run(turns(count))
+
+    @rule(choice=choices)
+    def disconnect_a_router(self, choice: int) -> None:
+        replica = self.replicas[choice % len(self.replicas)]
+        for visit, _ in self.visits:
+            if visit.replica is replica:
+                visit.excuses.add("lost")
+        replica.client.close("the router has gone")
+        self.run(replica.connect())
+        self.seen.add("disconnected")
+
+    @rule()
+    def let_deadlines_pass(self) -> None:
+        self.run(turns(20))  # no connection is being opened then
+        if not all(replica.is_up for replica in self.replicas):
+            return
+        for visit, _ in self.visits:
+            if visit.replica.timeout is not None:
+                visit.excuses.add("expired")
+        self.loop.ahead += life_world.REQUEST_TIMEOUT + 1
+        self.run(turns(3))
+
+    def is_open(self, name: str) -> bool:
+        entry = self.catalogue.names.get(name)
+        return entry is not None and None in entry.digests.values()
+
+    # Processes.
+
+    @rule(choice=choices, where=st.sampled_from(["now", "step", "load"]))
+    def kill_a_rank(self, choice: int, where: str) -> None:
+        replica = self.replicas[choice % len(self.replicas)]
+        if not replica.is_up:
+            return
+        rank = replica.launcher.ranks[choice % 2]
+        if where == "now":
+            rank.die()
+        else:
+            rank.fails_next = where
+        self.run(turns(choice % 30))
+        if rank.is_dead and where != "load":
+            self.seen.add("killed")
+
+    @rule(choice=choices, crashes=st.booleans(), comes_back=st.booleans())
+    def replace_a_scheduler(self, choice: int, crashes: bool, comes_back: bool) -> None:
+        replica = self.replicas.pop(choice % len(self.replicas))
+        self.run(self._end_replica(replica, crashes))
+        if comes_back or not self.replicas:
+            self.run(self._attach(replica.name))
+            self.seen.add("replaced")
+        else:
+            self.seen.add("away")
+
+    async def _end_replica(self, replica: Replica, crashes: bool) -> None:
+        if not crashes:
+            await self.actor.detach(replica.name)
+        await replica.close()
+        if crashes:
+            await turns(3)
+            await self.actor.detach(replica.name)
+
+    @precondition(lambda self: len(self.replicas) < 2)
+    @rule()
+    def add_a_scheduler(self) -> None:
+        self.run(self._attach("0" if self.replicas[0].name == "1" else "1"))
+
+    # What must hold.
+
+    def unload_all(self, names: Sequence[str], force: bool, patience: int) -> None:
+        """Take names out of the catalogue at once."""
+        raise NotImplementedError
+
+    def _note(self) -> None:
+        """Keep track of what explains the errors of requests."""
+        if not hasattr(self, "catalogue"):
+            return
+        for record in self.pool.records():
+            if self.is_open(record.name):
+                self.catalogue.copy(record)
+            for version in record.versions:
+                if version.digest is not None:
+                    self.paths.setdefault(version.digest, set()).add(version.path)
+        known, left = self.catalogue.known, []
+        for visit, task in self.visits:
+            if visit.digest is not None:
+                if visit.digest == UNUSABLE:
+                    visit.excuses.add("unusable")
+                if visit.digest not in known and visit.request_id not in self.accepted:
+                    visit.excuses.add("late")
+                if visit.digest in self.shaky or self._is_bad(visit.digest):
+                    visit.excuses.add("disk")
+            if visit.is_accepted:
+                self.accepted.add(visit.request_id)
+            if task.done():
+                task.result()
+                self.ended.append(visit)
+            else:
+                left.append((visit, task))
+        self.visits = left
+        if not life_world.reads(self.actor):
+            self.shaky.clear()
+
+    def _is_bad(self, digest: str) -> bool:
+        """Whether content can perhaps not be read."""
+        paths = {
+            version.path
+            for record in self.pool.records()
+            for version in record.versions
+            if version.digest == digest
+        }
+        if paths:
+            return not any(self.disk.holds(path, digest) for path in paths)
+        return not all(self.disk.holds(path, digest) for path in self.paths.get(digest, ()))
+
+    @invariant()
+    def all_books_agree(self) -> None:
+        if not hasattr(self, "catalogue"):
+            return
+        self.pool.check()
+        for replica in self.replicas:
+            replica.check()
+            if replica.launcher.was_killed_in_load:
+                self.seen.add("killed in a load")
+        records = self.pool.records()
+        assert [record.name for record in records] == sorted(self.catalogue.names)
+        for record in records:
+            assert self.is_open(record.name) or self.catalogue.is_as(record)
+        assert tuple(one.digest for one in self.pool.pinned()) == self.catalogue.pinned
+        while self.ended:
+            self._check_visit(self.ended.pop())
+
+    def _check_visit(self, visit: Visit) -> None:
+        visit.check()
+        self.seen.update(visit.reasons)
+        if visit.is_submitted and not visit.errors:
+            self.seen.add("aborted" if visit.is_aborted else "whole")
+            if visit.needs_disk:
+                self.seen.add("read again")
+
+    @rule()
+    def let_all_end_and_look_what_is_left(self) -> None:
+        self.run(self._end_visits())
+        self.all_books_agree()
+        self.run(self._end_unloads())
+        self.run(self._look())
+        digests = set(DIGESTS.values())
+        known = {digest for digest in digests if life_world.is_known(self.pool, digest)}
+        assert known == self.catalogue.known, "content is known that no name points at, or not"
+        life_world.check_memory(self.pool)
+
+    async def _end_visits(self) -> None:
+        await asyncio.gather(*(task for _, task in self.visits))
+
+    async def _end_unloads(self) -> None:
+        while self.unloading:
+            task, digests = self.unloading.pop()
+            try:
+                result = await task
+            except NotFound:
+                assert not digests, "it was there"
+                continue
+            self._check_freed(result, digests)
+
+    def _check_freed(self, result: UnloadResult, digests: set[str]) -> None:
+        freed = {one.digest: one for one in result.freed}
+        assert digests <= {*freed, *result.shared} and not freed.keys() & set(result.shared)
+        happened = {
+            "unloaded": any(one.forgotten for one in result.freed),
+            "revived": not all(one.forgotten for one in result.freed),
+            "freed pages": any(one.pages for one in result.freed),
+            "freed a slot": any(one.slots for one in result.freed),
+            "shared": result.shared,
+        }
+        self.seen.update(name for name, has in happened.items() if has)
+
+    async def _look(self) -> None:
+        await life_world.check_pool_rest(self.pool, self.actor)
+        for replica in self.replicas:
+            await replica.check_rest(self.catalogue.known, self.catalogue.pinned)
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "catalogue"):
+                self.let_all_end_and_look_what_is_left()
+                self.unload_all(sorted(self.catalogue.names), False, 4)
+                self.let_all_end_and_look_what_is_left()
+                assert self.pool.records() == ()
+        finally:
+            self.loop.run_until_complete(self._close())
+            self.loop.close()
+            shutil.rmtree(self.root)
+
+    async def _close(self) -> None:
+        if hasattr(self, "catalogue"):
+            for replica in self.replicas:
+                await replica.close()
+            await self.actor.close()
+            await turns(20)
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not tasks, f"left over: {tasks}"

@@ -1,0 +1,228 @@
+"""A whole small cluster on one event loop: one real pool actor, real scheduler shells, fake ranks.
+
+Everything between them goes over real sockets. Owns every look at what they keep to themselves.
+Knows nothing of what is asked of the cluster.
+"""
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+from cluster.adapters.adapter import Adapter
+from cluster.adapters.catalog import AdapterCatalog
+from cluster.adapters.pins import Limits
+from cluster.adapters.service.actor import AdapterPoolActor, AdapterPoolConfig
+from cluster.adapters.shards import RankMemory
+from cluster.engine.engine import Engine, EngineConfig
+from cluster.engine.server import RouterConnection
+from cluster.engine.supervisor import SupervisorConfig
+from cluster.errors import NotFound
+from cluster.messages import SchedulerAddress, Status
+from cluster.router.engine_client import EngineClient
+from cluster.scheduler.config import SchedulerConfig
+from cluster.scheduler.kv_cache.namespace import Namespace
+from cluster.scheduler.replay.recorder import AnyScheduler
+from tests.cluster.adapters.tiny import LIMITS, MODEL
+from tests.cluster.engine.life_ranks import PAGE_SIZE, TP, Handle, Launcher, turns
+from tests.patience import PATIENCE
+
+MAX_WAITING = 8  # sequences
+READ_THREADS = 2
+FOREVER = 1e6  # seconds: what ends here ends for a reason
+REQUEST_TIMEOUT = 100.0  # seconds, of replica "0" alone
+
+
+class Replica:
+    """One scheduler shell, its ranks, and the router's line to it."""
+
+    def __init__(self, name: str, launcher: Launcher, pool: AdapterPoolActor) -> None:
+        self.name = name
+        self.launcher = launcher
+        self.timeout = REQUEST_TIMEOUT if name == "0" else None
+        scheduler = SchedulerConfig(
+            base_digest="b",
+            num_pages=0,
+            page_size=PAGE_SIZE,
+            max_model_len=40,
+            num_slots=launcher.num_slots,
+            max_running=6,
+            max_waiting=MAX_WAITING,
+            token_budget=16,
+            max_chunk=8,
+            slot_patience=4,
+            drain_steps=3,
+        )
+        config = EngineConfig(
+            replica=name,
+            ranks=SupervisorConfig(
+                scheduler=scheduler,
+                start_timeout=FOREVER,
+                step_timeout=FOREVER,
+                restart_delay=0.01,
+            ),
+            request_timeout=self.timeout,
+        )
+        self.shell = Engine(config, launcher, pool)
+        self.client: EngineClient
+        self.address: SchedulerAddress
+
+    async def start(self) -> None:
+        """Bring it up, and the router's line to it."""
+        self.address = await self.shell.start("127.0.0.1")
+        await self.connect()
+        while not (await self.client.status()).ready:
+            await turns(5)
+
+    async def connect(self) -> None:
+        """Open a new line of the router."""
+        self.client = await EngineClient.connect(self.address, lambda: None)
+
+    async def close(self) -> None:
+        """End it, and the router's line with it."""
+        self.launcher.num_troubles += 1
+        await self.shell.close()
+        await self.client.wait_closed()
+
+    @property
+    def scheduler(self) -> AnyScheduler | None:
+        """What plans for the ranks; None while they are down."""
+        return self.shell._lives.scheduler
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the ranks serve and no blow to them is still to be noticed."""
+        launcher = self.launcher
+        return self.scheduler is not None and launcher.num_launches == launcher.num_troubles + 1
+
+    def has_accepted(self, request_id: str) -> bool:
+        """Whether a request is among those that the scheduler will end."""
+        owners = self.shell._owners._by_sequence.values()
+        return any(owner.request_id == request_id for owner in owners)
+
+    def has(self, digest: str) -> bool:
+        """Whether a slot holds an adapter, or will."""
+        scheduler = self.scheduler
+        return scheduler is not None and any(s.adapter == digest for s in scheduler.stats().slots)
+
+    def check(self) -> None:
+        """Assert what holds at any moment."""
+        assert self.launcher.bad_plans == []
+        main = self.shell._main
+        assert main is not None and not main.done(), f"the step loop of {self.name} has ended"
+        if self.scheduler is not None:
+            self.scheduler.check()
+
+    async def check_rest(self, known: set[str], pinned: tuple[str, ...]) -> None:
+        """Assert that nothing is held for anybody, once all requests have ended.
+
+        `known` is all content that may be in slots and in the prefix cache.
+        """
+        status = await self._rest()
+        assert {slot.leases for slot in status.slots} <= {0}, status.slots
+        assert status.held_pages == 0
+        assert status.free_pages + status.cached_pages == status.total_pages
+        assert status.free_host_pages + status.cached_host_pages == status.total_host_pages
+        assert self.shell._owners._by_sequence == {}
+        assert not self.shell._adapters._unloading, "an unload is not answered"
+        held = {slot.adapter for slot in status.slots}
+        assert held <= known, f"slots hold what no name points at: {held - known}"
+        assert {slot.adapter for slot in status.slots if slot.pinned} == held & set(pinned)
+        cached = _Adapters()
+        assert self.scheduler is not None
+        self.scheduler.contents(cached)
+        assert cached.seen <= {*known, "base"}, "the prefix cache holds what no name points at"
+        table = {slot.slot: slot.adapter for slot in status.slots}
+        for rank in self.launcher.ranks:
+            for slot, digest in enumerate(rank.bank()):
+                assert digest == table.get(slot), f"slot {slot} holds {digest}: {table}"
+
+    async def _rest(self) -> Status:
+        """Wait until nothing goes on any more."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                status = await self.client.status()
+                is_loading = any(slot.loading for slot in status.slots)
+                num_tasks = len(self.shell._adapters._background)
+                is_busy = status.num_running or status.num_waiting or is_loading or num_tasks
+                if status.ready and self.is_up and not is_busy:
+                    return status
+
+
+class _Adapters:
+    """Hears of which adapters a prefix cache holds pages."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def stored(self, namespace: Namespace, *_: Any) -> None:
+        self.seen.add(namespace.adapter)
+
+    def removed(self, *_: Any) -> None:
+        raise AssertionError("contents are only told")
+
+    def dropped(self, *_: Any) -> None:
+        raise AssertionError("contents are only told")
+
+
+def make_pool(host_bytes: int, num_slots: int) -> tuple[AdapterCatalog, AdapterPoolActor]:
+    """Return a pool and its actor, which connects to schedulers as in a cluster."""
+    pool = AdapterCatalog("tiny", Limits(host_bytes=host_bytes, num_slots=num_slots))
+    memory = RankMemory(tp=TP, adapter_item_bytes=4, model_item_bytes=4)
+    config = AdapterPoolConfig(
+        model=MODEL,
+        limits=LIMITS,
+        memory=memory,
+        silence=FOREVER,
+        read_threads=READ_THREADS,
+        load_gap=0,
+    )
+    return pool, AdapterPoolActor(config, pool, EngineClient.connect, Handle)
+
+
+def is_known(pool: AdapterCatalog, digest: str) -> bool:
+    """Whether the pool has not forgotten content."""
+    try:
+        pool.missing(digest)
+    except NotFound:
+        return False
+    return True
+
+
+async def check_pool_rest(pool: AdapterCatalog, actor: AdapterPoolActor) -> None:
+    """Assert that the pool holds nothing that no name points at, once all is quiet."""
+    async with asyncio.timeout(PATIENCE):
+        while tasks := tuple(actor._reclaimer._tasks.values()):
+            await asyncio.wait(tasks)
+            await turns(1)
+    meet = threading.Barrier(READ_THREADS).wait  # the threads have let go of what they read then
+    await asyncio.gather(*(actor._reads.run(meet) for _ in range(READ_THREADS)))
+    pool.check()
+    assert pool.retired() == {}
+    assert actor._unloads._draining == {}
+
+
+def count_alive(kind: type) -> int:
+    """Count the objects of a class that were made since `gc.freeze`."""
+    return sum(isinstance(one, kind) for one in gc.get_objects())
+
+
+def check_memory(pool: AdapterCatalog) -> None:
+    """Assert that nothing but the host tier keeps shards, and nobody keeps adapters."""
+    gc.collect()
+    in_memory = {
+        version.digest
+        for record in pool.records()
+        for version in record.versions
+        if version.tier == "host"
+    }
+    assert count_alive(Handle) == TP * len(in_memory), "somebody keeps shards"
+    assert count_alive(Adapter) == 0, "somebody keeps an adapter"
+    for connection in gc.get_objects():
+        if isinstance(connection, RouterConnection):
+            assert connection.sequences == {}, "a connection has sequences"
+
+
+def reads(actor: AdapterPoolActor) -> int:
+    """Return how many directories are being read for those who may share."""
+    return len(actor._reads._under_way)

@@ -1,0 +1,168 @@
+"""What a replica measures of sequences, steps and slots, and why it lost its ranks."""
+
+import pytest
+
+from cluster.engine.failure import FailureCause
+from cluster.engine.metrics import EngineMetrics
+from tests.cluster.engine.test_engine import ask, until_ready, world_with
+from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def measures(clock: Clock) -> EngineMetrics:
+    return EngineMetrics(clock)
+
+
+def plan(step: int, starts: dict[int, int | None], runs: list[int], ends: list[int]) -> Plan:
+    """Return a plan that starts sequences in slots, and runs and ends others."""
+    return Plan(
+        step=step,
+        ends=tuple(ends),
+        starts=tuple(
+            SequenceStart(seq_id, slot, SamplingParams(), 4, (), 0, ())
+            for seq_id, slot in starts.items()
+        ),
+        chunks=tuple(Chunk(seq_id, 0, (1,), (), True) for seq_id in runs),
+    )
+
+
+def told(measures: EngineMetrics, name: str) -> tuple[int, float]:
+    counted = measures.histograms()[name]
+    return counted.number, counted.total
+
+
+def test_a_sequence_waits_is_computed_and_goes_on(measures: EngineMetrics, clock: Clock) -> None:
+    measures.arrived([1, 2])
+    clock.now += 3
+    measures.planned(plan(1, {1: None}, [1], []))
+    assert told(measures, "queue_time_seconds") == (1, 3.0)
+    assert measures.oldest_wait() == 3.0  # the other one's
+    clock.now += 0.5
+    measures.told(1, has_token=True, is_end=False)
+    clock.now += 2
+    measures.told(1, has_token=True, is_end=True)
+    measures.left(1)
+    assert told(measures, "prefill_time_seconds") == (1, 0.5)
+    assert told(measures, "decode_time_seconds") == (1, 2.0)
+    measures.left(2)  # aborted while it waited
+    assert measures.oldest_wait() == 0.0
+    assert told(measures, "queue_time_seconds") == (1, 3.0)
+
+
+def test_a_sequence_that_was_preempted_has_waited_once(
+    measures: EngineMetrics, clock: Clock
+) -> None:
+    measures.arrived([1])
+    measures.planned(plan(1, {1: None}, [1], []))
+    measures.told(1, has_token=True, is_end=False)
+    clock.now += 9
+    measures.planned(plan(2, {1: None}, [1], [1]))
+    assert told(measures, "queue_time_seconds") == (1, 0.0)
+    assert measures.oldest_wait() == 0.0
+
+
+def test_a_step_is_measured_in_parts_with_its_sequences_and_adapters(
+    measures: EngineMetrics, clock: Clock
+) -> None:
+    measures.arrived([1, 2, 3])
+    measures.step_begins()
+    clock.now += 2
+    measures.planned(plan(1, {1: 0, 2: 0, 3: None}, [1, 2, 3], []))
+    measures.answered(5.0)
+    clock.now += 3
+    measures.committed()
+    for name, seconds in (("plan", 2.0), ("ranks", 5.0), ("commit", 3.0)):
+        assert told(measures, f"step_seconds/{name}") == (1, seconds)
+    assert told(measures, "batch_size") == (1, 3.0)
+    assert told(measures, "adapters_per_batch") == (1, 1.0)
+    measures.planned(plan(2, {4: 1}, [2, 4], [1, 3]))
+    assert told(measures, "adapters_per_batch") == (2, 3.0)
+
+
+def test_an_eviction_is_counted_once_whoever_clears_the_slot(
+    measures: EngineMetrics, clock: Clock
+) -> None:
+    began = measures.load_begins(0, "a", ())
+    clock.now += 0.25
+    measures.load_ends(began)
+    assert told(measures, "adapter_load_seconds") == (1, 0.25)
+    assert measures.num_evictions == 0
+    measures.load_begins(0, "b", ())  # into a's slot
+    assert measures.num_evictions == 1
+    measures.load_begins(1, "c", ((0, "b"), (1, "x")))  # b gives its memory; 1 was free by then
+    assert measures.num_evictions == 2
+    measures.load_begins(0, "d", ())
+    assert measures.num_evictions == 2
+
+
+def test_unloaded_and_failed_adapters_are_not_evicted(measures: EngineMetrics) -> None:
+    measures.load_begins(0, "a", ())
+    measures.unloaded([(0, "a")])
+    measures.load_begins(0, "b", ())
+    measures.load_fails(0)
+    measures.load_begins(0, "c", ())
+    assert (measures.num_evictions, measures.num_failed_loads) == (0, 1)
+
+
+def test_lost_ranks_take_their_sequences_along(measures: EngineMetrics, clock: Clock) -> None:
+    measures.arrived([1])
+    measures.load_begins(0, "a", ())
+    measures.ranks_lost(FailureCause.RANK_GONE)
+    clock.now += 5
+    assert measures.oldest_wait() == 0.0
+    measures.load_begins(0, "b", ())
+    assert measures.num_evictions == 0
+    assert {cause: count for cause, count in measures.failures.items() if count} == {
+        FailureCause.RANK_GONE: 1
+    }
+
+
+async def test_what_ranks_are_lost_for_is_counted_by_cause() -> None:
+    async with world_with("deadly", step_timeout=1.0) as world:
+        router = await world.connect()
+        await until_ready(router)
+        world.launcher.handles[1].rank.fails = True
+        router.send(ask("a"))
+        await router.collect("a")
+        await until_ready(router)
+        world.launcher.handles[0].rank.hangs.set()
+        router.send(ask("b"))
+        await router.collect("b")
+        await until_ready(router)
+        router.send(ask("c", "deadly"))
+        await router.collect("c")
+        status = await until_ready(router)
+    lost = {kind: count for kind, count in status.failures.items() if count}
+    assert lost == {"rank_error": 1, "step_timeout": 1, "adapter_load": 1}
+    assert status.restarts == 3
+
+
+async def test_a_shell_measures_what_it_serves() -> None:
+    async with world_with("cafe", "beef", "feed") as world:
+        router = await world.connect()
+        await until_ready(router)
+        for number, adapter in enumerate(("cafe", "beef", "feed", "gone")):
+            router.send(ask(f"r{number}", adapter))
+            await router.collect(f"r{number}")
+        status = await router.status()
+    numbers = {name: counted.number for name, counted in status.histograms.items()}
+    assert numbers["queue_time_seconds"] == numbers["decode_time_seconds"] == 3
+    assert numbers["adapter_load_seconds"] == 3
+    assert numbers["step_seconds/plan"] == numbers["step_seconds/commit"] == status.step
+    assert status.failed_adapter_loads == 1
+    # Two slots: the third load evicts one, the one that fails another.
+    assert (status.adapter_loads, status.adapter_evictions) == (4, 2)
+    assert status.oldest_wait == 0.0

@@ -1,0 +1,211 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from cluster.errors import Unavailable
+from cluster.messages import SchedulerAddress
+from cluster.request import Request, TokenEvent
+from cluster.router.config import RouterConfig
+from cluster.router.event_queue import EventQueue
+from cluster.router.replica_set import ReplicaSet
+from cluster.router.testing.fake_backend import FakeBackend
+from cluster.router.testing.fake_scheduler import SECRET, FakeScheduler, Script
+from worker.protocol import SamplingParams
+
+CONFIG = RouterConfig(
+    model_name="m", model_dir="", context_length=64, vocab_size=256, eos_token_ids=(),
+    refresh_interval=0.01,
+)  # fmt: skip
+
+
+def request(request_id: str, adapter: str = "base", max_tokens: int = 3) -> Request:
+    return Request(request_id, adapter, (1, 2), SamplingParams(), max_tokens)
+
+
+def silent(replica: str) -> FakeScheduler:
+    return FakeScheduler(lambda _: Script(is_silent=True), replica=replica)
+
+
+def test_an_adapter_stays_with_its_replica_until_that_one_is_much_busier() -> None:
+    async def scenario() -> None:
+        fakes = [silent(str(number)) for number in range(3)]
+        backend = FakeBackend(*[await fake.start() for fake in fakes])
+        schedulers = ReplicaSet(backend, CONFIG)
+        await schedulers.refresh()
+        homes = {schedulers.choose(request("", f"adapter {n}")).address.replica for n in range(30)}
+        assert homes == {"0", "1", "2"}
+        home = schedulers.choose(request("", "x"))
+        assert all(schedulers.choose(request("", "x")) is home for _ in range(5))
+        mailbox = EventQueue()
+        for number in range(30):
+            schedulers.choose(request("", "x")).submit((request(str(number), "x"),), mailbox)
+        loads = sorted(client.num_in_flight for client in schedulers.clients)
+        assert sum(loads) == 30
+        assert loads[-1] <= 13  # 1.25 of the average, rounded up
+        await schedulers.close()
+        for fake in fakes:
+            await fake.close()
+
+    asyncio.run(scenario())
+
+
+def test_events_of_a_lost_connection_end_with_unavailable() -> None:
+    async def scenario() -> None:
+        fake = FakeScheduler(lambda _: Script(dies_after=2))
+        schedulers = ReplicaSet(FakeBackend(await fake.start()), CONFIG)
+        await schedulers.refresh()
+        client = schedulers.choose(request("", "base"))
+        mailbox = EventQueue()
+        client.submit((request("r", max_tokens=9),), mailbox)
+        events: list[TokenEvent] = []
+        while not events or events[-1].finish_reason is None:
+            events += await mailbox.receive()
+        assert len(events) == 3
+        assert events[-1].error is not None and events[-1].error.name == "Unavailable"
+        assert client.closed
+        with pytest.raises(Unavailable):
+            schedulers.choose(request("", "base"))
+        with pytest.raises(Unavailable):
+            await client.status()
+        client.abort("r")  # ended: nothing to do
+        await schedulers.refresh()
+        assert schedulers.choose(request("", "base")) is not client
+        await schedulers.close()
+        await fake.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_a_restarted_pool_has_not_heard_of_yet_is_still_used() -> None:
+    async def scenario() -> None:
+        fake = FakeScheduler()
+        backend = FakeBackend(await fake.start())
+        schedulers = ReplicaSet(backend, CONFIG)
+        await schedulers.refresh()
+        client = schedulers.choose(request("", "base"))
+        backend.addresses = ()
+        await schedulers.refresh()
+        assert schedulers.choose(request("", "base")) is client
+        assert [report.status is not None for report in await schedulers.reports()] == [True]
+        await schedulers.close()
+        await fake.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_scheduler_that_is_not_up_yet_is_found_later() -> None:
+    async def scenario() -> None:
+        backend = FakeBackend(SchedulerAddress("0", "127.0.0.1", 1, SECRET))
+        schedulers = ReplicaSet(backend, CONFIG)
+        await schedulers.refresh()
+        running = asyncio.create_task(schedulers.run())
+        assert [report.status for report in await schedulers.reports()] == [None]
+        fake = FakeScheduler()
+        backend.addresses = (await fake.start(),)
+        await fake.wait_until(lambda fake: fake.num_routers > 0)
+        assert [client.address for client in schedulers.clients] == [*backend.addresses]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await schedulers.close()
+        await fake.close()
+
+    asyncio.run(scenario())
+
+
+async def sent_to(schedulers: ReplicaSet, asked: Request) -> str:
+    """Place a request, run it to its end, and return the replica that had it."""
+    client = schedulers.choose(asked)
+    mailbox = EventQueue()
+    client.submit((asked,), mailbox)
+    while (await mailbox.receive())[-1].finish_reason is None:
+        pass
+    return client.address.replica
+
+
+async def test_a_prompt_goes_where_its_beginning_went_whatever_its_adapters_home() -> None:
+    fakes = [FakeScheduler(replica=str(number)) for number in range(3)]
+    backend = FakeBackend(*[await fake.start() for fake in fakes])
+    schedulers = ReplicaSet(backend, replace(CONFIG, page_size=2))
+    await schedulers.refresh()
+    home = await sent_to(schedulers, Request("1", "x", (1,), SamplingParams(), 1))
+    # The home is busy once, so that another replica gets a prompt of the same adapter.
+    busy = next(client for client in schedulers.clients if client.address.replica == home)
+    held = Request("held", "x", (9,), SamplingParams(), 10_000)
+    busy.submit((held, again(held, "2"), again(held, "3")), EventQueue())
+    other = await sent_to(schedulers, Request("4", "x", (5, 6, 7, 8, 9), SamplingParams(), 1))
+    assert other != home
+    for name in ("held", "2", "3"):
+        busy.abort(name)
+    for number in range(3):
+        longer = Request(f"l{number}", "x", (5, 6, 7, 8, number), SamplingParams(), 1)
+        assert await sent_to(schedulers, longer) == other
+        assert await sent_to(schedulers, again(longer, f"s{number}", salt="s")) == home
+    await close(schedulers, *fakes)
+
+
+async def test_an_adapter_goes_where_it_is_in_a_slot() -> None:
+    fakes = [silent(str(number)) for number in range(3)]
+    schedulers = ReplicaSet(FakeBackend(*[await fake.start() for fake in fakes]), CONFIG)
+    await schedulers.refresh()
+    home = schedulers.choose(request("", "x"))
+    elsewhere = next(client for client in schedulers.clients if client is not home)
+    elsewhere.submit((request("1", "x"),), EventQueue())
+    # The others have as much to do, so that load decides nothing.
+    for client in schedulers.clients:
+        if client is not elsewhere:
+            client.submit((request(f"b{client.address.replica}"),), EventQueue())
+        await client.status()
+    assert schedulers.choose(request("", "x")) is elsewhere
+    await close(schedulers, *fakes)
+
+
+async def test_a_replica_that_leaves_gets_nothing_more_and_is_left_when_it_has_answered() -> None:
+    fakes = [FakeScheduler(lambda _: Script(pauses_after=1), replica=name) for name in "ab"]
+    schedulers = ReplicaSet(FakeBackend(*[await fake.start() for fake in fakes]), CONFIG)
+    running = asyncio.create_task(schedulers.run())
+    for fake in fakes:
+        await fake.wait_until(lambda fake: fake.num_routers > 0)
+    leaving = next(client for client in schedulers.clients if client.address.replica == "a")
+    mailbox = EventQueue()
+    leaving.submit((request("r"),), mailbox)
+    fakes[0].leave()
+    await fakes[1].wait_until(lambda _: leaving.is_leaving)
+    chosen = {schedulers.choose(request("", f"adapter {n}")).address.replica for n in range(20)}
+    assert chosen == {"b"}
+    assert not leaving.closed
+    fakes[0].resume()
+    events: list[TokenEvent] = []
+    while not events or events[-1].finish_reason is None:
+        events += await mailbox.receive()
+    assert events[-1].finish_reason == "length"
+    await fakes[0].wait_until(lambda fake: fake.num_routers == 0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await close(schedulers, *fakes)
+
+
+async def test_ranks_that_are_down_are_passed_over_while_others_are_up() -> None:
+    fakes = [FakeScheduler(replica=name) for name in "ab"]
+    fakes[0].reason = "the ranks are starting"
+    schedulers = ReplicaSet(FakeBackend(*[await fake.start() for fake in fakes]), CONFIG)
+    await schedulers.refresh()
+    await schedulers.reports()
+    chosen = {schedulers.choose(request("", f"adapter {n}")).address.replica for n in range(20)}
+    assert chosen == {"b"}
+    fakes[1].reason = "on fire"
+    await schedulers.reports()  # then it is better to hear why
+    chosen = {schedulers.choose(request("", f"adapter {n}")).address.replica for n in range(20)}
+    assert chosen == {"a", "b"}
+    await close(schedulers, *fakes)
+
+
+def again(one: Request, request_id: str, salt: str = "") -> Request:
+    return structs.replace(one, request_id=request_id, cache_salt=salt)
+
+
+async def close(schedulers: ReplicaSet, *fakes: FakeScheduler) -> None:
+    await schedulers.close()
+    for fake in fakes:
+        await fake.close()

@@ -1,0 +1,150 @@
+"""A recorded scheduler answers as a scheduler does, and all calls that change it are in the log."""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.engine.event_file import EventFile
+from cluster.errors import Conflict
+from cluster.request import BASE, ErrorInfo, Request
+from cluster.scheduler.replay.events import (
+    Abort,
+    AdapterFailed,
+    AdapterReady,
+    AddAll,
+    Allow,
+    Begin,
+    Commit,
+    Expire,
+    Pin,
+    Schedule,
+    TakeLoads,
+    TakeUnloaded,
+    Unload,
+    Unpin,
+)
+from cluster.scheduler.replay.recorder import RecordedScheduler
+from cluster.scheduler.scheduler import Scheduler
+from cluster.scheduler.testing.fake_engine import FakeEngine
+from tests.cluster.scheduler.conftest import tiny_config
+from tests.cluster.scheduler.random_life import read_records
+from worker.protocol import SamplingParams, StepOutput
+
+CHANGE_NOTHING = {"stats", "check", "contents", "upcoming"}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[EventFile]:
+    log = EventFile(path, 2**20)
+    yield log
+    log.close()
+
+
+def public_methods(cls: type) -> dict[str, inspect.Signature]:
+    methods = inspect.getmembers(cls, inspect.isfunction)
+    return {name: inspect.signature(m) for name, m in methods if not name.startswith("_")}
+
+
+def test_it_has_the_face_of_a_scheduler() -> None:
+    assert public_methods(RecordedScheduler) == public_methods(Scheduler)
+
+
+def test_every_call_that_changes_something_is_one_event(path: Path, log: EventFile) -> None:
+    scheduler = RecordedScheduler(tiny_config(), log, "test")
+    error = ErrorInfo("NotFound", "gone")
+    request = Request("r", "A", (1, 2, 3), SamplingParams(), 2)
+    scheduler.add(request)
+    scheduler.schedule()
+    (load,) = scheduler.take_loads()
+    scheduler.adapter_ready("A")
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.commit(StepOutput(1, (), failed=(1,)))
+    scheduler.add(Request("s", "B", (1,), SamplingParams(), 2))
+    assert len(scheduler.take_loads()) == 1
+    scheduler.adapter_failed("B", error)
+    scheduler.pin("A", 0)
+    scheduler.unpin("A")
+    scheduler.unload("A")
+    scheduler.allow("A")
+    scheduler.abort(1)
+    scheduler.expire(1)
+    assert len(scheduler.take_unloaded()) == 1
+    scheduler.take_loads()
+    scheduler.take_unloaded()
+    scheduler.stats()
+    scheduler.check()
+    log.close()
+    records = read_records(path)
+    assert [record.number for record in records] == list(range(1, len(records) + 1))
+    events = [record.event for record in records]
+    assert [type(event) for event in events] == [
+        Begin,
+        AddAll,
+        Schedule,
+        TakeLoads,
+        AdapterReady,
+        Schedule,
+        Commit,
+        AddAll,
+        TakeLoads,
+        AdapterFailed,
+        Pin,
+        Unpin,
+        Unload,
+        Allow,
+        Abort,
+        Expire,
+        TakeUnloaded,
+    ]
+    assert events[1:4] == [AddAll((request,)), Schedule(None), TakeLoads((load,))]
+    assert events[9] == AdapterFailed("B", error)
+    assert {type(event).__name__.lower() for event in events[1:]} == {
+        name.replace("_", "") for name in public_methods(Scheduler) if name != "add"
+    } - CHANGE_NOTHING
+
+
+def test_a_call_that_raises_is_an_event_with_the_class_of_the_exception(
+    path: Path, log: EventFile
+) -> None:
+    scheduler = RecordedScheduler(tiny_config(num_slots=1), log, "test")
+    with pytest.raises(Conflict):
+        scheduler.unload(BASE)
+    with pytest.raises(KeyError):
+        scheduler.adapter_ready("unknown")
+    with pytest.raises(AssertionError):
+        scheduler.commit(StepOutput(1, ()))
+    # No flush and no close: a failed call is on disk at once.
+    raised = [(type(r.event).__name__, r.raised) for r in read_records(path)[1:]]
+    assert raised == [
+        ("Unload", "Conflict"),
+        ("AdapterReady", "KeyError"),
+        ("Commit", "AssertionError"),
+    ]
+
+
+def test_the_scheduler_gets_the_request_that_the_log_will_give(log: EventFile) -> None:
+    scheduler = RecordedScheduler(tiny_config(), log, "test")
+    scheduler.add(Request("r", BASE, (1, 2), SamplingParams(temperature=0), 2))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert type(plan.starts[0].sampling.temperature) is float
+
+
+def test_plans_and_answers_are_those_of_a_scheduler(log: EventFile) -> None:
+    engines = [FakeEngine(tiny_config()), FakeEngine(tiny_config())]
+    engines[1].scheduler = RecordedScheduler(tiny_config(), log, "test")
+    for engine in engines:
+        for number in range(20):
+            engine.add(tuple(range(1 + number % 7)), 1 + number % 5, [BASE, "A", "B"][number % 3])
+        engine.run()
+    assert engines[0].plans == engines[1].plans
+    assert engines[0].events == engines[1].events
+    assert engines[0].scheduler.stats() == engines[1].scheduler.stats()

@@ -1,0 +1,134 @@
+"""Shares of the work by tenant, adapter and weight."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.request import BASE
+from cluster.scheduler.fairness import Fairness
+from cluster.scheduler.testing.fake_engine import FakeEngine
+
+
+def test_a_flow_that_was_idle_gets_no_credit_for_its_silence() -> None:
+    shares = Fairness(enabled=True)
+    busy = shares.enter("busy", BASE, 0, 1)
+    shares.charge(busy, 900)
+    shares.admitted(busy)
+    at_last_admission = busy.counter
+    shares.charge(busy, 100)
+    assert shares.enter("late", BASE, 0, 1).counter == at_last_admission > 0
+
+
+def test_a_flow_that_leaves_ahead_of_the_others_keeps_its_debt() -> None:
+    shares = Fairness(enabled=True)
+    other = shares.enter("other", BASE, 0, 1)
+    greedy = shares.enter("greedy", BASE, 0, 1)
+    shares.charge(greedy, 500)
+    debt = greedy.counter
+    shares.leave(greedy)
+    assert shares.enter("greedy", BASE, 0, 1).counter == debt > other.counter
+
+
+def test_when_nobody_of_a_priority_is_left_all_is_forgotten() -> None:
+    shares = Fairness(enabled=True)
+    flow = shares.enter("a", BASE, 7, 1)
+    shares.charge(flow, 500)
+    shares.leave(flow)
+    assert shares.enter("a", BASE, 7, 1).counter == 0
+
+
+def test_twice_the_weight_is_half_the_charge() -> None:
+    shares = Fairness(enabled=True)
+    light, heavy = shares.enter("light", BASE, 0, 1), shares.enter("heavy", BASE, 0, 2)
+    shares.charge(light, 10)
+    shares.charge(heavy, 20)
+    assert light.counter == heavy.counter > 0
+
+
+def test_switched_off_nothing_is_charged() -> None:
+    shares = Fairness(enabled=False)
+    flow = shares.enter("a", BASE, 0, 1)
+    shares.charge(flow, 10)
+    assert flow.counter == 0
+
+
+def _order_of_starts(engine: FakeEngine) -> list[int]:
+    return [start.seq_id for plan in engine.plans for start in plan.starts]
+
+
+def test_a_tenant_with_a_long_queue_does_not_hold_up_one_that_comes_later(
+    make_engine: Callable[..., FakeEngine],
+) -> None:
+    engine = make_engine(fairness=True, max_running=1)
+    hot = [engine.add((1, 2, i), 4, tenant="hot") for i in range(6)]
+    engine.step()
+    cold = engine.add((5, 6, 7), 4, tenant="cold")
+    engine.run()
+    order = _order_of_starts(engine)
+    assert order.index(cold) == 1
+    assert [seq_id for seq_id in order if seq_id != cold] == hot
+
+
+def test_first_come_first_served_when_fairness_is_off(
+    make_engine: Callable[..., FakeEngine],
+) -> None:
+    engine = make_engine(fairness=False, max_running=1)
+    hot = [engine.add((1, 2, i), 4, tenant="hot") for i in range(6)]
+    engine.step()
+    cold = engine.add((5, 6, 7), 4, tenant="cold")
+    engine.run()
+    assert _order_of_starts(engine) == [*hot, cold]
+
+
+@pytest.mark.parametrize(("weights", "shares"), [((1, 1), (8, 8)), ((1, 3), (4, 12))])
+def test_admissions_follow_the_weights_while_all_tenants_wait(
+    make_engine: Callable[..., FakeEngine], weights: tuple[int, int], shares: tuple[int, int]
+) -> None:
+    engine = make_engine(fairness=True, max_running=1, max_waiting=64)
+    owner: dict[int, int] = {}
+    for i in range(20):
+        for tenant, weight in enumerate(weights):
+            seq_id = engine.add((9, i, tenant), 4, tenant=str(tenant), weight=weight)
+            owner[seq_id] = tenant
+    while len(_order_of_starts(engine)) < 16:
+        engine.step()
+    served = Counter(owner[seq_id] for seq_id in _order_of_starts(engine)[:16])
+    assert abs(served[0] - shares[0]) <= 1
+    assert abs(served[1] - shares[1]) <= 1
+
+
+def test_adapters_of_one_tenant_share_too(make_engine: Callable[..., FakeEngine]) -> None:
+    engine = make_engine(fairness=True, max_running=1)
+    for i in range(5):
+        engine.add((1, 2, i), 4, "A")
+    engine.step()
+    engine.step()
+    last = engine.add((1, 2, 3), 4, "B")
+    engine.run()
+    assert _order_of_starts(engine).index(last) <= 2
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.integers(1, 40)),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_no_backlogged_flow_falls_behind_another_by_more_than_one_request_each(
+    requests: list[tuple[str, int, int]],
+) -> None:
+    """The bound of virtual token counters: normalised service differs by the largest request."""
+    shares = Fairness(enabled=True)
+    weights = {name: weight for name, weight, _ in requests}
+    flows = {name: shares.enter(name, BASE, 0, weight) for name, weight in weights.items()}
+    largest = max(cost for _, _, cost in requests)
+    for _, _, cost in requests:
+        flow = min(flows.values(), key=lambda f: (f.counter, f.tenant))
+        shares.admitted(flow)
+        shares.charge(flow, cost)
+        counters = [f.counter for f in flows.values()]
+        assert max(counters) - min(counters) <= largest * 2**20

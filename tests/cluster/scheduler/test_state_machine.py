@@ -1,0 +1,308 @@
+"""Any order of calls keeps every invariant, and every answer is what it would be alone."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from cluster.errors import Conflict, NotFound, Overloaded
+from cluster.request import BASE, ErrorInfo, Request
+from cluster.scheduler.batch import MAX_IN_FLIGHT
+from cluster.scheduler.config import SchedulerConfig
+from cluster.scheduler.testing.fake_engine import FakeEngine
+from cluster.weighted_adapters import has_part
+from worker.protocol import SamplingParams
+from worker.testing.fake_rank import fake_continuation
+
+SUM = "A:0.5,B:2.0"
+SIZES = {BASE: 0, "A": 1, "B": 2, "C": 3, "D": 4, SUM: 3}  # bytes
+ADAPTERS = st.sampled_from(list(SIZES))
+DIGESTS = st.sampled_from(["A", "B", "C", "D"])
+GONE = ErrorInfo("NotFound", "gone")
+FEATURES = {
+    "crowded",
+    "drained",
+    "evicted",
+    "expired",
+    "forked",
+    "planned ahead",
+    "restored",
+    "preempted",
+    "saved",
+    "unloaded",
+}
+
+
+class Serving(RuleBasedStateMachine):
+    """Random clients of a scheduler with tiny pools; the engine checks after every call.
+
+    The fake rank asserts that every page that a plan reads holds what the reader would have
+    written: its adapter, and exactly its tokens.
+    """
+
+    num_steps = 0  # of all examples
+    seen: set[str] = set()  # that something of each kind has happened in some example
+
+    @initialize(
+        num_pages=st.integers(5, 14),
+        num_host_pages=st.sampled_from([0, 1, 4, 30]),
+        num_slots=st.integers(1, 3),
+        memory=st.sampled_from([0, 4, 6]),
+        max_running=st.integers(1, 5),
+        spare=st.integers(0, 9),
+        patience=st.integers(1, 6),
+        prefix_cache=st.sampled_from([True, True, True, False]),
+        fairness=st.booleans(),
+        plans_ahead=st.booleans(),
+        runs_late=st.booleans(),
+    )
+    def start(
+        self,
+        num_pages: int,
+        num_host_pages: int,
+        num_slots: int,
+        memory: int,
+        max_running: int,
+        spare: int,
+        patience: int,
+        prefix_cache: bool,
+        fairness: bool,
+        plans_ahead: bool,
+        runs_late: bool,
+    ) -> None:
+        self.config = SchedulerConfig(
+            base_digest="model",
+            num_pages=num_pages,
+            num_host_pages=num_host_pages,
+            page_size=2,
+            max_model_len=24,
+            num_slots=num_slots,
+            adapter_memory=memory,
+            max_running=max_running,
+            max_waiting=12,
+            token_budget=max_running + 2 + spare,
+            max_chunk=4,
+            slot_patience=patience,
+            drain_steps=2,
+            prefix_cache=prefix_cache,
+            fairness=fairness,
+        )
+        self.engine = FakeEngine(
+            self.config, loads_at_once=False, plans_ahead=plans_ahead, runs_late=runs_late
+        )
+        self.limit = self.config.token_limit
+        self.expected: dict[int, tuple[int, ...]] = {}
+        self.cut_short: set[int] = set()
+        self.adapters: dict[int, str] = {}
+
+    @rule(
+        shared=st.integers(0, 7),
+        tail=st.lists(st.integers(0, 1), max_size=3),
+        max_tokens=st.integers(1, 12),
+        adapter=ADAPTERS,
+        salt=st.sampled_from(["", "A"]),
+        count=st.sampled_from([1, 1, 1, 2, 4]),
+        stop=st.sampled_from([None, None, 0, 1, 3]),
+        priority=st.sampled_from([0, 0, 0, -1, 1]),
+        tenant=st.sampled_from(["", "t"]),
+        weight=st.integers(1, 3),
+    )
+    def add(
+        self,
+        shared: int,
+        tail: list[int],
+        max_tokens: int,
+        adapter: str,
+        salt: str,
+        count: int,
+        stop: int | None,
+        priority: int,
+        tenant: str,
+        weight: int,
+    ) -> None:
+        prompt = (*range(shared), *tail, 1)[: self.limit - 1]
+        digest = None if adapter == BASE else adapter
+        num_tokens = min(max_tokens, self.limit - len(prompt))
+        tokens = [fake_continuation(digest, prompt, num_tokens, seed=seed) for seed in range(count)]
+        # The token at which each choice stops, where it has one so far out.
+        stops = [() if stop is None else one[stop : stop + 1] for one in tokens]
+        choices = tuple(
+            Request(
+                request_id=f"r{len(self.expected)}/{seed}",
+                adapter=adapter,
+                adapter_bytes=SIZES[adapter],
+                token_ids=prompt,
+                sampling=SamplingParams(seed=seed),
+                max_tokens=max_tokens,
+                stop_token_ids=stops[seed],
+                cache_salt=salt,
+                priority=priority,
+                tenant=tenant,
+                weight=weight,
+            )
+            for seed in range(count)
+        )
+        try:
+            seq_ids = self.engine.add_all(choices)
+        except (Conflict, NotFound, Overloaded):
+            return
+        for seed, seq_id in enumerate(seq_ids):
+            end = tokens[seed].index(stops[seed][0]) + 1 if stops[seed] else num_tokens
+            self.expected[seq_id] = tokens[seed][:end]
+            self.adapters[seq_id] = adapter
+
+    def _cut_short(self, back: int) -> int:
+        seq_id = len(self.expected) - back
+        if seq_id in self.expected and self.engine.finish_reason(seq_id) is None:
+            self.cut_short.add(seq_id)
+        return seq_id
+
+    @rule(back=st.integers(0, 8))
+    def abort(self, back: int) -> None:
+        self.engine.abort(self._cut_short(back))
+
+    @rule(back=st.integers(0, 8))
+    def expire(self, back: int) -> None:
+        seq_id = self._cut_short(back)
+        was_over = seq_id not in self.expected or self.engine.finish_reason(seq_id) is not None
+        self.engine.expire(seq_id)
+        if not was_over and self.engine.finish_reason(seq_id) == "error":
+            self.seen.add("expired")
+
+    @rule(num_steps=st.integers(1, 8))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._count(self.engine.step() is not None)
+
+    @precondition(lambda self: self.engine.num_in_flight < MAX_IN_FLIGHT)
+    @rule()
+    def begin_step(self) -> None:
+        if self.engine.begin_step() is not None and self.engine.num_in_flight == 2:
+            self.seen.add("planned ahead")
+
+    @precondition(lambda self: self.engine.num_in_flight)
+    @rule()
+    def end_step(self) -> None:
+        self.engine.end_step()
+        self._count(True)
+
+    @precondition(lambda self: self.engine.loads)
+    @rule()
+    def finish_load(self) -> None:
+        self.engine.finish_load()
+
+    @precondition(lambda self: self.engine.loads)
+    @rule()
+    def fail_load(self) -> None:
+        digest = self.engine.fail_load(GONE)
+        for seq_id in self.expected:
+            events = self.engine.events[seq_id]
+            if events and events[-1].error == GONE:
+                self.expected[seq_id] = self.engine.tokens(seq_id)
+        assert digest != BASE
+
+    @rule(adapter=DIGESTS, force=st.sampled_from([False, False, True]))
+    def unload(self, adapter: str, force: bool) -> None:
+        if force:
+            for seq_id in self.expected:
+                is_over = self.engine.finish_reason(seq_id) is not None
+                if not is_over and has_part(self.adapters[seq_id], adapter):
+                    self.cut_short.add(seq_id)
+        self.engine.unload(adapter, force=force)
+
+    @rule(adapter=DIGESTS, pins=st.booleans())
+    def allow_or_unpin(self, adapter: str, pins: bool) -> None:
+        self.engine.scheduler.allow(adapter)
+        if pins and self.engine.scheduler.stats().num_slots > 1:
+            with suppress(Conflict):  # what waits may need the memory
+                self.engine.scheduler.pin("A", SIZES["A"])
+        else:
+            self.engine.scheduler.unpin("A")
+        self.engine.scheduler.check()
+
+    @classmethod
+    def _count(cls, stepped: bool) -> None:
+        cls.num_steps += stepped
+
+    def teardown(self) -> None:
+        """Let everything end: progress, the right tokens, and every page back."""
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(4000):
+            stepped = self.engine.step() is not None
+            self._count(stepped)
+            if not stepped and self.engine.is_idle and not self.engine.loads:
+                break
+            while self.engine.loads:
+                self.engine.finish_load()
+        assert self.engine.is_idle, "work is left, and no progress"
+        self._check_rest()
+        for seq_id, tokens in self.expected.items():
+            sent = self.engine.tokens(seq_id)
+            assert sent == (tokens[: len(sent)] if seq_id in self.cut_short else tokens)
+
+    def _check_rest(self) -> None:
+        stats = self.engine.scheduler.stats()
+        assert stats.free_pages + stats.cached_pages == stats.total_pages
+        assert stats.free_host_pages + stats.cached_host_pages == stats.total_host_pages
+        assert all(slot.leases == 0 for slot in stats.slots)
+        # A slot that was drained for a larger adapter is cleared with the next load.
+        lingering = [slot for slot, _ in self.engine.scheduler._rooms.loads.evicted]
+        table = {slot.slot: slot.adapter for slot in stats.slots}
+        for slot, adapter in enumerate(self.engine.bank()):
+            assert adapter == table.get(slot) or slot in lingering, f"slot {slot} holds {adapter}"
+        # All adapters but the base can stand in line, and at times only one slot is not pinned.
+        place, start, is_crowded = (
+            len(SIZES) - 1,
+            stats.longest_turn_start,
+            stats.adapter_memory > 0,
+        )
+        bound = max(
+            self.config.slot_wait_bound(place, num_slots, start, is_crowded=is_crowded)
+            for num_slots in range(1, stats.num_slots + 1)
+        )
+        assert stats.longest_slot_wait <= bound
+        happened = {
+            "crowded": any(len(load.clears) > 1 for load in self.engine.begun),
+            "forked": stats.forked_sequences,
+            "preempted": stats.preemptions,
+            "evicted": stats.evicted_pages,
+            "saved": stats.saved_pages,
+            "restored": stats.restored_pages,
+            "unloaded": len(self.engine.unloaded),
+            "drained": stats.longest_slot_wait >= self.config.slot_patience,
+        }
+        self.seen.update(name for name, count in happened.items() if count)
+
+
+def _run(max_examples: int, *, derandomize: bool) -> None:
+    Serving.num_steps, Serving.seen = 0, set()
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Serving,
+        settings=settings(
+            max_examples=max_examples,
+            stateful_step_count=60,
+            derandomize=derandomize,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert Serving.seen == FEATURES, "the run has not met everything that it is about"
+
+
+def test_any_order_of_calls_keeps_every_invariant_for_twenty_thousand_steps() -> None:
+    _run(1600, derandomize=True)
+    assert Serving.num_steps >= 20_000
+
+
+@pytest.mark.slow
+def test_any_order_of_calls_keeps_every_invariant_for_very_long() -> None:
+    _run(10_000, derandomize=False)

@@ -1,0 +1,101 @@
+"""Who holds what, for every head layout and every number of ranks that it can feed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.model_config import ModelConfig, RopeConfig
+from worker.weights.partition import (
+    COLUMN_PARALLEL,
+    LINEAR_MODULES,
+    check_tp,
+    even_spans,
+    module_shape,
+    partition,
+)
+
+
+def shape(num_heads: int, num_kv_heads: int, vocab: int = 131, mlp: int = 100) -> ModelConfig:
+    return ModelConfig(
+        architecture="llama",
+        num_layers=1,
+        hidden_size=48,
+        intermediate_size=mlp,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=8,
+        vocab_size=vocab,
+        max_position=64,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(theta=1e4),
+        tie_word_embeddings=False,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        sliding_window=None,
+        dtype="float32",
+        bos_token_id=None,
+        eos_token_ids=(),
+    )
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[ModelConfig, int]:
+    num_kv_heads = draw(st.integers(1, 8))
+    group = draw(st.integers(1, 8))
+    config = shape(num_kv_heads * group, num_kv_heads)
+    tp = draw(st.integers(1, num_kv_heads * group))
+    try:
+        check_tp(config, tp)
+    except ValueError:
+        tp = num_kv_heads
+    return config, tp
+
+
+@given(layouts())
+def test_query_heads_are_dealt_out_once_each_beside_the_kv_head_they_read(layout):
+    config, tp = layout
+    parts = [partition(config, tp, rank) for rank in range(tp)]
+    heads = [head for part in parts for head in range(part.q_heads.start, part.q_heads.stop)]
+    assert heads == list(range(config.num_heads))
+    group = config.num_heads // config.num_kv_heads
+    for part in parts:
+        assert len(part.q_heads) > 0
+        assert len(part.q_heads) % len(part.kv_heads) == 0
+        local_group = len(part.q_heads) // len(part.kv_heads)
+        for i in range(len(part.q_heads)):
+            kv_head = part.kv_heads.start + i // local_group
+            assert (part.q_heads.start + i) // group == kv_head
+
+
+@given(layouts())
+def test_slices_of_a_sharded_axis_cover_it_without_gaps(layout):
+    config, tp = layout
+    parts = [partition(config, tp, rank) for rank in range(tp)]
+    for module in LINEAR_MODULES:
+        if module in ("k_proj", "v_proj") and tp > config.num_kv_heads:
+            continue  # replicated
+        axis = 0 if module in COLUMN_PARALLEL else 1
+        spans = [part.slices(module)[axis] for part in parts]
+        assert spans[0].start == 0
+        assert [span.stop for span in spans[:-1]] == [span.start for span in spans[1:]]
+        assert spans[-1].stop == module_shape(config, module)[axis]
+
+
+@given(st.integers(0, 1000), st.integers(1, 64))
+def test_even_spans_differ_by_at_most_one(total, parts):
+    lengths = [len(span) for span in even_spans(total, parts)]
+    assert sum(lengths) == total
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("tp", [0, -1, 10, 12])
+def test_a_number_of_ranks_that_leaves_one_without_heads_is_refused(tp):
+    with pytest.raises(ValueError, match="tensor-parallel size"):
+        check_tp(shape(9, 3), tp)
+
+
+def test_smollm_runs_on_every_number_of_ranks_up_to_its_query_heads():
+    for tp in range(1, 10):
+        check_tp(shape(9, 3), tp)

@@ -1,0 +1,1 @@
+"""The adapters that a rank holds, one in each slot."""

@@ -1,0 +1,214 @@
+"""The adapters that this rank holds, one in each slot.
+
+Owns the slots and what of them a batch uses. Knows nothing of how an adapter's form is made, nor of
+which slot is in use: the caller must not touch a slot that a running plan names.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+
+from kernels.dispatch import AnyKernels
+from kernels.linear import Prepare, prepare_linear
+from kernels.lora import LoraSegment
+from worker.lora.adapter_weights import (
+    DOWN,
+    GATE_UP,
+    OUT,
+    QKV,
+    AdapterForm,
+    EmbeddingForm,
+    HeadForm,
+)
+from worker.lora.builder import build_form
+from worker.lora.pointer_table import AdapterTable
+from worker.lora.shard import FUSED_MODULES, AdapterShard
+from worker.weights.partition import Partition
+
+if TYPE_CHECKING:
+    from worker.lora.base_weights import BaseWeights
+
+__all__ = [
+    "DOWN",
+    "GATE_UP",
+    "OUT",
+    "QKV",
+    "AdaptedRows",
+    "AdapterBank",
+    "LayerSegments",
+    "SlotRows",
+]
+
+Form = TypeVar("Form")
+LayerSegments = Sequence[Sequence[LoraSegment]]  # of one layer, by fused linear
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRows:
+    """Rows [start, stop) of a batch use the adapter in `slot`."""
+
+    slot: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedRows(Generic[Form]):
+    """Rows [start, stop) of a batch, and what their adapter does to one end of the model."""
+
+    start: int
+    stop: int
+    form: Form
+
+
+class AdapterBank:
+    """Slots [0, num_slots) of one rank, all empty at first."""
+
+    def __init__(
+        self,
+        part: Partition,
+        *,
+        num_layers: int,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        prepare: Prepare = prepare_linear,
+        base: "BaseWeights | None" = None,
+        table: AdapterTable | None = None,
+    ) -> None:
+        """Make the slots.
+
+        Args:
+            part: what this rank holds.
+            num_layers: of the model.
+            num_slots: how many.
+            dtype: of A and B.
+            device: of all of them.
+            prepare: makes an adapter's own head ready.
+            base: without it, adapters with DoRA or tables cannot be loaded.
+            table: kept in step with the slots, for kernels that find adapters by address.
+        """
+        self._part = part
+        self.num_layers = num_layers
+        self.dtype = dtype
+        self.table = table
+        self._device = device
+        self._prepare = prepare
+        self._base = base
+        self._slots: list[AdapterForm | None] = [None] * num_slots
+
+    def load(
+        self,
+        slot: int,
+        adapter: str,
+        weights: Sequence[float],
+        shards: Sequence[AdapterShard],
+    ) -> int:
+        """Put an adapter, of one part or a weighted sum, into a slot in place of all that it held.
+
+        May run while a step does. The slot is empty until all the work is done.
+
+        Returns:
+            The bytes that the slot holds on the device.
+
+        Raises:
+            UnusableAdapter: if it cannot be computed; the slot is empty then.
+        """
+        assert 0 <= slot < len(self._slots), f"slot {slot} of {len(self._slots)}"
+        self.clear(slot)  # before anything new takes memory
+        form = build_form(
+            adapter,
+            weights,
+            shards,
+            self._part,
+            num_layers=self.num_layers,
+            dtype=self.dtype,
+            device=self._device,
+            prepare=self._prepare,
+            base=self._base,
+        )
+        self._slots[slot] = form
+        if self.table is not None:
+            self.table.put(slot, form)
+        return form.num_bytes
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot and free its memory."""
+        if self.table is not None:
+            self.table.clear(slot)
+        self._slots[slot] = None
+
+    def adapter(self, slot: int) -> str | None:
+        """Return which adapter is in a slot, None if it is empty."""
+        form = self._slots[slot]
+        return None if form is None else form.adapter
+
+    def num_bytes(self, slot: int) -> int:
+        """Return the bytes that a slot holds on the device, 0 if it is empty."""
+        form = self._slots[slot]
+        return 0 if form is None else form.num_bytes
+
+    def segments(self, runs: Sequence[SlotRows]) -> tuple[LayerSegments, ...]:
+        """Return what `lora_apply` needs for a batch, by layer and fused linear.
+
+        Empty if the batch has no adapters at all.
+        """
+        if not runs:
+            return ()
+        adapters = [self._slots[run.slot] for run in runs]
+        return tuple(
+            tuple(
+                tuple(
+                    pair.segment(run.start, run.stop)
+                    for run, adapter in zip(runs, adapters, strict=True)
+                    if adapter is not None and (pair := adapter.pairs[layer][linear]) is not None
+                )
+                for linear in range(len(FUSED_MODULES))
+            )
+            for layer in range(self.num_layers)
+        )
+
+    def embeddings(self, runs: Sequence[SlotRows]) -> tuple[AdaptedRows[EmbeddingForm], ...]:
+        """Return the rows of a batch whose adapters change the embedding."""
+        return tuple(
+            AdaptedRows(run.start, run.stop, form)
+            for run in runs
+            if (adapter := self._slots[run.slot]) is not None
+            and (form := adapter.embedding) is not None
+        )
+
+    def heads(self, runs: Sequence[SlotRows]) -> tuple[AdaptedRows[HeadForm], ...]:
+        """Return the rows of a batch whose adapters change the head."""
+        return tuple(
+            AdaptedRows(run.start, run.stop, form)
+            for run in runs
+            if (adapter := self._slots[run.slot]) is not None and (form := adapter.head) is not None
+        )
+
+
+def bank_for(
+    kernels: AnyKernels,
+    part: Partition,
+    *,
+    num_layers: int,
+    num_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    base: "BaseWeights | None" = None,
+) -> AdapterBank:
+    """Return a bank whose adapters lie as the kernels want them; `dtype` is the model's."""
+    table = None
+    if kernels.finds_by_address:
+        table = AdapterTable(part, num_layers=num_layers, num_slots=num_slots, device=device)
+    return AdapterBank(
+        part,
+        num_layers=num_layers,
+        num_slots=num_slots,
+        dtype=kernels.adapter_dtype(dtype),
+        device=device,
+        prepare=kernels.prepare_linear,
+        base=base,
+        table=table,
+    )

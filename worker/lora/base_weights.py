@@ -1,0 +1,82 @@
+"""The base model's weights as its checkpoint has them, read again while adapters are loaded.
+
+The forward pass keeps weights packed, fused and cut, but DoRA's norms need plain rows, for
+row-parallel modules whole ones. Owns reading them slice by slice from the memory-mapped files,
+which needs no other rank. Knows nothing of adapters.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from worker.lora.shard import EMBEDDING
+from worker.model_config import ModelConfig
+from worker.weights.checkpoint import Checkpoint
+from worker.weights.loader import EMBEDDING_NAME, HEAD_NAME, linear_name
+from worker.weights.partition import ROW_PARALLEL, Partition, Span, module_shape
+
+
+class OpenWeights:
+    """The open files; every tensor comes in the dtype that is served."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: ModelConfig, part: Partition, dtype: torch.dtype
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._config = config
+        self._part = part
+        self.dtype = dtype
+
+    def rows(self, layer: int, module: str, rows: Span) -> Tensor:
+        """Return whole rows of a linear module of a layer, [rows, in]."""
+        name = f"{linear_name(layer, module)}.weight"
+        shape = module_shape(self._config, module)
+        return self._checkpoint.read(name, shape, rows).to(self.dtype)
+
+    def bias(self, layer: int, module: str) -> Tensor | None:
+        """Return what this rank adds to its outputs of a linear module, None for nothing."""
+        if not self._has_bias(module) or (module in ROW_PARALLEL and self._part.rank > 0):
+            return None
+        name = f"{linear_name(layer, module)}.bias"
+        outputs, _ = module_shape(self._config, module)
+        rows, _ = self._part.slices(module)
+        return self._checkpoint.read(name, (outputs,), rows).to(self.dtype)
+
+    def vocabulary(self, module: str, rows: Span) -> Tensor:
+        """Return rows of the embedding or of the head, [rows, hidden]."""
+        is_embedding = module == EMBEDDING or self._config.tie_word_embeddings
+        name = EMBEDDING_NAME if is_embedding else HEAD_NAME
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        return self._checkpoint.read(name, shape, rows).to(self.dtype)
+
+    def _has_bias(self, module: str) -> bool:
+        if module == "o_proj":
+            return self._config.o_bias
+        is_attention = module in ("q_proj", "k_proj", "v_proj")
+        return self._config.qkv_bias if is_attention else self._config.mlp_bias
+
+
+class BaseWeights:
+    """Where one rank can read the base model's weights, and the dtype they are served in."""
+
+    def __init__(
+        self, model_dir: Path, config: ModelConfig, part: Partition, dtype: torch.dtype
+    ) -> None:
+        self._model_dir = model_dir
+        self._config = config
+        self._part = part
+        self.dtype = dtype
+
+    @contextmanager
+    def opened(self) -> Iterator[OpenWeights]:
+        """Open the files for as long as the context lasts.
+
+        Raises:
+            FileNotFoundError: if they are gone.
+            ValueError: if they are not what was loaded.
+        """
+        with Checkpoint(self._model_dir) as checkpoint:
+            yield OpenWeights(checkpoint, self._config, self._part, self.dtype)

@@ -1,0 +1,86 @@
+"""How much device memory an adapter will hold on a rank, told from its shard before it is loaded.
+
+Mirrors what `worker.lora.builder` makes, in bytes; the tests hold the two together. Reaches no
+torch, so that the control plane can ask. Knows nothing of slots or of who pays.
+"""
+
+from collections import defaultdict
+
+from worker.lora.shard import (
+    EMBEDDING,
+    FUSED_MODULES,
+    HEAD,
+    AdapterShard,
+    LoraEntry,
+    adapted_slices,
+)
+from worker.weights.partition import Partition
+
+_LINE = 64  # bytes: where a block of B starts, and what a packed weight's inputs are padded to
+_MAX_PACKED_OUTPUTS = 64  # that a packed weight's outputs may be padded to a multiple of
+_GAIN_BYTES = 4  # of one output: DoRA's gains and shifts are float32
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_FUSED_LINEARS = (*FUSED_MODULES, (HEAD,))
+
+
+def claimed_bytes(
+    shard: AdapterShard, part: Partition, device_item_bytes: int, model_item_bytes: int
+) -> int:
+    """Return the most bytes that an adapter will hold on the device of a rank.
+
+    What it holds is the same but for less than 64 bytes for each adapted module, for tables that
+    turn out to be the base model's, for the padding of a head of its own, and for DoRA's gains of
+    exactly 1 and its shifts of modules without a bias; nobody knows these before. A sum holds no
+    more than its parts would hold together.
+
+    Args:
+        shard: of the adapter, cut for the rank of `part`.
+        part: what the rank holds.
+        device_item_bytes: size of an element of A and B on the device.
+        model_item_bytes: size of an element of the weights that are served.
+    """
+    num_elements = len(shard.data) // _ITEM_BYTES[shard.dtype]
+    laid_out = _round_up(num_elements * device_item_bytes) if shard.is_plain else 0
+    return max(laid_out, _built_bytes(shard, part, device_item_bytes, model_item_bytes))
+
+
+def _built_bytes(
+    shard: AdapterShard, part: Partition, device_item_bytes: int, model_item_bytes: int
+) -> int:
+    """Return the most bytes that a form holds which is built piece by piece."""
+    entries = {(entry.layer, entry.module): entry for entry in shard.entries}
+    by_linear: dict[tuple[int, tuple[str, ...]], list[LoraEntry]] = defaultdict(list)
+    for (layer, module), entry in entries.items():
+        if module != EMBEDDING:
+            linear = next(modules for modules in _FUSED_LINEARS if module in modules)
+            by_linear[layer, linear].append(entry)
+    total = 0
+    for (_, modules), found in by_linear.items():
+        total += sum(_lora_bytes(part, entry, device_item_bytes) for entry in found)
+        if any(entry.magnitude_offset is not None for entry in found):
+            outputs = sum(len(adapted_slices(part, module)[0]) for module in modules)
+            has_bias = modules != (HEAD,)
+            total += outputs * _GAIN_BYTES * (1 + has_bias)
+    embedding = entries.get((0, EMBEDDING))
+    if embedding is not None:
+        total += _lora_bytes(part, embedding, device_item_bytes)
+        total += part.hidden * _GAIN_BYTES * (embedding.magnitude_offset is not None)
+    return total + sum(_table_bytes(table.module, part, model_item_bytes) for table in shard.tables)
+
+
+def _lora_bytes(part: Partition, entry: LoraEntry, item_bytes: int) -> int:
+    rows, columns = adapted_slices(part, entry.module)
+    a_bytes = entry.lora_rank * len(columns) * item_bytes
+    return a_bytes + _round_up(entry.lora_rank * len(rows) * item_bytes)
+
+
+def _table_bytes(module: str, part: Partition, item_bytes: int) -> int:
+    if module == EMBEDDING:
+        return len(part.vocab) * part.hidden * item_bytes
+    # A head is packed, and padded, where that is faster.
+    outputs = len(part.vocab) + _MAX_PACKED_OUTPUTS - 1
+    return outputs * _round_up(part.hidden * item_bytes)
+
+
+def _round_up(num_bytes: int) -> int:
+    return -(-num_bytes // _LINE) * _LINE

@@ -1,0 +1,1 @@
+"""The forward pass of a model on one rank, and its configuration."""

@@ -1,0 +1,1 @@
+"""What runs a step through the model: torch, the C library, or a GPU with CUDA graphs."""

@@ -1,0 +1,190 @@
+"""One step's rows as a GPU wants them: a few arrays, sent in one copy.
+
+Owns their sizes, which may be more than a step needs: what is left over is empty, and kernels do
+nothing there. So a CUDA graph can be made once and replayed with other rows. Knows nothing of when
+which is done.
+
+Shapes: as in kernels.gpu.rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kernels.gpu.attention.paged_decode import num_splits
+from kernels.gpu.attention.paged_prefill import cut_prefill
+from kernels.gpu.lora.lora import cut_tiles
+from kernels.gpu.rows import LoraTiles, PagedRows, row_places
+from worker.lora.adapter_bank import AdapterBank
+from worker.lora.shard import FUSED_MODULES
+from worker.models.forward_batch import DeviceBatch, StepRows
+from worker.runners.device_arrays import DeviceArrays
+
+Array = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """Room for rows of each kind."""
+
+    rows: int
+    samples: int
+    decodes: int
+    prefills: int
+    blocks: int  # of prefill
+    tiles: int  # of LoRA
+    pages: int  # of the widest page table
+    max_splits: int  # of the longest context that decodes
+    max_lora_rank: int  # 0: no adapters
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A step's rows, cut for the kernels."""
+
+    decodes: list[int]  # sequences
+    prefills: list[int]
+    blocks: list[tuple[int, int, int, int]]
+    tiles: list[tuple[int, int, int]]
+
+
+class GpuBatch:
+    """Arrays on the host and the device for batches of at most one size."""
+
+    def __init__(
+        self, size: BatchSize, bank: AdapterBank, device: torch.device, pins_memory: bool
+    ) -> None:
+        self.size = size
+        self._bank = bank
+        int32, int64 = torch.int32, torch.int64
+        self._arrays = DeviceArrays(
+            {
+                "token_ids": (int64, (size.rows,)),
+                "drawn_rows": (int64, (size.rows,)),
+                "positions": (int64, (size.rows,)),
+                "kv_loc": (int64, (size.rows,)),
+                "samples": (int64, (size.samples,)),
+                "decode_rows": (int32, (size.decodes,)),
+                "decode_lens": (int32, (size.decodes,)),
+                "decode_table": (int32, (size.decodes, size.pages)),
+                "blocks": (int32, (size.blocks, 4)),
+                "prefill_table": (int32, (size.prefills, size.pages)),
+                "tiles": (int32, (size.tiles, 3)),
+            },
+            device,
+            pins_memory,
+        )
+
+    def send(self, rows: StepRows, cut: _Cut, page_size: int, drawn: Tensor | None = None) -> None:
+        """Fill the arrays with a step that fits, and copy them to the device.
+
+        `drawn` are the tokens of `rows.drawn_rows`, there already.
+        """
+        host, size = self._arrays.writable(), self.size
+        starts = rows.query_starts
+        spans = list(zip(starts, starts[1:], rows.context_lens, strict=False))
+        positions, places = row_places(
+            [(stop - start, length) for start, stop, length in spans], rows.page_tables, page_size
+        )
+        _fill(host["token_ids"], rows.token_ids, 0)
+        _fill(host["drawn_rows"], rows.drawn_rows, 0)
+        _fill(host["positions"], positions, 0)
+        _fill(host["kv_loc"], places, -1)
+        _fill(host["samples"], rows.sample_rows, 0)
+        _fill(host["decode_rows"], [spans[i][0] for i in cut.decodes], 0)
+        _fill(host["decode_lens"], [spans[i][2] for i in cut.decodes], 0)
+        for table, sequences in (("decode_table", cut.decodes), ("prefill_table", cut.prefills)):
+            for place, i in enumerate(sequences):
+                pages = rows.page_tables[i][: -(-rows.context_lens[i] // page_size)]
+                host[table][place, : len(pages)] = pages
+        assert len(cut.blocks) == size.blocks, "prefills are never padded"
+        host["blocks"][:] = np.array(cut.blocks).reshape(-1, 4)
+        host["tiles"][:] = 0
+        host["tiles"][: len(cut.tiles)] = np.array(cut.tiles).reshape(-1, 3)
+        self._arrays.send()
+        if drawn is not None:
+            there = self._arrays.device
+            at = there["drawn_rows"][: len(rows.drawn_rows)]
+            there["token_ids"].index_copy_(0, at, drawn)
+
+    def device_batch(self, rows: StepRows) -> DeviceBatch:
+        """Return the arrays on the device as a batch, of as many samples as there is room for."""
+        there, size = self._arrays.device, self.size
+        attention = PagedRows(
+            positions=there["positions"],
+            kv_loc=there["kv_loc"],
+            decode_rows=there["decode_rows"],
+            decode_lens=there["decode_lens"],
+            decode_table=there["decode_table"],
+            max_splits=size.max_splits,
+            prefill_blocks=there["blocks"],
+            prefill_table=there["prefill_table"],
+        )
+        return DeviceBatch(
+            token_ids=there["token_ids"],
+            attention=attention,
+            loras=self._loras(there["tiles"]) if size.max_lora_rank else None,
+            embeddings=self._bank.embeddings(rows.runs),
+            heads=self._bank.heads(rows.runs),
+            sample_index=there["samples"],
+            sample_rows=rows.sample_rows,
+        )
+
+    def _loras(self, tiles: Tensor) -> list[list[LoraTiles]]:
+        table = self._bank.table
+        assert table is not None, "a bank for a GPU keeps a table"
+        return [
+            [
+                LoraTiles(
+                    tiles,
+                    table.table(layer, linear),
+                    table.widths[linear],
+                    self._bank.dtype,
+                    self.size.max_lora_rank,
+                )
+                for linear in range(len(FUSED_MODULES))
+            ]
+            for layer in range(self._bank.num_layers)
+        ]
+
+
+def cut_rows(rows: StepRows, rows_each: int) -> _Cut:
+    """Cut a step for the kernels; `rows_each` is what one block of prefill takes."""
+    starts = rows.query_starts
+    decodes = [i for i, is_decode in enumerate(rows.decodes) if is_decode]
+    prefills = [i for i, is_decode in enumerate(rows.decodes) if not is_decode]
+    blocks = cut_prefill(
+        [starts[i] for i in prefills],
+        [starts[i + 1] - starts[i] for i in prefills],
+        [rows.context_lens[i] for i in prefills],
+        rows_each,
+    )
+    tiles = cut_tiles([(run.slot, run.start, run.stop) for run in rows.runs])
+    return _Cut(decodes, prefills, blocks, tiles)
+
+
+def exact_size(rows: StepRows, cut: _Cut, bank: AdapterBank, page_size: int) -> BatchSize:
+    """Return the size of a step and no more."""
+    longest = max((rows.context_lens[i] for i in cut.decodes), default=0)
+    table = bank.table
+    assert table is not None, "a bank for a GPU keeps a table"
+    return BatchSize(
+        rows=len(rows.token_ids),
+        samples=len(rows.sample_rows),
+        decodes=len(cut.decodes),
+        prefills=len(cut.prefills),
+        blocks=len(cut.blocks),
+        tiles=len(cut.tiles),
+        pages=-(-max(rows.context_lens) // page_size),
+        max_splits=num_splits(longest) if longest else 0,
+        max_lora_rank=table.max_rank([run.slot for run in rows.runs]),
+    )
+
+
+def _fill(array: Array, values: Sequence[int], empty: int) -> None:
+    array[: len(values)] = values
+    array[len(values) :] = empty

@@ -1,0 +1,166 @@
+"""Runs the rows of a step through the model on a GPU: decodes as CUDA graphs, the rest by itself.
+
+A decode step of a small model takes less time on the device than Python takes to launch its
+kernels; a graph launches them all at once. Graphs are made when first needed, one for each size:
+batches are padded to the next. Owns which sizes there are, and the graphs. Knows nothing of plans.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kernels.gpu.attention.paged_decode import num_splits
+from kernels.gpu.attention.paged_prefill import block_rows
+from worker.cache.kv_cache import KVCache
+from worker.lora.adapter_bank import AdapterBank
+from worker.models.forward_batch import StepRows
+from worker.models.llama import Model
+from worker.runners.gpu_batch import BatchSize, GpuBatch, cut_rows, exact_size
+from worker.sampling.row_logits import RowLogits
+
+Work = Callable[[], Tensor | None]
+Capture = Callable[[Work], Work]  # returns what does the same again, into the same tensor
+
+ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 257, 16))  # of graphs; larger batches have none
+_FIRST_CONTEXT = 512  # positions; each size of graph has room for four times those of the last
+_FIRST_RANK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    batch: GpuBatch
+    replay: Work
+
+
+class GpuRunner:
+    """See `worker.runners.runner.Runner`. Every rank takes the same decisions for the same rows."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        bank: AdapterBank,
+        device: torch.device,
+        *,
+        max_model_len: int,
+        capture: Capture | None,
+        pins_memory: bool = True,
+    ) -> None:
+        """Make a runner without graphs yet.
+
+        Args:
+            model: where rows go through.
+            cache: the pages.
+            bank: the adapters, with a table.
+            device: of all these.
+            max_model_len: positions that a sequence may have.
+            capture: makes a graph of some work; None: no graphs.
+            pins_memory: False only where there is no GPU.
+        """
+        self._model = model
+        self._cache = cache
+        self._bank = bank
+        self._device = device
+        self._max_model_len = max_model_len
+        self._capture = capture
+        self._pins_memory = pins_memory
+        self._block_rows = block_rows(model.group_size, model.head_dim)
+        self._graphs: dict[BatchSize, _Graph] = {}
+
+    def run(self, rows: StepRows, drawn: Tensor | None = None) -> RowLogits | None:
+        """See `worker.runners.runner.Runner`."""
+        logits = self._logits(rows, drawn)
+        return None if logits is None else self._model.row_logits(logits)
+
+    def _logits(self, rows: StepRows, drawn: Tensor | None) -> Tensor | None:
+        cut = cut_rows(rows, self._block_rows)
+        exact = exact_size(rows, cut, self._bank, self._cache.page_size)
+        size = self._graph_size(rows, exact)
+        if size is None:
+            batch = GpuBatch(exact, self._bank, self._device, self._pins_memory)
+            batch.send(rows, cut, self._cache.page_size, drawn)
+            return self._model.forward(batch.device_batch(rows), self._cache)
+        graph = self._graphs.get(size)
+        if graph is None:
+            graph = self._graphs[size] = self._make(size)
+        graph.batch.send(rows, cut, self._cache.page_size, drawn)
+        logits = graph.replay()
+        return None if logits is None else logits[: len(rows.sample_rows)]
+
+    def _graph_size(self, rows: StepRows, exact: BatchSize) -> BatchSize | None:
+        """Return the size of the graph for these rows, None if they run by themselves."""
+        only_decodes = exact.decodes == exact.rows == exact.samples
+        if self._capture is None or not only_decodes or exact.rows > ROWS[-1]:
+            return None
+        if self._bank.embeddings(rows.runs) or self._bank.heads(rows.runs):
+            return None
+        num_rows = next(size for size in ROWS if size >= exact.rows)
+        context = _FIRST_CONTEXT
+        while context < min(self._max_model_len, max(rows.context_lens)):
+            context *= 4
+        lora_rank = _FIRST_RANK if exact.max_lora_rank else 0
+        while lora_rank < exact.max_lora_rank:
+            lora_rank *= 2
+        return BatchSize(
+            rows=num_rows,
+            samples=num_rows,
+            decodes=num_rows,
+            prefills=0,
+            blocks=0,
+            tiles=num_rows if lora_rank else 0,  # each row may be of another slot
+            pages=-(-context // self._cache.page_size),
+            max_splits=num_splits(context),
+            max_lora_rank=lora_rank,
+        )
+
+    def _make(self, size: BatchSize) -> _Graph:
+        """Make a graph of a batch in which nobody is yet: it writes no page when it is made."""
+        assert self._capture is not None, "this runner makes no graphs"
+        nobody = StepRows([], [0], [], [], [], (), [])
+        batch = GpuBatch(size, self._bank, self._device, self._pins_memory)
+        batch.send(nobody, cut_rows(nobody, self._block_rows), self._cache.page_size)
+        # As many samples as rows: which of them count is told when it is replayed.
+        whole = replace(batch.device_batch(nobody), sample_rows=range(size.samples))
+        return _Graph(batch, self._capture(lambda: self._model.forward(whole, self._cache)))
+
+
+class CudaCapture:
+    """Makes CUDA graphs, all in one pool of memory: only one of them runs at a time.
+
+    They share one place for their logits, too: those of each, kept apart, would add up to tens of
+    gigabytes at large vocabularies.
+    """
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._logits: Tensor | None = None  # [ROWS[-1], V of this rank], made when first needed
+
+    def __call__(self, work: Work) -> Work:
+        """Run the work once, so that its kernels are compiled, and then note it."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            found = work()
+        torch.cuda.current_stream().wait_stream(side)
+        place = None if found is None else self._place(found)
+        graph = torch.cuda.CUDAGraph()
+        # Of this thread alone: adapters are loaded by others meanwhile, and NCCL has its own.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            logits = work()
+            if logits is not None and place is not None:
+                place.copy_(logits)
+        del logits
+
+        def replay() -> Tensor | None:
+            graph.replay()
+            return place
+
+        return replay
+
+    def _place(self, logits: Tensor) -> Tensor:
+        """Return where logits of this shape are put by every graph."""
+        if self._logits is None:
+            self._logits = logits.new_empty((ROWS[-1], logits.shape[1]))
+        return self._logits[: logits.shape[0]]

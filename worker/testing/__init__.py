@@ -1,0 +1,1 @@
+"""A rank without a model, for tests of what drives ranks."""

@@ -1,0 +1,284 @@
+"""A rank without a model: its tokens are a hash of what a model's would depend on.
+
+Owns the sequences, and a picture of every page: for each position, which adapter and which tokens
+up to there made its K and V. A plan that would read anything else on a real rank, another adapter's
+page, a page out of order, a page given away or copied over too early, fails an assertion here.
+Knows nothing of tensors.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from worker.engine.started_step import StartedStep
+from worker.lora.shard import AdapterShard
+from worker.protocol import (
+    DRAWN,
+    GENESIS,
+    Chunk,
+    PageCopy,
+    Plan,
+    RankInfo,
+    SampledToken,
+    SamplingParams,
+    SequenceStart,
+    StepOutput,
+    StepReply,
+    decode_plan,
+)
+from worker.testing.fake_pages import Entry, FakePages
+
+_HASH_BYTES = 16
+
+
+def _hash(*parts: bytes | int | str) -> bytes:
+    """Return a hash of parts; equal only for equal parts."""
+    digest = blake2b(digest_size=_HASH_BYTES)
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+def _root(adapter: str | None) -> bytes:
+    """Return the content of "nothing yet" for an adapter; None is the base model."""
+    return _hash("base") if adapter is None else _hash("adapter", adapter)
+
+
+def _draw(content: bytes, sampling: SamplingParams, vocab_size: int) -> SampledToken:
+    bits = _hash(content, sampling.seed)
+    token_id = int.from_bytes(bits[:8], "little") % vocab_size
+    if sampling.num_logprobs is None:
+        return SampledToken(0, token_id)
+    logprob = -int.from_bytes(bits[8:], "little") / 2**64
+    top = tuple(((token_id + i) % vocab_size, logprob - i) for i in range(sampling.num_logprobs))
+    return SampledToken(0, token_id, logprob, top)
+
+
+def fake_continuation(
+    adapter: str | None,
+    token_ids: tuple[int, ...],
+    num_tokens: int,
+    *,
+    seed: int = 0,
+    vocab_size: int = 1000,
+) -> tuple[int, ...]:
+    """Return the tokens that `FakeRank` draws after a prompt, for comparison."""
+    content = _root(adapter)
+    for token_id in token_ids:
+        content = _hash(content, token_id)
+    drawn: list[int] = []
+    for _ in range(num_tokens):
+        drawn.append(_draw(content, SamplingParams(seed=seed), vocab_size).token_id)
+        content = _hash(content, drawn[-1])
+    return tuple(drawn)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    slot: int | None
+    adapter: str | None  # None: the base model
+    sampling: SamplingParams
+    pages: list[int]
+    owned: set[int]  # pages it was given to write, or starts within
+    tokens: list[int]
+    content: bytes
+    drawn: int | None = None  # in its last chunk, which was in the last step
+
+
+class FakeRank:
+    """Has the face of `worker.engine.rank.Rank` as far as the step path goes."""
+
+    def __init__(self, *, page_size: int, num_slots: int = 0, vocab_size: int = 1000) -> None:
+        self._page_size = page_size
+        self._vocab_size = vocab_size
+        self._slots: list[str | None] = [None] * num_slots
+        self._pages = FakePages(page_size=page_size, num_pages=0, num_host_pages=0)
+        self._sequences: dict[int, _Sequence] = {}
+        self._digest = GENESIS
+        self._last_step = 0
+
+    def load(self, max_pages: int = 1024, max_host_pages: int = 0) -> RankInfo:
+        """Say what a rank says after loading."""
+        return RankInfo(
+            rank=0,
+            pid=os.getpid(),
+            node_id="",
+            max_pages=max_pages,
+            max_host_pages=max_host_pages,
+            page_bytes=1,
+            weight_bytes=0,
+            device="fake",
+            products="nothing",
+        )
+
+    def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
+        """Make the pages, on the device and in host memory."""
+        self._pages = FakePages(
+            page_size=self._page_size, num_pages=num_pages, num_host_pages=num_host_pages
+        )
+
+    def load_adapter(
+        self,
+        slot: int,
+        adapter: str,
+        weights: Sequence[float] = (1.0,),
+        shards: Sequence[AdapterShard] = (),
+    ) -> int:
+        """Put an adapter, with or without shards, into a slot that no running sequence uses.
+
+        Returns:
+            The bytes of the shards, as if they were held.
+        """
+        assert len(shards) in (0, len(weights)), f"{len(shards)} shards, {len(weights)} weights"
+        self._check_unused(slot)
+        self._slots[slot] = adapter
+        return sum(shard.data.nbytes for shard in shards)
+
+    def clear_slot(self, slot: int, adapter: str) -> None:
+        """Empty a slot that no running sequence uses, unless it holds another adapter by now."""
+        if self._slots[slot] == adapter:
+            self._check_unused(slot)
+            self._slots[slot] = None
+
+    def bank(self) -> list[str | None]:
+        """Return the adapter in each slot."""
+        return list(self._slots)
+
+    def start(self, frame: bytes) -> StartedStep:
+        """Do what `step` does: nothing is left to wait for."""
+        reply = self.step(frame)
+        return StartedStep(True, lambda: reply)
+
+    def step(self, frame: bytes) -> StepReply:
+        """Check and run the plan in a frame.
+
+        Raises:
+            PlanMismatch: if the plan does not continue this rank's chain.
+            AssertionError: if the plan would make a real rank compute something wrong.
+        """
+        plan, self._digest = decode_plan(frame, self._digest, self._last_step + 1)
+        self._last_step = plan.step
+        for seq_id in plan.ends:
+            assert seq_id in self._sequences, f"sequence {seq_id} ends without having started"
+            del self._sequences[seq_id]
+        forks = self._copy(plan.copies)
+        for start in plan.starts:
+            self._start(start, forks)
+        self._give_out(plan)
+        tokens = [self._run(chunk) for chunk in plan.chunks]
+        for seq_id in self._sequences.keys() - {chunk.seq_id for chunk in plan.chunks}:
+            self._sequences[seq_id].drawn = None
+        sampled = tuple(token for token in tokens if token is not None)
+        return StepReply(plan.step, StepOutput(plan.step, sampled))
+
+    def _copy(self, copies: tuple[PageCopy, ...]) -> dict[int, int]:
+        """Make the copies; return the pages that hold a fork then, and its positions in each."""
+        held = self._held()
+        for copy in copies:
+            self._pages.copy(copy, held)
+        last_by_page = {copy.target: copy for copy in copies if copy.kind != "save"}
+        return {
+            page: copy.num_positions for page, copy in last_by_page.items() if copy.kind == "fork"
+        }
+
+    def _start(self, start: SequenceStart, forks: dict[int, int]) -> None:
+        """Add a sequence and check what it starts on, once the copies of the plan are made."""
+        assert start.seq_id not in self._sequences, f"sequence {start.seq_id} runs already"
+        num_pages = -(-start.num_cached_tokens // self._page_size)
+        assert len(start.pages) == num_pages, (
+            f"{len(start.pages)} pages for {start.num_cached_tokens} cached tokens"
+        )
+        owned = self._own(start, forks)
+        adapter = None
+        if start.slot is not None:
+            adapter = self._slots[start.slot]
+            assert adapter is not None, f"sequence {start.seq_id} uses empty slot {start.slot}"
+        tokens, content = self._read(start, adapter)
+        expected = tokens if start.sampling.needs_history else []
+        assert list(start.history) == expected, f"sequence {start.seq_id}: wrong history"
+        self._sequences[start.seq_id] = _Sequence(
+            slot=start.slot,
+            adapter=adapter,
+            sampling=start.sampling,
+            pages=list(start.pages),
+            owned=owned,
+            tokens=tokens,
+            content=content,
+        )
+
+    def _own(self, start: SequenceStart, forks: dict[int, int]) -> set[int]:
+        """Return the page that a sequence starts within, which nobody else may have."""
+        rest = start.num_cached_tokens % self._page_size
+        if rest == 0:
+            return set()
+        page = start.pages[-1]
+        where = f"sequence {start.seq_id} starts {rest} positions into page {page}"
+        assert forks.get(page) == rest, f"{where}, which was not forked for it"
+        assert page not in self._held(), f"{where}, which another one has"
+        return {page}
+
+    def _read(self, start: SequenceStart, adapter: str | None) -> tuple[list[int], bytes]:
+        """Return the tokens in cached pages, each checked to be what this sequence would write."""
+        tokens: list[int] = []
+        content = _root(adapter)
+        for page in start.pages:
+            num_positions = min(self._page_size, start.num_cached_tokens - len(tokens))
+            for offset, entry in enumerate(self._pages.read(page, num_positions)):
+                where = f"sequence {start.seq_id}: cached page {page} offset {offset}"
+                assert entry is not None, f"{where} was never computed"
+                content = _hash(content, entry.token_id)
+                assert content == entry.content, f"{where} is of another prefix or adapter"
+                tokens.append(entry.token_id)
+        return tokens, content
+
+    def _give_out(self, plan: Plan) -> None:
+        """Check that new pages are nobody's, and wipe them."""
+        new_pages = [page for chunk in plan.chunks for page in chunk.new_pages]
+        assert len(set(new_pages)) == len(new_pages), "a page is given out twice"
+        held = self._held()
+        for page in new_pages:
+            assert page not in held, f"page {page} is given out while a sequence holds it"
+            self._pages.clear(page)
+
+    def _held(self) -> set[int]:
+        """Return the pages of all running sequences."""
+        return {page for sequence in self._sequences.values() for page in sequence.pages}
+
+    def _run(self, chunk: Chunk) -> SampledToken | None:
+        """Write a chunk's positions and draw its token."""
+        assert chunk.seq_id in self._sequences, f"sequence {chunk.seq_id} has not started"
+        sequence = self._sequences[chunk.seq_id]
+        assert chunk.start == len(sequence.tokens), (
+            f"sequence {chunk.seq_id}: chunk at {chunk.start}, not {len(sequence.tokens)}"
+        )
+        assert chunk.token_ids, f"sequence {chunk.seq_id}: empty chunk"
+        sequence.pages += chunk.new_pages
+        sequence.owned.update(chunk.new_pages)
+        for token_id in self._known(sequence, chunk):
+            index, offset = divmod(len(sequence.tokens), self._page_size)
+            assert index < len(sequence.pages), f"sequence {chunk.seq_id}: too few pages"
+            page = sequence.pages[index]
+            assert page in sequence.owned, f"sequence {chunk.seq_id} writes shared page {page}"
+            sequence.content = _hash(sequence.content, token_id)
+            sequence.tokens.append(token_id)
+            self._pages.write(page, offset, Entry(token_id, sequence.content))
+        sequence.drawn = None
+        if not chunk.samples:
+            return None
+        token = _draw(sequence.content, sequence.sampling, self._vocab_size)
+        sequence.drawn = token.token_id
+        return SampledToken(chunk.seq_id, token.token_id, token.logprob, token.top_logprobs)
+
+    def _known(self, sequence: _Sequence, chunk: Chunk) -> tuple[int, ...]:
+        """Return the tokens of a chunk, also one that was planned while its token was drawn."""
+        if DRAWN not in chunk.token_ids:
+            return chunk.token_ids
+        assert len(chunk.token_ids) == 1, f"sequence {chunk.seq_id}: not all tokens are known"
+        assert sequence.drawn is not None, f"sequence {chunk.seq_id} drew nothing the step before"
+        return (sequence.drawn,)
+
+    def _check_unused(self, slot: int) -> None:
+        users = [i for i, sequence in self._sequences.items() if sequence.slot == slot]
+        assert not users, f"slot {slot} changes while sequences {users} use it"

@@ -1,0 +1,1 @@
+"""Checkpoints, and the slices of them that one rank holds."""
