@@ -83,7 +83,7 @@ test-cluster: $(BIN)/.installed-dev $(DEMO)/config.json
 check: $(BIN)/.installed-dev
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror kernels/native/*.c kernels/native/*.h
+	find kernels/native/csrc -name '*.[ch]' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -14,7 +14,7 @@ from cluster.scheduler.config import SchedulerConfig
 from deploy.config import ConfigError, ServeConfig
 from deploy.memory import ITEM_BYTES
 from deploy.models import base_digest, find_model
-from kernels.gpu.limits import HEAD_DIMS, PAGE_SIZES
+from kernels.gpu.constants import HEAD_DIMS, PAGE_SIZES
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
 from worker.weights.partition import check_tp

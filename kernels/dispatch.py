@@ -1,207 +1,15 @@
 """Which functions a forward pass is made of, chosen once by the device that it runs on.
 
-The one place that knows more than one kind of device: a model, a batch and a sampler take what
-`kernels_for` returns and ask no further. Triton is imported only if there is a GPU.
-
-Shapes: T rows, S sampled rows, V vocabulary, H hidden, I intermediate, HQ / HK query and KV heads
-of this rank, D head_dim, P pages, K inputs, N outputs.
+Triton is imported only if there is a GPU.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
-
 import torch
-from torch import Tensor
 
-from kernels.cpu import CpuKernels
-from kernels.cpu_native import NativeKernels
-from kernels.linear import LinearWeight
+from kernels.interface import AnyKernels
 from kernels.native.library import native_library
-from kernels.native.program import Crew
-from kernels.numbers import Numbers
-from kernels.sampling import Draw
-
-AttentionRows = TypeVar("AttentionRows", contravariant=True)
-LoraRows = TypeVar("LoraRows", contravariant=True)
-
-
-class Fetched(Protocol):
-    """Tensors on their way to the host, behind all work that the device was given before."""
-
-    @property
-    def is_here(self) -> bool:
-        """Whether `read` waits for nothing."""
-        ...
-
-    def read(self) -> Sequence[Tensor]:
-        """Wait until that work is done and return the tensors on the host; from any thread."""
-        ...
-
-
-class Kernels(Protocol[AttentionRows, LoraRows]):
-    """What every kind of device can do. Row i of a result depends on row i of the arguments alone.
-
-    The host waits for the device in `Fetched.read` alone: all else is only asked for.
-
-    Products have the weights' dtype or float32, as a kind likes; all else takes either.
-
-    `AttentionRows` and `LoraRows` are what a runner of that kind makes of a batch.
-    """
-
-    pins_memory: bool  # whether host memory that the device copies from is to stay in place
-    finds_by_address: bool  # whether LoRAs are found by a table of addresses
-    products: str  # by what matrix products are computed, for people to read
-
-    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype in which adapters of a model served in `dtype` lie on the device."""
-        ...
-
-    def empty_pool(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        """Return a tensor that is not filled, for the pages that steps read."""
-        ...
-
-    def send(self, numbers: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return numbers of the host on the device; they may change as soon as it returns."""
-        ...
-
-    def fetch(self, tensors: Sequence[Tensor], device: torch.device) -> Fetched:
-        """Begin to bring tensors, maybe none, to the host; nobody may change them any more."""
-        ...
-
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """Return (rms(x + residual) * weight in weight's dtype, x + residual in float32).
-
-        Args:
-            x: [T, H], the output of a block.
-            residual: [T, H] float32; None is 0.
-            weight: [H].
-            eps: added to the mean square.
-        """
-        ...
-
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-        """Return a weight [N, K] and bias [N] as `linear` wants them; may take them over."""
-        ...
-
-    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        """Return x [T, K] @ weight transposed + bias as [T, N]."""
-        ...
-
-    def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        """Return this rank's part [T, N] of a product that is summed over the ranks.
-
-        With `deterministic`, in float32, and the sum does not depend on how many ranks there are,
-        as long as they hold equal parts of K and there is no bias.
-        """
-        ...
-
-    def lora_apply(self, y: Tensor, x: Tensor, rows: LoraRows) -> None:
-        """Add each row's own LoRA of x [T, K] to y [T, N], in place."""
-        ...
-
-    def rope_and_write(
-        self,
-        qkv: Tensor,
-        num_heads: int,
-        cos: Tensor,
-        sin: Tensor,
-        rows: AttentionRows,
-        k_pages: Tensor,
-        v_pages: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-    ) -> Tensor:
-        """Norm and rotate Q and K, store K and V in their pages; return Q [T, HQ, D].
-
-        Args:
-            qkv: [T, HQ + 2 HK, D].
-            num_heads: HQ.
-            cos: [max_position, D/2] float32.
-            sin: [max_position, D/2] float32.
-            rows: the positions, and where K and V go.
-            k_pages: [P, HK, page, D], changed in place.
-            v_pages: [P, HK, page, D], changed in place.
-            q_norm: [D], the RMS norm of each query head before its rotation, or None.
-            k_norm: [D], likewise.
-            eps: of these norms.
-        """
-        ...
-
-    def paged_attention(
-        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: AttentionRows, scale: float
-    ) -> Tensor:
-        """Return softmax(scale q k) v [T, HQ, D] of every row up to its own position."""
-        ...
-
-    def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return silu(gate) * up [T, I] in the weights' dtype for gate_up [T, 2I], gate first."""
-        ...
-
-    def save_pages(
-        self, pool: Tensor, sources: Sequence[int], host: Tensor, targets: Sequence[int]
-    ) -> None:
-        """Copy pages of a pool to host pages; the shapes are those of `kernels.page_copy`."""
-        ...
-
-    def restore_pages(
-        self, host: Tensor, sources: Sequence[int], pool: Tensor, targets: Sequence[int]
-    ) -> None:
-        """Copy host pages to pages of a pool."""
-        ...
-
-    def fork_pages(
-        self,
-        pool: Tensor,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        num_positions: Sequence[int],
-    ) -> None:
-        """Copy the first positions of each source, and put zeros behind; no target is a source."""
-        ...
-
-    def clear_pages(self, pool: Tensor, pages: Sequence[int]) -> None:
-        """Fill pages of a pool with zeros."""
-        ...
-
-    def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the largest of each row [S, V] float32 and its id, the lowest of equals.
-
-        NaN is larger than all.
-        """
-        ...
-
-    def draw_rows(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-        """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf.
-
-        A row that holds NaN or +inf, or nothing but -inf, gets some token of the vocabulary.
-        """
-        ...
-
-    def token_logprobs(
-        self, logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the log-probabilities of tokens, and of the best tokens, of some rows.
-
-        Args:
-            logits: [S, V] float32, any values.
-            rows: R of them, at least one.
-            token_ids: [S] int64.
-            counts: R, how many of the best each row asks for.
-
-        Returns:
-            That of each row's token [R] float32; and ids [R, C] int64 and log-probabilities [R, C]
-            float32 of the best tokens, the best first, the lower id of equals: of each row at
-            least as many as it asks for, but those behind its last finite one are -inf.
-        """
-        ...
-
-
-AnyKernels = Kernels[Any, Any]
+from kernels.native.program import ThreadPool
+from kernels.native_backend import NativeKernels
+from kernels.torch_backend import CpuKernels
 
 
 def kernels_for(
@@ -218,7 +26,7 @@ def kernels_for(
     """
     if device.type != "cuda":
         library = native_library()
-        return CpuKernels() if library is None else NativeKernels(Crew(library, num_threads))
-    from kernels.gpu.forward import GpuKernels
+        return CpuKernels() if library is None else NativeKernels(ThreadPool(library, num_threads))
+    from kernels.gpu.backend import GpuKernels
 
     return GpuKernels(deterministic, tp)

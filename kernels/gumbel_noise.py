@@ -1,13 +1,12 @@
 """Counter-based noise: what makes a drawn token a function of (logits, parameters, seed, position).
 
-Owns the hash and the form of the noise. Keeps no generator and no state, so a stream that resumes
-elsewhere draws the same tokens. Knows nothing of sampling parameters.
+There is no generator and no state, so a stream that resumes elsewhere draws the same tokens.
 """
 
 import torch
 from torch import Tensor
 
-from kernels.native.library import DrawProblem, Library, native_library
+from kernels.native.library import CandidateSearch, Library, native_library
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64: the stream's stride and its two mixing multipliers
@@ -36,7 +35,7 @@ def gumbel_noise_at(seed: int, position: int, token_ids: Tensor) -> Tensor:
     return _gumbel(seed, position, padded)[:num_ids]
 
 
-def noisy_best(scores: Tensor, seed: int, position: int) -> int:
+def gumbel_argmax(scores: Tensor, seed: int, position: int) -> int:
     """Return the id of the largest score [V] float32 plus noise, the lowest of equals.
 
     `scores` may be changed. At least one is finite, none is NaN.
@@ -44,18 +43,18 @@ def noisy_best(scores: Tensor, seed: int, position: int) -> int:
     library = native_library()
     if library is None:
         return int(scores.add_(gumbel_noise(seed, position, scores.shape[0])).argmax())
-    return noisy_best_native(scores, seed, position, library)
+    return gumbel_argmax_native(scores, seed, position, library)
 
 
-def noisy_best_native(scores: Tensor, seed: int, position: int, library: Library) -> int:
-    """Do `noisy_best` with the exact noise of those few tokens alone that can win by a rough one.
+def gumbel_argmax_native(scores: Tensor, seed: int, position: int, library: Library) -> int:
+    """Do `gumbel_argmax` with the exact noise of those few tokens that can win by a rough one.
 
     So the result is the same to the bit, and most of the time is saved: in float64, two logarithms
     for each token of the vocabulary take longer than all else of a draw.
     """
     scores = scores.contiguous()
     sums, ids = torch.empty_like(scores), torch.empty(_MOST_NEAR, dtype=torch.int64)
-    problem = DrawProblem(
+    search = CandidateSearch(
         scores.data_ptr(),
         sums.data_ptr(),
         ids.data_ptr(),
@@ -64,10 +63,10 @@ def noisy_best_native(scores: Tensor, seed: int, position: int, library: Library
         _stream(seed, position),
         0,
     )
-    library.near_best(problem)
-    if problem.num_found > _MOST_NEAR:
+    library.gumbel_candidates(search)
+    if search.num_candidates > _MOST_NEAR:
         return int(scores.add_(gumbel_noise(seed, position, scores.shape[0])).argmax())
-    ids = ids[: problem.num_found]
+    ids = ids[: search.num_candidates]
     return int(ids[(scores[ids] + gumbel_noise_at(seed, position, ids)).argmax()])
 
 

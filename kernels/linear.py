@@ -30,16 +30,16 @@ _LARGE_BLOCK = 512  # rows
 
 
 @dataclass(frozen=True, slots=True)
-class PanelCode:
+class ExponentCode:
     """What belongs to panels that are coded; kernels.native.exponent_coding makes it."""
 
     tables: Tensor  # [panels, 16] uint8
-    rare: Tensor  # [panels, max_rare, 2] int32: place and word
-    num_rare: Tensor  # [panels] int32
+    outliers: Tensor  # [panels, max_outliers, 2] int32: place and word
+    num_outliers: Tensor  # [panels] int32
 
     @property
     def num_bytes(self) -> int:
-        return self.tables.nbytes + self.rare.nbytes + self.num_rare.nbytes
+        return self.tables.nbytes + self.outliers.nbytes + self.num_outliers.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LinearWeight:
     out_features: int
     dtype: torch.dtype
     layout: Literal["plain", "onednn", "panels"] = "plain"
-    code: PanelCode | None = None
+    code: ExponentCode | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -112,7 +112,7 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
     if weight.layout == "plain":
         missing = max(0, _MIN_ROWS_PLAIN - num_rows)
         padded = F.pad(x, (0, 0, 0, missing)) if missing else x
-        y = steady_product(padded, weight.data)[:num_rows]
+        y = batch_invariant_product(padded, weight.data)[:num_rows]
         return y if weight.bias is None else y + weight.bias
     blocks = [_multiply_block(x[start:stop], weight) for start, stop in _row_blocks(num_rows)]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
@@ -145,7 +145,7 @@ def _multiply_block(x: Tensor, weight: LinearWeight) -> Tensor:
     return y[:num_rows] if missing > 0 else y
 
 
-def steady_product(x: Tensor, weight: Tensor) -> Tensor:
+def batch_invariant_product(x: Tensor, weight: Tensor) -> Tensor:
     """Return x [T, K] @ weight [N, K] transposed; each row has the same bits if T is 4 or more."""
     if x.dtype != torch.float32 or x.device.type != "cpu":
         return F.linear(x, weight)

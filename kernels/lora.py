@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.linear import steady_product
+from kernels.linear import batch_invariant_product
 
-_MIN_ROWS = 4  # what steady_product asks for
+_MIN_ROWS = 4  # what batch_invariant_product asks for
 BLOCK_ALIGNMENT = 64  # bytes: each block of B starts on a cache line
 
 
@@ -91,12 +91,12 @@ def lora_apply(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
         # A short segment takes its neighbours' rows along: cheaper than padding, and dropped below.
         first = min(segment.start, x.shape[0] - _MIN_ROWS)
         rows = x[first : max(segment.stop, first + _MIN_ROWS)].float()
-        inner, b = steady_product(rows, segment.a.float()), segment.b.float()
+        inner, b = batch_invariant_product(rows, segment.a.float()), segment.b.float()
         y_rows, of_rows = y[segment.start : segment.stop], segment.start - first
         for first_rank, end_rank, output, end_output, start in segment.blocks.tolist():
             shape = end_output - output, end_rank - first_rank
             block = b.as_strided(shape, (1, shape[0]), b.storage_offset() + start)
-            delta = steady_product(inner[:, first_rank:end_rank], block)
+            delta = batch_invariant_product(inner[:, first_rank:end_rank], block)
             y_rows[:, output:end_output] += delta[of_rows : of_rows + len(y_rows)]
 
 
@@ -140,4 +140,4 @@ def embedding_lora_apply(
     missing = max(0, _MIN_ROWS - rows.shape[0])
     if missing:
         rows = F.pad(rows, (0, 0, 0, missing))
-    x.copy_(x32 + steady_product(rows, b.float())[: x.shape[0]])
+    x.copy_(x32 + batch_invariant_product(rows, b.float())[: x.shape[0]])

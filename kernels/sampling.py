@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.gumbel_noise import gumbel_noise_at, noisy_best
+from kernels.gumbel_noise import gumbel_argmax, gumbel_noise_at
 
 GREEDY_BELOW = 1e-5  # lower temperatures are greedy: dividing by them only overflows float32
 _LOWEST = torch.finfo(torch.float32).min
@@ -24,7 +24,7 @@ _MASS_MARGIN = 1e-4  # far above what the histogram's float32 exponentials can b
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class RowSampling:
     """How to draw from one row."""
 
     temperature: float
@@ -40,7 +40,7 @@ class Draw:
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
 
-def draw_rows(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+def sample_rows(logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
     """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf.
 
     A row that holds NaN or +inf, or nothing but -inf, gets the id of its largest, NaN above all.
@@ -51,7 +51,7 @@ def draw_rows(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 def token_logprobs(
     logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `kernels.dispatch.Kernels.token_logprobs`; one row after the other."""
+    """See `kernels.interface.Kernels.token_logprobs`; one row after the other."""
     ids = token_ids.tolist()
     # Row by row in a function of its own: memory that was left just now is the fastest to take.
     found = [_logprobs(logits[row], ids[row], n) for row, n in zip(rows, counts, strict=True)]
@@ -67,11 +67,11 @@ def token_logprobs(
 def _logprobs(logits: Tensor, token_id: int, count: int) -> tuple[float, Tensor, Tensor]:
     """Return the log-probability of a token of one row [V], and ids and those of the best."""
     logprobs = torch.log_softmax(logits, dim=-1)
-    ids, values = best_tokens(logprobs, count) if count else (logits[:0].long(), logits[:0])
+    ids, values = top_tokens(logprobs, count) if count else (logits[:0].long(), logits[:0])
     return logprobs[token_id].item(), ids, values
 
 
-def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return (ids, values) of the `count` largest of one row [V], best first, then lower id first.
 
     Tokens at -inf do not count: with fewer others, the result is shorter.
@@ -83,7 +83,7 @@ def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return ids[order][:count], values[:count]
 
 
-def _draw(logits: Tensor, draw: Draw) -> int:
+def _draw(logits: Tensor, draw: RowSampling) -> int:
     """Return the token drawn from one row [V]."""
     if draw.is_greedy or not math.isfinite(best := logits.max()):
         return int(logits.argmax())
@@ -92,13 +92,13 @@ def _draw(logits: Tensor, draw: Draw) -> int:
         scores.masked_fill_(scores < math.log(draw.min_p), -torch.inf)
     num_tokens = scores.shape[0]
     if 0 < draw.top_k < num_tokens:
-        ids, kept = best_tokens(scores, draw.top_k)
+        ids, kept = top_tokens(scores, draw.top_k)
         if draw.top_p < 1.0:
             kept = kept[: _nucleus_size(kept, torch.logsumexp(kept, 0), draw.top_p)]
     elif draw.top_p < 1.0:
         ids, kept = _nucleus(scores, draw.top_p)
     else:
-        return noisy_best(scores, draw.seed, draw.position)
+        return gumbel_argmax(scores, draw.seed, draw.position)
     ids, order = ids[: kept.shape[0]].sort()  # the lowest id wins a tie, as in a full draw
     noise = gumbel_noise_at(draw.seed, draw.position, ids)
     return int(ids[(kept[order] + noise).argmax()])

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.options import OPTIONS
+from kernels.gpu.constants import LAUNCH_OPTIONS
 
 _ELEMENTS_OF_A_THREAD = 8  # 16 bytes of bfloat16
 
@@ -42,7 +42,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
         INTERMEDIATE=intermediate,
         BLOCK=block,
         num_warps=block // (32 * _ELEMENTS_OF_A_THREAD),
-        **OPTIONS,
+        **LAUNCH_OPTIONS,
     )
     return out
 

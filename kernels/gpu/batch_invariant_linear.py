@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.options import OPTIONS
+from kernels.gpu.constants import LAUNCH_OPTIONS
 
 _FEW_ROWS = 256  # up to here the weight is what is waited for: small tiles, more programs
 _MANY_OUTPUTS = 8192  # from here small tiles of 64 outputs are enough for all SMs
@@ -36,7 +36,7 @@ def num_tree_parts(inputs: int) -> int:
     return num_parts
 
 
-def steady_linear(
+def batch_invariant_linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -97,7 +97,7 @@ def steady_linear(
         BLOCK_INPUTS=block_inputs,
         num_warps=num_warps,
         num_stages=num_stages,
-        **OPTIONS,
+        **LAUNCH_OPTIONS,
     )
     return y
 

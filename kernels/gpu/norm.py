@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.options import OPTIONS
+from kernels.gpu.constants import LAUNCH_OPTIONS
 
 _ELEMENTS_OF_A_THREAD = 8  # 16 bytes of bfloat16
 _MAX_WARPS = 16
@@ -53,7 +53,7 @@ def add_rms_norm(
         HIDDEN=hidden,
         BLOCK=block,
         num_warps=num_warps,
-        **OPTIONS,
+        **LAUNCH_OPTIONS,
     )
     return out, total
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.options import OPTIONS
+from kernels.gpu.constants import LAUNCH_OPTIONS
 
 _BLOCK = 2048  # words of a program: four times 16 bytes for each thread of 4 warps
 _NUM_WARPS = 4
@@ -105,7 +105,7 @@ def _launch(kernel: Any, pool: Tensor, pages: Tensor, *others: Tensor, **constan
         WORDS=num_words,
         BLOCK=_BLOCK,
         num_warps=_NUM_WARPS,
-        **OPTIONS,
+        **LAUNCH_OPTIONS,
     )
 
 

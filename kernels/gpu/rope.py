@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.options import OPTIONS
+from kernels.gpu.constants import LAUNCH_OPTIONS
 
 # One warp whose threads hold 8 elements of either half of a head: 16 bytes of bfloat16 each.
 _ELEMENTS_OF_A_PROGRAM = 512
@@ -85,7 +85,7 @@ def rope_and_write(
         HALF_BLOCK=half_block,
         GROUP=group,
         num_warps=1,
-        **OPTIONS,
+        **LAUNCH_OPTIONS,
     )
     return q
 

@@ -1,9 +1,8 @@
-"""The C sources beside this file as a shared library, compiled once for each machine and kept.
+"""The C sources in csrc as a shared library, compiled once for each machine and kept.
 
-Owns the cache: a file's name is the digest of all that decides its code, its last bytes are the
-digest of the rest, so that a damaged one is compiled anew and never loaded. Of processes that start
-together one compiles, on all cores, and the others wait for it. Knows nothing of what the functions
-do.
+A library's file name is the digest of all that decides its code, its last bytes are the digest of
+the rest, so that a damaged one is compiled anew and never loaded. Of processes that start together
+one compiles, on all cores, and the others wait for it.
 """
 
 import fcntl
@@ -18,40 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_SOURCE_DIR = Path(__file__).parent
-_SOURCES = (  # what takes longest comes first
-    "expand.c",
-    "linear.c",
-    "paged.c",
-    "shrink.c",
-    "best.c",
-    "coding.c",
-    "crew.c",
-    "elementwise.c",
-    "exchange.c",
-    "rank_sum.c",
-    "sampling.c",
-    "tiles.c",
-)
-_HEADERS = (
-    "coded.h",
-    "crew.h",
-    "delta.h",
-    "exchange.h",
-    "expand_tile.h",
-    "lanes16.h",
-    "lanes8.h",
-    "paged_block.h",
-    "paged_rows.h",
-    "panel.h",
-    "panel_floats.h",
-    "panel_tiles.h",
-    "product.h",
-    "shrink_rows.h",
-    "tiles.h",
-    "vector.h",
-    "words.h",
-)
+_SOURCE_DIR = Path(__file__).parent / "csrc"
+_SLOWEST_FIRST = ("expand", "linear", "paged_attention", "shrink")  # to compile; the rest is short
 _FLAGS = (
     "-std=c11",
     "-O3",
@@ -114,6 +81,12 @@ def is_whole(path: Path) -> bool:
     return hashlib.sha256(code).digest() == digest
 
 
+def _sources() -> list[Path]:
+    """Return the C files, what takes longest to compile first."""
+    sources = sorted(_SOURCE_DIR.rglob("*.c"))
+    return sorted(sources, key=lambda source: source.stem not in _SLOWEST_FIRST)
+
+
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """Let one process at a time compile there.
@@ -132,9 +105,11 @@ def _alone(directory: Path) -> Iterator[None]:
 def _key(command: str, extra_flags: tuple[str, ...]) -> str:
     """Return the digest of sources, flags, CPU and compiler."""
     version = _run([command, "--version"])
-    parts = [(_SOURCE_DIR / name).read_bytes() for name in (*_SOURCES, *_HEADERS)]
+    files = sorted(path.relative_to(_SOURCE_DIR) for path in _SOURCE_DIR.rglob("*.[ch]"))
     flags = " ".join((*_FLAGS, *extra_flags, *_LINK_FLAGS))
-    parts += [part.encode() for part in (flags, _cpu(), command, version)]
+    names = " ".join(path.as_posix() for path in files)
+    parts = [part.encode() for part in (flags, _cpu(), command, version, names)]
+    parts += [(_SOURCE_DIR / path).read_bytes() for path in files]
     # Framed: no part can borrow bytes of its neighbour.
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
@@ -155,13 +130,15 @@ def _cpu() -> str:
 def _compile(command: str, scratch: Path, extra_flags: tuple[str, ...]) -> Path:
     """Return a library made in `scratch`: as many sources at once as there are cores."""
 
-    def compile_one(source: str) -> str:
-        target = str(scratch / f"{source}.o")
-        _run([command, *_FLAGS, *extra_flags, "-c", "-o", target, str(_SOURCE_DIR / source)])
+    flags = (*_FLAGS, *extra_flags, f"-I{_SOURCE_DIR}")
+
+    def compile_one(source: Path) -> str:
+        target = str(scratch / f"{source.stem}.o")
+        _run([command, *flags, "-c", "-o", target, str(source)])
         return target
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
-        objects = list(cores.map(compile_one, _SOURCES))
+        objects = list(cores.map(compile_one, _sources()))
     library = scratch / "library.so"
     _run([command, *extra_flags, "-o", str(library), *objects, *_LINK_FLAGS])
     return library

@@ -1,7 +1,7 @@
 """The C functions as Python calls them, if this machine can have them.
 
-Owns the decision, made once in a process, and the form of the arguments, which mirrors the structs
-in the C sources. Knows nothing of tensors: addresses and counts go in.
+The decision is made once in a process. Arguments are addresses and counts, in structs that mirror
+those of the C sources.
 """
 
 import ctypes
@@ -18,19 +18,19 @@ _CACHE_DIR = Path(".cache") / "topwork" / "native"  # in the home directory
 _logger = logging.getLogger(__name__)
 
 
-class DrawProblem(ctypes.Structure):
-    """`struct problem` of sampling.c."""
+class CandidateSearch(ctypes.Structure):
+    """`struct search` of sampling/gumbel_candidates.c."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("scores", "sums", "ids")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "capacity")),
         ("stream", ctypes.c_uint64),
-        ("num_found", ctypes.c_int64),
+        ("num_candidates", ctypes.c_int64),
     ]
 
 
 class StepFields(ctypes.Structure):
-    """`struct step` of crew.h."""
+    """`struct step` of runtime/thread_pool.h."""
 
     _fields_ = [
         *((n, ctypes.c_int64) for n in ("num_rows", "num_sequences", "max_pages", "num_runs")),
@@ -40,7 +40,7 @@ class StepFields(ctypes.Structure):
 
 
 class ExchangeState(ctypes.Structure):
-    """`struct exchange` of exchange.h."""
+    """`struct exchange` of distributed/shared_memory.c."""
 
     _fields_ = [
         ("region", ctypes.c_void_p),
@@ -64,14 +64,14 @@ class OpFunction:
 class Library:
     """The functions of one loaded library; each returns 0, or 1 if memory ran out.
 
-    An exchange returns what exchange.h says; its state goes in by address, as made but once.
+    An exchange returns what shared_memory.c says; its state goes in by address, as made but once.
     """
 
-    near_best: Callable[[DrawProblem], int]
-    crew_new: Callable[[int], int | None]
-    crew_free: Callable[[int], None]
-    crew_rouse: Callable[[int], None]
-    # Crew, steps, entries, their number, bytes of scratch, alone, times, next entry.
+    gumbel_candidates: Callable[[CandidateSearch], int]
+    thread_pool_new: Callable[[int], int | None]
+    thread_pool_free: Callable[[int], None]
+    thread_pool_wake: Callable[[int], None]
+    # Pool, steps, entries, their number, bytes of scratch, alone, times, next entry.
     run: Callable[..., int]
     all_reduce: Callable[[int, int, int, int, int], int]  # state, x, out, count, is_bf16
     gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
@@ -85,7 +85,7 @@ def native_library() -> Library | None:
     """Return this machine's library, compiling it at first use; None if it can have none."""
     try:
         return open_library(Path.home() / _CACHE_DIR)
-    except (BuildError, OSError, RuntimeError) as error:  # RuntimeError: nobody's home
+    except (BuildError, OSError, RuntimeError) as error:  # RuntimeError: no home directory
         _logger.warning("models run in torch alone, several times slower: %s", error)
         return None
 
@@ -101,10 +101,12 @@ def open_library(
     """
     loaded = ctypes.CDLL(str(build(directory, compiler, extra_flags)))
     return Library(
-        near_best=_signed(loaded.topwork_near_best, ctypes.c_int, ctypes.POINTER(DrawProblem)),
-        crew_new=_signed(loaded.topwork_crew_new, ctypes.c_void_p, ctypes.c_int64),
-        crew_free=_signed(loaded.topwork_crew_free, None, ctypes.c_void_p),
-        crew_rouse=_signed(loaded.topwork_crew_rouse, None, ctypes.c_void_p),
+        gumbel_candidates=_signed(
+            loaded.topwork_gumbel_candidates, ctypes.c_int, ctypes.POINTER(CandidateSearch)
+        ),
+        thread_pool_new=_signed(loaded.topwork_thread_pool_new, ctypes.c_void_p, ctypes.c_int64),
+        thread_pool_free=_signed(loaded.topwork_thread_pool_free, None, ctypes.c_void_p),
+        thread_pool_wake=_signed(loaded.topwork_thread_pool_wake, None, ctypes.c_void_p),
         run=_signed(
             loaded.topwork_run,
             ctypes.c_int,

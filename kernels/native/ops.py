@@ -19,12 +19,12 @@ def _counts(*names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
 class LinearOp(ctypes.Structure):
     """`struct linear`: y [T, N] float32 = x [T, K] times packed weights, plus bias [N] float32.
 
-    The fields from `tables` to `max_rare` are those of a `PanelCode`, null and 0 without one.
+    The fields from `tables` to `max_outliers` are those of an `ExponentCode`; else null and 0.
     """
 
     _fields_ = [
-        *_pointers("x", "weight", "bias", "y", "tables", "rare", "num_rare"),
-        *_counts("max_rare", "x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
+        *_pointers("x", "weight", "bias", "y", "tables", "outliers", "num_outliers"),
+        *_counts("max_outliers", "x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
     ]
 
 
@@ -32,8 +32,8 @@ class CodingOp(ctypes.Structure):
     """`struct coding`: plain panels to coded ones; a row of the step is a panel."""
 
     _fields_ = [
-        *_pointers("panels", "coded", "tables", "rare", "num_rare"),
-        *_counts("num_steps", "max_rare"),
+        *_pointers("panels", "coded", "tables", "outliers", "num_outliers"),
+        *_counts("num_steps", "max_outliers"),
     ]
 
 
@@ -104,8 +104,8 @@ class LoraOp(ctypes.Structure):
     ]
 
 
-class BestOp(ctypes.Structure):
-    """`struct best`: the largest of each row of x [T, N] float32 and its id [T] int64."""
+class ArgmaxOp(ctypes.Structure):
+    """`struct argmax`: the largest of each row of x [T, N] float32 and its id [T] int64."""
 
     _fields_ = [*_pointers("x", "values", "ids"), *_counts("width")]
 

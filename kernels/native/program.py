@@ -1,7 +1,7 @@
 """Programs of C functions: ops on fixed memory that one call runs one after the other.
 
-Owns the crew of threads, the form of a step and of a row of ops, which mirror crew.h, and the
-tensors that an op points into, which live as long as the program. Knows nothing of what ops do.
+A step and a row of ops are laid out as in csrc/runtime/thread_pool.h. The tensors that an op points
+into live as long as the program.
 
 Shapes: T rows, S sequences.
 """
@@ -19,11 +19,11 @@ from kernels.native.library import Library, OpFunction, StepFields
 
 Call = Callable[[int], None]  # given the rows of the step
 
-_DONE, _HALTED = 0, 2  # as crew.c has them
+_DONE, _HALTED = 0, 2  # as csrc/runtime/thread_pool.c has them
 
 
 class _Entry(ctypes.Structure):
-    """`struct entry` of crew.h."""
+    """`struct entry` of runtime/thread_pool.h."""
 
     _fields_ = [("run", ctypes.c_void_p), ("op", ctypes.c_void_p), ("kind", ctypes.c_int64)]
 
@@ -63,7 +63,7 @@ class Step:
         self.fields = (StepFields * 2)(rows, sampled)
 
 
-class Crew:
+class ThreadPool:
     """Threads that run programs together; the calling thread is one of them."""
 
     def __init__(self, library: Library, num_threads: int) -> None:
@@ -76,15 +76,18 @@ class Crew:
         self.num_threads = num_threads
         self.library = library
         self.seconds: defaultdict[str, float] | None = None  # by op, if somebody wants to know
-        crew = library.crew_new(num_threads)
-        if crew is None:
+        address = library.thread_pool_new(num_threads)
+        if address is None:
             raise MemoryError(f"no memory for {num_threads} threads")
-        self._crew = crew
-        weakref.finalize(self, library.crew_free, self._crew)
+        self._address = address
+        free = weakref.finalize(self, library.thread_pool_free, address)
+        # At the interpreter's end a daemon thread may be running a program: who runs one keeps the
+        # pool alive, but not that late. The process takes threads and memory with it.
+        free.atexit = False
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Wake the other threads for a program that will be run in a moment."""
-        self.library.crew_rouse(self._crew)
+        self.library.thread_pool_wake(self._address)
 
     def run(self, program: "Program", step: Step, *, alone: bool = False) -> None:
         """Run a program on all threads, or on the caller's alone; one caller at a time.
@@ -96,7 +99,7 @@ class Crew:
         times = None if self.seconds is None else (ctypes.c_int64 * count)()
         scratch = program.scratch_bytes
         next_entry = ctypes.c_int64(0)
-        arguments = self._crew, step.fields, entries, count, scratch, alone, times, next_entry
+        arguments = self._address, step.fields, entries, count, scratch, alone, times, next_entry
         while (state := self.library.run(*arguments)) == _HALTED:
             program.finish(next_entry.value - 1, step)
         if state != _DONE:
@@ -148,11 +151,11 @@ class Program:
 
     def finish(self, index: int, step: Step) -> None:
         """Do the rest of an op that has halted the program."""
-        assert index in self._finish, f"op {index}, {self.names[index]}, halts and nobody ends it"
+        assert index in self._finish, f"op {index}, {self.names[index]}, halts and has no `finish`"
         self._finish[index](step.num_rows)
 
     def entries(self) -> tuple[ctypes.Array[_Entry], int]:
-        """Return the ops as the crew wants them, and how many there are."""
+        """Return the ops as C wants them, and how many there are."""
         if self._entries is None:
             self._entries = (_Entry * len(self._ops))(
                 *(_Entry(one.address, ctypes.addressof(op), kind) for one, op, kind in self._ops)

@@ -1,9 +1,9 @@
-"""What a forward pass does on memory of its own, noted once so that it can be done again.
+"""What a forward pass does on memory of its own, recorded once so that it can be run again.
 
 A model of 30 layers is a few hundred ops, each of some microseconds; Python takes as long for a
-call as C for its work. So Python goes through the layers once, and a tape of programs is what is
-left. Where something else has to be done between two ops, such as a sum over ranks, the tape is
-cut. Owns the memory that ops write to. Knows nothing of what ops do.
+call as C for its work. So Python goes through the layers once, and a row of programs is what is
+left. Where something else has to be done between two ops, such as a sum over ranks, a new program
+begins. The memory that ops write to belongs to the recorded program.
 """
 
 import ctypes
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from kernels.native.library import OpFunction
-from kernels.native.program import Call, Crew, Program, Step
+from kernels.native.program import Call, Program, Step, ThreadPool
 
 
-class Tape:
+class RecordedProgram:
     """Ops on up to `max_rows` rows, then on up to `max_samples` of them, and calls, in order."""
 
     def __init__(self, max_rows: int, max_samples: int = 0) -> None:
@@ -60,17 +60,17 @@ class Tape:
         """Append something that is not an op."""
         self._parts.append(function)
 
-    def run(self, crew: Crew, step: Step) -> None:
+    def run(self, thread_pool: ThreadPool, step: Step) -> None:
         """Do it all, on all threads.
 
         Raises:
             MemoryError: no room for a program's scratch memory in each thread.
         """
         num_rows = step.num_rows
-        assert num_rows <= self.max_rows, f"{num_rows} rows on a tape for {self.max_rows}"
+        assert num_rows <= self.max_rows, f"{num_rows} rows in a program for {self.max_rows}"
         assert step.num_samples <= self.max_samples, f"{step.num_samples} samples"
         for part in self._parts:
             if isinstance(part, Program):
-                crew.run(part, step)
+                thread_pool.run(part, step)
             else:
                 part(num_rows)

@@ -1,4 +1,4 @@
-"""Random LoRAs of one fused linear, found by address as kernels.gpu.lora.lora wants them.
+"""Random LoRAs of one fused linear, found by address as kernels.gpu.lora.apply wants them.
 
 Owns the tensors and the table that names their addresses; a table is worth nothing without them.
 

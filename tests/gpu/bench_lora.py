@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kernels.gpu.lora.lora import cut_tiles, lora_apply
+from kernels.gpu.lora.apply import cut_tiles, lora_apply
 from tests.gpu.adapters import Slots, make_slots
 from tests.gpu.bench import line, moved_floor, read_floor
 from tests.gpu.place import Place

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.gpu.activation import silu_and_mul
-from kernels.gpu.batch_invariant_linear import steady_linear
+from kernels.gpu.batch_invariant_linear import batch_invariant_linear
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.rope import rope_and_write
-from kernels.gpu.sampling.sampling import best, sample
+from kernels.gpu.sampling.sampler import argmax, sample
 from tests.gpu.bench import line, matmul_floor, moved_floor, read_floor
 from tests.gpu.paged import Heads, filled_pages
 from tests.gpu.place import Place
@@ -89,7 +89,7 @@ def activation(place: Place, num_rows: int, goal: float | None) -> Finding:
 
 def best_rows(place: Place) -> Finding:
     sets, num_bytes = _logits(place)
-    calls = [lambda x=x: best(x) for x in sets]
+    calls = [lambda x=x: argmax(x) for x in sets]
     beside = {"max": lambda: [lambda x=x: x.max(-1) for x in sets]}
     return line(place, calls, read_floor(place, num_bytes), at_most_us=30.0, beside=beside)
 
@@ -140,7 +140,7 @@ def product(place: Place, num_rows: int, outputs: int, inputs: int) -> Finding:
         for _ in range(_count(place, num_bytes))
     ]
     floor = max(read_floor(place, num_bytes), matmul_floor(place, 2 * num_rows * outputs * inputs))
-    calls = [lambda x=x, w=w: steady_linear(x, w, None) for x, w in sets]
+    calls = [lambda x=x, w=w: batch_invariant_linear(x, w, None) for x, w in sets]
     beside = {"F.linear": lambda: [lambda x=x, w=w: F.linear(x, w) for x, w in sets]}
     return line(place, calls, floor, beside=beside)
 

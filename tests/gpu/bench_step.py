@@ -15,8 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Fetched
-from kernels.gpu.forward import GpuKernels
+from kernels.gpu.backend import GpuKernels
+from kernels.interface import Readback
 from tests.gpu.bench import matmul_floor, read_floor
 from tests.gpu.ceilings import ceilings
 from tests.gpu.llama import Llama
@@ -24,8 +24,8 @@ from tests.gpu.place import Place
 from tests.gpu.rank_run import make_capture
 from tests.gpu.report import Case, Finding
 from tests.gpu.timing import Timing, summarise
-from worker.distributed.parallel import SingleRank
-from worker.models.forward_batch import StepRows
+from worker.distributed.communicator import SingleRank
+from worker.models.forward_batch import InputBatch
 from worker.models.llama import Model
 from worker.runners.gpu_runner import GpuRunner, Work
 
@@ -61,9 +61,9 @@ def cases(place: Place) -> Iterator[Case]:
     yield "64 rows, base, no graphs", lambda: bench().eager(64, 0)
     yield "64 rows, 8 adapters r16, no graphs", lambda: bench().eager(64, 8)
     yield "1 row, base, no graphs", lambda: bench().eager(1, 0)
-    yield "prefill of 8,192, base", lambda: bench().prefill(0, is_steady=False)
-    yield "prefill of 8,192, 1 adapter r16", lambda: bench().prefill(1, is_steady=False)
-    yield "prefill of 8,192, base, deterministic", lambda: bench().prefill(0, is_steady=True)
+    yield "prefill of 8,192, base", lambda: bench().prefill(0, is_deterministic=False)
+    yield "prefill of 8,192, 1 adapter r16", lambda: bench().prefill(1, is_deterministic=False)
+    yield "prefill of 8,192, base, deterministic", lambda: bench().prefill(0, is_deterministic=True)
 
 
 class _Clock:
@@ -161,19 +161,19 @@ class _Bench:
 
     def _seconds_each(self, num_rows: int, most: int, count: int) -> float:
         """Return the time from step to step if at most so many are started ahead."""
-        runner, device = self._runner(is_steady=False, with_graphs=True), self._place.device
+        runner, device = self._runner(is_deterministic=False, with_graphs=True), self._place.device
         rows = self._llama.decodes(self._rows(num_rows), 0)
-        rows = replace(rows, drawn_rows=range(len(rows.token_ids)))
+        rows = replace(rows, pending_rows=range(len(rows.token_ids)))
         ids = self._place.int64(rows.token_ids)
-        asked: deque[Fetched] = deque()
+        asked: deque[Readback] = deque()
         self._place.wait()
         start = time.perf_counter()
         with torch.inference_mode():
             for _ in range(count):
                 logits = runner.run(rows, ids)
                 assert logits is not None, "every step samples"
-                _, ids = self._kernels.best(logits.part)
-                asked.append(self._kernels.fetch((ids,), device))
+                _, ids = self._kernels.argmax(logits.part)
+                asked.append(self._kernels.start_readback((ids,), device))
                 if len(asked) > most:
                     asked.popleft().read()
             for fetched in asked:
@@ -183,7 +183,7 @@ class _Bench:
     def deterministic(self, num_rows: int) -> Finding:
         """Time a step whose products are batch-invariant."""
         base, rows = self._base(num_rows).median, self._rows(num_rows)
-        device, wall = self._time(self._llama.decodes(rows, 0), is_steady=True)
+        device, wall = self._time(self._llama.decodes(rows, 0), is_deterministic=True)
         return self._line(device, wall, self._llama.decode_bytes(rows)) | _over(device, base, 0.15)
 
     def eager(self, num_rows: int, used: int) -> Finding:
@@ -195,12 +195,14 @@ class _Bench:
         device, wall = self._time(step, with_graphs=False)
         return self._line(device, wall, self._llama.decode_bytes(rows)) | _over(device, base, None)
 
-    def prefill(self, used: int, *, is_steady: bool) -> Finding:
+    def prefill(self, used: int, *, is_deterministic: bool) -> Finding:
         """Time a whole prompt."""
         llama = self._llama
         if used:
             llama.load([16] * llama.num_rows)
-        device, wall = self._time(llama.prefill(used), is_steady=is_steady, with_graphs=False)
+        device, wall = self._time(
+            llama.prefill(used), is_deterministic=is_deterministic, with_graphs=False
+        )
         operations = llama.prefill_operations()
         return self._line(device, wall, 0) | {
             "floor_ms": matmul_floor(self._place, operations) * 1e3,
@@ -217,10 +219,10 @@ class _Bench:
         return self._base_by_rows[num_rows]
 
     def _time(
-        self, rows: StepRows, *, is_steady: bool = False, with_graphs: bool = True
+        self, rows: InputBatch, *, is_deterministic: bool = False, with_graphs: bool = True
     ) -> tuple[Timing, Timing]:
         """Return the times of a step on the device and for the host."""
-        runner = self._runner(is_steady, with_graphs)
+        runner = self._runner(is_deterministic, with_graphs)
         count = self._place.pick(_STEPS if with_graphs else _EAGER_STEPS, 1)
         device, wall = [], []
         with torch.inference_mode():
@@ -231,7 +233,7 @@ class _Bench:
                     self._clock.begin()
                 logits = runner.run(rows)
                 assert logits is not None, "every step samples"
-                _, ids = self._kernels.best(logits.part)
+                _, ids = self._kernels.argmax(logits.part)
                 on_device = self._clock.seconds()
                 ids.tolist()
                 if turn >= self._place.pick(_WARM_UP, 0):
@@ -240,13 +242,18 @@ class _Bench:
         assert bool(logits.part.isfinite().all()), "logits are not finite"
         return summarise(device), summarise(wall)
 
-    def _runner(self, is_steady: bool, with_graphs: bool) -> GpuRunner:
-        key = (is_steady, with_graphs)
+    def _runner(self, is_deterministic: bool, with_graphs: bool) -> GpuRunner:
+        key = (is_deterministic, with_graphs)
         if key not in self._runners:
             llama, place = self._llama, self._place
             length = llama.prompt
             model = Model(
-                llama.config, llama.part, llama.weights, SingleRank(), GpuKernels(is_steady), length
+                llama.config,
+                llama.part,
+                llama.weights,
+                SingleRank(),
+                GpuKernels(is_deterministic),
+                length,
             )
             self._runners[key] = GpuRunner(
                 model,

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from kernels.gpu.forward import GpuKernels
+from kernels.gpu.backend import GpuKernels
 from tests.gpu.checks import DTYPES, expect
 from tests.gpu.place import Place
 from tests.gpu.rank_run import make_runner
 from tests.gpu.report import Case, Finding
 from tests.gpu.script import Script, make_script
-from worker.distributed.parallel import SingleRank
-from worker.models.forward_batch import StepRows
-from worker.sampling.pending_tokens import DrawnTokens
-from worker.sampling.sampler import DrawnRows, Sampler, SampleRequest
+from worker.distributed.communicator import SingleRank
+from worker.models.forward_batch import InputBatch
+from worker.sampling.pending_tokens import PendingTokens
+from worker.sampling.sampler import SampledRows, Sampler, SampleRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,36 +88,36 @@ class _Steps:
         found: list[list[int]] = []
         for step in range(len(self._script.steps)):
             rows, drawing = self._rows(step)
-            for row, i in zip(rows.drawn_rows, drawing, strict=True):
+            for row, i in zip(rows.pending_rows, drawing, strict=True):
                 rows.token_ids[row] = found[-1][self._sequences(step - 1).index(i)]
-            rows = replace(rows, drawn_rows=())
-            found.append(self._ask(step, rows, None).fetched.read()[0].tolist())
+            rows = replace(rows, pending_rows=())
+            found.append(self._ask(step, rows, None).readback.read()[0].tolist())
         return found
 
     def ahead(self) -> list[list[int]]:
         """Return the tokens of each step, read when the next has been asked for."""
-        tokens = DrawnTokens(SingleRank(), self._kernels, self._place.device)
-        asked: list[DrawnRows] = []
+        tokens = PendingTokens(SingleRank(), self._kernels, self._place.device)
+        asked: list[SampledRows] = []
         self.num_drawn = 0
         for step in range(len(self._script.steps)):
             rows, drawing = self._rows(step)
             with self._place.not_waiting():
                 asked.append(self._ask(step, rows, tokens))
-            tokens.note(self._sequences(step), asked[-1])
+            tokens.put(self._sequences(step), asked[-1])
             self.num_drawn += len(drawing)
             if step:
-                asked[step - 1].fetched.read()
-        return [rows.fetched.read()[0].tolist() for rows in asked]
+                asked[step - 1].readback.read()
+        return [rows.readback.read()[0].tolist() for rows in asked]
 
-    def _ask(self, step: int, rows: StepRows, tokens: DrawnTokens | None) -> DrawnRows:
-        drawn = None if tokens is None else tokens.of(self._rows(step)[1])
+    def _ask(self, step: int, rows: InputBatch, tokens: PendingTokens | None) -> SampledRows:
+        drawn = None if tokens is None else tokens.on_device(self._rows(step)[1])
         logits = self._runner.run(rows, drawn)
         assert logits is not None, "every step samples"
         found = self._sampler.sample(logits, self._requests(step))
         assert found is not None, "there is no other rank"
         return found
 
-    def _rows(self, step: int) -> tuple[StepRows, list[int]]:
+    def _rows(self, step: int) -> tuple[InputBatch, list[int]]:
         """Return a step and the sequences in it that go on from a token of the one before."""
         rows = self._script.rows(step)
         before = self._sequences(step - 1) if step else []
@@ -128,7 +128,7 @@ class _Steps:
             )
             if is_decode and i in before
         ]
-        return replace(rows, drawn_rows=[row for row, _ in drawing]), [i for _, i in drawing]
+        return replace(rows, pending_rows=[row for row, _ in drawing]), [i for _, i in drawing]
 
     def _sequences(self, step: int) -> list[int]:
         return [i for i, _, _ in self._script.steps[step]]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from kernels import reference
-from kernels.gpu.batch_invariant_linear import steady_linear
+from kernels.gpu.batch_invariant_linear import batch_invariant_linear
 from tests.gpu.checks import DTYPES, GATES, expect_near, expect_same
 from tests.gpu.place import Place
 from tests.gpu.report import Case, Finding
@@ -34,13 +34,15 @@ def near(place: Place, outputs: int, inputs: int, dtype: torch.dtype) -> Finding
     x = place.randn(count, inputs, dtype=dtype)
     weight = place.randn(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
     bias = place.randn(outputs, dtype=dtype)
-    y = steady_linear(x, weight, bias)
+    y = batch_invariant_linear(x, weight, bias)
     wanted = reference.linear(x.double(), weight.double(), bias.double())
     error = expect_near(y, wanted, GATES[dtype])
     for size in place.pick((1, 2, 15, 16, 17, 64, 65, 128, 300), (1, 17)):
         for first in place.pick((0, 7, 600), (3,)):
             rows = slice(first, first + size)
-            expect_same(steady_linear(x[rows], weight, bias), y[rows], f"{size} rows from {first}")
+            expect_same(
+                batch_invariant_linear(x[rows], weight, bias), y[rows], f"{size} rows from {first}"
+            )
     _check_shards(place, outputs, inputs, dtype)
     return {"error": error, "gate": GATES[dtype], "note": "shards of K add up to the bit"}
 
@@ -51,12 +53,12 @@ def _check_shards(place: Place, outputs: int, inputs: int, dtype: torch.dtype) -
     x = place.randn(20, inputs, dtype=dtype)
     weight = place.randn(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
     float32 = torch.float32
-    whole = steady_linear(x, weight, None, num_parts, float32)
+    whole = batch_invariant_linear(x, weight, None, num_parts, float32)
     num_ranks = num_parts
     while num_ranks > 1:
         width = inputs // num_ranks
         sums = [
-            steady_linear(
+            batch_invariant_linear(
                 x[:, i : i + width].contiguous(),
                 weight[:, i : i + width].contiguous(),
                 None,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kernels.gpu.lora.lora import cut_tiles, lora_apply
+from kernels.gpu.lora.apply import cut_tiles, lora_apply
 from tests.gpu.adapters import Slots, make_slots
 from tests.gpu.checks import DTYPES, LORA_GATES, expect_near, expect_same
 from tests.gpu.place import Place

@@ -11,7 +11,7 @@ from tests.gpu.rank_run import run_script
 from tests.gpu.ranks import run_ranks
 from tests.gpu.report import Case, Finding
 from tests.gpu.script import Script, make_script
-from worker.distributed.parallel import SingleRank
+from worker.distributed.communicator import SingleRank
 
 # Two layers round a dozen times where one kernel rounds once.
 _GATES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 2e-2}

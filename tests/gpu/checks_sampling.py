@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kernels.gpu.forward import GpuKernels
-from kernels.sampling import Draw, draw_rows
+from kernels.gpu.backend import GpuKernels
+from kernels.sampling import RowSampling, sample_rows
 from tests.gpu.checks import expect, expect_same
 from tests.gpu.place import Place
 from tests.gpu.report import Case, Finding
@@ -43,7 +43,7 @@ def best_rows(place: Place, vocab: int) -> Finding:
     logits[1, vocab - 1] = 99.0
     logits[2, vocab // 2] = torch.nan
     logits[3] = -torch.inf
-    values, ids = GpuKernels(deterministic=False).best(logits)
+    values, ids = GpuKernels(deterministic=False).argmax(logits)
     wanted = [vocab // 3, vocab - 1, vocab // 2, 0, *logits[4:].argmax(-1).tolist()]
     expect(ids.tolist() == wanted, f"{ids.tolist()} in place of {wanted}")
     at = torch.arange(6, device=place.device)
@@ -58,9 +58,9 @@ def drawn_rows(place: Place, vocab: int, kind: str) -> Finding:
     temperature, top_k, top_p, min_p = _KINDS[kind]
     count = place.pick(128, 4)
     logits = _logits(place, count, vocab)
-    draws = [Draw(temperature, top_k, top_p, min_p, _seed(i), 7 * i) for i in range(count)]
+    draws = [RowSampling(temperature, top_k, top_p, min_p, _seed(i), 7 * i) for i in range(count)]
     found = _draw(logits, draws).tolist()
-    wanted = draw_rows(logits.cpu(), draws).tolist()
+    wanted = sample_rows(logits.cpu(), draws).tolist()
     others = sum(a != b for a, b in zip(found, wanted, strict=True))
     most = 0 if draws[0].is_greedy else int(_MOST_OTHERS * count)
     expect(others <= most, f"{others} of {count} rows have another token")
@@ -71,7 +71,7 @@ def rows_alone(place: Place, vocab: int) -> Finding:
     """Every row's token among 64 rows of all kinds, alone, and turned around."""
     count, kinds = place.pick(64, 4), list(_KINDS.values())
     logits = _logits(place, count, vocab)
-    draws = [Draw(*kinds[i % len(kinds)], _seed(i), i) for i in range(count)]
+    draws = [RowSampling(*kinds[i % len(kinds)], _seed(i), i) for i in range(count)]
     whole = _draw(logits, draws)
     turned = _draw(logits.flip(0).contiguous(), draws[::-1]).flip(0)
     expect_same(turned.contiguous(), whole, "turned around")
@@ -82,8 +82,8 @@ def rows_alone(place: Place, vocab: int) -> Finding:
     return {"note": f"1, 2, 17 and {count} rows"}
 
 
-def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    return GpuKernels(deterministic=False).draw_rows(logits, draws)
+def _draw(logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
+    return GpuKernels(deterministic=False).sample_rows(logits, draws)
 
 
 def _logits(place: Place, count: int, vocab: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from kernels import reference
 from kernels.gpu.activation import silu_and_mul
-from kernels.gpu.forward import GpuKernels
+from kernels.gpu.backend import GpuKernels
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.rope import rope_and_write

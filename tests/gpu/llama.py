@@ -11,17 +11,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.gpu.forward import GpuKernels
+from kernels.gpu.backend import GpuKernels
 from kernels.linear import LinearWeight
 from tests.gpu.place import Place
 from tests.gpu.random_model import linear_weight, llama_config
 from worker.cache.kv_cache import KVCache
 from worker.lora.adapter_bank import AdapterBank, SlotRows
-from worker.lora.adapter_weights import AdapterForm, LoraPair
-from worker.lora.pointer_table import AdapterTable
+from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
+from worker.lora.pointer_table import PointerTable
 from worker.lora.shard import FUSED_MODULES
 from worker.model_config import ModelConfig
-from worker.models.forward_batch import StepRows
+from worker.models.forward_batch import InputBatch
 from worker.weights.model_weights import LayerWeights, Weights
 from worker.weights.partition import Partition, partition
 
@@ -32,10 +32,10 @@ _TOKEN = 7
 class ReadyBank(AdapterBank):
     """A bank whose slots are filled with what is on the device already."""
 
-    def put(self, slot: int, form: AdapterForm) -> None:
+    def put(self, slot: int, weights: AdapterWeights) -> None:
         assert self.table is not None, "made with one"
-        self._slots[slot] = form
-        self.table.put(slot, form)
+        self._slots[slot] = weights
+        self.table.put(slot, weights)
 
 
 class Llama:
@@ -67,7 +67,7 @@ class Llama:
         for layer in range(self.config.num_layers):
             for pages in self.cache.layer(layer):
                 pages.normal_()
-        table = AdapterTable(
+        table = PointerTable(
             self.part,
             num_layers=self.config.num_layers,
             num_slots=self.num_rows,
@@ -91,13 +91,13 @@ class Llama:
             self.bank.clear(slot)
         self.place.tidy()
         for slot, lora_rank in enumerate(lora_ranks):
-            self.bank.put(slot, self._form(lora_rank))
+            self.bank.put(slot, self._adapter(lora_rank))
         self.lora_ranks = list(lora_ranks)
 
-    def decodes(self, num_rows: int, num_adapters: int) -> StepRows:
+    def decodes(self, num_rows: int, num_adapters: int) -> InputBatch:
         """Return a step of sequences at full context, dealt evenly to the first adapters."""
         bounds = [num_rows * i // max(1, num_adapters) for i in range(num_adapters + 1)]
-        return StepRows(
+        return InputBatch(
             token_ids=[_TOKEN] * num_rows,
             query_starts=list(range(num_rows + 1)),
             context_lens=[self.context] * num_rows,
@@ -111,9 +111,9 @@ class Llama:
             sample_rows=list(range(num_rows)),
         )
 
-    def prefill(self, num_adapters: int) -> StepRows:
+    def prefill(self, num_adapters: int) -> InputBatch:
         """Return a step of one whole prompt."""
-        return StepRows(
+        return InputBatch(
             token_ids=[_TOKEN] * self.prompt,
             query_starts=[0, self.prompt],
             context_lens=[self.prompt],
@@ -152,14 +152,14 @@ class Llama:
             for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)
         )
 
-    def _form(self, lora_rank: int) -> AdapterForm:
+    def _adapter(self, lora_rank: int) -> AdapterWeights:
         layers = tuple(
-            tuple(self._pair(modules, lora_rank) for modules in FUSED_MODULES)
+            tuple(self._fused(modules, lora_rank) for modules in FUSED_MODULES)
             for _ in range(self.config.num_layers)
         )
-        return AdapterForm(f"r{lora_rank}", layers, None, None)
+        return AdapterWeights(f"r{lora_rank}", layers, None, None)
 
-    def _pair(self, modules: Sequence[str], lora_rank: int) -> LoraPair:
+    def _fused(self, modules: Sequence[str], lora_rank: int) -> LoraLayerWeights:
         """Return the LoRA of one fused linear, each block of B on 64 bytes."""
         inputs = len(self.part.slices(modules[0])[1])
         widths = [len(self.part.slices(module)[0]) for module in modules]
@@ -170,7 +170,7 @@ class Llama:
             output += width
             size += -(-lora_rank * width // 32) * 32
         shape = (len(modules) * lora_rank, inputs)
-        return LoraPair(
+        return LoraLayerWeights(
             _normal(self.place, shape, inputs**-0.5),
             _normal(self.place, (size,), 0.1),
             torch.tensor(blocks),

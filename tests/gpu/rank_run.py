@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from kernels.gpu.forward import GpuKernels
+from kernels.gpu.backend import GpuKernels
 from tests.gpu.place import Place
 from tests.gpu.script import Script
 from worker.cache.kv_cache import KVCache
-from worker.distributed.parallel import Communicator
+from worker.distributed.communicator import Communicator
 from worker.lora.adapter_bank import bank_for
 from worker.models.llama import Model
 from worker.runners.gpu_runner import Capture, CudaCapture, GpuRunner

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.gpu.random_model import RandomAdapter, RandomModel, llama_config
 from worker.lora.adapter_bank import SlotRows
 from worker.model_config import ModelConfig
-from worker.models.forward_batch import StepRows
+from worker.models.forward_batch import InputBatch
 
 Span = tuple[int, int, int]  # sequence, first position, end
 
@@ -41,7 +41,7 @@ class Script:
     page: int
     num_pages: int
 
-    def rows(self, step: int) -> StepRows:
+    def rows(self, step: int) -> InputBatch:
         """Return a step as a plan lays it out: sequences of one slot together."""
         spans = self.steps[step]
         told = [self.sequences[i] for i, _, _ in spans]
@@ -55,7 +55,7 @@ class Script:
             if runs and runs[-1].slot == one.slot:
                 start = runs.pop().start
             runs.append(SlotRows(one.slot, start, stop))
-        return StepRows(
+        return InputBatch(
             token_ids=[
                 token
                 for one, (_, a, b) in zip(told, spans, strict=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.attention import AttentionBatch, paged_attention, write_kv
-from kernels.cpu_native import NativeKernels
 from kernels.native.library import Library, native_library
-from kernels.native.program import Crew, Step
+from kernels.native.program import Step, ThreadPool
+from kernels.native_backend import NativeKernels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
@@ -29,7 +29,7 @@ def form(
     library = native_library() if request.param == "native" else avx2_library
     if library is None:
         pytest.skip("this machine cannot have the native library")
-    kernels = NativeKernels(Crew(library, 2))
+    kernels = NativeKernels(ThreadPool(library, 2))
 
     def attend(
         q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float

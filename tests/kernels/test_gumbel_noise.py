@@ -5,13 +5,13 @@ import torch
 
 from kernels.gumbel_noise import (
     _stream,
+    gumbel_argmax,
+    gumbel_argmax_native,
     gumbel_noise,
     gumbel_noise_at,
     hash_tokens,
-    noisy_best,
-    noisy_best_native,
 )
-from kernels.native.library import DrawProblem, Library
+from kernels.native.library import CandidateSearch, Library
 
 EULER = 0.5772156649
 
@@ -96,8 +96,8 @@ def test_a_draw_by_rough_noise_is_the_draw_by_exact_noise(
         scores = torch.randn(num_tokens, generator=generator) * spread
         scores -= scores.max()
         wanted = plainly(scores, 2**64 - 5, position)
-        assert noisy_best_native(scores.clone(), 2**64 - 5, position, library) == wanted
-        assert noisy_best(scores.clone(), 2**64 - 5, position) == wanted
+        assert gumbel_argmax_native(scores.clone(), 2**64 - 5, position, library) == wanted
+        assert gumbel_argmax(scores.clone(), 2**64 - 5, position) == wanted
 
 
 def test_tokens_an_ulp_apart_are_told_apart(library: Library) -> None:
@@ -109,7 +109,7 @@ def test_tokens_an_ulp_apart_are_told_apart(library: Library) -> None:
         scores = torch.full((40,), -100.0)
         scores[a] = 0.0
         scores[b] = torch.nextafter(noise[a] - noise[b], torch.tensor((-1.0) ** position * 1e9))
-        assert noisy_best_native(scores.clone(), 8, position, library) == plainly(
+        assert gumbel_argmax_native(scores.clone(), 8, position, library) == plainly(
             scores, 8, position
         )
 
@@ -117,13 +117,13 @@ def test_tokens_an_ulp_apart_are_told_apart(library: Library) -> None:
 def test_tokens_that_are_out_are_never_drawn(library: Library) -> None:
     scores = torch.full((1001,), -torch.inf)
     scores[[3, 500, 1000]] = torch.tensor([0.0, -0.5, -0.1])
-    drawn = {noisy_best_native(scores.clone(), 1, position, library) for position in range(200)}
+    drawn = {gumbel_argmax_native(scores.clone(), 1, position, library) for position in range(200)}
     assert drawn == {3, 500, 1000}
 
 
 def test_scores_may_be_strided(library: Library) -> None:
     scores = torch.randn(500, 2, generator=torch.Generator().manual_seed(1))[:, 0]
-    assert noisy_best_native(scores, 1, 2, library) == plainly(scores, 1, 2)
+    assert gumbel_argmax_native(scores, 1, 2, library) == plainly(scores, 1, 2)
 
 
 def test_more_tokens_near_the_best_than_there_is_room_for_are_all_looked_at(
@@ -133,14 +133,14 @@ def test_more_tokens_near_the_best_than_there_is_room_for_are_all_looked_at(
     scores = torch.full((300,), 1e12)
     scores[:7] = -1.0
     assert plainly(scores, 1, 1) == 7
-    assert noisy_best_native(scores.clone(), 1, 1, library) == 7
+    assert gumbel_argmax_native(scores.clone(), 1, 1, library) == 7
 
 
 def test_rough_noise_is_off_by_far_less_than_the_margin(library: Library) -> None:
     scores, sums = torch.zeros(49152), torch.empty(49152)
     ids = torch.empty(1, dtype=torch.int64)
     for position in range(40):
-        problem = DrawProblem(
+        problem = CandidateSearch(
             scores.data_ptr(),
             sums.data_ptr(),
             ids.data_ptr(),
@@ -149,6 +149,6 @@ def test_rough_noise_is_off_by_far_less_than_the_margin(library: Library) -> Non
             _stream(9, position),
             0,
         )
-        library.near_best(problem)
+        library.gumbel_candidates(problem)
         error = (sums.double() - gumbel_noise(9, position, len(scores)).double()).abs().max()
         assert error < 2**-10 / 50

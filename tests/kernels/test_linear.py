@@ -1,5 +1,9 @@
 """kernels.linear: right in float64's eyes, and each row the same bits in any company."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -90,3 +94,31 @@ def test_the_packed_weight_does_not_keep_the_callers_copy() -> None:
     before = linear(x, prepared)
     weight.zero_()
     assert torch.equal(linear(x, prepared), before)
+
+
+MEMORY_CODE = """
+import torch
+from kernels.linear import linear, prepare_linear
+torch.set_num_threads(1)
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+weights = [prepare_linear(torch.randn(n, 576).bfloat16()) for n in (960, 576, 1536)]
+def use(rows):
+    for weight in weights:
+        linear(torch.randn(rows, 576).bfloat16(), weight)
+for rows in (512, 33, 64, 128, 256, 32, 16, 8, 4, 2):
+    use(rows)
+before = resident()
+for rows in range(1, 400):
+    use(rows)
+print(resident() - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_numbers_of_rows_seen() -> None:
+    # A server sees every number of rows; the matrix library must not keep something for each.
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY_CODE], capture_output=True, text=True, cwd=root, check=True
+    )
+    assert int(done.stdout) < 16 * 2**20  # without blocks: several hundred MB

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.attention.online_softmax import LOG2_E, fold_tile, load_tile, tile_positions
-from kernels.gpu.options import OPTIONS
+from kernels.gpu.constants import LAUNCH_OPTIONS
 
 _SPLIT = tl.constexpr(512)  # positions; a multiple of every page size
 _MOST_SPLITS = tl.constexpr(64)  # above these, splits grow instead
@@ -93,7 +93,7 @@ def paged_decode(
         TILE=tile_positions(page_size, head_dim, q.itemsize),
         num_warps=4,
         num_stages=3,
-        **OPTIONS,
+        **LAUNCH_OPTIONS,
     )
     if max_splits > 1:
         _merge_splits[(num_sequences, num_heads)](
@@ -104,7 +104,7 @@ def paged_decode(
             out,
             HEAD_DIM=head_dim,
             num_warps=2,
-            **OPTIONS,
+            **LAUNCH_OPTIONS,
         )
 
 
@@ -212,10 +212,10 @@ def _merge_splits(
     for start in range(0, count, _MERGED_AT_ONCE):
         some = start + tl.arange(0, _MERGED_AT_ONCE)
         parts = some * plane_size + first_part
-        is_there = some < count
-        lse = tl.load(part_lse_ptr + parts, mask=is_there, other=-float("inf"))
+        is_part = some < count
+        lse = tl.load(part_lse_ptr + parts, mask=is_part, other=-float("inf"))
         part_pointers = part_acc_ptr + parts[:, None] * HEAD_DIM + dims[None, :]
-        part = tl.load(part_pointers, mask=is_there[:, None], other=0.0)
+        part = tl.load(part_pointers, mask=is_part[:, None], other=0.0)
         acc += tl.sum(part * tl.exp2(lse - largest)[:, None], 0)
     row = tl.load(rows_ptr + sequence).to(tl.int64)
     out_pointers = out_ptr + (row * num_heads + head) * HEAD_DIM + dims

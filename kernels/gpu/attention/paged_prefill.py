@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.attention.online_softmax import LOG2_E, fold_tile, load_tile, tile_positions
-from kernels.gpu.options import OPTIONS
+from kernels.gpu.constants import LAUNCH_OPTIONS
 
 _DOT_ROWS = 128  # query rows times heads: two warp groups of 64, the most that does not spill
 
@@ -110,7 +110,7 @@ def paged_prefill(
         TILE=tile_positions(page_size, head_dim, q.itemsize),
         num_warps=8,
         num_stages=3,
-        **OPTIONS,
+        **LAUNCH_OPTIONS,
     )
 
 

@@ -1,7 +1,6 @@
-"""The first pass over rows of logits: the best of every chunk, and of every block within it.
+"""The first pass over rows of logits: the largest of every chunk, and of every block within it.
 
-Owns how a row is cut: into chunks and blocks whose size depends on nothing. Knows nothing of what
-the bests are for.
+The size of chunks and blocks depends on nothing.
 
 Shapes: S rows, V vocabulary.
 """
@@ -11,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.options import OPTIONS
+from kernels.gpu.constants import LAUNCH_OPTIONS
 from kernels.gpu.sampling.gumbel_noise import NOTHING, order_key, pack_keys
 
 CHUNK = 4096  # tokens of a program: 16 KB
@@ -19,8 +18,8 @@ SUB = tl.constexpr(32)  # tokens of a block: 128 bytes of logits
 _NUM_WARPS = 4
 
 
-def survey(logits: Tensor, with_blocks: bool) -> tuple[Tensor, Tensor]:
-    """Return the packed best of every chunk, and the key of the best of every block if asked.
+def block_max(logits: Tensor, with_blocks: bool) -> tuple[Tensor, Tensor]:
+    """Return the packed largest of every chunk, and the key of that of every block if asked.
 
     Args:
         logits: [S, V] float32; rows may be strided.
@@ -35,7 +34,7 @@ def survey(logits: Tensor, with_blocks: bool) -> tuple[Tensor, Tensor]:
     num_blocks = triton.cdiv(vocab, SUB.value) if with_blocks else 0
     tops = torch.empty((num_rows, num_chunks), dtype=torch.int64, device=logits.device)
     keys = torch.empty((num_rows, num_blocks), dtype=torch.int32, device=logits.device)
-    _survey_chunk[(num_rows, num_chunks)](
+    _chunk_max[(num_rows, num_chunks)](
         logits,
         tops,
         keys if with_blocks else None,
@@ -43,13 +42,13 @@ def survey(logits: Tensor, with_blocks: bool) -> tuple[Tensor, Tensor]:
         VOCAB=vocab,
         CHUNK=CHUNK,
         num_warps=_NUM_WARPS,
-        **OPTIONS,
+        **LAUNCH_OPTIONS,
     )
     return tops, keys
 
 
 @triton.jit
-def _survey_chunk(logits_ptr, tops_ptr, keys_ptr, stride, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
+def _chunk_max(logits_ptr, tops_ptr, keys_ptr, stride, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     logits = tl.load(logits_ptr + row * stride + at, mask=at < VOCAB, other=float("-inf"))

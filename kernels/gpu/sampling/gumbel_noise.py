@@ -106,7 +106,7 @@ def rough_noise(bits):
 
 
 @triton.jit
-def best_draw(depth, ids, is_kept, stream, best):
+def gumbel_max(depth, ids, is_kept, stream, best):
     """Return the larger of `best` and the packed best noise - depth of the kept tokens.
 
     Looks in order of ids at the tokens whose rough value is close to the best; most often one.

@@ -17,7 +17,7 @@ _MAX_INT = 0x7FFFFFFF
 def token_logprobs(
     logits: Tensor, rows: Tensor, token_ids: Tensor, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `kernels.dispatch.Kernels.token_logprobs` does.
+    """Return what `kernels.interface.Kernels.token_logprobs` does.
 
     Args:
         logits: [S, V] float32.

@@ -1,9 +1,8 @@
 """The best tokens of a row: its top_k, and of those the draw that lies within top_p.
 
-Owns how few tokens are looked at. The row's survey knows the best of every block of 32 tokens: the
-k best tokens lie in the k best blocks, and what beats a token lies in blocks whose best beats it.
-So a pass goes over a list of blocks, as a rule a small one. Knows nothing of logits' penalties, of
-greedy rows or of how the first draw of a whole row is made.
+Few tokens are looked at. The best of every block of 32 tokens is known (block_max.py): the k best
+tokens lie in the k best blocks, and what beats a token lies in blocks whose best beats it. So a
+pass goes over a list of blocks, as a rule a small one.
 
 Nothing is sorted. A rank in the order (depth, then id) is found by bisection over the bits of the
 depth. The nucleus is not made at all: a draw lies in it if the mass of the tokens better than it is
@@ -16,7 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.sampling.block_max import SUB
-from kernels.gpu.sampling.gumbel_noise import NOTHING, best_draw, id_of, value_of_key
+from kernels.gpu.sampling.gumbel_noise import NOTHING, gumbel_max, id_of, value_of_key
 
 _INFINITE = tl.constexpr(0x7F800000)  # bits of an infinite depth
 _MASS_UNIT = tl.constexpr(2.0**40)
@@ -138,7 +137,7 @@ def _weigh(
         is_kept = (bits < bound) | ((bits == bound) & (ids < bound_id))
         is_kept &= (depth <= limit) & (bits < _INFINITE)
         mass += mass_of(depth, is_kept)
-        best = best_draw(depth, ids, is_kept, stream, best)
+        best = gumbel_max(depth, ids, is_kept, stream, best)
     return mass, best
 
 

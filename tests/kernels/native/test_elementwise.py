@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch
-from kernels.cpu import CpuKernels
-from kernels.cpu_native import NativeKernels
 from kernels.native.library import Library
-from kernels.native.program import Crew, Step
+from kernels.native.program import Step, ThreadPool
+from kernels.native_backend import NativeKernels
+from kernels.torch_backend import CpuKernels
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 3e-7, torch.bfloat16: 4e-3}  # one rounding
@@ -26,7 +26,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
 
 @pytest.fixture(params=[1, 3])
 def kernels(request: pytest.FixtureRequest, library: Library) -> NativeKernels:
-    return NativeKernels(Crew(library, request.param))
+    return NativeKernels(ThreadPool(library, request.param))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

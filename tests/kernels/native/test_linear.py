@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu_native import NativeKernels
 from kernels.linear import LinearWeight
 from kernels.native.library import Library
 from kernels.native.packing import pack_panels
-from kernels.native.program import Crew
+from kernels.native.program import ThreadPool
+from kernels.native_backend import NativeKernels
 
 DTYPES = [torch.float32, torch.bfloat16]
 # The sums are float32: what is left of a product of bfloat16 is their rounding alone.
@@ -40,7 +40,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
 def test_a_product_is_exact_but_for_float32_sums(
     library: Library, num_inputs: int, num_outputs: int, dtype: torch.dtype, *, has_bias: bool
 ) -> None:
-    kernels = NativeKernels(Crew(library, 2))
+    kernels = NativeKernels(ThreadPool(library, 2))
     weight = randn(num_outputs, num_inputs, seed=1, dtype=dtype)
     bias = randn(num_outputs, seed=2, dtype=dtype) if has_bias else None
     packed = kernels.prepare_linear(weight.clone(), bias)
@@ -53,7 +53,7 @@ def test_a_product_is_exact_but_for_float32_sums(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_rows_give_no_rows(library: Library, dtype: torch.dtype) -> None:
-    kernels = NativeKernels(Crew(library, 1))
+    kernels = NativeKernels(ThreadPool(library, 1))
     packed = kernels.prepare_linear(randn(5, 8, seed=1, dtype=dtype))
     assert kernels.linear(torch.empty(0, 8, dtype=dtype), packed).shape == (0, 5)
 
@@ -67,7 +67,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(
     x = randn(500, num_inputs, seed=2, dtype=dtype)  # more than one block of rows
     results = []
     for num_threads in (1, 2, 3):
-        kernels = NativeKernels(Crew(library, num_threads))
+        kernels = NativeKernels(ThreadPool(library, num_threads))
         results.append(kernels.linear(x, packed))
         for first, size in ((0, 1), (7, 2), (100, 17), (499, 1), (3, 401)):
             part = kernels.linear(x[first : first + size], packed)
@@ -81,7 +81,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(
 def test_what_lies_beside_a_rows_inputs_is_no_number_to_it(
     library: Library, num_inputs: int, dtype: torch.dtype
 ) -> None:
-    kernels = NativeKernels(Crew(library, 1))
+    kernels = NativeKernels(ThreadPool(library, 1))
     packed = pack_panels(randn(40, num_inputs, seed=1, dtype=dtype))
     wide = torch.full((3, num_inputs + 5), torch.nan, dtype=dtype)
     wide[:, :num_inputs] = randn(3, num_inputs, seed=2, dtype=dtype)
@@ -91,7 +91,7 @@ def test_what_lies_beside_a_rows_inputs_is_no_number_to_it(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_rows_nan_stays_in_its_row(library: Library, dtype: torch.dtype) -> None:
-    kernels = NativeKernels(Crew(library, 1))
+    kernels = NativeKernels(ThreadPool(library, 1))
     packed = pack_panels(randn(40, 64, seed=1, dtype=dtype))
     x = randn(5, 64, seed=2, dtype=dtype)
     clean = kernels.linear(x, packed)
@@ -109,7 +109,7 @@ def test_a_packed_weight_says_how_much_memory_it_takes() -> None:
 
 
 def test_rows_of_another_type_than_the_weights_are_refused(library: Library) -> None:
-    kernels = NativeKernels(Crew(library, 1))
+    kernels = NativeKernels(ThreadPool(library, 1))
     packed = pack_panels(torch.zeros(4, 4))
     with pytest.raises(AssertionError, match=r"torch.bfloat16 rows for torch.float32 weights"):
         kernels.linear(torch.zeros(1, 4).bfloat16(), packed)

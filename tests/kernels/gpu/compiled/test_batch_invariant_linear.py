@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from kernels.gpu.batch_invariant_linear import steady_linear
+from kernels.gpu.batch_invariant_linear import batch_invariant_linear
 from tests.kernels.gpu.compiler import SHARED_LIMIT, Compiled, compiling
 
 FEW, MANY = 1, 300  # rows: for the tile of 64 and for that of 128
@@ -26,7 +26,7 @@ def compile_product(
     x, weight = torch.empty(num_rows, inputs, dtype=dtype), torch.empty(1, dtype=dtype)
     bias = torch.empty(outputs, dtype=dtype) if has_bias else None
     with compiling(architecture) as found:
-        steady_linear(x, weight.new_empty(outputs, inputs), bias, num_parts)
+        batch_invariant_linear(x, weight.new_empty(outputs, inputs), bias, num_parts)
     assert found[0].stack_bytes == 0
     assert found[0].shared_bytes <= SHARED_LIMIT[architecture]
     return found[0]

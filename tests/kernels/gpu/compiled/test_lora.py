@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from kernels.gpu.lora.lora import lora_apply
+from kernels.gpu.lora.apply import lora_apply
 from tests.kernels.gpu.compiler import SHARED_LIMIT, Compiled, compiling
 
 BF16 = torch.bfloat16

@@ -8,7 +8,7 @@ from kernels.gpu.activation import silu_and_mul
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.rope import rope_and_write
-from kernels.gpu.sampling.sampling import best, sample
+from kernels.gpu.sampling.sampler import argmax, sample
 from tests.kernels.gpu.compiler import SHARED_LIMIT, Compiled, compiling
 
 MODELS = {  # hidden, intermediate, HQ, HK, head_dim, vocabulary
@@ -98,7 +98,7 @@ def test_sampling_reads_logits_16_bytes_at_a_time_and_does_not_spill(
 ) -> None:
     logits, ones, counts = torch.empty(2, vocab), torch.ones(2), torch.zeros(2, dtype=torch.int64)
     with compiling(architecture) as found:
-        best(logits)
+        argmax(logits)
         sample(logits, ones, counts.int(), ones, ones, counts, counts)
     surveys, (draw, finish) = [found[0], found[2]], found[3:]
     check(surveys, num_blocks=8)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.lora.lora import cut_tiles, lora_apply
+from kernels.gpu.lora.apply import cut_tiles, lora_apply
 from tests.kernels.gpu.bounds import reachable
 
 GATES = {torch.float32: 1e-5, torch.float16: 8e-3, torch.bfloat16: 8e-3}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.batch_invariant_linear import num_tree_parts, steady_linear
+from kernels.gpu.batch_invariant_linear import batch_invariant_linear, num_tree_parts
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 GATES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-3}
@@ -57,7 +57,7 @@ def test_the_product_is_right(
     dtype: torch.dtype, num_rows: int, inputs: int, outputs: int, num_parts: int
 ) -> None:
     x, weight, bias = make(num_rows, inputs, outputs, dtype)
-    out = steady_linear(x, weight, bias, num_parts)
+    out = batch_invariant_linear(x, weight, bias, num_parts)
     assert out.shape == (num_rows, outputs) and out.dtype == dtype
     assert error(out, x, weight, bias) <= GATES[dtype]
     for row in (0, num_rows - 1):
@@ -71,7 +71,7 @@ def test_ranks_take_whole_branches_of_the_tree() -> None:
 def test_many_blocks_of_rows_are_each_made_once() -> None:
     """More than one group of eight, the last one not full."""
     x, weight, _ = make(128 * 9 + 5, 16, 130, torch.float16)
-    out = steady_linear(x, weight, None)
+    out = batch_invariant_linear(x, weight, None)
     assert error(out, x, weight, None) <= GATES[torch.float16]
 
 
@@ -83,21 +83,21 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
 ) -> None:
     """For few rows and for many, at any place: tiles of 64 and of 128 rows agree."""
     x, weight, bias = make(LARGE + 20, inputs, 40, dtype)
-    alone = steady_linear(x[:1], weight, bias, num_parts, torch.float32)
+    alone = batch_invariant_linear(x[:1], weight, bias, num_parts, torch.float32)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(7))
     order = torch.cat([order[order != 0][:40], order[order == 0], order[order != 0][40:]])
     for rows in (x[:2], x[:17], x[:64], x, x[order][:50], x[order]):
         place = int((rows == x[0]).all(dim=1).nonzero())
-        out = steady_linear(rows, weight, bias, num_parts, torch.float32)
+        out = batch_invariant_linear(rows, weight, bias, num_parts, torch.float32)
         assert torch.equal(out[place], alone[0])
 
 
 @pytest.mark.usefixtures("dots_are_chains")
 def test_a_wide_output_has_the_bits_of_a_narrow_one() -> None:
     x, weight, _ = make(3, 128, 8192, torch.bfloat16)
-    wide = steady_linear(x, weight, None, out_dtype=torch.float32)
+    wide = batch_invariant_linear(x, weight, None, out_dtype=torch.float32)
     for own in (slice(None, 70), slice(-70, None)):
-        narrow = steady_linear(x, weight[own].contiguous(), None, out_dtype=torch.float32)
+        narrow = batch_invariant_linear(x, weight[own].contiguous(), None, out_dtype=torch.float32)
         assert torch.equal(wide[:, own], narrow)
 
 
@@ -117,9 +117,11 @@ def test_ranks_that_hold_parts_of_k_add_up_to_the_bits_of_one(
     if num_rows == LARGE and (num_parts != 4 or dtype == torch.float16):
         num_rows = 65  # the rest of the cases, at less than the price
     x, weight, _ = make(num_rows, 256, 24, dtype)
-    one = steady_linear(x, weight, None, num_parts, torch.float32)
+    one = batch_invariant_linear(x, weight, None, num_parts, torch.float32)
     shards = [
-        steady_linear(one_x, one_weight.contiguous(), None, num_parts // num_ranks, torch.float32)
+        batch_invariant_linear(
+            one_x, one_weight.contiguous(), None, num_parts // num_ranks, torch.float32
+        )
         for one_x, one_weight in zip(
             x.chunk(num_ranks, dim=1), weight.chunk(num_ranks, dim=1), strict=True
         )
@@ -132,23 +134,23 @@ def test_parts_are_added_as_a_tree_and_not_in_a_row() -> None:
     """Parts 1e8, 1, -1e8, 1 give 0 in pairs, in float32, and 1 one after the other."""
     x, weight = torch.ones(1, 64), torch.zeros(16, 64)
     weight[:, 0], weight[:, 16], weight[:, 32], weight[:, 48] = 1e8, 1.0, -1e8, 1.0
-    assert (steady_linear(x, weight, None, 4) == 0).all()
+    assert (batch_invariant_linear(x, weight, None, 4) == 0).all()
     in_a_row = reduce(lambda total, part: total + part, [weight[0, at] for at in (0, 16, 32, 48)])
     assert in_a_row == 1
 
 
 def test_the_bias_is_added_last_and_the_sum_rounded_once() -> None:
     x, weight, _ = make(9, 64, 40, torch.bfloat16)
-    exact = steady_linear(x, weight, None, out_dtype=torch.float32)
+    exact = batch_invariant_linear(x, weight, None, out_dtype=torch.float32)
     bias = torch.linspace(-3, 3, 40, dtype=torch.float32)
-    out = steady_linear(x, weight, bias)
+    out = batch_invariant_linear(x, weight, bias)
     assert torch.equal(out, (exact + bias).bfloat16())
     assert not torch.equal(out, exact.bfloat16() + bias.bfloat16())
 
 
 def test_no_rows_give_no_rows() -> None:
     x, weight, bias = make(0, 32, 16, torch.bfloat16)
-    assert steady_linear(x, weight, bias).shape == (0, 16)
+    assert batch_invariant_linear(x, weight, bias).shape == (0, 16)
 
 
 @pytest.mark.parametrize(
@@ -164,4 +166,4 @@ def test_no_rows_give_no_rows() -> None:
 def test_parts_that_do_not_fit_are_refused(inputs: int, num_parts: int, told: str) -> None:
     x, weight, _ = make(2, inputs, 16, torch.float32)
     with pytest.raises(AssertionError, match=told):
-        steady_linear(x, weight, None, num_parts)
+        batch_invariant_linear(x, weight, None, num_parts)

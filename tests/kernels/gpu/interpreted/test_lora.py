@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.gpu.lora.lora import TILE_ROWS, cut_tiles, lora_apply
+from kernels.gpu.lora.apply import TILE_ROWS, cut_tiles, lora_apply
 from tests.kernels.gpu.bounds import OutOfBounds, reachable
 from tests.kernels.gpu.interpreted.lora_cases import (
     GATES,

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from kernels.gpu.sampling.gumbel_noise import exact_noise, rough_noise, stream_of
 from kernels.gpu.sampling.gumbel_noise import hash_tokens as hash_tokens_gpu
-from kernels.gpu.sampling.sampling import best, sample
+from kernels.gpu.sampling.sampler import argmax, sample
 from kernels.gumbel_noise import gumbel_noise_at, hash_tokens
-from kernels.sampling import Draw, draw_rows
+from kernels.sampling import RowSampling, sample_rows
 
 Row = tuple[float, int, float, float, int, int]  # temperature, top_k, top_p, min_p, seed, position
 
@@ -42,8 +42,8 @@ def on_cpu(logits: Tensor, row: Row) -> int:
     """Draw as the CPU does, from the parameters as float32 holds them."""
     temperature, top_k, top_p, min_p, seed, position = row
     single = torch.tensor([temperature, top_p, min_p]).tolist()
-    draw = Draw(single[0], top_k, single[1], single[2], seed, position)
-    return int(draw_rows(logits.unsqueeze(0), [draw]))
+    draw = RowSampling(single[0], top_k, single[1], single[2], seed, position)
+    return int(sample_rows(logits.unsqueeze(0), [draw]))
 
 
 def check(logits: Tensor, rows: list[Row]) -> None:
@@ -103,7 +103,7 @@ def test_the_best_is_the_lowest_of_the_largest(vocab: int) -> None:
     logits[2] = -torch.inf
     logits[3] = 0.0
     logits[3, ::2] = -0.0
-    values, ids = best(logits)
+    values, ids = argmax(logits)
     expected = logits.max(dim=-1)
     assert torch.equal(values, expected.values)
     assert ids.tolist() == [int((row == row.max()).nonzero()[0]) for row in logits]
@@ -115,7 +115,7 @@ def test_nan_wins_over_all_and_infinity_over_the_rest() -> None:
     logits[0, 7] = torch.inf
     logits[1, [4200, 4300]] = -torch.tensor(torch.nan)
     logits[2, [4999, 3]] = torch.inf
-    values, ids = best(logits)
+    values, ids = argmax(logits)
     assert values[:2].isnan().all() and values[2] == torch.inf
     assert ids[:3].tolist() == [4500, 4200, 3]
 
@@ -220,10 +220,10 @@ def test_a_row_alone_is_drawn_as_in_any_company() -> None:
     rows = [(*parameters, 11 * i, i) for i, parameters in enumerate(PARAMETERS[:17])]
     logits = normal(17, 5000)
     whole = sample(logits, *columns(rows)).tolist()
-    values, ids = best(logits)
+    values, ids = argmax(logits)
     for i in (0, 6, 8, 12, 16):
         assert sample(logits[i : i + 1], *columns([rows[i]])).tolist() == [whole[i]]
-        alone = best(logits[i : i + 1])
+        alone = argmax(logits[i : i + 1])
         assert torch.equal(alone[0], values[i : i + 1]) and int(alone[1]) == ids[i]
     order = torch.arange(16, -1, -1)
     assert sample(logits[order], *columns(rows[::-1])).tolist() == whole[::-1]
@@ -235,7 +235,7 @@ def test_rows_may_be_strided_and_what_lies_between_them_is_not_read() -> None:
     wide = torch.full((len(rows), 5003), torch.nan)
     wide[:, :5000] = logits
     check(wide[:, :5000], rows)
-    assert torch.equal(best(wide[:, :5000])[1], best(logits)[1])
+    assert torch.equal(argmax(wide[:, :5000])[1], argmax(logits)[1])
 
 
 def test_a_row_that_has_failed_gives_an_id_and_does_no_harm() -> None:
@@ -249,7 +249,7 @@ def test_a_row_that_has_failed_gives_an_id_and_does_no_harm() -> None:
             broken[::2] = poison
         ids = sample(broken, *columns(rows))
         assert torch.equal(ids[1::2], clean[1::2])
-        assert torch.equal(ids[::2], best(broken)[1][::2])
+        assert torch.equal(ids[::2], argmax(broken)[1][::2])
 
 
 def test_a_real_vocabulary_is_drawn_from_as_on_the_cpu() -> None:
@@ -264,4 +264,4 @@ def test_a_real_vocabulary_is_drawn_from_as_on_the_cpu() -> None:
 
 def test_no_rows_give_no_tokens() -> None:
     assert sample(torch.empty(0, 50), *columns([(1.0, 0, 1.0, 0.0, 0, 0)])).tolist() == []
-    assert best(torch.empty(0, 50))[1].tolist() == []
+    assert argmax(torch.empty(0, 50))[1].tolist() == []

@@ -1,0 +1,202 @@
+"""The functions of a forward pass on a GPU, by the kernels beside this file.
+
+Matrix products are cuBLAS's, unless a row's bits must not depend on its batch.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.gpu.activation import silu_and_mul
+from kernels.gpu.async_copy import AsyncReadback, send_numbers
+from kernels.gpu.attention.paged_decode import paged_decode
+from kernels.gpu.attention.paged_prefill import paged_prefill
+from kernels.gpu.batch_invariant_linear import batch_invariant_linear, num_tree_parts
+from kernels.gpu.batch_metadata import AttentionMetadata, LoraMetadata
+from kernels.gpu.lora.apply import lora_apply
+from kernels.gpu.norm import add_rms_norm
+from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
+from kernels.gpu.rope import rope_and_write
+from kernels.gpu.sampling.logprobs import token_logprobs
+from kernels.gpu.sampling.sampler import argmax, sample
+from kernels.interface import Numbers
+from kernels.linear import LinearWeight
+from kernels.sampling import RowSampling
+
+_SIGN = 1 << 63
+_STAGED_PAGES = 8  # on their way between the tiers at once: tens of megabytes
+
+
+class GpuKernels:
+    """See `kernels.interface.Kernels`."""
+
+    pins_memory = True
+    uses_pointer_tables = True
+    products = "CUDA"
+
+    def __init__(self, deterministic: bool, tp: int = 1) -> None:
+        self._deterministic = deterministic
+        self._tp = tp
+
+    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return dtype
+
+    def empty_pool(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def send(self, numbers: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return send_numbers(numbers, dtype, device)
+
+    def start_readback(self, tensors: Sequence[Tensor], device: torch.device) -> AsyncReadback:
+        return AsyncReadback(tensors, device)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(x, residual, weight, eps)
+
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+        return LinearWeight(
+            weight.contiguous(), bias, weight.shape[1], weight.shape[0], weight.dtype
+        )
+
+    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        assert weight.layout == "plain", "other layouts are a CPU's"
+        if self._deterministic:
+            return batch_invariant_linear(x, weight.data, weight.bias)
+        return F.linear(x, weight.data, weight.bias)
+
+    def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        if not self._deterministic:
+            return self.linear(x, weight)
+        num_parts = num_tree_parts(weight.in_features * self._tp) // self._tp
+        return batch_invariant_linear(x, weight.data, weight.bias, max(1, num_parts), torch.float32)
+
+    def lora_apply(self, y: Tensor, x: Tensor, rows: LoraMetadata) -> None:
+        lora_apply(y, x, rows.tiles, rows.table, rows.widths, rows.dtype, rows.max_lora_rank)
+
+    def rope_and_write(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        rows: AttentionMetadata,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        return rope_and_write(
+            qkv,
+            num_heads,
+            cos,
+            sin,
+            rows.positions,
+            rows.kv_loc,
+            k_pages,
+            v_pages,
+            q_norm,
+            k_norm,
+            eps,
+        )
+
+    def paged_attention(
+        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: AttentionMetadata, scale: float
+    ) -> Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if len(rows.decode_rows):
+            paged_decode(
+                q,
+                k_pages,
+                v_pages,
+                rows.decode_rows,
+                rows.decode_table,
+                rows.decode_lens,
+                scale,
+                out,
+                rows.max_splits,
+            )
+        if len(rows.prefill_blocks):
+            paged_prefill(q, k_pages, v_pages, rows.prefill_blocks, rows.prefill_table, scale, out)
+        return out
+
+    def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+        assert gate_up.dtype == dtype, "products on a GPU have the weights' dtype"
+        return silu_and_mul(gate_up)
+
+    def save_pages(
+        self, pool: Tensor, sources: Sequence[int], host: Tensor, targets: Sequence[int]
+    ) -> None:
+        for start in range(0, len(sources), _STAGED_PAGES):
+            pages = _index(sources[start : start + _STAGED_PAGES], pool.device)
+            staged = torch.empty(
+                (len(pages), *host.shape[1:]), dtype=pool.dtype, device=pool.device
+            )
+            gather_pages(pool, pages, staged)
+            for page, target in zip(staged, targets[start:], strict=False):
+                host[target].copy_(page, non_blocking=True)
+
+    def restore_pages(
+        self, host: Tensor, sources: Sequence[int], pool: Tensor, targets: Sequence[int]
+    ) -> None:
+        for start in range(0, len(targets), _STAGED_PAGES):
+            pages = _index(targets[start : start + _STAGED_PAGES], pool.device)
+            staged = torch.empty(
+                (len(pages), *host.shape[1:]), dtype=pool.dtype, device=pool.device
+            )
+            for page, source in zip(staged, sources[start:], strict=False):
+                page.copy_(host[source], non_blocking=True)
+            scatter_pages(staged, pool, pages)
+
+    def fork_pages(
+        self,
+        pool: Tensor,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        num_positions: Sequence[int],
+    ) -> None:
+        numbers = (_index(column, pool.device) for column in (sources, targets, num_positions))
+        fork_pages(pool, *numbers)
+
+    def clear_pages(self, pool: Tensor, pages: Sequence[int]) -> None:
+        clear_pages(pool, _index(pages, pool.device))
+
+    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return argmax(logits)
+
+    def sample_rows(self, logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
+        # Each column in memory of its own: Triton compiles anew for one that is aligned otherwise.
+        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+            return send_numbers(values, dtype, logits.device)
+
+        return sample(
+            logits,
+            column([draw.temperature for draw in draws], torch.float32),
+            # Any number is a client's to send; more than there are tokens is all of them.
+            column([min(draw.top_k, logits.shape[1]) for draw in draws], torch.int32),
+            column([draw.top_p for draw in draws], torch.float32),
+            column([draw.min_p for draw in draws], torch.float32),
+            column([_signed(draw.seed) for draw in draws], torch.int64),
+            column([draw.position for draw in draws], torch.int64),
+        )
+
+    def token_logprobs(
+        self, logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        row_ids = send_numbers(rows, torch.int64, logits.device)
+        return token_logprobs(logits, row_ids, token_ids, max(counts))
+
+
+def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
+    return send_numbers(numbers, torch.int32, device)
+
+
+def _signed(x: int) -> int:
+    """Return the int64 with the same 64 bits."""
+    return x - (_SIGN << 1) if x >= _SIGN else x

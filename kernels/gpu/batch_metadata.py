@@ -1,0 +1,57 @@
+"""What the GPU's kernels want to know of a batch: where K and V lie, and whose LoRA a row has.
+
+Owns the way from host lists to numbers for the kernels; the tensors may be larger than a batch, so
+that a CUDA graph can be replayed with the next one, and then say which places are empty. Knows
+nothing of how the numbers reach the device.
+
+Shapes: T rows, S sequences that decode, C that prefill, W pages of the widest page table.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """The rows of a batch in the KV pages."""
+
+    positions: Tensor  # [T] int64
+    kv_loc: Tensor  # [T] int64: page * page_size + offset; -1 where there is no row
+    decode_rows: Tensor  # [S] int32: the row of each sequence that decodes
+    decode_lens: Tensor  # [S] int32: its positions, that row included; 0 where there is none
+    decode_table: Tensor  # [S, W] int32: its pages
+    max_splits: int  # of the longest of them
+    prefill_blocks: Tensor  # [blocks, 4] int32, see kernels.gpu.attention.paged_prefill
+    prefill_table: Tensor  # [C, W] int32
+
+
+@dataclass(frozen=True, slots=True)
+class LoraMetadata:
+    """The rows of a batch that have a LoRA of one fused linear."""
+
+    tiles: Tensor  # [tiles, 3] int32 (slot, first row, end row)
+    table: Tensor  # [slots, 4 + 3 modules] int64, see kernels.gpu.lora.apply
+    widths: tuple[int, ...]  # output features of each module
+    dtype: torch.dtype  # of A and B
+    max_lora_rank: int  # stacked, of any slot that a tile names
+
+
+def row_places(
+    rows: Sequence[tuple[int, int]], page_tables: Sequence[Sequence[int]], page_size: int
+) -> tuple[list[int], list[int]]:
+    """Return the positions and the places in the KV pages of all rows.
+
+    Args:
+        rows: of each sequence, its new rows and its positions, these included.
+        page_tables: of each sequence, pages that cover its positions.
+        page_size: positions of a page.
+    """
+    positions, places = [], []
+    for (count, length), pages in zip(rows, page_tables, strict=True):
+        for position in range(length - count, length):
+            positions.append(position)
+            places.append(pages[position // page_size] * page_size + position % page_size)
+    return positions, places

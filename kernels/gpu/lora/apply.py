@@ -1,0 +1,162 @@
+"""Low-rank deltas, and DoRA's gains, on the rows of a batch on a GPU, adapters found by address.
+
+Owns how rows are cut into tiles of one adapter each and how wide the tiles of a fused linear are.
+Knows nothing of slots beyond their row in a table, nor of how adapters are loaded, stored or cut
+into shards; scaling is already inside B. The kernels are in lora_tiles.py.
+
+Shapes: T rows, K inputs, N outputs, M modules of a fused linear, R the true lora_rank of a slot,
+those of its modules one behind the other.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.constants import LAUNCH_OPTIONS
+from kernels.gpu.lora.shrink_expand import expand_tile, shrink_tile
+
+TILE_ROWS = 16  # the least that tensor cores multiply, and so the least waste for one row
+
+_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+_BLOCK_RANKS = 16  # small lora_ranks read nothing for others, large ones spread over more programs
+# Two of these share a program. One of 128 made NaN of vLLM's expand on Hopper with Triton 3.6
+# (vllm #48590).
+_HALF_BLOCK = 64  # outputs
+_STEPS_PER_PART = 4  # fewer would leave more planes for `lora_expand` to add up
+_MAX_PARTS = 8
+_FIELDS = 4  # of a slot, before those of its modules
+_MODULE_FIELDS = 3
+
+
+def cut_tiles(runs: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return runs of rows (slot, first row, end row) cut into such of at most TILE_ROWS rows."""
+    return [
+        (slot, start, min(start + TILE_ROWS, end))
+        for slot, first, end in runs
+        for start in range(first, end, TILE_ROWS)
+    ]
+
+
+def lora_apply(
+    y: Tensor,
+    x: Tensor,
+    tiles: Tensor,
+    table: Tensor,
+    widths: tuple[int, ...],
+    dtype: torch.dtype,
+    max_lora_rank: int,
+) -> None:
+    """Turn the rows of every tile into gain y + shift + B (A x), in place; others stay.
+
+    Float32 from start to end; a sum is rounded once, to y's dtype. Row i depends on row i and its
+    slot alone: not on its place in a tile, on other tiles or on `max_lora_rank`.
+
+    The idea, of Punica's SGMV and SGLang's csgmv: rows in tiles of one adapter each, K cut in parts
+    whose partial sums are added in a fixed order where they are needed. Ours alone: no adapter is
+    padded or copied, each is read where it lies and as far as its own lora_rank goes.
+
+    Args:
+        y: [T, N] float32, or x's dtype, each row contiguous; changed in place.
+        x: [T, K] float32, float16 or bfloat16, each row contiguous.
+        tiles: [num_tiles, 3] int32 of `cut_tiles`, (slot, first row, end row), rows disjoint; one
+            with end row = first row does nothing, whatever its slot.
+        table: [num_slots, 4 + 3 M] int64, of each slot (address of A [R, K], R, address of gain
+            [N] float32 or 0, address of shift [N] float32 or 0) and of each module (address of its
+            block of B [its lora_rank, width], its first lora_rank in R, its lora_rank). R = 0: the
+            slot leaves all as it is. A and blocks of B are contiguous, start on 16 bytes.
+        widths: outputs of the M modules; N is their sum.
+        dtype: of A and B, that of x.
+        max_lora_rank: at least the R of every slot that a tile names. Bounds grid and scratch.
+    """
+    assert x.dtype == dtype and y.dtype in (dtype, torch.float32), (
+        f"one dtype for all, not {x.dtype}, {y.dtype}, {dtype}"
+    )
+    assert table.shape[1] == _FIELDS + _MODULE_FIELDS * len(widths), "a row of the table per slot"
+    if tiles.shape[0] == 0 or max_lora_rank == 0:
+        return
+    planes = lora_shrink(x, tiles, table, max_lora_rank)
+    lora_expand(y, planes, tiles, table, widths, dtype)
+
+
+def lora_shrink(x: Tensor, tiles: Tensor, table: Tensor, max_lora_rank: int) -> Tensor:
+    """Return A x of every row in a tile, as partial sums [parts, T, max_lora_rank] float32.
+
+    u[t, r] = sum over parts of planes[part, t, r]; other elements are not written. Needs no y: it
+    can run beside the product that makes y. The arguments are those of `lora_apply`.
+
+    Grid (tiles, blocks of 16 lora_ranks, parts of K). The parts depend on K and the dtype alone.
+    """
+    (num_rows, inputs), wide = x.shape, x.dtype != torch.float32
+    assert x.stride(1) == 1 and tiles.is_contiguous() and table.is_contiguous(), "contiguous rows"
+    # Float32 has no tensor cores here, and multiplies in registers: smaller steps.
+    block_inputs = 256 if wide else 32
+    num_steps = triton.cdiv(inputs, block_inputs)
+    steps = triton.cdiv(num_steps, min(_MAX_PARTS, triton.cdiv(num_steps, _STEPS_PER_PART)))
+    num_parts = triton.cdiv(num_steps, steps)
+    planes = torch.empty(num_parts, num_rows, max_lora_rank, device=x.device, dtype=torch.float32)
+    grid = (tiles.shape[0], triton.cdiv(max_lora_rank, _BLOCK_RANKS), num_parts)
+    shrink_tile[grid](
+        x,
+        planes,
+        tiles,
+        table,
+        x.stride(0),
+        planes.stride(0),
+        planes.stride(1),
+        FIELDS=table.shape[1],
+        INPUTS=inputs,
+        STEPS=steps,
+        BLOCK_INPUTS=block_inputs,
+        BLOCK_RANKS=_BLOCK_RANKS,
+        TILE_ROWS=TILE_ROWS,
+        num_warps=4,
+        num_stages=3,
+        **LAUNCH_OPTIONS,
+    )
+    return planes
+
+
+def lora_expand(
+    y: Tensor,
+    planes: Tensor,
+    tiles: Tensor,
+    table: Tensor,
+    widths: tuple[int, ...],
+    dtype: torch.dtype,
+) -> None:
+    """Turn the rows of every tile into gain y + shift + B u, for the u that `lora_shrink` made.
+
+    Grid (tiles, blocks of outputs, none across two modules). The arguments are those of
+    `lora_apply`. For bfloat16, u goes through the tensor cores as the sum of two bfloat16 numbers,
+    which is exact to 2^-17 of u; for float16, whose range u may leave, as three products of tf32.
+    """
+    assert y.stride(1) == 1 and y.shape[1] == sum(widths), (
+        "y is [T, sum of widths], rows contiguous"
+    )
+    assert 1 <= len(widths) <= 3, "q, k, v are the most that are fused"
+    width0, width1, width2 = (*widths, 0, 0)[:3]
+    num_blocks = sum(triton.cdiv(width, 2 * _HALF_BLOCK) for width in widths)
+    expand_tile[(tiles.shape[0], num_blocks)](
+        y,
+        planes,
+        tiles,
+        table,
+        y.stride(0),
+        planes.stride(0),
+        planes.stride(1),
+        DTYPE=_DTYPES[dtype],
+        FIELDS=table.shape[1],
+        WIDTH0=width0,
+        WIDTH1=width1,
+        WIDTH2=width2,
+        NUM_PARTS=planes.shape[0],
+        HALF_BLOCK=_HALF_BLOCK,
+        BLOCK_RANKS=_BLOCK_RANKS,
+        TILE_ROWS=TILE_ROWS,
+        num_warps=4,
+        num_stages=2,
+        **LAUNCH_OPTIONS,
+    )

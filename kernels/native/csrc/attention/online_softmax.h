@@ -1,0 +1,168 @@
+/* The rows of a task from their queries to their output, and the online softmax between.
+ *
+ * Owns a task's memory and what a row is summed up in: a maximum, LANES denominators side by side
+ * and a sum of values. In bfloat16 scores are to base 2, weights are rounded to bfloat16, also
+ * where they become floats again, and the denominators sum them rounded. Knows nothing of pages.
+ *
+ * Rows of a task: its tokens' heads that share one KV head, token by token.
+ */
+#ifndef TOPWORK_ATTENTION_ONLINE_SOFTMAX_H
+#define TOPWORK_ATTENTION_ONLINE_SOFTMAX_H
+
+#include <math.h>
+
+#include "attention/kv_block.h"
+#include "attention/gemm.h"
+
+enum {
+    TASK_ROWS = 192, /* rows that share one packing of K and V; decides speed only */
+};
+
+struct workspace {
+    uint32_t *queries;   /* [rows, depth] */
+    uint32_t *keys;      /* [depth, BLOCK] */
+    uint32_t *values;    /* [BLOCK, width], in pairs half of it */
+    uint32_t *half;      /* [width]: values of a pair whose second position is hidden */
+    uint32_t *weights;   /* [PRODUCT_ROWS, BLOCK], in pairs the first half of a row */
+    float *scores;       /* [PRODUCT_ROWS, BLOCK] */
+    float *sums;         /* [rows, width]: unnormalised output */
+    float *denominators; /* [rows, LANES] */
+    float *maxima;       /* [rows] */
+    int64_t *positions;  /* [rows] */
+};
+
+INLINE int64_t group_size(const struct attention *op) { return op->num_heads / op->num_kv_heads; }
+
+/* Return the tokens of a task at most. */
+INLINE int64_t task_tokens(const struct attention *op)
+{
+    int64_t tokens = TASK_ROWS / group_size(op);
+    return tokens > 0 ? tokens : 1;
+}
+
+/* Return so many words of scratch memory behind what is used of it; NULL where there is none. */
+static void *take_words(char *memory, int64_t *used, int64_t num_words)
+{
+    int64_t start = *used;
+    *used += round_up(num_words, LANES) * 4;
+    return memory == NULL ? NULL : memory + start;
+}
+
+/* Cut scratch memory into the workspace; return its bytes. */
+static int64_t cut_scratch(const struct attention *op, char *memory, struct workspace *w)
+{
+    int64_t rows = task_tokens(op) * group_size(op), depth = row_depth(op), width = row_width(op);
+    int64_t used = 0;
+    w->queries = take_words(memory, &used, rows * depth);
+    w->keys = take_words(memory, &used, depth * BLOCK);
+    w->values = take_words(memory, &used, (in_pairs(op->is_bf16) ? BLOCK / 2 : BLOCK) * width);
+    w->half = take_words(memory, &used, width);
+    w->weights = take_words(memory, &used, PRODUCT_ROWS * BLOCK);
+    w->scores = take_words(memory, &used, PRODUCT_ROWS * BLOCK);
+    w->sums = take_words(memory, &used, rows * width);
+    w->denominators = take_words(memory, &used, rows * LANES);
+    w->maxima = take_words(memory, &used, rows);
+    w->positions = take_words(memory, &used, rows * 2);
+    return used;
+}
+
+/* Bring what a row has summed to a new maximum. */
+INLINE void rescale(const struct attention *op, const struct workspace *w, int64_t row,
+                    float maximum, bool is_bf16)
+{
+    f32v x = splat(w->maxima[row] - maximum);
+    f32v decay = is_bf16 ? exp2_nonpositive(x) : exp_nonpositive(x);
+    float *sums = w->sums + row * row_width(op), *denominators = w->denominators + row * LANES;
+    for (int64_t d = 0; d < row_width(op); d += LANES)
+        store_f32(sums + d, load_f32(sums + d) * decay);
+    store_f32(denominators, load_f32(denominators) * decay);
+    w->maxima[row] = maximum;
+}
+
+/* Keep a row's weights for the products with values, and sum them as they are kept. */
+INLINE void store_weights(const struct workspace *w, int64_t index, int64_t row,
+                          const f32v weights[BLOCK / LANES], bool is_bf16)
+{
+    const u32v ones = (u32v){0} + 0x3f803f80;
+    uint32_t *to = w->weights + index * BLOCK;
+    f32v denominator = load_f32(w->denominators + row * LANES);
+    if (in_pairs(is_bf16))
+        for (int i = 0; i < BLOCK / LANES; i += 2, to += LANES) {
+            u32v words = narrow_to_words(weights[i], weights[i + 1]);
+            denominator = add_words(denominator, words, ones, true);
+            store_words(to, words);
+        }
+    else
+        for (int i = 0; i < BLOCK / LANES; i++, to += LANES) {
+            f32v weight = is_bf16 ? round_floats(weights[i]) : weights[i];
+            denominator += weight;
+            store_words(to, (u32v)weight);
+        }
+    store_f32(w->denominators + row * LANES, denominator);
+}
+
+/* Turn a row's scores into weights and bring what it has summed to the new maximum. Hidden weights
+ * are below 2^-123, no number beside a denominator of at least 1. */
+INLINE void soften(const struct attention *op, const struct workspace *w, int64_t index,
+                   int64_t row, int64_t visible, bool is_bf16, bool is_whole)
+{
+    const i32v lane = lane_numbers();
+    const float *from = w->scores + index * BLOCK;
+    f32v scores[BLOCK / LANES], top = splat(w->maxima[row]);
+    for (int i = 0; i < BLOCK / LANES; i++) {
+        scores[i] = load_f32(from + i * LANES);
+        if (!is_whole)
+            scores[i] =
+                select_lanes(lane + i * LANES < (int32_t)visible, scores[i], splat(-INFINITY));
+        top = larger(scores[i], top);
+    }
+    f32v maximum = splat(largest_of(top));
+    if (maximum[0] != w->maxima[row])
+        rescale(op, w, row, maximum[0], is_bf16);
+    for (int i = 0; i < BLOCK / LANES; i++) {
+        f32v x = scores[i] - maximum;
+        scores[i] = is_bf16 ? exp2_nonpositive(x) : exp_nonpositive(x);
+    }
+    store_weights(w, index, row, scores, is_bf16);
+}
+
+/* Return the element of q's or out's row of a task where its head begins. */
+INLINE int64_t head_start(const struct attention *op, const struct task *task, int64_t row,
+                          int64_t stride)
+{
+    int64_t group = group_size(op), head = task->kv_head * group + row % group;
+    return (task->first_token + row / group) * stride + head * op->head_dim;
+}
+
+static void begin(const struct attention *op, const struct task *task, const struct workspace *w)
+{
+    int64_t depth = row_depth(op), size = op->is_bf16 ? 2 : 4;
+    int64_t num_rows = task->num_tokens * group_size(op);
+    for (int64_t row = 0; row < num_rows; row++) {
+        const char *from = (const char *)op->q + head_start(op, task, row, op->q_stride) * size;
+        if (depth == row_words(op))
+            memcpy(w->queries + row * depth, from, (size_t)depth * 4);
+        else
+            for (int64_t d = 0; d < depth; d += LANES)
+                store_some(w->queries + row * depth, d, depth - d, false,
+                           load_some(from, d, depth - d, true));
+        w->positions[row] = task->first_position + row / group_size(op);
+        w->maxima[row] = -INFINITY;
+    }
+    memset(w->sums, 0, (size_t)(num_rows * row_width(op)) * sizeof(float));
+    memset(w->denominators, 0, (size_t)(num_rows * LANES) * sizeof(float));
+}
+
+static void finish(const struct attention *op, const struct task *task, const struct workspace *w)
+{
+    int64_t dim = op->head_dim, stride = op->num_heads * dim;
+    for (int64_t row = 0; row < task->num_tokens * group_size(op); row++) {
+        float total = sum_lanes(load_f32(w->denominators + row * LANES));
+        int64_t start = head_start(op, task, row, stride);
+        for (int64_t d = 0; d < dim; d += LANES)
+            store_some(op->out, start + d, dim - d, op->is_bf16,
+                       load_f32(w->sums + row * row_width(op) + d) / total);
+    }
+}
+
+#endif

@@ -1,0 +1,225 @@
+/* Causal attention over KV pages, an op for all rows of a layer.
+ *
+ * Owns the order in which a row is summed: blocks of 64 positions from position 0 on, a score over
+ * head_dim from the first word to the last, times scale, then values from the first word of
+ * positions to the last. Nothing of it depends on other rows, and a decode runs through the same
+ * code as a prefill, so a row has the same bits in any chunk, batch and thread. What lies past a
+ * row's own position is never a number to it.
+ */
+#include "runtime/thread_pool.h"
+#include "attention/online_softmax.h"
+
+static const double LOG2_E = 1.4426950408889634;
+
+/* Rows of a task that attend together: `index` counts them from 0, `row` from the task's first. */
+struct tile {
+    int64_t row, num_rows;
+    const int64_t *values; /* bytes to rows of V where they are read as they lie; else NULL */
+    int64_t visible[PRODUCT_ROWS]; /* positions of the block that a row sees, the first always */
+};
+
+/* Tell whether V is not packed: it would be read but once, and is whole vectors of floats. */
+INLINE bool reads_values(const struct attention *op, int64_t num_rows, bool is_bf16)
+{
+    return !in_pairs(is_bf16) && num_rows <= PRODUCT_ROWS && op->head_dim % LANES == 0;
+}
+
+/* Return what products ask of memory, or nothing without a next block. */
+INLINE struct ahead look_ahead(const void *pages, const struct block *next, int64_t num_bytes)
+{
+    if (next == NULL)
+        return (struct ahead){0};
+    return (struct ahead){pages, next->offsets, BLOCK / 2, num_bytes};
+}
+
+INLINE void score(const struct attention *op, const struct workspace *w, const struct tile *tile,
+                  const struct block *next, bool is_bf16)
+{
+    struct product product = {
+        .c = w->scores,
+        .a = w->queries + tile->row * row_depth(op),
+        .b = w->keys,
+        .ldc = BLOCK,
+        .lda = row_depth(op),
+        .ldb = BLOCK,
+        .depth = row_depth(op),
+        .scale = (float)(is_bf16 ? op->scale * LOG2_E : op->scale),
+        .ahead = look_ahead(op->k_pages, next, 1),
+    };
+    int64_t num_vectors = (tile->visible[tile->num_rows - 1] + LANES - 1) / LANES;
+    (in_pairs(is_bf16) ? scaled_product_pairs : scaled_product_floats)(tile->num_rows, num_vectors,
+                                                                       &product);
+}
+
+/* Add words [first, stop) of the block's values to the sums of `num_rows` rows from `index` on. */
+INLINE void add_words_of_values(const struct attention *op, const struct workspace *w,
+                                const struct tile *tile, int64_t index, int64_t num_rows,
+                                int64_t first, int64_t stop, const struct block *next, bool is_bf16)
+{
+    int64_t width = row_width(op);
+    struct product product = {
+        .c = w->sums + (tile->row + index) * width,
+        .a = w->weights + index * BLOCK + first,
+        .b = w->values + first * width,
+        .ldc = width,
+        .lda = BLOCK,
+        .ldb = width,
+        .depth = stop - first,
+        .ahead = look_ahead(op->v_pages, next, tile->values == NULL ? 1 : row_words(op) * 4),
+    };
+    if (first >= stop)
+        return;
+    if (in_pairs(is_bf16)) {
+        add_product_pairs(num_rows, width / LANES, &product);
+    } else if (tile->values == NULL) {
+        add_product_floats(num_rows, width / LANES, &product);
+    } else {
+        product.rows = op->v_pages;
+        product.offsets = tile->values + first;
+        (is_bf16 ? add_product_of_bf16_rows : add_product_of_f32_rows)(num_rows, width / LANES,
+                                                                       &product);
+    }
+}
+
+/* Add the values of a pair whose second position is hidden from a row: it may be NaN. */
+INLINE void add_half(const struct attention *op, const struct workspace *w, const struct tile *tile,
+                     int64_t index)
+{
+    int64_t width = row_width(op), word = tile->visible[index] / 2;
+    for (int64_t d = 0; d < width; d += LANES)
+        store_words(w->half + d, load_words(w->values + word * width + d) & 0xffff);
+    struct product product = {
+        .c = w->sums + (tile->row + index) * width,
+        .a = w->weights + index * BLOCK + word,
+        .b = w->half,
+        .depth = 1,
+    };
+    add_product_pairs(1, width / LANES, &product);
+}
+
+/* Attend to the packed block, which begins at position `start`. */
+INLINE void attend_tile(const struct attention *op, const struct workspace *w, struct tile tile,
+                        int64_t start, const struct block *next, bool is_bf16)
+{
+    int64_t row = tile.row, num_rows = tile.num_rows, step = in_pairs(is_bf16) ? 2 : 1;
+    for (int64_t i = 0; i < num_rows; i++)
+        tile.visible[i] = smaller(w->positions[row + i] + 1 - start, BLOCK);
+    score(op, w, &tile, next, is_bf16);
+    for (int64_t i = 0; i < num_rows; i++)
+        if (tile.visible[i] == BLOCK)
+            soften(op, w, i, row + i, BLOCK, is_bf16, true);
+        else
+            soften(op, w, i, row + i, tile.visible[i], is_bf16, false);
+    int64_t shared = tile.visible[0] / step;
+    add_words_of_values(op, w, &tile, 0, num_rows, 0, shared, next, is_bf16);
+    for (int64_t i = 0; i < num_rows; i++) {
+        int64_t stop = tile.visible[i] / step;
+        add_words_of_values(op, w, &tile, i, 1, shared, stop, NULL, is_bf16);
+        if (tile.visible[i] % step != 0)
+            add_half(op, w, &tile, i);
+    }
+}
+
+/* `after` is the block that this thread is likely to need behind the task's. */
+INLINE void attend(const struct attention *op, const struct task *task, const struct block *after,
+                   const struct workspace *w, bool is_bf16)
+{
+    int64_t group = group_size(op), num_rows = task->num_tokens * group;
+    int64_t num_positions = positions_of(task);
+    struct block blocks[2], *block = &blocks[0], *next = &blocks[1];
+    begin(op, task, w);
+    find_block(op, task, 0, num_positions, block);
+    for (int64_t start = 0; start < num_positions; start += BLOCK) {
+        if (start + BLOCK < num_positions)
+            find_block(op, task, start + BLOCK, num_positions, next);
+        else
+            *next = *after;
+        pack_keys(op, block, next, w->keys, is_bf16);
+        struct tile tile = {0};
+        if (reads_values(op, num_rows, is_bf16))
+            tile.values = block->offsets;
+        else
+            pack_values(op, block, next, w->values, is_bf16);
+        int64_t hidden = start - task->first_position; /* tokens before the block */
+        for (tile.row = hidden > 0 ? hidden * group : 0; tile.row < num_rows;
+             tile.row += PRODUCT_ROWS) {
+            tile.num_rows = smaller(PRODUCT_ROWS, num_rows - tile.row);
+            attend_tile(op, w, tile, start, tile.row == 0 ? next : NULL, is_bf16);
+        }
+        struct block *done = block;
+        block = next;
+        next = done;
+    }
+    finish(op, task, w);
+}
+
+static void attend_bf16(const struct attention *op, const struct task *task,
+                        const struct block *after, const struct workspace *w)
+{
+    attend(op, task, after, w, true);
+}
+
+static void attend_f32(const struct attention *op, const struct task *task,
+                       const struct block *after, const struct workspace *w)
+{
+    attend(op, task, after, w, false);
+}
+
+/* Return the runs of tokens into which a sequence's rows are cut. */
+INLINE int64_t num_runs(const struct attention *op, int64_t num_rows)
+{
+    return (num_rows + task_tokens(op) - 1) / task_tokens(op);
+}
+
+/* Tasks are counted over sequences, then runs from the last, then KV heads. */
+static int64_t num_tasks(const struct attention *op, const struct step *step)
+{
+    int64_t num_tasks = 0;
+    for (int64_t sequence = 0; sequence < step->num_sequences; sequence++)
+        num_tasks += num_runs(op, step->sequences[sequence * 3 + 1]) * op->num_kv_heads;
+    return num_tasks;
+}
+
+static void find_task(const struct attention *op, const struct step *step, int64_t index,
+                      struct task *task)
+{
+    const int64_t *row = step->sequences;
+    int64_t runs;
+    for (; index >= (runs = num_runs(op, row[1])) * op->num_kv_heads; row += 3)
+        index -= runs * op->num_kv_heads;
+    int64_t run = runs - 1 - index / op->num_kv_heads;
+    int64_t offset = row[1] * run / runs, stop = row[1] * (run + 1) / runs;
+    *task = (struct task){
+        .pages = step->page_table + (row - step->sequences) / 3 * step->max_pages,
+        .first_token = row[0] + offset,
+        .num_tokens = stop - offset,
+        .first_position = row[2] - row[1] + offset,
+        .kv_head = index % op->num_kv_heads,
+    };
+}
+
+int64_t topwork_paged_attention_scratch(const void *op)
+{
+    struct workspace w;
+    return cut_scratch(op, NULL, &w);
+}
+
+void topwork_paged_attention(const void *pointer, struct worker *worker)
+{
+    const struct attention *op = pointer;
+    struct workspace w;
+    struct task task, later;
+    struct block after;
+    cut_scratch(op, worker->scratch, &w);
+    int64_t count = num_tasks(op, worker->step), found = -1; /* the index of `later` */
+    for (int64_t index; (index = take_task(worker, count)) >= 0;) {
+        if (index == found)
+            task = later;
+        else
+            find_task(op, worker->step, index, &task);
+        found = smaller(index + 1, count - 1);
+        find_task(op, worker->step, found, &later);
+        find_block(op, &later, 0, positions_of(&later), &after);
+        (op->is_bf16 ? attend_bf16 : attend_f32)(op, &task, &after, &w);
+    }
+}

@@ -1,0 +1,177 @@
+/* What lora_shrink and lora_expand share: y = gain y + shift + B (A x), by the slot of each row.
+ *
+ * Two ops, for the second needs all of the A x that the first leaves in `inner`. Their tasks are
+ * pieces of A or B in the order in which they lie, each for the blocks of a run's rows. A and B may
+ * lie in bfloat16; all sums and products are float32, and a row is the same alone and in any run,
+ * block and piece.
+ */
+#ifndef TOPWORK_LORA_LORA_H
+#define TOPWORK_LORA_LORA_H
+
+#include "runtime/thread_pool.h"
+#include "simd/vector.h"
+
+enum {
+    BLOCK_ROWS = 24,        /* rows of a task; the next block finds A's or B's piece in cache */
+    TASK_ITEMS = 16 * 1024, /* of A or B in a piece: about a microsecond of reading */
+    RANK_GROUP = 4,         /* lora_ranks of A whose products share their loads */
+    OUTPUT_GROUP = 32,      /* outputs of B: a cache line in bfloat16 */
+};
+
+/* Fields of a slot's row of the table, which holds addresses as integers, and of each module in it,
+ * which stand behind. */
+enum {
+    SLOT_A,     /* address of [num_ranks, K]; 0: no LoRA here */
+    SLOT_RANKS, /* of all modules together */
+    SLOT_GAIN,  /* address of [N] float32, or 0 */
+    SLOT_SHIFT, /* likewise */
+    SLOT_FIELDS,
+    MODULE_B = 0, /* address of [num_ranks, width]: B transposed */
+    MODULE_FIRST_RANK,
+    MODULE_RANKS,
+    MODULE_FIELDS,
+};
+
+struct lora {
+    const void *x;        /* [T, K] */
+    float *y;             /* [T, N] */
+    const int64_t *table; /* [slots, SLOT_FIELDS + MODULE_FIELDS num_modules] */
+    const int64_t *module_widths;
+    int64_t x_stride, y_stride, num_inputs, num_modules;
+    int64_t is_bf16, is_lora_bf16; /* x; A and B */
+    float *inner;                  /* [T, inner_stride]: A x */
+    int64_t inner_stride;
+};
+
+/* Some rows of a run, and which of the pieces of A or B. */
+struct task {
+    const int64_t *slot; /* its row of the table; NULL: no task */
+    int64_t first_row, num_rows, piece;
+};
+
+/* Where a thread stands in the runs. */
+struct cursor {
+    const struct run *run;
+    int64_t num_before; /* tasks of the runs before this one */
+    int64_t num_tasks;  /* of all runs */
+};
+
+/* Neighbouring lora_ranks or outputs. */
+struct span {
+    int64_t first, end;
+};
+
+typedef int64_t (*count_function)(const struct lora *, const int64_t *slot);
+
+INLINE const void *address_in(int64_t field) { return (const void *)(uintptr_t)field; }
+
+/* Return the address of an element of A or B. */
+INLINE const void *element(const void *first, int64_t index, bool is_bf16)
+{
+    return (const char *)first + index * (is_bf16 ? 2 : 4);
+}
+
+INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+/* Return one of `num_parts` parts of a like size, a multiple of `unit`; the last may be empty. */
+INLINE struct span part_of(int64_t count, int64_t num_parts, int64_t unit, int64_t index)
+{
+    int64_t size = round_up(parts(count, num_parts), unit), first = smaller(index * size, count);
+    return (struct span){first, smaller(first + size, count)};
+}
+
+/* Return the pieces of a slot's A: lora_ranks. */
+INLINE int64_t pieces_of_a(const struct lora *op, const int64_t *slot)
+{
+    return parts(slot[SLOT_RANKS] * op->num_inputs, TASK_ITEMS);
+}
+
+/* Return the pieces of one module's B, at least one, for it may have a gain: outputs. */
+INLINE int64_t pieces_of_module(const int64_t *module, int64_t width)
+{
+    return parts(module[MODULE_RANKS] * width + 1, TASK_ITEMS);
+}
+
+INLINE int64_t pieces_of_b(const struct lora *op, const int64_t *slot)
+{
+    int64_t num_pieces = 0;
+    for (int64_t i = 0; i < op->num_modules; i++)
+        num_pieces +=
+            pieces_of_module(slot + SLOT_FIELDS + i * MODULE_FIELDS, op->module_widths[i]);
+    return num_pieces;
+}
+
+INLINE const int64_t *slot_of(const struct lora *op, const struct run *run)
+{
+    return op->table + run->slot * (SLOT_FIELDS + MODULE_FIELDS * op->num_modules);
+}
+
+INLINE int64_t tasks_of_run(const struct lora *op, const struct run *run, count_function count)
+{
+    const int64_t *slot = slot_of(op, run);
+    return slot[SLOT_A] == 0 ? 0 : parts(run->stop - run->start, BLOCK_ROWS) * count(op, slot);
+}
+
+INLINE struct cursor first_run(const struct lora *op, const struct step *step, count_function count)
+{
+    struct cursor cursor = {.run = step->runs};
+    for (int64_t i = 0; i < step->num_runs; i++)
+        cursor.num_tasks += tasks_of_run(op, step->runs + i, count);
+    return cursor;
+}
+
+/* Fetch what a thread's share of lora_expand begins with. */
+void fetch_share_of_b(const struct lora *op, const struct worker *worker);
+
+/* Return a task, not before the cursor, which goes there; `count` tells the pieces of a slot.
+ *
+ * Tasks stand in the order in which A or B lie; the blocks of rows that share a piece are side by
+ * side. */
+INLINE struct task task_at(const struct lora *op, struct cursor *cursor, int64_t index,
+                           count_function count)
+{
+    int64_t num_tasks;
+    for (; index >= cursor->num_before + (num_tasks = tasks_of_run(op, cursor->run, count));
+         cursor->run++)
+        cursor->num_before += num_tasks;
+    const struct run *run = cursor->run;
+    int64_t num_rows = run->stop - run->start, num_blocks = parts(num_rows, BLOCK_ROWS);
+    index -= cursor->num_before;
+    struct span rows = part_of(num_rows, num_blocks, 1, index % num_blocks);
+    return (struct task){slot_of(op, run), run->start + rows.first, rows.end - rows.first,
+                         index / num_blocks};
+}
+
+/* Return the first task of a thread's own share. */
+INLINE struct task first_task(const struct lora *op, const struct worker *worker,
+                              count_function count)
+{
+    struct cursor cursor = first_run(op, worker->step, count);
+    int64_t first = begin_of_share(worker, worker->index, cursor.num_tasks);
+    if (first == begin_of_share(worker, worker->index + 1, cursor.num_tasks))
+        return (struct task){0};
+    return task_at(op, &cursor, first, count);
+}
+
+/* Take a task and say what it is, and which will follow, as far as is known; or that there is none
+ * left. */
+INLINE bool next_task(const struct lora *op, struct worker *worker, struct cursor *cursor,
+                      count_function count, struct task *task, struct task *next)
+{
+    int64_t index = take_task(worker, cursor->num_tasks);
+    if (index < 0)
+        return false;
+    if (index < cursor->num_before) { /* of another thread's share */
+        cursor->run = worker->step->runs;
+        cursor->num_before = 0;
+    }
+    *task = task_at(op, cursor, index, count);
+    *next = (struct task){0};
+    struct cursor ahead = *cursor;
+    if (index >= begin_of_share(worker, worker->index, cursor->num_tasks)
+        && index + 1 < begin_of_share(worker, worker->index + 1, cursor->num_tasks))
+        *next = task_at(op, &ahead, index + 1, count);
+    return true;
+}
+
+#endif

@@ -1,0 +1,134 @@
+"""The functions of a forward pass on a CPU, by torch alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.attention import paged_attention, write_kv
+from kernels.attention_batch import AttentionBatch
+from kernels.elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
+from kernels.interface import Numbers
+from kernels.linear import LinearWeight, linear, prepare_linear
+from kernels.lora import LoraSegment, lora_apply
+from kernels.page_copy import clear_pages, fork_pages, restore_pages, save_pages
+from kernels.sampling import RowSampling, sample_rows, token_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedReadback:
+    """See `kernels.interface.Readback`: what a CPU was asked for is done."""
+
+    tensors: Sequence[Tensor]
+
+    @property
+    def is_ready(self) -> bool:
+        return True
+
+    def read(self) -> Sequence[Tensor]:
+        return self.tensors
+
+
+class CpuKernels:
+    """See `kernels.interface.Kernels`."""
+
+    pins_memory = False
+    uses_pointer_tables = False
+    products = "torch"
+
+    def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32  # deltas are computed in it: widened once, not at every step
+
+    def empty_pool(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def send(self, numbers: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype)
+
+    def start_readback(self, tensors: Sequence[Tensor], device: torch.device) -> FinishedReadback:
+        return FinishedReadback(tensors)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            return rms_norm(x, weight, eps), x.float()
+        return add_rms_norm(x, residual, weight, eps)
+
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+        return prepare_linear(weight, bias)
+
+    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        return linear(x, weight)
+
+    def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        return linear(x, weight)
+
+    def lora_apply(self, y: Tensor, x: Tensor, rows: Sequence[LoraSegment]) -> None:
+        lora_apply(y, x, rows)
+
+    def rope_and_write(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        rows: AttentionBatch,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        num_kv_heads = k_pages.shape[1]
+        q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        if q_norm is not None and k_norm is not None:
+            q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+        q, k = apply_rope(q, k, cos, sin, rows.positions)
+        write_kv(k, v, k_pages, v_pages, rows.kv_loc)
+        return q
+
+    def paged_attention(
+        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: AttentionBatch, scale: float
+    ) -> Tensor:
+        return paged_attention(q, k_pages, v_pages, rows, scale)
+
+    def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+        return silu_and_mul(gate_up).to(dtype)
+
+    def save_pages(
+        self, pool: Tensor, sources: Sequence[int], host: Tensor, targets: Sequence[int]
+    ) -> None:
+        save_pages(pool, sources, host, targets)
+
+    def restore_pages(
+        self, host: Tensor, sources: Sequence[int], pool: Tensor, targets: Sequence[int]
+    ) -> None:
+        restore_pages(host, sources, pool, targets)
+
+    def fork_pages(
+        self,
+        pool: Tensor,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        num_positions: Sequence[int],
+    ) -> None:
+        fork_pages(pool, sources, targets, num_positions)
+
+    def clear_pages(self, pool: Tensor, pages: Sequence[int]) -> None:
+        clear_pages(pool, pages)
+
+    def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        values, ids = logits.max(dim=-1)
+        return values, ids
+
+    def sample_rows(self, logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
+        return sample_rows(logits, draws)
+
+    def token_logprobs(
+        self, logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return token_logprobs(logits, rows, token_ids, counts)

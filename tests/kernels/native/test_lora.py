@@ -1,0 +1,270 @@
+"""kernels.native shrink.c and expand.c: low-rank deltas of a step's rows, by the slot of each."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.lora import join_blocks
+from kernels.native.library import Library
+from kernels.native.ops import LoraOp
+from kernels.native.program import Program, Step, ThreadPool
+
+F32, BF16 = torch.float32, torch.bfloat16
+DTYPES = [F32, BF16]
+FORMS = [(F32, F32), (BF16, BF16), (BF16, F32), (F32, BF16)]  # of x, and of A and B
+POISON = 1e30
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter of a fused linear; None where it has no LoRA of a module."""
+
+    a: Tensor  # [R, K]
+    parts: list[Tensor | None]  # B [width, ranks] of each module
+    gain: Tensor | None = None
+    shift: Tensor | None = None
+
+    def to(self, dtype: torch.dtype) -> "Adapter":
+        """Return it with A and B in a dtype."""
+        parts = [None if part is None else part.to(dtype) for part in self.parts]
+        return Adapter(self.a.to(dtype), parts, self.gain, self.shift)
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def some_adapter(k: int, widths: list[int], ranks: list[int], seed: int, *, dora: bool) -> Adapter:
+    """Return an adapter with these ranks; 0 is a module that it leaves alone."""
+    n = sum(widths)
+    parts = [randn(w, r, seed=seed) if r else None for w, r in zip(widths, ranks, strict=True)]
+    gain, shift = (randn(n, seed=seed + 1), randn(n, seed=seed + 2)) if dora else (None, None)
+    return Adapter(randn(sum(ranks), k, seed=seed + 3) / k**0.5, parts, gain, shift)
+
+
+class Linear:
+    """The two ops of a fused linear whose slots hold these adapters."""
+
+    def __init__(
+        self,
+        library: Library,
+        k: int,
+        widths: list[int],
+        adapters: list[Adapter | None],
+        b_after: int = 0,
+    ) -> None:
+        """Lay the adapters out, each B so many elements after its natural place."""
+        self.k, self.widths, self.adapters = k, widths, adapters
+        (self._dtype,) = {one.a.dtype for one in adapters if one is not None}
+        self._thread_pools = {threads: ThreadPool(library, threads) for threads in (1, 2, 3)}
+        self._library, self._kept = library, []
+        self._b_after = b_after
+        self._max_rank = max((len(one.a) for one in adapters if one is not None), default=1)
+        lines = [self._line(one) for one in adapters]
+        self._table, self._widths = torch.tensor(lines), torch.tensor(widths)
+
+    def _line(self, adapter: Adapter | None) -> list[int]:
+        line = [0] * (4 + 3 * len(self.widths))
+        if adapter is None:
+            return [0, *(8 for _ in line[1:])]  # without an A, the rest means nothing
+        b, blocks = join_blocks([(0, part) for part in adapter.parts if part is not None])
+        around = torch.full((len(b) + 80,), torch.nan, dtype=b.dtype)
+        b = around[self._b_after : self._b_after + len(b)].copy_(b)
+        self._kept.append((adapter, b))
+        gain, shift = (0 if t is None else t.data_ptr() for t in (adapter.gain, adapter.shift))
+        line[:4] = adapter.a.data_ptr(), len(adapter.a), gain, shift
+        present = [index for index, part in enumerate(adapter.parts) if part is not None]
+        for index, (first, end, _, _, element) in zip(present, blocks.tolist(), strict=True):
+            address = b.data_ptr() + b.itemsize * element
+            line[4 + 3 * index : 7 + 3 * index] = address, first, end - first
+        return line
+
+    def apply(
+        self, y: Tensor, x: Tensor, runs: list[tuple[int, int, int]], num_threads: int = 1
+    ) -> Tensor:
+        """Return y after both ops; what lies around x, y and the inner rows is no number."""
+        rows, stride = len(x), self.k + 24
+        wide_x = torch.full((rows, stride), torch.nan, dtype=x.dtype)
+        wide_x[:, : self.k] = x
+        wide_y = torch.full((rows + 2, y.shape[1]), POISON)
+        wide_y[1:-1] = y
+        inner = torch.full((rows, self._max_rank + 5), torch.nan)
+        op = LoraOp(
+            x=wide_x.data_ptr(),
+            y=wide_y[1:].data_ptr(),
+            table=self._table.data_ptr(),
+            module_widths=self._widths.data_ptr(),
+            x_stride=stride,
+            y_stride=y.shape[1],
+            num_inputs=self.k,
+            num_modules=len(self.widths),
+            is_bf16=x.dtype == BF16,
+            is_lora_bf16=self._dtype == BF16,
+            inner=inner.data_ptr(),
+            inner_stride=inner.shape[1],
+        )
+        program = Program()
+        for name in ("lora_shrink", "lora_expand"):
+            program.add(self._library.op(name), op, [wide_x, wide_y, inner])
+        self._thread_pools[num_threads].run(program, Step(rows, runs=runs))
+        assert (wide_y[0] == POISON).all() and (wide_y[-1] == POISON).all()
+        return wide_y[1:-1]
+
+    def expected(self, y: Tensor, x: Tensor, runs: list[tuple[int, int, int]]) -> Tensor:
+        """Return what `apply` would without rounding, in float64."""
+        wanted = y.double()
+        for slot, start, stop in runs:
+            adapter, rows = self.adapters[slot], slice(start, stop)
+            if adapter is None:
+                continue
+            for factor in [] if adapter.gain is None else [adapter.gain]:
+                wanted[rows] *= factor.double()
+            for term in [] if adapter.shift is None else [adapter.shift]:
+                wanted[rows] += term.double()
+            inner = x[rows].double() @ adapter.a.double().T
+            rank = output = 0
+            for part, width in zip(adapter.parts, self.widths, strict=True):
+                if part is not None:
+                    u = inner[:, rank : rank + part.shape[1]]
+                    wanted[rows, output : output + width] += u @ part.double().T
+                    rank += part.shape[1]
+                output += width
+        return wanted
+
+
+def rows_of(linear: Linear, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return y and x."""
+    y = randn(num_rows, sum(linear.widths), seed=1)
+    return y, randn(num_rows, linear.k, seed=2).to(dtype)
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b).norm() / b.norm())
+
+
+def mixed(library: Library, k: int = 100, dtype: torch.dtype = F32) -> Linear:
+    """Return a linear of three modules with five slots, one of them empty."""
+    widths = [90, 33, 70]
+    ranks = [[3, 0, 8], [16, 16, 16], [0, 5, 0], [1, 64, 7]]
+    made = [
+        some_adapter(k, widths, rank, 10 * index, dora=index % 2 == 1).to(dtype)
+        for index, rank in enumerate(ranks)
+    ]
+    return Linear(library, k, widths, [made[0], made[1], None, made[2], made[3]])
+
+
+RUNS = [(4, 0, 1), (0, 1, 8), (2, 8, 10), (3, 12, 61), (1, 61, 70), (4, 70, 200)]
+NO_ROWS = [10, 11, 200, 201]  # of no run
+NUM_ROWS = 202
+
+
+@pytest.mark.parametrize(("dtype", "of_lora"), FORMS)
+@pytest.mark.parametrize("rank", [1, 3, 8, 16, 64, 200])
+@pytest.mark.parametrize(("k", "n"), [(5, 3), (64, 16), (100, 90), (576, 960), (1536, 577)])
+def test_a_delta_is_the_product(
+    library: Library, k: int, n: int, rank: int, dtype: torch.dtype, of_lora: torch.dtype
+) -> None:
+    linear = Linear(library, k, [n], [some_adapter(k, [n], [rank], 3, dora=False).to(of_lora)])
+    y, x = rows_of(linear, 60, dtype)
+    runs = [(0, 0, 1), (0, 1, 4), (0, 5, 60)]
+    assert difference(linear.apply(y, x, runs), linear.expected(y, x, runs)) < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "of_lora"), FORMS)
+def test_slots_of_unequal_ranks_some_with_gains_share_a_step(
+    library: Library, dtype: torch.dtype, of_lora: torch.dtype
+) -> None:
+    linear = mixed(library, dtype=of_lora)
+    y, x = rows_of(linear, NUM_ROWS, dtype)
+    actual = linear.apply(y, x, RUNS)
+    assert difference(actual, linear.expected(y, x, RUNS)) < 1e-6
+    assert torch.equal(actual[NO_ROWS], y[NO_ROWS]), "rows of no run"
+    assert torch.equal(actual[8:10], y[8:10]), "rows of an empty slot"
+    assert torch.equal(actual[1:8, 90:123], y[1:8, 90:123]), "a module left alone"
+
+
+@pytest.mark.parametrize("has_gain", [True, False])
+def test_a_gain_and_a_shift_do_without_each_other(library: Library, has_gain: bool) -> None:
+    full = some_adapter(40, [50, 20], [4, 0], 3, dora=True)
+    gain, shift = (full.gain, None) if has_gain else (None, full.shift)
+    linear = Linear(library, 40, [50, 20], [Adapter(full.a, full.parts, gain, shift)])
+    y, x = rows_of(linear, 5, torch.float32)
+    runs = [(0, 0, 5)]
+    assert difference(linear.apply(y, x, runs), linear.expected(y, x, runs)) < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "of_lora"), FORMS)
+@pytest.mark.parametrize("k", [100, 1536])
+def test_a_row_is_the_same_alone_and_in_any_company(
+    library: Library, k: int, dtype: torch.dtype, of_lora: torch.dtype
+) -> None:
+    linear = mixed(library, k, of_lora)
+    y, x = rows_of(linear, NUM_ROWS, dtype)
+    together = linear.apply(y, x, RUNS)
+    for slot, start, stop in RUNS:
+        for row in sorted({start, (start + stop) // 2, stop - 1}):
+            alone = linear.apply(y[row : row + 1], x[row : row + 1], [(slot, 0, 1)])
+            assert torch.equal(alone[0], together[row])
+        for end in range(start + 1, min(stop, start + 27)):
+            part = slice(start, end)
+            assert torch.equal(
+                linear.apply(y[part], x[part], [(slot, 0, end - start)]), together[part]
+            )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_where_a_row_stands_changes_no_bit(library: Library, dtype: torch.dtype) -> None:
+    linear = mixed(library, 576, dtype)
+    y, x = rows_of(linear, 60, BF16)
+    forward = linear.apply(y, x, [(4, 0, 60)])
+    backward = linear.apply(y.flip(0), x.flip(0), [(4, 0, 60)])
+    assert torch.equal(forward, backward.flip(0))
+
+
+@pytest.mark.parametrize(("dtype", "of_lora"), FORMS)
+def test_the_number_of_threads_changes_no_bit(
+    library: Library, dtype: torch.dtype, of_lora: torch.dtype
+) -> None:
+    linear = mixed(library, 1536, of_lora)
+    y, x = rows_of(linear, NUM_ROWS, dtype)
+    one = linear.apply(y, x, RUNS, 1)
+    for num_threads in (2, 3):
+        for _ in range(5):
+            assert torch.equal(linear.apply(y, x, RUNS, num_threads), one)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_large_adapter_is_cut_in_tasks(library: Library, dtype: torch.dtype) -> None:
+    widths = [3000, 2111]
+    adapter = some_adapter(4100, widths, [77, 64], 3, dora=True).to(dtype)
+    linear = Linear(library, 4100, widths, [adapter, None])
+    y, x = rows_of(linear, 100, BF16)
+    runs = [(0, 0, 1), (1, 1, 2), (0, 2, 100)]
+    actual = linear.apply(y, x, runs, 3)
+    assert difference(actual, linear.expected(y, x, runs)) < 1e-6
+    assert torch.equal(actual, linear.apply(y, x, runs, 1))
+    for row in (0, 2, 99):
+        alone = linear.apply(y[row : row + 1], x[row : row + 1], [(0, 0, 1)])
+        assert torch.equal(alone[0], actual[row])
+
+
+def test_a_step_without_runs_changes_nothing(library: Library) -> None:
+    linear = mixed(library)
+    y, x = rows_of(linear, 9, torch.float32)
+    assert torch.equal(linear.apply(y, x, [], 2), y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("k", "width"), [(48, 64), (49, 65)])  # 49: odd rows of A start askew
+def test_adapters_may_start_at_any_element_and_what_lies_around_them_changes_nothing(
+    library: Library, k: int, width: int, dtype: torch.dtype
+) -> None:
+    full = some_adapter(k, [width], [7], 3, dora=False).to(dtype)
+    memory = torch.full((full.a.numel() + 40,), torch.nan, dtype=dtype)
+    shifted = memory[3 : 3 + full.a.numel()].view(full.a.shape).copy_(full.a)
+    runs, straight = [(0, 0, 1), (0, 1, 9)], Linear(library, k, [width], [full])
+    moved = Linear(library, k, [width], [Adapter(shifted, full.parts)], b_after=5)
+    y, x = rows_of(straight, 9, dtype)
+    assert torch.equal(moved.apply(y, x, runs), straight.apply(y, x, runs))
