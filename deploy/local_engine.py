@@ -16,12 +16,12 @@ from cluster.request import FinishReason, Request, TokenEvent
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.scheduler import Scheduler
 from cluster.weighted_adapters import parts_of
-from worker.distributed.parallel import Communicator, SingleRank, ThreadGroup
-from worker.engine.config import RankConfig
+from worker.distributed.communicator import Communicator, SingleRank
+from worker.distributed.thread_group import ThreadGroup
 from worker.engine.rank import Rank
 from worker.lora.shard import AdapterShard
 from worker.model_config_reader import read_model_config
-from worker.protocol import GENESIS, StepOutput, encode_plan
+from worker.protocol import GENESIS, RankConfig, StepOutput, encode_plan
 from worker.weights.partition import partition
 
 

@@ -1,7 +1,7 @@
-"""The Ray shell of one rank: starts it, loads adapters into it, and lets its step server run.
+"""The Ray actor of one rank: starts it, loads adapters into it, and runs its step server.
 
 Only set-up, adapter loads and the end pass through Ray calls; the steps themselves come over a
-socket that the scheduler connects to (see worker.engine.step_server). Knows nothing of scheduling.
+socket that the scheduler connects to (see worker.engine.step_server).
 """
 
 import os
@@ -15,10 +15,9 @@ import ray
 from msgspec.structs import replace
 
 from worker.channel import listen
-from worker.engine.config import RankConfig
 from worker.engine.step_server import serve_steps
 from worker.lora.shard import AdapterShard
-from worker.protocol import RankInfo
+from worker.protocol import RankConfig, RankInfo
 
 if TYPE_CHECKING:
     from worker.engine.rank import Rank

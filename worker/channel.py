@@ -1,8 +1,8 @@
 """Frames over a stream socket: a 4-byte little-endian length, then that many bytes.
 
 Used between scheduler and ranks, and between routers and schedulers. A connection opens with a
-shared secret, because a socket of a host is open to every process on it. Knows nothing of what
-the frames say; nothing is ever unpickled.
+shared secret, because a socket of a host is open to every process on it. Frames are opaque bytes;
+nothing is ever unpickled.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """Block until a whole frame is here and return its payload.
+    """Block until a whole frame has come and return its payload.
 
     Raises:
         ChannelClosed: at end of stream.
@@ -71,7 +71,7 @@ def accept(server: socket.socket, secret: bytes) -> socket.socket:
     while True:
         connection, _ = server.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(5.0)  # a stranger that says nothing must not block the door
+        connection.settimeout(5.0)  # a stranger that sends nothing must not block the others
         try:
             known = hmac.compare_digest(receive(connection), secret)
         except (ChannelClosed, BadFrame, OSError):
@@ -95,7 +95,7 @@ class Channel:
         """Open a connection and present the secret.
 
         Raises:
-            OSError: if nobody listens there.
+            OSError: if no process listens there.
         """
         channel = cls(*await asyncio.open_connection(*address))
         channel.send(secret)

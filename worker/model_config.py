@@ -1,4 +1,4 @@
-"""What a model is, read from its Hugging Face `config.json`; knows nothing of weights or tensors.
+"""The shape of a model, as its Hugging Face `config.json` says it.
 
 Architectures: Llama, Mistral, Qwen2 and Qwen3, dense. Anything this reader does not understand is
 refused with the key that says so: a model is never served on a guess.

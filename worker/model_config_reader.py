@@ -2,7 +2,6 @@
 
 Reads both spellings of rotary embeddings: `rope_parameters` of transformers 5, and `rope_theta`
 with `rope_scaling` before it. Where a key may be left out, its default is that of transformers.
-Knows nothing of weights.
 """
 
 import math
@@ -255,13 +254,13 @@ def _sliding_window(file: _File, architecture: _Architecture) -> int | None:
 
 def _eos_token_ids(model_dir: Path, file: _File) -> tuple[int, ...]:
     """Return every token that ends an answer, of either file, in ascending order."""
-    found = set(_as_list(file.eos_token_id))
+    token_ids = set(_as_list(file.eos_token_id))
     path = model_dir / "generation_config.json"
     if path.exists():
-        found.update(_as_list(_decode(path, _Generation)[0].eos_token_id))
-    for token_id in found:
+        token_ids.update(_as_list(_decode(path, _Generation)[0].eos_token_id))
+    for token_id in token_ids:
         _require(0 <= token_id < file.vocab_size, f"eos_token_id {token_id} is not a token")
-    return tuple(sorted(found))
+    return tuple(sorted(token_ids))
 
 
 def _as_list(token_ids: int | list[int] | None) -> list[int]:

@@ -1,22 +1,26 @@
-"""Messages between the scheduler and the ranks: what a step must do, and what came of it.
+"""Messages between the scheduler and the ranks: how a rank runs, what a step does, its output.
 
-Owns the wire form of a plan and the rolling digest that ties each plan to all plans before it.
-Knows nothing of tensors, Ray or sockets, so that the control plane can import it without torch.
+Owns the encoding of a plan (MessagePack) and the rolling digest that ties each plan to all plans
+before it. Must stay free of torch and Ray: the control plane imports it.
 Messages are acyclic and frozen, so the garbage collector need not look at them (gc=False).
 """
 
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
 import msgspec
 
+from worker.errors import PlanMismatch
+
 DIGEST_BYTES = 32
 GENESIS = bytes(DIGEST_BYTES)  # the digest "before step 1" of a freshly started group of ranks
-DRAWN = -1  # in place of a token that the step before draws: the ranks know it, nobody else does
+# In place of a token that the step before samples, in a plan that was made before its reply came.
+PENDING_TOKEN = -1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How the next token is drawn from the logits of one sequence; the defaults are OpenAI's.
+    """How the next token of one sequence is sampled from its logits; the defaults are OpenAI's.
 
     A token is a function of (logits, these parameters, seed, position): nothing else.
     """
@@ -36,7 +40,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def needs_history(self) -> bool:
-        """Whether a rank must know the tokens so far to draw the next one."""
+        """Whether a rank must know the tokens so far to sample the next one."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -61,9 +65,9 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     seq_id: int
     start: int
-    token_ids: tuple[int, ...]  # (DRAWN,) if the plan was made while its token was being drawn
+    token_ids: tuple[int, ...]  # or (PENDING_TOKEN,)
     new_pages: tuple[int, ...]  # appended to the page table before the step; their content is stale
-    samples: bool  # draw the token at position start + len(token_ids)
+    samples: bool  # sample the token at position start + len(token_ids)
 
 
 class PageCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -95,7 +99,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The token drawn for one sequence; log-probabilities are of the unmodified logits."""
+    """The token sampled for one sequence; log-probabilities are of the unmodified logits."""
 
     seq_id: int
     token_id: int
@@ -122,6 +126,24 @@ class StepReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankConfig:
+    """How one rank runs; the same on all ranks of a group but for `rank` and `device`."""
+
+    model_dir: str
+    rank: int
+    tp: int
+    dtype: Literal["bfloat16", "float32"]
+    device: str = "cpu"
+    page_size: int = 64  # positions
+    kv_memory_bytes: int
+    kv_host_memory_bytes: int = 0  # for pages that the device has no room for; 0: none
+    num_slots: int
+    max_model_len: int  # positions that one sequence may have
+    deterministic: bool = False  # on a GPU too, a row's bits do not depend on its batch
+    num_threads: int | None  # compute threads of this process; None: torch's own choice
+
+
 class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a rank says of itself after loading its weights."""
 
@@ -134,19 +156,8 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     weight_bytes: int
     device: str
     products: str  # by what its matrix products are computed: AMX, AVX-512, torch and the like
-    unsteady: tuple[str, ...] = ()  # linears that give a row other bits in company than alone
-
-
-class PlanMismatch(Exception):
-    """A rank received a plan that does not continue the plans it has seen."""
-
-    def __init__(self, step: int, reason: str) -> None:
-        super().__init__(step, reason)
-        self.step = step
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"plan of step {self.step} refused: {self.reason}"
+    # Linears in which the bits of a row depend on the batch that it is in, on this machine.
+    batch_variant_linears: tuple[str, ...] = ()
 
 
 _plan_encoder = msgspec.msgpack.Encoder()

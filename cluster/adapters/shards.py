@@ -78,11 +78,11 @@ def cut(adapter: Adapter, part: Partition) -> AdapterShard:
         entries=entries,
         data=buffer.packed(ITEM_BYTES[adapter.dtype]),
         tables=tables,
-        is_plain=_is_plain(adapter),
+        is_packed=_is_packed(adapter),
     )
 
 
-def _is_plain(adapter: Adapter) -> bool:
+def _is_packed(adapter: Adapter) -> bool:
     return not adapter.tables and all(
         one.magnitude is None and one.module not in VOCABULARY_MODULES for one in adapter.modules
     )

@@ -1,30 +1,78 @@
 """All ranks of one scheduler as one thing: started, stepped and ended together.
 
-Owns the connections to the ranks and the verdict that the group has failed: a closed connection, an
-error reported by a rank, or a step that no answer came to in time. Does not know what a plan says.
+Owns the connections to the ranks, what each of them is at, and the verdict that the group has
+failed: a closed connection, an error that a rank reports, or a step that is not answered in time.
+Processes are made and killed by a launcher: `deploy` and tests each have their own.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from enum import StrEnum
+from typing import Any, Protocol
 
 import msgspec
 from ray.exceptions import RayError, RayTaskError
 
-from cluster.engine.failure import ExecutorFailed, FailureCause
-from cluster.engine.launcher import RankHandle, RankLauncher
 from cluster.errors import InvalidAdapter
 from cluster.weighted_adapters import parts_of
 from worker.channel import BadFrame, Channel, ChannelClosed
-from worker.errors import GroupBroken
-from worker.lora.shard import UnusableAdapter
-from worker.protocol import PlanMismatch, RankInfo, StepOutput, StepReply
+from worker.errors import GroupBroken, PlanMismatch, UnusableAdapter
+from worker.protocol import RankInfo, StepOutput, StepReply
 
 CAUSE_TIMEOUT = 0.5  # seconds that a rank which lost its peers waits for one of them to say why
 
 # A rank reports an error as its class and what it says.
 _SYMPTOM = f"{GroupBroken.__name__}: "
 _MISMATCH = f"{PlanMismatch.__name__}: "
+
+
+class FailureCause(StrEnum):
+    """What a group of ranks is lost for, as operators count it."""
+
+    START = "start"  # it never took a plan
+    PLAN_MISMATCH = "plan_mismatch"  # a rank has seen other plans than the scheduler has made
+    STEP_TIMEOUT = "step_timeout"
+    RANK_GONE = "rank_gone"
+    RANK_ERROR = "rank_error"  # that a rank reported of a step
+    ADAPTER_LOAD = "adapter_load"
+    SLOT_CLEAR = "slot_clear"
+
+
+class ExecutorFailed(Exception):
+    """The group cannot go on; everything it was doing is lost."""
+
+    def __init__(self, reason: str, cause: FailureCause) -> None:
+        super().__init__(reason, cause)
+        self.reason = reason
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class RankHandle(Protocol):
+    """One rank as the launcher made it; calls return at once with something to await."""
+
+    def rendezvous(self) -> Awaitable[tuple[str, int]]: ...
+    def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]: ...
+    def serve(self, num_pages: int, num_host_pages: int) -> Awaitable[tuple[str, int]]: ...
+    def load_adapter(
+        self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
+    ) -> Awaitable[int]: ...
+    def clear_slot(self, slot: int, adapter: str) -> Awaitable[None]: ...
+
+
+class RankLauncher(Protocol):
+    """Makes and ends rank processes; implemented in deploy, the only place that makes actors."""
+
+    secret: bytes
+
+    async def launch(self) -> tuple[RankHandle, ...]:
+        """Make one process for each rank and return handles in rank order."""
+
+    async def kill(self) -> None:
+        """End every process of the last launch, also one that no longer answers."""
 
 
 def _unusable(error: BaseException) -> UnusableAdapter | None:
@@ -34,21 +82,32 @@ def _unusable(error: BaseException) -> UnusableAdapter | None:
 
 
 class Executor:
-    """A running group of ranks."""
+    """A running group of ranks; `clock` gives seconds."""
 
-    def __init__(self, launcher: RankLauncher, start_timeout: float, step_timeout: float) -> None:
+    def __init__(
+        self,
+        launcher: RankLauncher,
+        start_timeout: float,
+        step_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._launcher = launcher
+        self._clock = clock
         self._start_timeout = start_timeout  # seconds until all ranks must take plans
         self._step_timeout = step_timeout  # seconds until all must have answered one
         self._handles: tuple[RankHandle, ...] = ()
         self._channels: list[Channel] = []
         self._readers: list[asyncio.Task[None]] = []
         self._replies: dict[int, list[tuple[int, StepReply]]] = {}  # by step in flight
-        self._awaited = 0  # step
-        self._all_here: asyncio.Future[None] | None = None  # who waits for it
+        self._awaited_step = 0
+        self._waiter: asyncio.Future[None] | None = None  # for the answers to that step
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._num_unanswered: list[int] = []  # steps that each rank has been sent
+        self._busy_since: list[float] = []  # when each rank could begin the first of them
+        # By rank:
         self.infos: tuple[RankInfo, ...] = ()
-        self.last_step: list[int] = []
+        self.alive: list[bool] = []  # whether it still takes plans, as far as is known
+        self.last_step: list[int] = []  # that it has answered
         self.num_pages = 0
         self.num_host_pages = 0
 
@@ -67,7 +126,11 @@ class Executor:
         except (RayError, OSError) as error:
             reason = f"the ranks did not start: {error}"
             raise ExecutorFailed(reason, FailureCause.START) from error
-        self.last_step = [0] * len(self._channels)
+        num_ranks = len(self._channels)
+        self.alive = [True] * num_ranks
+        self.last_step = [0] * num_ranks
+        self._num_unanswered = [0] * num_ranks
+        self._busy_since = [0.0] * num_ranks
         self._readers = [
             asyncio.create_task(self._read(rank, channel))
             for rank, channel in enumerate(self._channels)
@@ -91,8 +154,21 @@ class Executor:
 
         They may still be at the plan before it.
         """
-        for channel in self._channels:
+        now = self._clock()
+        for rank, channel in enumerate(self._channels):
             channel.send(frame)
+            if not self._num_unanswered[rank]:
+                self._busy_since[rank] = now
+            self._num_unanswered[rank] += 1
+
+    def step_age(self, rank: int) -> float:
+        """Return for how many seconds a rank has been at its step; 0 if it has answered all."""
+        return self._clock() - self._busy_since[rank] if self._num_unanswered[rank] else 0.0
+
+    @property
+    def oldest_step_age(self) -> float:
+        """Seconds that the rank which is latest has been at its step; 0 if none is stepping."""
+        return max(map(self.step_age, range(len(self._num_unanswered))), default=0.0)
 
     async def has_answered(self, step: int, within: float) -> bool:
         """Wait for the answers to a step, at most `within` seconds; tell whether all are here.
@@ -105,7 +181,7 @@ class Executor:
                 await self._wait(step)
             finally:
                 timer.cancel()
-        return self._is_here(step) or self._failure.done()
+        return self._has_all(step) or self._failure.done()
 
     async def output(self, step: int) -> StepOutput:
         """Return what rank 0 sampled in a step that was sent, once all ranks have answered.
@@ -119,7 +195,7 @@ class Executor:
         output: StepOutput | None = None
         try:
             async with asyncio.timeout(self._step_timeout):
-                while not self._is_here(step):
+                while not self._has_all(step):
                     self._raise_if_failed()
                     await self._wait(step)
         except TimeoutError:
@@ -179,13 +255,13 @@ class Executor:
             raise failure from error
         return tuple(result for result in results if not isinstance(result, BaseException))
 
-    def clear_slots(self, places: Iterable[tuple[int, str]]) -> Awaitable[None]:
+    def clear_slots(self, slots: Iterable[tuple[int, str]]) -> Awaitable[None]:
         """Free the memory of slots on every rank, of each if it still holds that adapter.
 
         What is loaded after this call is loaded after the slots are clear, awaited or not. Waiting
-        for them raises ExecutorFailed if a rank is gone.
+        for them raises ExecutorFailed if a rank cannot, and the group has failed then.
         """
-        calls = [h.clear_slot(slot, adapter) for slot, adapter in places for h in self._handles]
+        calls = [h.clear_slot(slot, adapter) for slot, adapter in slots for h in self._handles]
         return asyncio.ensure_future(self._await_clear(asyncio.gather(*calls)))
 
     async def _await_clear(self, calls: Awaitable[list[None]]) -> None:
@@ -193,7 +269,9 @@ class Executor:
             await calls
         except RayError as error:
             reason = f"a rank failed while it cleared a slot: {error}"
-            raise ExecutorFailed(reason, FailureCause.SLOT_CLEAR) from error
+            failure = ExecutorFailed(reason, FailureCause.SLOT_CLEAR)
+            self._fail(failure)  # what the slot holds is not known
+            raise failure from error
 
     async def kill(self) -> None:
         """End all ranks; the group is of no use afterwards."""
@@ -206,39 +284,46 @@ class Executor:
         await self._launcher.kill()
 
     async def _read(self, rank: int, channel: Channel) -> None:
+        """Take in the replies of a rank, until it fails."""
         decoder = msgspec.msgpack.Decoder(StepReply)
         try:
             while True:
                 reply = decoder.decode(await channel.receive())
                 if reply.error is not None:
-                    if reply.error.startswith(_SYMPTOM):
-                        await asyncio.sleep(CAUSE_TIMEOUT)
-                    is_mismatch = reply.error.startswith(_MISMATCH)
-                    cause = FailureCause.PLAN_MISMATCH if is_mismatch else FailureCause.RANK_ERROR
-                    reason = f"rank {rank} failed in step {reply.step}: {reply.error}"
-                    self._fail(ExecutorFailed(reason, cause))
+                    self.alive[rank] = False
+                    await self._take_error(rank, reply.step, reply.error)
                     return
                 self.last_step[rank] = reply.step
+                self._num_unanswered[rank] -= 1
+                self._busy_since[rank] = self._clock()  # with the step after it, if it has that
                 self._replies.setdefault(reply.step, []).append((rank, reply))
-                if self._is_here(self._awaited):
+                if self._has_all(self._awaited_step):
                     self._wake()
         except (ChannelClosed, BadFrame, msgspec.DecodeError) as error:
+            self.alive[rank] = False
             self._fail(ExecutorFailed(f"rank {rank} is gone: {error}", FailureCause.RANK_GONE))
 
-    def _is_here(self, step: int) -> bool:
+    async def _take_error(self, rank: int, step: int, error: str) -> None:
+        if error.startswith(_SYMPTOM):
+            await asyncio.sleep(CAUSE_TIMEOUT)
+        is_mismatch = error.startswith(_MISMATCH)
+        cause = FailureCause.PLAN_MISMATCH if is_mismatch else FailureCause.RANK_ERROR
+        self._fail(ExecutorFailed(f"rank {rank} failed in step {step}: {error}", cause))
+
+    def _has_all(self, step: int) -> bool:
         return len(self._replies.get(step, ())) == len(self._channels)
 
     async def _wait(self, step: int) -> None:
-        """Wait until every rank has answered, the group has failed, or somebody wakes us up."""
-        if self._is_here(step) or self._failure.done():
+        """Wait until every rank has answered, the group has failed, or `_wake` is called."""
+        if self._has_all(step) or self._failure.done():
             return
-        self._awaited = step
-        self._all_here = asyncio.get_running_loop().create_future()
-        await self._all_here
+        self._awaited_step = step
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
 
     def _wake(self) -> None:
-        if self._all_here is not None and not self._all_here.done():
-            self._all_here.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _fail(self, failure: ExecutorFailed) -> None:
         if not self._failure.done():

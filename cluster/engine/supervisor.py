@@ -1,7 +1,7 @@
-"""The lives of the ranks of one scheduler: started, stepped until they fail, and started again.
+"""Starts the ranks of one engine, serves until they fail, and starts them again.
 
-Owns the group of ranks and the scheduler that plans for it, which begin and end together; when they
-end, every request is answered. Knows nothing of sockets, nor of who asks.
+Owns the executor and the scheduler that plans for it, which begin and end together; when they end,
+every request is answered.
 """
 
 import asyncio
@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from cluster.engine.dispatcher import Dispatcher
-from cluster.engine.executor import Executor
-from cluster.engine.failure import ExecutorFailed, FailureCause
+from cluster.engine.executor import Executor, ExecutorFailed, FailureCause, RankLauncher
 from cluster.engine.kv_event_feed import KvEventFeed
-from cluster.engine.launcher import RankLauncher
 from cluster.engine.lora_loader import LoraLoader, info_of
 from cluster.engine.recording import Recording
 from cluster.engine.status import EngineStatus
@@ -36,26 +34,26 @@ class SupervisorConfig:
 
 
 class Supervisor:
-    """Runs one life after the other until it is cancelled; `wake` tells that there may be work."""
+    """Runs one group of ranks after the other; `wake` is set when there may be work."""
 
     def __init__(
         self,
         config: SupervisorConfig,
         launcher: RankLauncher,
         recording: Recording,
-        owners: Dispatcher,
-        adapters: LoraLoader,
+        dispatcher: Dispatcher,
+        lora_loader: LoraLoader,
         kv_feed: KvEventFeed,
         status: EngineStatus,
         wake: asyncio.Event,
     ) -> None:
         self.scheduler: AnyScheduler | None = None  # None while the ranks are down
-        self.group: Executor | None = None
+        self.executor: Executor | None = None
         self._config = config
         self._launcher = launcher
         self._recording = recording
-        self._owners = owners
-        self._adapters = adapters
+        self._dispatcher = dispatcher
+        self._lora_loader = lora_loader
         self._kv_feed = kv_feed
         self._status = status
         self._wake = wake
@@ -65,91 +63,92 @@ class Supervisor:
         try:
             while True:
                 try:
-                    await self._live()
+                    await self._serve()
                 except ExecutorFailed as failure:
                     # As text: who keeps records would keep what the failure's frames hold, shards.
                     logger.error("%s; restarting all ranks", str(failure))
-                    await self._bury(failure)
+                    await self._tear_down(failure)
         finally:
-            await self._kill_group()
+            await self._stop_ranks()
 
-    async def _live(self) -> None:
+    async def _serve(self) -> None:
         """Start the ranks and serve until they fail."""
         config = self._config
-        self.group = group = Executor(self._launcher, config.start_timeout, config.step_timeout)
+        executor = Executor(self._launcher, config.start_timeout, config.step_timeout)
+        self.executor = executor
         try:
-            await group.start()
+            await executor.start()
         except ExecutorFailed:
             await asyncio.sleep(config.restart_delay)
             raise
-        if group.num_pages * config.scheduler.page_size < 2:
+        if executor.num_pages * config.scheduler.page_size < 2:
             reason = "the KV memory budget does not hold a single page"
             raise ExecutorFailed(reason, FailureCause.START)
         self.scheduler = self._recording.make_scheduler(
             replace(
                 config.scheduler,
-                num_pages=group.num_pages,
-                num_host_pages=group.num_host_pages,
+                num_pages=executor.num_pages,
+                num_host_pages=executor.num_host_pages,
             ),
             self._kv_feed.observer,
         )
-        self._kv_feed.cover(self.scheduler.contents)
-        self._adapters.begin(self.scheduler)
+        self._kv_feed.attach(self.scheduler.contents)
+        self._lora_loader.restore_pins(self.scheduler)
         self._status.up()
-        _tell_up(group)
+        _log_ranks(executor)
         steps = StepLoop(
-            group,
+            executor,
             self.scheduler,
-            self._adapters,
-            self._owners,
+            self._lora_loader,
+            self._dispatcher,
             self._kv_feed,
             self._status,
             config.ahead_rows,
         )
-        await steps.run(lambda: self._idle(group))
+        await steps.run(lambda: self._idle(executor))
 
-    async def _idle(self, group: Executor) -> None:
+    async def _idle(self, executor: Executor) -> None:
         """Wait for an event, or for the news that the group has failed."""
         self._recording.flush()
         waking = asyncio.ensure_future(self._wake.wait())
-        failing = asyncio.ensure_future(group.failed())
+        failing = asyncio.ensure_future(executor.failed())
         try:
             await asyncio.wait((waking, failing), return_when=asyncio.FIRST_COMPLETED)
-        finally:  # also when the shell is closed meanwhile
+        finally:  # also when the engine is closed meanwhile
             waking.cancel()
             failing.cancel()
         if failing.done():
             failing.result()
         self._wake.clear()
 
-    async def _bury(self, failure: ExecutorFailed) -> None:
+    async def _tear_down(self, failure: ExecutorFailed) -> None:
         """Answer everything in flight with 503 and end what is left of the ranks."""
         self._status.down(failure, self.scheduler)
         self._kv_feed.clear()
-        await self._kill_group()
+        await self._stop_ranks()
 
-    async def _kill_group(self) -> None:
+    async def _stop_ranks(self) -> None:
         """End every request with the reason, then the ranks."""
-        self._owners.fail_all(info_of(self._status.unavailable()))
+        self._dispatcher.fail_all(info_of(self._status.unavailable()))
         self.scheduler = None
-        self._adapters.end()
-        if self.group is not None:
-            group, self.group = self.group, None
-            await group.kill()
+        self._lora_loader.reset()
+        if self.executor is not None:
+            executor, self.executor = self.executor, None
+            await executor.kill()
 
 
-def _tell_up(group: Executor) -> None:
-    for info in group.infos:
+def _log_ranks(executor: Executor) -> None:
+    for info in executor.infos:
         logger.info(
             "rank %d is up: %d pages of KV, products by %s",
             info.rank,
-            group.num_pages,
+            executor.num_pages,
             info.products,
         )
-        if info.unsteady:
+        if info.batch_variant_linears:
             logger.warning(
                 "rank %d: tokens may depend on what else is asked meanwhile, for on this CPU "
                 "the bits of a row depend on its batch in %s",
                 info.rank,
-                ", ".join(info.unsteady),
+                ", ".join(info.batch_variant_linears),
             )

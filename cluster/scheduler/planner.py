@@ -1,50 +1,67 @@
 """What one step computes: decodes first, then running prefills, then new admissions.
 
-Owns the token budget and the page budget of a step, and who gives way when pages run out: unlocked
-cached pages in LRU order, then the sequence of the lowest priority that arrived last. The foremost
-running sequence always gets what it needs, so something always ends. Knows nothing of the line for
-slots.
+Owns the token budget and the page budget of a step, and who is preempted when pages run out: after
+unlocked cached pages in LRU order, the sequence of the lowest priority that arrived last. The
+foremost running sequence always gets what it needs, so something always ends.
 """
 
-from cluster.scheduler.batch import Batch, end_of, start_of
+from dataclasses import dataclass, field
+
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.fairness import DECODE_COST, PREFILL_COST, Fairness, Flow
-from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
 from cluster.scheduler.kv_cache.radix_tree import Match
 from cluster.scheduler.kv_cache_manager import KVCacheManager
-from cluster.scheduler.preemption import Preemption
 from cluster.scheduler.request_queue import RequestQueue
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Running, Sequence
-from worker.protocol import DRAWN, Chunk
+from cluster.scheduler.stats import SchedulerCounters
+from worker.protocol import PENDING_TOKEN, Chunk, SequenceStart
+
+MAX_IN_FLIGHT = 2  # steps: one that the ranks compute, and the one after it
 
 
-class StepPlanner:
+@dataclass(slots=True)
+class Batch:
+    """A step in the making."""
+
+    step: int
+    budget: int  # tokens left
+    starts: list[SequenceStart] = field(default_factory=list)
+    chunks: dict[int, Chunk] = field(default_factory=dict)  # by sequence, in plan order
+
+    def put(self, chunk: Chunk) -> None:
+        """Add a chunk at the end."""
+        self.chunks[chunk.seq_id] = chunk
+        self.budget -= len(chunk.token_ids)
+
+    def drop(self, seq_id: int) -> None:
+        """Take a chunk out again, if there is one."""
+        if seq_id in self.chunks:
+            self.budget += len(self.chunks.pop(seq_id).token_ids)
+
+
+class Planner:
     """Fills batches; counts what prompts found in the cache."""
 
     def __init__(
         self,
         config: SchedulerConfig,
-        cache: PrefixCache,
-        holdings: KVCacheManager,
+        kv: KVCacheManager,
         running: RunningSet,
         waiting: RequestQueue,
-        preemption: Preemption,
         sequences: dict[int, Sequence],
-        shares: Fairness,
+        fairness: Fairness,
+        counters: SchedulerCounters,
     ) -> None:
-        self.prompt_tokens = 0
-        self.cached_prompt_tokens = 0
-        self.num_forks = 0
         self._config = config
         self._page_size = config.page_size
-        self._cache = cache
-        self._holdings = holdings
+        self._kv = kv
+        self._cache = kv.cache
         self._running = running
         self._waiting = waiting
-        self._preemption = preemption
         self._sequences = sequences
-        self._shares = shares
+        self._fairness = fairness
+        self._counters = counters
 
     def plan(self, step: int) -> Batch:
         """Return the work of the next step; without chunks if there is none."""
@@ -88,11 +105,11 @@ class StepPlanner:
         costs: dict[Flow, int] = {}
         for running, start in drawing:
             is_full = start == len(running.pages) * self._page_size
-            new_pages = self._holdings.grow(running, 1) if is_full else ()
-            batch.put(Chunk(running.seq_id, start, (DRAWN,), new_pages, True))
+            new_pages = self._kv.allocate(running, 1) if is_full else ()
+            batch.put(Chunk(running.seq_id, start, (PENDING_TOKEN,), new_pages, True))
             flow = running.sequence.flow
             costs[flow] = costs.get(flow, 0) + DECODE_COST
-        if self._shares.enabled:
+        if self._fairness.enabled:
             self._charge(costs)
         return True
 
@@ -107,14 +124,14 @@ class StepPlanner:
             if start == len(running.pages) * page_size:
                 if not self._has_room(running, batch):
                     break  # it gave way itself, and all after it before
-                new_pages = self._holdings.grow(running, 1)
+                new_pages = self._kv.allocate(running, 1)
             sequence = running.sequence
             last_token = (sequence.tokens[start],)
             chunk = Chunk(sequence.seq_id, start, last_token, new_pages, True)
             chunks[sequence.seq_id] = chunk
             at += 1
         batch.budget -= len(chunks)
-        if self._shares.enabled:
+        if self._fairness.enabled:
             costs: dict[Flow, int] = {}
             for running in decoding:
                 flow = running.sequence.flow
@@ -138,26 +155,28 @@ class StepPlanner:
             self._put_chunk(batch, running, start, min(end, reach))
 
     def _admit(self, batch: Batch) -> None:
-        while len(self._running) < self._config.max_running:
+        while batch.budget > 0 and len(self._running) < self._config.max_running:
             seq_id = self._waiting.first()
             if seq_id is None:
                 return
             sequence = self._sequences[seq_id]
-            match = self._match(sequence)
+            num_reserved = self._num_reserved()
+            if not self._may_fit(sequence, num_reserved):
+                return
+            match = self._kv.match(sequence)
             source = self._fork_source(sequence, match)
             start = (
                 match.num_pages * self._page_size if source is None else len(sequence.tokens) - 1
             )
             end = self._chunk_end(start, len(sequence.tokens), batch.budget)
-            if end == start or not self._fits(sequence, match):
+            if end == start or not self._fits(sequence, match, num_reserved):
                 return
             self._waiting.remove(seq_id, sequence.flow)
-            self._shares.admitted(sequence.flow)
-            running = self._holdings.start(sequence, match, batch.step)
+            self._fairness.admitted(sequence.flow)
+            running = self._running.admit(sequence, match, batch.step)
             if source is not None:
-                self._holdings.fork(running, source, start)
-                self.num_forks += 1
-            self._running.enter(running)
+                self._kv.fork(running, source, start)
+                self._counters.forked_sequences += 1
             self._count(sequence, start)
             batch.starts.append(start_of(running))
             self._put_chunk(batch, running, running.num_computed, end)
@@ -178,13 +197,13 @@ class StepPlanner:
 
     def _charge(self, costs: dict[Flow, int]) -> None:
         for flow, cost in costs.items():
-            self._shares.charge(flow, cost)
+            self._fairness.charge(flow, cost)
             self._waiting.charged(flow)
 
     def _put_chunk(self, batch: Batch, running: Running, start: int, end: int) -> None:
         tokens = running.sequence.tokens
-        num_new = self._num_pages(end) - len(running.pages)
-        new_pages = self._holdings.grow(running, num_new)
+        num_new = self._kv.num_pages(end) - len(running.pages)
+        new_pages = self._kv.allocate(running, num_new)
         samples = end == len(tokens)
         batch.put(Chunk(running.seq_id, start, tuple(tokens[start:end]), new_pages, samples))
         self._charge({running.sequence.flow: (end - start) * PREFILL_COST})
@@ -194,29 +213,28 @@ class StepPlanner:
         end = min(num_tokens, start + min(budget, self._config.max_chunk))
         return end if end == num_tokens else max(start, end - end % self._page_size)
 
-    def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._page_size)
+    def _num_reserved(self) -> int:
+        """Return the pages that running sequences will soon need.
 
-    def _match(self, sequence: Sequence) -> Match:
-        """Return the cached prefix, short of the last token: its logits must be computed."""
-        num_pages = (len(sequence.tokens) - 1) // self._page_size
-        if not self._config.prefix_cache:
-            num_pages = 0
-        return self._cache.match(sequence.namespace, sequence.keys(num_pages))
-
-    def _fits(self, sequence: Sequence, match: Match) -> bool:
-        """Tell whether all known tokens fit beside what the running ones will soon need.
-
-        Each running sequence keeps room for its known tokens and one page more, or an admission
-        would only make the next step preempt it.
+        Each keeps room for its known tokens and one page more, or an admission would only make the
+        next step preempt it.
         """
-        available = self._cache.num_available - match.num_unlocked
-        needed = self._num_pages(len(sequence.tokens)) - len(match.pages)
-        reserved = len(self._running) + sum(
-            self._num_pages(len(other.sequence.tokens)) - len(other.pages)
-            for other in self._running.prefilling
+        return len(self._running) + sum(
+            self._kv.num_pages(len(running.sequence.tokens)) - len(running.pages)
+            for running in self._running.prefilling
         )
-        return needed + reserved <= available
+
+    def _may_fit(self, sequence: Sequence, num_reserved: int) -> bool:
+        """Tell whether all known tokens could fit whatever a match finds: a long prompt that waits
+        for pages is not matched at every step."""
+        needed = self._kv.num_pages(len(sequence.tokens)) + num_reserved
+        return needed <= self._cache.num_available + self._cache.num_locked
+
+    def _fits(self, sequence: Sequence, match: Match, num_reserved: int) -> bool:
+        """Tell whether all known tokens fit beside what the running ones will soon need."""
+        available = self._cache.num_available - match.num_unlocked
+        needed = self._kv.num_pages(len(sequence.tokens)) - len(match.pages)
+        return needed + num_reserved <= available
 
     def _has_room(self, running: Running, batch: Batch) -> bool:
         """Make sure that a page can be had, preempting the hindmost until it can.
@@ -229,7 +247,7 @@ class StepPlanner:
             if victim is running and not running.is_decoding and len(self._running) > 1:
                 return False
             batch.drop(victim.seq_id)
-            self._preemption.preempt(victim, batch.step)
+            self._running.preempt(victim, batch.step)
             if victim is running:
                 return False
         return True
@@ -237,5 +255,25 @@ class StepPlanner:
     def _count(self, sequence: Sequence, num_cached_tokens: int) -> None:
         if sequence.num_cached_tokens is None:  # a return after a preemption does not count
             sequence.num_cached_tokens = num_cached_tokens
-            self.prompt_tokens += sequence.num_prompt_tokens
-            self.cached_prompt_tokens += num_cached_tokens
+            self._counters.prompt_tokens += sequence.num_prompt_tokens
+            self._counters.cached_prompt_tokens += num_cached_tokens
+
+
+def end_of(chunk: Chunk) -> int:
+    """Return the first position behind a chunk."""
+    return chunk.start + len(chunk.token_ids)
+
+
+def start_of(running: Running) -> SequenceStart:
+    """Return what the ranks are told of a sequence that enters the running set."""
+    sequence, num_cached = running.sequence, running.num_computed
+    sampling = sequence.request.sampling
+    return SequenceStart(
+        seq_id=sequence.seq_id,
+        slot=running.slot,
+        sampling=sampling,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        pages=tuple(running.pages),
+        num_cached_tokens=num_cached,
+        history=tuple(sequence.tokens[:num_cached]) if sampling.needs_history else (),
+    )

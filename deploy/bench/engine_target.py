@@ -12,8 +12,7 @@ from deploy.bench.measure import Run, Sample
 from deploy.bench.workload import Ask, Workload
 from deploy.config import DEFAULT_TOKENS
 from deploy.local_engine import Answer, LocalEngine
-from worker.engine.config import RankConfig
-from worker.protocol import SamplingParams
+from worker.protocol import RankConfig, SamplingParams
 
 
 class EngineTarget:

@@ -18,11 +18,11 @@ from rich.table import Table
 
 import deploy.local_engine
 import worker.engine.rank
+import worker.runners.model_runner
 import worker.runners.native_runner
-import worker.runners.torch_runner
 from cluster.scheduler.scheduler import Scheduler
 from deploy.local_engine import LocalEngine
-from kernels.native.program import Crew, Program, Step
+from kernels.native.program import Program, Step, ThreadPool
 from worker.cache.kv_cache import KVCache
 from worker.engine.sequences import SequenceTable
 from worker.models.llama import Model
@@ -41,13 +41,13 @@ _OF_RANKS: tuple[_Part, ...] = (
     ("batch: sequences", SequenceTable, "apply"),
     ("batch: page copies", KVCache, "copy"),
     ("batch: page clearing", KVCache, "clear"),
-    ("batch: rows", worker.engine.rank, "lay_out"),
-    ("batch: tensors", worker.runners.native_runner, "cpu_batch"),
-    ("batch: tensors", worker.runners.torch_runner, "cpu_batch"),
+    ("batch: rows", worker.engine.rank, "build_input_batch"),
+    ("batch: tensors", worker.runners.native_runner, "cpu_forward_batch"),
+    ("batch: tensors", worker.runners.model_runner, "cpu_forward_batch"),
     ("embedding", Model, "embed"),
     (_HEAD, Model, "logits"),
     ("sampling", Sampler, "sample"),
-    ("sampling", worker.engine.rank, "output_of"),
+    ("sampling", worker.engine.rank, "build_step_output"),
 )
 
 
@@ -86,7 +86,7 @@ class StepProfile:
             for name, owner, function in _OF_RANKS:
                 stack.enter_context(_wrapped(owner, function, self._timed(name, 1 / self._tp)))
             stack.enter_context(_wrapped(Scheduler, "schedule", self._planned))
-            stack.enter_context(_wrapped(Crew, "run", self._program))
+            stack.enter_context(_wrapped(ThreadPool, "run", self._program))
             stack.enter_context(_wrapped(LocalEngine, "step", self._stepped))
             yield
 
@@ -118,15 +118,17 @@ class StepProfile:
         return schedule
 
     def _program(self, inner: Callable[..., Any]) -> Any:
-        def run(crew: Crew, program: Program, step: Step, *, alone: bool = False) -> None:
-            if len(program.names) == 1:  # not of a tape: its caller's part counts it
-                inner(crew, program, step, alone=alone)
+        def run(
+            thread_pool: ThreadPool, program: Program, step: Step, *, alone: bool = False
+        ) -> None:
+            if len(program.names) == 1:  # not a recorded one: its caller's part counts it
+                inner(thread_pool, program, step, alone=alone)
                 return
-            crew.seconds = defaultdict(float)
-            inner(crew, program, step, alone=alone)
-            for name, seconds in crew.seconds.items():
+            thread_pool.seconds = defaultdict(float)
+            inner(thread_pool, program, step, alone=alone)
+            for name, seconds in thread_pool.seconds.items():
                 self._add(f"op: {name}", seconds / self._tp)
-            crew.seconds = None
+            thread_pool.seconds = None
 
         return run
 

@@ -1,11 +1,12 @@
-"""Makes and ends the actor processes of one group of ranks, inside the scheduler's placement group.
+"""Starts and ends the actor processes of a group of ranks, in the scheduler's placement group.
 
-Owns the certainty that an ended rank is gone: a process that no longer answers is killed by pid.
+An ended rank is gone for certain: a process that does not end when Ray asks it to is killed by pid.
 """
 
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,31 +21,31 @@ from ray.util.scheduling_strategies import (
 )
 
 import worker.actor
-from cluster.engine.launcher import RankHandle
-from deploy.serving.cpu_priority import go_first
-from deploy.serving.ray_resources import ONE_CPU
+from cluster.engine.executor import RankHandle
+from deploy.serving.process_setup import ONE_CPU, restore_cpu_priority
 from worker.actor import ProcessIdentity, start_ticks
-from worker.engine.config import RankConfig
-from worker.protocol import RankInfo
+from worker.protocol import RankConfig, RankInfo
 
 
 class WorkerActor(worker.actor.WorkerActor):
     """A rank that finds the model on its own node, which may not be the scheduler's."""
 
     def __init__(self, config: RankConfig, secret: bytes, group_timeout: float) -> None:
-        go_first()  # with all threads that compute: they are started from this one
-        super().__init__(_with_model_here(config), secret, group_timeout)
+        restore_cpu_priority()  # and that of the threads that compute, which this one starts
+        super().__init__(_with_local_model(config), secret, group_timeout)
 
 
-def _with_model_here(config: RankConfig) -> RankConfig:
+def _with_local_model(config: RankConfig) -> RankConfig:
     if Path(config.model_dir).is_dir():
         return config
-    from deploy.models import find_model  # brings the hub's client, which few ranks need
+    from deploy.models import find_model  # imports the hub's client, which few ranks need
 
     return replace(config, model_dir=str(find_model(config.model_dir)))
 
 
 WorkerProcess = ray.remote(WorkerActor)
+
+END_GRACE = 2.0  # seconds that a process may take to end when it is asked to
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +100,12 @@ class ActorLauncher:
             RayError: if a process does not come up.
         """
         assert not self._actors, "the last group is still there"
-        self._actors = [self._make(rank) for rank in range(self._config.rank.tp)]
+        self._actors = [self._start(rank) for rank in range(self._config.rank.tp)]
         calls = (actor.identify.remote() for actor in self._actors)
         self._identities = list(await asyncio.gather(*calls))
         return tuple(ActorRank(actor) for actor in self._actors)
 
-    def _make(self, rank: int) -> Any:
+    def _start(self, rank: int) -> Any:
         config = replace(self._config.rank, rank=rank)
         gpus = 1 if config.device == "cuda" else 0
         threads = str(config.num_threads or 1)
@@ -126,24 +127,31 @@ class ActorLauncher:
         for actor in actors:
             ray.kill(actor)
         # ray.kill asks the process itself, which a stopped one never hears.
-        await asyncio.gather(*(_kill_process(identity) for identity in identities))
+        await asyncio.gather(*(_end_on_its_node(identity) for identity in identities))
 
 
-def kill_process(identity: ProcessIdentity) -> None:
-    """Kill a process of this node, unless it is gone already."""
-    if start_ticks(identity.pid) == identity.start_ticks:
-        os.kill(identity.pid, signal.SIGKILL)
+def end_process(identity: ProcessIdentity) -> None:
+    """Wait until a process of this node has ended; kill it after END_GRACE.
+
+    To kill it at once would make Ray report a crash to whoever reads the server's terminal.
+    """
+    deadline = time.monotonic() + END_GRACE
+    while start_ticks(identity.pid) == identity.start_ticks:
+        if time.monotonic() > deadline:
+            os.kill(identity.pid, signal.SIGKILL)
+            return
+        time.sleep(0.01)
 
 
-async def _kill_process(identity: ProcessIdentity) -> None:
+async def _end_on_its_node(identity: ProcessIdentity) -> None:
     if identity.node_id == ray.get_runtime_context().get_node_id():
-        kill_process(identity)
+        await asyncio.to_thread(end_process, identity)
         return
-    there = NodeAffinitySchedulingStrategy(identity.node_id, soft=False)
+    strategy = NodeAffinitySchedulingStrategy(identity.node_id, soft=False)
     try:
         await (
-            ray.remote(kill_process)
-            .options(num_cpus=0, scheduling_strategy=there, max_retries=0)
+            ray.remote(end_process)
+            .options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
             .remote(identity)
         )
     except RayError:

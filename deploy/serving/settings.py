@@ -1,4 +1,4 @@
-"""What each part of the cluster is told, out of one configuration, on the node where it runs.
+"""The configuration of each part of the cluster, made from one ServeConfig on the part's own node.
 
 The model is looked for on that node: each has it at the same path, or fetches it from the hub.
 """
@@ -26,7 +26,7 @@ from deploy.check import (
 )
 from deploy.config import ConfigError, ServeConfig
 from worker.actor import node_ip
-from worker.engine.config import RankConfig
+from worker.protocol import RankConfig
 
 _FEW_ROWS = 4  # a step of so few is short even where they take all cores
 START_TIMEOUT = 600.0  # seconds until the ranks must serve: large models load for minutes
@@ -36,18 +36,18 @@ START_TIMEOUT = 600.0  # seconds until the ranks must serve: large models load f
 class SchedulerSettings:
     """What every scheduler replica is made from."""
 
-    shell: EngineConfig  # `replica` is filled in by the replica itself
+    engine: EngineConfig  # `replica` is filled in by the replica itself
     rank: RankConfig
     group_timeout: float  # seconds a collective may take
 
 
-def known_here(config: ServeConfig) -> Checked:
+def check_on_this_node(config: ServeConfig) -> Checked:
     """Find and read the model on this node, for a configuration whose device is decided.
 
     Raises:
         ConfigError: naming the key at fault, and the node.
     """
-    assert config.device != "auto", "whoever builds the application decides"
+    assert config.device != "auto", "deploy.serving.app has resolved it"
     try:
         # The device is the ranks': this node may have none, and need none.
         checked = check_model(config.model_copy(update={"device": "cpu"}))
@@ -69,8 +69,8 @@ def pool_config(checked: Checked, adapter_dirs: tuple[str, ...]) -> AdapterPoolC
     )
 
 
-def adapter_pool(config: ServeConfig) -> AdapterCatalog:
-    """Return the pool as it is before anything is registered."""
+def adapter_catalog(config: ServeConfig) -> AdapterCatalog:
+    """Return a catalog in which nothing is registered."""
     return AdapterCatalog(
         config.base_name,
         Limits(
@@ -98,7 +98,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         max_model_len=checked.max_model_len,
         num_threads=checked.threads,
     )
-    shell = EngineConfig(
+    engine = EngineConfig(
         replica="",
         ranks=SupervisorConfig(
             scheduler=scheduler_config(checked),
@@ -116,7 +116,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
             topic=config.kv_events_topic,
         ),
     )
-    return SchedulerSettings(shell=shell, rank=rank, group_timeout=60.0)
+    return SchedulerSettings(engine=engine, rank=rank, group_timeout=60.0)
 
 
 def ahead_rows(checked: Checked) -> float:
@@ -144,7 +144,7 @@ def _recording(config: ServeConfig) -> RecordingConfig | None:
 
 
 def router_config(checked: Checked) -> RouterConfig:
-    """Return what every router is told."""
+    """Return the configuration of every router."""
     config = checked.config
     return RouterConfig(
         model_name=config.base_name,

@@ -13,8 +13,7 @@ from cluster.weighted_adapters import compose
 from deploy.local_engine import LocalEngine
 from tests.end_to_end.tiny_models import make_tiny_model
 from tests.worker.peft_adapters import make_adapter_dir
-from worker.engine.config import RankConfig
-from worker.protocol import SamplingParams
+from worker.protocol import RankConfig, SamplingParams
 
 
 def make_engine(model_dir: Path, tp: int) -> LocalEngine:

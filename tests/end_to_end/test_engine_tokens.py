@@ -18,7 +18,7 @@ from tests.end_to_end.reference import (
     demo_reference,
 )
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
-from worker.engine.config import RankConfig
+from worker.protocol import RankConfig
 from worker.protocol import SamplingParams
 
 pytestmark = pytest.mark.model

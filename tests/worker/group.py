@@ -1,5 +1,6 @@
 """A group of ranks in threads, driven by plans that a test writes or that `generate` writes."""
 
+import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,18 +12,20 @@ import torch
 from torch import Tensor
 
 from tests.patience import PATIENCE
-from worker.distributed.parallel import Communicator, SingleRank, ThreadGroup
-from worker.engine.config import RankConfig
+from worker.distributed.communicator import Communicator, SingleRank
+from worker.distributed.parallel import join_group
+from worker.distributed.thread_group import ThreadGroup
 from worker.engine.rank import Rank
-from worker.engine.started_step import StartedStep
+from worker.engine.step_server import StartedStep
 from worker.lora.shard import AdapterShard, LoraEntry
 from worker.model_config_reader import read_model_config
 from worker.protocol import (
-    DRAWN,
     GENESIS,
+    PENDING_TOKEN,
     Chunk,
     PageCopy,
     Plan,
+    RankConfig,
     SampledToken,
     SamplingParams,
     SequenceStart,
@@ -44,11 +47,11 @@ class Prompt:
     slot: int | None = None
     sampling: SamplingParams = GREEDY
     first_step: int = 1  # when it joins the others
-    drawn: list[SampledToken] = field(default_factory=list)
+    sampled: list[SampledToken] = field(default_factory=list)
 
     @property
-    def drawn_ids(self) -> list[int]:
-        return [token.token_id for token in self.drawn]
+    def sampled_ids(self) -> list[int]:
+        return [token.token_id for token in self.sampled]
 
 
 class RankGroup:
@@ -164,9 +167,9 @@ class RankGroup:
         *,
         is_ahead: bool = False,
     ) -> None:
-        """Draw tokens for all prompts, prefills in chunks beside the decodes of others.
+        """RowSampling tokens for all prompts, prefills in chunks beside the decodes of others.
 
-        With `is_ahead` no plan says what the step before it has drawn, and each is started before
+        With `is_ahead` no plan says what the step before it has sampled, and each is started before
         the one before it is asked for its reply.
         """
         ids = {self._next_id + i: prompt for i, prompt in enumerate(prompts)}
@@ -187,11 +190,11 @@ class RankGroup:
                 if seq_id not in computed:
                     computed[seq_id] = pages[seq_id] = 0
                     starts.append(_start(seq_id, prompt))
-                tokens = (*prompt.token_ids, *prompt.drawn_ids)
+                tokens = (*prompt.token_ids, *prompt.sampled_ids)
                 first = computed[seq_id]
                 part = tokens[first : first + chunk_size]
                 if is_ahead and first >= len(prompt.token_ids):
-                    part = (DRAWN,)
+                    part = (PENDING_TOKEN,)
                 computed[seq_id] = first + len(part)
                 missing = -(-computed[seq_id] // PAGE) - pages[seq_id]
                 given = tuple(self._free.pop(0) for _ in range(missing))
@@ -211,12 +214,12 @@ class RankGroup:
     def _take(
         self, prompts: Mapping[int, Prompt], chunks: list[Chunk], started: list[StartedStep]
     ) -> None:
-        """Wait for a step and give everyone what it drew."""
+        """Wait for a step and give each prompt the token that was sampled."""
         output = self.end(started)
         assert output.failed == ()
         assert [t.seq_id for t in output.tokens] == [c.seq_id for c in chunks if c.samples]
         for token in output.tokens:
-            prompts[token.seq_id].drawn.append(token)
+            prompts[token.seq_id].sampled.append(token)
 
 
 def _start(seq_id: int, prompt: Prompt) -> SequenceStart:
@@ -255,3 +258,19 @@ def random_tokens(length: int, seed: int) -> tuple[int, ...]:
     """Return a prompt of the tiny models' vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(0, 131, (length,), generator=generator).tolist())
+
+
+def free_address() -> str:
+    """Return an address where a store can be opened."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def join_in_threads(size: int, timeout: float) -> list[Communicator]:
+    """Return the places of a group that has met over TCP, in rank order."""
+    address = free_address()
+    with ThreadPoolExecutor(size) as threads:
+        joining = [
+            threads.submit(join_group, address, rank, size, "cpu", timeout) for rank in range(size)
+        ]
+        return [place.result() for place in joining]

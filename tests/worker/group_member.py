@@ -8,14 +8,10 @@ import torch
 
 from kernels.native.library import native_library
 from tests.patience import PATIENCE
-from worker.distributed.parallel import (
-    Communicator,
-    SharedGroup,
-    SocketGroup,
-    TorchGroup,
-    _store,
-    join_group,
-)
+from worker.distributed.communicator import Communicator
+from worker.distributed.parallel import TorchGroup, _store, join_group
+from worker.distributed.shared_group import SharedGroup
+from worker.distributed.socket_group import SocketGroup
 from worker.errors import GroupBroken
 
 WIDTHS = (3, 2, 2)

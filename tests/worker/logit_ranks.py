@@ -14,16 +14,16 @@ from cluster.adapters.adapter import Adapter
 from cluster.adapters.shards import cut
 from kernels.dispatch import kernels_for
 from worker.cache.kv_cache import KVCache
-from worker.distributed.parallel import Communicator, SingleRank, ThreadGroup
-from worker.engine.sequences import SequenceTable
-from worker.engine.step_layout import lay_out
+from worker.distributed.communicator import Communicator, SingleRank
+from worker.distributed.thread_group import ThreadGroup
+from worker.engine.sequences import SequenceTable, build_input_batch
 from worker.lora.adapter_bank import bank_for
 from worker.lora.base_weights import BaseWeights
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
 from worker.models.llama import Model
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
-from worker.runners.runner import runner_for
+from worker.runners.model_runner import model_runner_for
 from worker.weights.loader import load_weights
 from worker.weights.partition import partition
 
@@ -84,14 +84,16 @@ class LogitRank:
         )
         with torch.inference_mode():
             cache.clear(table.apply(Plan(1, (), starts, chunks)))
-            rows = lay_out(chunks, table)
+            rows = build_input_batch(chunks, table)
             sample_rows = [
                 row
                 for last, (_, tokens) in zip(rows.sample_rows, prompts, strict=True)
                 for row in range(last + 1 - len(tokens), last + 1)
             ]
             rows = replace(rows, sample_rows=sample_rows)
-            runner = runner_for(CPU, self.kernels, self.group, self.model, cache, self.bank, 256)
+            runner = model_runner_for(
+                CPU, self.kernels, self.group, self.model, cache, self.bank, 256
+            )
             found = runner.run(rows)
             assert found is not None, "every prompt samples"
             return found.whole()

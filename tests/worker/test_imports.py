@@ -6,8 +6,8 @@ import sys
 import pytest
 
 MODULES = (
-    "worker.models.llama, worker.runners.runner, worker.lora.adapter_bank, worker.cache.kv_cache, "
-    "worker.distributed.parallel"
+    "worker.models.llama, worker.runners.model_runner, worker.lora.adapter_bank, "
+    "worker.cache.kv_cache, worker.distributed.parallel"
 )
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from worker.errors import PlanMismatch
 from worker.protocol import (
     GENESIS,
     Chunk,
     PageCopy,
     Plan,
-    PlanMismatch,
     SamplingParams,
     SequenceStart,
     decode_plan,

@@ -1,7 +1,7 @@
-"""The K and V of every page this rank holds, for all layers, on the device and in host memory.
+"""The paged KV cache of a rank: K and V of every page, all layers, on device and in host memory.
 
 Owns the memory and its cleanliness: a page is cleared when it is given out, so that nothing left in
-it, another tenant's values or a NaN, can reach a result. Knows nothing of who owns a page.
+it, another tenant's values or a NaN, can reach a result.
 
 Shapes: L layers, P pages, HK KV heads of this rank, D head_dim.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.dispatch import AnyKernels
+from kernels.interface import AnyKernels
 
 if TYPE_CHECKING:
     from worker.protocol import PageCopy
@@ -26,7 +26,7 @@ def page_num_bytes(
 
 
 class KVCache:
-    """Pages of one rank: those that attention reads, and those in host memory that wait."""
+    """Pages of one rank: those that attention reads, and the host tier."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""What the ranks of a group can do together, and the group of one.
+"""The interface of collectives (all-reduce, gather), and the group of a single rank.
 
 Owns the order of every sum: neighbours first, then pairs of them, in float32. So all ranks hold the
-same bits, whatever the transport and the number of rows. Knows nothing of what is summed.
+same bits, whatever the transport and the number of rows.
 """
 
 from collections.abc import Sequence
@@ -64,14 +64,14 @@ class SingleRank:
         return x
 
     def close(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: no rank waits."""
 
 
 def sum_in_pairs(parts: Sequence[Tensor]) -> Tensor:
     """Return ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ... in float32.
 
     A binary tree, so that two ranks' sums can be branches of what one rank would have added up.
-    What follows decides where to round.
+    The caller decides where to round.
     """
     sums = [part.float() for part in parts]
     while len(sums) > 1:

@@ -1,8 +1,8 @@
-"""The only door to collectives: which transport joins the ranks of a group, and torch's own.
+"""Tensor parallelism: how a rank joins its group, and the group over torch.distributed.
 
-Owns torch.distributed. What a group must do is told in worker.distributed.communicator; the
-transports that are not torch's have files of their own, and all can be imported from here. Knows
-nothing of what is summed.
+All-reduce and gather go over NCCL between GPUs; on CPUs over shared memory, or over TCP where the
+ranks cannot share any (`TorchGroup` over gloo is the reference for both). Owns the choice and all
+that is torch.distributed's; the other transports are the modules beside this one.
 """
 
 import socket
@@ -18,21 +18,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
 from worker.distributed.communicator import Communicator, SingleRank, sum_in_pairs
-from worker.distributed.shared_group import SharedGroup, share_memory
+from worker.distributed.shared_group import share_memory
 from worker.distributed.socket_group import SocketGroup
-from worker.distributed.thread_group import ThreadGroup
 from worker.errors import GroupBroken
-
-__all__ = [
-    "Communicator",
-    "GroupBroken",
-    "SharedGroup",
-    "SingleRank",
-    "SocketGroup",
-    "ThreadGroup",
-    "TorchGroup",
-    "join_group",
-]
 
 
 def join_group(address: str, rank: int, size: int, device: str, timeout: float) -> Communicator:

@@ -1,9 +1,8 @@
-"""Ranks that are processes on the CPUs of one host, joined by memory that they share.
+"""All-reduce over shared memory: a group whose ranks are processes on the CPUs of one host.
 
 Owns how the ranks agree to use it, all of them or none, and how long one waits for another. Sums
 and gathers are done in C (kernels/native/exchange.c). The connections of a `SocketGroup` stay: they
-are how the ranks agree, and their ends are how a death is noticed at once. Knows nothing of what is
-summed.
+are how the ranks agree, and their ends are how a death is noticed at once.
 """
 
 import ctypes
@@ -41,8 +40,8 @@ def share_memory(sockets: SocketGroup) -> Communicator:
         GroupBroken: if a rank does not take part.
     """
     library = native_library() if sockets.size <= _MAX_RANKS else None
-    hosts = sockets.tell("" if library is None else host_identity())
-    # All ranks have heard the same words, so all decide the same here and below.
+    hosts = sockets.all_gather_text("" if library is None else host_identity())
+    # All ranks have gathered the same texts, so all decide the same here and below.
     if library is None or not hosts[0] or len(set(hosts)) > 1:
         _logger.info("ranks sum over TCP: not all on one host, or not all with native functions")
         return sockets
@@ -65,13 +64,13 @@ def _common_memory(sockets: SocketGroup) -> SharedMemory | None:
                 memory = SharedMemory.create(region_bytes(sockets.size))
         except OSError as error:
             failure = f"rank 0 got none: {error}"
-        ticket = sockets.tell("" if memory is None else memory.ticket)[0]
+        ticket = sockets.all_gather_text("" if memory is None else memory.ticket)[0]
         try:
             if sockets.rank > 0 and ticket:
                 memory = SharedMemory.find(ticket, region_bytes(sockets.size))
         except (OSError, ValueError) as error:
             failure = f"rank {sockets.rank} could not map it: {error}"
-        failures = [word for word in sockets.tell(failure) if word]
+        failures = [text for text in sockets.all_gather_text(failure) if text]
     finally:
         if memory is not None:
             memory.hide()
@@ -138,15 +137,15 @@ class SharedGroup:
         """Call again until the others have come; each call waits about a millisecond."""
         deadline = time.monotonic() + self._sockets.timeout
         num_looks = 0
-        gone: list[int] = []
+        lost: list[int] = []
         while state == _NOT_YET:
             # Who had left before the last look, and was missing in it, will never come.
-            for rank in gone:
+            for rank in lost:
                 if self._state.missing >> rank & 1:
                     self._fail(f"rank {rank} has left")
             if time.monotonic() > deadline:
                 self._fail("timed out")
-            gone = self._sockets.gone(_SLEEP if num_looks > _NUM_LOOKS else 0.0)
+            lost = self._sockets.lost_ranks(_SLEEP if num_looks > _NUM_LOOKS else 0.0)
             num_looks += 1
             if self._failure is not None:  # closed by another thread
                 self._fail(self._failure)

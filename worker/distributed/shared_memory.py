@@ -1,8 +1,8 @@
-"""Memory that processes of one host share, and that no file system has a name for.
+"""Anonymous memory (memfd) that processes of one host share.
 
-Owns how it is made, found by those that are told where, and checked. It lives as long as somebody
-has mapped it, so a process that is killed leaves nothing behind; its size is sealed, so nobody can
-cut off what another has mapped. Knows nothing of what it is used for.
+Owns how it is made, found by the processes that get its ticket, and checked. It lives as long as a
+process has mapped it, so one that is killed leaves nothing behind; its size is sealed, so that none
+can cut off what another has mapped.
 """
 
 import ctypes
@@ -49,11 +49,11 @@ class SharedMemory:
 
     @classmethod
     def find(cls, ticket: str, num_bytes: int) -> "SharedMemory":
-        """Return the memory of another process's ticket, while that has not been hidden.
+        """Return the memory of another process's ticket, unless that has hidden it.
 
         Raises:
-            OSError: if it is not there, or not ours to open.
-            ValueError: if something else is there.
+            OSError: if there is none, or it is not ours to open.
+            ValueError: if the ticket leads to something else.
         """
         path, nonce = ticket.rsplit(" ", 1)
         # To open a stranger's file may have effects, so its kind is looked at first.

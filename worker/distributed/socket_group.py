@@ -1,8 +1,8 @@
-"""Ranks that are processes on CPUs, each joined to every other by a plain TCP connection.
+"""All-reduce over TCP: a group whose ranks are processes on CPUs, each connected to every other.
 
-Owns an exchange of small tensors that takes tens of microseconds where gloo takes hundreds: each
-rank sends its tensor to all others and sums what arrives itself. Knows nothing of how addresses
-are told; a store of keys and values is given to it.
+An exchange of small tensors takes tens of microseconds where gloo takes hundreds: each rank sends
+its tensor to all others and sums what arrives itself. Ranks find each other by a store of keys and
+values that the caller gives.
 """
 
 import secrets
@@ -26,7 +26,7 @@ _BUFFER_BYTES = 4 * _SEGMENT_BYTES
 
 
 class Store(Protocol):
-    """Keys and values that all ranks see; `get` waits until the key is there."""
+    """Keys and values that all ranks see; `get` waits until the key is set."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -73,29 +73,29 @@ class SocketGroup:
         """Return the ranks' columns side by side on rank 0."""
         x = x.contiguous()
         if self.rank > 0:
-            with _group_of(self.rank):
+            with _failing_as_group(self.rank):
                 self._peers[0].sendall(_bytes_of(x))
             return None
         parts = [x, *(x.new_empty(x.shape[0], width) for width in widths[1:])]
-        with _group_of(self.rank):
+        with _failing_as_group(self.rank):
             for rank, peer in self._peers.items():
                 _fill(peer, _bytes_of(parts[rank]))
         return torch.cat(parts, dim=1)
 
-    def tell(self, word: str) -> list[str]:
-        """Return the words of all ranks, in rank order, for each rank's own."""
-        words = {self.rank: word}
-        with _group_of(self.rank):
+    def all_gather_text(self, text: str) -> list[str]:
+        """Return every rank's text, in rank order."""
+        texts = {self.rank: text}
+        with _failing_as_group(self.rank):
             for peer in self._peers.values():
-                send(peer, word.encode())
+                send(peer, text.encode())
             for rank, peer in self._peers.items():
-                words[rank] = receive(peer).decode(errors="replace")
-        return [words[rank] for rank in range(self.size)]
+                texts[rank] = receive(peer).decode(errors="replace")
+        return [texts[rank] for rank in range(self.size)]
 
-    def gone(self, wait: float) -> list[int]:
+    def lost_ranks(self, wait: float) -> list[int]:
         """Return the ranks that have left or died, after at most `wait` seconds if there are none.
 
-        Only between calls of a group whose ranks say nothing over their connections meanwhile.
+        Only between calls of a group whose ranks send nothing over their connections meanwhile.
         """
         return [self._rank_by_file[file] for file, _ in self._poll.poll(wait * 1000.0)]
 
@@ -108,7 +108,7 @@ class SocketGroup:
         """Send `x` to every other rank and fill `others` with theirs, of the same size."""
         own = _bytes_of(x)
         incoming = {rank: _bytes_of(other) for rank, other in others.items()}
-        with _group_of(self.rank):
+        with _failing_as_group(self.rank):
             for start in range(0, len(own), _SEGMENT_BYTES):
                 stop = start + _SEGMENT_BYTES
                 for peer in self._peers.values():
@@ -118,7 +118,7 @@ class SocketGroup:
 
 
 @contextmanager
-def _group_of(rank: int) -> Iterator[None]:
+def _failing_as_group(rank: int) -> Iterator[None]:
     """Turn a failing connection into the end of the group."""
     try:
         yield

@@ -1,7 +1,6 @@
-"""Ranks that are threads of one process, for tests and for the engine without Ray.
+"""A group whose ranks are threads of one process: for the engine without Ray, and for tests.
 
-Owns their meeting: every call is one barrier, which a failing thread breaks for all. Knows nothing
-of processes.
+Every call is one barrier, which a failing thread breaks for all.
 """
 
 import threading
@@ -15,7 +14,7 @@ from worker.errors import GroupBroken
 
 
 class ThreadGroup:
-    """Ranks that are threads of one process, for tests and for the engine without Ray."""
+    """What the threads share; each takes its place from `communicators`."""
 
     def __init__(self, size: int, timeout: float = 60.0) -> None:
         self.size = size

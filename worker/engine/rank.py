@@ -1,8 +1,8 @@
-"""One tensor-parallel rank: takes plan frames, asks its device for them in order and answers.
+"""One tensor-parallel rank, the worker of vLLM and SGLang: takes plan frames, runs them, answers.
 
 Owns the rank's memory and its place in the chain of plans. A plan may be started while the device
-is at the one before it: the tokens that one draws stay there. Runs in any process or thread; knows
-nothing of Ray, sockets or of how plans are made.
+is at the one before it: the tokens that one samples stay on the device. Runs in any process or
+thread, without Ray.
 """
 
 import os
@@ -12,29 +12,36 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from kernels.dispatch import Fetched, kernels_for
-from worker.cache.host_memory import give_back
+from kernels.dispatch import kernels_for
+from kernels.interface import Readback
 from worker.cache.kv_cache import KVCache, page_num_bytes
-from worker.distributed.parallel import Communicator
-from worker.engine.config import RankConfig
-from worker.engine.self_test import unsteady_linears
-from worker.engine.sequences import SequenceTable
-from worker.engine.started_step import StartedStep
-from worker.engine.step_layout import drawing_sequences, lay_out
+from worker.distributed.communicator import Communicator
+from worker.engine.sequences import SequenceTable, build_input_batch, pending_sequences
+from worker.engine.step_server import StartedStep
 from worker.lora.adapter_bank import AdapterBank, bank_for
 from worker.lora.base_weights import BaseWeights
 from worker.lora.shard import AdapterShard
 from worker.model_config import check_length
 from worker.model_config_reader import read_model_config
 from worker.models.llama import Model
-from worker.protocol import GENESIS, Plan, RankInfo, StepReply, decode_plan
-from worker.runners.runner import Runner, runner_for
-from worker.sampling.pending_tokens import DrawnTokens
+from worker.protocol import (
+    GENESIS,
+    Plan,
+    RankConfig,
+    RankInfo,
+    SampledToken,
+    StepOutput,
+    StepReply,
+    decode_plan,
+)
+from worker.runners.model_runner import ModelRunner, model_runner_for
+from worker.sampling.pending_tokens import PendingTokens
 from worker.sampling.row_logits import MAX_VOCABULARY
-from worker.sampling.sampler import DrawnRows, Sampler, SampleRequest
-from worker.sampling.step_output import output_of
-from worker.weights.loader import load_weights
+from worker.sampling.sampler import FAILED, SampledRows, Sampler, SampleRequest
+from worker.weights.loader import load_weights, release_free_heap
+from worker.weights.model_weights import batch_variant_linears
 from worker.weights.partition import partition
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -69,11 +76,11 @@ class Rank:
             self._device, config.deterministic, config.tp, torch.get_num_threads()
         )
         self._sampler = Sampler(self._kernels)
-        self._drawn = DrawnTokens(self._group, self._kernels, self._device)
+        self._pending = PendingTokens(self._group, self._kernels, self._device)
         model_dir = Path(config.model_dir)
         self._model_config = read_model_config(model_dir)
         check_length(self._model_config, config.max_model_len)
-        assert self._model_config.vocab_size <= MAX_VOCABULARY, "token ids are told as float32"
+        assert self._model_config.vocab_size <= MAX_VOCABULARY, "token ids are summed as float32"
         self._part = partition(self._model_config, config.tp, config.rank)
         weights = load_weights(
             model_dir,
@@ -109,7 +116,9 @@ class Rank:
             weight_bytes=self._model.num_bytes,
             device=config.device,
             products=self._kernels.products,
-            unsteady=unsteady_linears(weights, self._kernels) if self._is_steady else (),
+            batch_variant_linears=(
+                batch_variant_linears(weights, self._kernels) if self._is_batch_invariant else ()
+            ),
         )
 
     def _empty_bank(self, model_dir: Path) -> AdapterBank:
@@ -124,13 +133,13 @@ class Rank:
         )
 
     @property
-    def _is_steady(self) -> bool:
-        """Whether a row's bits are said not to depend on its batch."""
+    def _is_batch_invariant(self) -> bool:
+        """Whether a row's bits are meant not to depend on its batch."""
         return self._device.type == "cpu" or self._config.deterministic
 
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
         """Make the KV pages, on the device and in host memory; as many on every rank."""
-        give_back()  # what loading left
+        release_free_heap()  # what loading left
         config = self._config
         self._cache = KVCache(
             num_layers=self._model_config.num_layers,
@@ -143,7 +152,7 @@ class Rank:
             device=self._device,
             kernels=self._kernels,
         )
-        self._runner: Runner = runner_for(
+        self._runner: ModelRunner = model_runner_for(
             self._device,
             self._kernels,
             self._group,
@@ -192,7 +201,7 @@ class Rank:
         return self.start(frame).reply()
 
     def start(self, frame: bytes) -> StartedStep:
-        """Ask the device for all that the plan in a frame wants, behind the plans before it.
+        """Queue the plan in a frame on the device, behind the plans before it.
 
         The output is in rank 0's reply; each rank's comes when its device is done. After any
         exception, also from `reply`, the rank has left its group and must be replaced.
@@ -206,10 +215,14 @@ class Rank:
             plan, self._digest = decode_plan(frame, self._digest, self._last_step + 1)
             self._last_step = plan.step
             with torch.inference_mode():
-                drawn = self._run(plan)
-                self._drawn.note([c.seq_id for c in plan.chunks if c.samples], drawn)
-                end = self._kernels.fetch((), self._device) if drawn is None else drawn.fetched
-        return StartedStep(end.is_here, partial(self._reply, plan.step, end, drawn))
+                sampled = self._run(plan)
+                self._pending.put([c.seq_id for c in plan.chunks if c.samples], sampled)
+                end = (
+                    self._kernels.start_readback((), self._device)
+                    if sampled is None
+                    else sampled.readback
+                )
+        return StartedStep(end.is_ready, partial(self._reply, plan.step, end, sampled))
 
     @contextmanager
     def _leaving_on_failure(self) -> Iterator[None]:
@@ -218,34 +231,35 @@ class Rank:
             yield
             stack.pop_all()
 
-    def _reply(self, step: int, end: Fetched, drawn: DrawnRows | None) -> StepReply:
+    def _reply(self, step: int, end: Readback, sampled: SampledRows | None) -> StepReply:
         with self._leaving_on_failure():
             end.read()
-            return StepReply(step, output_of(step, drawn) if self._config.rank == 0 else None)
+            is_first = self._config.rank == 0
+            return StepReply(step, build_step_output(step, sampled) if is_first else None)
 
-    def _run(self, plan: Plan) -> DrawnRows | None:
-        drawing = drawing_sequences(plan.chunks)
+    def _run(self, plan: Plan) -> SampledRows | None:
+        pending = pending_sequences(plan.chunks)
         new_pages = self._table.apply(plan)
         self._cache.copy(plan.copies)
         self._cache.clear(new_pages)
         if not plan.chunks:
             return None
-        rows = lay_out(plan.chunks, self._table)
+        rows = build_input_batch(plan.chunks, self._table)
         for run in rows.runs:
             assert self._bank.adapter(run.slot) is not None, f"slot {run.slot} is empty"
-        found = self._runner.run(rows, self._drawn.of(drawing))
-        if self._config.rank == 0:  # nobody else draws, and so looks at a history
-            self._complete_histories(drawing)
-        if found is None:
+        logits = self._runner.run(rows, self._pending.on_device(pending))
+        if self._config.rank == 0:  # no other rank samples, and so needs a history
+            self._complete_histories(pending)
+        if logits is None:
             return None
-        return self._sampler.sample(found, self._sample_requests(plan))
+        return self._sampler.sample(logits, self._sample_requests(plan))
 
-    def _complete_histories(self, drawing: Sequence[int]) -> None:
-        """Put drawn tokens into the histories that sampling needs; this alone waits for them."""
-        for seq_id in drawing:
+    def _complete_histories(self, pending: Sequence[int]) -> None:
+        """Put pending tokens into the histories that sampling needs; this alone waits for them."""
+        for seq_id in pending:
             sequence = self._table[seq_id]
             if sequence.sampling.needs_history:
-                sequence.history[-1] = self._drawn.told(seq_id)
+                sequence.history[-1] = self._pending.on_host(seq_id)
 
     def _sample_requests(self, plan: Plan) -> list[SampleRequest]:
         sequences = [(c.seq_id, self._table[c.seq_id]) for c in plan.chunks if c.samples]
@@ -259,3 +273,32 @@ class Rank:
             )
             for seq_id, sequence in sequences
         ]
+
+
+def build_step_output(step: int, rows: SampledRows | None) -> StepOutput:
+    """Wait for the rows that a step has sampled, if any, and return its output."""
+    if rows is None:
+        return StepOutput(step, ())
+    token_ids, *logprobs = rows.readback.read()
+    of_row = dict(_logprobs(rows, *logprobs)) if rows.logprob_rows else {}
+    tokens: list[SampledToken] = []
+    failed: list[int] = []
+    for row, (request, token_id) in enumerate(zip(rows.requests, token_ids.tolist(), strict=True)):
+        if token_id == FAILED:
+            failed.append(request.seq_id)
+        else:
+            tokens.append(SampledToken(request.seq_id, token_id, *of_row.get(row, ())))
+    return StepOutput(step, tuple(tokens), tuple(failed))
+
+
+def _logprobs(
+    rows: SampledRows, chosen: Tensor, best_ids: Tensor, best: Tensor
+) -> Iterator[tuple[int, tuple[float, tuple[tuple[int, float], ...]]]]:
+    """Give each row that asks for log-probabilities, and the last two fields of its token."""
+    values: Sequence[tuple[float, list[int], list[float]]] = list(
+        zip(chosen.tolist(), best_ids.tolist(), best.tolist(), strict=True)
+    )
+    for row, (logprob, ids, logprobs) in zip(rows.logprob_rows, values, strict=True):
+        count = rows.requests[row].params.num_logprobs or 0
+        top = list(zip(ids, logprobs, strict=True))[:count]
+        yield row, (logprob, tuple((i, value) for i, value in top if value != -torch.inf))

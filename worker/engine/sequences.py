@@ -1,14 +1,20 @@
-"""What a rank remembers of the running sequences from one plan to the next.
+"""The running sequences of a rank from one plan to the next, and a plan's chunks as an input batch.
 
-Owns the reading of a plan: what ends, starts and grows, and which copies it may ask for. Knows
-nothing of tensors. Every rule that the scheduler must keep is asserted here, before anything of a
-plan is computed.
+Owns the reading of a plan: what ends, starts and grows, and which copies it may ask for. Every rule
+that the scheduler must keep is asserted here, before anything of a plan is computed.
+
+Owns the order of rows as well: sequences of one adapter slot stand together, the base model's
+first, so that every adapter is one run of rows. Kernels are batch-invariant, so the order changes
+no result.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from worker.protocol import PageCopy, Plan, SamplingParams, SequenceStart
+from worker.lora.adapter_bank import SlotRows
+from worker.models.forward_batch import InputBatch
+from worker.protocol import PENDING_TOKEN, Chunk, PageCopy, Plan, SamplingParams, SequenceStart
 
 
 @dataclass(slots=True)
@@ -135,3 +141,51 @@ class SequenceTable:
 
     def _check_pages(self, pages: tuple[int, ...]) -> None:
         assert all(0 <= page < self._num_pages for page in pages), f"no such page in {pages}"
+
+
+def pending_sequences(chunks: Sequence[Chunk]) -> list[int]:
+    """Return the sequences of a plan whose token the step before it samples, in plan order."""
+    unknown = [chunk for chunk in chunks if PENDING_TOKEN in chunk.token_ids]
+    for chunk in unknown:
+        assert chunk.token_ids == (PENDING_TOKEN,), f"of {chunk.seq_id} not all tokens are known"
+    return [chunk.seq_id for chunk in unknown]
+
+
+def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBatch:
+    """Return the rows of a plan's chunks, at least one, once `table` has applied the plan."""
+    slots = [table[chunk.seq_id].slot for chunk in chunks]
+    order = sorted(range(len(chunks)), key=lambda i: (-1 if (s := slots[i]) is None else s, i))
+    ordered = [chunks[i] for i in order]
+    sequences = [table[chunk.seq_id] for chunk in ordered]
+    bounds = list(accumulate((len(chunk.token_ids) for chunk in ordered), initial=0))
+    last_row = {chunk.seq_id: stop - 1 for chunk, stop in zip(ordered, bounds[1:], strict=True)}
+    return InputBatch(
+        token_ids=[token_id for chunk in ordered for token_id in chunk.token_ids],
+        query_starts=bounds,
+        context_lens=[sequence.num_tokens for sequence in sequences],
+        page_tables=[sequence.pages for sequence in sequences],
+        decodes=[_is_decode(c, s) for c, s in zip(ordered, sequences, strict=True)],
+        runs=_runs([slots[i] for i in order], bounds),
+        sample_rows=[last_row[chunk.seq_id] for chunk in chunks if chunk.samples],
+        pending_rows=[
+            last_row[chunk.seq_id] for chunk in chunks if chunk.token_ids == (PENDING_TOKEN,)
+        ],
+    )
+
+
+def _is_decode(chunk: Chunk, sequence: RunningSequence) -> bool:
+    """Tell an output token from a piece of a prompt that happens to be one token long."""
+    return len(chunk.token_ids) == 1 and chunk.start >= sequence.num_prompt_tokens
+
+
+def _runs(slots: Sequence[int | None], bounds: Sequence[int]) -> tuple[SlotRows, ...]:
+    """Join neighbouring sequences of one slot."""
+    runs: list[SlotRows] = []
+    for slot, start, stop in zip(slots, bounds, bounds[1:], strict=False):
+        if slot is None:
+            continue
+        if runs and runs[-1].slot == slot:
+            runs[-1] = SlotRows(slot, runs[-1].start, stop)
+        else:
+            runs.append(SlotRows(slot, start, stop))
+    return tuple(runs)

@@ -1,13 +1,14 @@
 """Serves the steps of one rank to one scheduler over a socket.
 
-Owns the order: one frame in, one reply out, in the order of the frames. A frame is read and its
-step started while the device may still be at the step before; only one is ever ahead. Knows nothing
-of what a plan says.
+One frame in, one reply out, in the order of the frames. A frame is read and its step started while
+the device may still be at the step before; only one is ever ahead.
 """
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from queue import SimpleQueue
 from typing import Protocol
@@ -15,15 +16,22 @@ from typing import Protocol
 import msgspec
 
 from worker.channel import ChannelClosed, accept, receive, send
-from worker.engine.started_step import StartedStep
 from worker.protocol import StepReply
+
+
+@dataclass(frozen=True, slots=True)
+class StartedStep:
+    """A step that is queued on a rank's device, maybe behind another one."""
+
+    is_done: bool  # whether `reply` waits for nothing
+    reply: Callable[[], StepReply]  # waits for the step; raises what it failed with
 
 
 class StepRunner(Protocol):
     """What runs steps: a `Rank`, or a fake of one."""
 
     def start(self, frame: bytes) -> StartedStep:
-        """Begin with the plan in a frame."""
+        """Queue the plan in a frame on the device."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""The adapters that this rank holds, one in each slot.
+"""The adapter slots of a rank: loads and clears them, and gives a batch the LoRAs that it uses.
 
-Owns the slots and what of them a batch uses. Knows nothing of how an adapter's form is made, nor of
-which slot is in use: the caller must not touch a slot that a running plan names.
+A bank does not know which slots are in use: the caller must not touch one that a running plan
+names.
 """
 
 from collections.abc import Sequence
@@ -10,38 +10,23 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from kernels.dispatch import AnyKernels
+from kernels.interface import AnyKernels
 from kernels.linear import Prepare, prepare_linear
 from kernels.lora import LoraSegment
 from worker.lora.adapter_weights import (
-    DOWN,
-    GATE_UP,
-    OUT,
-    QKV,
-    AdapterForm,
-    EmbeddingForm,
-    HeadForm,
+    AdapterEmbedding,
+    AdapterHead,
+    AdapterWeights,
 )
-from worker.lora.builder import build_form
-from worker.lora.pointer_table import AdapterTable
+from worker.lora.builder import build_adapter_weights
+from worker.lora.pointer_table import PointerTable
 from worker.lora.shard import FUSED_MODULES, AdapterShard
 from worker.weights.partition import Partition
 
 if TYPE_CHECKING:
     from worker.lora.base_weights import BaseWeights
 
-__all__ = [
-    "DOWN",
-    "GATE_UP",
-    "OUT",
-    "QKV",
-    "AdaptedRows",
-    "AdapterBank",
-    "LayerSegments",
-    "SlotRows",
-]
-
-Form = TypeVar("Form")
+OwnWeights = TypeVar("OwnWeights")
 LayerSegments = Sequence[Sequence[LoraSegment]]  # of one layer, by fused linear
 
 
@@ -55,12 +40,12 @@ class SlotRows:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptedRows(Generic[Form]):
-    """Rows [start, stop) of a batch, and what their adapter does to one end of the model."""
+class AdaptedRows(Generic[OwnWeights]):
+    """Rows [start, stop) of a batch whose adapter has its own embedding or head."""
 
     start: int
     stop: int
-    form: Form
+    weights: OwnWeights
 
 
 class AdapterBank:
@@ -76,19 +61,19 @@ class AdapterBank:
         device: torch.device,
         prepare: Prepare = prepare_linear,
         base: "BaseWeights | None" = None,
-        table: AdapterTable | None = None,
+        table: PointerTable | None = None,
     ) -> None:
         """Make the slots.
 
         Args:
-            part: what this rank holds.
+            part: the slices of this rank.
             num_layers: of the model.
             num_slots: how many.
             dtype: of A and B.
             device: of all of them.
-            prepare: makes an adapter's own head ready.
+            prepare: packs an adapter's own head.
             base: without it, adapters with DoRA or tables cannot be loaded.
-            table: kept in step with the slots, for kernels that find adapters by address.
+            table: addresses of the LoRAs in the slots, for kernels that ask for them.
         """
         self._part = part
         self.num_layers = num_layers
@@ -97,7 +82,7 @@ class AdapterBank:
         self._device = device
         self._prepare = prepare
         self._base = base
-        self._slots: list[AdapterForm | None] = [None] * num_slots
+        self._slots: list[AdapterWeights | None] = [None] * num_slots
 
     def load(
         self,
@@ -106,7 +91,7 @@ class AdapterBank:
         weights: Sequence[float],
         shards: Sequence[AdapterShard],
     ) -> int:
-        """Put an adapter, of one part or a weighted sum, into a slot in place of all that it held.
+        """Put an adapter, or a weighted sum of adapters, into a slot in place of what it held.
 
         May run while a step does. The slot is empty until all the work is done.
 
@@ -118,7 +103,7 @@ class AdapterBank:
         """
         assert 0 <= slot < len(self._slots), f"slot {slot} of {len(self._slots)}"
         self.clear(slot)  # before anything new takes memory
-        form = build_form(
+        loaded = build_adapter_weights(
             adapter,
             weights,
             shards,
@@ -129,10 +114,10 @@ class AdapterBank:
             prepare=self._prepare,
             base=self._base,
         )
-        self._slots[slot] = form
+        self._slots[slot] = loaded
         if self.table is not None:
-            self.table.put(slot, form)
-        return form.num_bytes
+            self.table.put(slot, loaded)
+        return loaded.num_bytes
 
     def clear(self, slot: int) -> None:
         """Empty a slot and free its memory."""
@@ -142,13 +127,13 @@ class AdapterBank:
 
     def adapter(self, slot: int) -> str | None:
         """Return which adapter is in a slot, None if it is empty."""
-        form = self._slots[slot]
-        return None if form is None else form.adapter
+        loaded = self._slots[slot]
+        return None if loaded is None else loaded.adapter
 
     def num_bytes(self, slot: int) -> int:
         """Return the bytes that a slot holds on the device, 0 if it is empty."""
-        form = self._slots[slot]
-        return 0 if form is None else form.num_bytes
+        loaded = self._slots[slot]
+        return 0 if loaded is None else loaded.num_bytes
 
     def segments(self, runs: Sequence[SlotRows]) -> tuple[LayerSegments, ...]:
         """Return what `lora_apply` needs for a batch, by layer and fused linear.
@@ -161,30 +146,30 @@ class AdapterBank:
         return tuple(
             tuple(
                 tuple(
-                    pair.segment(run.start, run.stop)
+                    lora.segment(run.start, run.stop)
                     for run, adapter in zip(runs, adapters, strict=True)
-                    if adapter is not None and (pair := adapter.pairs[layer][linear]) is not None
+                    if adapter is not None and (lora := adapter.layers[layer][linear]) is not None
                 )
                 for linear in range(len(FUSED_MODULES))
             )
             for layer in range(self.num_layers)
         )
 
-    def embeddings(self, runs: Sequence[SlotRows]) -> tuple[AdaptedRows[EmbeddingForm], ...]:
+    def embeddings(self, runs: Sequence[SlotRows]) -> tuple[AdaptedRows[AdapterEmbedding], ...]:
         """Return the rows of a batch whose adapters change the embedding."""
         return tuple(
-            AdaptedRows(run.start, run.stop, form)
+            AdaptedRows(run.start, run.stop, own)
             for run in runs
             if (adapter := self._slots[run.slot]) is not None
-            and (form := adapter.embedding) is not None
+            and (own := adapter.embedding) is not None
         )
 
-    def heads(self, runs: Sequence[SlotRows]) -> tuple[AdaptedRows[HeadForm], ...]:
+    def heads(self, runs: Sequence[SlotRows]) -> tuple[AdaptedRows[AdapterHead], ...]:
         """Return the rows of a batch whose adapters change the head."""
         return tuple(
-            AdaptedRows(run.start, run.stop, form)
+            AdaptedRows(run.start, run.stop, own)
             for run in runs
-            if (adapter := self._slots[run.slot]) is not None and (form := adapter.head) is not None
+            if (adapter := self._slots[run.slot]) is not None and (own := adapter.head) is not None
         )
 
 
@@ -200,8 +185,8 @@ def bank_for(
 ) -> AdapterBank:
     """Return a bank whose adapters lie as the kernels want them; `dtype` is the model's."""
     table = None
-    if kernels.finds_by_address:
-        table = AdapterTable(part, num_layers=num_layers, num_slots=num_slots, device=device)
+    if kernels.uses_pointer_tables:
+        table = PointerTable(part, num_layers=num_layers, num_slots=num_slots, device=device)
     return AdapterBank(
         part,
         num_layers=num_layers,

@@ -1,8 +1,7 @@
-"""An adapter as the forward pass wants it.
+"""The weights of one loaded adapter: LoRA A and B of each fused linear, embedding and head.
 
-The LoRAs of modules that share a fused linear are one pair, A stacked and B in blocks, at their
-true lora_rank, with scaling, weight and DoRA's gain inside B; what the adapter does to the
-vocabulary stands beside them. Knows nothing of how a form is made, of slots or of batches.
+The LoRAs of modules that share a fused linear are one `LoraLayerWeights`: A stacked and B in
+blocks, at their true lora_rank, with scaling, weight in a sum and DoRA's gain inside B.
 
 Shapes: R lora_rank of a fused linear's modules and all parts of a sum together, K its inputs and N
 its outputs on this rank, V vocabulary entries of this rank, H hidden.
@@ -20,23 +19,23 @@ QKV, OUT, GATE_UP, DOWN = range(4)  # the fused linears of a layer
 
 
 @dataclass(frozen=True, slots=True)
-class LoraPair:
+class LoraLayerWeights:
     """One adapter's LoRA of one fused linear, or of the head."""
 
     a: Tensor  # [R, K]
     b: Tensor  # [elements], one block for each module, times scaling, weight and gain
     blocks: Tensor  # [modules, 5] int64 on the host, as LoraSegment wants them
     gain: Tensor | None  # [N] float32, of DoRA; None: 1
-    shift: Tensor | None  # [N] float32, what keeps the gain off the bias; None: 0
+    shift: Tensor | None  # [N] float32, added so that the gain spares the bias; None: 0
 
     def segment(self, start: int, stop: int) -> LoraSegment:
-        """Return it as the LoRA of rows [start, stop)."""
+        """Return it as the LoRA of rows [start, stop) of a batch."""
         return LoraSegment(start, stop, self.a, self.b, self.blocks, self.gain, self.shift)
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingForm:
-    """What one adapter does to the embedding."""
+class AdapterEmbedding:
+    """One adapter's own embedding, LoRA of the embedding, or both."""
 
     table: Tensor | None  # [V, H] in the served dtype, in place of the base model's
     a_by_token: Tensor | None  # [V, R]
@@ -45,21 +44,21 @@ class EmbeddingForm:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadForm:
-    """What one adapter does to the head."""
+class AdapterHead:
+    """One adapter's own head, LoRA of the head, or both."""
 
     weight: LinearWeight | None  # [V, H], in place of the base model's
-    pair: LoraPair | None
+    lora: LoraLayerWeights | None
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterForm:
-    """One adapter; None where it leaves something alone."""
+class AdapterWeights:
+    """All weights of one adapter on one rank; None where it leaves the base model as it is."""
 
     adapter: str  # a digest, or several with weights
-    pairs: tuple[tuple[LoraPair | None, ...], ...]  # by layer and fused linear
-    embedding: EmbeddingForm | None
-    head: HeadForm | None
+    layers: tuple[tuple[LoraLayerWeights | None, ...], ...]  # by layer and fused linear
+    embedding: AdapterEmbedding | None
+    head: AdapterHead | None
 
     @property
     def num_bytes(self) -> int:
@@ -70,17 +69,17 @@ class AdapterForm:
         return packed_bytes + sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
     def _plain_tensors(self) -> Iterator[Tensor]:
-        """Give all tensors on the device but a packed head."""
-        found: list[Tensor | None] = []
-        pairs = [pair for layer in self.pairs for pair in layer]
+        """Yield all tensors on the device but a packed head."""
+        tensors: list[Tensor | None] = []
+        loras = [lora for layer in self.layers for lora in layer]
         if self.embedding is not None:
-            one = self.embedding
-            found += (one.table, one.a_by_token, one.b, one.gain)
+            own = self.embedding
+            tensors += (own.table, own.a_by_token, own.b, own.gain)
         if self.head is not None:
-            pairs.append(self.head.pair)
+            loras.append(self.head.lora)
             if self.head.weight is not None and self.head.weight.layout == "plain":
-                found.append(self.head.weight.data)
-        for pair in pairs:
-            if pair is not None:
-                found += (pair.a, pair.b, pair.gain, pair.shift)
-        return (tensor for tensor in found if tensor is not None)
+                tensors.append(self.head.weight.data)
+        for lora in loras:
+            if lora is not None:
+                tensors += (lora.a, lora.b, lora.gain, lora.shift)
+        return (tensor for tensor in tensors if tensor is not None)

@@ -1,8 +1,8 @@
-"""The base model's weights as its checkpoint has them, read again while adapters are loaded.
+"""The base model's weights as its checkpoint has them, read anew while adapters are loaded.
 
 The forward pass keeps weights packed, fused and cut, but DoRA's norms need plain rows, for
 row-parallel modules whole ones. Owns reading them slice by slice from the memory-mapped files,
-which needs no other rank. Knows nothing of adapters.
+which needs no other rank.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
-"""Makes the form of an adapter out of a rank's shards, in the background of running steps.
+"""Makes the weights of an adapter from a rank's shards, while steps run.
 
 Owns the fusing of modules and the weighted sum of several adapters, which is their LoRAs side by
 side: A stacked, and one block of B for all of a module. Reads the base model's checkpoint where
-DoRA or a table asks for it, and asks no other rank. Knows nothing of slots or batches.
+DoRA or a table of the vocabulary needs it; uses no other rank.
 
-Shapes: R lora_rank of a fused linear's modules and all parts together, K its inputs and N its
+Shapes: R lora_rank of a fused linear's modules and all sources together, K its inputs and N its
 outputs on this rank, V vocabulary entries of this rank, H hidden.
 """
 
@@ -16,24 +16,23 @@ from torch import Tensor
 
 from kernels.linear import Prepare, prepare_linear
 from kernels.lora import join_blocks
-from worker.lora.adapter_weights import AdapterForm, EmbeddingForm, HeadForm, LoraPair
-from worker.lora.packed import plain_form
-from worker.lora.shard import (
-    EMBEDDING,
-    FUSED_MODULES,
-    HEAD,
-    AdapterShard,
-    UnusableAdapter,
-    adapted_slices,
+from worker.errors import UnusableAdapter
+from worker.lora.adapter_weights import (
+    AdapterEmbedding,
+    AdapterHead,
+    AdapterWeights,
+    LoraLayerWeights,
 )
-from worker.lora.source import AdapterPart
+from worker.lora.packed import packed_weights
+from worker.lora.shard import EMBEDDING, FUSED_MODULES, HEAD, AdapterShard, adapted_slices
+from worker.lora.source import LoraSource
 from worker.weights.partition import Partition
 
 if TYPE_CHECKING:
     from worker.lora.base_weights import BaseWeights, OpenWeights
 
 
-def build_form(
+def build_adapter_weights(
     adapter: str,
     weights: Sequence[float],
     shards: Sequence[AdapterShard],
@@ -44,22 +43,22 @@ def build_form(
     device: torch.device,
     prepare: Prepare = prepare_linear,
     base: "BaseWeights | None",
-) -> AdapterForm:
-    """Return the form of an adapter, which may be a weighted sum.
+) -> AdapterWeights:
+    """Return the weights of an adapter, which may be a weighted sum.
 
     Args:
-        adapter: what the form is called.
-        weights: of its parts; a single part of weight 1 is that adapter itself.
-        shards: of its parts in the same order, all of the same rank as `part`.
-        part: what this rank holds.
+        adapter: its digest, or several with weights.
+        weights: of the sum; a single weight of 1 is that adapter itself.
+        shards: one for each weight, all of the same rank as `part`.
+        part: the slices of this rank.
         num_layers: of the model.
         dtype: of A and B.
-        device: of all tensors of the form.
-        prepare: makes an own head ready.
+        device: of all tensors.
+        prepare: packs an adapter's own head.
         base: may be None if no shard has DoRA or tables.
 
     Raises:
-        UnusableAdapter: if a part cannot be summed, a number is not finite, or the base model's
+        UnusableAdapter: if an adapter cannot be summed, a number is not finite, or the base model's
             weights are needed and cannot be read any more.
     """
     assert len(shards) == len(weights) > 0, f"{len(shards)} shards for {len(weights)} weights"
@@ -68,18 +67,18 @@ def build_form(
             f"shard {shard.rank} of {shard.tp} came to rank {part.rank} of {part.tp}"
         )
 
-    if tuple(weights) == (1.0,) and shards[0].is_plain:
-        return plain_form(shards[0], part, num_layers=num_layers, dtype=dtype, device=device)
+    if tuple(weights) == (1.0,) and shards[0].is_packed:
+        return packed_weights(shards[0], part, num_layers=num_layers, dtype=dtype, device=device)
 
-    def build(opened: "OpenWeights | None") -> AdapterForm:
-        parts = [AdapterPart(s, w, part, opened) for s, w in zip(shards, weights, strict=True)]
+    def build(opened: "OpenWeights | None") -> AdapterWeights:
+        sources = [LoraSource(s, w, part, opened) for s, w in zip(shards, weights, strict=True)]
         if tuple(weights) == (1.0,):
-            tables = parts[0].own_tables()
+            tables = sources[0].own_tables()
         else:
             tables = {}
-            for one in parts:
-                one.check_summable()
-        return _Builder(parts, tables, part, dtype, device, prepare).form(adapter, num_layers)
+            for source in sources:
+                source.check_summable()
+        return _Builder(sources, tables, part, dtype, device, prepare).build(adapter, num_layers)
 
     if not any(_needs_base(shard) for shard in shards):
         return build(None)
@@ -96,48 +95,48 @@ def _needs_base(shard: AdapterShard) -> bool:
 
 
 class _Builder:
-    """Makes the pieces of one form."""
+    """Makes the weights of one adapter, module by module."""
 
     def __init__(
         self,
-        parts: Sequence[AdapterPart],
+        sources: Sequence[LoraSource],
         tables: Mapping[str, Tensor],
         part: Partition,
         dtype: torch.dtype,
         device: torch.device,
         prepare: Prepare,
     ) -> None:
-        self._parts = parts
+        self._sources = sources
         self._tables = tables
         self._part = part
         self._dtype = dtype
         self._device = device
         self._prepare = prepare
 
-    def form(self, adapter: str, num_layers: int) -> AdapterForm:
-        pairs = tuple(
-            tuple(self._pair(layer, modules) for modules in FUSED_MODULES)
+    def build(self, adapter: str, num_layers: int) -> AdapterWeights:
+        layers = tuple(
+            tuple(self._fused(layer, modules) for modules in FUSED_MODULES)
             for layer in range(num_layers)
         )
-        return AdapterForm(adapter, pairs, self._embedding(), self._head())
+        return AdapterWeights(adapter, layers, self._embedding(), self._head())
 
-    def _pair(self, layer: int, modules: Sequence[str]) -> LoraPair | None:
-        """Build the pair of one fused linear from those of its modules that have a LoRA."""
+    def _fused(self, layer: int, modules: Sequence[str]) -> LoraLayerWeights | None:
+        """Build the LoRA of one fused linear from those of its modules that have one."""
         widths = [len(adapted_slices(self._part, module)[0]) for module in modules]
         gain, shift = torch.ones(sum(widths)), torch.zeros(sum(widths))
         stacked, blocks = [], []
         row = 0
         for module, width in zip(modules, widths, strict=True):
             here = slice(row, row + width)
-            found = self._module(layer, module, gain[here], shift[here])
-            if found is not None:
-                stacked.append(found[0])
-                blocks.append((row, found[1]))
+            ab = self._module(layer, module, gain[here], shift[here])
+            if ab is not None:
+                stacked.append(ab[0])
+                blocks.append((row, ab[1]))
             row += width
         if not blocks:
             return None
         b, index = join_blocks(blocks)
-        return LoraPair(
+        return LoraLayerWeights(
             torch.cat(stacked).to(self._device),
             b.to(self._device),
             index,
@@ -148,43 +147,43 @@ class _Builder:
     def _module(
         self, layer: int, module: str, gain: Tensor, shift: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Return (A [R, K], B [N, R]) of one module, None if no part adapts it.
+        """Return (A [R, K], B [N, R]) of one module, None if no source adapts it.
 
-        Fills the module's gain [N] and shift [N], if its only part has DoRA.
+        Fills the module's gain [N] and shift [N], if its only source has DoRA.
         """
-        found = [(p, entry) for p in self._parts if (entry := p.entry(layer, module)) is not None]
-        if not found:
+        adapted = [(s, entry) for s in self._sources if (entry := s.entry(layer, module))]
+        if not adapted:
             return None
         stacked, side_by_side = [], []
-        for one, entry in found:
-            a, b = one.matrices(entry)
+        for source, entry in adapted:
+            a, b = source.matrices(entry)
             if entry.magnitude_offset is not None:
-                gain[:], shift[:] = one.gain_and_shift(entry, b)
+                gain[:], shift[:] = source.gain_and_shift(entry, b)
             stacked.append(a.to(self._dtype))
             side_by_side.append((gain.unsqueeze(1) * b).to(self._dtype))
         return torch.cat(stacked), torch.cat(side_by_side, dim=1)
 
-    def _embedding(self) -> EmbeddingForm | None:
+    def _embedding(self) -> AdapterEmbedding | None:
         """Build what the adapter does to the embedding, None for nothing."""
         table = self._tables.get(EMBEDDING)
         if table is not None:
             table = table.to(self._device)
         gain, shift = torch.ones(self._part.hidden), torch.zeros(self._part.hidden)
-        found = self._module(0, EMBEDDING, gain, shift)
-        if found is None:
-            return None if table is None else EmbeddingForm(table, None, None, None)
-        a, b = found
-        return EmbeddingForm(
+        ab = self._module(0, EMBEDDING, gain, shift)
+        if ab is None:
+            return None if table is None else AdapterEmbedding(table, None, None, None)
+        a, b = ab
+        return AdapterEmbedding(
             table,
             a.T.contiguous().to(self._device),
             b.to(self._device),
             gain.to(self._device) if bool((gain != 1).any()) else None,
         )
 
-    def _head(self) -> HeadForm | None:
+    def _head(self) -> AdapterHead | None:
         """Build what the adapter does to the head, None for nothing."""
-        table, pair = self._tables.get(HEAD), self._pair(0, (HEAD,))
-        if table is None and pair is None:
+        table, lora = self._tables.get(HEAD), self._fused(0, (HEAD,))
+        if table is None and lora is None:
             return None
         weight = None if table is None else self._prepare(table.to(self._device), None)
-        return HeadForm(weight, pair)
+        return AdapterHead(weight, lora)

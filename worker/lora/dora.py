@@ -1,8 +1,8 @@
-"""What DoRA multiplies a module's outputs by: magnitude / |W + B A|, made once when it is loaded.
+"""DoRA: the gain magnitude / |W + B A| of a module's outputs, computed once when it is loaded.
 
 The norms take whole rows of the adapted weight, of the embedding whole columns, so each rank reads
 what it lacks of W from the checkpoint and asks no other rank. Works in float32 and a slice at a
-time. Knows nothing of slots or of the forward pass.
+time.
 
 Shapes: R lora_rank, K inputs, N outputs, V the whole vocabulary, H hidden. B comes scaled.
 """

@@ -1,7 +1,7 @@
-"""How much device memory an adapter will hold on a rank, told from its shard before it is loaded.
+"""How much device memory an adapter will hold on a rank, from its shard before it is loaded.
 
-Mirrors what `worker.lora.builder` makes, in bytes; the tests hold the two together. Reaches no
-torch, so that the control plane can ask. Knows nothing of slots or of who pays.
+Mirrors what `worker.lora.builder` makes, in bytes; the tests hold the two together. Free of torch:
+the control plane imports it.
 """
 
 from collections import defaultdict
@@ -30,7 +30,7 @@ def claimed_bytes(
 
     What it holds is the same but for less than 64 bytes for each adapted module, for tables that
     turn out to be the base model's, for the padding of a head of its own, and for DoRA's gains of
-    exactly 1 and its shifts of modules without a bias; nobody knows these before. A sum holds no
+    exactly 1 and its shifts of modules without a bias; these are not known before. A sum holds no
     more than its parts would hold together.
 
     Args:
@@ -40,14 +40,14 @@ def claimed_bytes(
         model_item_bytes: size of an element of the weights that are served.
     """
     num_elements = len(shard.data) // _ITEM_BYTES[shard.dtype]
-    laid_out = _round_up(num_elements * device_item_bytes) if shard.is_plain else 0
+    laid_out = _round_up(num_elements * device_item_bytes) if shard.is_packed else 0
     return max(laid_out, _built_bytes(shard, part, device_item_bytes, model_item_bytes))
 
 
 def _built_bytes(
     shard: AdapterShard, part: Partition, device_item_bytes: int, model_item_bytes: int
 ) -> int:
-    """Return the most bytes that a form holds which is built piece by piece."""
+    """Return the most bytes of weights that `worker.lora.builder` builds module by module."""
     entries = {(entry.layer, entry.module): entry for entry in shard.entries}
     by_linear: dict[tuple[int, tuple[str, ...]], list[LoraEntry]] = defaultdict(list)
     for (layer, module), entry in entries.items():
@@ -55,9 +55,9 @@ def _built_bytes(
             linear = next(modules for modules in _FUSED_LINEARS if module in modules)
             by_linear[layer, linear].append(entry)
     total = 0
-    for (_, modules), found in by_linear.items():
-        total += sum(_lora_bytes(part, entry, device_item_bytes) for entry in found)
-        if any(entry.magnitude_offset is not None for entry in found):
+    for (_, modules), fused in by_linear.items():
+        total += sum(_lora_bytes(part, entry, device_item_bytes) for entry in fused)
+        if any(entry.magnitude_offset is not None for entry in fused):
             outputs = sum(len(adapted_slices(part, module)[0]) for module in modules)
             has_bias = modules != (HEAD,)
             total += outputs * _GAIN_BYTES * (1 + has_bias)

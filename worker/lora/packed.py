@@ -1,8 +1,9 @@
-"""Makes the form of a plain adapter, which its shard is almost, with one copy to the device.
+"""The packed path of adapter loading: one copy to the device for the whole shard.
 
-What is left to do is to widen or narrow the whole buffer, to scale each B in place, and to say
-where everything is: a millisecond or two beside the steps that run, where building piece by piece
-takes ten. Adapters with DoRA or vocabulary, and sums, are `form_builder`'s.
+A shard of LoRAs of linear modules alone is laid out like `AdapterWeights` already. What is left is
+to widen or narrow the whole buffer, to scale each B in place and to make views: a millisecond or
+two beside the steps that run, where `worker.lora.builder` takes ten. That builds adapters with DoRA
+or vocabulary, and sums.
 """
 
 from collections.abc import Sequence
@@ -11,34 +12,39 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from worker.lora.adapter_weights import AdapterForm, LoraPair
-from worker.lora.shard import FUSED_MODULES, AdapterShard, LoraEntry, UnusableAdapter
+from worker.errors import UnusableAdapter
+from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
+from worker.lora.shard import FUSED_MODULES, AdapterShard, LoraEntry
 from worker.lora.source import DTYPES
 from worker.weights.partition import Partition
 
 
-def plain_form(
+def packed_weights(
     shard: AdapterShard,
     part: Partition,
     *,
     num_layers: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> AdapterForm:
-    """Return the form of a shard that is plain; all its tensors share one storage.
+) -> AdapterWeights:
+    """Return the weights of a packed shard; all their tensors share one storage.
 
     Raises:
         UnusableAdapter: if a number is not finite in float32, times its scaling.
     """
-    assert shard.is_plain, f"adapter {shard.digest} is to be built piece by piece"
+    assert shard.is_packed, f"adapter {shard.digest} is not packed"
     data = _scaled(shard, dtype, device)
     indices: dict[tuple[tuple[int, ...], ...], Tensor] = {}  # layers mostly have the same one
-    pairs: list[list[LoraPair | None]] = [[None] * len(FUSED_MODULES) for _ in range(num_layers)]
+    layers: list[list[LoraLayerWeights | None]] = [
+        [None] * len(FUSED_MODULES) for _ in range(num_layers)
+    ]
     by_linear = groupby(shard.entries, lambda entry: (entry.layer, _linear_of(entry.module)))
     item = DTYPES[shard.dtype].itemsize
-    for (layer, linear), found in by_linear:
-        pairs[layer][linear] = _pair(list(found), FUSED_MODULES[linear], part, data, item, indices)
-    return AdapterForm(shard.digest, tuple(map(tuple, pairs)), None, None)
+    for (layer, linear), entries in by_linear:
+        layers[layer][linear] = _fused(
+            list(entries), FUSED_MODULES[linear], part, data, item, indices
+        )
+    return AdapterWeights(shard.digest, tuple(map(tuple, layers)), None, None)
 
 
 def _scaled(shard: AdapterShard, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -62,15 +68,15 @@ def _scaled(shard: AdapterShard, dtype: torch.dtype, device: torch.device) -> Te
     return data.to(dtype)
 
 
-def _pair(
+def _fused(
     entries: Sequence[LoraEntry],
     modules: Sequence[str],
     part: Partition,
     data: Tensor,
     item: int,
     indices: dict[tuple[tuple[int, ...], ...], Tensor],
-) -> LoraPair:
-    """Return the pair of one fused linear: views of `data`, whose elements were `item` bytes."""
+) -> LoraLayerWeights:
+    """Return the LoRA of one fused linear: views of `data`, whose elements were `item` bytes."""
     first_a, first_b = entries[0].a_offset // item, entries[0].b_offset // item
     row_by_module, row = {}, 0
     for module in modules:
@@ -91,7 +97,7 @@ def _pair(
         indices[key] = torch.tensor(blocks)
     num_inputs = entries[0].a_shape[1]
     a = data[first_a : first_a + rank * num_inputs].view(rank, num_inputs)
-    return LoraPair(a, data[first_b:end_b], indices[key], None, None)
+    return LoraLayerWeights(a, data[first_b:end_b], indices[key], None, None)
 
 
 def _linear_of(module: str) -> int:

@@ -1,7 +1,8 @@
 """One rank's slice of one adapter, as it travels from the adapter pool to the rank.
 
 A flat byte buffer with an index, so that Ray's object store can hand it over without copying. Owns
-also which modules can be adapted and how each of them is cut, for both who cuts and who loads.
+also which modules can be adapted and how tensor parallelism cuts each of them, for the pool that
+cuts and for the rank that loads. Free of torch: the control plane imports it.
 """
 
 from dataclasses import dataclass
@@ -24,10 +25,6 @@ FUSED_MODULES = (  # of a layer; the modules of one fused linear share its input
 )
 # B A of these is summed over the ranks: each has columns of A and all of B.
 SUMMED_MODULES = (*ROW_PARALLEL, EMBEDDING)
-
-
-class UnusableAdapter(Exception):
-    """A rank cannot compute an adapter; the message says why. The rank itself is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +74,9 @@ class AdapterShard:
     entries: tuple[LoraEntry, ...]  # ordered by (layer of linear modules, ADAPTED_MODULES)
     data: npt.NDArray[np.uint8]
     tables: tuple[TableEntry, ...] = ()  # in the order of VOCABULARY_MODULES
-    # Nothing but LoRAs of linear modules, and `data` is a form already, but for scalings and dtype:
-    # first all A's, those of a fused linear without a gap, then all B's, in the order of entries.
-    is_plain: bool = False
+    # Nothing but LoRAs of linear modules, and `data` is laid out as on the device, but for scalings
+    # and dtype: all A's, those of a fused linear without a gap, then all B's, in order of entries.
+    is_packed: bool = False
 
 
 def adapted_slices(part: Partition, module: str) -> tuple[Span, Span]:

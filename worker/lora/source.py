@@ -1,8 +1,7 @@
-"""One adapter of those that a form sums: what its shard holds, as tensors.
+"""The LoRA source: one adapter of those that are loaded as a sum, its shard read as tensors.
 
-Owns reading the shard's buffer, what goes into B (scaling, weight, DoRA's gain) and the telling of
-a table of its own from the base model's. Knows nothing of the other parts of a sum, of fusing or
-of devices: every tensor is on the host.
+Owns reading the shard's buffer, what goes into B (scaling, weight, DoRA's gain) and whether a table
+is the adapter's own or equals the base model's. Every tensor is on the host.
 
 Shapes: R lora_rank of one module, K its inputs and N its outputs on this rank, V vocabulary entries
 of this rank, H hidden.
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from worker.errors import UnusableAdapter
 from worker.lora.dora import embedding_gain, linear_gain
 from worker.lora.shard import (
     EMBEDDING,
@@ -20,7 +20,6 @@ from worker.lora.shard import (
     VOCABULARY_MODULES,
     AdapterShard,
     LoraEntry,
-    UnusableAdapter,
     adapted_slices,
 )
 from worker.weights.partition import Partition, Span
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-class AdapterPart:
-    """An adapter with its weight in a form."""
+class LoraSource:
+    """An adapter with its weight in a sum; a single adapter has weight 1."""
 
     def __init__(
         self, shard: AdapterShard, weight: float, part: Partition, opened: "OpenWeights | None"
@@ -120,7 +119,7 @@ class AdapterPart:
     def own_tables(self) -> dict[str, Tensor]:
         """Return this rank's rows [V, H] of each table that differs from the base model's.
 
-        PEFT saves the base model's table with every LoRA of the vocabulary; nobody needs it twice.
+        PEFT saves the base model's table with every LoRA of the vocabulary; it is not kept twice.
         """
         own = {}
         for module in self._tables:

@@ -1,40 +1,65 @@
-"""One step's rows, as host lists and as tensors on a device. Knows nothing of plans or layers.
+"""The rows of one step: as host lists (`InputBatch`) and as the model takes them (`ForwardBatch`).
 
-Shapes: T rows, S sampled rows.
+A row is one token of one sequence. Shapes: T rows, S sampled rows.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from worker.lora.adapter_bank import AdaptedRows, SlotRows
-from worker.lora.adapter_weights import EmbeddingForm, HeadForm
+from kernels.attention_batch import AttentionBatch
+from worker.lora.adapter_bank import AdaptedRows, AdapterBank, SlotRows
+from worker.lora.adapter_weights import AdapterEmbedding, AdapterHead
 
 
 @dataclass(frozen=True, slots=True)
-class StepRows:
-    """What a step computes, as host lists; rows of one sequence stand together."""
+class InputBatch:
+    """What a step computes, as lists on the host; rows of one sequence stand together."""
 
-    token_ids: list[int]  # T; of `drawn_rows` they say nothing
+    token_ids: list[int]  # T; of `pending_rows` they say nothing
     query_starts: list[int]  # of each sequence, its first row; and T at the end
     context_lens: list[int]  # of each sequence, its positions, the new rows included
     page_tables: list[list[int]]  # of each sequence, pages that cover its context
-    decodes: list[bool]  # of each sequence, whether it goes on by one token that was drawn
+    decodes: list[bool]  # of each sequence, whether its one row is an output token
     runs: tuple[SlotRows, ...]  # rows of each adapter; rows in none are the base model's
     sample_rows: list[int]  # S: the last row of each chunk that samples, in plan order
-    drawn_rows: Sequence[int] = ()  # rows whose token is on the device alone, in plan order
+    pending_rows: Sequence[int] = ()  # rows whose token only the device knows, in plan order
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBatch:
-    """What the forward pass works on."""
+class ForwardBatch:
+    """What the forward pass takes, on its device."""
 
     token_ids: Tensor  # [T] int64
     attention: Any  # where K and V lie, as the kernels want it
     loras: Sequence[Sequence[Any]] | None  # by layer and fused linear, likewise; None: no adapters
-    embeddings: Sequence[AdaptedRows[EmbeddingForm]]
-    heads: Sequence[AdaptedRows[HeadForm]]
+    embeddings: Sequence[AdaptedRows[AdapterEmbedding]]
+    heads: Sequence[AdaptedRows[AdapterHead]]
     sample_index: Tensor  # [S] int64, sample_rows on the device
     sample_rows: Sequence[int]
+
+
+def cpu_forward_batch(
+    rows: InputBatch, bank: AdapterBank, page_size: int, pending: Tensor | None = None
+) -> ForwardBatch:
+    """Return the rows as tensors on the CPU, with `loras` left out.
+
+    `pending` are the tokens [n] int64 of `rows.pending_rows`.
+    """
+    token_ids = torch.tensor(rows.token_ids, dtype=torch.int64)
+    if pending is not None:
+        token_ids[list(rows.pending_rows)] = pending
+    return ForwardBatch(
+        token_ids=token_ids,
+        attention=AttentionBatch.build(
+            rows.query_starts, rows.context_lens, rows.page_tables, page_size
+        ),
+        loras=None,
+        embeddings=bank.embeddings(rows.runs),
+        heads=bank.heads(rows.runs),
+        sample_index=torch.tensor(rows.sample_rows, dtype=torch.int64),
+        sample_rows=rows.sample_rows,
+    )

@@ -1,27 +1,119 @@
-"""The forward pass of one rank: token ids in, its logits of the sampled rows out.
+"""The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) on one rank.
 
-Owns the model's weights and what follows from its shape. Keeps nothing between two calls; KV pages
-and adapters belong to others and come as arguments. Knows nothing of plans or sampling.
+Token ids in, this rank's logits of the sampled rows out: embedding, decoder layers, final norm and
+lm_head. Owns the order of the operations and the two all-reduces of a layer. Keeps no state between
+two calls: KV pages, adapters and the group are arguments.
 
-Shapes: T rows, S rows that are sampled, H hidden, V vocabulary entries of this rank.
+Shapes: T rows, S rows that are sampled, H hidden, HQ / HK query and KV heads of this rank, D
+head_dim, I MLP features of this rank, V vocabulary entries of this rank, M positions.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from kernels.dispatch import AnyKernels
+from kernels.interface import AnyKernels
+from kernels.linear import LinearWeight
 from worker.cache.kv_cache import KVCache
-from worker.distributed.parallel import Communicator
+from worker.distributed.communicator import Communicator
+from worker.lora.adapter_weights import DOWN, GATE_UP, OUT, QKV
 from worker.model_config import ModelConfig
-from worker.models.decoder_layer import DecoderLayer, LayerContext, LayerShape
 from worker.models.embedding import embed, head_logits
-from worker.models.forward_batch import DeviceBatch
+from worker.models.forward_batch import ForwardBatch
 from worker.models.rotary import rope_tables
-from worker.sampling.row_logits import Best, RowLogits
-from worker.weights.model_weights import Weights
+from worker.sampling.row_logits import Argmax, RowLogits
+from worker.weights.model_weights import LayerWeights, Weights
 from worker.weights.partition import Partition, even_spans
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What the layers of one rank have in common."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    cos: Tensor  # [M, D/2] float32
+    sin: Tensor  # [M, D/2] float32
+
+
+@dataclass(frozen=True, slots=True)
+class LayerContext:
+    """The arguments of one call of one layer besides the hidden states."""
+
+    attention: Any  # the rows, as the kernels want them
+    k_pages: Tensor  # [P, HK, page, D]
+    v_pages: Tensor  # [P, HK, page, D]
+    loras: Sequence[Any] | None  # by fused linear, likewise; None: no row has an adapter
+    group: Communicator
+
+
+class DecoderLayer:
+    """Attention and MLP of one layer."""
+
+    def __init__(self, shape: LayerShape, weights: LayerWeights, kernels: AnyKernels) -> None:
+        self._shape = shape
+        self._weights = weights
+        self._kernels = kernels
+
+    def forward(
+        self, x_TH: Tensor, residual_TH: Tensor | None, context: LayerContext
+    ) -> tuple[Tensor, Tensor]:
+        """Return (output, residual) whose sum is the layer's output; `None` before the first.
+
+        The residual is float32, whatever the type of the weights.
+        """
+        weights, kernels, eps = self._weights, self._kernels, self._shape.rms_norm_eps
+        x_TH, residual_TH = kernels.add_rms_norm(x_TH, residual_TH, weights.input_norm, eps)
+        x_TH = self._attend(x_TH, context)
+        x_TH, residual_TH = kernels.add_rms_norm(x_TH, residual_TH, weights.mlp_norm, eps)
+        gate_up_TI2 = self._linear(x_TH, weights.gate_up, context, GATE_UP)
+        x_TI = kernels.silu_and_mul(gate_up_TI2, weights.down.dtype)
+        return self._summed(x_TI, weights.down, context, DOWN), residual_TH
+
+    def _attend(self, x_TH: Tensor, context: LayerContext) -> Tensor:
+        shape, weights, kernels = self._shape, self._weights, self._kernels
+        qkv = self._linear(x_TH, weights.qkv, context, QKV)
+        q_TQD = kernels.rope_and_write(
+            qkv.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim),
+            shape.num_heads,
+            shape.cos,
+            shape.sin,
+            context.attention,
+            context.k_pages,
+            context.v_pages,
+            weights.q_norm,
+            weights.k_norm,
+            shape.rms_norm_eps,
+        )
+        out_TQD = kernels.paged_attention(
+            q_TQD, context.k_pages, context.v_pages, context.attention, shape.head_dim**-0.5
+        )
+        return self._summed(out_TQD.flatten(1), weights.o, context, OUT)
+
+    def _linear(
+        self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
+    ) -> Tensor:
+        """Return the linear's output with each row's own LoRA added."""
+        y = self._kernels.linear(x, weight)
+        if context.loras is not None:
+            self._kernels.lora_apply(y, x, context.loras[fused_linear])
+        return y
+
+    def _summed(
+        self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
+    ) -> Tensor:
+        """Return the sum over the ranks of a linear whose inputs they share, LoRA with it.
+
+        The delta is added to this rank's part of the sum, so one all-reduce serves both.
+        """
+        y = self._kernels.partial_linear(x, weight)
+        if context.loras is not None:
+            self._kernels.lora_apply(y, x, context.loras[fused_linear])
+        return context.group.all_reduce(y)
 
 
 class Model:
@@ -73,18 +165,18 @@ class Model:
         """Bytes of this rank's weights."""
         return self._weights.num_bytes
 
-    def forward(self, batch: DeviceBatch, cache: KVCache) -> Tensor | None:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor | None:
         """Write K and V of every row and return this rank's logits of the sampled rows.
 
         Returns:
             [S, V] float32; None where nothing is sampled.
         """
-        x_TH, residual_TH = self.decode(
+        x_TH, residual_TH = self.run_layers(
             self.embed(batch), batch.attention, batch.loras, cache, self._group
         )
         return self.logits(x_TH, residual_TH, batch)
 
-    def embed(self, batch: DeviceBatch) -> Tensor:
+    def embed(self, batch: ForwardBatch) -> Tensor:
         """Return the embeddings [T, H] of a batch."""
         return embed(
             batch.token_ids,
@@ -94,7 +186,7 @@ class Model:
             batch.embeddings,
         )
 
-    def decode(
+    def run_layers(
         self,
         x_TH: Tensor,
         attention: Any,
@@ -108,8 +200,8 @@ class Model:
             x_TH: the embeddings.
             attention: where K and V lie, as the kernels want it.
             loras: by layer and fused linear, likewise; None: no row has an adapter.
-            cache: the pages.
-            group: who sums.
+            cache: the KV pages.
+            group: does the all-reduces.
         """
         residual_TH: Tensor | None = None
         for index, layer in enumerate(self._layers):
@@ -120,8 +212,8 @@ class Model:
         assert residual_TH is not None, "a model has at least one layer"
         return x_TH, residual_TH
 
-    def logits(self, x_TH: Tensor, residual_TH: Tensor, batch: DeviceBatch) -> Tensor | None:
-        """Return what `forward` does, of what `decode` returned."""
+    def logits(self, x_TH: Tensor, residual_TH: Tensor, batch: ForwardBatch) -> Tensor | None:
+        """Return what `forward` does, of what `run_layers` returned."""
         if not batch.sample_rows:
             return None
         x_SH = self._normed(x_TH[batch.sample_index], residual_TH[batch.sample_index])
@@ -134,9 +226,9 @@ class Model:
         """Return what `logits` does for sampled rows whose adapters leave the head alone."""
         return self._kernels.linear(self._normed(x_SH, residual_SH), self._weights.lm_head)
 
-    def row_logits(self, part_SV: Tensor, best: Best | None = None) -> RowLogits:
-        """Return what `forward` returned as one part of all ranks' logits."""
-        return RowLogits(part_SV, self._vocabulary_widths, self._group, self._kernels, best)
+    def row_logits(self, part_SV: Tensor, argmax: Argmax | None = None) -> RowLogits:
+        """Return this rank's logits [S, V] as its part of all ranks'."""
+        return RowLogits(part_SV, self._vocabulary_widths, self._group, self._kernels, argmax)
 
     def _normed(self, x_SH: Tensor, residual_SH: Tensor) -> Tensor:
         norm = self._weights.final_norm

@@ -1,6 +1,6 @@
 """Rotary embedding tables, computed once at load as transformers computes them.
 
-Owns the frequencies of each rope kind. Knows nothing of layers; the rotation is a kernel.
+Owns the frequencies of each rope kind; the rotation itself is a kernel.
 
 Shapes: M positions, D head_dim.
 """

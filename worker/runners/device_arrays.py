@@ -1,7 +1,7 @@
-"""Named arrays that cross to a device together, in one copy.
+"""Named integer arrays that are copied to a device together, in one copy.
 
 A step has a dozen small arrays of indices; a copy of each costs more time than all their bytes.
-Owns when the host may write them again. Knows nothing of what is in them.
+Owns when the host may write them again.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.gpu.async_copy import Mark
+from kernels.gpu.async_copy import DeviceEvent
 
 ALIGNMENT = 16  # bytes: what the widest load of a kernel asks for
 _DTYPES = {torch.int32: np.int32, torch.int64: np.int64}
 
 
 class DeviceArrays:
-    """Arrays on the host, their twins on the device, and the way there."""
+    """Arrays on the host, their twins on the device, and the copy between them."""
 
     def __init__(
         self,
@@ -40,26 +40,26 @@ class DeviceArrays:
             size = prod(shape) * dtype.itemsize
             end += -(-size // ALIGNMENT) * ALIGNMENT
         self._staging = torch.zeros(end, dtype=torch.uint8, pin_memory=pins_memory)
-        self._there = torch.empty(end, dtype=torch.uint8, device=device)
+        self._on_device = torch.empty(end, dtype=torch.uint8, device=device)
         whole = self._staging.numpy()
-        self._sent = Mark(device)
+        self._sent = DeviceEvent(device)
         self._host: dict[str, npt.NDArray[np.integer]] = {}
         self.device: dict[str, Tensor] = {}
         for name, (dtype, shape) in shapes.items():
             start, stop = starts[name], starts[name] + prod(shape) * dtype.itemsize
             self._host[name] = whole[start:stop].view(_DTYPES[dtype]).reshape(shape)
-            self.device[name] = self._there[start:stop].view(dtype).view(shape)
+            self.device[name] = self._on_device[start:stop].view(dtype).view(shape)
 
     def writable(self) -> Mapping[str, npt.NDArray[np.integer]]:
         """Return the arrays on the host, once the last copy of them is made.
 
         A step is started when the one before the last is done, and the copy of the last is the
-        first thing that the device does for it: there is next to nothing to wait for.
+        first thing that the device does for it: the wait is next to nothing.
         """
-        self._sent.wait()
+        self._sent.synchronize()
         return self._host
 
     def send(self) -> None:
-        """Copy everything to the device, in the order of the work that waits there."""
-        self._there.copy_(self._staging, non_blocking=True)
-        self._sent.set()
+        """Copy everything to the device, behind the work that is queued on it."""
+        self._on_device.copy_(self._staging, non_blocking=True)
+        self._sent.record()

@@ -1,10 +1,9 @@
-"""One step's rows as a GPU wants them: a few arrays, sent in one copy.
+"""The static input buffers of a GPU's batch: one step's rows, sent in one copy.
 
-Owns their sizes, which may be more than a step needs: what is left over is empty, and kernels do
-nothing there. So a CUDA graph can be made once and replayed with other rows. Knows nothing of when
-which is done.
+They may be larger than a step needs: kernels do nothing in the rest, which is padding. So a CUDA
+graph can be captured once and replayed with other rows.
 
-Shapes: as in kernels.gpu.rows.
+Shapes: as in kernels.gpu.batch_metadata.
 """
 
 from collections.abc import Sequence
@@ -17,11 +16,11 @@ from torch import Tensor
 
 from kernels.gpu.attention.paged_decode import num_splits
 from kernels.gpu.attention.paged_prefill import cut_prefill
-from kernels.gpu.lora.lora import cut_tiles
-from kernels.gpu.rows import LoraTiles, PagedRows, row_places
+from kernels.gpu.batch_metadata import AttentionMetadata, LoraMetadata, row_places
+from kernels.gpu.lora.apply import cut_tiles
 from worker.lora.adapter_bank import AdapterBank
 from worker.lora.shard import FUSED_MODULES
-from worker.models.forward_batch import DeviceBatch, StepRows
+from worker.models.forward_batch import ForwardBatch, InputBatch
 from worker.runners.device_arrays import DeviceArrays
 
 Array = npt.NDArray[np.integer]
@@ -64,7 +63,7 @@ class GpuBatch:
         self._arrays = DeviceArrays(
             {
                 "token_ids": (int64, (size.rows,)),
-                "drawn_rows": (int64, (size.rows,)),
+                "pending_rows": (int64, (size.rows,)),
                 "positions": (int64, (size.rows,)),
                 "kv_loc": (int64, (size.rows,)),
                 "samples": (int64, (size.samples,)),
@@ -79,10 +78,12 @@ class GpuBatch:
             pins_memory,
         )
 
-    def send(self, rows: StepRows, cut: _Cut, page_size: int, drawn: Tensor | None = None) -> None:
+    def send(
+        self, rows: InputBatch, cut: _Cut, page_size: int, pending: Tensor | None = None
+    ) -> None:
         """Fill the arrays with a step that fits, and copy them to the device.
 
-        `drawn` are the tokens of `rows.drawn_rows`, there already.
+        `pending` are the tokens [n] int64 of `rows.pending_rows`, on the device already.
         """
         host, size = self._arrays.writable(), self.size
         starts = rows.query_starts
@@ -91,7 +92,7 @@ class GpuBatch:
             [(stop - start, length) for start, stop, length in spans], rows.page_tables, page_size
         )
         _fill(host["token_ids"], rows.token_ids, 0)
-        _fill(host["drawn_rows"], rows.drawn_rows, 0)
+        _fill(host["pending_rows"], rows.pending_rows, 0)
         _fill(host["positions"], positions, 0)
         _fill(host["kv_loc"], places, -1)
         _fill(host["samples"], rows.sample_rows, 0)
@@ -106,40 +107,40 @@ class GpuBatch:
         host["tiles"][:] = 0
         host["tiles"][: len(cut.tiles)] = np.array(cut.tiles).reshape(-1, 3)
         self._arrays.send()
-        if drawn is not None:
-            there = self._arrays.device
-            at = there["drawn_rows"][: len(rows.drawn_rows)]
-            there["token_ids"].index_copy_(0, at, drawn)
+        if pending is not None:
+            on_device = self._arrays.device
+            index = on_device["pending_rows"][: len(rows.pending_rows)]
+            on_device["token_ids"].index_copy_(0, index, pending)
 
-    def device_batch(self, rows: StepRows) -> DeviceBatch:
+    def forward_batch(self, rows: InputBatch) -> ForwardBatch:
         """Return the arrays on the device as a batch, of as many samples as there is room for."""
-        there, size = self._arrays.device, self.size
-        attention = PagedRows(
-            positions=there["positions"],
-            kv_loc=there["kv_loc"],
-            decode_rows=there["decode_rows"],
-            decode_lens=there["decode_lens"],
-            decode_table=there["decode_table"],
+        arrays, size = self._arrays.device, self.size
+        attention = AttentionMetadata(
+            positions=arrays["positions"],
+            kv_loc=arrays["kv_loc"],
+            decode_rows=arrays["decode_rows"],
+            decode_lens=arrays["decode_lens"],
+            decode_table=arrays["decode_table"],
             max_splits=size.max_splits,
-            prefill_blocks=there["blocks"],
-            prefill_table=there["prefill_table"],
+            prefill_blocks=arrays["blocks"],
+            prefill_table=arrays["prefill_table"],
         )
-        return DeviceBatch(
-            token_ids=there["token_ids"],
+        return ForwardBatch(
+            token_ids=arrays["token_ids"],
             attention=attention,
-            loras=self._loras(there["tiles"]) if size.max_lora_rank else None,
+            loras=self._loras(arrays["tiles"]) if size.max_lora_rank else None,
             embeddings=self._bank.embeddings(rows.runs),
             heads=self._bank.heads(rows.runs),
-            sample_index=there["samples"],
+            sample_index=arrays["samples"],
             sample_rows=rows.sample_rows,
         )
 
-    def _loras(self, tiles: Tensor) -> list[list[LoraTiles]]:
+    def _loras(self, tiles: Tensor) -> list[list[LoraMetadata]]:
         table = self._bank.table
         assert table is not None, "a bank for a GPU keeps a table"
         return [
             [
-                LoraTiles(
+                LoraMetadata(
                     tiles,
                     table.table(layer, linear),
                     table.widths[linear],
@@ -152,7 +153,7 @@ class GpuBatch:
         ]
 
 
-def cut_rows(rows: StepRows, rows_each: int) -> _Cut:
+def cut_rows(rows: InputBatch, rows_each: int) -> _Cut:
     """Cut a step for the kernels; `rows_each` is what one block of prefill takes."""
     starts = rows.query_starts
     decodes = [i for i, is_decode in enumerate(rows.decodes) if is_decode]
@@ -167,7 +168,7 @@ def cut_rows(rows: StepRows, rows_each: int) -> _Cut:
     return _Cut(decodes, prefills, blocks, tiles)
 
 
-def exact_size(rows: StepRows, cut: _Cut, bank: AdapterBank, page_size: int) -> BatchSize:
+def exact_size(rows: InputBatch, cut: _Cut, bank: AdapterBank, page_size: int) -> BatchSize:
     """Return the size of a step and no more."""
     longest = max((rows.context_lens[i] for i in cut.decodes), default=0)
     table = bank.table
@@ -181,7 +182,7 @@ def exact_size(rows: StepRows, cut: _Cut, bank: AdapterBank, page_size: int) -> 
         tiles=len(cut.tiles),
         pages=-(-max(rows.context_lens) // page_size),
         max_splits=num_splits(longest) if longest else 0,
-        max_lora_rank=table.max_rank([run.slot for run in rows.runs]),
+        max_lora_rank=table.max_lora_rank([run.slot for run in rows.runs]),
     )
 
 

@@ -1,8 +1,8 @@
-"""Runs the rows of a step through the model on a GPU: decodes as CUDA graphs, the rest by itself.
+"""The GPU's model runner: decode steps as CUDA graphs, all others eagerly.
 
 A decode step of a small model takes less time on the device than Python takes to launch its
-kernels; a graph launches them all at once. Graphs are made when first needed, one for each size:
-batches are padded to the next. Owns which sizes there are, and the graphs. Knows nothing of plans.
+kernels; a graph launches them all at once. Graphs are captured when first needed, one for each
+size; batches are padded to the next size.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from kernels.gpu.attention.paged_decode import num_splits
 from kernels.gpu.attention.paged_prefill import block_rows
 from worker.cache.kv_cache import KVCache
 from worker.lora.adapter_bank import AdapterBank
-from worker.models.forward_batch import StepRows
+from worker.models.forward_batch import InputBatch
 from worker.models.llama import Model
 from worker.runners.gpu_batch import BatchSize, GpuBatch, cut_rows, exact_size
 from worker.sampling.row_logits import RowLogits
@@ -35,7 +35,7 @@ class _Graph:
 
 
 class GpuRunner:
-    """See `worker.runners.runner.Runner`. Every rank takes the same decisions for the same rows."""
+    """See `worker.runners.model_runner.ModelRunner`. Ranks decide the same for the same rows."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class GpuRunner:
         capture: Capture | None,
         pins_memory: bool = True,
     ) -> None:
-        """Make a runner without graphs yet.
+        """Make a runner that has captured nothing yet.
 
         Args:
-            model: where rows go through.
-            cache: the pages.
-            bank: the adapters, with a table.
+            model: this rank's.
+            cache: the KV pages.
+            bank: the adapters, with a pointer table.
             device: of all these.
             max_model_len: positions that a sequence may have.
             capture: makes a graph of some work; None: no graphs.
@@ -69,27 +69,27 @@ class GpuRunner:
         self._block_rows = block_rows(model.group_size, model.head_dim)
         self._graphs: dict[BatchSize, _Graph] = {}
 
-    def run(self, rows: StepRows, drawn: Tensor | None = None) -> RowLogits | None:
-        """See `worker.runners.runner.Runner`."""
-        logits = self._logits(rows, drawn)
+    def run(self, rows: InputBatch, pending: Tensor | None = None) -> RowLogits | None:
+        """See `worker.runners.model_runner.ModelRunner`."""
+        logits = self._logits(rows, pending)
         return None if logits is None else self._model.row_logits(logits)
 
-    def _logits(self, rows: StepRows, drawn: Tensor | None) -> Tensor | None:
+    def _logits(self, rows: InputBatch, pending: Tensor | None) -> Tensor | None:
         cut = cut_rows(rows, self._block_rows)
         exact = exact_size(rows, cut, self._bank, self._cache.page_size)
         size = self._graph_size(rows, exact)
         if size is None:
             batch = GpuBatch(exact, self._bank, self._device, self._pins_memory)
-            batch.send(rows, cut, self._cache.page_size, drawn)
-            return self._model.forward(batch.device_batch(rows), self._cache)
+            batch.send(rows, cut, self._cache.page_size, pending)
+            return self._model.forward(batch.forward_batch(rows), self._cache)
         graph = self._graphs.get(size)
         if graph is None:
             graph = self._graphs[size] = self._make(size)
-        graph.batch.send(rows, cut, self._cache.page_size, drawn)
+        graph.batch.send(rows, cut, self._cache.page_size, pending)
         logits = graph.replay()
         return None if logits is None else logits[: len(rows.sample_rows)]
 
-    def _graph_size(self, rows: StepRows, exact: BatchSize) -> BatchSize | None:
+    def _graph_size(self, rows: InputBatch, exact: BatchSize) -> BatchSize | None:
         """Return the size of the graph for these rows, None if they run by themselves."""
         only_decodes = exact.decodes == exact.rows == exact.samples
         if self._capture is None or not only_decodes or exact.rows > ROWS[-1]:
@@ -116,13 +116,13 @@ class GpuRunner:
         )
 
     def _make(self, size: BatchSize) -> _Graph:
-        """Make a graph of a batch in which nobody is yet: it writes no page when it is made."""
+        """Capture a graph of an empty batch, so that the capture writes no page."""
         assert self._capture is not None, "this runner makes no graphs"
-        nobody = StepRows([], [0], [], [], [], (), [])
+        empty = InputBatch([], [0], [], [], [], (), [])
         batch = GpuBatch(size, self._bank, self._device, self._pins_memory)
-        batch.send(nobody, cut_rows(nobody, self._block_rows), self._cache.page_size)
-        # As many samples as rows: which of them count is told when it is replayed.
-        whole = replace(batch.device_batch(nobody), sample_rows=range(size.samples))
+        batch.send(empty, cut_rows(empty, self._block_rows), self._cache.page_size)
+        # As many samples as rows: how many of them count is known at each replay.
+        whole = replace(batch.forward_batch(empty), sample_rows=range(size.samples))
         return _Graph(batch, self._capture(lambda: self._model.forward(whole, self._cache)))
 
 
@@ -138,13 +138,13 @@ class CudaCapture:
         self._logits: Tensor | None = None  # [ROWS[-1], V of this rank], made when first needed
 
     def __call__(self, work: Work) -> Work:
-        """Run the work once, so that its kernels are compiled, and then note it."""
+        """Run the work once, so that its kernels are compiled, and then capture it."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            found = work()
+            result = work()
         torch.cuda.current_stream().wait_stream(side)
-        place = None if found is None else self._place(found)
+        place = None if result is None else self._place(result)
         graph = torch.cuda.CUDAGraph()
         # Of this thread alone: adapters are loaded by others meanwhile, and NCCL has its own.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

@@ -1,7 +1,7 @@
-"""Runs the rows of a step through the model on a CPU, all but its embedding from a tape.
+"""The CPU's model runner: all but the embedding is a recorded program of the C library.
 
-Owns the tape: it is made when first needed and made anew, larger, when a step has more rows or
-larger adapters than it has room for. Knows nothing of plans or sampling.
+The program is recorded when first needed and again, larger, when a step has more rows or larger
+adapters than it has room for. It is to a CPU what a CUDA graph is to a GPU.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.cpu_native import NativeKernels, NativeLora
 from kernels.native.library import Library
 from kernels.native.ops import RankSumOp
 from kernels.native.program import Step
-from kernels.native.recorded_program import Tape
+from kernels.native.recorded_program import RecordedProgram
+from kernels.native_backend import NativeKernels, NativeLora
 from worker.cache.kv_cache import KVCache
-from worker.distributed.parallel import Communicator, SharedGroup
+from worker.distributed.communicator import Communicator
+from worker.distributed.shared_group import SharedGroup
 from worker.lora.adapter_bank import AdapterBank
 from worker.lora.shard import FUSED_MODULES
-from worker.models.forward_batch import StepRows
+from worker.models.forward_batch import InputBatch, cpu_forward_batch
 from worker.models.llama import Model
-from worker.runners.torch_runner import cpu_batch
-from worker.sampling.row_logits import Best, RowLogits
+from worker.sampling.row_logits import Argmax, RowLogits
 
 _FIRST_ROWS = 64
 _FIRST_SAMPLES = 16
@@ -31,27 +31,27 @@ _FIRST_RANK = 16
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    tape: Tape
-    max_rank: int  # of adapters; 0: it has no LoRA
+    program: RecordedProgram
+    max_lora_rank: int  # 0: it has no LoRA
     x: Tensor  # [rows, H] float32, what goes in
     out: tuple[Tensor, Tensor]  # the output and the residual
     # Of this rank, where no adapter changes the head:
     logits: Tensor  # [samples, V] float32
-    best: Best
+    argmax: Argmax
 
 
 class RecordedGroup:
-    """Puts the sums of a group on a tape: as ops, where the ranks share memory."""
+    """A group whose sums are recorded in a program: as ops, where the ranks share memory."""
 
-    def __init__(self, group: Communicator, tape: Tape, library: Library) -> None:
+    def __init__(self, group: Communicator, program: RecordedProgram, library: Library) -> None:
         self.rank = group.rank
         self.size = group.size
         self._group = group
-        self._tape = tape
+        self._program = program
         self._library = library
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Note the sum of the ranks' `x`, which takes its place."""
+        """Record the sum of the ranks' `x`, in place."""
 
         def add_up(num_rows: int) -> None:
             rows = x[:num_rows]
@@ -63,21 +63,21 @@ class RecordedGroup:
             assert x.dtype == torch.float32 and x.is_contiguous(), "as the exchange adds it up"
             op = RankSumOp(self._group.exchange_address, x.data_ptr(), x.shape[1])
             # What is asked for again after a halt is the same call, which goes on.
-            self._tape.add(self._library.op("rank_sum"), op, [x], finish=add_up)
+            self._program.add(self._library.op("rank_sum"), op, [x], finish=add_up)
         elif self.size > 1:
-            self._tape.call(add_up)
+            self._program.call(add_up)
         return x
 
     def gather_first(self, x: Tensor, widths: Sequence[int]) -> Tensor | None:
-        """Nothing in a layer asks for it."""
+        """Fail: no layer gathers."""
         raise AssertionError("layers do not gather")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the group is closed by its owner."""
 
 
 class NativeRunner:
-    """See `worker.runners.runner.Runner`."""
+    """See `worker.runners.model_runner.ModelRunner`."""
 
     def __init__(
         self,
@@ -94,16 +94,16 @@ class NativeRunner:
         self._group = group
         self._by_adapters: dict[bool, _Recording] = {}
 
-    def run(self, rows: StepRows, drawn: Tensor | None = None) -> RowLogits | None:
-        """See `worker.runners.runner.Runner`."""
-        crew = self._kernels.crew
-        crew.rouse()
-        batch = cpu_batch(rows, self._bank, self._cache.page_size, drawn)
+    def run(self, rows: InputBatch, pending: Tensor | None = None) -> RowLogits | None:
+        """See `worker.runners.model_runner.ModelRunner`."""
+        thread_pool = self._kernels.thread_pool
+        thread_pool.wake()
+        batch = cpu_forward_batch(rows, self._bank, self._cache.page_size, pending)
         runs = [(run.slot, run.start, run.stop) for run in rows.runs]
         step = Step(len(rows.token_ids), batch.attention, runs, rows.sample_rows)
         recording = self._recording(step, [slot for slot, _, _ in runs])
         recording.x[: step.num_rows].copy_(self._model.embed(batch))
-        recording.tape.run(crew, step)
+        recording.program.run(thread_pool, step)
         if not rows.sample_rows:
             return None
         if batch.heads:
@@ -111,7 +111,7 @@ class NativeRunner:
             logits = self._model.logits(x[: step.num_rows], residual[: step.num_rows], batch)
             return None if logits is None else self._model.row_logits(logits)
         logits, values, ids = (
-            of_all[: step.num_samples] for of_all in (recording.logits, *recording.best)
+            of_all[: step.num_samples] for of_all in (recording.logits, *recording.argmax)
         )
         return self._model.row_logits(logits, (values, ids))
 
@@ -119,41 +119,46 @@ class NativeRunner:
         """Return a recording with room for a step; one without adapters has fewer ops."""
         table = self._bank.table
         assert table is not None, "a bank for native kernels keeps a table"
-        wanted = step.num_rows, step.num_samples, table.max_rank(slots)
-        found = self._by_adapters.get(wanted[2] > 0)
+        wanted = step.num_rows, step.num_samples, table.max_lora_rank(slots)
+        recording = self._by_adapters.get(wanted[2] > 0)
         room = _FIRST_ROWS, _FIRST_SAMPLES, _FIRST_RANK if wanted[2] else 0
-        if found is not None:
-            room = found.tape.max_rows, found.tape.max_samples, found.max_rank
-            if all(there >= asked for there, asked in zip(room, wanted, strict=True)):
-                return found
-        rows, samples, rank = map(_grown, room, wanted)
-        made = self._by_adapters[rank > 0] = self._record(rows, samples, rank)
-        return made
+        if recording is not None:
+            program = recording.program
+            room = program.max_rows, program.max_samples, recording.max_lora_rank
+            if all(size >= needed for size, needed in zip(room, wanted, strict=True)):
+                return recording
+        rows, samples, lora_rank = map(_grown, room, wanted)
+        recording = self._by_adapters[lora_rank > 0] = self._record(rows, samples, lora_rank)
+        return recording
 
-    def _record(self, max_rows: int, max_samples: int, max_rank: int) -> _Recording:
-        tape = Tape(max_rows, max_samples)
+    def _record(self, max_rows: int, max_samples: int, max_lora_rank: int) -> _Recording:
+        program = RecordedProgram(max_rows, max_samples)
         x = torch.empty(max_rows, self._model.hidden_size)
-        nobody = Step(0)
-        with self._kernels.recording(tape):
-            out = self._model.decode(
+        empty = Step(0)
+        with self._kernels.recording(program):
+            out = self._model.run_layers(
                 x,
-                nobody,
-                self._loras(nobody, max_rank) if max_rank else None,
+                empty,
+                self._loras(empty, max_lora_rank) if max_lora_rank else None,
                 self._cache,
-                RecordedGroup(self._group, tape, self._kernels.crew.library),
+                RecordedGroup(self._group, program, self._kernels.thread_pool.library),
             )
             logits = self._model.head(*map(self._kernels.take_samples, out))
-            best = self._kernels.best(logits)
-        return _Recording(tape, max_rank, x, out, logits, best)
+            argmax = self._kernels.argmax(logits)
+        return _Recording(program, max_lora_rank, x, out, logits, argmax)
 
-    def _loras(self, step: Step, max_rank: int) -> list[list[NativeLora]]:
+    def _loras(self, step: Step, max_lora_rank: int) -> list[list[NativeLora]]:
         table = self._bank.table
         assert table is not None, "a bank for native kernels keeps a table"
         widths = [torch.tensor(of_linear) for of_linear in table.widths]
         return [
             [
                 NativeLora(
-                    step, table.table(layer, linear), widths[linear], max_rank, self._bank.dtype
+                    step,
+                    table.table(layer, linear),
+                    widths[linear],
+                    max_lora_rank,
+                    self._bank.dtype,
                 )
                 for linear in range(len(FUSED_MODULES))
             ]

@@ -1,1 +1,1 @@
-"""From logits to tokens: sampling, log-probabilities, tokens that are still being drawn."""
+"""From logits to tokens: the sampler, log-probabilities, pending sampled tokens."""

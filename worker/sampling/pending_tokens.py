@@ -1,7 +1,7 @@
-"""The tokens of the last step, for a plan that was made while they were drawn.
+"""The tokens that the last step has sampled, on the device, for the step that is planned meanwhile.
 
-Owns what `DRAWN` stands for on each rank's device. Only rank 0 draws; the others are told on their
-devices when a plan asks for a token. Knows nothing of logits or of what a plan looks like.
+Such a plan says `PENDING_TOKEN` where it does not know a token yet. Rank 0 alone samples; the other
+ranks get the tokens by an all-reduce between devices when a plan needs them.
 """
 
 from collections.abc import Sequence
@@ -9,57 +9,60 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.dispatch import AnyKernels
+from kernels.interface import AnyKernels
 from worker.distributed.communicator import Communicator
-from worker.sampling.sampler import DrawnRows
+from worker.sampling.sampler import SampledRows
 
 
-class DrawnTokens:
-    """What each sequence drew in the last step; all ranks must be told of the same steps.
+class PendingTokens:
+    """The token of each sequence that the last step sampled; the same calls on every rank.
 
-    A sequence without a token has ended. It may be computed once more all the same, from token 0.
+    A sequence whose logits were not finite has no token. It may be computed once more all the same,
+    from token 0.
     """
 
     def __init__(self, group: Communicator, kernels: AnyKernels, device: torch.device) -> None:
         self._group = group
         self._kernels = kernels
         self._device = device
-        self._place_by_sequence: dict[int, int] = {}
-        self._rows: DrawnRows | None = None
+        self._row_by_sequence: dict[int, int] = {}
+        self._rows: SampledRows | None = None
 
-    def note(self, seq_ids: Sequence[int], rows: DrawnRows | None) -> None:
-        """Learn which sequences have drawn in a step; what the one before drew is forgotten.
+    def put(self, seq_ids: Sequence[int], rows: SampledRows | None) -> None:
+        """Keep what a step samples, in place of the tokens of the step before.
 
-        `rows` are theirs in this order; None on other ranks than 0, and if nobody drew.
+        `rows` are those of `seq_ids` in this order; None on other ranks than 0, or of no sequence.
         """
-        self._place_by_sequence = {seq_id: place for place, seq_id in enumerate(seq_ids)}
+        self._row_by_sequence = {seq_id: row for row, seq_id in enumerate(seq_ids)}
         self._rows = rows
 
-    def of(self, seq_ids: Sequence[int]) -> Tensor | None:
+    def on_device(self, seq_ids: Sequence[int]) -> Tensor | None:
         """Return the tokens [n] int64 of sequences on the device; None of no sequence.
 
-        One sum over the ranks, and the host does not wait for it.
+        One all-reduce, and the host does not wait for it.
         """
-        places = [self._place(seq_id) for seq_id in seq_ids]
-        if not places:
+        rows = [self._row(seq_id) for seq_id in seq_ids]
+        if not rows:
             return None
         if self._rows is None:
-            token_ids = torch.zeros(len(places), dtype=torch.int64, device=self._device)
+            token_ids = torch.zeros(len(rows), dtype=torch.int64, device=self._device)
         else:
             token_ids = self._rows.token_ids
-            if places != list(range(len(token_ids))):
-                there = self._kernels.send(places, torch.int64, self._device)
-                token_ids = token_ids.index_select(0, there)
+            if rows != list(range(len(token_ids))):
+                index = self._kernels.send(rows, torch.int64, self._device)
+                token_ids = token_ids.index_select(0, index)
             token_ids = token_ids.clamp(min=0)
         if self._group.size == 1:
             return token_ids
         return self._group.all_reduce(token_ids.float()).to(torch.int64)
 
-    def told(self, seq_id: int) -> int:
+    def on_host(self, seq_id: int) -> int:
         """Return the token of a sequence on rank 0; waits for the last step."""
-        assert self._rows is not None, "only rank 0 draws"
-        return max(0, int(self._rows.fetched.read()[0][self._place(seq_id)]))
+        assert self._rows is not None, "only rank 0 samples"
+        return max(0, int(self._rows.readback.read()[0][self._row(seq_id)]))
 
-    def _place(self, seq_id: int) -> int:
-        assert seq_id in self._place_by_sequence, f"sequence {seq_id} drew nothing in the last step"
-        return self._place_by_sequence[seq_id]
+    def _row(self, seq_id: int) -> int:
+        assert seq_id in self._row_by_sequence, (
+            f"sequence {seq_id} sampled nothing in the last step"
+        )
+        return self._row_by_sequence[seq_id]

@@ -1,10 +1,9 @@
-"""Draw the next token of every sequence from its logits.
+"""The sampler: the next token of every sequence from its logits.
 
 Owns the order in which sampling parameters take effect (vLLM's): logit bias, held-back tokens,
-penalties, temperature, min_p, top_k, top_p, then the draw. A token is a function of (logits,
+penalties, temperature, min_p, top_k, top_p, then the random draw. A token is a function of (logits,
 parameters, seed, position): rows that share a step never touch each other's numbers.
-All of it is asked of the device at once, and nothing is looked at: where the logits are, the next
-step may write again. Knows nothing of plans, of stop conditions or of where the logits come from.
+Everything is queued on the device without a wait, because the next step may overwrite the logits.
 
 Shapes: S rows, V vocabulary.
 """
@@ -17,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.dispatch import AnyKernels, Fetched
-from kernels.numbers import Numbers
-from kernels.sampling import GREEDY_BELOW, Draw
-from worker.sampling.row_logits import Best, RowLogits
+from kernels.interface import AnyKernels, Numbers, Readback
+from kernels.sampling import GREEDY_BELOW, RowSampling
+from worker.sampling.row_logits import Argmax, RowLogits
 
 if TYPE_CHECKING:
     from worker.protocol import SamplingParams
@@ -30,11 +28,11 @@ FAILED = -1  # in place of a token, where there is none
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One row of logits and how to draw from it."""
+    """One row of logits and how to sample from it."""
 
     seq_id: int
     params: "SamplingParams"
-    position: int  # of the token to be drawn
+    position: int  # of the token to be sampled
     num_prompt_tokens: int
     history: Sequence[int]  # tokens [0, position) if params.needs_history, else empty
 
@@ -47,10 +45,10 @@ class SampleRequest:
         )
 
     @property
-    def draw(self) -> Draw:
-        """How to draw from the row once it is adjusted."""
+    def row_sampling(self) -> RowSampling:
+        """How to sample from the row once it is adjusted."""
         params = self.params
-        return Draw(
+        return RowSampling(
             params.temperature,
             params.top_k,
             params.top_p,
@@ -73,13 +71,13 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnRows:
-    """The tokens of a step: on the device, and on their way to the host."""
+class SampledRows:
+    """The tokens of a step: on the device, and being copied to the host."""
 
     requests: Sequence[SampleRequest]  # S
     token_ids: Tensor  # [S] int64 on the device; FAILED for NaN or +inf, or nothing but -inf
-    told: Sequence[int]  # the rows that ask for log-probabilities
-    fetched: Fetched  # token_ids and, if any row asks, what `Kernels.token_logprobs` returns
+    logprob_rows: Sequence[int]  # those that ask for log-probabilities
+    readback: Readback  # token_ids and, if any row asks, what `Kernels.token_logprobs` returns
 
 
 class Sampler:
@@ -88,46 +86,51 @@ class Sampler:
     def __init__(self, kernels: AnyKernels) -> None:
         self._kernels = kernels
 
-    def sample(self, found: RowLogits, requests: Sequence[SampleRequest]) -> DrawnRows | None:
-        """Draw one token for each row on rank 0; return None elsewhere. Every rank must call it.
+    def sample(
+        self, row_logits: RowLogits, requests: Sequence[SampleRequest]
+    ) -> SampledRows | None:
+        """Sample one token for each row on rank 0; None elsewhere. Every rank must call it.
 
         Args:
-            found: of S rows, not changed.
+            row_logits: of S rows, not changed.
             requests: S, in the order of the rows; their histories only on rank 0.
         """
-        assert len(found.part) == len(requests), "one request for each row of logits"
-        drawn = [row for row, request in enumerate(requests) if not request.is_plain_greedy]
-        best = found.best()
-        logits = found.whole() if drawn else None
-        return None if best is None else self._drawn(best, logits, drawn, requests)
+        assert len(row_logits.part) == len(requests), "one request for each row of logits"
+        rows = [row for row, request in enumerate(requests) if not request.is_plain_greedy]
+        argmax = row_logits.argmax()
+        logits = row_logits.whole() if rows else None
+        return None if argmax is None else self._sample(argmax, logits, rows, requests)
 
-    def _drawn(
+    def _sample(
         self,
-        best: Best,
+        argmax: Argmax,
         logits: Tensor | None,
-        drawn: Sequence[int],
+        rows: Sequence[int],
         requests: Sequence[SampleRequest],
-    ) -> DrawnRows:
-        """Draw the tokens of the rows in `drawn`, if any, from logits; the others' are the best."""
-        values, token_ids = best
+    ) -> SampledRows:
+        """Sample the tokens of `rows`, if any, from logits; those of the others are the argmax."""
+        values, token_ids = argmax
         kernels, device = self._kernels, token_ids.device
-        told: list[int] = []
+        logprob_rows: list[int] = []
         logprobs: Sequence[Tensor] = ()
         if logits is not None:
-            adjusted = torch.stack([self._adjusted(logits[row], requests[row]) for row in drawn])
-            ids = kernels.draw_rows(adjusted, [requests[row].draw for row in drawn])
-            if len(drawn) < len(requests):
-                ids = token_ids.index_copy(0, kernels.send(drawn, torch.int64, device), ids)
+            adjusted = torch.stack([self._adjusted(logits[row], requests[row]) for row in rows])
+            ids = kernels.sample_rows(adjusted, [requests[row].row_sampling for row in rows])
+            if len(rows) < len(requests):
+                ids = token_ids.index_copy(0, kernels.send(rows, torch.int64, device), ids)
             token_ids = ids
             counts = {
-                row: n for row in drawn if (n := requests[row].params.num_logprobs) is not None
+                row: n for row in rows if (n := requests[row].params.num_logprobs) is not None
             }
-            told = list(counts)
-            if told:
-                logprobs = kernels.token_logprobs(logits, told, token_ids, list(counts.values()))
+            logprob_rows = list(counts)
+            if logprob_rows:
+                logprobs = kernels.token_logprobs(
+                    logits, logprob_rows, token_ids, list(counts.values())
+                )
         # NaN and +inf win any maximum, and a row of -inf has no other: one pass finds all three.
         token_ids = token_ids.masked_fill(values.isfinite().logical_not_(), FAILED)
-        return DrawnRows(requests, token_ids, told, kernels.fetch((token_ids, *logprobs), device))
+        readback = kernels.start_readback((token_ids, *logprobs), device)
+        return SampledRows(requests, token_ids, logprob_rows, readback)
 
     def _adjusted(self, logits: Tensor, request: SampleRequest) -> Tensor:
         """Return the row [V] after logit bias, held-back tokens and penalties."""

@@ -1,7 +1,7 @@
 """The picture that a fake rank has of its pages, on the device and in host memory.
 
 Owns, for each position of each page, what made its K and V, and the rules of copies: what is copied
-was computed, and what is written over is nobody's. Knows nothing of sequences or plans.
+was computed, and what is written over, no sequence holds.
 """
 
 from collections.abc import Set as AbstractSet

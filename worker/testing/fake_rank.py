@@ -1,9 +1,8 @@
 """A rank without a model: its tokens are a hash of what a model's would depend on.
 
-Owns the sequences, and a picture of every page: for each position, which adapter and which tokens
-up to there made its K and V. A plan that would read anything else on a real rank, another adapter's
-page, a page out of order, a page given away or copied over too early, fails an assertion here.
-Knows nothing of tensors.
+It keeps for each position of every page which adapter and which tokens up to it made its K and V. A
+plan that would read anything else on a real rank, another adapter's page, a page out of order, a
+page given away or copied over too early, fails an assertion here.
 """
 
 import os
@@ -11,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from worker.engine.started_step import StartedStep
+from worker.engine.step_server import StartedStep
 from worker.lora.shard import AdapterShard
 from worker.protocol import (
-    DRAWN,
     GENESIS,
+    PENDING_TOKEN,
     Chunk,
     PageCopy,
     Plan,
@@ -46,7 +45,7 @@ def _root(adapter: str | None) -> bytes:
     return _hash("base") if adapter is None else _hash("adapter", adapter)
 
 
-def _draw(content: bytes, sampling: SamplingParams, vocab_size: int) -> SampledToken:
+def _sample(content: bytes, sampling: SamplingParams, vocab_size: int) -> SampledToken:
     bits = _hash(content, sampling.seed)
     token_id = int.from_bytes(bits[:8], "little") % vocab_size
     if sampling.num_logprobs is None:
@@ -64,15 +63,15 @@ def fake_continuation(
     seed: int = 0,
     vocab_size: int = 1000,
 ) -> tuple[int, ...]:
-    """Return the tokens that `FakeRank` draws after a prompt, for comparison."""
+    """Return the tokens that `FakeRank` samples after a prompt, for comparison."""
     content = _root(adapter)
     for token_id in token_ids:
         content = _hash(content, token_id)
-    drawn: list[int] = []
+    tokens: list[int] = []
     for _ in range(num_tokens):
-        drawn.append(_draw(content, SamplingParams(seed=seed), vocab_size).token_id)
-        content = _hash(content, drawn[-1])
-    return tuple(drawn)
+        tokens.append(_sample(content, SamplingParams(seed=seed), vocab_size).token_id)
+        content = _hash(content, tokens[-1])
+    return tuple(tokens)
 
 
 @dataclass(slots=True)
@@ -84,11 +83,11 @@ class _Sequence:
     owned: set[int]  # pages it was given to write, or starts within
     tokens: list[int]
     content: bytes
-    drawn: int | None = None  # in its last chunk, which was in the last step
+    sampled: int | None = None  # after its last chunk, which was in the last step
 
 
 class FakeRank:
-    """Has the face of `worker.engine.rank.Rank` as far as the step path goes."""
+    """Has the interface of `worker.engine.rank.Rank` as far as steps need it."""
 
     def __init__(self, *, page_size: int, num_slots: int = 0, vocab_size: int = 1000) -> None:
         self._page_size = page_size
@@ -169,7 +168,7 @@ class FakeRank:
         self._give_out(plan)
         tokens = [self._run(chunk) for chunk in plan.chunks]
         for seq_id in self._sequences.keys() - {chunk.seq_id for chunk in plan.chunks}:
-            self._sequences[seq_id].drawn = None
+            self._sequences[seq_id].sampled = None
         sampled = tuple(token for token in tokens if token is not None)
         return StepReply(plan.step, StepOutput(plan.step, sampled))
 
@@ -209,7 +208,7 @@ class FakeRank:
         )
 
     def _own(self, start: SequenceStart, forks: dict[int, int]) -> set[int]:
-        """Return the page that a sequence starts within, which nobody else may have."""
+        """Return the page that a sequence starts within, which no other may have."""
         rest = start.num_cached_tokens % self._page_size
         if rest == 0:
             return set()
@@ -234,7 +233,7 @@ class FakeRank:
         return tokens, content
 
     def _give_out(self, plan: Plan) -> None:
-        """Check that new pages are nobody's, and wipe them."""
+        """Check that no sequence holds the new pages, and wipe them."""
         new_pages = [page for chunk in plan.chunks for page in chunk.new_pages]
         assert len(set(new_pages)) == len(new_pages), "a page is given out twice"
         held = self._held()
@@ -247,7 +246,7 @@ class FakeRank:
         return {page for sequence in self._sequences.values() for page in sequence.pages}
 
     def _run(self, chunk: Chunk) -> SampledToken | None:
-        """Write a chunk's positions and draw its token."""
+        """Write a chunk's positions and sample its token."""
         assert chunk.seq_id in self._sequences, f"sequence {chunk.seq_id} has not started"
         sequence = self._sequences[chunk.seq_id]
         assert chunk.start == len(sequence.tokens), (
@@ -264,20 +263,22 @@ class FakeRank:
             sequence.content = _hash(sequence.content, token_id)
             sequence.tokens.append(token_id)
             self._pages.write(page, offset, Entry(token_id, sequence.content))
-        sequence.drawn = None
+        sequence.sampled = None
         if not chunk.samples:
             return None
-        token = _draw(sequence.content, sequence.sampling, self._vocab_size)
-        sequence.drawn = token.token_id
+        token = _sample(sequence.content, sequence.sampling, self._vocab_size)
+        sequence.sampled = token.token_id
         return SampledToken(chunk.seq_id, token.token_id, token.logprob, token.top_logprobs)
 
     def _known(self, sequence: _Sequence, chunk: Chunk) -> tuple[int, ...]:
-        """Return the tokens of a chunk, also one that was planned while its token was drawn."""
-        if DRAWN not in chunk.token_ids:
+        """Return the tokens of a chunk, also one that was planned before its token was known."""
+        if PENDING_TOKEN not in chunk.token_ids:
             return chunk.token_ids
         assert len(chunk.token_ids) == 1, f"sequence {chunk.seq_id}: not all tokens are known"
-        assert sequence.drawn is not None, f"sequence {chunk.seq_id} drew nothing the step before"
-        return (sequence.drawn,)
+        assert sequence.sampled is not None, (
+            f"sequence {chunk.seq_id} sampled nothing in the step before"
+        )
+        return (sequence.sampled,)
 
     def _check_unused(self, slot: int) -> None:
         users = [i for i, sequence in self._sequences.items() if sequence.slot == slot]

@@ -1,7 +1,7 @@
 """Named tensors in the safetensors files of a model directory, read a slice at a time.
 
-Owns finding the files and checking what they hold against what is asked for. Knows nothing of
-models: which tensors there ought to be is for the caller to say.
+Owns finding the files and checking what they hold against what is asked for: the caller says which
+tensors there must be.
 """
 
 from collections.abc import Callable
@@ -85,7 +85,7 @@ class Checkpoint:
         return part
 
     def check_all_asked(self, is_ignored: Callable[[str], bool]) -> None:
-        """Refuse a checkpoint with tensors that nobody asked for: its model is another one.
+        """Refuse a checkpoint with tensors that were not read: its model is another one.
 
         Raises:
             ValueError: with the names of some of them.

@@ -1,7 +1,7 @@
-"""Who holds what: the slice of every weight that one tensor-parallel rank owns.
+"""Tensor-parallel partition: the slice of every weight that one rank owns.
 
 Pure integers, shared by the weight loader and by the adapter pool, which cuts LoRA shards the same
-way. Knows nothing of files or tensors.
+way. Free of torch: the control plane imports it.
 """
 
 from dataclasses import dataclass

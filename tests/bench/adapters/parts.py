@@ -24,7 +24,7 @@ from cluster.adapters.peft.safetensors_file import parse_safetensors
 from cluster.adapters.records import Source
 from cluster.adapters.shards import cut_all
 from tests.bench.adapters.directories import adapter_names
-from worker.lora.builder import build_form
+from worker.lora.builder import build_adapter_weights
 from worker.lora.shard import AdapterShard
 from worker.model_config import ModelConfig
 from worker.weights.partition import partition
@@ -103,8 +103,8 @@ def _load(
     )
     shards = clock.time("cut for all ranks", lambda: cut_all(adapter, tp))
     clock.time(
-        "build the form of one rank",
-        lambda: build_form(
+        "build the weights of one rank",
+        lambda: build_adapter_weights(
             adapter.digest,
             (1.0,),
             shards[:1],

@@ -149,7 +149,7 @@ def test_the_as_of_a_fused_linear_are_stacked_and_all_bs_follow(tmp_path: Path) 
     last = shard.entries[-1]
     assert v.a_offset < o.a_offset < gate.a_offset < last.a_offset
     assert last.a_offset < q.b_offset < v.b_offset < o.b_offset < gate.b_offset < last.b_offset
-    assert shard.is_plain
+    assert shard.is_packed
 
 
 def test_only_loras_of_linear_modules_are_plain(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_only_loras_of_linear_modules_are_plain(tmp_path: Path) -> None:
     }
     for name, tiny in special.items():
         (shard,) = cut_all(tiny.read(tmp_path / name), 1)
-        assert not shard.is_plain
+        assert not shard.is_packed
 
 
 @pytest.mark.parametrize("tp", [1, 3])

@@ -1,7 +1,7 @@
 """Fake ranks on a test's own event loop, behind real sockets, and what launches them.
 
-Owns all that knows the signatures between pool, shells and ranks: how shards are put, loaded into a
-slot and cleared from it. A change of these is made here alone.
+All that knows the signatures between pool, engines and ranks is here: how shards are put, loaded
+into a slot and cleared from it.
 """
 
 import asyncio
@@ -13,7 +13,8 @@ from ray.exceptions import WorkerCrashedError
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.shards import cut_all
 from worker.channel import Channel, ChannelClosed
-from worker.lora.shard import AdapterShard, UnusableAdapter
+from worker.errors import UnusableAdapter
+from worker.lora.shard import AdapterShard
 from worker.protocol import RankInfo, StepReply
 from worker.testing.fake_rank import FakeRank
 
@@ -128,7 +129,7 @@ class LoopRank:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             channel = await Channel.accepted(reader, writer, SECRET)
-            assert channel is not None, "nobody else knows this door"
+            assert channel is not None, "nobody else knows the secret"
             while True:
                 reply = self._step(await channel.receive())
                 channel.send(reply)

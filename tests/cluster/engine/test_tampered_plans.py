@@ -13,23 +13,21 @@ from typing import Any
 
 import pytest
 
-from cluster.engine.executor import Executor
-from cluster.engine.failure import ExecutorFailed, FailureCause
+from cluster.engine.executor import Executor, ExecutorFailed, FailureCause
 from tests.end_to_end.tiny_models import make_tiny_model
 from tests.patience import PATIENCE
-from tests.worker.meddler import Change, Meddler
-from tests.worker.sockets import join_in_threads
+from tests.worker.group import join_in_threads
+from tests.worker.tamperer import Change, Tamperer
 from worker.channel import listen
-from worker.distributed.parallel import Communicator
-from worker.engine.config import RankConfig
+from worker.distributed.communicator import Communicator
 from worker.engine.rank import Rank
 from worker.engine.step_server import serve_steps
-from worker.errors import GroupBroken
+from worker.errors import GroupBroken, PlanMismatch
 from worker.protocol import (
     GENESIS,
     Chunk,
     Plan,
-    PlanMismatch,
+    RankConfig,
     RankInfo,
     SamplingParams,
     SequenceStart,
@@ -46,7 +44,7 @@ def unchanged(step: int, frame: bytes) -> list[bytes]:
 
 
 class ThreadHandle:
-    """A rank in a thread of this process, behind a wire that changes what it is told."""
+    """A rank in a thread of this process, behind a wire that changes its plans."""
 
     def __init__(self, model: Path, place: Communicator, change: Change) -> None:
         config = RankConfig(
@@ -67,7 +65,7 @@ class ThreadHandle:
         self._rank = Rank(config, place)
         self._change = change
         self._thread: threading.Thread | None = None
-        self._meddler: Meddler | None = None
+        self._tamperer: Tamperer | None = None
 
     async def rendezvous(self) -> tuple[str, int]:
         return "127.0.0.1", 1
@@ -88,14 +86,14 @@ class ThreadHandle:
 
         self._thread = threading.Thread(target=run)
         self._thread.start()
-        self._meddler = Meddler(server.getsockname(), self._change)
-        return self._meddler.address
+        self._tamperer = Tamperer(server.getsockname(), self._change)
+        return self._tamperer.address
 
     def join(self) -> bool:
         """Wait until the rank has ended; False if it hangs."""
-        assert self._thread is not None and self._meddler is not None
+        assert self._thread is not None and self._tamperer is not None
         self._thread.join(PATIENCE)
-        return self._meddler.join(PATIENCE) and not self._thread.is_alive()
+        return self._tamperer.join(PATIENCE) and not self._thread.is_alive()
 
 
 class ThreadLauncher:
@@ -219,5 +217,5 @@ async def test_the_smallest_budgets_decide_the_pages_of_every_rank(model):
         assert group.num_pages == min(info.max_pages for info in group.infos)
         assert group.num_host_pages == group.infos[0].max_host_pages
         assert group.infos[0].max_host_pages < group.infos[1].max_host_pages
-        told = [handle.num_pages for handle in driver.handles]
-        assert told == [(group.num_pages, group.num_host_pages)] * TP
+        given = [handle.num_pages for handle in driver.handles]
+        assert given == [(group.num_pages, group.num_host_pages)] * TP

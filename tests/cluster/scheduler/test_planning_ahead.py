@@ -6,7 +6,7 @@ import pytest
 
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
-from worker.protocol import DRAWN
+from worker.protocol import PENDING_TOKEN
 from worker.testing.fake_rank import fake_continuation
 
 MakeEngine = Callable[..., FakeEngine]
@@ -29,7 +29,7 @@ def test_a_token_that_is_being_drawn_is_left_to_the_ranks(make_engine: MakeEngin
     ahead = engine.begin_step()
     assert ahead is not None
     (chunk,) = ahead.chunks
-    assert (chunk.start, chunk.token_ids, chunk.samples) == (6, (DRAWN,), True)
+    assert (chunk.start, chunk.token_ids, chunk.samples) == (6, (PENDING_TOKEN,), True)
     engine.run()
     assert engine.tokens(1) == fake_continuation(None, prompt(6), 5)
     assert_nothing_held(engine)
@@ -44,7 +44,7 @@ def test_planned_ahead_or_not_the_answers_are_the_same() -> None:
     assert [engines[0].tokens(i) for i in range(1, 13)] == [
         engines[1].tokens(i) for i in range(1, 13)
     ]
-    assert any(DRAWN in chunk.token_ids for plan in engines[1].plans for chunk in plan.chunks)
+    assert any(PENDING_TOKEN in chunk.token_ids for plan in engines[1].plans for chunk in plan.chunks)
 
 
 def test_one_that_stops_is_computed_once_more_and_told_once(make_engine: MakeEngine) -> None:

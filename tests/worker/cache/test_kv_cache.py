@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.cpu import CpuKernels
+from kernels.torch_backend import CpuKernels
 from worker.cache.kv_cache import KVCache
 from worker.protocol import PageCopy
 

@@ -18,11 +18,11 @@ def decode(
     group: RankGroup, seq_id: int, first: SampledToken, num_tokens: int
 ) -> list[SampledToken]:
     """Draw more tokens after PROMPT for a sequence that has room in its pages."""
-    drawn = [first]
+    sampled = [first]
     for position in range(len(PROMPT), len(PROMPT) + num_tokens - 1):
-        chunk = Chunk(seq_id, position, (drawn[-1].token_id,), (), True)
-        drawn += group.step([chunk]).tokens
-    return drawn
+        chunk = Chunk(seq_id, position, (sampled[-1].token_id,), (), True)
+        sampled += group.step([chunk]).tokens
+    return sampled
 
 
 def poison(group: RankGroup, pages: tuple[int, ...]) -> None:
@@ -68,32 +68,32 @@ def test_forks_draw_what_each_would_draw_alone(tiny_model, start_group, tp, num_
     alone = [Prompt(prompt, sampling=sampling) for sampling in choices]
     for one in alone:
         group.generate([one], 5, chunk_size=PAGE)
-    assert len({tuple(one.drawn_ids) for one in alone}) > 1
+    assert len({tuple(one.sampled_ids) for one in alone}) > 1
 
     poison(group, (50, 51, 52, 53, 54, 55, 56, 57))
     first = Chunk(100, 0, prompt, (50, 51, 52, 53), True)
-    drawn = {100: list(group.step([first], [start(100, sampling=choices[0])]).tokens)}
+    sampled = {100: list(group.step([first], [start(100, sampling=choices[0])]).tokens)}
     # The others start while the first goes on in the very page that they copy.
     shared = num_prompt - 1
-    chunks = [Chunk(100, num_prompt, (drawn[100][0].token_id,), (), True)]
+    chunks = [Chunk(100, num_prompt, (sampled[100][0].token_id,), (), True)]
     starts, copies = [], []
     for seq_id, target, room in ((101, 54, 56), (102, 55, 57)):
         starts.append(start(seq_id, (50, 51, target), shared, choices[seq_id - 100]))
         copies.append(PageCopy("fork", 52, target, shared % PAGE))
         chunks.append(Chunk(seq_id, shared, prompt[shared:], (room,), True))
-        drawn[seq_id] = []
+        sampled[seq_id] = []
     for _ in range(5):
         output = group.step(chunks, starts, copies=copies)
         assert output.failed == ()
         starts, copies, chunks = [], [], []
         for token in output.tokens:
-            at = num_prompt + len(drawn[token.seq_id])
-            drawn[token.seq_id].append(token)
+            at = num_prompt + len(sampled[token.seq_id])
+            sampled[token.seq_id].append(token)
             chunks.append(Chunk(token.seq_id, at, (token.token_id,), (), True))
 
-    for one, tokens in zip(alone, drawn.values(), strict=True):
-        assert [t.token_id for t in tokens[:5]] == one.drawn_ids
-        assert [t.top_logprobs for t in tokens[:5]] == [t.top_logprobs for t in one.drawn]
+    for one, tokens in zip(alone, sampled.values(), strict=True):
+        assert [t.token_id for t in tokens[:5]] == one.sampled_ids
+        assert [t.top_logprobs for t in tokens[:5]] == [t.top_logprobs for t in one.sampled]
 
 
 def test_a_fork_that_outlives_its_source_reads_nothing_of_it(tiny_model, start_group):
@@ -109,8 +109,8 @@ def test_a_fork_that_outlives_its_source_reads_nothing_of_it(tiny_model, start_g
         copies=[PageCopy("fork", 53, 54, shared % PAGE)],
     )
     poison(group, (53,))
-    drawn = decode(group, 102, output.tokens[0], 4)
-    assert [t.top_logprobs for t in drawn] == [t.top_logprobs for t in alone.drawn]
+    sampled = decode(group, 102, output.tokens[0], 4)
+    assert [t.top_logprobs for t in sampled] == [t.top_logprobs for t in alone.sampled]
 
 
 def test_a_plan_of_copies_alone_is_answered(tiny_model, start_group):

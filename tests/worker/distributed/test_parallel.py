@@ -9,7 +9,9 @@ import torch
 
 from tests.patience import PATIENCE
 from tests.worker.group_member import WIDTHS, part_of, run_member
-from worker.distributed.parallel import SingleRank, ThreadGroup, TorchGroup, join_group
+from worker.distributed.communicator import SingleRank
+from worker.distributed.parallel import TorchGroup, join_group
+from worker.distributed.thread_group import ThreadGroup
 from worker.errors import GroupBroken
 
 

@@ -16,11 +16,12 @@ import torch
 from kernels.native.library import native_library
 from tests.patience import PATIENCE
 from tests.worker import shared_member
+from tests.worker.group import free_address, join_in_threads
 from tests.worker.shared_member import Task
-from tests.worker.sockets import free_address, join_in_threads
 from worker.distributed.communicator import Communicator
-from worker.distributed.parallel import SharedGroup, SocketGroup
+from worker.distributed.shared_group import SharedGroup
 from worker.distributed.shared_memory import SharedMemory, host_identity
+from worker.distributed.socket_group import SocketGroup
 from worker.errors import GroupBroken
 
 

@@ -1,4 +1,4 @@
-"""worker.runners.native_runner.RecordedGroup: sums over ranks that are ops of a tape."""
+"""native_runner.RecordedGroup: sums over ranks that are ops of a recorded program."""
 
 import threading
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu_native import NativeKernels
 from kernels.native.library import Library, native_library
-from kernels.native.program import Crew, Step
-from kernels.native.recorded_program import Tape
+from kernels.native.program import Step, ThreadPool
+from kernels.native.recorded_program import RecordedProgram
+from kernels.native_backend import NativeKernels
 from tests.patience import PATIENCE
-from tests.worker.sockets import join_in_threads
+from tests.worker.group import join_in_threads
 from worker.distributed.communicator import Communicator
-from worker.distributed.parallel import SharedGroup
+from worker.distributed.shared_group import SharedGroup
 from worker.errors import GroupBroken
 from worker.runners.native_runner import RecordedGroup
 
@@ -40,16 +40,16 @@ def groups() -> Iterator[list[Communicator]]:
 
 
 class HalfModel:
-    """One rank's tape: norms and linears in turns, each linear summed over the ranks."""
+    """One rank's program: norms and linears in turns, each linear summed over the ranks."""
 
     def __init__(self, library: Library, group: Communicator, num_threads: int = 1) -> None:
         generator = torch.Generator().manual_seed(1 + group.rank)
         self.weights = [torch.randn(WIDTH, WIDTH, generator=generator) for _ in range(4)]
-        self.crew = Crew(library, num_threads)
-        self.kernels, self.tape = NativeKernels(self.crew), Tape(MAX_ROWS)
+        self.thread_pool = ThreadPool(library, num_threads)
+        self.kernels, self.program = NativeKernels(self.thread_pool), RecordedProgram(MAX_ROWS)
         self.x = torch.empty(MAX_ROWS, WIDTH)
-        with self.kernels.recording(self.tape):
-            self.y = self._layers(RecordedGroup(group, self.tape, library))
+        with self.kernels.recording(self.program):
+            self.y = self._layers(RecordedGroup(group, self.program, library))
 
     def _layers(self, group: RecordedGroup) -> Tensor:
         x, residual = self.x, None
@@ -61,7 +61,7 @@ class HalfModel:
     def run(self, x: Tensor) -> Tensor:
         num_rows = len(x)
         self.x[:num_rows] = x
-        self.tape.run(self.crew, Step(num_rows))
+        self.program.run(self.thread_pool, Step(num_rows))
         return self.y[:num_rows].clone()
 
 
@@ -118,7 +118,7 @@ def test_a_rank_that_is_late_halts_the_others_programs_and_changes_nothing(
         assert torch.equal(last.result(), first.result())
 
 
-def test_a_rank_that_has_left_ends_a_step_and_leaves_the_crew_as_it_was(
+def test_a_rank_that_has_left_ends_a_step_and_leaves_the_thread_pool_as_it_was(
     library: Library, groups: list[Communicator]
 ) -> None:
     halves = [HalfModel(library, group, 2) for group in groups]
@@ -126,7 +126,7 @@ def test_a_rank_that_has_left_ends_a_step_and_leaves_the_crew_as_it_was(
     with pytest.raises(GroupBroken, match="rank 1 has left"):
         halves[0].run(rows(3))
     kernels, x = halves[0].kernels, rows(2)
-    alone = NativeKernels(Crew(library, 1))
+    alone = NativeKernels(ThreadPool(library, 1))
     weight = kernels.prepare_linear(halves[0].weights[0])
     assert torch.equal(kernels.linear(x, weight), alone.linear(x, weight))
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from tests.worker.group import GREEDY, PAGE, Prompt, RankGroup, random_tokens
-from worker.distributed.parallel import GroupBroken, SingleRank
-from worker.engine.config import RankConfig
+from worker.distributed.communicator import SingleRank
 from worker.engine.rank import Rank
+from worker.errors import GroupBroken, PlanMismatch
 from worker.protocol import (
-    DRAWN,
     GENESIS,
+    PENDING_TOKEN,
     Chunk,
     Plan,
-    PlanMismatch,
+    RankConfig,
     SamplingParams,
     SequenceStart,
     encode_plan,
@@ -58,7 +58,7 @@ def test_two_sequences_share_the_pages_of_a_prefix(tiny_model, start_group):
         [start(60 + i, pages=(3,), num_cached_tokens=PAGE) for i in range(2)],
     )
     for token, prompt in zip(shared.tokens, alone, strict=True):
-        assert token.top_logprobs == prompt.drawn[0].top_logprobs
+        assert token.top_logprobs == prompt.sampled[0].top_logprobs
 
 
 def test_a_plan_without_chunks_is_answered(tiny_model, start_group):
@@ -102,19 +102,19 @@ def test_one_rank_that_fails_while_it_is_waited_for_frees_the_others(
     tiny_model, start_group, monkeypatch
 ):
     class Broken:
-        is_here = False
+        is_ready = False
 
         def read(self) -> list[torch.Tensor]:
             raise RuntimeError("the device is on fire")
 
     group = start_group(tiny_model("llama").path, tp=2)
-    monkeypatch.setattr(group.ranks[1]._kernels, "fetch", lambda *_: Broken())
+    monkeypatch.setattr(group.ranks[1]._kernels, "start_readback", lambda *_: Broken())
     first, second = group.start([Chunk(1, 0, (5,), (0,), True)], [start(1)])
     assert first.is_done and not second.is_done
     with pytest.raises(RuntimeError, match="on fire"):
         second.reply()
     with pytest.raises(GroupBroken, match="a rank failed"):
-        group.ranks[0].start(group.frame([Chunk(1, 1, (DRAWN,), (), True)]))
+        group.ranks[0].start(group.frame([Chunk(1, 1, (PENDING_TOKEN,), (), True)]))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_nan_that_a_page_held_does_not_reach_the_next_sequence(tiny_model, start
     clean.generate(prompts[0], 4)
     dirty.generate(prompts[1], 4)
     for expected, found in zip(*prompts, strict=True):
-        assert found.drawn == expected.drawn
+        assert found.sampled == expected.sampled
 
 
 def test_a_sequence_whose_logits_are_not_finite_fails_alone(tiny_model, start_group):
@@ -183,8 +183,8 @@ def test_penalties_see_the_history_of_a_resumed_sequence(tiny_model, start_group
     plain = Prompt(random_tokens(20, 1))
     group.generate([whole], 14)
     group.generate([plain], 14)
-    assert whole.drawn_ids != plain.drawn_ids
-    tokens = (*whole.token_ids, *whole.drawn_ids)
+    assert whole.sampled_ids != plain.sampled_ids
+    tokens = (*whole.token_ids, *whole.sampled_ids)
     group.step([Chunk(50, 0, tokens[:PAGE], (40,), False)], [start(50)])
     resumed = group.step(
         [Chunk(51, PAGE, tokens[PAGE:-1], (41, 42), True)],
@@ -209,7 +209,7 @@ def test_a_drawn_token_depends_on_the_seed_and_not_on_the_number_of_ranks(tiny_m
     def draw(tp: int, seed: int) -> list[int]:
         prompt = Prompt(random_tokens(9, 1), sampling=SamplingParams(seed=seed))
         start_group(model.path, tp=tp).generate([prompt], 8)
-        return prompt.drawn_ids
+        return prompt.sampled_ids
 
     assert draw(1, seed=1) == draw(1, seed=1) == draw(3, seed=1)
     assert draw(1, seed=1) != draw(1, seed=2)

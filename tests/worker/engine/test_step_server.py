@@ -12,8 +12,7 @@ import pytest
 from tests.patience import PATIENCE
 from worker.channel import ChannelClosed, listen, receive, send
 from worker.engine import step_server
-from worker.engine.started_step import StartedStep
-from worker.engine.step_server import serve_steps
+from worker.engine.step_server import StartedStep, serve_steps
 from worker.protocol import (
     GENESIS,
     Chunk,

@@ -11,16 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.patience import PATIENCE
-from tests.worker.group import GREEDY, RankGroup, random_tokens
-from tests.worker.sockets import join_in_threads
-from worker.distributed.parallel import Communicator
-from worker.errors import GroupBroken
+from tests.worker.group import GREEDY, RankGroup, join_in_threads, random_tokens
+from worker.distributed.communicator import Communicator
+from worker.errors import GroupBroken, PlanMismatch
 from worker.protocol import (
     DIGEST_BYTES,
     GENESIS,
     Chunk,
     Plan,
-    PlanMismatch,
     SamplingParams,
     SequenceStart,
     encode_plan,

@@ -10,8 +10,8 @@ install()
 
 from tests.kernels.gpu import bf16  # noqa: E402
 from tests.worker.interpreted.device import Graphs, Interpreted  # noqa: E402
-from worker.engine import self_test  # noqa: E402
 from worker.runners import gpu_runner  # noqa: E402
+from worker.weights import model_weights  # noqa: E402
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
             "worker.engine.rank.kernels_for",
             lambda device, _, tp, num_threads: kind(deterministic, tp),
         )
-        monkeypatch.setattr("worker.engine.rank.runner_for", runner)
+        monkeypatch.setattr("worker.engine.rank.model_runner_for", runner)
 
     return switch
 
@@ -53,5 +53,5 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Padding is interpreted, too, and so is each start's test: keep them small."""
     monkeypatch.setattr(gpu_runner, "ROWS", (1, 4))
-    monkeypatch.setattr(self_test, "_COMPANY", (2, 3))
+    monkeypatch.setattr(model_weights, "_BATCH_SIZES", (2, 3))
     yield

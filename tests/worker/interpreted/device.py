@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.gpu.forward import GpuKernels
+from kernels.gpu.backend import GpuKernels
 from tests.kernels.gpu.bounds import reachable
 from tests.worker.group import Prompt, RankGroup, TinyAdapter, random_tokens
 from tests.worker.models.test_llama import make_adapter
@@ -65,7 +65,7 @@ def generate(
 ) -> list[Prompt]:
     for slot, adapter in enumerate(adapters_of(group)):
         group.load_adapter(slot, adapter)
-    forms = [form for rank in group.ranks for form in rank._bank._slots if form is not None]
-    with reachable(*(tensor for form in forms for tensor in form._plain_tensors())):
+    loaded = [one for rank in group.ranks for one in rank._bank._slots if one is not None]
+    with reachable(*(tensor for one in loaded for tensor in one._plain_tensors())):
         group.generate(prompts, num_tokens, chunk_size, is_ahead=is_ahead)
     return prompts

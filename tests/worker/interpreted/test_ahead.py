@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cluster.adapters.shards import cut
-from kernels.gpu.async_copy import Landing
+from kernels.gpu.async_copy import AsyncReadback
 from tests.worker.group import GREEDY, PAGE, Prompt, RankGroup, random_tokens
 from tests.worker.interpreted.device import (
     SEEDED,
@@ -17,7 +17,7 @@ from tests.worker.interpreted.device import (
 )
 from tests.worker.interpreted.no_reads import Waited, refuse_waits
 from tests.worker.peft_adapters import read
-from worker.protocol import DRAWN, Chunk, PageCopy, SamplingParams, SequenceStart
+from worker.protocol import PENDING_TOKEN, Chunk, PageCopy, SamplingParams, SequenceStart
 from worker.sampling.row_logits import RowLogits
 from worker.sampling.sampler import Sampler
 from worker.weights.partition import partition
@@ -72,7 +72,7 @@ def test_steps_started_ahead_draw_what_steps_one_by_one_do(start_all, on_gpu, tp
     on_gpu(graphs)
     one_by_one = generate(start_all(tp), replayed(PENALTIES))
     ahead = generate(start_all(tp), replayed(PENALTIES), is_ahead=True)
-    assert [prompt.drawn for prompt in ahead] == [prompt.drawn for prompt in one_by_one]
+    assert [prompt.sampled for prompt in ahead] == [prompt.sampled for prompt in one_by_one]
     assert graphs.replayed > 2 * tp, "decodes run as graphs"
 
 
@@ -80,7 +80,7 @@ def test_adapters_of_the_vocabulary_draw_the_same_ahead(start_all, on_gpu) -> No
     on_gpu(None)
     one_by_one = generate(start_all(1), with_vocabularies())
     ahead = generate(start_all(1), with_vocabularies(), is_ahead=True)
-    assert [prompt.drawn for prompt in ahead] == [prompt.drawn for prompt in one_by_one]
+    assert [prompt.sampled for prompt in ahead] == [prompt.sampled for prompt in one_by_one]
 
 
 @pytest.mark.parametrize("prompts", [replayed, with_vocabularies])
@@ -130,8 +130,8 @@ class Late(Interpreted):
 
     tells = False
 
-    def fetch(self, tensors: Sequence[Tensor], device: torch.device) -> Landing:
-        class Held(Landing):
+    def start_readback(self, tensors: Sequence[Tensor], device: torch.device) -> AsyncReadback:
+        class Held(AsyncReadback):
             def read(self) -> Sequence[Tensor]:
                 assert Late.tells, "the host has looked too early"
                 return super().read()
@@ -154,13 +154,15 @@ def test_a_step_needs_nothing_that_the_host_has_read_of_the_step_before(
     starts = [SequenceStart(i, None, sampling[i], 9, (), 0, ()) for i in range(2)]
     steps = [group.start([Chunk(i, 0, tokens, (7 - i,), True) for i in range(2)], starts)]
     for position in (9, 10, 11):
-        steps.append(group.start([Chunk(i, position, (DRAWN,), (), True) for i in range(2)]))
+        steps.append(
+            group.start([Chunk(i, position, (PENDING_TOKEN,), (), True) for i in range(2)])
+        )
     assert not any(one.is_done for step in steps for one in step)
     Late.tells = True
     outputs = [group.end(step) for step in steps]
     for i, prompt in enumerate(told):
-        assert [output.tokens[i].token_id for output in outputs] == prompt.drawn_ids
-        for output, wanted in zip(outputs, prompt.drawn, strict=True):
+        assert [output.tokens[i].token_id for output in outputs] == prompt.sampled_ids
+        for output, wanted in zip(outputs, prompt.sampled, strict=True):
             assert output.tokens[i].top_logprobs == wanted.top_logprobs
 
 
@@ -176,5 +178,5 @@ def test_a_sequence_that_needs_its_history_waits_for_the_step_before_and_for_no_
     (token,) = group.end(first).tokens
     Late.tells = False
     with pytest.raises(AssertionError, match="looked too early"):
-        group.start([Chunk(1, 3, (DRAWN,), (), True)])
+        group.start([Chunk(1, 3, (PENDING_TOKEN,), (), True)])
     assert token.seq_id == 1

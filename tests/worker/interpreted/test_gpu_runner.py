@@ -7,15 +7,15 @@ it does the work again instead of replaying it.
 import pytest
 import torch
 
-from kernels.sampling import Draw
+from kernels.sampling import RowSampling
 from tests.worker.group import Prompt, random_tokens
 from tests.worker.interpreted.device import Graphs, Interpreted, generate, prompts_with_adapters
 
 
 def assert_close(found: list[Prompt], wanted: list[Prompt], tolerance: float) -> None:
     for one, other in zip(found, wanted, strict=True):
-        assert one.drawn_ids == other.drawn_ids
-        for a, b in zip(one.drawn, other.drawn, strict=True):
+        assert one.sampled_ids == other.sampled_ids
+        for a, b in zip(one.sampled, other.sampled, strict=True):
             rows = [dict(token.top_logprobs) for token in (a, b)]
             pairs = torch.tensor([[row[i] for row in rows] for i in sorted(rows[0])])
             torch.testing.assert_close(pairs[:, 0], pairs[:, 1], rtol=0, atol=tolerance)
@@ -41,7 +41,7 @@ def test_a_padded_graph_gives_the_bits_of_a_step_by_itself(tiny_model, start_gro
     on_gpu(graphs, deterministic=True)
     padded = generate(start_group(path), prompts_with_adapters())
     assert graphs.replayed > 0
-    assert [prompt.drawn for prompt in padded] == [prompt.drawn for prompt in alone]
+    assert [prompt.sampled for prompt in padded] == [prompt.sampled for prompt in alone]
 
 
 def test_a_graph_is_made_once_for_all_batches_that_fit(tiny_model, start_group, on_gpu) -> None:
@@ -60,12 +60,12 @@ def test_a_graph_is_made_once_for_all_batches_that_fit(tiny_model, start_group, 
 def test_a_prompt_has_the_same_bits_in_any_chunks(tiny_model, start_group, on_gpu) -> None:
     """Also a last chunk of one token, which is a piece of the prompt and no decode."""
     on_gpu(None, deterministic=True)
-    drawn = []
+    sampled = []
     for chunk_size in (17, 16, 7):
         prompts = [Prompt(random_tokens(17, 5)), Prompt(random_tokens(9, 6), slot=0)]
         group = start_group(tiny_model("llama").path)
-        drawn.append([prompt.drawn for prompt in generate(group, prompts, 2, chunk_size)])
-    assert all(one == drawn[0] for one in drawn[1:])
+        sampled.append([prompt.sampled for prompt in generate(group, prompts, 2, chunk_size)])
+    assert all(one == sampled[0] for one in sampled[1:])
 
 
 @pytest.mark.usefixtures("dots_are_chains")
@@ -75,7 +75,7 @@ def test_a_sequence_has_the_same_bits_in_any_company(tiny_model, start_group, on
     for prompt in (together[0], together[3]):
         alone = Prompt(prompt.token_ids, prompt.slot, prompt.sampling)
         generate(start_group(tiny_model("llama").path), [alone])
-        for one, other in zip(alone.drawn, prompt.drawn, strict=True):
+        for one, other in zip(alone.sampled, prompt.sampled, strict=True):
             assert one.top_logprobs == other.top_logprobs
             assert one.token_id == other.token_id
 
@@ -83,11 +83,11 @@ def test_a_sequence_has_the_same_bits_in_any_company(tiny_model, start_group, on
 def test_a_top_k_beyond_all_bounds_means_all_tokens() -> None:
     """It comes from a client, and must not end a rank."""
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
-    drawn = [
-        int(Interpreted(False).draw_rows(logits, [Draw(1.0, top_k, 1.0, 0.0, 3, 4)]))
+    sampled = [
+        int(Interpreted(False).sample_rows(logits, [RowSampling(1.0, top_k, 1.0, 0.0, 3, 4)]))
         for top_k in (0, 300, 2**40)
     ]
-    assert drawn[0] == drawn[1] == drawn[2]
+    assert sampled[0] == sampled[1] == sampled[2]
 
 
 @pytest.mark.usefixtures("dots_are_chains")
@@ -95,9 +95,9 @@ def test_the_base_models_bits_do_not_depend_on_the_number_of_ranks(
     tiny_model, start_group, on_gpu
 ) -> None:
     on_gpu(None, deterministic=True)
-    drawn = []
+    sampled = []
     for tp in (1, 2):
         prompts = [Prompt(random_tokens(9, 1)), Prompt(random_tokens(4, 2))]
         start_group(tiny_model("qwen3").path, tp=tp).generate(prompts, 2)
-        drawn.append([prompt.drawn for prompt in prompts])
-    assert drawn[0] == drawn[1]
+        sampled.append([prompt.sampled for prompt in prompts])
+    assert sampled[0] == sampled[1]

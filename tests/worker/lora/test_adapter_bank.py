@@ -1,4 +1,4 @@
-"""The form of adapters in their slots."""
+"""The weights of adapters in their slots."""
 
 import pytest
 import torch
@@ -7,8 +7,16 @@ from torch import Tensor
 from kernels.linear import prepare_linear
 from kernels.lora import LoraSegment
 from tests.worker.group import TinyAdapter
-from worker.lora.adapter_bank import DOWN, GATE_UP, OUT, QKV, AdapterBank, SlotRows
-from worker.lora.adapter_weights import AdapterForm, EmbeddingForm, HeadForm
+from worker.lora.adapter_bank import AdapterBank, SlotRows
+from worker.lora.adapter_weights import (
+    DOWN,
+    GATE_UP,
+    OUT,
+    QKV,
+    AdapterEmbedding,
+    AdapterHead,
+    AdapterWeights,
+)
 from worker.lora.shard import AdapterShard
 from worker.model_config_reader import read_model_config
 from worker.weights.partition import module_shape, partition
@@ -134,7 +142,9 @@ def test_a_tensor_that_two_ends_share_counts_once():
     table = torch.randn(40, 8, dtype=torch.float64)  # which is not packed
     head = prepare_linear(table)
     assert head.data.data_ptr() == table.data_ptr()
-    both = AdapterForm("ab", (), EmbeddingForm(table, None, None, None), HeadForm(head, None))
+    both = AdapterWeights(
+        "ab", (), AdapterEmbedding(table, None, None, None), AdapterHead(head, None)
+    )
     assert both.num_bytes == table.nbytes
 
 

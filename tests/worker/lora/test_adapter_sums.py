@@ -16,8 +16,8 @@ from tests.worker.conftest import TinyModel
 from tests.worker.group import random_tokens
 from tests.worker.logit_ranks import LogitRanks
 from tests.worker.peft_adapters import MODELS, error, read, rewrite
+from worker.errors import UnusableAdapter
 from worker.lora.memory import claimed_bytes
-from worker.lora.shard import UnusableAdapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

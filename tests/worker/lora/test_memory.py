@@ -1,4 +1,4 @@
-"""What a rank claims for an adapter beforehand is what its form then holds, or a little more."""
+"""What a rank claims for an adapter beforehand is what it then holds, or a little more."""
 
 from collections.abc import Callable
 from dataclasses import replace

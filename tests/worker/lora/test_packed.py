@@ -1,4 +1,4 @@
-"""A plain adapter's form is made with one copy, and is what building it piece by piece gives."""
+"""The packed path copies once, and gives what building module by module gives."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from cluster.adapters.adapter import Adapter, Bits, Dtype, LoraModule
 from cluster.adapters.shards import cut
 from tests.cluster.adapters.tiny import MODEL
-from worker.lora.adapter_weights import AdapterForm
-from worker.lora.builder import build_form
-from worker.lora.shard import AdapterShard, UnusableAdapter, adapted_shape
+from worker.errors import UnusableAdapter
+from worker.lora.adapter_weights import AdapterWeights
+from worker.lora.builder import build_adapter_weights
+from worker.lora.shard import AdapterShard, adapted_shape
 from worker.weights.partition import LINEAR_MODULES, Partition, partition
 
 PLACES = [(layer, module) for layer in range(MODEL.num_layers) for module in LINEAR_MODULES]
@@ -45,9 +46,9 @@ def adapter_of(lora_ranks: dict[tuple[int, str], int], dtype: Dtype) -> Adapter:
     return Adapter("ab", "/", MODEL, dtype, tuple(modules))
 
 
-def form_of(shard: AdapterShard, part: Partition, dtype: torch.dtype) -> AdapterForm:
-    """Return the form of one adapter."""
-    return build_form(
+def weights_of(shard: AdapterShard, part: Partition, dtype: torch.dtype) -> AdapterWeights:
+    """Return the weights of one adapter."""
+    return build_adapter_weights(
         shard.digest,
         (1.0,),
         (shard,),
@@ -66,7 +67,7 @@ def form_of(shard: AdapterShard, part: Partition, dtype: torch.dtype) -> Adapter
     stored=st.sampled_from(["float32", "float16", "bfloat16"]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_it_is_what_building_it_piece_by_piece_gives(
+def test_it_is_what_building_module_by_module_gives(
     lora_ranks: dict[tuple[int, str], int],
     place: tuple[int, int],
     stored: Dtype,
@@ -74,10 +75,10 @@ def test_it_is_what_building_it_piece_by_piece_gives(
 ) -> None:
     part = partition(MODEL, *place)
     shard = cut(adapter_of(lora_ranks, stored), part)
-    assert shard.is_plain
+    assert shard.is_packed
     shard.data.flags.writeable = False  # as it comes out of shared memory
-    plain, built = (form_of(replace(shard, is_plain=p), part, dtype) for p in (True, False))
-    for one, other in zip(sum(plain.pairs, ()), sum(built.pairs, ()), strict=True):
+    packed, built = (weights_of(replace(shard, is_packed=p), part, dtype) for p in (True, False))
+    for one, other in zip(sum(packed.layers, ()), sum(built.layers, ()), strict=True):
         assert (one is None) == (other is None)
         if one is None or other is None:
             continue
@@ -97,4 +98,4 @@ def test_a_scaling_that_no_number_can_hold_is_refused(tmp_path: Path) -> None:
     part = partition(MODEL, 1, 0)
     shard = cut(replace(adapter, modules=(replace(module, scaling=1e39),)), part)
     with pytest.raises(UnusableAdapter, match="over what torch.float32 can hold"):
-        form_of(shard, part, torch.float32)
+        weights_of(shard, part, torch.float32)

@@ -1,4 +1,4 @@
-"""Where kernels find the LoRAs of a slot: addresses are those of the form, at its true ranks."""
+"""Where kernels find the LoRAs of a slot: the addresses of its weights, at their true lora_rank."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from tests.worker.group import TinyAdapter
 from tests.worker.lora.test_adapter_bank import adapter, load
 from worker.lora.adapter_bank import AdapterBank
 from worker.lora.adapter_weights import DOWN, GATE_UP, OUT, QKV
-from worker.lora.pointer_table import ADDRESS_ALIGNMENT, AdapterTable
+from worker.lora.pointer_table import ADDRESS_ALIGNMENT, PointerTable
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
 from worker.weights.partition import partition
@@ -24,7 +24,7 @@ def model(tiny_model) -> ModelConfig:
 
 def bank_of(model: ModelConfig, tp: int, rank: int, dtype: torch.dtype) -> AdapterBank:
     part = partition(model, tp, rank)
-    table = AdapterTable(part, num_layers=2, num_slots=3, device=CPU)
+    table = PointerTable(part, num_layers=2, num_slots=3, device=CPU)
     return AdapterBank(part, num_layers=2, num_slots=3, dtype=dtype, device=CPU, table=table)
 
 
@@ -35,15 +35,15 @@ def some_adapter(model: ModelConfig) -> TinyAdapter:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("tp", "rank"), [(1, 0), (2, 1), (4, 3)])
-def test_a_slots_lines_point_at_its_form(
+def test_a_slots_lines_point_at_its_weights(
     model: ModelConfig, dtype: torch.dtype, tp: int, rank: int
 ) -> None:
     bank = bank_of(model, tp, rank, dtype)
     assert bank.table is not None
     load(bank, 2, some_adapter(model).cut(partition(model, tp, rank)))
-    form = bank._slots[2]
-    assert form is not None
-    qkv, down = form.pairs[0][QKV], form.pairs[1][DOWN]
+    weights = bank._slots[2]
+    assert weights is not None
+    qkv, down = weights.layers[0][QKV], weights.layers[1][DOWN]
     assert qkv is not None and down is not None
     second = int(qkv.blocks[1, 4]) * dtype.itemsize
     b = qkv.b.data_ptr()
@@ -58,23 +58,23 @@ def test_a_slots_lines_point_at_its_form(
             assert not lines[:2].any(), "other slots are empty"
             for address in (lines[2, 0], lines[2, 2], lines[2, 3], *lines[2, 4::3]):
                 assert address % ADDRESS_ALIGNMENT == 0
-    assert bank.table.max_rank([0, 2]) == 8
-    assert bank.table.max_rank([0, 1]) == 0
+    assert bank.table.max_lora_rank([0, 2]) == 8
+    assert bank.table.max_lora_rank([0, 1]) == 0
 
 
 def test_gain_and_shift_of_a_form_are_pointed_at(model: ModelConfig) -> None:
     bank = bank_of(model, 1, 0, torch.float32)
     assert bank.table is not None
     load(bank, 0, some_adapter(model).cut(partition(model, 1, 0)))
-    form = bank._slots[0]
-    assert form is not None
-    down = form.pairs[1][DOWN]
+    weights = bank._slots[0]
+    assert weights is not None
+    down = weights.layers[1][DOWN]
     assert down is not None
     gain, shift = torch.ones(model.hidden_size), torch.zeros(model.hidden_size)
     with_gain = replace(down, gain=gain, shift=shift)
-    layers = [list(layer) for layer in form.pairs]
+    layers = [list(layer) for layer in weights.layers]
     layers[1][DOWN] = with_gain
-    bank.table.put(1, replace(form, pairs=tuple(map(tuple, layers))))
+    bank.table.put(1, replace(weights, layers=tuple(map(tuple, layers))))
     line = bank.table.table(1, DOWN)[1].tolist()
     assert line[2:4] == [gain.data_ptr(), shift.data_ptr()]
 
@@ -85,4 +85,4 @@ def test_an_empty_slot_points_at_nothing(model: ModelConfig) -> None:
     load(bank, 1, some_adapter(model).cut(partition(model, 1, 0)))
     bank.clear(1)
     assert not any(bank.table.table(layer, linear).any() for layer in (0, 1) for linear in range(4))
-    assert bank.table.max_rank([1]) == 0
+    assert bank.table.max_lora_rank([1]) == 0

@@ -9,9 +9,9 @@ from peft import LoraConfig, get_peft_model
 from cluster.adapters.shards import cut
 from tests.worker.group import random_tokens
 from tests.worker.peft_adapters import BOTH, MODELS, SEVEN, by_peft, error, read, train
+from worker.errors import UnusableAdapter
 from worker.lora.adapter_bank import AdapterBank
 from worker.lora.base_weights import BaseWeights
-from worker.lora.shard import UnusableAdapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

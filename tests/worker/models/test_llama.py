@@ -13,13 +13,13 @@ KINDS = ("llama", "llama3_biased", "mistral", "qwen2", "qwen3")
 
 
 def assert_like_reference(model: PreTrainedModel, prompt: Prompt, tolerance: float = 2e-4) -> None:
-    """Check that every drawn token is the reference's choice, with its probabilities."""
-    token_ids = (*prompt.token_ids, *prompt.drawn_ids)
+    """Check that every sampled token is the reference's choice, with its probabilities."""
+    token_ids = (*prompt.token_ids, *prompt.sampled_ids)
     with torch.inference_mode():
         logits = model(torch.tensor([token_ids])).logits[0, len(prompt.token_ids) - 1 : -1]
     expected = torch.log_softmax(logits.float(), dim=-1)
-    assert prompt.drawn_ids == logits.argmax(-1).tolist()
-    for token, row in zip(prompt.drawn, expected, strict=True):
+    assert prompt.sampled_ids == logits.argmax(-1).tolist()
+    for token, row in zip(prompt.sampled, expected, strict=True):
         found = torch.empty_like(row)
         for token_id, logprob in token.top_logprobs:
             found[token_id] = logprob
@@ -39,7 +39,7 @@ def test_greedy_tokens_equal_transformers_on_any_number_of_ranks(tiny_model, sta
     group.generate(prompts, num_tokens=6, chunk_size=32)
     for prompt in prompts:
         assert_like_reference(model.reference, prompt)
-    assert len({token for prompt in prompts for token in prompt.drawn_ids}) > 6
+    assert len({token for prompt in prompts for token in prompt.sampled_ids}) > 6
 
 
 def make_adapter(config, seed: int, modules=LINEAR_MODULES, layers=(0, 1)) -> TinyAdapter:
@@ -87,7 +87,7 @@ def test_two_adapters_and_the_base_share_a_batch(tiny_model, start_group, tp):
     }
     for prompt in prompts:
         assert_like_reference(references[prompt.slot], prompt, tolerance=1e-3)
-    assert len({tuple(prompt.drawn_ids) for prompt in prompts[:3]}) == 3
+    assert len({tuple(prompt.sampled_ids) for prompt in prompts[:3]}) == 3
 
 
 def test_a_slot_serves_its_new_adapter_and_nothing_of_the_old(tiny_model, start_group):
@@ -121,7 +121,7 @@ def test_company_and_chunking_change_no_bit(tiny_model, start_group, dtype, tp):
             for i in range(company)
         ]
         group.generate([*others[::2], *watched, *others[1::2]], 6, chunk_size)
-        return [[(t.token_id, t.top_logprobs) for t in prompt.drawn] for prompt in watched]
+        return [[(t.token_id, t.top_logprobs) for t in prompt.sampled] for prompt in watched]
 
     whole = run(company=0, chunk_size=100)
     assert run(company=0, chunk_size=1) == whole
@@ -138,5 +138,5 @@ def test_bfloat16_stays_near_float32(tiny_model, start_group):
     with torch.inference_mode():
         logits = model.reference(torch.tensor([prompt.token_ids])).logits[0, -1]
     expected = torch.log_softmax(logits, dim=-1)
-    error = max(abs(p - expected[i].item()) for i, p in prompt.drawn[0].top_logprobs)
+    error = max(abs(p - expected[i].item()) for i, p in prompt.sampled[0].top_logprobs)
     assert error < 0.05 * expected.std().item() + 0.1

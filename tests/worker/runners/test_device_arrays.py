@@ -29,17 +29,17 @@ def test_the_host_writes_again_only_when_the_last_copy_is_made(
 ) -> None:
     done: list[str] = []
 
-    class Mark:
+    class Event:
         def __init__(self, device: torch.device) -> None:
             assert device == torch.device("cpu")
 
-        def set(self) -> None:
+        def record(self) -> None:
             done.append("copy")
 
-        def wait(self) -> None:
+        def synchronize(self) -> None:
             done.append("wait")
 
-    monkeypatch.setattr("worker.runners.device_arrays.Mark", Mark)
+    monkeypatch.setattr("worker.runners.device_arrays.DeviceEvent", Event)
     sent = arrays()
     for _ in range(2):
         sent.writable()

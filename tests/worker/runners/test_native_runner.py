@@ -1,4 +1,4 @@
-"""native_runner: the same from a tape as op by op, whatever the tape had room for."""
+"""native_runner: the same from a recorded program as op by op, whatever it had room for."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,9 @@ from kernels.native.program import Step
 from tests.end_to_end.tiny_models import make_tiny_model
 from tests.worker.group import Prompt, RankGroup, random_tokens
 from tests.worker.models.test_llama import make_adapter
-from worker.models.forward_batch import StepRows
+from worker.models.forward_batch import InputBatch, cpu_forward_batch
+from worker.runners.model_runner import TorchRunner
 from worker.runners.native_runner import NativeRunner
-from worker.runners.torch_runner import CpuRunner, cpu_batch
 from worker.sampling.row_logits import RowLogits
 
 
@@ -31,15 +31,15 @@ def group(tmp_path: Path) -> RankGroup:
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepRows, Tensor | None]]:
-    """Collect every step that runs from a tape, and what came of it."""
-    seen: list[tuple[StepRows, Tensor | None]] = []
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[InputBatch, Tensor | None]]:
+    """Collect every step that a recorded program runs, and what came of it."""
+    seen: list[tuple[InputBatch, Tensor | None]] = []
     run = NativeRunner.run
 
     def watched(
-        self: NativeRunner, rows: StepRows, drawn: Tensor | None = None
+        self: NativeRunner, rows: InputBatch, pending: Tensor | None = None
     ) -> RowLogits | None:
-        logits = run(self, rows, drawn)
+        logits = run(self, rows, pending)
         seen.append((rows, None if logits is None else logits.part.clone()))
         return logits
 
@@ -47,27 +47,27 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepRows, Tensor | None
     return seen
 
 
-def op_by_op(runner: NativeRunner, rows: StepRows) -> Tensor | None:
-    """Run a step again without a tape: K and V are written once more, the same."""
-    batch = cpu_batch(rows, runner._bank, runner._cache.page_size)
+def op_by_op(runner: NativeRunner, rows: InputBatch) -> Tensor | None:
+    """Run a step again without a recorded program: K and V are written once more, the same."""
+    batch = cpu_forward_batch(rows, runner._bank, runner._cache.page_size)
     runs = [(one.slot, one.start, one.stop) for one in rows.runs]
     step = Step(len(rows.token_ids), batch.attention, runs)
     assert runner._bank.table is not None
-    max_rank = runner._bank.table.max_rank([one.slot for one in rows.runs])
-    loras = runner._loras(step, max_rank) if max_rank else None
+    max_lora_rank = runner._bank.table.max_lora_rank([one.slot for one in rows.runs])
+    loras = runner._loras(step, max_lora_rank) if max_lora_rank else None
     with torch.inference_mode():
         whole = replace(batch, attention=step, loras=loras)
         return runner._model.forward(whole, runner._cache)
 
 
 def bits(prompt: Prompt) -> list[tuple[tuple[int, float], ...]]:
-    """Return all log-probabilities of every token that was drawn."""
-    return [token.top_logprobs for token in prompt.drawn]
+    """Return all log-probabilities of every token that was sampled."""
+    return [token.top_logprobs for token in prompt.sampled]
 
 
 def prompts() -> list[Prompt]:
     return [
-        Prompt(random_tokens(90, 1)),  # more rows than the first tape has room for
+        Prompt(random_tokens(90, 1)),  # more rows than the first program has room for
         Prompt(random_tokens(5, 2), slot=0),
         Prompt(random_tokens(21, 3), slot=1, first_step=2),
         *(Prompt(random_tokens(3, number), first_step=3) for number in range(4, 24)),
@@ -75,24 +75,24 @@ def prompts() -> list[Prompt]:
 
 
 def test_every_step_is_the_same_op_by_op(
-    group: RankGroup, steps: list[tuple[StepRows, Tensor | None]]
+    group: RankGroup, steps: list[tuple[InputBatch, Tensor | None]]
 ) -> None:
     for slot, seed in ((0, 1), (1, 2)):
         group.load_adapter(slot, make_adapter(group.config, seed=seed))
     runner = group.ranks[0]._runner
     assert isinstance(runner, NativeRunner)
     group.generate(prompts(), 3, 64)
-    taped = list(steps)
-    assert max(len(rows.token_ids) for rows, _ in taped) > 64
-    assert max(len(rows.sample_rows) for rows, _ in taped) > 16
-    assert any(rows.runs for rows, _ in taped) and any(not rows.runs for rows, _ in taped)
-    rows, logits = taped[-1]  # its pages still hold what it read
+    recorded = list(steps)
+    assert max(len(rows.token_ids) for rows, _ in recorded) > 64
+    assert max(len(rows.sample_rows) for rows, _ in recorded) > 16
+    assert any(rows.runs for rows, _ in recorded) and any(not rows.runs for rows, _ in recorded)
+    rows, logits = recorded[-1]  # its pages still hold what it read
     again = op_by_op(runner, rows)
     assert logits is not None and again is not None
     assert torch.equal(again, logits)
 
 
-def test_a_larger_adapter_gets_a_larger_tape_and_changes_nobody_else(group: RankGroup) -> None:
+def test_a_larger_adapter_gets_a_larger_program_and_changes_no_other(group: RankGroup) -> None:
     prompt = random_tokens(9, 1)
     group.load_adapter(0, make_adapter(group.config, seed=1, modules=("o_proj",)))
     small = [Prompt(prompt, slot=0), Prompt(prompt)]
@@ -102,7 +102,7 @@ def test_a_larger_adapter_gets_a_larger_tape_and_changes_nobody_else(group: Rank
     group.generate(both, 4)
     assert bits(both[0]) == bits(small[0])
     assert bits(both[2]) == bits(small[1])
-    assert both[1].drawn_ids != both[0].drawn_ids
+    assert both[1].sampled_ids != both[0].sampled_ids
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -111,17 +111,17 @@ def test_torch_alone_draws_the_same_tokens(
 ) -> None:
     make_tiny_model("llama", tmp_path)
 
-    def drawn() -> tuple[list[list[int]], type]:
+    def sampled() -> tuple[list[list[int]], type]:
         group = RankGroup(tmp_path, tp=tp)
         for slot, seed in ((0, 1), (1, 2)):
             group.load_adapter(slot, make_adapter(group.config, seed=seed))
         asked = prompts()[:5]
         group.generate(asked, 6, 32)
-        return [prompt.drawn_ids for prompt in asked], type(group.ranks[0]._runner)
+        return [prompt.sampled_ids for prompt in asked], type(group.ranks[0]._runner)
 
-    in_c, runner = drawn()
+    in_c, runner = sampled()
     assert runner is NativeRunner
     monkeypatch.setattr("kernels.dispatch.native_library", lambda: None)
-    in_torch, runner = drawn()
-    assert runner is CpuRunner
+    in_torch, runner = sampled()
+    assert runner is TorchRunner
     assert in_torch == in_c

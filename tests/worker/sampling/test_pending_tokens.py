@@ -1,10 +1,10 @@
-"""Plans made while a token was drawn: the ranks fill it in, and nothing else changes."""
+"""Plans made while a token was sampled: the ranks fill it in, and nothing else changes."""
 
 import pytest
 import torch
 
 from tests.worker.group import GREEDY, PAGE, Prompt, RankGroup, random_tokens
-from worker.protocol import DRAWN, Chunk, SamplingParams, SequenceStart
+from worker.protocol import PENDING_TOKEN, Chunk, SamplingParams, SequenceStart
 
 PENALTIES = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.3, num_logprobs=5)
 
@@ -24,7 +24,7 @@ def test_a_token_that_the_ranks_fill_in_is_the_one_that_was_drawn(tiny_model, st
     start_group(path, tp=tp).generate(told, 12)
     start_group(path, tp=tp).generate(ahead, 12, is_ahead=True)
     for one, other in zip(told, ahead, strict=True):
-        assert one.drawn == other.drawn
+        assert one.sampled == other.sampled
 
 
 def first_step(group: RankGroup, *, samples: bool) -> None:
@@ -36,11 +36,13 @@ def test_a_token_that_was_not_drawn_in_the_last_step_is_refused(tiny_model, star
     group = start_group(tiny_model("llama").path)
     first_step(group, samples=True)
     group.step()
-    with pytest.raises(AssertionError, match="sequence 1 drew nothing in the last step"):
-        group.step([Chunk(1, 20, (DRAWN,), (), True)])
+    with pytest.raises(AssertionError, match="sequence 1 sampled nothing in the last step"):
+        group.step([Chunk(1, 20, (PENDING_TOKEN,), (), True)])
 
 
-@pytest.mark.parametrize("token_ids", [(DRAWN, 5), (5, DRAWN), (DRAWN, DRAWN)])
+@pytest.mark.parametrize(
+    "token_ids", [(PENDING_TOKEN, 5), (5, PENDING_TOKEN), (PENDING_TOKEN, PENDING_TOKEN)]
+)
 def test_only_a_single_token_can_be_left_open(tiny_model, start_group, token_ids):
     group = start_group(tiny_model("llama").path)
     first_step(group, samples=True)
@@ -61,7 +63,12 @@ def test_one_whose_logits_failed_may_be_computed_once_more(tiny_model, start_gro
     rest = Chunk(1, PAGE, random_tokens(4, 2), (4,), True)
     steps = [
         group.start([rest, Chunk(2, 0, random_tokens(5, 3), (5,), True)], [other]),
-        group.start([Chunk(1, PAGE + 4, (DRAWN,), (), True), Chunk(2, 5, (DRAWN,), (), True)]),
+        group.start(
+            [
+                Chunk(1, PAGE + 4, (PENDING_TOKEN,), (), True),
+                Chunk(2, 5, (PENDING_TOKEN,), (), True),
+            ]
+        ),
     ]
     outputs = [group.end(step) for step in steps]
     assert [output.failed for output in outputs] == [(1,), (1,)]
@@ -69,7 +76,7 @@ def test_one_whose_logits_failed_may_be_computed_once_more(tiny_model, start_gro
     assert group.ranks[0]._table[1].history[PAGE + 4 :] == [0]
 
 
-def test_only_some_of_those_that_drew_go_on_and_in_another_order(tiny_model, start_group):
+def test_only_some_of_those_that_sampled_go_on_and_in_another_order(tiny_model, start_group):
     path = tiny_model("llama").path
     told = [Prompt(random_tokens(5 + i, i)) for i in range(3)]
     start_group(path, tp=2).generate(told, 2)
@@ -77,12 +84,12 @@ def test_only_some_of_those_that_drew_go_on_and_in_another_order(tiny_model, sta
     starts = [SequenceStart(i, None, GREEDY, 5 + i, (), 0, ()) for i in range(3)]
     chunks = [Chunk(i, 0, told[i].token_ids, (10 + i,), True) for i in range(3)]
     first = group.start(chunks, starts)
-    second = group.start([Chunk(i, 5 + i, (DRAWN,), (), True) for i in (2, 0)])
+    second = group.start([Chunk(i, 5 + i, (PENDING_TOKEN,), (), True) for i in (2, 0)])
     group.end(first)
     ahead = group.end(second).tokens
     assert [token.seq_id for token in ahead] == [2, 0]
     for token in ahead:
-        assert token.top_logprobs == told[token.seq_id].drawn[1].top_logprobs
+        assert token.top_logprobs == told[token.seq_id].sampled[1].top_logprobs
 
 
 def poison(group: RankGroup) -> None:

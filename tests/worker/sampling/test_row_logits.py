@@ -1,4 +1,4 @@
-"""row_logits: the best of parts is the best of the whole, and a greedy row tells no more."""
+"""row_logits: the argmax of parts is the argmax of the whole, and a greedy row tells no more."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.cpu import CpuKernels
-from worker.distributed.parallel import Communicator, ThreadGroup
+from kernels.torch_backend import CpuKernels
+from worker.distributed.communicator import Communicator
+from worker.distributed.thread_group import ThreadGroup
 from worker.protocol import SamplingParams
 from worker.sampling.row_logits import RowLogits
-from worker.sampling.sampler import FAILED, DrawnRows, Sampler, SampleRequest
+from worker.sampling.sampler import FAILED, SampledRows, Sampler, SampleRequest
 
 KERNELS = CpuKernels()
 LOGITS = st.sampled_from([0.0, -0.0, 1.0, 1.5, -3.0, torch.inf, -torch.inf, torch.nan])
@@ -61,12 +62,12 @@ def sample(
 ) -> tuple[list[int], list[int]]:
     """Return the tokens that rank 0 draws, and how much of each row was gathered each time."""
 
-    def ask(found: RowLogits) -> DrawnRows | None:
-        return Sampler(KERNELS).sample(found, requests(*params))
+    def ask(logits: RowLogits) -> SampledRows | None:
+        return Sampler(KERNELS).sample(logits, requests(*params))
 
-    (drawn, *others), gathered = on_ranks(logits, widths, ask)
-    assert drawn is not None and others == [None] * len(others)
-    return drawn.token_ids.tolist(), gathered
+    (sampled, *others), gathered = on_ranks(logits, widths, ask)
+    assert sampled is not None and others == [None] * len(others)
+    return sampled.token_ids.tolist(), gathered
 
 
 @given(
@@ -78,28 +79,28 @@ def test_the_best_of_parts_is_the_best_of_the_whole(
     widths: list[int], numbers: list[float], num_rows: int
 ) -> None:
     logits = torch.tensor(numbers)[: num_rows * sum(widths)].view(num_rows, -1)
-    values, ids = KERNELS.best(logits)
-    (best, *others), _ = on_ranks(logits, widths, RowLogits.best)
-    assert best is not None and others == [None] * len(others)
-    assert torch.equal(best[0].nan_to_num(9.0), values.nan_to_num(9.0))
-    assert torch.equal(best[1], ids)
+    values, ids = KERNELS.argmax(logits)
+    (argmax, *others), _ = on_ranks(logits, widths, RowLogits.argmax)
+    assert argmax is not None and others == [None] * len(others)
+    assert torch.equal(argmax[0].nan_to_num(9.0), values.nan_to_num(9.0))
+    assert torch.equal(argmax[1], ids)
 
 
 def test_ids_of_a_large_vocabulary_are_told_exactly() -> None:
     logits = torch.zeros(1, 2**24)
     logits[0, -1] = 1.0
-    (best, _), _ = on_ranks(logits, [2**23, 2**23], RowLogits.best)
-    assert best is not None and best[1].tolist() == [2**24 - 1]
+    (argmax, _), _ = on_ranks(logits, [2**23, 2**23], RowLogits.argmax)
+    assert argmax is not None and argmax[1].tolist() == [2**24 - 1]
 
 
 def test_greedy_rows_gather_two_numbers_of_each_rank_and_others_all_logits() -> None:
     logits = torch.randn(2, 12, generator=torch.Generator().manual_seed(1))
-    greedy, drawn = SamplingParams(temperature=0.0), SamplingParams(seed=5)
+    greedy, sampled = SamplingParams(temperature=0.0), SamplingParams(seed=5)
     token_ids, gathered = sample(logits, [5, 4, 3], [greedy, greedy])
     assert (token_ids, gathered) == (logits.argmax(dim=1).tolist(), [6])
-    token_ids, gathered = sample(logits, [5, 4, 3], [greedy, drawn])
+    token_ids, gathered = sample(logits, [5, 4, 3], [greedy, sampled])
     assert gathered == [6, 12]
-    assert token_ids == sample(logits, [12], [greedy, drawn])[0]
+    assert token_ids == sample(logits, [12], [greedy, sampled])[0]
 
 
 def test_a_row_that_is_not_finite_on_one_rank_has_no_token() -> None:

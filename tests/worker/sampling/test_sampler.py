@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu import CpuKernels
+from kernels.torch_backend import CpuKernels
 from worker.distributed.communicator import SingleRank
+from worker.engine.rank import build_step_output
 from worker.protocol import SampledToken, SamplingParams
 from worker.sampling.row_logits import RowLogits
-from worker.sampling.sampler import DrawnRows, Sampler, SampleRequest
-from worker.sampling.step_output import output_of
+from worker.sampling.sampler import SampledRows, Sampler, SampleRequest
 
 KERNELS = CpuKernels()
 GREEDY = SamplingParams(temperature=0.0)
@@ -28,7 +28,7 @@ def request(
     return SampleRequest(seq_id, params, position, num_prompt_tokens, history)
 
 
-def drawn_from(logits: Tensor, requests: Sequence[SampleRequest]) -> DrawnRows:
+def drawn_from(logits: Tensor, requests: Sequence[SampleRequest]) -> SampledRows:
     found = RowLogits(logits, [logits.shape[1]], SingleRank(), KERNELS)
     rows = Sampler(KERNELS).sample(found, requests)
     assert rows is not None
@@ -39,7 +39,7 @@ def sample(
     logits: Tensor, requests: Sequence[SampleRequest]
 ) -> tuple[list[SampledToken], list[int]]:
     """Return the tokens in row order, and the seq_ids of rows that have none."""
-    output = output_of(1, drawn_from(logits, requests))
+    output = build_step_output(1, drawn_from(logits, requests))
     return list(output.tokens), list(output.failed)
 
 
@@ -123,9 +123,9 @@ def test_top_p_is_taken_of_what_top_k_left() -> None:
 
 def test_top_p_over_a_flat_vocabulary_looks_past_the_first_candidates() -> None:
     logits = torch.zeros(5000)
-    drawn = counts(logits, SamplingParams(top_p=0.5), 1500).nonzero().squeeze(-1)
-    assert drawn.max() < 2500
-    assert drawn.max() > 1024
+    sampled = counts(logits, SamplingParams(top_p=0.5), 1500).nonzero().squeeze(-1)
+    assert sampled.max() < 2500
+    assert sampled.max() > 1024
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 30.0])
@@ -163,8 +163,8 @@ def test_a_bias_moves_a_logit() -> None:
 
 def test_held_back_tokens_wait_for_min_tokens() -> None:
     params = SamplingParams(temperature=0.0, min_tokens=2, held_back=(0, 1))
-    drawn = [draw(LOGITS, params, position=p, num_prompt_tokens=4).token_id for p in (4, 5, 6)]
-    assert drawn == [2, 2, 0]
+    sampled = [draw(LOGITS, params, position=p, num_prompt_tokens=4).token_id for p in (4, 5, 6)]
+    assert sampled == [2, 2, 0]
     biased = SamplingParams(temperature=0.0, min_tokens=2, held_back=(0,), logit_bias=((0, 100.0),))
     assert draw(LOGITS, biased).token_id == 1
 
@@ -182,8 +182,8 @@ def test_presence_and_frequency_count_only_the_output() -> None:
     presence = SamplingParams(temperature=0.0, presence_penalty=0.6)
     frequency = SamplingParams(temperature=0.0, frequency_penalty=0.3)
     history = [0, 0, 0]
-    for params, drawn in ((presence, [0, 1, 1]), (frequency, [0, 0, 1])):
-        for num_outputs, token_id in enumerate(drawn):
+    for params, sampled in ((presence, [0, 1, 1]), (frequency, [0, 0, 1])):
+        for num_outputs, token_id in enumerate(sampled):
             token = draw(
                 logits, params, position=3, num_prompt_tokens=3 - num_outputs, history=history
             )
@@ -264,10 +264,10 @@ def test_what_was_drawn_does_not_change_when_the_logits_are_overwritten() -> Non
     requests = [
         request(params, history=[1, 2, 1, 3] if params.needs_history else []) for params in PARAMS
     ]
-    wanted = output_of(1, drawn_from(logits.clone(), requests))
+    wanted = build_step_output(1, drawn_from(logits.clone(), requests))
     rows = drawn_from(logits, requests)
     logits.fill_(torch.nan)
-    assert output_of(1, rows) == wanted
+    assert build_step_output(1, rows) == wanted
 
 
 def test_a_row_draws_the_same_token_in_any_company() -> None:

@@ -52,23 +52,23 @@ def driver():
 
 def test_tokens_depend_on_adapter_prompt_and_seed_only():
     driver = Driver()
-    drawn = []
+    sampled = []
     for seq_id, slot, first, seed in ((1, 0, 0, 0), (2, 0, 6, 0), (3, 1, 0, 0), (4, None, 0, 9)):
         starts = [start(seq_id, slot, sampling=SamplingParams(seed=seed))]
         pages = tuple(range(3 * (seq_id - 1), 3 * seq_id))
         if first:
             driver.step([Chunk(seq_id, 0, TOKENS[:first], pages[:2], False)], starts)
             starts, pages = [], pages[2:]
-        drawn += driver.step([Chunk(seq_id, first, TOKENS[first:], pages, True)], starts)
-    assert drawn[0] == drawn[1] == fake_continuation("aa", TOKENS, 1)[0]
-    assert drawn[2] == fake_continuation("bb", TOKENS, 1)[0] != drawn[0]
-    assert drawn[3] == fake_continuation(None, TOKENS, 1, seed=9)[0] != drawn[0]
+        sampled += driver.step([Chunk(seq_id, first, TOKENS[first:], pages, True)], starts)
+    assert sampled[0] == sampled[1] == fake_continuation("aa", TOKENS, 1)[0]
+    assert sampled[2] == fake_continuation("bb", TOKENS, 1)[0] != sampled[0]
+    assert sampled[3] == fake_continuation(None, TOKENS, 1, seed=9)[0] != sampled[0]
 
 
 def test_decoding_continues_what_was_drawn(driver):
-    drawn = driver.step([Chunk(2, 0, TOKENS, (0, 1, 2), True)], [start(2)])
-    drawn += driver.step([Chunk(2, 12, (drawn[0],), (9,), True)])
-    assert tuple(drawn) == fake_continuation("aa", TOKENS, 2)
+    sampled = driver.step([Chunk(2, 0, TOKENS, (0, 1, 2), True)], [start(2)])
+    sampled += driver.step([Chunk(2, 12, (sampled[0],), (9,), True)])
+    assert tuple(sampled) == fake_continuation("aa", TOKENS, 2)
 
 
 def test_a_cached_prefix_continues_to_the_same_token(driver):
@@ -129,8 +129,8 @@ SAVE, RESTORE = PageCopy("save", 3, 1, 4), PageCopy("restore", 1, 9, 4)
 def test_a_saved_page_comes_back_to_another_place(driver):
     driver.step([Chunk(2, 0, (1,), (3,), False)], [start(2)], copies=[SAVE])
     chunk = Chunk(3, 8, TOKENS[8:], (10,), True)
-    drawn = driver.step([chunk], [start(3, pages=(5, 9))], copies=[RESTORE])
-    assert drawn == [fake_continuation("aa", TOKENS, 1)[0]]
+    sampled = driver.step([chunk], [start(3, pages=(5, 9))], copies=[RESTORE])
+    assert sampled == [fake_continuation("aa", TOKENS, 1)[0]]
 
 
 def test_a_page_is_saved_before_it_is_given_out_and_restored_before_it_is_read(driver):
@@ -145,12 +145,12 @@ def test_a_fork_draws_what_it_would_draw_alone(driver):
     driver.step([Chunk(2, 0, TOKENS[:11], (0, 1, 2), True)], [start(2)])
     # The first goes on in its own page while the second starts in a copy of it.
     sampling = SamplingParams(seed=7)
-    drawn = driver.step(
+    sampled = driver.step(
         [Chunk(2, 11, (99,), (), True), Chunk(3, 10, TOKENS[10:11], (), True)],
         [start(3, pages=(0, 1, 9), sampling=sampling, num_cached_tokens=10)],
         copies=[PageCopy("fork", 2, 9, 2)],
     )
-    assert drawn == [
+    assert sampled == [
         fake_continuation("aa", (*TOKENS[:11], 99), 1)[0],
         fake_continuation("aa", TOKENS[:11], 1, seed=7)[0],
     ]

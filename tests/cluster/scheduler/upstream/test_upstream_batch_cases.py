@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from cluster.request import BASE
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from worker.engine.sequences import SequenceTable
-from worker.engine.step_layout import lay_out
+from worker.engine.sequences import build_input_batch
 from worker.lora.adapter_bank import SlotRows
-from worker.models.forward_batch import StepRows
+from worker.models.forward_batch import InputBatch
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
 
 MakeEngine = Callable[..., FakeEngine]
@@ -25,9 +25,9 @@ def new_table() -> SequenceTable:
     return SequenceTable(page_size=PAGE, num_pages=256, num_host_pages=0, max_model_len=256)
 
 
-def batch_of(plan: Plan, table: SequenceTable) -> StepRows:
+def batch_of(plan: Plan, table: SequenceTable) -> InputBatch:
     table.apply(plan)
-    return lay_out(plan.chunks, table)
+    return build_input_batch(plan.chunks, table)
 
 
 @given(st.lists(st.tuples(st.sampled_from([None, 0, 1, 2]), st.integers(1, 6)), min_size=1))

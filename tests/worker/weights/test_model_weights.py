@@ -1,4 +1,4 @@
-"""self_test: whether a row's bits depend on its batch is looked at on every machine."""
+"""model_weights: whether a row's bits depend on its batch is tested on every machine."""
 
 from pathlib import Path
 
@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu import CpuKernels
 from kernels.dispatch import kernels_for
 from kernels.linear import LinearWeight
+from kernels.torch_backend import CpuKernels
 from tests.end_to_end.tiny_models import make_tiny_model
-from worker.engine.self_test import unsteady_linears
 from worker.model_config_reader import read_model_config
 from worker.weights.loader import load_weights
+from worker.weights.model_weights import batch_variant_linears
 from worker.weights.partition import partition
 
 CPU = torch.device("cpu")
 
 
-class Unsteady(CpuKernels):
+class BatchVariant(CpuKernels):
     """Adds up another way when there are many rows, in wide linears alone."""
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
@@ -28,17 +28,17 @@ class Unsteady(CpuKernels):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kernels", [CpuKernels(), kernels_for(CPU)])
-def test_this_machine_is_steady_in_either_form(
+def test_this_machine_is_batch_invariant_in_either_form(
     tmp_path: Path, kernels: CpuKernels, dtype: torch.dtype
 ) -> None:
     make_tiny_model("llama", tmp_path)
     config = read_model_config(tmp_path)
     part = partition(config, 1, 0)
     weights = load_weights(tmp_path, config, part, dtype, CPU, kernels.prepare_linear)
-    assert unsteady_linears(weights, kernels) == ()
+    assert batch_variant_linears(weights, kernels) == ()
 
 
-def test_what_is_not_steady_is_named(tmp_path: Path) -> None:
+def test_what_is_not_batch_invariant_is_named(tmp_path: Path) -> None:
     make_tiny_model("llama", tmp_path)
     config = read_model_config(tmp_path)
     weights = load_weights(tmp_path, config, partition(config, 1, 0), torch.float32, CPU)
@@ -52,4 +52,4 @@ def test_what_is_not_steady_is_named(tmp_path: Path) -> None:
         if weight.out_features > 128
     }
     assert wide
-    assert set(unsteady_linears(weights, Unsteady())) == wide
+    assert set(batch_variant_linears(weights, BatchVariant())) == wide

@@ -9,8 +9,8 @@ from worker.channel import ChannelClosed, listen, receive, send
 Change = Callable[[int, bytes], list[bytes]]  # (step, frame) to the frames that arrive instead
 
 
-class Meddler:
-    """Passes on what a scheduler says to a rank, changed, and the answers as they are."""
+class Tamperer:
+    """Passes a scheduler's frames on to a rank, changed, and the replies as they are."""
 
     def __init__(self, rank: tuple[str, int], change: Change) -> None:
         self._rank = rank
@@ -32,10 +32,10 @@ class Meddler:
         with ours, socket.create_connection(self._rank) as theirs:
             answers = threading.Thread(target=_pass_on, args=(theirs, ours))
             answers.start()
-            self._meddle(ours, theirs)
+            self._tamper(ours, theirs)
             answers.join()
 
-    def _meddle(self, ours: socket.socket, theirs: socket.socket) -> None:
+    def _tamper(self, ours: socket.socket, theirs: socket.socket) -> None:
         step = 0  # the first frame is the secret
         try:
             while True:

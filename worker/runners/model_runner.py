@@ -1,0 +1,74 @@
+"""The model runner: what takes the rows of a step through the model on a device.
+
+`TorchRunner` needs torch alone; `worker.runners.native_runner` runs a recorded program of the C
+library, `worker.runners.gpu_runner` CUDA graphs.
+"""
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.interface import AnyKernels
+from kernels.native_backend import NativeKernels
+from worker.cache.kv_cache import KVCache
+from worker.distributed.communicator import Communicator
+from worker.lora.adapter_bank import AdapterBank
+from worker.models.forward_batch import InputBatch, cpu_forward_batch
+from worker.models.llama import Model
+from worker.runners.native_runner import NativeRunner
+from worker.sampling.row_logits import RowLogits
+
+
+class ModelRunner(Protocol):
+    """What a rank asks of the device."""
+
+    def run(self, rows: InputBatch, pending: Tensor | None = None) -> RowLogits | None:
+        """Write K and V of every row and return the logits of the sampled rows.
+
+        It is queued on the device behind everything before it; the host waits for nothing.
+
+        Args:
+            rows: of a step.
+            pending: tokens [n] int64 on the device, of `rows.pending_rows`.
+
+        Returns:
+            This rank's part, until the next call; None where nothing is sampled.
+        """
+        ...
+
+
+class TorchRunner:
+    """Runs a step on a CPU by torch, one op after the other."""
+
+    def __init__(self, model: Model, cache: KVCache, bank: AdapterBank) -> None:
+        self._model = model
+        self._cache = cache
+        self._bank = bank
+
+    def run(self, rows: InputBatch, pending: Tensor | None = None) -> RowLogits | None:
+        """See `ModelRunner`."""
+        batch = cpu_forward_batch(rows, self._bank, self._cache.page_size, pending)
+        segments = self._bank.segments(rows.runs) or None
+        logits = self._model.forward(replace(batch, loras=segments), self._cache)
+        return None if logits is None else self._model.row_logits(logits)
+
+
+def model_runner_for(
+    device: torch.device,
+    kernels: AnyKernels,
+    group: Communicator,
+    model: Model,
+    cache: KVCache,
+    bank: AdapterBank,
+    max_model_len: int,
+) -> ModelRunner:
+    """Return the model runner for a device, on which all the arguments are."""
+    if isinstance(kernels, NativeKernels):
+        return NativeRunner(model, cache, bank, kernels, group)
+    if device.type != "cuda":
+        return TorchRunner(model, cache, bank)
+    from worker.runners.gpu_runner import CudaCapture, GpuRunner  # with Triton
+
+    return GpuRunner(model, cache, bank, device, max_model_len=max_model_len, capture=CudaCapture())
