@@ -1,9 +1,9 @@
-"""Who hears of the prefix cache's changes: routers that follow, and the ZeroMQ publisher.
+"""Hands the prefix cache's changes to its readers: routers that follow, and the publisher.
 
 Numbers the batches and hands each to all readers in the same order. A follower begins with a
 snapshot. It says when it has taken a batch, and only a few are on their way to it at a time, so a
 slow one holds up neither a step nor the token streams on its connection; one that falls too far
-behind is let go. While nobody reads, no event is made. Knows neither sockets nor clocks.
+behind is let go. While nobody reads, no event is made.
 """
 
 import logging
@@ -32,7 +32,7 @@ class Follower(Protocol):
 
 
 class Publisher(Protocol):
-    """Where batches go that nobody asked for."""
+    """Where all batches go, asked for or not."""
 
     def publish(self, batch: KvEventBatch) -> None:
         """Send a batch to whoever listens; never wait."""
@@ -48,7 +48,7 @@ class _Following:
 
 
 class KvEventFeed:
-    """Every reader of one scheduler's KV events, through all lives of its ranks."""
+    """Every reader of one engine's KV events, also when its ranks restart."""
 
     def __init__(
         self, base_digest: str, clock: Callable[[], float], publisher: Publisher | None = None
@@ -58,12 +58,12 @@ class KvEventFeed:
         self._publisher = publisher
         self._buffer = KvEventBuffer(base_digest)
         self._following: dict[tuple[Follower, int], _Following] = {}
-        self._tell: Callable[[CacheObserver], None] | None = None  # None: there is no cache
+        self._report_contents: Callable[[CacheObserver], None] | None = None  # None: no cache
         self._sequence = -1  # of the last batch
 
     @property
     def observer(self) -> CacheObserver:
-        """What the next cache reports to; a cache from before `clear` is heard no more."""
+        """What the next cache reports to; a cache from before `clear` is ignored."""
         return self._buffer
 
     @property
@@ -76,16 +76,16 @@ class KvEventFeed:
 
         At the start it is for those who have read the batches of an earlier process.
         """
-        self._tell = None
+        self._report_contents = None
         self._buffer = KvEventBuffer(self._base_digest)
-        self._hand_out((AllBlocksCleared(),))
+        self._publish((AllBlocksCleared(),))
 
-    def cover(self, tell: Callable[[CacheObserver], None]) -> None:
-        """Let snapshots be what `tell` reports, from now to `clear`: the observed cache's content.
+    def attach(self, report_contents: Callable[[CacheObserver], None]) -> None:
+        """Let snapshots be what `report_contents` reports, from now to `clear`.
 
         The cache is still empty.
         """
-        self._tell = tell
+        self._report_contents = report_contents
 
     def flush(self) -> None:
         """Send what has changed since the last call; to be called after every step."""
@@ -93,7 +93,7 @@ class KvEventFeed:
         if self._publisher is None and not self._following:
             return
         for events in batches:
-            self._hand_out(events)
+            self._publish(events)
 
     def follow(self, follower: Follower, call_id: int) -> None:
         """Begin to answer a call: with what the cache holds, then with all changes to it."""
@@ -121,7 +121,7 @@ class KvEventFeed:
             if key[0] is follower:
                 del self._following[key]
 
-    def _hand_out(self, events: tuple[KvEvent, ...]) -> None:
+    def _publish(self, events: tuple[KvEvent, ...]) -> None:
         self._sequence += 1
         batch = KvEventBatch(self._sequence, self._clock(), events)
         if self._publisher is not None:
@@ -132,11 +132,11 @@ class KvEventFeed:
             self._send(key, following)
 
     def _snapshot(self) -> Iterator[KvEventBatch]:
-        """Note what is there now; its events are made as they are sent, between later steps."""
+        """Note what is cached now; its events are made as they are sent, between later steps."""
         buffer = KvEventBuffer(self._base_digest)
         buffer.cleared()
-        if self._tell is not None:
-            self._tell(buffer)
+        if self._report_contents is not None:
+            self._report_contents(buffer)
         sequence, ts = self._sequence, self._clock()
         return (KvEventBatch(sequence, ts, events) for events in buffer.take_batches())
 

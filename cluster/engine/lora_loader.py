@@ -1,8 +1,8 @@
-"""The adapters of one scheduler: loads in the background, unloads under way, pins.
+"""Carries out what the scheduler decides of adapters, beside the steps: loads, clears, unloads.
 
-Owns the answers that are still owed to the pool, what goes on beside the steps, and what each slot
-holds on the ranks. Decides nothing: which adapter gets a slot, and when it is gone, is the
-Scheduler's.
+Owns the answers that are still owed to the pool, and what each slot holds on the ranks. Which
+adapter gets a slot, which is pinned there and when one is gone, its slot table says; of pins the
+loader keeps what the pool wants, because that must outlive a restart of the ranks.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from cluster.engine.dispatcher import Dispatcher
-from cluster.engine.executor import Executor
-from cluster.engine.failure import ExecutorFailed
+from cluster.engine.executor import Executor, ExecutorFailed
 from cluster.engine.metrics import EngineMetrics
 from cluster.engine.server import RouterConnection
 from cluster.errors import Conflict, TopworkError
@@ -44,23 +43,23 @@ class ShardSource(Protocol):
 
 
 class LoraLoader:
-    """Serves one shell through all lives of its ranks; `wake` makes the step loop look again."""
+    """Serves one engine, also when its ranks restart; `wake` makes the step loop look again."""
 
     def __init__(
         self,
         pool: ShardSource,
-        owners: Dispatcher,
+        dispatcher: Dispatcher,
         wake: Callable[[], None],
-        measures: EngineMetrics,
+        metrics: EngineMetrics,
     ) -> None:
         # Adapter and bytes in each slot, on the rank that holds most.
         self.held: dict[int, tuple[str, int]] = {}
         self._pool = pool
-        self._owners = owners
+        self._dispatcher = dispatcher
         self._wake = wake
-        self._measures = measures
-        self._pinned: dict[str, int] = {}
-        self._fetched: frozenset[str] = frozenset()  # of those at the front of the line
+        self._metrics = metrics
+        self._wanted_pins: dict[str, int] = {}  # bytes that each claims on a rank
+        self._prefetched: frozenset[str] = frozenset()  # of those that wait for a slot
         self._queue: deque[AdapterLoad] = deque()  # loads that have not begun
         self._steps_since_load = STEPS_PER_LOAD
         self._unloading: dict[str, list[tuple[RouterConnection, int]]] = defaultdict(list)
@@ -69,17 +68,17 @@ class LoraLoader:
     def unload(
         self,
         scheduler: AnyScheduler | None,
-        asker: RouterConnection,
+        connection: RouterConnection,
         call_id: int,
         adapter: str,
         force: bool,
     ) -> None:
         """Forget an adapter; the answer goes out when nothing of it is left."""
         if scheduler is None:
-            asker.send(Unloaded(call_id, freed_pages=0, freed_slots=()))
+            connection.send(Unloaded(call_id, freed_pages=0, freed_slots=()))
             return
-        self._unloading[adapter].append((asker, call_id))
-        self._owners.deliver(scheduler.unload(adapter, force=force))
+        self._unloading[adapter].append((connection, call_id))
+        self._dispatcher.deliver(scheduler.unload(adapter, force=force))
         self._wake()
 
     def allow(self, scheduler: AnyScheduler | None, adapter: str) -> None:
@@ -89,94 +88,94 @@ class LoraLoader:
             self._wake()
 
     def keep_pinned(self, scheduler: AnyScheduler | None, adapters: dict[str, int]) -> None:
-        """Keep exactly these adapters in their slots, in all lives of the ranks."""
-        before, self._pinned = self._pinned, adapters
+        """Keep exactly these adapters in their slots, also when the ranks have restarted."""
+        before, self._wanted_pins = self._wanted_pins, adapters
         if scheduler is None:
             return
         for adapter in before:
             if adapter not in adapters:
                 scheduler.unpin(adapter)
-        self.begin(scheduler)
+        self.restore_pins(scheduler)
 
-    def begin(self, scheduler: AnyScheduler) -> None:
-        """Tell a scheduler what is pinned; what does not fit is served unpinned."""
-        for adapter, num_bytes in self._pinned.items():
+    def restore_pins(self, scheduler: AnyScheduler) -> None:
+        """Pin what is to be pinned; what does not fit is served unpinned."""
+        for adapter, num_bytes in self._wanted_pins.items():
             try:
                 scheduler.pin(adapter, num_bytes)
             except Conflict as error:
                 logger.warning("adapter %s stays unpinned: %s", adapter, error)
 
-    def settle(
-        self, group: Executor, scheduler: AnyScheduler, *, begins_step: bool, is_stepping: bool
+    def run_pending(
+        self, executor: Executor, scheduler: AnyScheduler, *, begins_step: bool, is_stepping: bool
     ) -> None:
-        """Do what the last decision asks for: start loads, answer unloads, look ahead.
+        """Begin what the last decision asks for: loads, clears and answers of unloads, prefetches.
 
         While the ranks step, loads begin some steps apart: in a burst of them all running streams
         would slow down together.
         """
-        for gone in scheduler.take_unloaded():
-            calls = self._unloading.pop(gone.digest, [])
-            self._measures.unloaded(gone.freed_slots)
-            clearing = self._spawn(self._clear(group, gone.freed_slots))
-            clearing.add_done_callback(partial(_answer, gone, calls))
+        for unloaded in scheduler.take_unloaded():
+            calls = self._unloading.pop(unloaded.digest, [])
+            self._metrics.unloaded(unloaded.freed_slots)
+            clearing = self._spawn(self._clear(executor, unloaded.freed_slots))
+            clearing.add_done_callback(partial(_answer, unloaded, calls))
         self._queue += scheduler.take_loads()
         self._steps_since_load += begins_step
         while self._queue and (not is_stepping or self._steps_since_load >= STEPS_PER_LOAD):
             load = self._queue.popleft()
-            self._spawn(self._clear(group, load.clears))
-            self._spawn(self._load(group, scheduler, load))
+            self._spawn(self._clear(executor, load.clears))
+            self._spawn(self._load(executor, scheduler, load))
             self._steps_since_load = 0
         upcoming = scheduler.upcoming()
         for adapter in upcoming:
-            if adapter not in self._fetched:
+            if adapter not in self._prefetched:
                 self._spawn(self._prefetch(adapter))
-        self._fetched = frozenset(upcoming)
+        self._prefetched = frozenset(upcoming)
 
-    def end(self) -> None:
-        """Answer and drop everything: the ranks are lost, and what they held with them."""
+    def reset(self) -> None:
+        """Answer and drop everything but pins: the ranks are lost, and what they held with them."""
         for calls in self._unloading.values():
-            for asker, call_id in calls:
-                asker.send(Unloaded(call_id, freed_pages=0, freed_slots=()))
+            for connection, call_id in calls:
+                connection.send(Unloaded(call_id, freed_pages=0, freed_slots=()))
         self._unloading.clear()
         for task in tuple(self._background):
             task.cancel()
         self.held.clear()
         self._queue.clear()
-        self._fetched = frozenset()
+        self._prefetched = frozenset()
 
-    async def _load(self, group: Executor, scheduler: AnyScheduler, load: AdapterLoad) -> None:
+    async def _load(self, executor: Executor, scheduler: AnyScheduler, load: AdapterLoad) -> None:
         """Bring one adapter into a slot of every rank; steps go on meanwhile."""
-        began = self._measures.load_begins(load.slot, load.adapter, load.clears)
+        began = self._metrics.load_begins(load.slot, load.adapter, load.clears)
         try:
             parts = await self._pool.shards(load.adapter)
-            held = await group.load_adapter(load.slot, load.adapter, parts)
+            held = await executor.load_adapter(load.slot, load.adapter, parts)
         except TopworkError as error:
-            self._measures.load_fails(load.slot)
-            self._owners.deliver(scheduler.adapter_failed(load.adapter, info_of(error)))
+            self._metrics.load_fails(load.slot)
+            self._dispatcher.deliver(scheduler.adapter_failed(load.adapter, info_of(error)))
             # Some ranks may have been able to load it, others hold what was there before.
             left = (load.adapter, load.replaces)
-            await self._clear(group, [(load.slot, one) for one in left if one is not None])
+            await self._clear(executor, [(load.slot, one) for one in left if one is not None])
         except ExecutorFailed:
-            return  # the step loop learns it from the closed connection
+            return  # the step loop learns it from the executor
         else:
             self.held[load.slot] = load.adapter, max(held)
-            self._measures.load_ends(began)
+            self._metrics.load_ends(began)
             scheduler.adapter_ready(load.adapter)
         self._wake()
 
     async def _prefetch(self, adapter: str) -> None:
-        with contextlib.suppress(TopworkError):  # the load will meet it again, and tell
+        with contextlib.suppress(TopworkError):  # the load will meet it again, and report it
             await self._pool.prefetch(adapter)
 
     def _clear(
-        self, group: Executor, places: Iterable[tuple[int, str]]
+        self, executor: Executor, slots: Iterable[tuple[int, str]]
     ) -> Coroutine[Any, Any, None]:
         """Free slots before anything else is loaded into them; await it to know that they are."""
-        places = tuple(places)
-        for slot, adapter in places:
+        slots = tuple(slots)
+        for slot, adapter in slots:
             if self.held.get(slot, ("", 0))[0] == adapter:
                 del self.held[slot]
-        return _until_clear(group.clear_slots(places))
+        return _until_clear(executor.clear_slots(slots))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -186,16 +185,16 @@ class LoraLoader:
 
 
 def _answer(
-    gone: UnloadedAdapter, calls: list[tuple[RouterConnection, int]], _: asyncio.Task[None]
+    unloaded: UnloadedAdapter, calls: list[tuple[RouterConnection, int]], _: asyncio.Task[None]
 ) -> None:
     """Say what has been freed: the slots are empty by now, or their ranks are dead."""
-    slots = tuple(slot for slot, _ in gone.freed_slots)
-    for asker, call_id in calls:
-        asker.send(Unloaded(call_id, gone.freed_pages, slots))
+    slots = tuple(slot for slot, _ in unloaded.freed_slots)
+    for connection, call_id in calls:
+        connection.send(Unloaded(call_id, unloaded.freed_pages, slots))
 
 
 async def _until_clear(clearing: Awaitable[None]) -> None:
-    with contextlib.suppress(ExecutorFailed):  # dead ranks hold no memory
+    with contextlib.suppress(ExecutorFailed):  # the step loop learns it from the executor
         await clearing
 
 

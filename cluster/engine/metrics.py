@@ -1,15 +1,14 @@
-"""How long things take in one scheduler replica, and how often they happen, for operators.
+"""How long things take in one engine, and how often they happen, for operators.
 
-Owns the moments of every sequence between its arrival and its end, the times of steps and loads,
-and which adapter was last put into which slot. Nothing decides by it. Knows nothing of how the
-scheduler came to a plan; counts outlive the ranks, whose failures it counts by cause.
+Times of sequences, steps and adapter loads, and why groups of ranks were lost. Nothing decides by
+it. Counts outlive the ranks.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from cluster.engine.failure import FailureCause
+from cluster.engine.executor import FailureCause
 from cluster.histogram import (
     COUNT_BUCKETS,
     E2E_BUCKETS,
@@ -35,8 +34,8 @@ BUCKETS: dict[str, tuple[float, ...]] = {
 
 
 @dataclass(slots=True)
-class _Moments:
-    """A sequence that has not ended."""
+class _SequenceTimes:
+    """Moments of a sequence that has not ended."""
 
     arrival: float
     start: float | None = None  # the first plan with it
@@ -53,7 +52,7 @@ class EngineMetrics:
         self.num_steps_ahead = 0
         self._clock = clock
         self._histograms = {name: Histogram(bounds) for name, bounds in BUCKETS.items()}
-        self._moments: dict[int, _Moments] = {}
+        self._times: dict[int, _SequenceTimes] = {}
         self._unstarted: dict[int, float] = {}  # arrival by sequence, the oldest in front
         self._slots: dict[int, int | None] = {}  # of running sequences
         self._occupants: dict[int, str] = {}  # adapter last put into each slot
@@ -75,23 +74,23 @@ class EngineMetrics:
         """Note sequences that were let in."""
         now = self._clock()
         for seq_id in seq_ids:
-            self._moments[seq_id] = _Moments(now)
+            self._times[seq_id] = _SequenceTimes(now)
             self._unstarted[seq_id] = now
 
-    def told(self, seq_id: int, *, has_token: bool, is_end: bool) -> None:
-        """Note news of a sequence."""
-        moments = self._moments.get(seq_id)
-        if moments is None:
+    def delivered(self, seq_id: int, *, has_token: bool, is_end: bool) -> None:
+        """Note that an event of a sequence is sent to its router."""
+        times = self._times.get(seq_id)
+        if times is None:
             return
-        if has_token and moments.first_token is None and moments.start is not None:
-            moments.first_token = self._clock()
-            self._observe("prefill_time_seconds", moments.first_token - moments.start)
-        if is_end and moments.first_token is not None:
-            self._observe("decode_time_seconds", self._clock() - moments.first_token)
+        if has_token and times.first_token is None and times.start is not None:
+            times.first_token = self._clock()
+            self._observe("prefill_time_seconds", times.first_token - times.start)
+        if is_end and times.first_token is not None:
+            self._observe("decode_time_seconds", self._clock() - times.first_token)
 
-    def left(self, seq_id: int) -> None:
-        """Note that nobody wants to hear of a sequence any more."""
-        self._moments.pop(seq_id, None)
+    def removed(self, seq_id: int) -> None:
+        """Note that a sequence has ended, or was aborted."""
+        self._times.pop(seq_id, None)
         self._unstarted.pop(seq_id, None)
 
     # A step's life.
@@ -110,7 +109,7 @@ class EngineMetrics:
             self._slots[start.seq_id] = start.slot
             arrival = self._unstarted.pop(start.seq_id, None)
             if arrival is not None:  # not one that was preempted and is back
-                self._moments[start.seq_id].start = now
+                self._times[start.seq_id].start = now
                 self._observe("queue_time_seconds", now - arrival)
         self._observe("batch_size", len(plan.chunks))
         slots = {self._slots.get(chunk.seq_id) for chunk in plan.chunks}
@@ -133,9 +132,9 @@ class EngineMetrics:
 
     def load_begins(self, slot: int, adapter: str, clears: Sequence[tuple[int, str]]) -> float:
         """Note a load and whom it displaces; return the moment, for `load_ends`."""
-        for place, evicted in (*clears, (slot, self._occupants.get(slot, ""))):
-            if evicted and self._occupants.get(place) == evicted:
-                del self._occupants[place]
+        for cleared, evicted in (*clears, (slot, self._occupants.get(slot, ""))):
+            if evicted and self._occupants.get(cleared) == evicted:
+                del self._occupants[cleared]
                 self.num_evictions += 1
         self._occupants[slot] = adapter
         return self._clock()
@@ -149,16 +148,16 @@ class EngineMetrics:
         self.num_failed_loads += 1
         self._occupants.pop(slot, None)
 
-    def unloaded(self, places: Iterable[tuple[int, str]]) -> None:
+    def unloaded(self, slots: Iterable[tuple[int, str]]) -> None:
         """Note slots that were freed because their adapter is not served any more."""
-        for slot, adapter in places:
+        for slot, adapter in slots:
             if self._occupants.get(slot) == adapter:
                 del self._occupants[slot]
 
     def ranks_lost(self, cause: FailureCause) -> None:
         """Note why a group of ranks was given up; its sequences and slots are gone with it."""
         self.failures[cause] += 1
-        self._moments.clear()
+        self._times.clear()
         self._unstarted.clear()
         self._slots.clear()
         self._occupants.clear()

@@ -1,6 +1,6 @@
-"""Where routers come in: a socket server that speaks cluster.messages.
+"""The socket server of one engine, which speaks cluster.messages with routers and the pool.
 
-A connection is the lease of its requests: when it closes, they are aborted. Decides nothing.
+A connection is the lease of its requests: when it closes, they are aborted.
 """
 
 import asyncio
@@ -59,8 +59,8 @@ class RouterConnection:
         self._channel.close()
 
 
-class Desk(Protocol):
-    """Who answers behind the door."""
+class FrameHandler(Protocol):
+    """What the frames of a connection ask for; the engine."""
 
     def submit(self, router: RouterConnection, requests: tuple[Request, ...]) -> None: ...
     def abort(self, router: RouterConnection, request_id: str) -> None: ...
@@ -72,51 +72,51 @@ class Desk(Protocol):
 
 
 class EngineServer:
-    """Accepts routers and hands their messages to the desk, or to the feed of KV events."""
+    """Accepts connections and hands their messages to the engine, or to the feed of KV events."""
 
-    def __init__(self, desk: Desk, kv_feed: KvEventFeed) -> None:
-        self._desk = desk
+    def __init__(self, handler: FrameHandler, kv_feed: KvEventFeed) -> None:
+        self._handler = handler
         self._kv_feed = kv_feed
         self._server: asyncio.Server | None = None
         self._secret = b""
-        self._visits: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # one for each connection
         self._routers: dict[RouterConnection, None] = {}  # in order of arrival
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._disconnected = asyncio.Event()
+        self._disconnected.set()
 
     async def open(self, host: str, secret: bytes) -> int:
         """Listen on a free port of `host` and return it."""
         self._secret = secret
-        self._server = await asyncio.start_server(self._enter, host, 0)
+        self._server = await asyncio.start_server(self._accept, host, 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    def leave(self) -> None:
-        """Let nobody else in; ask all who are here to hang up when their requests have ended."""
+    def stop_accepting(self) -> None:
+        """Accept no more; ask all who are connected to hang up when their requests have ended."""
         assert self._server is not None, "open() comes first"
         self._server.close()
         for router in self._routers:
             router.send(Leaving())
 
-    async def emptied(self) -> None:
-        """Wait until nobody is here."""
-        await self._empty.wait()
+    async def wait_disconnected(self) -> None:
+        """Wait until nobody is connected."""
+        await self._disconnected.wait()
 
     async def close(self) -> None:
         """Stop listening and drop every router."""
         assert self._server is not None, "open() comes first"
         self._server.close()
-        visits = tuple(self._visits)
-        for visit in visits:
-            visit.cancel()
-        await asyncio.gather(*visits, return_exceptions=True)
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.wait_closed()
 
-    def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        visit = asyncio.create_task(self._serve(reader, writer))
-        self._visits.add(visit)
-        visit.add_done_callback(self._visits.discard)
-        visit.add_done_callback(lambda _: writer.close())  # also if it was cancelled unbegun
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.close())  # also if it was cancelled unbegun
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel = await Channel.accepted(reader, writer, self._secret)
@@ -125,7 +125,7 @@ class EngineServer:
             return
         router = RouterConnection(channel)
         self._routers[router] = None
-        self._empty.clear()
+        self._disconnected.clear()
         try:
             while True:
                 self._dispatch(router, await router.receive())
@@ -134,27 +134,27 @@ class EngineServer:
         except (BadFrame, msgspec.DecodeError) as error:
             logger.error("a router sent a bad frame: %s", error)
         finally:
-            self._desk.abort_all(router)
+            self._handler.abort_all(router)
             self._kv_feed.forget(router)
             router.close()
             del self._routers[router]
             if not self._routers:
-                self._empty.set()
+                self._disconnected.set()
 
     def _dispatch(self, router: RouterConnection, message: RouterFrame) -> None:
         match message:
             case Submit(requests):
-                self._desk.submit(router, requests)
+                self._handler.submit(router, requests)
             case Abort(request_id):
-                self._desk.abort(router, request_id)
+                self._handler.abort(router, request_id)
             case Unload(call_id, adapter, force):
-                self._desk.unload(router, call_id, adapter, force)
+                self._handler.unload(router, call_id, adapter, force)
             case Allow(adapter):
-                self._desk.allow(adapter)
+                self._handler.allow(adapter)
             case KeepPinned(adapters):
-                self._desk.keep_pinned(adapters)
+                self._handler.keep_pinned(adapters)
             case StatusCall(call_id):
-                router.send(self._desk.status(call_id))
+                router.send(self._handler.status(call_id))
             case FollowKvEvents(call_id):
                 self._kv_feed.follow(router, call_id)
             case KvEventsTaken(call_id):

@@ -6,8 +6,7 @@ Health is the age of the last completed step while work is waiting, never that a
 import asyncio
 from collections.abc import Callable, Mapping
 
-from cluster.engine.executor import Executor
-from cluster.engine.failure import ExecutorFailed
+from cluster.engine.executor import Executor, ExecutorFailed
 from cluster.engine.metrics import EngineMetrics
 from cluster.errors import Unavailable
 from cluster.messages import RankStatus, SlotStatus, Status
@@ -40,7 +39,7 @@ class EngineStatus:
     """Remembers when steps begin and end, and why the ranks are down."""
 
     def __init__(self, replica: str, clock: Callable[[], float]) -> None:
-        self.measures = EngineMetrics(clock)
+        self.metrics = EngineMetrics(clock)
         self._replica = replica
         self._clock = clock  # seconds
         self.begun = asyncio.Event()  # the ranks have been up, or have failed
@@ -69,7 +68,7 @@ class EngineStatus:
         self._up = False
         self.begun.set()
         self._reason = failure.reason
-        self.measures.ranks_lost(failure.cause)
+        self.metrics.ranks_lost(failure.cause)
         if scheduler is not None:
             self._past = self._totals(scheduler.stats())
 
@@ -134,12 +133,12 @@ class EngineStatus:
                 for s in stats.slots
             ),
             ranks=() if group is None else self._ranks(group),
-            histograms=self.measures.histograms(),
-            failures={cause.value: count for cause, count in self.measures.failures.items()},
-            oldest_wait=self.measures.oldest_wait(),
-            adapter_evictions=self.measures.num_evictions,
-            failed_adapter_loads=self.measures.num_failed_loads,
-            steps_ahead=self.measures.num_steps_ahead,
+            histograms=self.metrics.histograms(),
+            failures={cause.value: count for cause, count in self.metrics.failures.items()},
+            oldest_wait=self.metrics.oldest_wait(),
+            adapter_evictions=self.metrics.num_evictions,
+            failed_adapter_loads=self.metrics.num_failed_loads,
+            steps_ahead=self.metrics.num_steps_ahead,
             **self._totals(stats),
         )
 

@@ -1,9 +1,8 @@
-"""The steps of one life of the ranks: planned, sent, and committed when all ranks have answered.
+"""The steps of one group of ranks: planned, sent, and committed when all ranks have answered.
 
 While a step runs, the one after it is planned and sent, so that the ranks go from one to the next
 without waiting. That is done late in the step, so that who arrives meanwhile is not left out of it;
 and only if the ranks leave a core for it, or it would cost them more than it gains.
-Owns which steps are under way. Knows nothing of clients, nor of how ranks start.
 """
 
 import time
@@ -53,21 +52,21 @@ class StepLoop:
 
     def __init__(
         self,
-        group: Executor,
+        executor: Executor,
         scheduler: AnyScheduler,
-        adapters: LoraLoader,
-        owners: Dispatcher,
+        lora_loader: LoraLoader,
+        dispatcher: Dispatcher,
         kv_feed: KvEventFeed,
         status: EngineStatus,
         ahead_rows: float,
     ) -> None:
-        self._group = group
+        self._executor = executor
         self._scheduler = scheduler
-        self._adapters = adapters
-        self._owners = owners
+        self._lora_loader = lora_loader
+        self._dispatcher = dispatcher
         self._kv_feed = kv_feed
         self._status = status
-        self._measures = status.measures
+        self._metrics = status.metrics
         self._ahead_rows = ahead_rows  # of the step that runs, beyond which none is planned ahead
         self._pace = StepPace(time.monotonic)
         self._digest = GENESIS
@@ -79,32 +78,32 @@ class StepLoop:
         Raises:
             ExecutorFailed: when the ranks are lost.
         """
-        # Of the last step, told to routers while the ranks run the next.
-        news: list[tuple[int, TokenEvent]] = []
+        # Of the last step, sent to routers while the ranks run the next.
+        events: list[tuple[int, TokenEvent]] = []
         while True:
             if not self._in_flight:
                 self._begin_step()
-            self._owners.deliver(news)
-            news = []
+            self._dispatcher.deliver(events)
+            events = []
             if not self._in_flight:
                 await idle()
                 continue
             step, num_rows = self._in_flight[0]
             is_small = num_rows <= self._ahead_rows
-            if is_small and not await self._group.has_answered(step, self._pace.rest):
+            if is_small and not await self._executor.has_answered(step, self._pace.rest):
                 self._begin_step()
-            output = await self._group.output(step)
+            output = await self._executor.output(step)
             self._end_step()
-            news = self._scheduler.commit(output)
-            self._measures.committed()
+            events = self._scheduler.commit(output)
+            self._metrics.committed()
 
     def _begin_step(self) -> None:
         """Send the next plan, if there is one."""
-        self._measures.step_begins()
+        self._metrics.step_begins()
         plan = self._scheduler.schedule()
         begins = plan is not None and bool(plan.chunks)
-        self._adapters.settle(
-            self._group,
+        self._lora_loader.run_pending(
+            self._executor,
             self._scheduler,
             begins_step=begins,
             is_stepping=begins or bool(self._in_flight),
@@ -113,18 +112,18 @@ class StepLoop:
         if plan is None:
             return
         frame, self._digest = encode_plan(plan, self._digest)
-        self._measures.planned(plan)
+        self._metrics.planned(plan)
         self._status.step_begins(plan.step)
         if self._in_flight:
-            self._measures.sent_ahead()
+            self._metrics.sent_ahead()
         else:
             self._pace.begins()
         num_rows = sum(len(chunk.token_ids) for chunk in plan.chunks)
         self._in_flight.append((plan.step, num_rows))
-        self._group.send(frame)
+        self._executor.send(frame)
 
     def _end_step(self) -> None:
         self._in_flight.popleft()
-        self._measures.answered(self._pace.ends())
-        self._pace.begins()  # with the one after it, if that is there already
+        self._metrics.answered(self._pace.ends())
+        self._pace.begins()  # with the one after it, if they have that already
         self._status.step_ends(is_stepping=bool(self._in_flight))

@@ -76,7 +76,7 @@ class SchedulerReplica:
         # and a step waits up to 100 ms for it.
         gc.collect()
         gc.freeze()
-        await self._shell.came_up()
+        await self._shell.wait_until_up()
 
     async def _stay_attached(self, address: SchedulerAddress) -> None:
         while True:

@@ -1,7 +1,7 @@
-"""What adapters a small cluster must have by what it was told: the documented rules, told again.
+"""What adapters a small cluster must have after any calls: the documented rules in plain form.
 
 Owns the directories on disk, with everything that can be wrong with one, and a plain model of the
-catalogue: names, versions, shares, pins. Knows nothing of requests, memory or schedulers.
+catalogue: names, versions, shares, pins.
 """
 
 import os

@@ -1,8 +1,8 @@
 """A small cluster under random traffic: requests that come, leave and run out of time.
 
 Processes end and come back. After every rule, and when all is quiet, it is seen that the books
-agree with each other and with what was told, that every request got what it must, and that nothing
-is left of what went. Knows nothing of how adapters come and go.
+agree with each other and with what was asked, that every request got what it must, and that nothing
+is left of what went.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from cluster.adapters.records import UnloadResult
 from cluster.errors import NotFound
 from cluster.request import BASE
 from tests.cluster.engine import life_world
+from tests.cluster.engine.life_calls import Call, Wish
 from tests.cluster.engine.life_model import BY_DIGEST, DIGESTS, SIZE, UNUSABLE, Catalogue, Disk
 from tests.cluster.engine.life_ranks import Clock, Launcher, turns
-from tests.cluster.engine.life_visits import Visit, Wish
 from tests.cluster.engine.life_world import MAX_WAITING, Replica
 from tests.patience import PATIENCE
 
@@ -58,9 +58,9 @@ class Traffic(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp())
         self.loop = Clock()
         self.disk = Disk(self.root)
-        self.visits: list[tuple[Visit, asyncio.Task[None]]] = []
+        self.calls: list[tuple[Call, asyncio.Task[None]]] = []
         self.accepted: set[str] = set()  # ids of requests that a scheduler had after some rule
-        self.ended: list[Visit] = []
+        self.ended: list[Call] = []
         self.unloading: list[tuple[asyncio.Task[UnloadResult], set[str]]] = []
         self.paths: dict[str, set[str]] = {}  # where content ever came from
         self.shaky: set[str] = set()  # content whose directory changed while it might be read
@@ -114,39 +114,39 @@ class Traffic(RuleBasedStateMachine):
 
     # Requests.
 
-    def ask(self, wishes: Iterable[Wish], choice: int) -> list[Visit]:
+    def ask(self, wishes: Iterable[Wish], choice: int) -> list[Call]:
         """Begin requests, and see what each name is resolved to."""
         made = []
         for wish in wishes:
             self.num_requests += 1
             replica = self.replicas[(choice + self.num_requests) % len(self.replicas)]
-            visit = Visit(wish, f"r{self.num_requests}", replica)
-            self.visits.append((visit, self.loop.create_task(visit.run(self.actor))))
-            made.append(visit)
-        if sum(visit.wish.num_choices for visit, _ in self.visits) > MAX_WAITING:
-            for visit, _ in self.visits:
-                visit.excuses.add("crowded")
+            call = Call(wish, f"r{self.num_requests}", replica)
+            self.calls.append((call, self.loop.create_task(call.run(self.actor))))
+            made.append(call)
+        if sum(call.wish.num_choices for call, _ in self.calls) > MAX_WAITING:
+            for call, _ in self.calls:
+                call.excuses.add("crowded")
         type(self).num_operations += len(made) - 1
         # Whoever waits for a directory that is being read hears of its end a turn later.
-        unread = {visit for visit in made if self.is_open(visit.wish.name)}
+        unread = {call for call in made if self.is_open(call.wish.name)}
         self.run(turns(1), 0)
-        for visit in made:
-            if visit not in unread:
-                self._check_resolved(visit)
+        for call in made:
+            if call not in unread:
+                self._check_resolved(call)
         return made
 
-    def _check_resolved(self, visit: Visit) -> None:
-        entry = self.catalogue.names.get(visit.wish.name)
-        if visit.wish.name == BASE:
-            assert visit.resolved is visit.refusal is None
+    def _check_resolved(self, call: Call) -> None:
+        entry = self.catalogue.names.get(call.wish.name)
+        if call.wish.name == BASE:
+            assert call.resolved is call.refusal is None
         elif entry is None:
-            assert isinstance(visit.refusal, NotFound)
+            assert isinstance(call.refusal, NotFound)
         else:
-            assert visit.resolved is not None
-            assert visit.resolved.version in entry.shares
-            digest = visit.resolved.digest
-            assert digest == entry.digests[visit.resolved.version]
-            visit.needs_disk = bool(self.pool.missing(digest)) and not visit.replica.has(digest)
+            assert call.resolved is not None
+            assert call.resolved.version in entry.shares
+            digest = call.resolved.digest
+            assert digest == entry.digests[call.resolved.version]
+            call.needs_disk = bool(self.pool.missing(digest)) and not call.replica.has(digest)
 
     @rule(wish=wishes, choice=choices)
     def begin_a_request(self, wish: Wish, choice: int) -> None:
@@ -163,9 +163,9 @@ class Traffic(RuleBasedStateMachine):
     @rule(choice=choices)
     def disconnect_a_router(self, choice: int) -> None:
         replica = self.replicas[choice % len(self.replicas)]
-        for visit, _ in self.visits:
-            if visit.replica is replica:
-                visit.excuses.add("lost")
+        for call, _ in self.calls:
+            if call.replica is replica:
+                call.excuses.add("lost")
         replica.client.close("the router has gone")
         self.run(replica.connect())
         self.seen.add("disconnected")
@@ -175,9 +175,9 @@ class Traffic(RuleBasedStateMachine):
         self.run(turns(20))  # no connection is being opened then
         if not all(replica.is_up for replica in self.replicas):
             return
-        for visit, _ in self.visits:
-            if visit.replica.timeout is not None:
-                visit.excuses.add("expired")
+        for call, _ in self.calls:
+            if call.replica.timeout is not None:
+                call.excuses.add("expired")
         self.loop.ahead += life_world.REQUEST_TIMEOUT + 1
         self.run(turns(3))
 
@@ -241,22 +241,22 @@ class Traffic(RuleBasedStateMachine):
                 if version.digest is not None:
                     self.paths.setdefault(version.digest, set()).add(version.path)
         known, left = self.catalogue.known, []
-        for visit, task in self.visits:
-            if visit.digest is not None:
-                if visit.digest == UNUSABLE:
-                    visit.excuses.add("unusable")
-                if visit.digest not in known and visit.request_id not in self.accepted:
-                    visit.excuses.add("late")
-                if visit.digest in self.shaky or self._is_bad(visit.digest):
-                    visit.excuses.add("disk")
-            if visit.is_accepted:
-                self.accepted.add(visit.request_id)
+        for call, task in self.calls:
+            if call.digest is not None:
+                if call.digest == UNUSABLE:
+                    call.excuses.add("unusable")
+                if call.digest not in known and call.request_id not in self.accepted:
+                    call.excuses.add("late")
+                if call.digest in self.shaky or self._is_bad(call.digest):
+                    call.excuses.add("disk")
+            if call.is_accepted:
+                self.accepted.add(call.request_id)
             if task.done():
                 task.result()
-                self.ended.append(visit)
+                self.ended.append(call)
             else:
-                left.append((visit, task))
-        self.visits = left
+                left.append((call, task))
+        self.calls = left
         if not life_world.reads(self.actor):
             self.shaky.clear()
 
@@ -287,19 +287,19 @@ class Traffic(RuleBasedStateMachine):
             assert self.is_open(record.name) or self.catalogue.is_as(record)
         assert tuple(one.digest for one in self.pool.pinned()) == self.catalogue.pinned
         while self.ended:
-            self._check_visit(self.ended.pop())
+            self._check_call(self.ended.pop())
 
-    def _check_visit(self, visit: Visit) -> None:
-        visit.check()
-        self.seen.update(visit.reasons)
-        if visit.is_submitted and not visit.errors:
-            self.seen.add("aborted" if visit.is_aborted else "whole")
-            if visit.needs_disk:
+    def _check_call(self, call: Call) -> None:
+        call.check()
+        self.seen.update(call.reasons)
+        if call.is_submitted and not call.errors:
+            self.seen.add("aborted" if call.is_aborted else "whole")
+            if call.needs_disk:
                 self.seen.add("read again")
 
     @rule()
     def let_all_end_and_look_what_is_left(self) -> None:
-        self.run(self._end_visits())
+        self.run(self._end_calls())
         self.all_books_agree()
         self.run(self._end_unloads())
         self.run(self._look())
@@ -308,8 +308,8 @@ class Traffic(RuleBasedStateMachine):
         assert known == self.catalogue.known, "content is known that no name points at, or not"
         life_world.check_memory(self.pool)
 
-    async def _end_visits(self) -> None:
-        await asyncio.gather(*(task for _, task in self.visits))
+    async def _end_calls(self) -> None:
+        await asyncio.gather(*(task for _, task in self.calls))
 
     async def _end_unloads(self) -> None:
         while self.unloading:

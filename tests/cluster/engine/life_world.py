@@ -1,4 +1,4 @@
-"""A whole small cluster on one event loop: one real pool actor, real scheduler shells, fake ranks.
+"""A whole small cluster on one event loop: one real pool actor, real engines, fake ranks.
 
 Everything between them goes over real sockets. Owns every look at what they keep to themselves.
 Knows nothing of what is asked of the cluster.
@@ -34,7 +34,7 @@ REQUEST_TIMEOUT = 100.0  # seconds, of replica "0" alone
 
 
 class Replica:
-    """One scheduler shell, its ranks, and the router's line to it."""
+    """One engine, its ranks, and the router's line to it."""
 
     def __init__(self, name: str, launcher: Launcher, pool: AdapterPoolActor) -> None:
         self.name = name
@@ -63,13 +63,13 @@ class Replica:
             ),
             request_timeout=self.timeout,
         )
-        self.shell = Engine(config, launcher, pool)
+        self.engine = Engine(config, launcher, pool)
         self.client: EngineClient
         self.address: SchedulerAddress
 
     async def start(self) -> None:
         """Bring it up, and the router's line to it."""
-        self.address = await self.shell.start("127.0.0.1")
+        self.address = await self.engine.start("127.0.0.1")
         await self.connect()
         while not (await self.client.status()).ready:
             await turns(5)
@@ -81,13 +81,13 @@ class Replica:
     async def close(self) -> None:
         """End it, and the router's line with it."""
         self.launcher.num_troubles += 1
-        await self.shell.close()
+        await self.engine.close()
         await self.client.wait_closed()
 
     @property
     def scheduler(self) -> AnyScheduler | None:
         """What plans for the ranks; None while they are down."""
-        return self.shell._lives.scheduler
+        return self.engine._supervisor.scheduler
 
     @property
     def is_up(self) -> bool:
@@ -97,8 +97,8 @@ class Replica:
 
     def has_accepted(self, request_id: str) -> bool:
         """Whether a request is among those that the scheduler will end."""
-        owners = self.shell._owners._by_sequence.values()
-        return any(owner.request_id == request_id for owner in owners)
+        streams = self.engine._dispatcher._streams.values()
+        return any(stream.request_id == request_id for stream in streams)
 
     def has(self, digest: str) -> bool:
         """Whether a slot holds an adapter, or will."""
@@ -108,7 +108,7 @@ class Replica:
     def check(self) -> None:
         """Assert what holds at any moment."""
         assert self.launcher.bad_plans == []
-        main = self.shell._main
+        main = self.engine._main
         assert main is not None and not main.done(), f"the step loop of {self.name} has ended"
         if self.scheduler is not None:
             self.scheduler.check()
@@ -123,8 +123,8 @@ class Replica:
         assert status.held_pages == 0
         assert status.free_pages + status.cached_pages == status.total_pages
         assert status.free_host_pages + status.cached_host_pages == status.total_host_pages
-        assert self.shell._owners._by_sequence == {}
-        assert not self.shell._adapters._unloading, "an unload is not answered"
+        assert self.engine._dispatcher._streams == {}
+        assert not self.engine._lora_loader._unloading, "an unload is not answered"
         held = {slot.adapter for slot in status.slots}
         assert held <= known, f"slots hold what no name points at: {held - known}"
         assert {slot.adapter for slot in status.slots if slot.pinned} == held & set(pinned)
@@ -143,7 +143,7 @@ class Replica:
             while True:
                 status = await self.client.status()
                 is_loading = any(slot.loading for slot in status.slots)
-                num_tasks = len(self.shell._adapters._background)
+                num_tasks = len(self.engine._lora_loader._background)
                 is_busy = status.num_running or status.num_waiting or is_loading or num_tasks
                 if status.ready and self.is_up and not is_busy:
                     return status
@@ -159,10 +159,10 @@ class _Adapters:
         self.seen.add(namespace.adapter)
 
     def removed(self, *_: Any) -> None:
-        raise AssertionError("contents are only told")
+        raise AssertionError("contents are only reported")
 
     def dropped(self, *_: Any) -> None:
-        raise AssertionError("contents are only told")
+        raise AssertionError("contents are only reported")
 
 
 def make_pool(host_bytes: int, num_slots: int) -> tuple[AdapterCatalog, AdapterPoolActor]:

@@ -86,7 +86,7 @@ def new_feed(publisher: Paper | None = None) -> KvEventFeed:
 
 def new_cache(feed: KvEventFeed, num_pages: int, num_host_pages: int) -> PrefixCache:
     cache = PrefixCache(num_pages, num_host_pages, feed.observer)
-    feed.cover(cache.contents)
+    feed.attach(cache.contents)
     return cache
 
 

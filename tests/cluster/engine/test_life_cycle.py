@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from cluster.errors import Conflict, InvalidRequest, NotFound, TopworkError
+from tests.cluster.engine.life_calls import Wish
 from tests.cluster.engine.life_model import DAMAGES, DIGESTS, NUM_CONTENTS
 from tests.cluster.engine.life_ranks import turns
 from tests.cluster.engine.life_traffic import FOLDERS, NAMES, Traffic, choices, wishes
-from tests.cluster.engine.life_visits import Wish
 
 MANY = tuple(f"m{content}" for content in range(NUM_CONTENTS))
 FEATURES = {
@@ -42,9 +42,9 @@ class Life(Traffic):
     @rule(folder=folders, held=held)
     def change_a_directory(self, folder: str, held: int | str) -> None:
         changed = {DIGESTS[one] for one in (self.disk.held(folder), held) if isinstance(one, int)}
-        for visit, _ in self.visits:
-            if visit.digest in changed:
-                visit.excuses.add("disk")
+        for call, _ in self.calls:
+            if call.digest in changed:
+                call.excuses.add("disk")
         self.shaky |= changed
         self.disk.write(folder, held)
         self.run(turns(1))
@@ -113,9 +113,9 @@ class Life(Traffic):
                 self.seen.add("joined")
 
     def _excuse_forced(self) -> None:
-        for visit, _ in self.visits:
-            if visit.digest is not None and visit.digest not in self.catalogue.known:
-                visit.excuses.add("forced")
+        for call, _ in self.calls:
+            if call.digest is not None and call.digest not in self.catalogue.known:
+                call.excuses.add("forced")
 
     def known(self, choice: int) -> str:
         """Return one of the names that there are, or one that there is not."""

@@ -12,19 +12,27 @@ from cluster.engine.lora_loader import STEPS_PER_LOAD, LoraLoader
 from cluster.engine.metrics import EngineMetrics
 from cluster.engine.server import RouterConnection
 from cluster.errors import NotFound
-from cluster.messages import Unloaded
-from cluster.request import ErrorInfo
+from cluster.messages import (
+    Allow,
+    Events,
+    KeepPinned,
+    Unload,
+    Unloaded,
+)
+from cluster.request import BASE, ErrorInfo, TokenEvent
 from cluster.scheduler.replay.recorder import AnyScheduler
 from cluster.scheduler.stats import AdapterLoad, UnloadedAdapter
+from cluster.weighted_adapters import compose
+from tests.cluster.engine.small_engine import ask, expected, token_ids, until_ready, world_with
 
 
 class Decisions:
-    """What a scheduler has decided, as far as the desk asks."""
+    """What a scheduler has decided, as far as the loader asks."""
 
     def __init__(self) -> None:
         self.loads: list[AdapterLoad] = []
         self.unloaded: list[UnloadedAdapter] = []
-        self.line: tuple[str, ...] = ()
+        self.waiting: tuple[str, ...] = ()
         self.ready: list[str] = []
 
     def take_loads(self) -> list[AdapterLoad]:
@@ -36,7 +44,7 @@ class Decisions:
         return unloaded
 
     def upcoming(self) -> tuple[str, ...]:
-        return self.line
+        return self.waiting
 
     def unload(self, adapter: str, *, force: bool) -> list[Any]:
         return []
@@ -48,20 +56,20 @@ class Decisions:
         return []
 
 
-class Ranks:
-    """A group that writes down what it is told, and clears slots when it may."""
+class FakeExecutor:
+    """An executor that writes down its calls, and clears slots when it may."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int, str]] = []
+        self.calls: list[tuple[str, int, str]] = []
         self.may_clear = asyncio.Event()
         self.may_clear.set()
 
     def clear_slots(self, places: Iterable[tuple[int, str]]) -> Awaitable[Any]:
-        self.told += [("clear", slot, adapter) for slot, adapter in places]
+        self.calls += [("clear", slot, adapter) for slot, adapter in places]
         return asyncio.ensure_future(self.may_clear.wait())
 
     async def load_adapter(self, slot: int, adapter: str, parts: Any) -> tuple[int, ...]:
-        self.told.append(("load", slot, adapter))
+        self.calls.append(("load", slot, adapter))
         return (7, 9)
 
 
@@ -82,62 +90,62 @@ class Pool:
             raise NotFound("there is no such directory")
 
 
-class Office:
-    """A desk and everyone around it."""
+class Setup:
+    """A loader and everything around it."""
 
     def __init__(self) -> None:
-        self.decisions, self.ranks, self.pool = Decisions(), Ranks(), Pool()
-        measures = EngineMetrics(lambda: 0.0)
-        self.desk = LoraLoader(
-            self.pool, Dispatcher(None, lambda _: None, measures), lambda: None, measures
+        self.decisions, self.ranks, self.pool = Decisions(), FakeExecutor(), Pool()
+        metrics = EngineMetrics(lambda: 0.0)
+        self.loader = LoraLoader(
+            self.pool, Dispatcher(None, lambda _: None, metrics), lambda: None, metrics
         )
 
-    async def settle(self, *, is_stepping: bool, begins_step: bool | None = None) -> None:
-        """Let the desk do its work once, and all that follows."""
+    async def run(self, *, is_stepping: bool, begins_step: bool | None = None) -> None:
+        """Let the loader do its work once, and all that follows."""
         begins = is_stepping if begins_step is None else begins_step
         group, scheduler = cast(Executor, self.ranks), cast(AnyScheduler, self.decisions)
-        self.desk.settle(group, scheduler, begins_step=begins, is_stepping=is_stepping)
+        self.loader.run_pending(group, scheduler, begins_step=begins, is_stepping=is_stepping)
         for _ in range(10):
             await asyncio.sleep(0)
 
 
 @pytest.fixture
-async def office() -> AsyncIterator[Office]:
-    """Return an office that is closed in the end."""
-    made = Office()
+async def setup() -> AsyncIterator[Setup]:
+    """Return a loader that is reset in the end."""
+    made = Setup()
     yield made
-    made.desk.end()
+    made.loader.reset()
 
 
-async def test_while_the_ranks_step_loads_begin_some_steps_apart(office: Office) -> None:
-    office.decisions.loads = [AdapterLoad(name, slot) for slot, name in enumerate("ABC")]
+async def test_while_the_ranks_step_loads_begin_some_steps_apart(setup: Setup) -> None:
+    setup.decisions.loads = [AdapterLoad(name, slot) for slot, name in enumerate("ABC")]
     begun = []
     for _ in range(3 * STEPS_PER_LOAD):
-        await office.settle(is_stepping=True)
-        begun.append(len(office.ranks.told))
+        await setup.run(is_stepping=True)
+        begun.append(len(setup.ranks.calls))
     assert begun == [1] * STEPS_PER_LOAD + [2] * STEPS_PER_LOAD + [3] * STEPS_PER_LOAD
-    assert office.decisions.ready == ["A", "B", "C"]
-    assert office.desk.held[2] == ("C", 9)
+    assert setup.decisions.ready == ["A", "B", "C"]
+    assert setup.loader.held[2] == ("C", 9)
 
 
-async def test_a_look_that_begins_no_step_brings_no_load_nearer(office: Office) -> None:
-    office.decisions.loads = [AdapterLoad(name, slot) for slot, name in enumerate("AB")]
+async def test_a_look_that_begins_no_step_brings_no_load_nearer(setup: Setup) -> None:
+    setup.decisions.loads = [AdapterLoad(name, slot) for slot, name in enumerate("AB")]
     for _ in range(3 * STEPS_PER_LOAD):
-        await office.settle(is_stepping=True, begins_step=False)
-    assert len(office.ranks.told) <= 1
+        await setup.run(is_stepping=True, begins_step=False)
+    assert len(setup.ranks.calls) <= 1
 
 
-async def test_when_nothing_runs_all_loads_begin_at_once(office: Office) -> None:
-    office.decisions.loads = [AdapterLoad(name, slot) for slot, name in enumerate("ABC")]
-    await office.settle(is_stepping=True)
-    await office.settle(is_stepping=False)
-    assert office.decisions.ready == ["A", "B", "C"]
+async def test_when_nothing_runs_all_loads_begin_at_once(setup: Setup) -> None:
+    setup.decisions.loads = [AdapterLoad(name, slot) for slot, name in enumerate("ABC")]
+    await setup.run(is_stepping=True)
+    await setup.run(is_stepping=False)
+    assert setup.decisions.ready == ["A", "B", "C"]
 
 
-async def test_slots_are_cleared_before_the_load_that_needs_their_memory(office: Office) -> None:
-    office.decisions.loads = [AdapterLoad("A", 0), AdapterLoad("B", 1, ((0, "A"), (1, "X")))]
-    await office.settle(is_stepping=False)
-    assert office.ranks.told == [
+async def test_slots_are_cleared_before_the_load_that_needs_their_memory(setup: Setup) -> None:
+    setup.decisions.loads = [AdapterLoad("A", 0), AdapterLoad("B", 1, ((0, "A"), (1, "X")))]
+    await setup.run(is_stepping=False)
+    assert setup.ranks.calls == [
         ("clear", 0, "A"),
         ("clear", 1, "X"),
         ("load", 0, "A"),
@@ -146,46 +154,184 @@ async def test_slots_are_cleared_before_the_load_that_needs_their_memory(office:
 
 
 async def test_a_load_that_fails_before_the_ranks_hear_of_it_leaves_nothing_in_its_slot(
-    office: Office,
+    setup: Setup,
 ) -> None:
-    office.decisions.loads = [AdapterLoad("missing", 1, replaces="A")]
-    await office.settle(is_stepping=False)
-    assert office.ranks.told == [("clear", 1, "missing"), ("clear", 1, "A")]
+    setup.decisions.loads = [AdapterLoad("missing", 1, replaces="A")]
+    await setup.run(is_stepping=False)
+    assert setup.ranks.calls == [("clear", 1, "missing"), ("clear", 1, "A")]
 
 
-async def test_an_unload_is_answered_when_the_ranks_have_cleared_its_slots(office: Office) -> None:
+async def test_an_unload_is_answered_when_the_ranks_have_cleared_its_slots(setup: Setup) -> None:
     answers: list[Unloaded] = []
 
-    class Asker:
+    class Connection:
         send = staticmethod(answers.append)
 
-    scheduler, asker = cast(AnyScheduler, office.decisions), cast(RouterConnection, Asker())
-    office.desk.unload(scheduler, asker, 5, "A", False)
-    office.ranks.may_clear.clear()
-    office.decisions.unloaded = [UnloadedAdapter("A", 12, ((3, "A"), (4, "A:2.0")))]
-    await office.settle(is_stepping=True)
-    assert (office.ranks.told, answers) == ([("clear", 3, "A"), ("clear", 4, "A:2.0")], [])
-    office.ranks.may_clear.set()
-    await office.settle(is_stepping=True)
+    scheduler = cast(AnyScheduler, setup.decisions)
+    connection = cast(RouterConnection, Connection())
+    setup.loader.unload(scheduler, connection, 5, "A", False)
+    setup.ranks.may_clear.clear()
+    setup.decisions.unloaded = [UnloadedAdapter("A", 12, ((3, "A"), (4, "A:2.0")))]
+    await setup.run(is_stepping=True)
+    assert (setup.ranks.calls, answers) == ([("clear", 3, "A"), ("clear", 4, "A:2.0")], [])
+    setup.ranks.may_clear.set()
+    await setup.run(is_stepping=True)
     assert answers == [Unloaded(5, freed_pages=12, freed_slots=(3, 4))]
 
 
-async def test_what_stands_in_line_is_fetched_once_and_in_order(office: Office) -> None:
-    office.decisions.line = ("A", "missing", "B")
-    await office.settle(is_stepping=True)
-    office.decisions.line = ("missing", "B", "C")
-    await office.settle(is_stepping=True)
-    assert office.pool.prefetched == ["A", "missing", "B", "C"]
-    office.decisions.line = ()
-    await office.settle(is_stepping=True)
-    office.decisions.line = ("A",)  # it may have left host memory since
-    await office.settle(is_stepping=True)
-    assert office.pool.prefetched == ["A", "missing", "B", "C", "A"]
+async def test_what_waits_for_a_slot_is_fetched_once_and_in_order(setup: Setup) -> None:
+    setup.decisions.waiting = ("A", "missing", "B")
+    await setup.run(is_stepping=True)
+    setup.decisions.waiting = ("missing", "B", "C")
+    await setup.run(is_stepping=True)
+    assert setup.pool.prefetched == ["A", "missing", "B", "C"]
+    setup.decisions.waiting = ()
+    await setup.run(is_stepping=True)
+    setup.decisions.waiting = ("A",)  # it may have left host memory since
+    await setup.run(is_stepping=True)
+    assert setup.pool.prefetched == ["A", "missing", "B", "C", "A"]
 
 
-async def test_what_has_not_begun_ends_with_the_ranks(office: Office) -> None:
-    office.decisions.loads = [AdapterLoad(name, slot) for slot, name in enumerate("AB")]
-    await office.settle(is_stepping=True)
-    office.desk.end()
-    await office.settle(is_stepping=False)
-    assert [adapter for _, _, adapter in office.ranks.told] == ["A"]
+async def test_what_has_not_begun_ends_with_the_ranks(setup: Setup) -> None:
+    setup.decisions.loads = [AdapterLoad(name, slot) for slot, name in enumerate("AB")]
+    await setup.run(is_stepping=True)
+    setup.loader.reset()
+    await setup.run(is_stepping=False)
+    assert [adapter for _, _, adapter in setup.ranks.calls] == ["A"]
+
+
+async def test_an_adapter_that_is_gone_fails_only_its_own_requests() -> None:
+    async with world_with("cafe") as world:
+        router = await world.connect()
+        await until_ready(router)
+        for request_id, adapter in (("gone", "dead"), ("here", "cafe"), ("base", BASE)):
+            router.send(ask(request_id, adapter))
+        events = await router.collect("gone", "here", "base")
+        assert events["gone"][-1].error is not None
+        assert events["gone"][-1].error.name == "NotFound"
+        assert token_ids(events["here"]) == expected("cafe")
+        assert token_ids(events["base"]) == expected()
+
+
+async def test_an_adapter_that_a_rank_cannot_compute_fails_only_its_own_requests() -> None:
+    async with world_with("cafe", "odd") as world:
+        router = await world.connect()
+        await until_ready(router)
+        for request_id, adapter in (("a", "odd"), ("b", "odd"), ("here", "cafe"), ("base", BASE)):
+            router.send(ask(request_id, adapter))
+        events = await router.collect("a", "b", "here", "base")
+        for name in ("a", "b"):
+            error = events[name][-1].error
+            assert error is not None and error.name == "InvalidAdapter"
+            assert "divides by zero" in error.message
+        assert token_ids(events["here"]) == expected("cafe")
+        assert (await router.status()).restarts == 0
+        assert [slot.adapter for slot in (await router.status()).slots] == ["cafe"]
+
+
+async def test_a_sum_of_adapters_is_served_from_the_shards_of_its_parts() -> None:
+    both = compose([("cafe", 0.5), ("fade", -1.0)])
+    async with world_with("cafe", "fade") as world:
+        router = await world.connect()
+        await until_ready(router)
+        for request_id, adapter in (("sum", both), ("one", "cafe")):
+            router.send(ask(request_id, adapter))
+        events = await router.collect("sum", "one")
+        assert token_ids(events["sum"]) == expected(both) != expected("cafe")
+        assert token_ids(events["one"]) == expected("cafe")
+
+
+async def test_a_rank_that_dies_of_a_load_ends_all_requests_and_the_group_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world_with("deadly") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("x", "deadly"))
+        events = await router.collect("x")
+        assert events["x"][-1].error is not None
+        assert events["x"][-1].error.name == "Unavailable"
+        await until_ready(router)
+        router.send(ask("y"))
+        assert token_ids((await router.collect("y"))["y"]) == expected()
+    logged = [record for record in caplog.records if "restarting" in record.message]
+    assert [type(one.args[0]) for one in logged if one.args] == [str], "it keeps shards alive"
+
+
+async def test_unload_waits_for_running_requests_and_then_answers() -> None:
+    async with world_with("cafe") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("x", "cafe", n=20))
+        await router.receive()
+        router.send(Unload(3, "cafe"))
+        order = []
+        while len(order) < 2:
+            message = await router.receive()
+            if isinstance(message, Unloaded):
+                assert message.call_id == 3
+                order.append("unloaded")
+            elif isinstance(message, Events):
+                order += ["end" for e in message.events if e.finish_reason is not None]
+        assert order == ["end", "unloaded"]
+        status = await router.status()
+        assert status.slots == ()
+        assert status.cached_pages == 0
+
+
+async def test_a_forced_unload_ends_running_requests_with_the_reason() -> None:
+    async with world_with("cafe") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("x", "cafe", n=20))
+        await router.receive()
+        router.send(Unload(3, "cafe", force=True))
+        events = await router.collect("x")
+        assert [e.error.name for e in events["x"] if e.error] == ["NotFound"]
+        while not isinstance(await router.receive(), Unloaded):
+            pass
+        assert (await router.status()).slots == ()
+
+
+async def test_an_unload_that_waits_can_be_taken_back() -> None:
+    async with world_with("cafe") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("x", "cafe", n=20))
+        await router.receive()
+        router.send(Unload(3, "cafe"))
+        router.send(Allow("cafe"))
+        router.send(ask("y", "cafe"))
+        answers: list[Unloaded] = []
+        events: dict[str, list[TokenEvent]] = {"x": [], "y": []}
+        while not answers or not all(e and e[-1].finish_reason for e in events.values()):
+            message = await router.receive()
+            if isinstance(message, Unloaded):
+                answers.append(message)
+            elif isinstance(message, Events):
+                for event in message.events:
+                    events[event.request_id].append(event)
+        assert answers == [Unloaded(3, freed_pages=0, freed_slots=())]
+        assert token_ids(events["y"]) == expected("cafe")
+
+
+async def test_pins_outlive_the_ranks() -> None:
+    async with world_with("cafe", "beef") as world:
+        router = await world.connect()
+        router.send(KeepPinned({"cafe": 100}))
+        await until_ready(router)
+        for life in range(2):
+            router.send(ask(f"a{life}", "cafe"))
+            router.send(ask(f"b{life}", "beef"))
+            await router.collect(f"a{life}", f"b{life}")
+            pinned = {slot.adapter: slot.pinned for slot in (await router.status()).slots}
+            assert pinned == {"cafe": True, "beef": False}
+            if life == 0:
+                world.launcher.handles[1].rank.fails = True
+                router.send(ask("c"))
+                await router.collect("c")
+                await until_ready(router)
+        router.send(KeepPinned({}))
+        router.send(ask("d"))
+        await router.collect("d")
+        assert not any(slot.pinned for slot in (await router.status()).slots)

@@ -1,10 +1,14 @@
-"""What a replica measures of sequences, steps and slots, and why it lost its ranks."""
+"""What an engine measures of sequences, steps and slots, and why it lost its ranks."""
+
+import asyncio
 
 import pytest
 
-from cluster.engine.failure import FailureCause
+from cluster.engine.executor import FailureCause
 from cluster.engine.metrics import EngineMetrics
-from tests.cluster.engine.test_engine import ask, until_ready, world_with
+from cluster.messages import Status
+from tests.cluster.engine.small_engine import RouterEnd, ask, until_ready, world_with
+from tests.patience import PATIENCE
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
 
 
@@ -22,7 +26,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def measures(clock: Clock) -> EngineMetrics:
+def metrics(clock: Clock) -> EngineMetrics:
     return EngineMetrics(clock)
 
 
@@ -39,95 +43,102 @@ def plan(step: int, starts: dict[int, int | None], runs: list[int], ends: list[i
     )
 
 
-def told(measures: EngineMetrics, name: str) -> tuple[int, float]:
-    counted = measures.histograms()[name]
-    return counted.number, counted.total
+def counted(metrics: EngineMetrics, name: str) -> tuple[int, float]:
+    counts = metrics.histograms()[name]
+    return counts.number, counts.total
 
 
-def test_a_sequence_waits_is_computed_and_goes_on(measures: EngineMetrics, clock: Clock) -> None:
-    measures.arrived([1, 2])
+def test_a_sequence_waits_is_computed_and_goes_on(metrics: EngineMetrics, clock: Clock) -> None:
+    metrics.arrived([1, 2])
     clock.now += 3
-    measures.planned(plan(1, {1: None}, [1], []))
-    assert told(measures, "queue_time_seconds") == (1, 3.0)
-    assert measures.oldest_wait() == 3.0  # the other one's
+    metrics.planned(plan(1, {1: None}, [1], []))
+    assert counted(metrics, "queue_time_seconds") == (1, 3.0)
+    assert metrics.oldest_wait() == 3.0  # the other one's
     clock.now += 0.5
-    measures.told(1, has_token=True, is_end=False)
+    metrics.delivered(1, has_token=True, is_end=False)
     clock.now += 2
-    measures.told(1, has_token=True, is_end=True)
-    measures.left(1)
-    assert told(measures, "prefill_time_seconds") == (1, 0.5)
-    assert told(measures, "decode_time_seconds") == (1, 2.0)
-    measures.left(2)  # aborted while it waited
-    assert measures.oldest_wait() == 0.0
-    assert told(measures, "queue_time_seconds") == (1, 3.0)
+    metrics.delivered(1, has_token=True, is_end=True)
+    metrics.removed(1)
+    assert counted(metrics, "prefill_time_seconds") == (1, 0.5)
+    assert counted(metrics, "decode_time_seconds") == (1, 2.0)
+    metrics.removed(2)  # aborted while it waited
+    assert metrics.oldest_wait() == 0.0
+    assert counted(metrics, "queue_time_seconds") == (1, 3.0)
 
 
 def test_a_sequence_that_was_preempted_has_waited_once(
-    measures: EngineMetrics, clock: Clock
+    metrics: EngineMetrics, clock: Clock
 ) -> None:
-    measures.arrived([1])
-    measures.planned(plan(1, {1: None}, [1], []))
-    measures.told(1, has_token=True, is_end=False)
+    metrics.arrived([1])
+    metrics.planned(plan(1, {1: None}, [1], []))
+    metrics.delivered(1, has_token=True, is_end=False)
     clock.now += 9
-    measures.planned(plan(2, {1: None}, [1], [1]))
-    assert told(measures, "queue_time_seconds") == (1, 0.0)
-    assert measures.oldest_wait() == 0.0
+    metrics.planned(plan(2, {1: None}, [1], [1]))
+    assert counted(metrics, "queue_time_seconds") == (1, 0.0)
+    assert metrics.oldest_wait() == 0.0
 
 
 def test_a_step_is_measured_in_parts_with_its_sequences_and_adapters(
-    measures: EngineMetrics, clock: Clock
+    metrics: EngineMetrics, clock: Clock
 ) -> None:
-    measures.arrived([1, 2, 3])
-    measures.step_begins()
+    metrics.arrived([1, 2, 3])
+    metrics.step_begins()
     clock.now += 2
-    measures.planned(plan(1, {1: 0, 2: 0, 3: None}, [1, 2, 3], []))
-    measures.answered(5.0)
+    metrics.planned(plan(1, {1: 0, 2: 0, 3: None}, [1, 2, 3], []))
+    metrics.answered(5.0)
     clock.now += 3
-    measures.committed()
+    metrics.committed()
     for name, seconds in (("plan", 2.0), ("ranks", 5.0), ("commit", 3.0)):
-        assert told(measures, f"step_seconds/{name}") == (1, seconds)
-    assert told(measures, "batch_size") == (1, 3.0)
-    assert told(measures, "adapters_per_batch") == (1, 1.0)
-    measures.planned(plan(2, {4: 1}, [2, 4], [1, 3]))
-    assert told(measures, "adapters_per_batch") == (2, 3.0)
+        assert counted(metrics, f"step_seconds/{name}") == (1, seconds)
+    assert counted(metrics, "batch_size") == (1, 3.0)
+    assert counted(metrics, "adapters_per_batch") == (1, 1.0)
+    metrics.planned(plan(2, {4: 1}, [2, 4], [1, 3]))
+    assert counted(metrics, "adapters_per_batch") == (2, 3.0)
 
 
 def test_an_eviction_is_counted_once_whoever_clears_the_slot(
-    measures: EngineMetrics, clock: Clock
+    metrics: EngineMetrics, clock: Clock
 ) -> None:
-    began = measures.load_begins(0, "a", ())
+    began = metrics.load_begins(0, "a", ())
     clock.now += 0.25
-    measures.load_ends(began)
-    assert told(measures, "adapter_load_seconds") == (1, 0.25)
-    assert measures.num_evictions == 0
-    measures.load_begins(0, "b", ())  # into a's slot
-    assert measures.num_evictions == 1
-    measures.load_begins(1, "c", ((0, "b"), (1, "x")))  # b gives its memory; 1 was free by then
-    assert measures.num_evictions == 2
-    measures.load_begins(0, "d", ())
-    assert measures.num_evictions == 2
+    metrics.load_ends(began)
+    assert counted(metrics, "adapter_load_seconds") == (1, 0.25)
+    assert metrics.num_evictions == 0
+    metrics.load_begins(0, "b", ())  # into a's slot
+    assert metrics.num_evictions == 1
+    metrics.load_begins(1, "c", ((0, "b"), (1, "x")))  # b gives its memory; 1 was free by then
+    assert metrics.num_evictions == 2
+    metrics.load_begins(0, "d", ())
+    assert metrics.num_evictions == 2
 
 
-def test_unloaded_and_failed_adapters_are_not_evicted(measures: EngineMetrics) -> None:
-    measures.load_begins(0, "a", ())
-    measures.unloaded([(0, "a")])
-    measures.load_begins(0, "b", ())
-    measures.load_fails(0)
-    measures.load_begins(0, "c", ())
-    assert (measures.num_evictions, measures.num_failed_loads) == (0, 1)
+def test_unloaded_and_failed_adapters_are_not_evicted(metrics: EngineMetrics) -> None:
+    metrics.load_begins(0, "a", ())
+    metrics.unloaded([(0, "a")])
+    metrics.load_begins(0, "b", ())
+    metrics.load_fails(0)
+    metrics.load_begins(0, "c", ())
+    assert (metrics.num_evictions, metrics.num_failed_loads) == (0, 1)
 
 
-def test_lost_ranks_take_their_sequences_along(measures: EngineMetrics, clock: Clock) -> None:
-    measures.arrived([1])
-    measures.load_begins(0, "a", ())
-    measures.ranks_lost(FailureCause.RANK_GONE)
+def test_lost_ranks_take_their_sequences_along(metrics: EngineMetrics, clock: Clock) -> None:
+    metrics.arrived([1])
+    metrics.load_begins(0, "a", ())
+    metrics.ranks_lost(FailureCause.RANK_GONE)
     clock.now += 5
-    assert measures.oldest_wait() == 0.0
-    measures.load_begins(0, "b", ())
-    assert measures.num_evictions == 0
-    assert {cause: count for cause, count in measures.failures.items() if count} == {
+    assert metrics.oldest_wait() == 0.0
+    metrics.load_begins(0, "b", ())
+    assert metrics.num_evictions == 0
+    assert {cause: count for cause, count in metrics.failures.items() if count} == {
         FailureCause.RANK_GONE: 1
     }
+
+
+async def until_ready_again(router: RouterEnd, restarts: int) -> Status:
+    async with asyncio.timeout(PATIENCE):
+        while (status := await router.status()).restarts < restarts or not status.ready:
+            await asyncio.sleep(0.01)
+    return status
 
 
 async def test_what_ranks_are_lost_for_is_counted_by_cause() -> None:
@@ -144,13 +155,17 @@ async def test_what_ranks_are_lost_for_is_counted_by_cause() -> None:
         await until_ready(router)
         router.send(ask("c", "deadly"))
         await router.collect("c")
-        status = await until_ready(router)
+        await until_ready(router)
+        world.launcher.handles[1].fails_to_clear = True
+        router.send(ask("d", "gone"))  # its slot is cleared when it cannot be had
+        await router.collect("d")
+        status = await until_ready_again(router, 4)
     lost = {kind: count for kind, count in status.failures.items() if count}
-    assert lost == {"rank_error": 1, "step_timeout": 1, "adapter_load": 1}
-    assert status.restarts == 3
+    assert lost == {"rank_error": 1, "step_timeout": 1, "adapter_load": 1, "slot_clear": 1}
+    assert status.restarts == 4
 
 
-async def test_a_shell_measures_what_it_serves() -> None:
+async def test_an_engine_measures_what_it_serves() -> None:
     async with world_with("cafe", "beef", "feed") as world:
         router = await world.connect()
         await until_ready(router)

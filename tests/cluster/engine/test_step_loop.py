@@ -1,4 +1,4 @@
-"""The steps of one life: the next plan is with the ranks before they have ended the last."""
+"""The steps of the ranks: they have the next plan before they have ended the last."""
 
 import asyncio
 import time
@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from cluster.engine.dispatcher import Dispatcher
-from cluster.engine.executor import Executor
-from cluster.engine.failure import ExecutorFailed, FailureCause
+from cluster.engine.executor import Executor, ExecutorFailed, FailureCause
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.lora_loader import LoraLoader
 from cluster.engine.status import EngineStatus
@@ -48,8 +47,8 @@ class LateRanks:
         return output
 
 
-class Listener:
-    """Dispatchers that keep what they are told."""
+class FakeDispatcher:
+    """A dispatcher that keeps the tokens that it is to deliver."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -59,10 +58,10 @@ class Listener:
             self.token_ids += event.token_ids
 
 
-class NoAdapters:
-    """A desk without work."""
+class IdleLoader:
+    """A loader without work."""
 
-    def settle(self, *arguments: object, **words: object) -> None:
+    def run_pending(self, *arguments: object, **words: object) -> None:
         return
 
 
@@ -72,8 +71,8 @@ async def run_until_idle(
     ahead_rows: float = inf,
     status: EngineStatus | None = None,
 ) -> list[int]:
-    """Step until nothing is left, and return the tokens that were told."""
-    listener = Listener()
+    """Step until nothing is left, and return the tokens that were delivered."""
+    dispatcher = FakeDispatcher()
 
     async def idle() -> None:
         raise ExecutorFailed("nothing is left to do", FailureCause.RANK_GONE)
@@ -81,15 +80,15 @@ async def run_until_idle(
     loop = StepLoop(
         cast(Executor, ranks),
         scheduler,
-        cast(LoraLoader, NoAdapters()),
-        cast(Dispatcher, listener),
+        cast(LoraLoader, IdleLoader()),
+        cast(Dispatcher, dispatcher),
         KvEventFeed("model", time.time, None),
         status or EngineStatus("0", time.monotonic),
         ahead_rows,
     )
     with pytest.raises(ExecutorFailed, match="nothing is left"):
         await loop.run(idle)
-    return listener.token_ids
+    return dispatcher.token_ids
 
 
 def scheduler_with_one(max_tokens: int, **words: Any) -> Scheduler:
@@ -110,8 +109,8 @@ async def test_steps_whose_plan_was_sent_ahead_are_counted(is_quick: bool, num_a
     status = EngineStatus("0", time.monotonic)
     ranks = LateRanks(is_quick=is_quick)
     await run_until_idle(ranks, scheduler_with_one(4), status=status)
-    told = status.snapshot(1, None, None, {})
-    assert (told.step, told.steps_ahead) == (4, num_ahead)
+    snapshot = status.snapshot(1, None, None, {})
+    assert (snapshot.step, snapshot.steps_ahead) == (4, num_ahead)
 
 
 async def test_ranks_that_answer_sooner_get_the_next_plan_with_all_that_is_known() -> None:
@@ -127,7 +126,7 @@ async def test_while_a_step_of_many_rows_runs_none_is_planned() -> None:
     assert ranks.log == ["sent", "answered", "sent", *["sent", "answered"] * 2, "answered"]
 
 
-async def test_a_stop_that_comes_with_a_step_under_way_is_told_at_once_and_once() -> None:
+async def test_a_stop_that_comes_with_a_step_under_way_is_delivered_at_once_and_once() -> None:
     stop = fake_continuation(None, PROMPT, 2)[1]
     ranks = LateRanks()
     tokens = await run_until_idle(ranks, scheduler_with_one(9, stop_token_ids=(stop,)))

@@ -32,7 +32,7 @@ class CachingScheduler(FakeScheduler):
     def __init__(self, replica: str = "0") -> None:
         super().__init__(replica=replica)
         self.cache = PrefixCache(64, 8, self.kv_feed.observer)
-        self.kv_feed.cover(self.cache.contents)
+        self.kv_feed.attach(self.cache.contents)
 
     async def compute(self, *starts: int, count: int = 3, space: Any = PLAIN) -> None:
         for start in starts:
@@ -158,7 +158,7 @@ def test_a_group_of_ranks_that_starts_again_begins_with_nothing(serve: Callable[
     async def restart() -> None:
         fake.kv_feed.clear()
         fake.cache = PrefixCache(64, 8, fake.kv_feed.observer)
-        fake.kv_feed.cover(fake.cache.contents)
+        fake.kv_feed.attach(fake.cache.contents)
 
     with stream(serving) as reader:
         reader.read_until("0", 3)
@@ -287,7 +287,7 @@ def test_a_snapshot_of_many_batches_arrives_whole(
 ) -> None:
     fake = CachingScheduler()
     fake.cache = PrefixCache(4000, 0, fake.kv_feed.observer)
-    fake.kv_feed.cover(fake.cache.contents)
+    fake.kv_feed.attach(fake.cache.contents)
     serving = serve(fake)
     serving.run(fake.compute(*range(0, 4000, 10), count=10))
     with stream(serving) as reader:

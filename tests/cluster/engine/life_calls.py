@@ -1,8 +1,8 @@
 """Requests to a small cluster, and what may become of each.
 
-A visit resolves a name, submits its choices over a router's line and reads them to the end. It must
+A call resolves a name, submits its choices over a router's line and reads them to the end. It must
 get the tokens of exactly the adapter that it was resolved to, or an error for which there was a
-reason. Knows nothing of how adapters come and go: it is told what happens to them.
+reason.
 """
 
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ class Wish:
 
 
 @dataclass(eq=False)
-class Visit:
+class Call:
     """One request under way."""
 
     wish: Wish
@@ -85,19 +85,19 @@ class Visit:
                 return
             adapter = self.resolved.digest
         await turns(self.wish.delay)
-        mailbox = EventQueue()
+        queue = EventQueue()
         requests = tuple(self._request(adapter, choice) for choice in range(self.wish.num_choices))
         client = self.replica.client
         if not self.replica.is_up:
             self.excuses.add("lost")
         try:
-            client.submit(requests, mailbox)
+            client.submit(requests, queue)
         except Unavailable:
             self.errors.append(Unavailable.__name__)
             assert client.closed
             return
         self.is_submitted = True
-        await self._read(mailbox, [request.request_id for request in requests])
+        await self._read(queue, [request.request_id for request in requests])
 
     def _request(self, adapter: str, choice: int) -> Request:
         return Request(
@@ -109,12 +109,12 @@ class Visit:
             cache_salt=self.wish.salt,
         )
 
-    async def _read(self, mailbox: EventQueue, open_ids: list[str]) -> None:
+    async def _read(self, queue: EventQueue, open_ids: list[str]) -> None:
         names = list(open_ids)
         self.tokens = [[] for _ in names]
         client, troubles = self.replica.client, self.replica.launcher.num_troubles
         while open_ids:
-            for event in await mailbox.receive():
+            for event in await queue.receive():
                 if self.replica.launcher.num_troubles != troubles:
                     self.excuses.add("lost")
                 self._take(event, self.tokens[names.index(event.request_id)])
