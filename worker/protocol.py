@@ -145,7 +145,7 @@ class RankConfig:
 
 
 class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a rank says of itself after loading its weights."""
+    """What a rank reports after loading its weights."""
 
     rank: int
     pid: int

@@ -18,8 +18,7 @@ from tests.end_to_end.reference import (
     demo_reference,
 )
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
-from worker.protocol import RankConfig
-from worker.protocol import SamplingParams
+from worker.protocol import RankConfig, SamplingParams
 
 pytestmark = pytest.mark.model
 GREEDY = SamplingParams(temperature=0.0)

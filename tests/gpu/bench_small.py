@@ -44,7 +44,7 @@ def cases(place: Place) -> Iterator[Case]:
     for rows in (1, 64, 2048):
         for name, shape in (("gate_up", (28_672, 4096)), ("down", (4096, 14_336))):
             args = (place, place.pick(rows, 2), *place.pick(shape, (32, 32)))
-            yield f"steady product {name}, {rows} rows", lambda args=args: product(*args)
+            yield f"batch-invariant product {name}, {rows} rows", lambda args=args: product(*args)
 
 
 def norm(place: Place, num_rows: int, goal: float | None) -> Finding:

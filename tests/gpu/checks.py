@@ -1,6 +1,6 @@
 """What makes a result right: near a float64 reference, or the same to the bit.
 
-NaN is never near anything. Knows nothing of kernels.
+NaN is never near anything.
 """
 
 import torch

@@ -68,12 +68,12 @@ def ahead(place: Place, dtype: torch.dtype) -> Finding:
         for turn in range(place.pick(3, 1)):
             found = steps.ahead()
             expect(found == wanted, f"turn {turn}: {found} in place of {wanted}")
-    expect(steps.num_drawn > 0, "no token went from a step to the next")
-    return {"note": f"{len(wanted)} steps, {steps.num_drawn} tokens that the host was not told"}
+    expect(steps.num_pending > 0, "no token went from a step to the next")
+    return {"note": f"{len(wanted)} steps, {steps.num_pending} tokens that the host did not know"}
 
 
 class _Steps:
-    """The steps of a script; a sequence goes on from what it drew, not from what is told."""
+    """The steps of a script; a sequence goes on from its sampled token, not from the script's."""
 
     def __init__(self, place: Place, script: Script) -> None:
         self._place = place
@@ -81,14 +81,14 @@ class _Steps:
         self._kernels = GpuKernels(deterministic=False)
         self._runner = make_runner(place, script, SingleRank(), self._kernels, with_graphs=True)
         self._sampler = Sampler(self._kernels)
-        self.num_drawn = 0  # tokens, in the last run of all steps
+        self.num_pending = 0  # tokens, in the last run of all steps
 
     def one_by_one(self) -> list[list[int]]:
-        """Return the tokens of each step, each told to the next by the host."""
+        """Return the tokens of each step, each given to the next by the host."""
         found: list[list[int]] = []
         for step in range(len(self._script.steps)):
-            rows, drawing = self._rows(step)
-            for row, i in zip(rows.pending_rows, drawing, strict=True):
+            rows, pending_sequences = self._rows(step)
+            for row, i in zip(rows.pending_rows, pending_sequences, strict=True):
                 rows.token_ids[row] = found[-1][self._sequences(step - 1).index(i)]
             rows = replace(rows, pending_rows=())
             found.append(self._ask(step, rows, None).readback.read()[0].tolist())
@@ -98,37 +98,38 @@ class _Steps:
         """Return the tokens of each step, read when the next has been asked for."""
         tokens = PendingTokens(SingleRank(), self._kernels, self._place.device)
         asked: list[SampledRows] = []
-        self.num_drawn = 0
+        self.num_pending = 0
         for step in range(len(self._script.steps)):
-            rows, drawing = self._rows(step)
+            rows, pending_sequences = self._rows(step)
             with self._place.not_waiting():
                 asked.append(self._ask(step, rows, tokens))
             tokens.put(self._sequences(step), asked[-1])
-            self.num_drawn += len(drawing)
+            self.num_pending += len(pending_sequences)
             if step:
                 asked[step - 1].readback.read()
         return [rows.readback.read()[0].tolist() for rows in asked]
 
     def _ask(self, step: int, rows: InputBatch, tokens: PendingTokens | None) -> SampledRows:
-        drawn = None if tokens is None else tokens.on_device(self._rows(step)[1])
-        logits = self._runner.run(rows, drawn)
+        pending = None if tokens is None else tokens.on_device(self._rows(step)[1])
+        logits = self._runner.run(rows, pending)
         assert logits is not None, "every step samples"
-        found = self._sampler.sample(logits, self._requests(step))
-        assert found is not None, "there is no other rank"
-        return found
+        sampled = self._sampler.sample(logits, self._requests(step))
+        assert sampled is not None, "there is no other rank"
+        return sampled
 
     def _rows(self, step: int) -> tuple[InputBatch, list[int]]:
         """Return a step and the sequences in it that go on from a token of the one before."""
         rows = self._script.rows(step)
         before = self._sequences(step - 1) if step else []
-        drawing = [
+        pending = [
             (row, i)
             for i, row, is_decode in zip(
                 self._sequences(step), rows.query_starts, rows.decodes, strict=False
             )
             if is_decode and i in before
         ]
-        return replace(rows, pending_rows=[row for row, _ in drawing]), [i for _, i in drawing]
+        rows = replace(rows, pending_rows=[row for row, _ in pending])
+        return rows, [i for _, i in pending]
 
     def _sequences(self, step: int) -> list[int]:
         return [i for i, _, _ in self._script.steps[step]]
@@ -136,7 +137,7 @@ class _Steps:
     def _requests(self, step: int) -> list[SampleRequest]:
         requests = []
         for i, _, end in self._script.steps[step]:
-            told, params = self._script.sequences[i], _PARAMS[i % len(_PARAMS)]
-            history = told.token_ids[:end] if params.needs_history else ()
-            requests.append(SampleRequest(i, params, end, told.num_prompt, history))
+            sequence, params = self._script.sequences[i], _PARAMS[i % len(_PARAMS)]
+            history = sequence.token_ids[:end] if params.needs_history else ()
+            requests.append(SampleRequest(i, params, end, sequence.num_prompt, history))
         return requests

@@ -26,7 +26,7 @@ def cases(place: Place) -> Iterator[Case]:
             if place.is_dry and (name, dtype) != ("odd widths", "bfloat16"):
                 continue
             args = (place, outputs, inputs, DTYPES[dtype])
-            yield f"steady product {dtype} {name}", lambda args=args: near(*args)
+            yield f"batch-invariant product {dtype} {name}", lambda args=args: near(*args)
 
 
 def near(place: Place, outputs: int, inputs: int, dtype: torch.dtype) -> Finding:

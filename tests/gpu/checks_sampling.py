@@ -1,4 +1,4 @@
-"""Sampling on the device: the tokens that the CPU form draws, and rows in any company.
+"""Sampling on the device: the tokens that the CPU kernels sample, and rows in any company.
 
 Shapes: S rows, V vocabulary.
 """
@@ -14,7 +14,7 @@ from tests.gpu.checks import expect, expect_same
 from tests.gpu.place import Place
 from tests.gpu.report import Case, Finding
 
-_MOST_OTHERS = 0.01  # of the drawn rows: the two forms round sums of probabilities apart
+_MOST_OTHERS = 0.01  # of the sampled rows: the two round sums of probabilities apart
 _SIGN = 1 << 63
 
 _KINDS = {  # (temperature, top_k, top_p, min_p)
@@ -54,7 +54,7 @@ def best_rows(place: Place, vocab: int) -> Finding:
 
 
 def drawn_rows(place: Place, vocab: int, kind: str) -> Finding:
-    """The tokens of the CPU form for the same logits; greedy rows without exception."""
+    """The tokens of the CPU kernels for the same logits; greedy rows without exception."""
     temperature, top_k, top_p, min_p = _KINDS[kind]
     count = place.pick(128, 4)
     logits = _logits(place, count, vocab)

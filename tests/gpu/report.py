@@ -1,7 +1,7 @@
 """Runs cases and writes down what they found, as it comes.
 
 Owns the file of results, the clock of the whole run and what is said of a case that failed; a case
-is any function that returns what it found or raises. Knows nothing of kernels.
+is any function that returns what it found or raises.
 """
 
 import json

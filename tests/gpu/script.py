@@ -1,7 +1,7 @@
 """A fixed run of steps through a model, as a rank's runner sees them, and what should come out.
 
 Prompts in chunks beside decodes, then decodes alone, of sequences with different adapters and
-without; the tokens are told, not drawn. Owns the rows of each step. Knows nothing of kernels.
+without; the tokens are fixed, not sampled. Owns the rows of each step.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _SEED = 11
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class FixedSequence:
     """A sequence, all of whose tokens are known."""
 
     token_ids: list[int]
@@ -36,7 +36,7 @@ class Script:
 
     model: RandomModel
     adapters: list[RandomAdapter]
-    sequences: list[Told]
+    sequences: list[FixedSequence]
     steps: list[list[Span]]
     page: int
     num_pages: int
@@ -44,12 +44,12 @@ class Script:
     def rows(self, step: int) -> InputBatch:
         """Return a step as a plan lays it out: sequences of one slot together."""
         spans = self.steps[step]
-        told = [self.sequences[i] for i, _, _ in spans]
+        sequences = [self.sequences[i] for i, _, _ in spans]
         starts = [0]
         for _, first, end in spans:
             starts.append(starts[-1] + end - first)
         runs: list[SlotRows] = []
-        for one, start, stop in zip(told, starts, starts[1:], strict=False):
+        for one, start, stop in zip(sequences, starts, starts[1:], strict=False):
             if one.slot is None:
                 continue
             if runs and runs[-1].slot == one.slot:
@@ -58,13 +58,13 @@ class Script:
         return InputBatch(
             token_ids=[
                 token
-                for one, (_, a, b) in zip(told, spans, strict=True)
+                for one, (_, a, b) in zip(sequences, spans, strict=True)
                 for token in one.token_ids[a:b]
             ],
             query_starts=starts,
             context_lens=[end for _, _, end in spans],
-            page_tables=[one.pages for one in told],
-            decodes=[a >= one.num_prompt for one, (_, a, _) in zip(told, spans, strict=True)],
+            page_tables=[one.pages for one in sequences],
+            decodes=[a >= one.num_prompt for one, (_, a, _) in zip(sequences, spans, strict=True)],
             runs=tuple(runs),
             sample_rows=[stop - 1 for stop in starts[1:]],
         )
@@ -103,7 +103,7 @@ def make_script(dtype: torch.dtype, is_toy: bool, qk_norm: bool) -> Script:
     for prompt, slot, count in zip(prompts, slots, counts, strict=True):
         size = (prompt + num_decodes,)
         tokens = torch.randint(0, config.vocab_size, size, generator=generator).tolist()
-        sequences.append(Told(tokens, prompt, slot, [order.pop() for _ in range(count)]))
+        sequences.append(FixedSequence(tokens, prompt, slot, [order.pop() for _ in range(count)]))
     return Script(model, adapters, sequences, _steps(prompts, num_decodes), page, num_pages)
 
 

@@ -1,4 +1,4 @@
-"""The results as a table for people. Knows nothing of how they were found."""
+"""The results as a table for people."""
 
 from collections.abc import Sequence
 

@@ -1,1 +1,1 @@
-"""The K and V of every page that a rank holds, on its device and in host memory."""
+"""The paged KV cache of a rank, on its device and in host memory."""

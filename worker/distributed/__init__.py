@@ -1,1 +1,1 @@
-"""Collectives of a tensor-parallel group: NCCL, gloo, shared memory, sockets, threads."""
+"""Collectives of a tensor-parallel group: NCCL, gloo, shared memory, TCP, threads."""

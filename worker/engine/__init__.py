@@ -1,1 +1,1 @@
-"""One tensor-parallel rank: its step loop, its sequences, the server that takes plans."""
+"""One tensor-parallel rank: plans, running sequences, steps, and the server that takes plans."""

@@ -63,7 +63,7 @@ class Rank:
         self._last_step = 0
 
     def load(self) -> RankInfo:
-        """Load this rank's slices of the weights and say how many pages its memory can hold.
+        """Load this rank's slices of the weights and return how many pages its memory can hold.
 
         Raises:
             FileNotFoundError: if the model directory lacks a file.
@@ -217,11 +217,10 @@ class Rank:
             with torch.inference_mode():
                 sampled = self._run(plan)
                 self._pending.put([c.seq_id for c in plan.chunks if c.samples], sampled)
-                end = (
-                    self._kernels.start_readback((), self._device)
-                    if sampled is None
-                    else sampled.readback
-                )
+                if sampled is None:  # no token is read, but the end of the step is waited for
+                    end = self._kernels.start_readback((), self._device)
+                else:
+                    end = sampled.readback
         return StartedStep(end.is_ready, partial(self._reply, plan.step, end, sampled))
 
     @contextmanager

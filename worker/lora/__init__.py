@@ -1,1 +1,1 @@
-"""The adapters that a rank holds, one in each slot."""
+"""LoRA adapters on a rank: slots, loading, DoRA, and the shards that the adapter pool sends."""

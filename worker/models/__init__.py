@@ -1,1 +1,1 @@
-"""The forward pass of a model on one rank, and its configuration."""
+"""The forward pass of the Llama family: decoder layers, embedding and lm_head, rotary tables."""

@@ -60,7 +60,7 @@ def head_logits(
 ) -> Tensor:
     """Return this rank's logits [S, V]; some rows may have another head.
 
-    `sample_rows_S` tells which row of the batch each of `x_SH` is; they come in any order.
+    `sample_rows_S` are the rows of the batch that `x_SH` was taken from, in any order.
     """
     if not adapted:
         return kernels.linear(x_SH, lm_head)

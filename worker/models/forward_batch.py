@@ -19,7 +19,7 @@ from worker.lora.adapter_weights import AdapterEmbedding, AdapterHead
 class InputBatch:
     """What a step computes, as lists on the host; rows of one sequence stand together."""
 
-    token_ids: list[int]  # T; of `pending_rows` they say nothing
+    token_ids: list[int]  # T; those of `pending_rows` mean nothing
     query_starts: list[int]  # of each sequence, its first row; and T at the end
     context_lens: list[int]  # of each sequence, its positions, the new rows included
     page_tables: list[list[int]]  # of each sequence, pages that cover its context

@@ -1,1 +1,1 @@
-"""What runs a step through the model: torch, the C library, or a GPU with CUDA graphs."""
+"""Model runners: what takes a step through the model by torch, the C library or CUDA graphs."""

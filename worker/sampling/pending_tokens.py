@@ -1,6 +1,6 @@
 """The tokens that the last step has sampled, on the device, for the step that is planned meanwhile.
 
-Such a plan says `PENDING_TOKEN` where it does not know a token yet. Rank 0 alone samples; the other
+Such a plan has `PENDING_TOKEN` where a token is not known yet. Rank 0 alone samples; the other
 ranks get the tokens by an all-reduce between devices when a plan needs them.
 """
 

@@ -1,1 +1,1 @@
-"""A rank without a model, for tests of what drives ranks."""
+"""Fakes: a rank without a model, for tests of what drives ranks."""

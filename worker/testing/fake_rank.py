@@ -99,7 +99,7 @@ class FakeRank:
         self._last_step = 0
 
     def load(self, max_pages: int = 1024, max_host_pages: int = 0) -> RankInfo:
-        """Say what a rank says after loading."""
+        """Return what a rank does after loading."""
         return RankInfo(
             rank=0,
             pid=os.getpid(),

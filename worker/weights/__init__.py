@@ -1,1 +1,1 @@
-"""Checkpoints, and the slices of them that one rank holds."""
+"""The weight loader: checkpoints, and the slices of them that one rank holds."""

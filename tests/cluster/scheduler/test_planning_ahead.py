@@ -44,7 +44,9 @@ def test_planned_ahead_or_not_the_answers_are_the_same() -> None:
     assert [engines[0].tokens(i) for i in range(1, 13)] == [
         engines[1].tokens(i) for i in range(1, 13)
     ]
-    assert any(PENDING_TOKEN in chunk.token_ids for plan in engines[1].plans for chunk in plan.chunks)
+    assert any(
+        PENDING_TOKEN in chunk.token_ids for plan in engines[1].plans for chunk in plan.chunks
+    )
 
 
 def test_one_that_stops_is_computed_once_more_and_told_once(make_engine: MakeEngine) -> None:

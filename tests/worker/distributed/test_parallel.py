@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.patience import PATIENCE
-from tests.worker.group_member import WIDTHS, part_of, run_member
+from tests.worker.distributed.group_member import WIDTHS, part_of, run_member
 from worker.distributed.communicator import SingleRank
 from worker.distributed.parallel import TorchGroup, join_group
 from worker.distributed.thread_group import ThreadGroup

@@ -15,9 +15,9 @@ import torch
 
 from kernels.native.library import native_library
 from tests.patience import PATIENCE
-from tests.worker import shared_member
+from tests.worker.distributed import shared_member
+from tests.worker.distributed.shared_member import Task
 from tests.worker.group import free_address, join_in_threads
-from tests.worker.shared_member import Task
 from worker.distributed.communicator import Communicator
 from worker.distributed.shared_group import SharedGroup
 from worker.distributed.shared_memory import SharedMemory, host_identity
@@ -38,7 +38,7 @@ Start = Callable[..., tuple[list[ForkServerProcess], list[Connection]]]
 def start() -> Iterator[Start]:
     """Return a function that starts a group of processes with one task."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.worker.shared_member"])
+    context.set_forkserver_preload(["tests.worker.distributed.shared_member"])
     processes: list[ForkServerProcess] = []
 
     def run(size: int, task: Task, timeout: float = 60.0) -> object:

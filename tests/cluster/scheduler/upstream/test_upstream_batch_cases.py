@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from cluster.request import BASE
 from cluster.scheduler.testing.fake_engine import FakeEngine
-from worker.engine.sequences import SequenceTable
-from worker.engine.sequences import build_input_batch
+from worker.engine.sequences import SequenceTable, build_input_batch
 from worker.lora.adapter_bank import SlotRows
 from worker.models.forward_batch import InputBatch
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
