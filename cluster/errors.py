@@ -106,6 +106,14 @@ class DeadlineExceeded(TopworkError):
     kind = "timeout_error"
 
 
+MODEL_NOT_FOUND = "model_not_found"  # OpenAI's code
+
+
+def model_not_found(name: str, param: str = "model") -> NotFound:
+    """Return OpenAI's error for a model that does not exist, though `param` names it."""
+    return NotFound(f"the model {name[:256]!r} does not exist", param, MODEL_NOT_FOUND)
+
+
 BY_NAME: dict[str, type[TopworkError]] = {
     cls.__name__: cls
     for cls in (

@@ -4,9 +4,12 @@ from typing import Literal
 
 import msgspec
 
+from cluster.errors import BY_NAME, Internal, TopworkError
 from worker.protocol import SamplingParams
 
 BASE = "base"  # the adapter that is no adapter: the base model itself
+
+PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -37,6 +40,11 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     param: str | None = None
     code: str | None = None
     retry_after: int | None = None
+
+
+def error_from(info: ErrorInfo) -> TopworkError:
+    """Return an error from the wire as an exception; one of an unknown name is Internal."""
+    return BY_NAME.get(info.name, Internal)(info.message, info.param, info.code, info.retry_after)
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):

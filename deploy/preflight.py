@@ -17,7 +17,7 @@ from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.records import Source
 from cluster.adapters.service.shard_builder import ShardBuilder
 from cluster.errors import TopworkError
-from cluster.router.auth import KeyRing
+from cluster.api.auth import KeyRing
 from deploy.check import Checked, adapter_limits, check_model, rank_memory, scheduler_config
 from deploy.config import ConfigError, ServeConfig
 from deploy.machine import Machine

@@ -1,10 +1,11 @@
-"""The FastAPI application over a router: routes, error shapes, request ids."""
+"""The FastAPI application over a router: its routes, middleware and error responses."""
 
 from fastapi import FastAPI
 from starlette.types import Lifespan
 
-from cluster.api.request_ids import RequestIds
-from cluster.api.response_counts import CountResponses
+from cluster.api.auth import KeyRing
+from cluster.api.error_responses import add_error_handlers
+from cluster.api.middleware import CountResponses, RequestContext
 from cluster.api.routes.adapters import adapter_routes
 from cluster.api.routes.chat import chat_routes
 from cluster.api.routes.completions import completion_routes
@@ -13,7 +14,6 @@ from cluster.api.routes.models import model_routes
 from cluster.api.routes.operations import operation_routes
 from cluster.api.routes.sglang import sglang_routes
 from cluster.api.routes.tokenize import tokenize_routes
-from cluster.router.error_responses import install
 from cluster.router.router import Router
 
 
@@ -23,12 +23,16 @@ def create_app(
     """Return the application; whoever serves it starts and closes the router.
 
     `sends_ids` is false where the server sends each request's id back itself, as Serve does.
+
+    Raises:
+        ValueError: if the router's file of API keys cannot be used.
     """
     app = FastAPI(title="Topwork", version=router.config.version, lifespan=lifespan)
     app.add_middleware(CountResponses, metrics=router.metrics)
     # Outside of what counts: it knows how bodies are sent.
-    app.add_middleware(RequestIds, sends=sends_ids)
-    install(app)
+    app.add_middleware(RequestContext, sends_ids=sends_ids)
+    add_error_handlers(app)
+    keys = KeyRing.of_file(router.config.api_key_file)
     for make_routes in (
         chat_routes,
         completion_routes,
@@ -39,5 +43,5 @@ def create_app(
         operation_routes,
         kv_event_routes,
     ):
-        app.include_router(make_routes(router))
+        app.include_router(make_routes(router, keys))
     return app

@@ -1,24 +1,31 @@
-"""The HTTP that all calls have in common: bodies, clients that go away, server-sent events.
+"""The HTTP that all calls have in common: bodies, pages of listings, server-sent events.
 
-Knows nothing of models or schedulers.
+Also what happens when a client goes away before its response has ended.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from cluster.api.request_ids import send_body_of
+from cluster.adapters.records import AdapterRecord
+from cluster.api.error_responses import CLIENT_CLOSED_REQUEST, validation_error
+from cluster.api.middleware import send_body_of
 from cluster.errors import InvalidRequest
-from cluster.router.error_responses import CLIENT_CLOSED_REQUEST, from_validation
 
+MAX_LIMIT = 10_000  # entries of one page
+SSE_DONE = b"data: [DONE]\n\n"
 BodyT = TypeVar("BodyT", bound=BaseModel)
 T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
 
 
 async def read_body(http: Request, model: type[BodyT], max_bytes: int) -> BodyT:
@@ -35,7 +42,7 @@ async def read_body(http: Request, model: type[BodyT], max_bytes: int) -> BodyT:
     try:
         return model.model_validate_json(bytes(data))
     except ValidationError as error:
-        raise from_validation(error) from None
+        raise validation_error(error) from None
 
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -58,6 +65,39 @@ def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
     if reference is not None:
         return _inlined(definitions[reference.rpartition("/")[2]], definitions)
     return {key: _inlined(value, definitions) for key, value in schema.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PageQuery:
+    """What a caller wants to see of a listing, with OpenAI's cursor; without a limit, all."""
+
+    limit: int | None
+    after: str  # the name before the first entry; "": from the start
+
+    def cut(self, records: Sequence[AdapterRecord]) -> tuple[Sequence[AdapterRecord], bool]:
+        """Return (the entries of this page, whether there are more) of what is ordered by name."""
+        begin = bisect_right(records, self.after, key=lambda record: record.name)
+        end = len(records) if self.limit is None else begin + self.limit
+        return records[begin:end], end < len(records)
+
+
+def page_query(http: Request) -> PageQuery:
+    """Return the page that a query string asks for.
+
+    Raises:
+        InvalidRequest: if `limit` is no number in range.
+    """
+    limit = http.query_params.get("limit")
+    if limit is not None and not (
+        limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= MAX_LIMIT
+    ):
+        raise InvalidRequest(f"limit: must be a number from 1 to {MAX_LIMIT}", "limit")
+    return PageQuery(None if limit is None else int(limit), http.query_params.get("after", ""))
+
+
+def json_response(body: object, status: int = 200) -> Response:
+    """Return a message as a JSON response."""
+    return Response(_encode(body), status, media_type="application/json")
 
 
 async def unless_disconnected(http: Request, work: Coroutine[Any, Any, Response]) -> Response:
@@ -84,6 +124,11 @@ async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def sse(message: object) -> bytes:
+    """Return a message as one server-sent event."""
+    return b"data: " + _encode(message) + b"\n\n"
 
 
 class EventStream(StreamingResponse):

@@ -1,23 +1,57 @@
-"""From the pieces of a call's answers to its response, whole or streamed.
+"""From the deltas of a call's outputs to its response, whole or streamed.
 
-Owns which piece belongs to which choice, and their order. How a message is spelled is a Form's.
-Knows nothing of schedulers.
+Owns which delta belongs to which choice, and their order. How a message is spelled is a
+ResponseBuilder's.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Protocol
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.choices import Choices, best
-from cluster.api.http import event_stream, unless_disconnected
-from cluster.api.schemas.responses import SSE_DONE, Usage, sse, usage_of
+from cluster.api.error_responses import error_body
+from cluster.api.http import SSE_DONE, event_stream, json_response, sse, unless_disconnected
+from cluster.api.request_builder import Call, Choices
+from cluster.api.schemas.responses import (
+    PromptTokensDetails,
+    Usage,
+)
 from cluster.errors import TopworkError
-from cluster.router.error_responses import error_body
 from cluster.router.generation import Generation
-from cluster.router.output_processor import OutputDelta
+from cluster.router.output_processor import CompletionOutput, OutputProcessor
+
+LOGPROB_FLOOR = -9999.0  # stands for minus infinity, which JSON cannot say
+_encode = msgspec.json.Encoder().encode
+_SOME_TEXT = "\0text\0"
+_SOME_TOKENS = (-(2**62), 2**62)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseMetadata:
+    """What every message of a response repeats."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+    include_usage: bool
+    return_token_ids: bool
+
+
+def metadata_of(call: Call, prefix: str) -> ResponseMetadata:
+    """Return what the responses to a call repeat; its id begins with `prefix`."""
+    body = call.body
+    return ResponseMetadata(
+        id=f"{prefix}-{call.request_id}",
+        created=int(time.time()),
+        model=body.model,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        return_token_ids=bool(body.return_token_ids),
+    )
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -25,69 +59,70 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
     index: int
     prompt: tuple[int, ...]  # token ids
-    piece: OutputDelta
+    output: CompletionOutput
     is_first: bool  # nothing of this choice has been sent before
 
 
-class Form(Protocol):
+class ResponseBuilder(Protocol):
     """How one of the two ways to ask for text spells its messages; serves one call."""
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> object:
-        """Return the response that tells everything at once."""
+    def full_response(self, choices: Sequence[Choice], usage: Usage) -> object:
+        """Return the response that holds everything at once."""
         ...
 
-    def event(self, choice: Choice) -> bytes:
-        """Return the event of a stream that tells what a choice grew by."""
+    def chunk(self, choice: Choice) -> bytes:
+        """Return the event of a stream that says what a choice grew by."""
         ...
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """Return the event of a stream that tells the usage, after all choices have ended."""
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """Return the event of a stream that gives the usage, after all choices have ended."""
         ...
 
 
-async def whole_response(
-    http: HttpRequest, generation: Generation, choices: Choices, form: Form
+async def full_response(
+    http: HttpRequest, generation: Generation, choices: Choices, builder: ResponseBuilder
 ) -> Response:
-    """Answer the call at once, when all its answers have ended."""
-    return await unless_disconnected(http, _whole(generation, choices, form))
+    """Answer the call at once, when all its choices have ended."""
+    return await unless_disconnected(http, _full(generation, choices, builder))
 
 
 async def stream_response(
-    http: HttpRequest, generation: Generation, form: Form, include_usage: bool
+    http: HttpRequest, generation: Generation, builder: ResponseBuilder, include_usage: bool
 ) -> Response:
-    """Answer the call with a stream of events, one for each piece."""
-    events = _events(generation, form, include_usage)
+    """Answer the call with a stream of events, one for each delta."""
+    events = _events(generation, builder, include_usage)
     return await unless_disconnected(http, event_stream(events))
 
 
-async def _whole(generation: Generation, choices: Choices, form: Form) -> Response:
-    pieces: list[list[OutputDelta]] = [[] for _ in generation.answers]
+async def _full(generation: Generation, choices: Choices, builder: ResponseBuilder) -> Response:
+    deltas: list[list[CompletionOutput]] = [[] for _ in generation.processors]
     with generation:
         while generation.is_running:
-            for index, piece in await generation.receive():
-                pieces[index].append(piece)
-    answers = [_joined(grown) for grown in pieces]
+            for index, delta in await generation.receive():
+                deltas[index].append(delta)
+    outputs = [_joined(of_one) for of_one in deltas]
     shown: list[Choice] = []
-    for start in range(0, len(answers), choices.best_of):
-        prompt = generation.answers[start].request.token_ids
-        of_prompt = answers[start : start + choices.best_of]
-        for piece in best(of_prompt, choices.n) if choices.are_ranked else of_prompt:
-            shown.append(Choice(len(shown), prompt, piece, is_first=True))
-    body = form.whole(shown, usage_of(generation.prompts))
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    for start in range(0, len(outputs), choices.best_of):
+        prompt = generation.processors[start].request.token_ids
+        of_prompt = outputs[start : start + choices.best_of]
+        for output in best(of_prompt, choices.n) if choices.are_ranked else of_prompt:
+            shown.append(Choice(len(shown), prompt, output, is_first=True))
+    return json_response(builder.full_response(shown, usage_of(generation.prompts)))
 
 
-def _joined(pieces: list[OutputDelta]) -> OutputDelta:
-    return OutputDelta(
-        text="".join(piece.text for piece in pieces),
-        token_ids=tuple(token_id for piece in pieces for token_id in piece.token_ids),
-        logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
-        finish_reason=pieces[-1].finish_reason,
-        stop_reason=pieces[-1].stop_reason,
+def _joined(deltas: list[CompletionOutput]) -> CompletionOutput:
+    return CompletionOutput(
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
+        finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
     )
 
 
-async def _events(generation: Generation, form: Form, include_usage: bool) -> AsyncGenerator[bytes]:
+async def _events(
+    generation: Generation, builder: ResponseBuilder, include_usage: bool
+) -> AsyncGenerator[bytes]:
     """Yield a stream's events, those that are here together as one, and its end.
 
     An error after the first event becomes one. An error before the first event is raised: the HTTP
@@ -97,11 +132,11 @@ async def _events(generation: Generation, form: Form, include_usage: bool) -> As
     try:
         with generation:
             while generation.is_running:
-                pieces = await generation.receive()
-                if pieces:
-                    yield b"".join([_event(generation, form, begun, *piece) for piece in pieces])
+                deltas = await generation.receive()
+                if deltas:
+                    yield b"".join([_chunk(generation, builder, begun, *delta) for delta in deltas])
             if include_usage:
-                yield form.usage_event(usage_of(generation.prompts))
+                yield builder.usage_chunk(usage_of(generation.prompts))
     except TopworkError as error:
         if not begun:
             raise
@@ -110,10 +145,58 @@ async def _events(generation: Generation, form: Form, include_usage: bool) -> As
     yield SSE_DONE
 
 
-def _event(
-    generation: Generation, form: Form, begun: set[int], index: int, piece: OutputDelta
+def _chunk(
+    generation: Generation,
+    builder: ResponseBuilder,
+    begun: set[int],
+    index: int,
+    delta: CompletionOutput,
 ) -> bytes:
-    prompt = generation.answers[index].request.token_ids
+    prompt = generation.processors[index].request.token_ids
     is_first = index not in begun
     begun.add(index)
-    return form.event(Choice(index, prompt, piece, is_first))
+    return builder.chunk(Choice(index, prompt, delta, is_first))
+
+
+def best(outputs: Sequence[CompletionOutput], n: int) -> list[CompletionOutput]:
+    """Return the n whole outputs whose tokens are likeliest on average, the likeliest first.
+
+    Equals keep their order. All outputs have the log-probabilities of their tokens.
+    """
+    return sorted(outputs, key=lambda one: -fmean(entry.logprob for entry in one.logprobs))[:n]
+
+
+def usage_of(prompts: Sequence[Sequence[OutputProcessor]]) -> Usage:
+    """Return the counts of a call: each prompt once, and all its choices, shown or not.
+
+    The first choice of a prompt computes it for the others, so its cached tokens are the prompt's.
+    """
+    num_prompt_tokens = sum(len(choices[0].request.token_ids) for choices in prompts)
+    num_tokens = sum(choice.num_tokens for choices in prompts for choice in choices)
+    num_cached = sum(choices[0].num_cached_tokens for choices in prompts)
+    return Usage(
+        num_prompt_tokens,
+        num_tokens,
+        num_prompt_tokens + num_tokens,
+        PromptTokensDetails(num_cached),
+    )
+
+
+class ChunkTemplate:
+    """An event of a stream of which nothing changes but its text and its tokens."""
+
+    def __init__(self, make: Callable[[str, tuple[int, ...]], object]) -> None:
+        # What a client chose stands before these two markers, so the last matches are they.
+        whole = sse(make(_SOME_TEXT, _SOME_TOKENS))
+        rest, self._has_tokens, tokens_end = whole.rpartition(_encode(_SOME_TOKENS))
+        self._start, marker, text_end = (rest or tokens_end).rpartition(_encode(_SOME_TEXT))
+        assert marker, "a template without a place for the text"
+        self._middle = text_end if self._has_tokens else b""
+        self._end = tokens_end if self._has_tokens else text_end
+
+    def render(self, text: str, token_ids: tuple[int, ...]) -> bytes:
+        """Return the event with this text and, if it has any, these tokens."""
+        if self._has_tokens:
+            tokens = _encode(token_ids)
+            return b"".join((self._start, _encode(text), self._middle, tokens, self._end))
+        return b"".join((self._start, _encode(text), self._end))

@@ -1,10 +1,10 @@
-"""Text from tokens that arrive one by one.
+"""Text from tokens that arrive one by one, and the stop strings in it.
 
-Owns the tokens whose text is not final yet. A token's text depends on its neighbours: a character
-may be spread over several tokens, and some decoders treat the first token of a text specially. So
-a window is decoded that begins before the new tokens, and only what it adds is shown. Most tokens
-of most tokenizers are whole characters and say the same anywhere: those need no window.
-Knows nothing of stop strings or of HTTP.
+Owns the tokens whose text is not final yet, and the text that may be the beginning of a stop
+string. A token's text depends on its neighbours: a character may be spread over several tokens, and
+some decoders treat the first token of a text specially. So a window is decoded that begins before
+the new tokens, and only what it adds is shown. Most tokens of most tokenizers are whole characters
+and say the same anywhere: those need no window.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ MAX_PENDING = 32  # tokens without a clean boundary before one is searched for
 
 
 class Detokenizer:
-    """Decodes a growing answer; all pieces together are the decoded whole."""
+    """Decodes a growing answer; all texts returned together are the decoded whole."""
 
     def __init__(
         self,
@@ -49,19 +49,19 @@ class Detokenizer:
         while held < MAX_HELD and held < len(text) and text[-1 - held] == REPLACEMENT:
             held += 1
         end = max(self._shown, len(text) - held)
-        piece = text[self._shown : end]
+        new_text = text[self._shown : end]
         self._shown = end
-        if held == 0 and piece:
+        if held == 0 and new_text:
             self._advance()
         elif len(self._window) - self._num_context > MAX_PENDING:
             self._cut(text)
-        return piece
+        return new_text
 
     def flush(self) -> str:
         """Return the text held back, incomplete characters as U+FFFD; no more tokens will come."""
-        piece = self._decode(self._window)[self._shown :]
+        text = self._decode(self._window)[self._shown :]
         self._window, self._num_context, self._shown = [], 0, 0
-        return piece
+        return text
 
     def _advance(self) -> None:
         """Make the tokens that were pending the context of the next ones."""
@@ -83,3 +83,56 @@ class Detokenizer:
                 self._window = shorter
                 self._shown -= len(left) - before
                 return
+
+
+class StopStrings:
+    """Finds the stop string that is complete first; of two that end together, the longer one.
+
+    The result does not depend on how the text is cut into deltas.
+    """
+
+    def __init__(self, stops: tuple[str, ...], include_stop: bool) -> None:
+        self._stops = stops
+        self._include_stop = include_stop
+        self._held = ""
+        self.matched: str | None = None
+
+    def feed(self, delta: str) -> str:
+        """Take the next text; return the text that is now certain to be shown."""
+        assert self.matched is None, "text after the stop string"
+        if not self._stops:
+            return delta
+        text = self._held + delta
+        match = self._first_match(text)
+        if match is not None:
+            end, start, self.matched = match
+            self._held = ""
+            return text[: end if self._include_stop else start]
+        shown = self._certain_length(text)
+        self._held = text[shown:]
+        return text[:shown]
+
+    def flush(self) -> str:
+        """Return the text held back; no more will come."""
+        text, self._held = self._held, ""
+        return text
+
+    def _first_match(self, text: str) -> tuple[int, int, str] | None:
+        matches = []
+        for stop in self._stops:
+            start = text.find(stop)
+            if start >= 0:
+                matches.append((start + len(stop), start, stop))
+        return min(matches, default=None)
+
+    def _certain_length(self, text: str) -> int:
+        """Return the length of the text before the longest tail that may grow into a stop."""
+        length = len(text)
+        for stop in self._stops:
+            start = text.find(stop[0], max(0, len(text) - len(stop) + 1), length)
+            while start >= 0:
+                if stop.startswith(text[start:]):
+                    length = start
+                    break
+                start = text.find(stop[0], start + 1, length)
+        return length

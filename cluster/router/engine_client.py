@@ -1,8 +1,8 @@
 """One router's connection to one scheduler.
 
-Owns the requests in flight over it and the answers still awaited. When the connection is lost,
+Owns the requests in flight over it and the replies still awaited. When the connection is lost,
 everything that waits on it ends with Unavailable and the client stays closed; whoever owns it
-opens another. Knows nothing of which scheduler to choose.
+opens another.
 """
 
 import asyncio
@@ -36,8 +36,29 @@ from cluster.messages import (
     encode,
 )
 from cluster.request import ErrorInfo, Request, TokenEvent
-from cluster.router.event_queue import EventQueue
 from worker.channel import BadFrame, Channel, ChannelClosed
+
+
+class EventQueue:
+    """Where the events of one call's requests arrive; a slow reader finds several at once."""
+
+    def __init__(self) -> None:
+        self._events: list[TokenEvent] = []
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, event: TokenEvent) -> None:
+        """Add one event."""
+        self._events.append(event)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def get(self) -> list[TokenEvent]:
+        """Wait for events and return all that are here, in order of arrival."""
+        if not self._events:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        events, self._events = self._events, []
+        return events
 
 
 class KvFollower(Protocol):
@@ -68,11 +89,11 @@ class EngineClient:
         self.last_status: Status | None = None
         self._channel = channel
         self._on_change = on_change
-        self._mailboxes: dict[str, EventQueue] = {}
+        self._queues: dict[str, EventQueue] = {}
         self._calls: dict[int, asyncio.Future[Status | Unloaded]] = {}
         self._kv_followers: dict[int, KvFollower] = {}  # by call id
         self._num_calls = 0
-        self._num_foreign = 0  # requests of other routers, when it last told
+        self._num_foreign = 0  # requests of other routers, by its last status
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -90,27 +111,27 @@ class EngineClient:
     @property
     def num_in_flight(self) -> int:
         """Requests submitted and not ended."""
-        return len(self._mailboxes)
+        return len(self._queues)
 
     @property
     def load(self) -> int:
-        """Requests that it has, as far as is known here: of other routers, those last told."""
+        """Requests that it has, as far as is known here: of other routers, by its last status."""
         return self.num_in_flight + self._num_foreign
 
     @property
     def is_ready(self) -> bool:
-        """Whether its ranks were up when it last told."""
+        """Whether its ranks were up by its last status."""
         return self.last_status is not None and self.last_status.ready
 
     def holds(self, adapter: str) -> bool:
-        """Tell whether an adapter was in a slot when it last told."""
+        """Return whether an adapter was in a slot by its last status."""
         status = self.last_status
         return status is not None and any(
             slot.adapter == adapter and not slot.loading for slot in status.slots
         )
 
-    def submit(self, requests: tuple[Request, ...], mailbox: EventQueue) -> None:
-        """Send the choices of one prompt; their events go to the mailbox.
+    def submit(self, requests: tuple[Request, ...], queue: EventQueue) -> None:
+        """Send the choices of one prompt; their events go to the queue.
 
         The last event of each has a finish_reason.
 
@@ -118,14 +139,14 @@ class EngineClient:
             Unavailable: if the connection is lost.
         """
         for request in requests:
-            assert request.request_id not in self._mailboxes, f"{request.request_id} is in use"
+            assert request.request_id not in self._queues, f"{request.request_id} is in use"
         self._send(Submit(requests))
         for request in requests:
-            self._mailboxes[request.request_id] = mailbox
+            self._queues[request.request_id] = queue
 
     def abort(self, request_id: str) -> None:
         """Drop a request; nothing happens if it has ended."""
-        if self._mailboxes.pop(request_id, None) is not None:
+        if self._queues.pop(request_id, None) is not None:
             self._send(Abort(request_id))
 
     async def unload(self, adapter: str, *, force: bool = False) -> Unloaded:
@@ -157,8 +178,8 @@ class EngineClient:
         reply = await self._call(StatusCall)
         assert isinstance(reply, Status), f"{type(reply).__name__} in reply to StatusCall"
         self.last_status = reply
-        told = reply.num_running + reply.num_waiting
-        self._num_foreign = max(0, told - self.num_in_flight)
+        num_requests = reply.num_running + reply.num_waiting
+        self._num_foreign = max(0, num_requests - self.num_in_flight)
         return reply
 
     def follow_kv_events(self, follower: KvFollower) -> int:
@@ -195,10 +216,10 @@ class EngineClient:
         self._num_calls += 1
         call_id = self._num_calls
         self._send(make(call_id))
-        answer: asyncio.Future[Status | Unloaded] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = answer
+        reply: asyncio.Future[Status | Unloaded] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = reply
         try:
-            return await answer
+            return await reply
         finally:
             self._calls.pop(call_id, None)
 
@@ -228,17 +249,17 @@ class EngineClient:
             self.is_leaving = True
             self._on_change()
             return
-        answer = self._calls.get(frame.call_id)
-        if answer is not None and not answer.done():
-            answer.set_result(frame)
+        reply = self._calls.get(frame.call_id)
+        if reply is not None and not reply.done():
+            reply.set_result(frame)
 
     def _deliver(self, event: TokenEvent) -> None:
-        mailbox = self._mailboxes.get(event.request_id)
-        if mailbox is None:  # aborted here while the event was on its way
+        queue = self._queues.get(event.request_id)
+        if queue is None:  # aborted here while the event was on its way
             return
         if event.finish_reason is not None:
-            del self._mailboxes[event.request_id]
-        mailbox.deliver(event)
+            del self._queues[event.request_id]
+        queue.put(event)
 
     def _deliver_kv_events(self, frame: KvEvents | KvEventsEnded) -> None:
         follower = self._kv_followers.get(frame.call_id)
@@ -257,12 +278,12 @@ class EngineClient:
         self._channel.close()
         message = f"scheduler {self.address.replica} was lost: {reason}"
         error = ErrorInfo("Unavailable", message, retry_after=1)
-        mailboxes, self._mailboxes = self._mailboxes, {}
-        for request_id, mailbox in mailboxes.items():
-            mailbox.deliver(TokenEvent(request_id, finish_reason="error", error=error))
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(Unavailable(message, retry_after=1))
+        queues, self._queues = self._queues, {}
+        for request_id, queue in queues.items():
+            queue.put(TokenEvent(request_id, finish_reason="error", error=error))
+        for reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(Unavailable(message, retry_after=1))
         followers, self._kv_followers = self._kv_followers, {}
         for follower in followers.values():
             follower.lost(self)

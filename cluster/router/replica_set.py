@@ -1,7 +1,7 @@
 """The scheduler replicas that a router knows, and which of them gets a request.
 
-Owns the connections: opens them, watches them, replaces them; and gathers what a placement is
-decided by. Knows nothing of HTTP or of text.
+Owns the connections: opens them, watches them, replaces them; and gathers what the load balancer
+decides by.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ from cluster.request import Request
 from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
 from cluster.router.engine_client import EngineClient
-from cluster.router.load_balancer import Candidate, place
-from cluster.router.prefix_affinity import PrefixAffinity
+from cluster.router.load_balancer import Candidate, PrefixAffinity, choose_replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class ReplicaSet:
             Unavailable: if none is connected.
         """
         staying = [client for client in self.clients if not client.is_leaving]
-        # If none has told that it is ready, the error of any tells what is the matter.
+        # If none is known to be ready, the error of any says what is the matter.
         clients = [client for client in staying if client.is_ready] or staying
         if not clients:
             raise Unavailable("no scheduler is up", retry_after=self._config.retry_after)
@@ -72,7 +71,7 @@ class ReplicaSet:
             )
             for client in clients
         ]
-        chosen = clients[candidates.index(place(request.adapter, candidates))]
+        chosen = clients[candidates.index(choose_replica(request.adapter, candidates))]
         self._prefixes.note(chain, chosen.address.replica)
         return chosen
 

@@ -1,7 +1,6 @@
-"""One router: what the routes share.
+"""One router: what all calls share.
 
-Owns the tokenizer, the keys, the connections to schedulers and the limit on calls in flight. Knows
-nothing of routes or of OpenAI's formats.
+Owns the tokenizer, the connections to schedulers and the limit on answers in flight.
 """
 
 import asyncio
@@ -12,22 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
-
 from cluster.adapters.records import AdapterRecord, UnloadResult
 from cluster.errors import InvalidRequest, Overloaded, Unavailable
 from cluster.request import BASE, Request
-from cluster.router.auth import ANYONE, KeyRing, Principal
 from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
 from cluster.router.generation import Generation
 from cluster.router.metrics.aggregation import MetricsAggregation
 from cluster.router.metrics.request_metrics import RouterMetrics
-from cluster.router.model_names import Model, ModelResolver
-from cluster.router.output_processor import OutputProcessor
+from cluster.router.model_resolver import ModelResolver, ResolvedModel
+from cluster.router.output_processor import OutputProcessor, TextOptions
 from cluster.router.replica_set import ReplicaSet
 from cluster.router.tokenizer import Tokenizer
-from cluster.router.validation import TextOptions
 
 # What is longer is rendered and tokenized in a thread, away from the streams.
 INLINE_CHARACTERS = 4096
@@ -35,7 +30,7 @@ INLINE_MESSAGES = 64
 
 
 class Router:
-    """The state behind the HTTP face; belongs to one event loop from `start` to `close`."""
+    """The state behind the HTTP API; belongs to one event loop from `start` to `close`."""
 
     def __init__(self, config: RouterConfig, backend: Backend) -> None:
         self.config = config
@@ -44,30 +39,32 @@ class Router:
         self.started_at = int(time.time())
         self.tokenizer = Tokenizer.load(Path(config.model_dir))
         self.metrics = RouterMetrics(config.model_name, config.max_adapter_labels)
-        self.fleet = MetricsAggregation(
+        self.aggregation = MetricsAggregation(
             self.router_id, self.metrics, backend, config.health_timeout
         )
         self.models = ModelResolver(config.model_name, backend)
-        self.schedulers = ReplicaSet(backend, config)
+        self.replicas = ReplicaSet(backend, config)
         self.is_draining = False
         self.num_in_flight = 0  # answers
-        self._keys = KeyRing.load(Path(config.api_key_file)) if config.api_key_file else None
         self._num_requests = 0
         self._running: tuple[asyncio.Task[None], ...] = ()
 
     async def start(self) -> None:
         """Connect to the schedulers that are up and keep looking for others."""
         with suppress(Unavailable):
-            await self.schedulers.refresh()
-        self._running = (asyncio.create_task(self._run()), asyncio.create_task(self.fleet.run()))
+            await self.replicas.refresh()
+        self._running = (
+            asyncio.create_task(self._run()),
+            asyncio.create_task(self.aggregation.run()),
+        )
 
     async def close(self) -> None:
         """End all calls and connections."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        await self.schedulers.close()
-        await self.fleet.close()
+        await self.replicas.close()
+        await self.aggregation.close()
 
     async def drain(self) -> None:
         """Let this and all other routers refuse new calls; those in flight go on.
@@ -80,7 +77,7 @@ class Router:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.schedulers.run())
+            tasks.create_task(self.replicas.run())
             tasks.create_task(self._follow_drain())
 
     async def _follow_drain(self) -> None:
@@ -89,16 +86,6 @@ class Router:
             with suppress(Unavailable):  # the pool is away: nobody can drain the cluster either
                 self.is_draining = await self.backend.is_drained() or self.is_draining
             await asyncio.sleep(self.config.refresh_interval)
-
-    def authenticate(self, http: HttpRequest) -> Principal:
-        """Return who calls.
-
-        Raises:
-            Unauthorized: if keys are on and the call has none that is known.
-        """
-        if self._keys is None:
-            return ANYONE
-        return self._keys.identify(http.headers.get("authorization"))
 
     async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the tokens of a prompt.
@@ -137,19 +124,24 @@ class Router:
         return f"{request_id}-{self._num_requests}"
 
     def generate(
-        self, model: Model, prompts: Sequence[tuple[Request, ...]], options: TextOptions
+        self,
+        model: ResolvedModel,
+        prompts: Sequence[tuple[Request, ...]],
+        options: TextOptions,
+        arrival: float,
     ) -> Generation:
         """Return the context in which the requests of one call run: for each prompt, its choices.
 
+        `arrival` is when the call came, in seconds of `time.monotonic`: latencies count from there.
         Entering it raises Overloaded if the router has as many answers in flight as it may, and
         Unavailable if it is being drained or no scheduler is up.
         """
-        answers = [
+        processors = [
             tuple(OutputProcessor(self.tokenizer, request, options) for request in choices)
             for choices in prompts
         ]
-        metrics = self.metrics.call(model.names, [len(choices) for choices in prompts])
-        return Generation(answers, self.schedulers, metrics, self._admit)
+        metrics = self.metrics.call(model.names, [len(choices) for choices in prompts], arrival)
+        return Generation(processors, self.replicas, metrics, self._admit)
 
     async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
         """Give an adapter directory a name.
@@ -174,7 +166,7 @@ class Router:
         return result
 
     def _admit(self, count: int) -> Callable[[], None]:
-        """Take a place for each answer of a call; return what gives them back."""
+        """Count in the answers of a call; return what counts them out."""
         if self.is_draining:
             self.metrics.rejected("draining")
             raise Unavailable("the cluster is being drained", retry_after=self.config.retry_after)

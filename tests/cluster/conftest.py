@@ -108,7 +108,7 @@ class Serving:
 
     async def _start(self) -> None:
         self.backend.addresses = tuple([await fake.start() for fake in self.schedulers])
-        await self.router.schedulers.refresh()
+        await self.router.replicas.refresh()
         await self.router.start()
         self._serving = asyncio.run_coroutine_threadsafe(
             self._server.serve([self._socket]), self.loop

@@ -7,7 +7,7 @@ import helm_python
 import pytest
 import yaml
 
-from cluster.router.auth import KeyRing
+from cluster.api.auth import KeyRing
 from deploy.config import ServeConfig
 from tests.helm.charts import CHART, ROOT, VALUES, chart, render, served
 from tests.helm.schemas import KUBERAY, KUBERNETES

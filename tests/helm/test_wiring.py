@@ -25,7 +25,8 @@ OF_SERVERS = {"head", "router", "scheduler", "server"}
 
 @EVERY_SET
 def test_every_probe_asks_a_port_that_is_there_and_a_route_that_is_served(name: str) -> None:
-    routes: Any = operation_routes(None)  # type: ignore[arg-type]  # asked for its paths only
+    # Asked for its paths only.
+    routes: Any = operation_routes(None, None)  # type: ignore[arg-type]
     paths = {route.path for route in routes.routes}
     paths |= set(ray_facts()["paths"])
     for component, template in pod_templates(rendered(name)).items():

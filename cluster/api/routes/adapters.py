@@ -3,14 +3,13 @@
 Knows nothing of what an adapter is made of.
 """
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
 from cluster.adapters.records import AdapterRecord
-from cluster.api.http import body_of, read_body
-from cluster.api.pagination import page_of
+from cluster.api.auth import KeyRing
+from cluster.api.http import body_of, json_response, page_query, read_body
 from cluster.api.schemas.adapters import (
     AdapterList,
     LoadAdapterBody,
@@ -20,8 +19,7 @@ from cluster.api.schemas.adapters import (
     entry_of,
     places,
 )
-from cluster.errors import NotFound
-from cluster.router.error_responses import MODEL_NOT_FOUND, model_not_found
+from cluster.errors import MODEL_NOT_FOUND, NotFound, model_not_found
 from cluster.router.router import Router
 
 
@@ -30,33 +28,29 @@ def wants_json(http: HttpRequest) -> bool:
     return "application/json" in http.headers.get("accept", "")
 
 
-def _json(body: object) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
-
-
 def _has_body(http: HttpRequest) -> bool:
     return http.headers.get("content-length", "0") != "0" or "transfer-encoding" in http.headers
 
 
 async def _shown(router: Router, record: AdapterRecord) -> Response:
-    return _json(entry_of(record, places(await router.schedulers.reports())))
+    return json_response(entry_of(record, places(await router.replicas.reports())))
 
 
-def adapter_routes(router: Router) -> APIRouter:
+def adapter_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of adapters."""
     routes = APIRouter()
-    _add_loading(routes, router)
-    _add_versions(routes, router)
-    _add_listing(routes, router)
+    _add_loading(routes, router, keys)
+    _add_versions(routes, router, keys)
+    _add_listing(routes, router, keys)
     return routes
 
 
-def _add_loading(routes: APIRouter, router: Router) -> None:
+def _add_loading(routes: APIRouter, router: Router, keys: KeyRing) -> None:
     max_bytes = router.config.max_body_bytes
 
     @routes.post("/v1/load_lora_adapter", openapi_extra=body_of(LoadAdapterBody))
     async def load_lora_adapter(http: HttpRequest) -> Response:
-        router.authenticate(http).require_admin()
+        keys.authenticate(http).require_admin()
         body = await read_body(http, LoadAdapterBody, max_bytes)
         body.refuse_extras()
         name = body.lora_name
@@ -67,48 +61,48 @@ def _add_loading(routes: APIRouter, router: Router) -> None:
 
     @routes.post("/v1/unload_lora_adapter", openapi_extra=body_of(UnloadAdapterBody))
     async def unload_lora_adapter(http: HttpRequest) -> Response:
-        router.authenticate(http).require_admin()
+        keys.authenticate(http).require_admin()
         body = await read_body(http, UnloadAdapterBody, max_bytes)
         body.refuse_extras()
         force = body.force or http.query_params.get("force", "").lower() in ("true", "1")
         result = await router.unload(body.lora_name, force)
         if wants_json(http):
-            return _json(result)
+            return json_response(result)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-def _add_versions(routes: APIRouter, router: Router) -> None:
+def _add_versions(routes: APIRouter, router: Router, keys: KeyRing) -> None:
     max_bytes = router.config.max_body_bytes
 
     @routes.post("/v1/adapters/{name:path}/rollback", openapi_extra=body_of(RollbackBody))
     async def roll_back(http: HttpRequest, name: str) -> Response:
-        router.authenticate(http).require_admin()
+        keys.authenticate(http).require_admin()
         body = await read_body(http, RollbackBody, max_bytes) if _has_body(http) else RollbackBody()
         body.refuse_extras()
         return await _shown(router, await router.backend.rollback(name, body.version))
 
     @routes.post("/v1/adapters/{name:path}/split", openapi_extra=body_of(SplitBody))
     async def split(http: HttpRequest, name: str) -> Response:
-        router.authenticate(http).require_admin()
+        keys.authenticate(http).require_admin()
         body = await read_body(http, SplitBody, max_bytes)
         shares = {int(version): share for version, share in body.root.items()}
         return await _shown(router, await router.backend.split(name, shares))
 
 
-def _add_listing(routes: APIRouter, router: Router) -> None:
+def _add_listing(routes: APIRouter, router: Router, keys: KeyRing) -> None:
     @routes.get("/v1/adapters")
     async def list_adapters(http: HttpRequest) -> Response:
-        principal = router.authenticate(http)
-        page = page_of(http)
-        by_digest = places(await router.schedulers.reports())
+        principal = keys.authenticate(http)
+        page = page_query(http)
+        by_digest = places(await router.replicas.reports())
         usable = [r for r in await router.backend.records() if principal.may_use(r.name)]
         records, has_more = page.cut(usable)
         entries = [entry_of(record, by_digest) for record in records]
-        return _json(AdapterList(entries, has_more, records[-1].name if records else None))
+        return json_response(AdapterList(entries, has_more, records[-1].name if records else None))
 
     @routes.get("/v1/adapters/{name:path}")
     async def retrieve_adapter(http: HttpRequest, name: str) -> Response:
-        router.authenticate(http).require_adapter(name)
+        keys.authenticate(http).require_adapter(name)
         try:
             return await _shown(router, await router.backend.record(name))
         except NotFound as error:

@@ -16,13 +16,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from cluster.api.http import EventStream
-from cluster.api.schemas.responses import sse
+from cluster.api.auth import KeyRing
+from cluster.api.http import EventStream, sse
 from cluster.errors import Overloaded, TopworkError, Unavailable
 from cluster.kv_events import AllBlocksCleared, KvEventBatch, json_event
-from cluster.request import ErrorInfo
+from cluster.request import ErrorInfo, error_from
 from cluster.router.engine_client import EngineClient
-from cluster.router.error_responses import from_wire
 from cluster.router.replica_set import ReplicaSet
 from cluster.router.router import Router
 
@@ -88,7 +87,7 @@ class KvReader:
 
     def ended(self, client: EngineClient, error: ErrorInfo) -> None:
         """Learn that a scheduler lets this reader go."""
-        self._error = from_wire(error)
+        self._error = error_from(error)
         self.let_go.set()
         self._arrived.set()
 
@@ -149,7 +148,7 @@ class KvEventStream(EventStream):
             await asyncio.gather(sending, letting_go, return_exceptions=True)
 
 
-def kv_event_routes(router: Router) -> APIRouter:
+def kv_event_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the route of KV events."""
     routes = APIRouter()
     readers: set[KvReader] = set()
@@ -172,12 +171,12 @@ def kv_event_routes(router: Router) -> APIRouter:
         sequence number; every later batch has the next number. AllBlocksCleared comes as well when
         a replica is lost.
         """
-        router.authenticate(http).require_admin()
+        keys.authenticate(http).require_admin()
         if len(readers) >= MAX_READERS:
             raise Overloaded(f"{MAX_READERS} readers of KV events are served already")
-        if not router.schedulers.clients:
+        if not router.replicas.clients:
             raise Unavailable("no scheduler is up", retry_after=router.config.retry_after)
-        reader = KvReader(router.schedulers)
+        reader = KvReader(router.replicas)
         events = stream(reader)
         return KvEventStream(await anext(events), events, reader.let_go)
 

@@ -3,16 +3,15 @@
 Knows nothing of schedulers.
 """
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.adapters.records import AdapterRecord
-from cluster.api.pagination import page_of
+from cluster.api.auth import KeyRing
+from cluster.api.http import json_response, page_query
 from cluster.api.schemas.responses import ModelCard, ModelList
-from cluster.errors import NotFound
-from cluster.router.error_responses import model_not_found
+from cluster.errors import NotFound, model_not_found
 from cluster.router.router import Router
 
 
@@ -37,23 +36,23 @@ def _adapter_card(router: Router, record: AdapterRecord) -> ModelCard:
     )
 
 
-def model_routes(router: Router) -> APIRouter:
+def model_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of models."""
     routes = APIRouter()
 
     @routes.get("/v1/models")
     async def list_models(http: HttpRequest) -> Response:
-        principal = router.authenticate(http)
-        page = page_of(http)
+        principal = keys.authenticate(http)
+        page = page_query(http)
         cards = [] if page.after else [_base_card(router)]
         usable = [r for r in await router.backend.records() if principal.may_use(r.name)]
         records, _ = page.cut(usable)
         cards += [_adapter_card(router, record) for record in records]
-        return Response(msgspec.json.encode(ModelList(cards)), media_type="application/json")
+        return json_response(ModelList(cards))
 
     @routes.get("/v1/models/{name:path}")
     async def retrieve_model(http: HttpRequest, name: str) -> Response:
-        principal = router.authenticate(http)
+        principal = keys.authenticate(http)
         if name == router.config.model_name:
             card = _base_card(router)
         else:
@@ -62,6 +61,6 @@ def model_routes(router: Router) -> APIRouter:
                 card = _adapter_card(router, await router.backend.record(name))
             except NotFound:
                 raise model_not_found(name) from None
-        return Response(msgspec.json.encode(card), media_type="application/json")
+        return json_response(card)
 
     return routes

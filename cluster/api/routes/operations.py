@@ -7,20 +7,17 @@ those that have just been added and are not up yet.
 import asyncio
 import time
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.adapters.records import AdapterRecord
+from cluster.api.auth import KeyRing
+from cluster.api.http import json_response
 from cluster.errors import Unavailable
 from cluster.router.metrics.exposition import CONTENT_TYPE, View, exposition
 from cluster.router.replica_set import Report
 from cluster.router.router import Router
-
-
-def _json(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
 def reasons_against_health(reports: tuple[Report, ...]) -> list[str]:
@@ -52,7 +49,7 @@ def _rest_of(report: Report) -> dict[str, object]:
 async def _view(router: Router) -> View:
     """Return what the metrics of the whole are drawn from, as of now."""
     config = router.config
-    page, reports = await asyncio.gather(router.fleet.look(), router.schedulers.reports())
+    page, reports = await asyncio.gather(router.aggregation.look(), router.replicas.reports())
     records: tuple[AdapterRecord, ...] | None
     try:
         records = await router.backend.records()
@@ -70,29 +67,31 @@ async def _view(router: Router) -> View:
     )
 
 
-def operation_routes(router: Router) -> APIRouter:
+def operation_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of operations; all but draining are open to everyone."""
     routes = APIRouter()
 
     @routes.get("/health")
     async def health() -> Response:
-        reasons = reasons_against_health(await router.schedulers.reports())
+        reasons = reasons_against_health(await router.replicas.reports())
         if reasons:
-            return _json({"status": "unhealthy", "reasons": reasons}, 503)
-        return _json({"status": "ok"})
+            return json_response({"status": "unhealthy", "reasons": reasons}, 503)
+        return json_response({"status": "ok"})
 
     @routes.get("/ready")
     async def ready() -> Response:
-        reports = await router.schedulers.reports()
+        reports = await router.replicas.reports()
         if router.is_draining:
-            return _json({"status": "draining"}, 503)
+            return json_response({"status": "draining"}, 503)
         if not any(report.status is not None and report.status.ready for report in reports):
-            return _json({"status": "not ready", "reasons": reasons_against_health(reports)}, 503)
-        return _json({"status": "ready"})
+            return json_response(
+                {"status": "not ready", "reasons": reasons_against_health(reports)}, 503
+            )
+        return json_response({"status": "ready"})
 
     @routes.get("/version")
     async def version() -> Response:
-        return _json({"version": router.config.version})
+        return json_response({"version": router.config.version})
 
     @routes.get("/metrics")
     async def metrics() -> Response:
@@ -102,10 +101,10 @@ def operation_routes(router: Router) -> APIRouter:
 
     @routes.post("/v1/drain")
     async def drain(http: HttpRequest) -> Response:
-        router.authenticate(http).require_admin()
+        keys.authenticate(http).require_admin()
         await router.drain()
-        reports = await router.schedulers.reports()
-        return _json(
+        reports = await router.replicas.reports()
+        return json_response(
             {
                 "status": "draining",
                 "refusing": f"all routers, within {router.config.refresh_interval:g} s",

@@ -12,12 +12,13 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from cluster.api.auth import KeyRing
+from cluster.api.error_responses import error_response_as
 from cluster.api.http import body_of, read_body
 from cluster.api.schemas.adapters import AdapterName, AdapterPath
+from cluster.api.schemas.requests import Body
 from cluster.errors import TopworkError, Unavailable
-from cluster.router.auth import Principal
-from cluster.router.bodies import Body
-from cluster.router.error_responses import error_as
+from cluster.router.principal import Principal
 from cluster.router.router import Router
 
 MAX_SHOWN = 1000  # adapters in one answer
@@ -55,7 +56,7 @@ async def _loaded(router: Router, principal: Principal, first: str) -> dict[str,
     return {record.name: record.path for record in islice(records, MAX_SHOWN)}
 
 
-def sglang_routes(router: Router) -> APIRouter:
+def sglang_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes."""
     routes = APIRouter()
     max_bytes = router.config.max_body_bytes
@@ -63,12 +64,12 @@ def sglang_routes(router: Router) -> APIRouter:
     async def answered(http: HttpRequest, work: Callable[[], Awaitable[str]]) -> Response:
         """Do the work, which returns the name it was about, for an admin."""
         try:
-            principal = router.authenticate(http)
+            principal = keys.authenticate(http)
             principal.require_admin()
             name = await work()
             update = LoraUpdate(True, loaded_adapters=await _loaded(router, principal, name))
         except TopworkError as error:
-            return error_as(LoraUpdate(False, error.message), error)
+            return error_response_as(LoraUpdate(False, error.message), error)
         return Response(msgspec.json.encode(update), media_type="application/json")
 
     @routes.post("/load_lora_adapter", openapi_extra=body_of(SglangLoadBody))

@@ -10,13 +10,14 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.http import body_of, read_body
+from cluster.api.auth import KeyRing
+from cluster.api.http import body_of, json_response, read_body
+from cluster.api.request_builder import check_token_ids
 from cluster.api.routes.chat import conversation_tokens
+from cluster.api.schemas.requests import ConversationBody, DetokenizeBody, TokenizeBody
 from cluster.errors import InvalidRequest
-from cluster.router.auth import Principal
+from cluster.router.principal import Principal
 from cluster.router.router import Router
-from cluster.router.schemas import ConversationBody, DetokenizeBody, TokenizeBody
-from cluster.router.validation import check_token_ids
 
 
 class Tokens(msgspec.Struct):
@@ -47,13 +48,13 @@ async def _tokens(router: Router, body: TokenizeBody) -> tuple[int, ...]:
     return await conversation_tokens(router, talk, bool(body.add_special_tokens))
 
 
-def tokenize_routes(router: Router) -> APIRouter:
+def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of the tokenizer."""
     routes = APIRouter()
 
     @routes.post("/tokenize", openapi_extra=body_of(TokenizeBody))
     async def tokenize(http: HttpRequest) -> Response:
-        principal = router.authenticate(http)
+        principal = keys.authenticate(http)
         body = await read_body(http, TokenizeBody, router.config.max_body_bytes)
         body.refuse_extras()
         await _check_model(router, body.model, principal)
@@ -64,16 +65,16 @@ def tokenize_routes(router: Router) -> APIRouter:
             else None
         )
         reply = Tokens(len(token_ids), router.config.context_length, token_ids, texts)
-        return Response(msgspec.json.encode(reply), media_type="application/json")
+        return json_response(reply)
 
     @routes.post("/detokenize", openapi_extra=body_of(DetokenizeBody))
     async def detokenize(http: HttpRequest) -> Response:
-        principal = router.authenticate(http)
+        principal = keys.authenticate(http)
         body = await read_body(http, DetokenizeBody, router.config.max_body_bytes)
         body.refuse_extras()
         await _check_model(router, body.model, principal)
         check_token_ids(body.tokens, router.config, "tokens")
         text = await asyncio.to_thread(router.tokenizer.decode, body.tokens, False)
-        return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
+        return json_response({"prompt": text})
 
     return routes

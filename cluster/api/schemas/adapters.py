@@ -9,7 +9,7 @@ import msgspec
 from pydantic import ConfigDict, Field, RootModel
 
 from cluster.adapters.records import AdapterRecord, VersionRecord
-from cluster.router.bodies import Body
+from cluster.api.schemas.requests import Body
 from cluster.router.replica_set import Report
 from cluster.weighted_adapters import parts_of
 

@@ -1,16 +1,12 @@
 """The shapes of OpenAI's responses and stream chunks, as messages that encode themselves.
 
-Owns field names and order. A field that is UNSET is left out. Knows nothing of how the values
-come about.
+Owns field names and order. A field that is UNSET is left out.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-
-from cluster.router.output_processor import OutputProcessor
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -90,7 +86,7 @@ class ChatCompletion(msgspec.Struct):
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
-class Delta(msgspec.Struct):
+class DeltaMessage(msgspec.Struct):
     """What a chat answer grows by."""
 
     role: Literal["assistant"] | UnsetType = UNSET
@@ -101,7 +97,7 @@ class ChatChunkChoice(msgspec.Struct):
     """One answer in a chunk."""
 
     index: int
-    delta: Delta
+    delta: DeltaMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None | UnsetType = UNSET
@@ -160,52 +156,3 @@ class ModelList(msgspec.Struct):
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
-
-
-def usage_of(prompts: Sequence[Sequence[OutputProcessor]]) -> Usage:
-    """Return the counts of a call: each prompt once, and all its answers, shown or not.
-
-    The first answer to a prompt computes it for the others, so its cached tokens are the prompt's.
-    """
-    num_prompt_tokens = sum(len(answers[0].request.token_ids) for answers in prompts)
-    num_tokens = sum(answer.num_tokens for answers in prompts for answer in answers)
-    num_cached = sum(answers[0].num_cached_tokens for answers in prompts)
-    return Usage(
-        num_prompt_tokens,
-        num_tokens,
-        num_prompt_tokens + num_tokens,
-        PromptTokensDetails(num_cached),
-    )
-
-
-def sse(message: object) -> bytes:
-    """Return a message as one server-sent event."""
-    return b"data: " + _encode(message) + b"\n\n"
-
-
-class Mould:
-    """An event of a stream of which nothing changes but its text and its tokens."""
-
-    def __init__(self, make: Callable[[str, tuple[int, ...]], object]) -> None:
-        # What a client chose stands before these two places, so the last ones found are they.
-        whole = sse(make(_SOME_TEXT, _SOME_TOKENS))
-        rest, self._tells_tokens, tokens_end = whole.rpartition(_encode(_SOME_TOKENS))
-        self._start, found, text_end = (rest or tokens_end).rpartition(_encode(_SOME_TEXT))
-        assert found, "a mould without a place for the text"
-        self._middle = text_end if self._tells_tokens else b""
-        self._end = tokens_end if self._tells_tokens else text_end
-
-    def cast(self, text: str, token_ids: tuple[int, ...]) -> bytes:
-        """Return the event with this text and, if it tells any, these tokens."""
-        if self._tells_tokens:
-            tokens = _encode(token_ids)
-            return b"".join((self._start, _encode(text), self._middle, tokens, self._end))
-        return b"".join((self._start, _encode(text), self._end))
-
-
-_encode = msgspec.json.Encoder().encode
-_SOME_TEXT = "\0text\0"
-_SOME_TOKENS = (-(2**62), 2**62)
-
-
-SSE_DONE = b"data: [DONE]\n\n"

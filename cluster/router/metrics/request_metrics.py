@@ -84,12 +84,14 @@ class RouterMetrics:
             has_ended=has_ended,
         )
 
-    def call(self, names: tuple[str, ...], num_choices: Sequence[int]) -> "CallMetrics":
-        """Return the moments of a call that arrives now, with so many answers to each prompt.
+    def call(
+        self, names: tuple[str, ...], num_choices: Sequence[int], arrival: float
+    ) -> "CallMetrics":
+        """Return the moments of a call with so many answers to each prompt.
 
         `names` are the base model's or those of the adapters in it; together they have one label.
         """
-        return CallMetrics(self, self._label(names), num_choices)
+        return CallMetrics(self, self._label(names), num_choices, arrival)
 
     def responded(self, route: str, code: int) -> None:
         """Count an HTTP response."""
@@ -121,20 +123,20 @@ class RouterMetrics:
         """Count an answer's end."""
         self._add("requests", 1, self._model, self._kept(label), reason)
 
-    def prompted(self, label: str, answer: OutputProcessor) -> None:
-        """Count the tokens of a prompt; `answer` is the first to it."""
+    def prompted(self, label: str, output: OutputProcessor) -> None:
+        """Count the tokens of a prompt; `output` is the first to it."""
         labels = self._model, self._kept(label)
-        self._add("prompt_tokens", len(answer.request.token_ids), *labels)
-        self._add("cached_prompt_tokens", answer.num_cached_tokens, *labels)
+        self._add("prompt_tokens", len(output.request.token_ids), *labels)
+        self._add("cached_prompt_tokens", output.num_cached_tokens, *labels)
 
     def answered(
-        self, label: str, answer: OutputProcessor, seconds: float, decoding: float
+        self, label: str, output: OutputProcessor, seconds: float, decoding: float
     ) -> None:
         """Count the tokens of an answer, `seconds` after the call, `decoding` after its first."""
-        self._add("generation_tokens", answer.num_tokens, self._model, self._kept(label))
+        self._add("generation_tokens", output.num_tokens, self._model, self._kept(label))
         self._histograms["e2e_request_latency_seconds"].observe(seconds)
-        if answer.num_tokens > 1:
-            per_token = decoding / (answer.num_tokens - 1)
+        if output.num_tokens > 1:
+            per_token = decoding / (output.num_tokens - 1)
             self._histograms["time_per_output_token_seconds"].observe(per_token)
 
     def forget_adapter(self, adapter: str) -> None:
@@ -165,12 +167,14 @@ class RouterMetrics:
 
 
 class CallMetrics:
-    """The moments of one call."""
+    """The moments of one call, which came at `arrival`, in seconds of `time.monotonic`."""
 
-    def __init__(self, metrics: RouterMetrics, label: str, num_choices: Sequence[int]) -> None:
+    def __init__(
+        self, metrics: RouterMetrics, label: str, num_choices: Sequence[int], arrival: float
+    ) -> None:
         self._metrics = metrics
         self._label = label
-        self._arrival = time.monotonic()
+        self._arrival = arrival
         self._is_first_choice = [number == 0 for count in num_choices for number in range(count)]
         self._first: list[float | None] = [None] * sum(num_choices)
         self._latest: list[float] = [self._arrival] * sum(num_choices)
@@ -187,16 +191,16 @@ class CallMetrics:
             self._metrics.next_token((now - self._latest[index]) / count)
         self._latest[index] = now
 
-    def finished(self, index: int, answer: OutputProcessor) -> None:
-        """Note the end of one answer."""
-        assert answer.finish_reason is not None, "an answer that goes on"
+    def finished(self, index: int, output: OutputProcessor) -> None:
+        """Note the end of one output."""
+        assert output.finish_reason is not None, "an answer that goes on"
         now = time.monotonic()
         first = self._first[index]
         decoding = 0.0 if first is None else now - first
-        self._metrics.ended(self._label, answer.finish_reason)
+        self._metrics.ended(self._label, output.finish_reason)
         if self._is_first_choice[index]:
-            self._metrics.prompted(self._label, answer)
-        self._metrics.answered(self._label, answer, now - self._arrival, decoding)
+            self._metrics.prompted(self._label, output)
+        self._metrics.answered(self._label, output, now - self._arrival, decoding)
 
     def disconnected(self) -> None:
         """Note that the client is gone."""

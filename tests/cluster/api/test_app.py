@@ -313,7 +313,7 @@ def test_a_scheduler_that_dies_is_a_503_and_the_next_one_is_found(
 
     async def replace() -> None:
         serving.backend.addresses = (await fake.start(),)
-        await serving.router.schedulers.refresh()
+        await serving.router.replicas.refresh()
 
     serving.run(replace())
     serving.schedulers.append(fake)

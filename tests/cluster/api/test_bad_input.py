@@ -84,6 +84,15 @@ def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
             "only parts of type text",
         ),
         (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]},
+            "messages.0.content.0.b",
+            "is not supported",
+        ),
+        ({"request_id": "a b"}, "request_id", "should match pattern"),
+        ({"request_id": "x" * 65}, "request_id", "should match pattern"),
+        ({"request_id": 7}, "request_id", "valid string"),
+        ({"request_id": "a", "rid": "b"}, "rid", "is not the request_id"),
+        (
             {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
             "messages.0.tool_calls",
             "is not supported",
@@ -244,3 +253,31 @@ def test_a_request_id_is_honoured_but_not_trusted(serve: Callable[..., Any]) -> 
     assert len(httpx.get(f"{serving.url}/version").headers["X-Request-Id"]) == 32
     ids = [request.request_id for request in serving.schedulers[0].submitted]
     assert len(set(ids)) == 3
+
+
+@pytest.mark.parametrize("param", ["request_id", "rid"])
+def test_a_request_id_in_a_body_names_the_call_before_one_that_a_proxy_gave(
+    serve: Callable[..., Any], param: str
+) -> None:
+    serving = serve(FakeScheduler())
+    serving.run(serving.backend.load("json", "/a/json", False, False))
+    reply = httpx.post(
+        f"{serving.url}/v1/completions",
+        json={"model": "json", "prompt": "a", "max_tokens": 1, param: "job-8"},
+        headers={"X-Request-Id": "proxys-own"},
+    )
+    assert reply.json()["id"] == "cmpl-job-8"
+    assert reply.headers["X-Request-Id"] == "proxys-own"
+    assert serving.backend.resolved == [("json", "job-8")]
+    (request,) = serving.schedulers[0].submitted
+    assert request.request_id.startswith("job-8-")
+
+
+def test_parts_of_text_may_say_nothing_else_by_null(serve: Callable[..., Any]) -> None:
+    serving = serve(FakeScheduler())
+    parts = [{"type": "text", "text": "a", "annotations": None}, {"type": "text", "text": "b"}]
+    messages: Any = [{"role": "user", "content": parts}]
+    serving.client().chat.completions.create(model="tiny", messages=messages, max_tokens=1)
+    (request,) = serving.schedulers[0].submitted
+    prompt = serving.router.tokenizer.decode(request.token_ids, skip_special_tokens=False)
+    assert prompt.startswith("<|im_start|>user\na\nb<|im_end|>")

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.api.choices import best, seeded
+from cluster.api.request_builder import seeded
+from cluster.api.response_builder import best
 from cluster.request import ErrorInfo, Request
-from cluster.router.output_processor import OutputDelta, TokenLogprob
+from cluster.router.output_processor import CompletionOutput, TokenLogprob
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script
 from tests.patience import PATIENCE
 from worker.protocol import SamplingParams
@@ -146,7 +147,7 @@ def test_the_best_answers_are_those_with_the_highest_mean_and_equals_keep_their_
     drawn: list[list[int]],
 ) -> None:
     answers = [
-        OutputDelta(
+        CompletionOutput(
             str(number), (), tuple(TokenLogprob(0, float(p), ()) for p in logprobs), "stop", None
         )
         for number, logprobs in enumerate(drawn)
@@ -253,7 +254,7 @@ def test_a_client_that_leaves_aborts_the_choices_that_have_not_ended(
 
 async def until_ended(serving: Any, count: int) -> None:
     """Wait until the router has only the rest of its requests in flight."""
-    (client,) = serving.router.schedulers.clients
+    (client,) = serving.router.replicas.clients
     num_submitted = len(serving.schedulers[0].submitted)
     while client.num_in_flight > num_submitted - count:
         await client.status()

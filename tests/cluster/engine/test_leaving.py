@@ -8,8 +8,7 @@ from cluster.adapters.service.scheduler_links import SchedulerLinks
 from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from cluster.request import Request
-from cluster.router.engine_client import EngineClient
-from cluster.router.event_queue import EventQueue
+from cluster.router.engine_client import EngineClient, EventQueue
 from tests.cluster.adapters.service.replicas import Replica, connector
 from tests.cluster.engine.small_engine import World, world_with
 from worker.protocol import SamplingParams
@@ -38,9 +37,7 @@ async def test_a_drain_ends_when_the_last_router_has_its_answers_and_has_hung_up
             await EngineClient.connect(world.address, lambda: None)
         reasons: dict[str, str | None] = {}
         while len(reasons) < 2:
-            reasons |= {
-                e.request_id: e.finish_reason for e in await queue.receive() if e.finish_reason
-            }
+            reasons |= {e.request_id: e.finish_reason for e in await queue.get() if e.finish_reason}
         assert reasons == {"a": "length", "late": "length"}
         assert not draining.done()
         client.close("it leaves")

@@ -8,7 +8,7 @@ from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from cluster.request import Request, TokenEvent
 from cluster.router.config import RouterConfig
-from cluster.router.event_queue import EventQueue
+from cluster.router.engine_client import EventQueue
 from cluster.router.replica_set import ReplicaSet
 from cluster.router.testing.fake_backend import FakeBackend
 from cluster.router.testing.fake_scheduler import SECRET, FakeScheduler, Script
@@ -38,9 +38,9 @@ def test_an_adapter_stays_with_its_replica_until_that_one_is_much_busier() -> No
         assert homes == {"0", "1", "2"}
         home = schedulers.choose(request("", "x"))
         assert all(schedulers.choose(request("", "x")) is home for _ in range(5))
-        mailbox = EventQueue()
+        queue = EventQueue()
         for number in range(30):
-            schedulers.choose(request("", "x")).submit((request(str(number), "x"),), mailbox)
+            schedulers.choose(request("", "x")).submit((request(str(number), "x"),), queue)
         loads = sorted(client.num_in_flight for client in schedulers.clients)
         assert sum(loads) == 30
         assert loads[-1] <= 13  # 1.25 of the average, rounded up
@@ -57,11 +57,11 @@ def test_events_of_a_lost_connection_end_with_unavailable() -> None:
         schedulers = ReplicaSet(FakeBackend(await fake.start()), CONFIG)
         await schedulers.refresh()
         client = schedulers.choose(request("", "base"))
-        mailbox = EventQueue()
-        client.submit((request("r", max_tokens=9),), mailbox)
+        queue = EventQueue()
+        client.submit((request("r", max_tokens=9),), queue)
         events: list[TokenEvent] = []
         while not events or events[-1].finish_reason is None:
-            events += await mailbox.receive()
+            events += await queue.get()
         assert len(events) == 3
         assert events[-1].error is not None and events[-1].error.name == "Unavailable"
         assert client.closed
@@ -117,9 +117,9 @@ def test_a_scheduler_that_is_not_up_yet_is_found_later() -> None:
 async def sent_to(schedulers: ReplicaSet, asked: Request) -> str:
     """Place a request, run it to its end, and return the replica that had it."""
     client = schedulers.choose(asked)
-    mailbox = EventQueue()
-    client.submit((asked,), mailbox)
-    while (await mailbox.receive())[-1].finish_reason is None:
+    queue = EventQueue()
+    client.submit((asked,), queue)
+    while (await queue.get())[-1].finish_reason is None:
         pass
     return client.address.replica
 
@@ -168,8 +168,8 @@ async def test_a_replica_that_leaves_gets_nothing_more_and_is_left_when_it_has_a
     for fake in fakes:
         await fake.wait_until(lambda fake: fake.num_routers > 0)
     leaving = next(client for client in schedulers.clients if client.address.replica == "a")
-    mailbox = EventQueue()
-    leaving.submit((request("r"),), mailbox)
+    queue = EventQueue()
+    leaving.submit((request("r"),), queue)
     fakes[0].leave()
     await fakes[1].wait_until(lambda _: leaving.is_leaving)
     chosen = {schedulers.choose(request("", f"adapter {n}")).address.replica for n in range(20)}
@@ -178,7 +178,7 @@ async def test_a_replica_that_leaves_gets_nothing_more_and_is_left_when_it_has_a
     fakes[0].resume()
     events: list[TokenEvent] = []
     while not events or events[-1].finish_reason is None:
-        events += await mailbox.receive()
+        events += await queue.get()
     assert events[-1].finish_reason == "length"
     await fakes[0].wait_until(lambda fake: fake.num_routers == 0)
     running.cancel()

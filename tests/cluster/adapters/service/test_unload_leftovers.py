@@ -11,7 +11,7 @@ from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.service.actor import AdapterPoolActor
 from cluster.errors import NotFound
 from cluster.request import BASE, Request
-from cluster.router.event_queue import EventQueue
+from cluster.router.engine_client import EventQueue
 from tests.cluster.engine import life_world
 from tests.cluster.engine.life_model import BY_DIGEST, DIGESTS, SIZE, UNUSABLE, Disk
 from tests.cluster.engine.life_ranks import Launcher, turns
@@ -46,12 +46,12 @@ async def cluster(
 
 async def ask(replica: Replica, request_id: str, adapter: str, num_tokens: int = 4) -> str:
     """Return how a request ends: its finish reason, or the name of its error."""
-    mailbox = EventQueue()
+    queue = EventQueue()
     sampling = SamplingParams()
     request = Request(request_id, adapter, (3, 4, 5), sampling, max_tokens=num_tokens)
-    replica.client.submit((request,), mailbox)
+    replica.client.submit((request,), queue)
     while True:
-        for event in await mailbox.receive():
+        for event in await queue.get():
             if event.finish_reason is not None:
                 return event.finish_reason if event.error is None else event.error.name
 

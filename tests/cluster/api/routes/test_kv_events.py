@@ -17,8 +17,8 @@ import cluster.engine.kv_event_feed
 from cluster.messages import KvEventsEnded
 from cluster.request import BASE, ErrorInfo
 from cluster.router.testing.fake_scheduler import FakeScheduler
-from cluster.scheduler.kv_cache.namespace import namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
+from cluster.scheduler.kv_cache.radix_tree import namespace
 from tests.cluster.kv_mirror import Mirror
 from tests.patience import PATIENCE
 

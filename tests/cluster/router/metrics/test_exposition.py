@@ -186,7 +186,7 @@ def test_a_failure_of_our_own_is_counted_as_500(
     async def burn() -> None:
         raise RuntimeError("on fire")
 
-    monkeypatch.setattr(serving.router.schedulers, "reports", burn)
+    monkeypatch.setattr(serving.router.replicas, "reports", burn)
     assert httpx.get(f"{serving.url}/health").status_code == 500
     monkeypatch.undo()
     assert values(scrape(serving), "http_requests_total", route="/health", code="500") == [1]

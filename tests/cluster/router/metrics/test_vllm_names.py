@@ -11,7 +11,7 @@ RECORD = AdapterRecord("", None, 1, "/", 8, 1, (), False, "disk")
 
 
 def status(replica: str, *slots: SlotStatus, **fields: int) -> Status:
-    idle = EngineStatus(replica, lambda: 0.0).snapshot(1, None, None, {})
+    idle = EngineStatus(replica, lambda: 0.0, 4.0).snapshot(1, None, None, {})
     return structs.replace(idle, slots=slots, **fields)
 
 

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.api.auth import KeyRing
 from cluster.errors import Forbidden, Unauthorized
-from cluster.router.auth import ANYONE, KeyRing
+from cluster.router.principal import ANYONE
 
 
 @pytest.mark.parametrize(

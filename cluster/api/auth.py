@@ -1,65 +1,22 @@
-"""API keys: who calls, and what the caller may do.
+"""API keys: the file of keys, and whose key an HTTP call carries.
 
-Owns the file of keys and the comparison. Keys are kept as their SHA-256 only, and appear in no
-message. Knows nothing of adapters but their names.
+Keys are kept as their SHA-256 only, and appear in no message.
 """
 
 import hmac
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from starlette.requests import Request as HttpRequest
 
-from cluster.errors import Forbidden, Unauthorized
-from cluster.router.schemas import PRIORITY_MAX, PRIORITY_MIN
+from cluster.errors import Unauthorized
+from cluster.request import PRIORITY_MAX, PRIORITY_MIN
+from cluster.router.principal import ANYONE, Principal
 
 MAX_WEIGHT = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """A caller that is known; the base model is open to everyone."""
-
-    tenant: str  # "" if keys are off
-    adapters: frozenset[str] | None  # names it may use; None: all
-    admin: bool
-    min_priority: int  # smaller goes first; it may go no smaller
-    weight: int  # its share beside other tenants
-
-    def may_use(self, adapter: str) -> bool:
-        """Return whether requests may name this adapter."""
-        return self.adapters is None or adapter in self.adapters
-
-    def require_adapter(self, adapter: str, param: str = "model") -> None:
-        """Raise Forbidden unless requests may name this adapter, which `param` does."""
-        if not self.may_use(adapter):
-            raise Forbidden(f"this key may not use the model {adapter[:256]!r}", param)
-
-    def priority(self, wanted: int | None) -> int:
-        """Return the priority of a request that asks for one, or for none.
-
-        Raises:
-            Forbidden: if it would go before what this key allows.
-        """
-        if wanted is None:
-            return max(0, self.min_priority)
-        if wanted < self.min_priority:
-            raise Forbidden(
-                f"priority: {wanted} is less than {self.min_priority}, the least of this key",
-                "priority",
-            )
-        return wanted
-
-    def require_admin(self) -> None:
-        """Raise Forbidden unless the caller may change what is served."""
-        if not self.admin:
-            raise Forbidden("this call needs a key with admin right")
-
-
-ANYONE = Principal(tenant="", adapters=None, admin=True, min_priority=PRIORITY_MIN, weight=1)
 
 
 class KeyEntry(BaseModel):
@@ -82,9 +39,10 @@ _ENTRIES = TypeAdapter(list[KeyEntry])
 
 
 class KeyRing:
-    """The keys that are known; a ring without entries lets nobody in."""
+    """The keys that are known; a ring of none refuses all calls, unless keys are off."""
 
-    def __init__(self, entries: list[KeyEntry]) -> None:
+    def __init__(self, entries: list[KeyEntry], *, is_off: bool = False) -> None:
+        self._is_off = is_off  # anyone may do anything
         self._principals: list[tuple[bytes, Principal]] = []
         for number, entry in enumerate(entries):
             if (entry.key is None) == (entry.key_sha256 is None):
@@ -113,30 +71,39 @@ class KeyRing:
         try:
             document = yaml.safe_load(path.read_text())
         except yaml.YAMLError as error:
-            place = getattr(error, "problem_mark", None)
-            line = f" at line {place.line + 1}" if place is not None else ""
+            mark = getattr(error, "problem_mark", None)
+            line = f" at line {mark.line + 1}" if mark is not None else ""
             raise ValueError(f"{path} is not YAML{line}") from None
         try:
             return cls(_ENTRIES.validate_python(document))
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{path}: {place}: {first['msg']}") from None
+            field = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"{path}: {field}: {first['msg']}") from None
+
+    @classmethod
+    def of_file(cls, path: str | None) -> "KeyRing":
+        """Return the keys of a file as `load` does; without a file, keys are off."""
+        return cls([], is_off=True) if path is None else cls.load(Path(path))
+
+    def authenticate(self, http: HttpRequest) -> Principal:
+        """Return who calls; raises as `identify`."""
+        return ANYONE if self._is_off else self.identify(http.headers.get("authorization"))
 
     def identify(self, authorization: str | None) -> Principal:
         """Return whose key an Authorization header carries.
 
         Raises:
-            Unauthorized: if there is none, or nobody's.
+            Unauthorized: if there is none, or an unknown one.
         """
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Unauthorized("an API key is needed: Authorization: Bearer KEY")
         presented = sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        found: Principal | None = None
+        matching: Principal | None = None
         for digest, principal in self._principals:  # all of them, whichever matches
             if hmac.compare_digest(digest, presented):
-                found = principal
-        if found is None:
+                matching = principal
+        if matching is None:
             raise Unauthorized("unknown API key", code="invalid_api_key")
-        return found
+        return matching

@@ -1,18 +1,109 @@
 """The bodies of inference and of the tokenizer, as pydantic models.
 
-Owns types and single-value ranges. What fields mean together is `validation`'s.
+Owns types and single-value ranges, and what all bodies have in common: exact types, and the
+parameters of other servers. One that would change the answer and is not supported is refused by
+name; one that asks for nothing is accepted. What fields mean together is `request_builder`'s.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from cluster.router.bodies import Body
+from cluster.errors import InvalidRequest
+from cluster.request import PRIORITY_MAX, PRIORITY_MIN
 
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
-PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
 MAX_LORA_ENTRIES = 8  # of one sum
 MAX_LORA_WEIGHT = 100
+
+# Said of the call or of the caller, not of the answer.
+HARMLESS = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "store",
+        "user",
+    }
+)
+
+# Parameters that other servers know, with the values beside null that ask for nothing.
+NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
+    "added_tokens_config": ({},),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),  # of chats; completions have it
+    "chat_template": (),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "http_worker_ipc": (),
+    "include_reasoning": (True,),
+    "kv_transfer_params": (),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "lora_id": (),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "request_id": (),  # of calls for text; they have it
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "rid": (),  # likewise
+    "service_tier": ("auto", "default"),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "web_search_options": (),
+}
+
+
+class Body(BaseModel):
+    """A JSON object from outside: exact types, finite numbers."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
+
+    def refuse_extras(self, where: str = "") -> None:
+        """Check that all that is not a field asks for nothing.
+
+        Raises:
+            InvalidRequest: naming the first parameter, by name, that is not supported.
+        """
+        for name, value in sorted((self.model_extra or {}).items()):
+            if name in HARMLESS or (name in NEUTRAL_VALUES and value is None):
+                continue
+            if _is_neutral(value, NEUTRAL_VALUES.get(name, ())):
+                continue
+            known = "is not supported" if name in NEUTRAL_VALUES else "is not a known parameter"
+            raise InvalidRequest(
+                f"{where}{name[:100]} {known}", where + name[:100], "unsupported_parameter"
+            )
+
+
+def _is_neutral(value: JsonValue, neutral: tuple[JsonValue, ...]) -> bool:
+    # True == 1 in Python, and best_of=true is not best_of=1
+    return any(value == other and type(value) is type(other) for other in neutral)
+
+
+RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 
 class LoraEntry(Body):
@@ -61,6 +152,8 @@ class GenerationBody(Body):
     n: Annotated[int | None, Field(ge=1)] = None
     priority: Annotated[int | None, Field(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = None
     return_token_ids: bool | None = None
+    request_id: RequestId | None = None  # goes before the header X-Request-Id
+    rid: RequestId | None = None  # SGLang's word for it
 
 
 class Message(Body):

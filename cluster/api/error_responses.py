@@ -1,7 +1,6 @@
 """Errors as HTTP responses in OpenAI's shape.
 
-Owns the body {"error": {message, type, param, code}} and the headers that go with it. Knows
-nothing of why an error was raised.
+Owns the body {"error": {message, type, param, code}} and the headers that go with it.
 """
 
 from typing import Any
@@ -13,10 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from cluster.errors import BY_NAME, Internal, InvalidRequest, NotFound, TopworkError, Unauthorized
-from cluster.request import ErrorInfo
+from cluster.errors import Internal, InvalidRequest, NotFound, TopworkError, Unauthorized
 
-MODEL_NOT_FOUND = "model_not_found"  # the code of OpenAI's error
 CLIENT_CLOSED_REQUEST = 499  # nobody reads the response; access logs know the number
 
 
@@ -34,10 +31,10 @@ def error_body(error: TopworkError) -> dict[str, Any]:
 
 def error_response(error: TopworkError) -> Response:
     """Return the whole response of an error."""
-    return error_as(error_body(error), error)
+    return error_response_as(error_body(error), error)
 
 
-def error_as(body: object, error: TopworkError) -> Response:
+def error_response_as(body: object, error: TopworkError) -> Response:
     """Return an error with a body of another shape, and its own status and headers."""
     headers = {}
     if error.retry_after is not None:
@@ -47,29 +44,18 @@ def error_as(body: object, error: TopworkError) -> Response:
     return Response(msgspec.json.encode(body), error.status, headers, "application/json")
 
 
-def from_wire(info: ErrorInfo) -> TopworkError:
-    """Return a scheduler's error as an exception."""
-    kind = BY_NAME.get(info.name, Internal)
-    return kind(info.message, info.param, info.code, info.retry_after)
-
-
-def from_validation(error: ValidationError) -> InvalidRequest:
+def validation_error(error: ValidationError) -> InvalidRequest:
     """Return the first of pydantic's findings as our error, without the input."""
     first = error.errors(include_input=False, include_url=False)[0]
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {first['ctx']['error']}"[:500])
     if not first["loc"]:
         return InvalidRequest(f"the body is not what this call takes: {first['msg']}"[:500])
-    place = ".".join(str(part) for part in first["loc"])[:200]
-    return InvalidRequest(f"{place}: {first['msg']}"[:500], place)
+    param = ".".join(str(part) for part in first["loc"])[:200]
+    return InvalidRequest(f"{param}: {first['msg']}"[:500], param)
 
 
-def model_not_found(name: str, param: str = "model") -> NotFound:
-    """Return OpenAI's error for a model that does not exist, though `param` names it."""
-    return NotFound(f"the model {name[:256]!r} does not exist", param, MODEL_NOT_FOUND)
-
-
-def install(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     """Make an application answer every error in this shape."""
 
     async def on_topwork_error(_: Request, error: Exception) -> Response:

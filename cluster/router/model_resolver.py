@@ -1,24 +1,24 @@
 """What the names in a call stand for: the base model, an adapter, or a weighted sum of adapters.
 
-Owns the rights and the order of these checks: no adapter is read before the caller may use all
-that the call names. Knows nothing of prompts, and nothing of how a sum is computed.
+Owns the order of these checks: no adapter is read before the caller may use all that the call
+names.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.adapters.records import ResolvedAdapter
-from cluster.errors import InvalidRequest, NotFound
+from cluster.errors import MODEL_NOT_FOUND, InvalidRequest, NotFound, model_not_found
 from cluster.request import BASE
-from cluster.router.auth import Principal
 from cluster.router.backend import Backend
-from cluster.router.error_responses import MODEL_NOT_FOUND, model_not_found
-from cluster.router.schemas import LoraEntry
+from cluster.router.principal import Principal
 from cluster.weighted_adapters import compose, parts_of
+
+NamedWeight = tuple[str, float]  # an adapter's name and its weight in a sum
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ResolvedModel:
     """What a call asks to be answered by."""
 
     names: tuple[str, ...]  # the base model's, or those of the adapters: sorted, each once
@@ -48,8 +48,8 @@ class ModelResolver:
                 raise model_not_found(name) from None
 
     async def resolve(
-        self, name: str, lora: Sequence[LoraEntry] | None, principal: Principal, request_id: str
-    ) -> Model:
+        self, name: str, lora: Sequence[NamedWeight] | None, principal: Principal, request_id: str
+    ) -> ResolvedModel:
         """Return what a model name, or the base model's and a sum, stand for now.
 
         The request of the same id gets the same versions of its adapters, always.
@@ -63,19 +63,19 @@ class ModelResolver:
         if lora is not None:
             return await self._sum(name, lora, principal, request_id)
         if name == self._base_name:
-            return Model((name,), BASE, 0)
+            return ResolvedModel((name,), BASE, 0)
         principal.require_adapter(name)
         adapter = await self._adapter(name, request_id, "model")
-        return Model((name,), adapter.digest, adapter.num_bytes)
+        return ResolvedModel((name,), adapter.digest, adapter.num_bytes)
 
     async def _sum(
-        self, name: str, lora: Sequence[LoraEntry], principal: Principal, request_id: str
-    ) -> Model:
+        self, name: str, lora: Sequence[NamedWeight], principal: Principal, request_id: str
+    ) -> ResolvedModel:
         self._check_names(name, lora, principal)
-        names = tuple(dict.fromkeys(entry.name for entry in lora))
-        # Each name once: between two looks it could get a new version.
+        names = tuple(dict.fromkeys(adapter for adapter, _ in lora))
+        # Each name once: between two calls it could get a new version.
         by_name = {one: await self._adapter(one, request_id, "lora") for one in names}
-        adapter = compose((by_name[entry.name].digest, entry.weight) for entry in lora)
+        adapter = compose((by_name[one].digest, weight) for one, weight in lora)
         by_digest = {one.digest: one for one in by_name.values()}
         parts = parts_of(adapter)
         for digest, weight in parts:
@@ -86,23 +86,23 @@ class ModelResolver:
                     "lora",
                 )
         num_bytes = sum(by_digest[digest].num_bytes for digest, _ in parts)
-        return Model(tuple(sorted(names)), adapter, num_bytes)
+        return ResolvedModel(tuple(sorted(names)), adapter, num_bytes)
 
-    def _check_names(self, name: str, lora: Sequence[LoraEntry], principal: Principal) -> None:
+    def _check_names(self, name: str, lora: Sequence[NamedWeight], principal: Principal) -> None:
         if name != self._base_name:
             raise InvalidRequest(
                 f"model: with lora it must be the base model, {self._base_name!r}, which the sum "
                 "goes on top of; name the adapter in lora instead",
                 "model",
             )
-        for entry in lora:
-            if entry.name == self._base_name:
+        for adapter, _ in lora:
+            if adapter == self._base_name:
                 raise InvalidRequest(
-                    f"lora: {entry.name!r} is the base model, which the sum goes on top of; leave "
+                    f"lora: {adapter!r} is the base model, which the sum goes on top of; leave "
                     "it out",
                     "lora",
                 )
-            principal.require_adapter(entry.name, "lora")
+            principal.require_adapter(adapter, "lora")
 
     async def _adapter(self, name: str, request_id: str, param: str) -> ResolvedAdapter:
         try:
