@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Communicator(Protocol):
-    """One rank's place in a group. Every rank must make the same calls in the same order."""
+    """One rank of a group. Every rank must make the same calls in the same order."""
 
     @property
     def rank(self) -> int:

@@ -50,7 +50,7 @@ def share_memory(sockets: SocketGroup) -> Communicator:
 
 
 def region_bytes(size: int) -> int:
-    """Return the bytes that `size` ranks need: a header and two places each."""
+    """Return the bytes that `size` ranks need: a header and two buffers each."""
     return size * (_HEADER_BYTES + 2 * _SEGMENT_BYTES)
 
 
@@ -81,7 +81,7 @@ def _common_memory(sockets: SocketGroup) -> SharedMemory | None:
 
 
 class SharedGroup:
-    """One process's place in a group; made by `share_memory`."""
+    """One rank of such a group; made by `share_memory`."""
 
     def __init__(self, sockets: SocketGroup, memory: SharedMemory, library: Library) -> None:
         self.rank = sockets.rank

@@ -34,7 +34,7 @@ class Store(Protocol):
 
 
 class SocketGroup:
-    """One process's place in a group."""
+    """One rank of such a group."""
 
     def __init__(self, store: Store, rank: int, size: int, own_host: str, timeout: float) -> None:
         """Connect to all other ranks.

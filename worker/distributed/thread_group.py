@@ -14,29 +14,29 @@ from worker.errors import GroupBroken
 
 
 class ThreadGroup:
-    """What the threads share; each takes its place from `communicators`."""
+    """What the threads share; each gets one of `communicators`."""
 
     def __init__(self, size: int, timeout: float = 60.0) -> None:
         self.size = size
         self._barrier = threading.Barrier(size, timeout=timeout)
         self._empty: Tensor = torch.empty(0)
-        # Two sets of places, used in turn: a rank can only be back at a set after the barrier of
+        # Two sets of buffers, used in turn: a rank can only be back at a set after the barrier of
         # the other one, and by then every rank has read it. So one barrier a call is enough.
-        self._places = ([self._empty] * size, [self._empty] * size)
+        self._buffers = ([self._empty] * size, [self._empty] * size)
 
     def communicators(self) -> "tuple[ThreadRank, ...]":
-        """Return the place of each rank, in rank order."""
+        """Return the communicator of each rank, in rank order."""
         return tuple(ThreadRank(self, rank) for rank in range(self.size))
 
     def exchange(self, rank: int, turn: int, x: Tensor) -> list[Tensor]:
-        """Return what every rank brought to this turn, in rank order; not to be changed."""
-        places = self._places[turn % 2]
-        places[rank] = x
+        """Return what every rank brought to this exchange, in rank order; not to be changed."""
+        buffers = self._buffers[turn % 2]
+        buffers[rank] = x
         try:
             self._barrier.wait()
         except threading.BrokenBarrierError as error:
             raise GroupBroken("a rank failed or did not come in time") from error
-        return list(places)
+        return list(buffers)
 
     def close(self) -> None:
         """Wake every rank that waits, now and later, with `GroupBroken`."""
@@ -44,7 +44,7 @@ class ThreadGroup:
 
 
 class ThreadRank:
-    """One thread's place in a `ThreadGroup`."""
+    """One rank of a `ThreadGroup`."""
 
     def __init__(self, group: ThreadGroup, rank: int) -> None:
         self.rank = rank

@@ -1,6 +1,6 @@
 """One tensor-parallel rank, the worker of vLLM and SGLang: takes plan frames, runs them, answers.
 
-Owns the rank's memory and its place in the chain of plans. A plan may be started while the device
+Owns the rank's memory and the end of its chain of plans. A plan may be started while the device
 is at the one before it: the tokens that one samples stay on the device. Runs in any process or
 thread, without Ray.
 """

@@ -38,7 +38,7 @@ class PointerTable:
         ]
 
     def table(self, layer: int, linear: int) -> Tensor:
-        """Return the table [slots, fields] of one fused linear; its place never changes."""
+        """Return the table [slots, fields] of one fused linear; its address never changes."""
         return self._tables[linear][layer]
 
     def max_lora_rank(self, slots: Sequence[int]) -> int:
@@ -48,8 +48,8 @@ class PointerTable:
     def put(self, slot: int, weights: AdapterWeights) -> None:
         """Point a slot at an adapter, whose tensors must stay as long as the slot holds it."""
         for linear, (table, widths) in enumerate(zip(self._tables, self.widths, strict=True)):
-            lines = [_line(layer[linear], widths, table.shape[-1]) for layer in weights.layers]
-            table[:, slot] = torch.tensor(lines, dtype=torch.int64)
+            rows = [_fields(layer[linear], widths, table.shape[-1]) for layer in weights.layers]
+            table[:, slot] = torch.tensor(rows, dtype=torch.int64)
         ranks = (len(lora.a) for layer in weights.layers for lora in layer if lora is not None)
         self._max_lora_ranks[slot] = max(ranks, default=0)
 
@@ -60,12 +60,12 @@ class PointerTable:
         self._max_lora_ranks[slot] = 0
 
 
-def _line(lora: LoraLayerWeights | None, widths: tuple[int, ...], num_fields: int) -> list[int]:
-    """Return one slot's line in the table of one fused linear."""
-    line = [0] * num_fields
+def _fields(lora: LoraLayerWeights | None, widths: tuple[int, ...], num_fields: int) -> list[int]:
+    """Return one slot's fields in the table of one fused linear."""
+    fields = [0] * num_fields
     if lora is None:
-        return line
-    line[:_HEAD] = (
+        return fields
+    fields[:_HEAD] = (
         _address(lora.a),
         len(lora.a),
         0 if lora.gain is None else _address(lora.gain),
@@ -76,8 +76,8 @@ def _line(lora: LoraLayerWeights | None, widths: tuple[int, ...], num_fields: in
         at = _HEAD + _PER_MODULE * firsts.index(output)
         address = _address(lora.b) + element * lora.b.itemsize
         assert address % ADDRESS_ALIGNMENT == 0, "join_blocks aligns each block"
-        line[at : at + _PER_MODULE] = address, first_rank, end_rank - first_rank
-    return line
+        fields[at : at + _PER_MODULE] = address, first_rank, end_rank - first_rank
+    return fields
 
 
 def _address(tensor: Tensor) -> int:

@@ -28,7 +28,7 @@ Array = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """Room for rows of each kind."""
+    """The sizes of the buffers: how many of each kind they can hold."""
 
     rows: int
     samples: int
@@ -88,20 +88,20 @@ class GpuBatch:
         host, size = self._arrays.writable(), self.size
         starts = rows.query_starts
         spans = list(zip(starts, starts[1:], rows.context_lens, strict=False))
-        positions, places = row_places(
+        positions, kv_locs = row_places(
             [(stop - start, length) for start, stop, length in spans], rows.page_tables, page_size
         )
         _fill(host["token_ids"], rows.token_ids, 0)
         _fill(host["pending_rows"], rows.pending_rows, 0)
         _fill(host["positions"], positions, 0)
-        _fill(host["kv_loc"], places, -1)
+        _fill(host["kv_loc"], kv_locs, -1)
         _fill(host["samples"], rows.sample_rows, 0)
         _fill(host["decode_rows"], [spans[i][0] for i in cut.decodes], 0)
         _fill(host["decode_lens"], [spans[i][2] for i in cut.decodes], 0)
         for table, sequences in (("decode_table", cut.decodes), ("prefill_table", cut.prefills)):
-            for place, i in enumerate(sequences):
+            for row, i in enumerate(sequences):
                 pages = rows.page_tables[i][: -(-rows.context_lens[i] // page_size)]
-                host[table][place, : len(pages)] = pages
+                host[table][row, : len(pages)] = pages
         assert len(cut.blocks) == size.blocks, "prefills are never padded"
         host["blocks"][:] = np.array(cut.blocks).reshape(-1, 4)
         host["tiles"][:] = 0
@@ -113,7 +113,7 @@ class GpuBatch:
             on_device["token_ids"].index_copy_(0, index, pending)
 
     def forward_batch(self, rows: InputBatch) -> ForwardBatch:
-        """Return the arrays on the device as a batch, of as many samples as there is room for."""
+        """Return the arrays on the device as a batch of `size.samples` samples."""
         arrays, size = self._arrays.device, self.size
         attention = AttentionMetadata(
             positions=arrays["positions"],

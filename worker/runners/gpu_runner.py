@@ -23,8 +23,8 @@ from worker.sampling.row_logits import RowLogits
 Work = Callable[[], Tensor | None]
 Capture = Callable[[Work], Work]  # returns what does the same again, into the same tensor
 
-ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 257, 16))  # of graphs; larger batches have none
-_FIRST_CONTEXT = 512  # positions; each size of graph has room for four times those of the last
+CAPTURE_SIZES = (1, 2, 4, *range(8, 64, 8), *range(64, 257, 16))  # rows; no larger graphs
+_FIRST_CONTEXT = 512  # positions; each graph takes contexts four times those of the last
 _FIRST_RANK = 16
 
 
@@ -84,7 +84,7 @@ class GpuRunner:
             return self._model.forward(batch.forward_batch(rows), self._cache)
         graph = self._graphs.get(size)
         if graph is None:
-            graph = self._graphs[size] = self._make(size)
+            graph = self._graphs[size] = self._capture_graph(size)
         graph.batch.send(rows, cut, self._cache.page_size, pending)
         logits = graph.replay()
         return None if logits is None else logits[: len(rows.sample_rows)]
@@ -92,11 +92,11 @@ class GpuRunner:
     def _graph_size(self, rows: InputBatch, exact: BatchSize) -> BatchSize | None:
         """Return the size of the graph for these rows, None if they run by themselves."""
         only_decodes = exact.decodes == exact.rows == exact.samples
-        if self._capture is None or not only_decodes or exact.rows > ROWS[-1]:
+        if self._capture is None or not only_decodes or exact.rows > CAPTURE_SIZES[-1]:
             return None
         if self._bank.embeddings(rows.runs) or self._bank.heads(rows.runs):
             return None
-        num_rows = next(size for size in ROWS if size >= exact.rows)
+        num_rows = next(size for size in CAPTURE_SIZES if size >= exact.rows)
         context = _FIRST_CONTEXT
         while context < min(self._max_model_len, max(rows.context_lens)):
             context *= 4
@@ -115,7 +115,7 @@ class GpuRunner:
             max_lora_rank=lora_rank,
         )
 
-    def _make(self, size: BatchSize) -> _Graph:
+    def _capture_graph(self, size: BatchSize) -> _Graph:
         """Capture a graph of an empty batch, so that the capture writes no page."""
         assert self._capture is not None, "this runner makes no graphs"
         empty = InputBatch([], [0], [], [], [], (), [])
@@ -129,13 +129,14 @@ class GpuRunner:
 class CudaCapture:
     """Makes CUDA graphs, all in one pool of memory: only one of them runs at a time.
 
-    They share one place for their logits, too: those of each, kept apart, would add up to tens of
+    They share one buffer for their logits, too: one for each graph would add up to tens of
     gigabytes at large vocabularies.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._logits: Tensor | None = None  # [ROWS[-1], V of this rank], made when first needed
+        # [CAPTURE_SIZES[-1], V of this rank], made when first needed
+        self._logits: Tensor | None = None
 
     def __call__(self, work: Work) -> Work:
         """Run the work once, so that its kernels are compiled, and then capture it."""
@@ -144,23 +145,23 @@ class CudaCapture:
         with torch.cuda.stream(side):
             result = work()
         torch.cuda.current_stream().wait_stream(side)
-        place = None if result is None else self._place(result)
+        output = None if result is None else self._output(result)
         graph = torch.cuda.CUDAGraph()
         # Of this thread alone: adapters are loaded by others meanwhile, and NCCL has its own.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = work()
-            if logits is not None and place is not None:
-                place.copy_(logits)
+            if logits is not None and output is not None:
+                output.copy_(logits)
         del logits
 
         def replay() -> Tensor | None:
             graph.replay()
-            return place
+            return output
 
         return replay
 
-    def _place(self, logits: Tensor) -> Tensor:
-        """Return where logits of this shape are put by every graph."""
+    def _output(self, logits: Tensor) -> Tensor:
+        """Return the part of the common buffer that takes logits of this shape."""
         if self._logits is None:
-            self._logits = logits.new_empty((ROWS[-1], logits.shape[1]))
+            self._logits = logits.new_empty((CAPTURE_SIZES[-1], logits.shape[1]))
         return self._logits[: logits.shape[0]]

@@ -1,7 +1,7 @@
 """The CPU's model runner: all but the embedding is a recorded program of the C library.
 
 The program is recorded when first needed and again, larger, when a step has more rows or larger
-adapters than it has room for. It is to a CPU what a CUDA graph is to a GPU.
+adapters than it can take. It is to a CPU what a CUDA graph is to a GPU.
 """
 
 from collections.abc import Sequence
@@ -116,18 +116,18 @@ class NativeRunner:
         return self._model.row_logits(logits, (values, ids))
 
     def _recording(self, step: Step, slots: Sequence[int]) -> _Recording:
-        """Return a recording with room for a step; one without adapters has fewer ops."""
+        """Return a recording large enough for a step; without adapters it has fewer ops."""
         table = self._bank.table
         assert table is not None, "a bank for native kernels keeps a table"
         wanted = step.num_rows, step.num_samples, table.max_lora_rank(slots)
         recording = self._by_adapters.get(wanted[2] > 0)
-        room = _FIRST_ROWS, _FIRST_SAMPLES, _FIRST_RANK if wanted[2] else 0
+        capacity = _FIRST_ROWS, _FIRST_SAMPLES, _FIRST_RANK if wanted[2] else 0
         if recording is not None:
             program = recording.program
-            room = program.max_rows, program.max_samples, recording.max_lora_rank
-            if all(size >= needed for size, needed in zip(room, wanted, strict=True)):
+            capacity = program.max_rows, program.max_samples, recording.max_lora_rank
+            if all(size >= needed for size, needed in zip(capacity, wanted, strict=True)):
                 return recording
-        rows, samples, lora_rank = map(_grown, room, wanted)
+        rows, samples, lora_rank = map(_grown, capacity, wanted)
         recording = self._by_adapters[lora_rank > 0] = self._record(rows, samples, lora_rank)
         return recording
 
@@ -166,8 +166,8 @@ class NativeRunner:
         ]
 
 
-def _grown(room: int, wanted: int) -> int:
-    """Return `room`, doubled until there is enough."""
-    while room < wanted:
-        room *= 2
-    return room
+def _grown(capacity: int, wanted: int) -> int:
+    """Return `capacity`, doubled until it is enough."""
+    while capacity < wanted:
+        capacity *= 2
+    return capacity

@@ -52,6 +52,6 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
 @pytest.fixture(autouse=True)
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Padding is interpreted, too, and so is each start's test: keep them small."""
-    monkeypatch.setattr(gpu_runner, "ROWS", (1, 4))
+    monkeypatch.setattr(gpu_runner, "CAPTURE_SIZES", (1, 4))
     monkeypatch.setattr(model_weights, "_BATCH_SIZES", (2, 3))
     yield

@@ -1,4 +1,4 @@
-"""Sees that nobody waits for a device while a step is started.
+"""Fails a test in which the host waits for the device while a step is started.
 
 On a CPU nothing has to be waited for, so the ways to wait are refused by name: to look at a number
 of a tensor, to ask for something whose size depends on numbers, and to send numbers otherwise than
