@@ -1,4 +1,4 @@
-"""The `topwork` command: thin doors to the rest of `deploy`; heavy imports wait for their use.
+"""The `topwork` command: reads the command line; heavy imports wait for their use.
 
 `topwork serve` has one flag for every key of ServeConfig, made from the schema itself.
 """
@@ -21,10 +21,10 @@ from rich.markup import escape
 
 from deploy.config import ConfigError, ServeConfig, json_schema, load_config
 from deploy.serving.haproxy import (
-    alone_environment,
     cluster_environment,
-    front_environment,
+    local_ray_environment,
     ray_environment,
+    server_environment,
 )
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def serve(config: ServeConfig) -> None:
     haproxy = _haproxy()
     with TemporaryDirectory(prefix="topwork-") as directory:
         # Ray and Serve read all of these when they are imported.
-        values = ray_environment() | front_environment(Path(directory), haproxy, os.getpid())
+        values = ray_environment() | server_environment(Path(directory), haproxy, os.getpid())
         if config.ray_address is None:
-            values |= alone_environment()
+            values |= local_ray_environment()
         for name, value in values.items():
             os.environ.setdefault(name, value)
         from deploy.serving.command import run_server

@@ -1,30 +1,80 @@
 """The one schema of what an operator may set: every key is a flag of `topwork serve` as well.
 
-Owns names, types, limits and the meaning of each key. The same schema as JSON, for editors and for
-charts, is in config.schema.json. Knows nothing of how keys are used.
+The same schema as JSON, for editors and for charts, is in config.schema.json.
 """
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
-from deploy.addresses import is_loopback
-from deploy.byte_count import ByteCount, ByteCountOrZero
-from deploy.config_errors import ConfigError, explain, read_mapping
+from deploy.config_errors import ConfigError, explain, read_mapping, shown
 
-__all__ = ["DEFAULT_TOKENS", "ConfigError", "ServeConfig", "json_schema", "load_config"]
+__all__ = [
+    "DEFAULT_TOKENS",
+    "ConfigError",
+    "ServeConfig",
+    "is_loopback",
+    "json_schema",
+    "load_config",
+    "parse_bytes",
+]
 
 DEFAULT_TOKENS = {"cpu": 256, "cuda": 512}  # in one step, by device
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_BYTES_PATTERN = r"^\s*\d{1,15}(\.\d{1,9})?\s*[KMGTkmgt]?([iI]?[bB])?\s*$"
+
+
+def parse_bytes(value: object) -> object:
+    """Return the number of a byte count such as "512MiB" or "2G" (powers of 1,024).
+
+    Raises:
+        ValueError: if it is another text.
+    """
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(
+        r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(?:i?B)?\s*", value, re.IGNORECASE | re.ASCII
+    )
+    if match is None:
+        raise ValueError(f"not a number of bytes: {shown(value)}; write for example 512MiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _bytes_schema(**limit: int) -> WithJsonSchema:
+    words = {"type": "string", "pattern": _BYTES_PATTERN}
+    return WithJsonSchema({"anyOf": [{"type": "integer", **limit}, words]})
+
+
+ByteCount = Annotated[
+    int, BeforeValidator(parse_bytes), Field(gt=0), _bytes_schema(exclusiveMinimum=0)
+]
+ByteCountOrZero = Annotated[
+    int, BeforeValidator(parse_bytes), Field(ge=0), _bytes_schema(minimum=0)
+]
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to a server that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class ServeConfig(BaseModel):
@@ -245,6 +295,12 @@ class ServeConfig(BaseModel):
         and nearly as many in all.
         """
         return self.max_num_batched_tokens or DEFAULT_TOKENS[device]
+
+    @property
+    def local_url(self) -> str:
+        """Where this machine reaches the server."""
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return f"http://{host}:{self.port}"
 
     @property
     def base_name(self) -> str:

@@ -1,7 +1,8 @@
 """The one application that `topwork serve` and `serve deploy` run, whoever starts the cluster.
 
-Owns how its deployments hang together, and what is held against Serve's own options: which device
-there is, and who may reach the port. Reads neither model nor adapters, which may lie elsewhere.
+Binds the deployments to each other, and compares the configuration with Serve's own options: which
+device there is, and who can reach the port. Reads neither model nor adapters: the node that builds
+the application may have none of them.
 """
 
 from pathlib import Path
@@ -12,11 +13,15 @@ from ray.serve import Application
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from deploy.addresses import is_loopback
 from deploy.check import find_device
-from deploy.config import ConfigError, ServeConfig, load_config
+from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
 from deploy.serving.pool import pool_deployment
-from deploy.serving.redeploy_scope import POOL, ROUTER, SCHEDULER, with_own_version
+from deploy.serving.redeploy_scope import (
+    POOL_KEYS,
+    ROUTER_KEYS,
+    SCHEDULER_KEYS,
+    with_own_version,
+)
 from deploy.serving.router import router_deployment
 from deploy.serving.scheduler import scheduler_deployment
 
@@ -31,24 +36,24 @@ def build(args: dict[str, Any]) -> Application:
     """
     try:
         config = load_config(None, args)
-        _check_front(config, args)
-        return application(_settled(config))
+        _check_http_options(config, args)
+        return application(_resolved(config))
     except ConfigError as error:
         raise RayServeException(f"The application cannot be built: {error}") from None
 
 
 def application(config: ServeConfig) -> Application:
-    """Return the deployments, bound to each other; of each, a change replaces what it concerns."""
-    pool = with_own_version(pool_deployment(config), config, POOL).bind(config)
-    schedulers = with_own_version(scheduler_deployment(config), config, SCHEDULER).bind(
+    """Return the deployments, bound to each other; a changed key redeploys those that use it."""
+    pool = with_own_version(pool_deployment(config), config, POOL_KEYS).bind(config)
+    schedulers = with_own_version(scheduler_deployment(config), config, SCHEDULER_KEYS).bind(
         config, pool
     )
-    router = with_own_version(router_deployment(config), config, ROUTER)
+    router = with_own_version(router_deployment(config), config, ROUTER_KEYS)
     return router.bind(config, pool, schedulers)
 
 
-def _settled(config: ServeConfig) -> ServeConfig:
-    """Return a configuration that means the same in every process: paths are whole, no "auto"."""
+def _resolved(config: ServeConfig) -> ServeConfig:
+    """Return a configuration that means the same in every process: absolute paths, no "auto"."""
     model = Path(config.model).expanduser()
     return config.model_copy(
         update={
@@ -58,15 +63,15 @@ def _settled(config: ServeConfig) -> ServeConfig:
             "adapter": tuple(
                 f"{name}={Path(path).absolute()}" for name, path in config.adapters().items()
             ),
-            "adapter_dir": _whole(config.adapter_dir),
-            "adapter_root": _whole(config.adapter_root),
+            "adapter_dir": _absolute(config.adapter_dir),
+            "adapter_root": _absolute(config.adapter_root),
             "api_key_file": config.api_key_file and config.api_key_file.absolute(),
             "record": config.record and config.record.absolute(),
         }
     )
 
 
-def _whole(paths: tuple[str, ...]) -> tuple[str, ...]:
+def _absolute(paths: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(Path(path).resolve()) for path in paths)
 
 
@@ -82,11 +87,11 @@ def _num_gpus() -> float:
     return resources.get("GPU", 0)
 
 
-def _check_front(config: ServeConfig, args: dict[str, Any]) -> None:
-    """Hold the configuration against where Serve listens, if it runs already.
+def _check_http_options(config: ServeConfig, args: dict[str, Any]) -> None:
+    """Compare the configuration with where Serve listens, if it runs already.
 
     Raises:
-        ConfigError: if it listens elsewhere than asked for, or to all the world without keys.
+        ConfigError: if it listens elsewhere than asked for, or to other machines without keys.
     """
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:

@@ -1,29 +1,29 @@
-"""Starts Serve and the application on a Ray cluster, and waits until requests are served.
-
-Knows nothing of terminals, nor of who started the cluster.
-"""
+"""Starts Serve and the application on a Ray cluster until requests are served, and ends both."""
 
 import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from typing import Any
 
 import httpx
+import ray
 from ray import serve
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.serve import Application, RunTarget
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from deploy.addresses import from_here
 from deploy.check import Checked
 from deploy.config import ConfigError, ServeConfig
 from deploy.serving.app import NAME, build
 from deploy.serving.settings import START_TIMEOUT
 
-LOOK_INTERVAL = 0.02  # seconds between two looks for Serve's controller
+POLL_INTERVAL = 0.02  # seconds between two looks for Serve's controller
+SHUTDOWN_TIMEOUT = 30.0  # seconds until Serve is left to Ray's own end
 
 
 def bring_up(checked: Checked, stop: threading.Event) -> None:
@@ -54,27 +54,37 @@ def bring_up(checked: Checked, stop: threading.Event) -> None:
 
 
 def shut_down() -> None:
-    """End all that Serve runs, the applications first."""
-    serve.shutdown()  # type: ignore[no-untyped-call]
+    """End all that Serve runs, the applications first.
+
+    As `serve.shutdown()` does, but that one waits in a call that only the controller's end ends,
+    and that Ray would repeat: it would say on the terminal that the call has failed.
+    """
+    client: Any = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return
+    client.shutdown_cached_handles()
+    call = client._controller.graceful_shutdown.options(max_task_retries=0)
+    with suppress(RayActorError, GetTimeoutError):  # it has ended, or Ray will end it
+        ray.get(call.remote(), timeout=SHUTDOWN_TIMEOUT)
 
 
 def _wait_for_controller(starting: Future[Any]) -> None:
     """Return as soon as Serve's controller can be asked, or when starting it has failed."""
     while _get_global_client(raise_if_no_controller_running=False) is None:
-        if wait_for([starting], LOOK_INTERVAL).done:
+        if wait_for([starting], POLL_INTERVAL).done:
             starting.result()
 
 
 def _application(checked: Checked) -> Application:
     config = checked.config
     # The device is this machine's, and a model from the hub is here already.
-    settled = {
+    resolved = {
         "model": str(checked.model_dir),
         "served_model_name": config.base_name,
         "device": checked.device,
     }
     try:
-        return build(config.model_dump(mode="json") | settled)
+        return build(config.model_dump(mode="json") | resolved)
     except RayServeException as error:
         raise ConfigError(str(error)) from None
 
@@ -86,18 +96,18 @@ def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
     with httpx.Client(timeout=5.0) as client:
         while not stop.wait(0.2):
             try:
-                reply = client.get(f"http://{from_here(config.host)}:{config.port}/ready")
+                reply = client.get(f"{config.local_url}/ready")
                 if reply.status_code == 200:
                     return
                 answer = reply.text
             except httpx.HTTPError as error:
                 answer = str(error)
-            _refuse_failed()
+            _raise_if_failed()
             if time.monotonic() > deadline:
                 raise ConfigError(f"the ranks are not ready after {START_TIMEOUT:g} s: {answer}")
 
 
-def _refuse_failed() -> None:
+def _raise_if_failed() -> None:
     for name, application in serve.status().applications.items():
         if application.status == ApplicationStatus.DEPLOY_FAILED:
             said = [one.message for one in application.deployments.values() if one.message]

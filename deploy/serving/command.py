@@ -1,7 +1,6 @@
-"""`topwork serve`: brings the cluster up with progress shown, and takes all of it down again.
+"""`topwork serve`: starts the cluster, waits for a signal, and takes all of it down again.
 
-Owns what a server is to its terminal: progress and the greeting. Serve is imported while Ray
-starts, for Ray leaves the processor idle then.
+Serve is imported while Ray starts, for Ray leaves the processor idle then.
 """
 
 import socket
@@ -14,13 +13,11 @@ from typing import Any
 import ray
 from rich.console import Console
 
-from deploy.addresses import from_here
 from deploy.check import Checked, check_answers, check_model
 from deploy.config import ConfigError, ServeConfig
 from deploy.memory import most_replicas, object_store_bytes
-from deploy.serving.cpu_priority import give_way
-from deploy.serving.progress import steps
-from deploy.serving.stop import stop_on_signals, wait_for
+from deploy.serving.process_setup import lower_cpu_priority
+from deploy.serving.terminal import show_greeting, show_steps, stop_on_signals, wait_for
 
 
 def run_server(config: ServeConfig) -> None:
@@ -36,16 +33,16 @@ def run_server(config: ServeConfig) -> None:
     if config.ray_address is not None:
         check_answers(config.ray_address)
     try:
-        with steps(console) as step:
-            step("starting the Ray cluster")
-            with _imported_meanwhile("deploy.serving.bring_up"):
+        with show_steps(console) as steps:
+            steps.begin("starting the Ray cluster")
+            with _import_beside("deploy.serving.bring_up"):
                 _start_ray(checked)
             from deploy.serving.bring_up import bring_up
 
-            step(f"loading the model into {config.tp} rank{'s' if config.tp > 1 else ''}")
+            steps.begin(f"loading the model into {config.tp} rank{'s' if config.tp > 1 else ''}")
             bring_up(checked, stop)
         if not stop.is_set():
-            _greet(console, checked)
+            show_greeting(console, checked)
             wait_for(stop)
     finally:
         if ray.is_initialized():
@@ -57,7 +54,7 @@ def run_server(config: ServeConfig) -> None:
 
 
 @contextmanager
-def _imported_meanwhile(module: str) -> Iterator[None]:
+def _import_beside(module: str) -> Iterator[None]:
     """Import a module, which takes long, beside what is done here."""
     with ThreadPoolExecutor(1) as threads:
         importing = threads.submit(import_module, module)
@@ -72,9 +69,9 @@ def _start_ray(checked: Checked) -> None:
         ray.init(config.ray_address, **common)
         return
     if checked.device == "cpu":
-        give_way()  # and so all of Ray, but for what takes it back
+        lower_cpu_priority()  # and that of all Ray starts, but for what takes it back
     ray.init(
-        # Logical CPUs: schedulers, routers and ranks each hold one; the cores are shared.
+        # Logical CPUs: schedulers, routers and ranks take one each; the cores are shared.
         num_cpus=(1 + config.tp) * most_replicas(config) + config.routers + 1,
         object_store_memory=object_store_bytes(config),
         include_dashboard=False,
@@ -89,24 +86,3 @@ def _check_port_free(host: str, port: int) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"port: cannot bind {host}:{port}: {error.strerror}") from error
-
-
-def _greet(console: Console, checked: Checked) -> None:
-    config = checked.config
-    address = f"http://{from_here(config.host)}:{config.port}"
-    console.print(f"\n[bold]Topwork serves[/] {config.base_name} at [bold]{address}[/]")
-    if checked.device == "cpu":
-        threads = f"{checked.threads} thread{'s' if checked.threads > 1 else ''}"
-        ranks = "1 rank" if config.tp == 1 else f"{config.tp} ranks, each"
-        console.print(f"It computes on the CPU: {ranks} of {threads}.")
-    console.print("Ctrl-C takes it down. Try:\n")
-    for name in [config.base_name, *sorted(config.adapters())[:2]]:
-        body = (
-            f'{{"model": "{name}", "max_tokens": 40, "temperature": 0, '
-            '"messages": [{"role": "user", "content": "Tell me the capital of France."}]}'
-        )
-        command = (
-            f"curl -s {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
-        )
-        console.print(command, highlight=False, soft_wrap=True, markup=False)
-        console.print()

@@ -1,8 +1,8 @@
 """How HTTP reaches the routers: through HAProxy, which Serve runs, straight into each router.
 
 Serve's own proxy passes every streamed token on as an item of its own and takes more of a core than
-all of the router. Owns the environment of that mode, which Ray and Serve read when they are
-imported, on every node. Knows nothing of Ray.
+all of the router. The mode is switched on by environment variables, which Ray and Serve read when
+they are imported, on every node: this module must not import them.
 """
 
 import shlex
@@ -18,13 +18,13 @@ PORTS = (8404, 9101, 8500)
 FIRST_PORT, BLOCK_PORTS, NUM_BLOCKS = 20_000, 100, 50
 MAX_SOCKET_PATH = 97  # HAProxy's; Serve puts a folder named by the node, of 56 letters, into it
 MAX_DIRECTORY = MAX_SOCKET_PATH - len("/admin.sock") - 57
-REQUEST_IDS = "deploy.serving.request_ids:middlewares"  # what Serve puts around all HTTP
+MIDDLEWARES = "deploy.serving.router:middlewares"  # what Serve puts around all HTTP
 
-_FIRST_LINES = """#!/bin/sh
+_SCRIPT_HEAD = """#!/bin/sh
 # Serve's configuration opens two ports of statistics to the network: keep them on this machine.
 """
-_START = (
-    _FIRST_LINES
+_SCRIPT = (
+    _SCRIPT_HEAD
     + """# {what}
 for argument; do
     case "$argument" in
@@ -53,10 +53,12 @@ def cluster_environment(directory: Path, haproxy: str, host: str | None) -> dict
             f"directory: {directory} is too long for the path of a socket: at most "
             f"{MAX_DIRECTORY} letters"
         )
-    return ray_environment() | _front(directory, _write_start(directory, haproxy, host), PORTS)
+    return ray_environment() | _haproxy_settings(
+        directory, _write_script(directory, haproxy, host), PORTS
+    )
 
 
-def front_environment(directory: Path, haproxy: str, number: int) -> dict[str, str]:
+def server_environment(directory: Path, haproxy: str, number: int) -> dict[str, str]:
     """Return the environment in which Serve runs HAProxy for one server of its own.
 
     Args:
@@ -65,11 +67,11 @@ def front_environment(directory: Path, haproxy: str, number: int) -> dict[str, s
         number: of this server; two of one machine should have different ones, as processes have.
     """
     # Else all servers of a machine would give their routers the same ports, and the HAProxy of one
-    # would find another's router where its own has ended.
+    # would reach another's router where its own has ended.
     block = FIRST_PORT + number % NUM_BLOCKS * 2 * BLOCK_PORTS
     routers = block + BLOCK_PORTS
     ports = _free_ports(block)
-    return _front(directory, _write_start(directory, haproxy, None), ports) | {
+    return _haproxy_settings(directory, _write_script(directory, haproxy, None), ports) | {
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(routers),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(routers + BLOCK_PORTS - 1),
     }
@@ -86,8 +88,8 @@ def ray_environment() -> dict[str, str]:
     }
 
 
-def alone_environment() -> dict[str, str]:
-    """Return what Ray leaves undone in a cluster of one server, which has no dashboard.
+def local_ray_environment() -> dict[str, str]:
+    """Return what switches off what a cluster of one server, without a dashboard, has no use for.
 
     The cores are the ranks': together this takes 2% of one from them.
     """
@@ -100,12 +102,19 @@ def alone_environment() -> dict[str, str]:
     }
 
 
-def _front(directory: Path, start: Path, ports: Sequence[int]) -> dict[str, str]:
+def _haproxy_settings(directory: Path, script: Path, ports: Sequence[int]) -> dict[str, str]:
     statistics, metrics, fallback = ports
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(start),
+        # What RAY_SERVE_THROUGHPUT_OPTIMIZED stands for, without the list of it that Serve's
+        # controller would print on the server's terminal.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+        "RAY_SERVE_PROXY_USE_GRPC": "0",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(script),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(directory / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(directory / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
@@ -115,7 +124,7 @@ def _front(directory: Path, start: Path, ports: Sequence[int]) -> dict[str, str]
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
         # How long a router that ends still takes requests: until HAProxy has heard of it.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": REQUEST_IDS,
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # the cores are the ranks'
         # Seconds between two looks of Serve's controller at everything: ten a second take 3% of a
         # core from the ranks, and from what starts.
@@ -128,7 +137,7 @@ def _front(directory: Path, start: Path, ports: Sequence[int]) -> dict[str, str]
     }
 
 
-def _write_start(directory: Path, haproxy: str, host: str | None) -> Path:
+def _write_script(directory: Path, haproxy: str, host: str | None) -> Path:
     """Write the program that starts HAProxy; nobody else may change it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     what, more = "", ""
@@ -136,27 +145,27 @@ def _write_start(directory: Path, haproxy: str, host: str | None) -> Path:
         what = "And listen to requests where it was asked for, and nowhere else."
         bind = f"s/bind [^ ]*:\\([0-9]*\\)/bind {host}:\\1/"
         more = f" \\\n                  -e '/^frontend http_frontend/,/bind/ {bind}'"
-    start = directory / "haproxy"
-    program = shlex.quote(_behind(haproxy))
-    start.write_text(_START.format(haproxy=program, what=what, more=more))
-    start.chmod(0o700)
-    return start
+    script = directory / "haproxy"
+    program = shlex.quote(_wrapped_program(haproxy))
+    script.write_text(_SCRIPT.format(haproxy=program, what=what, more=more))
+    script.chmod(0o700)
+    return script
 
 
-def _behind(program: str) -> str:
-    """Return what `program` starts if it was written here before, else itself.
+def _wrapped_program(program: str) -> str:
+    """Return what `program` starts if it is such a script, else itself.
 
-    Where the environment holds already, it names such a one as the HAProxy to be started.
+    Where the environment is set already, it names such a script as the HAProxy to start.
     """
     path = Path(program)
-    if not path.is_file() or not path.read_bytes().startswith(_FIRST_LINES.encode()):
+    if not path.is_file() or not path.read_bytes().startswith(_SCRIPT_HEAD.encode()):
         return program
     _, started, _ = shlex.split(path.read_text().splitlines()[-1])
     return started
 
 
 def _free_ports(first: int) -> list[int]:
-    """Return ports of this machine that nobody has, as many as `PORTS`, the first from `first` on.
+    """Return ports of this machine that are free, as many as `PORTS`, the first from `first` on.
 
     Raises:
         OSError: if there are too few of them.

@@ -1,9 +1,8 @@
 """The adapter pool as a Serve deployment: one replica, which makes the pool actor and owns it.
 
 The actor dies with the replica, so that Serve supervises both, and nothing of it outlives the
-application. An actor that has died alone is replaced at once, by what the configuration says: what
-calls had loaded is forgotten then, for a name without its file would be no better. Knows nothing of
-what an adapter is.
+application. An actor that has died alone is replaced at once, with what the configuration says;
+what calls had loaded is forgotten then.
 """
 
 import asyncio
@@ -18,13 +17,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.errors import TopworkError
 from cluster.router.engine_client import EngineClient
 from deploy.config import ServeConfig
-from deploy.serving.logs import set_log_level
 from deploy.serving.pool_actor import PoolProcess
-from deploy.serving.ray_resources import POOL_CPU
-from deploy.serving.redeploy_scope import edition
-from deploy.serving.settings import adapter_pool, known_here, pool_config
+from deploy.serving.process_setup import POOL_CPU, set_log_level
+from deploy.serving.redeploy_scope import model_fingerprint
+from deploy.serving.settings import adapter_catalog, check_on_this_node, pool_config
 
-VERDICT_INTERVAL = 0.1  # seconds between two questions whether an actor has died
+POLL_INTERVAL = 0.1  # seconds between two questions whether an actor has died
 
 
 class PoolReplica:
@@ -32,10 +30,10 @@ class PoolReplica:
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
-        self._edition = edition(config)
+        self._fingerprint = model_fingerprint(config)
         self._live: dict[str, Any] = {}
         self._actor: Any = None
-        self._making = asyncio.Lock()
+        self._create_lock = asyncio.Lock()
 
     async def reconfigure(self, live: dict[str, Any]) -> None:
         """Take in the adapters and the log level of a new configuration.
@@ -47,25 +45,25 @@ class PoolReplica:
         set_log_level(live["log_level"])
         self._live = live
         if self._actor is None:
-            await self._make(is_first=True)
+            await self._create(is_first=True)
             return
         await self._actor.set_log_level.remote(live["log_level"])
         await self._actor.follow.remote(live["adapters"], tuple(live["adapter_dirs"]))
 
-    async def reach(self, lost: str) -> tuple[str, Any]:
-        """Return (edition, the actor); make it anew if it is the one that was lost, by its id."""
-        async with self._making:
-            if lost == self._actor._actor_id.hex() and not await self._lives():
-                await self._make(is_first=False)
-            return self._edition, self._actor
+    async def locate(self, lost: str) -> tuple[str, Any]:
+        """Return (fingerprint, actor); replace the actor if `lost` is its id and it is dead."""
+        async with self._create_lock:
+            if lost == self._actor._actor_id.hex() and not await self._is_alive():
+                await self._create(is_first=False)
+            return self._fingerprint, self._actor
 
     async def check_health(self) -> None:
-        """Look after the actor; raise if it cannot be made to live."""
-        async with self._making:
-            if self._actor is not None and not await self._lives():
-                await self._make(is_first=False)
+        """Replace the actor if it is dead; raise if that fails."""
+        async with self._create_lock:
+            if self._actor is not None and not await self._is_alive():
+                await self._create(is_first=False)
 
-    async def _lives(self) -> bool:
+    async def _is_alive(self) -> bool:
         """Tell whether the actor lives, as soon as Ray knows."""
         while True:
             try:
@@ -74,10 +72,10 @@ class PoolReplica:
             except ActorDiedError:
                 return False
             except ActorUnavailableError:  # dead or slow: Ray is finding out
-                await asyncio.sleep(VERDICT_INTERVAL)
+                await asyncio.sleep(POLL_INTERVAL)
 
-    async def _make(self, *, is_first: bool) -> None:
-        checked = await asyncio.to_thread(known_here, self._config)
+    async def _create(self, *, is_first: bool) -> None:
+        checked = await asyncio.to_thread(check_on_this_node, self._config)
         if self._actor is not None:
             ray.kill(self._actor)
         adapters, directories = self._live["adapters"], tuple(self._live["adapter_dirs"])
@@ -89,7 +87,7 @@ class PoolReplica:
         ).remote(
             self._live["log_level"],
             pool_config(checked, directories),
-            adapter_pool(self._config),
+            adapter_catalog(self._config),
             EngineClient.connect,
         )
         if is_first:
@@ -106,7 +104,7 @@ class PoolReplica:
 def pool_deployment(config: ServeConfig) -> Deployment:
     """Return the adapter pool as a deployment that HTTP does not reach."""
     return serve.deployment(
-        name="AdapterCatalog",
+        name="AdapterPool",
         num_replicas=1,
         user_config={
             "adapters": config.adapters(),

@@ -1,6 +1,6 @@
 """The adapter pool's own process.
 
-Apart from the replica that makes it, for it needs nothing of Serve, which takes half a second to
+Apart from the replica that starts it, as it needs nothing of Serve, which takes half a second to
 import.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from cluster.adapters.service.actor import AdapterPoolActor
-from deploy.serving.logs import set_log_level
+from deploy.serving.process_setup import set_log_level
 
 
 class PoolActor(AdapterPoolActor):
@@ -21,7 +21,7 @@ class PoolActor(AdapterPoolActor):
 
     @ray.method
     async def set_log_level(self, level: str) -> None:
-        """Tell more or less from now on."""
+        """Log more or less from now on."""
         set_log_level(level)
 
 

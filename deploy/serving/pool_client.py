@@ -1,7 +1,7 @@
 """The adapter pool as routers and schedulers call it, wherever it is and however often it restarts.
 
-Serve's handle tells where the pool actor is; calls go straight to the actor, at half the cost. What
-changes nothing is asked once more when the actor was lost. Knows nothing of what an adapter is.
+Serve's handle returns the pool actor; calls go straight to the actor, at half the cost. A call that
+may be repeated is repeated once when the actor was lost.
 """
 
 import asyncio
@@ -14,33 +14,33 @@ from ray.serve.handle import DeploymentHandle
 from cluster.adapters.records import AdapterRecord, ResolvedAdapter, UnloadResult
 from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
-from cluster.metrics_hub import Page, RouterCounts
+from cluster.metrics_hub import ClusterCounts, RouterCounts
 
-PATIENCE = 30.0  # seconds for a pool that is being made anew
+LOCATE_TIMEOUT = 30.0  # seconds for a pool that is being restarted
 RETRY_AFTER = 5
 
 
 class PoolClient:
-    """Calls the pool of one edition; its death is an Unavailable."""
+    """Calls the pool of one model fingerprint; its death is an Unavailable."""
 
-    def __init__(self, handle: DeploymentHandle[Any], edition: str) -> None:
+    def __init__(self, handle: DeploymentHandle[Any], fingerprint: str) -> None:
         self._handle = handle
-        self._edition = edition
+        self._fingerprint = fingerprint
         self._actor: Any = None
         self._lost = ""  # the id of the actor that did not answer
-        self._finding: asyncio.Task[Any] | None = None
+        self._locating: asyncio.Task[Any] | None = None
 
     async def shards(self, adapter: str) -> tuple[tuple[Any, ...], ...]:
-        return cast(tuple[tuple[Any, ...], ...], await self._ask("shards", adapter))
+        return cast(tuple[tuple[Any, ...], ...], await self._call_twice("shards", adapter))
 
     async def prefetch(self, adapter: str) -> None:
-        await self._ask("prefetch", adapter)
+        await self._call_twice("prefetch", adapter)
 
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
-        return cast(ResolvedAdapter, await self._ask("resolve", name, request_id))
+        return cast(ResolvedAdapter, await self._call_twice("resolve", name, request_id))
 
     async def record(self, name: str) -> AdapterRecord:
-        return cast(AdapterRecord, await self._ask("record", name))
+        return cast(AdapterRecord, await self._call_twice("record", name))
 
     async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
         return cast(AdapterRecord, await self._call("load", name, path, load_inplace, pinned))
@@ -55,35 +55,35 @@ class PoolClient:
         return cast(AdapterRecord, await self._call("split", name, shares))
 
     async def records(self) -> tuple[AdapterRecord, ...]:
-        return cast(tuple[AdapterRecord, ...], await self._ask("records"))
+        return cast(tuple[AdapterRecord, ...], await self._call_twice("records"))
 
-    async def enter(self, counts: RouterCounts, wants_all: bool) -> Page:
-        return cast(Page, await self._ask("enter", counts, wants_all))
+    async def enter(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
+        return cast(ClusterCounts, await self._call_twice("enter", counts, wants_all))
 
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
-        return cast(tuple[SchedulerAddress, ...], await self._ask("schedulers"))
+        return cast(tuple[SchedulerAddress, ...], await self._call_twice("schedulers"))
 
     async def drain(self) -> None:
-        await self._ask("drain")
+        await self._call_twice("drain")
 
     async def is_drained(self) -> bool:
-        return cast(bool, await self._ask("is_drained"))
+        return cast(bool, await self._call_twice("is_drained"))
 
     async def attach(self, address: SchedulerAddress) -> None:
-        await self._ask("attach", address)
+        await self._call_twice("attach", address)
 
     async def detach(self, replica: str) -> None:
-        await self._ask("detach", replica)
+        await self._call_twice("detach", replica)
 
-    async def _ask(self, method: str, *arguments: object) -> Any:
-        """Call what may be called twice."""
+    async def _call_twice(self, method: str, *arguments: object) -> Any:
+        """Call a method, and once more if the actor was lost."""
         try:
             return await self._call(method, *arguments)
-        except _Lost:
+        except _ActorLost:
             return await self._call(method, *arguments)
 
     async def _call(self, method: str, *arguments: object) -> Any:
-        actor = await self._reach()
+        actor = await self._located_actor()
         try:
             return await getattr(actor, method).remote(*arguments)
         except RayTaskError as error:
@@ -91,23 +91,23 @@ class PoolClient:
         except RayError as error:
             if self._actor is actor:
                 self._actor, self._lost = None, actor._actor_id.hex()
-            raise _Lost("the adapter pool is down", retry_after=RETRY_AFTER) from error
+            raise _ActorLost("the adapter pool is down", retry_after=RETRY_AFTER) from error
 
-    async def _reach(self) -> Any:
-        """Return the actor; all who want it now wait for one answer."""
+    async def _located_actor(self) -> Any:
+        """Return the actor; concurrent callers share one request for it."""
         if self._actor is None:
-            if self._finding is None or self._finding.done():
-                self._finding = asyncio.create_task(self._find())
-            self._actor = await asyncio.shield(self._finding)
+            if self._locating is None or self._locating.done():
+                self._locating = asyncio.create_task(self._locate())
+            self._actor = await asyncio.shield(self._locating)
         return self._actor
 
-    async def _find(self) -> Any:
+    async def _locate(self) -> Any:
         try:
-            async with asyncio.timeout(PATIENCE):
-                edition, actor = await self._handle.reach.remote(self._lost)
+            async with asyncio.timeout(LOCATE_TIMEOUT):
+                fingerprint, actor = await self._handle.locate.remote(self._lost)
         except (RayError, RayServeException, TimeoutError) as error:
             raise Unavailable("the adapter pool is down", retry_after=RETRY_AFTER) from error
-        if edition != self._edition:
+        if fingerprint != self._fingerprint:
             raise Unavailable(
                 "the adapter pool has another configuration: an update is under way",
                 retry_after=RETRY_AFTER,
@@ -115,5 +115,5 @@ class PoolClient:
         return actor
 
 
-class _Lost(Unavailable):
+class _ActorLost(Unavailable):
     """The actor died, or cannot be reached."""

@@ -2,8 +2,7 @@
 
 Serve gives all deployments of an application one version, made of all arguments, and replaces every
 replica when any of them changes. Here each deployment has a version made of the keys that its
-replicas are built from; what they can take in while they run comes as `user_config`. Knows nothing
-of what a key means.
+replicas are built from; what they can take in while they run comes as `user_config`.
 """
 
 import json
@@ -17,27 +16,28 @@ from ray.serve._private.config import DeploymentConfig
 
 from deploy.config import ServeConfig
 
-# Taken in while running, or a matter of how many there are and where Serve listens.
-NOBODY = frozenset(
+# A change of these replaces no replica: they are taken in while running, or say how many replicas
+# there are and where Serve listens.
+LIVE_KEYS = frozenset(
     {
         *("adapter", "adapter_dir", "log_level", "drain_timeout"),
         *("replicas", "max_replicas", "scale_up_delay", "scale_down_delay", "routers", "surge"),
         *("host", "port", "ray_address", "anonymous"),
     }
 )
-# What model the ranks hold, and cut how: routers, pool and schedulers must agree on it.
-EDITION = frozenset({"model", "dtype", "tp", "device"})
-ROUTER = EDITION | {
+# Which model the ranks hold, and how it is split: routers, pool and schedulers must agree on it.
+MODEL_KEYS = frozenset({"model", "dtype", "tp", "device"})
+ROUTER_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_model_len", "page_size", "api_key_file", "vllm_metrics"),
 }
-POOL = EDITION | {
+POOL_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_loras", "max_lora_rank", "adapter_memory"),
     *("host_adapter_memory", "adapter_root"),
 }
-# A key that nobody has thought of here is the schedulers': they have most of them.
-SCHEDULER = (
+# A key that is named nowhere here is the schedulers': they have most of them.
+SCHEDULER_KEYS = (
     frozenset(ServeConfig.model_fields)
-    - NOBODY
+    - LIVE_KEYS
     - (
         {
             *("served_model_name", "api_key_file", "vllm_metrics"),
@@ -54,18 +54,18 @@ def fingerprint(config: ServeConfig, keys: frozenset[str]) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def edition(config: ServeConfig) -> str:
+def model_fingerprint(config: ServeConfig) -> str:
     """Return what routers, pool and schedulers must have in common to work together."""
-    return fingerprint(config, EDITION)
+    return fingerprint(config, MODEL_KEYS)
 
 
 class _OwnVersion(DeploymentConfig):
     """Keeps the version that it was given when Serve sets that of the whole application."""
 
-    _own: str = PrivateAttr()
+    _own_version: str = PrivateAttr()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, self._own if name == "version" else value)
+        super().__setattr__(name, self._own_version if name == "version" else value)
 
 
 def with_own_version(
@@ -77,12 +77,12 @@ def with_own_version(
     turn, and nothing worse.
     """
     own = _OwnVersion.model_construct(**dict(deployment._deployment_config))
-    own._own = fingerprint(config, keys)
-    own.version = own._own
+    own._own_version = fingerprint(config, keys)
+    own.version = own._own_version
     return Deployment(
         deployment.name,
         own,
         deployment._replica_config,
-        version=own._own,
+        version=own._own_version,
         _internal=True,
     )

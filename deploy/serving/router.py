@@ -1,4 +1,9 @@
-"""The router as a Serve deployment: the one that HTTP reaches."""
+"""The router as a Serve deployment: the one that HTTP reaches.
+
+Also the middleware that Serve puts around all HTTP that reaches a router: Serve sends each request
+id back as it came, so an id must be safe before Serve sees it. `deploy.serving.haproxy` names it in
+the environment.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,13 +13,15 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve import Deployment
 from ray.serve.handle import DeploymentHandle
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cluster.api.middleware import HEADER, safe_id
 from deploy.config import ServeConfig
-from deploy.serving.logs import set_log_level
 from deploy.serving.pool_client import PoolClient
-from deploy.serving.ray_resources import ONE_CPU
-from deploy.serving.redeploy_scope import edition
-from deploy.serving.settings import known_here, router_config
+from deploy.serving.process_setup import ONE_CPU, set_log_level
+from deploy.serving.redeploy_scope import model_fingerprint
+from deploy.serving.settings import check_on_this_node, router_config
 
 
 class RouterReplica:
@@ -25,14 +32,14 @@ class RouterReplica:
     ) -> None:
         # Schedulers are reached over sockets; their handle makes them part of the application.
         self._config = config
-        self._pool = PoolClient(pool, edition(config))
+        self._pool = PoolClient(pool, model_fingerprint(config))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # They take seconds to import, and only routers need them.
         from cluster.api.app import create_app
         from cluster.router.router import Router
 
-        router = Router(router_config(known_here(self._config)), self._pool)
+        router = Router(router_config(check_on_this_node(self._config)), self._pool)
 
         @asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -60,3 +67,23 @@ def router_deployment(config: ServeConfig) -> Deployment:
         graceful_shutdown_wait_loop_s=0.2,
         logging_config={"log_level": config.log_level, "enable_access_log": False},
     )(serve.ingress()(RouterReplica))
+
+
+class SafeRequestIds:
+    """Middleware behind which each HTTP request has one id, which a router takes as it is."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with one header for its id."""
+        if scope["type"] == "http":
+            others = [header for header in scope["headers"] if header[0] != HEADER]
+            request_id = safe_id(scope["headers"])
+            scope = {**scope, "headers": [*others, (HEADER, request_id.encode())]}
+        await self._app(scope, receive, send)
+
+
+def middlewares() -> list[Middleware]:
+    """Return what Serve is to put around its own middleware, as it asks for it."""
+    return [Middleware(SafeRequestIds)]

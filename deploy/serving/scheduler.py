@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import math
 import os
 import secrets
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve import Deployment
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 from ray.serve.handle import DeploymentHandle
 
 from cluster.engine.engine import Engine, EngineConfig
@@ -20,14 +21,11 @@ from cluster.engine.kv_event_publisher import offset_port
 from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from deploy.config import ServeConfig
-from deploy.serving.cpu_priority import go_first
 from deploy.serving.launcher import ActorLauncher, LaunchConfig
-from deploy.serving.logs import set_log_level
 from deploy.serving.pool_client import PoolClient
-from deploy.serving.ray_resources import ONE_CPU
-from deploy.serving.redeploy_scope import edition
-from deploy.serving.scaling import REQUESTS, replicas_for
-from deploy.serving.settings import known_here, scheduler_settings
+from deploy.serving.process_setup import ONE_CPU, restore_cpu_priority, set_log_level
+from deploy.serving.redeploy_scope import model_fingerprint
+from deploy.serving.settings import check_on_this_node, scheduler_settings
 from worker.actor import node_ip
 
 logger = logging.getLogger("topwork.scheduler")
@@ -35,6 +33,8 @@ logger = logging.getLogger("topwork.scheduler")
 ATTACH_INTERVAL = 1.0  # seconds until a pool that has restarted hears of a scheduler
 DETACH_TIMEOUT = 5.0  # seconds that a pool may take to hear that one leaves
 END_TIMEOUT = 15.0  # seconds beyond the drain until the ranks have ended
+LOAD_METRIC = "requests"  # that run or wait on a replica, as it reports them to the autoscaler
+SCALE_DOWN_LOAD = 0.75  # a replica is given up only if the others are no fuller than this then
 
 
 class SchedulerReplica:
@@ -42,9 +42,9 @@ class SchedulerReplica:
 
     def __init__(self, config: ServeConfig, pool: DeploymentHandle[Any]) -> None:
         self._config = config
-        self._pool = PoolClient(pool, edition(config))
+        self._pool = PoolClient(pool, model_fingerprint(config))
         self._drain_timeout = config.drain_timeout
-        self._shell: Engine | None = None
+        self._engine: Engine | None = None
         self._attaching: asyncio.Task[None] | None = None
         # Serve gives its number to another replica when this one goes, and never twice its id.
         self._name = serve.get_replica_context().replica_id.unique_id
@@ -53,12 +53,12 @@ class SchedulerReplica:
         """Take in what may change while serving; the first time, return when the ranks are up."""
         set_log_level(live["log_level"])
         self._drain_timeout = live["drain_timeout"]
-        if self._shell is None:
+        if self._engine is None:
             await self._start()
 
     async def _start(self) -> None:
-        go_first()  # ranks wait for plans
-        settings = scheduler_settings(await asyncio.to_thread(known_here, self._config))
+        restore_cpu_priority()  # ranks wait for plans
+        settings = scheduler_settings(await asyncio.to_thread(check_on_this_node, self._config))
         group = ray.util.get_current_placement_group()
         assert group is not None, "the deployment asks for a placement group"
         launcher = ActorLauncher(
@@ -66,17 +66,17 @@ class SchedulerReplica:
             group,
         )
         number = serve.get_replica_context().rank.rank
-        shell_config = _of_replica(settings.shell, self._name, number)
-        self._shell = Engine(shell_config, launcher, self._pool)
-        address = await self._shell.start(node_ip())
-        self._shell.on_crash(_crash)
+        config = _replica_config(settings.engine, self._name, number)
+        self._engine = Engine(config, launcher, self._pool)
+        address = await self._engine.start(node_ip())
+        self._engine.on_crash(_crash)
         # At once: routers tell what keeps the ranks from coming up.
         self._attaching = asyncio.create_task(self._stay_attached(address))
         # What was imported stays for good: else each full collection walks all of Ray's objects,
         # and a step waits up to 100 ms for it.
         gc.collect()
         gc.freeze()
-        await self._shell.wait_until_up()
+        await self._engine.wait_until_up()
 
     async def _stay_attached(self, address: SchedulerAddress) -> None:
         while True:
@@ -85,33 +85,33 @@ class SchedulerReplica:
             await asyncio.sleep(ATTACH_INTERVAL)
 
     def check_health(self) -> None:
-        """Raise if nobody would hear of this scheduler; the ranks' own health is /health's."""
+        """Raise if no router can learn of this scheduler; the ranks' health is /health's."""
         if self._attaching is not None and self._attaching.done():
             self._attaching.result()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the load as Serve's autoscaler asks for it."""
-        if self._shell is None:
-            return {REQUESTS: 0}
-        status = self._shell.status(0)
-        return {REQUESTS: status.num_running + status.num_waiting}
+        if self._engine is None:
+            return {LOAD_METRIC: 0}
+        status = self._engine.status(0)
+        return {LOAD_METRIC: status.scheduler.num_running + status.scheduler.num_waiting}
 
     async def __del__(self) -> None:
-        """Leave: be listed no more, end what runs, then the ranks. Serve waits for it."""
-        if self._shell is None or self._attaching is None:
+        """Leave the pool's list, end what runs, then the ranks. Serve waits for it."""
+        if self._engine is None or self._attaching is None:
             return
         self._attaching.cancel()
         with suppress(Unavailable, TimeoutError):  # without a pool the routers hear it from here
             async with asyncio.timeout(DETACH_TIMEOUT):
                 await self._pool.detach(self._name)
-        left = await self._shell.drain(self._drain_timeout)
+        left = await self._engine.drain(self._drain_timeout)
         if left:
             logger.warning("%d requests did not end in %g s", left, self._drain_timeout)
-        await self._shell.close()
+        await self._engine.close()
 
 
-def _of_replica(config: EngineConfig, name: str, number: int) -> EngineConfig:
-    """Return what one replica is told: its name, and ports of its own."""
+def _replica_config(config: EngineConfig, name: str, number: int) -> EngineConfig:
+    """Return the configuration of one replica: with its name, and ports and a log of its own."""
     publisher = config.kv_publisher
     if publisher is not None:
         replay = publisher.replay_endpoint
@@ -146,11 +146,11 @@ def scheduler_deployment(config: ServeConfig) -> Deployment:
         graceful_shutdown_timeout_s=config.drain_timeout + END_TIMEOUT,
         graceful_shutdown_wait_loop_s=0.2,
         logging_config={"log_level": config.log_level, "enable_access_log": False},
-        **_how_many(config),
+        **_replica_count(config),
     )(SchedulerReplica)
 
 
-def _how_many(config: ServeConfig) -> dict[str, Any]:
+def _replica_count(config: ServeConfig) -> dict[str, Any]:
     if config.max_replicas is None:
         return {"num_replicas": config.replicas}
     return {
@@ -161,6 +161,29 @@ def _how_many(config: ServeConfig) -> dict[str, Any]:
             upscale_delay_s=config.scale_up_delay,
             downscale_delay_s=config.scale_down_delay,
             look_back_period_s=12.0,  # Serve wants more than its ten seconds of an interval
-            policy=AutoscalingPolicy(policy_function=replicas_for),  # type: ignore[no-untyped-call]
+            policy=AutoscalingPolicy(policy_function=autoscale),  # type: ignore[no-untyped-call]
         )
     }
+
+
+def autoscale(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """Return the number of schedulers that Serve should aim at; it adds delays and bounds.
+
+    Requests reach schedulers over sockets, past Serve, so what counts is what replicas report.
+    """
+    reported = (context.aggregated_metrics or {}).get(LOAD_METRIC, {})
+    assert context.config is not None, "the deployment has an autoscaling_config"
+    capacity = context.config.target_ongoing_requests
+    return desired_replicas(sum(reported.values()), capacity, context.target_num_replicas), {}
+
+
+def desired_replicas(num_requests: float, capacity: float, current: int) -> int:
+    """Return how many replicas, each for `capacity` requests, suit a number of requests.
+
+    One is added when the requests exceed the capacity; one goes only when the rest would have
+    capacity to spare, so that the number does not swing.
+    """
+    full = max(1, math.ceil(num_requests / capacity))
+    if full >= current:
+        return full
+    return min(current, max(1, math.ceil(num_requests / (SCALE_DOWN_LOAD * capacity))))

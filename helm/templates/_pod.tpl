@@ -6,10 +6,20 @@
 {{- define "topwork.rayEnvironment" -}}
 - name: RAY_SERVE_ENABLE_HA_PROXY
   value: "1"
-- name: RAY_SERVE_THROUGHPUT_OPTIMIZED
+- name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD
+  value: "0"
+- name: RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP
+  value: "0"
+- name: RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE
+  value: "1000"
+- name: RAY_SERVE_LOG_TO_STDERR
+  value: "0"
+- name: RAY_SERVE_USE_GRPC_BY_DEFAULT
   value: "1"
+- name: RAY_SERVE_PROXY_USE_GRPC
+  value: "0"
 - name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
-  value: "deploy.serving.request_ids:middlewares"
+  value: "deploy.serving.router:middlewares"
 - name: RAY_SERVE_HAPROXY_NBTHREAD
   value: "1"
 - name: RAY_SERVE_CONTROL_LOOP_INTERVAL_S

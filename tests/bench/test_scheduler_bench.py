@@ -3,12 +3,15 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from io import StringIO
+from typing import Any, get_args
 
 import pytest
 from rich.console import Console
 
-from tests.bench.scheduler.cases import Case, prepare
+from cluster.kv_events import KvEventBuffer
+from tests.bench.scheduler.cases import BATCH, Case, Kind, prepare
 from tests.bench.scheduler.core import CoreSizes, Sample
 from tests.bench.scheduler.goals import check_goals
 from tests.bench.scheduler.our_core import OurCore
@@ -23,6 +26,7 @@ TINY = Sizes(
     contexts=(16, 64),
     cached_pages=(600, 1_000),
     adapters=(8, 20),
+    blocked=(0, 640),
     steps=4,
     requests=3,
 )
@@ -47,7 +51,7 @@ def test_every_case_is_measured_in_every_round_and_shown() -> None:
     families = measure_growth(TINY, LocalSide, 1, tell)
     every = rows + [row for family in families for row in family]
     names = [row.case.name for row in every]
-    assert len(set(names)) == len(names) == 2 + 3 * 2 + 4 * 2
+    assert len(set(names)) == len(names) == 2 + 3 * 2 + 6 * 2
     assert len(told) == 2 * len(every)  # one round, and one that does not count
     assert all(len(row.samples[OURS]) == 1 for row in every)
     assert all(sample.calls > 0 for row in every for sample in row.samples[OURS])
@@ -62,7 +66,7 @@ def test_a_peer_is_shown_beside_ours_and_compared_round_by_round() -> None:
     row.samples[OURS] = [Sample(0, us, 0, 1, us) for us in (10.0, 40.0, 20.0)]
     row.samples[PEER] = [Sample(0, us, 0, 1, us) for us in (5.0, 10.0, 10.0)]
     goal = check_goals([row], [])[0]
-    assert (goal.measured, goal.is_met) == (2.0, True)
+    assert (goal.measured, goal.is_met) == (2.0, False)
     assert "theirs" in shown([row], [])
 
 
@@ -93,12 +97,40 @@ def test_a_side_in_a_process_of_its_own_answers_the_same_kind_of_sample() -> Non
         side.close()
 
 
-def test_the_profile_names_the_rooms() -> None:
+def test_our_side_has_the_observer_that_a_server_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    stored, take = KvEventBuffer.stored, KvEventBuffer.take_batches
+
+    def store_and_note(buffer: KvEventBuffer, *change: Any) -> None:
+        told.append(len(change[2]))
+        stored(buffer, *change)
+
+    def take_and_note(buffer: KvEventBuffer) -> Any:
+        told.append(-sum(told))
+        return take(buffer)
+
+    monkeypatch.setattr(KvEventBuffer, "stored", store_and_note)
+    monkeypatch.setattr(KvEventBuffer, "take_batches", take_and_note)
+    prepare(Case("miss", 32, 1), OurCore)()
+    assert max(told) > 0 and sum(told) == 0, "pages were reported, and none is left in the buffer"
+
+
+def test_a_prompt_that_is_not_blocked_stops_the_run() -> None:
+    def open_core(sizes: CoreSizes) -> OurCore:
+        return OurCore(replace(sizes, num_pages=2 * sizes.num_pages, max_running=BATCH + 1))
+
+    for kind in get_args(Kind)[-2:]:
+        prepare(Case(kind, 640, 4), OurCore)()
+        with pytest.raises(AssertionError, match="not blocked"):
+            prepare(Case(kind, 640, 4), open_core)()
+
+
+def test_the_profile_names_the_modules() -> None:
     console = Console(file=StringIO(), width=200)
     print_profile(console, (Case("decode", 2, 3),))
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
-    assert "step_planner" in text and "committer" in text and "collector" in text
+    assert "planner" in text and "update_from_output" in text and "collector" in text
 
 
 def test_quartiles_of_one_round_are_that_round() -> None:

@@ -29,7 +29,7 @@ def main() -> None:
     config = ServeConfig(**json.loads(sys.argv[1]))
     settings = scheduler_settings(check_model(config))
     before = own_bytes()
-    engine = LocalEngine(settings.rank, settings.shell.ranks.scheduler, config.max_lora_rank)
+    engine = LocalEngine(settings.rank, settings.engine.ranks.scheduler, config.max_lora_rank)
     adapters = [engine.add_adapter(Path(directory)) for directory in sys.argv[2:]]
 
     def ask(adapter: str, seed: int) -> Request:
@@ -46,7 +46,7 @@ def main() -> None:
             {
                 "took": own_bytes() - before,
                 "process": before,
-                "evicted_pages": stats.evicted_pages,
+                "evicted_pages": stats.counters.evicted_pages,
             }
         )
     )

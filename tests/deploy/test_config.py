@@ -9,9 +9,8 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from deploy.byte_count import parse_bytes
 from deploy.cli import app
-from deploy.config import ConfigError, ServeConfig, json_schema, load_config
+from deploy.config import ConfigError, ServeConfig, json_schema, load_config, parse_bytes
 from deploy.config_errors import nearest
 
 ROOT = Path(__file__).parents[2]

@@ -31,6 +31,16 @@ def free_port() -> int:
     return port
 
 
+def serve_command(port: int, *flags: str) -> list[str]:
+    """Return the command that serves the demo model and its adapters."""
+    command = [str(Path(sys.executable).parent / "topwork"), "serve"]
+    command += ["--model", str(MODEL_DIR), "--served-model-name", "smollm2"]
+    command += ["--port", str(port), *flags]
+    for name, directory in adapter_dirs().items():
+        command += ["--adapter", f"{name}={directory}"]
+    return command
+
+
 class Server(Endpoint):
     """`topwork serve` as a child process."""
 
@@ -38,14 +48,9 @@ class Server(Endpoint):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        command = [str(Path(sys.executable).parent / "topwork"), "serve"]
-        command += ["--model", str(MODEL_DIR), "--served-model-name", "smollm2"]
-        command += ["--port", str(self.port), *flags]
-        for name, directory in adapter_dirs().items():
-            command += ["--adapter", f"{name}={directory}"]
         self._output = log.open("w")
         self.process = subprocess.Popen(
-            command,
+            serve_command(self.port, *flags),
             stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

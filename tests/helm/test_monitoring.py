@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from helm.tools import generate
-from tests.helm.charts import CHART, ROOT, Object, of_kind, rendered, the, values_of
+from tests.deploy.observability.test_rules import served_names
+from tests.helm.charts import CHART, Object, of_kind, rendered, the, values_of
 
 
 def relabeled(monitor: Object, labels: dict[str, str]) -> dict[str, str]:
@@ -58,9 +59,7 @@ def test_keda_asks_for_a_metric_that_is_served() -> None:
     query = trigger["metadata"]["query"]
     assert 'namespace="prod"' in query and 'service="demo-topwork"' in query
     (metric,) = re.findall(r"topwork_\w+", query)
-    served = (ROOT / "cluster" / "router").glob("*.py")
-    name = f'"{metric.removeprefix("topwork_")}"'
-    assert any(name in file.read_text() for file in served)
+    assert metric in served_names()
 
 
 def test_every_rule_and_dashboard_of_the_chart_is_given_out() -> None:

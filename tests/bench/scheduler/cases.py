@@ -1,7 +1,7 @@
 """The workloads: the same requests in the same order for every scheduler.
 
-Owns what is prepared, what is measured and how it is proved that a hit was a hit. Knows neither
-scheduler. Standard library only, as `core`.
+Each proves that it measured what it says: that a hit was a hit, that what is blocked stayed so.
+Standard library only, as `core`.
 """
 
 import random
@@ -13,7 +13,16 @@ from typing import Literal
 from tests.bench.scheduler.core import PAGE_SIZE, Core, CoreSizes, OpenCore, Sample, sample
 
 Kind = Literal[
-    "decode", "miss", "hit", "evict", "context", "cached pages", "adapters", "slot turns"
+    "decode",
+    "miss",
+    "hit",
+    "evict",
+    "context",
+    "cached pages",
+    "adapters",
+    "slot turns",
+    "pages held",
+    "batch full",
 ]
 
 VOCAB_SIZE = 32000
@@ -24,6 +33,8 @@ NUM_HOT = 4  # prefixes that are used again and again while the rest is evicted
 NUM_SLOTS = 8  # adapters resident at once
 MAX_ROUNDS = 30  # for which the pages of a kept scheduler are enough, the warm-up among them
 BATCH = 64  # decodes, if nothing else is said; over all resident adapters
+BLOCKED = 100_000  # tokens of the longest prompt that waits while nothing of it can be computed
+LOCKED_CONTEXT = 1600  # of decodes that hold, together, as many pages as that prompt needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,7 @@ class Case:
     """One row of the result."""
 
     kind: Kind
-    size: int  # sequences, tokens, cached pages or registered adapters
+    size: int  # sequences, tokens, tokens that wait, cached pages or registered adapters
     repeats: int  # steps or requests measured in a round
 
     @property
@@ -48,6 +59,8 @@ class Case:
                 return f"step of {BATCH} decodes, {self.size:,} adapters"
             case "slot turns":
                 return f"request that takes a slot, {self.size:,} adapters"
+            case "pages held" | "batch full":
+                return f"step of {BATCH} decodes, {self.kind}, {self.size:,} tokens wait"
         return f"request of {self.size:,} tokens, {self.kind}"
 
     @property
@@ -89,6 +102,8 @@ def prepare(case: Case, open_core: OpenCore) -> Measure:
             return _prepare_cached(case, open_core, prompts)
         case "adapters" | "slot turns":
             return _prepare_adapters(case, open_core, prompts)
+        case "pages held" | "batch full":
+            return _prepare_blocked(case, open_core, prompts)
 
 
 def _finish_all(core: Core) -> int:
@@ -125,6 +140,33 @@ def _prepare_decode(
         result = sample(core.spent, case.repeats - 1)
         _finish_all(core)
         return result
+
+    return measure
+
+
+def _prepare_blocked(case: Case, open_core: OpenCore, prompts: Prompts) -> Measure:
+    """Decodes that hold nearly all pages, or fill the batch, while one long prompt waits."""
+    pages_each = (LOCKED_CONTEXT + case.repeats) // PAGE_SIZE + 2
+    core = open_core(
+        CoreSizes(
+            num_pages=BATCH * pages_each,
+            max_running=BATCH if case.kind == "batch full" else BATCH + 1,
+            token_budget=BATCH * LOCKED_CONTEXT,
+        )
+    )
+
+    def measure() -> Sample:
+        for _ in range(BATCH):
+            core.add(prompts.name(), prompts.draw(LOCKED_CONTEXT), case.repeats + 3)
+        core.step()  # all prompts
+        if case.size:
+            core.add(prompts.name(), prompts.draw(case.size), 1)
+        core.step()  # the first decode of each
+        core.spent.reset()
+        for _ in range(case.repeats - 1):
+            core.step()
+        assert core.num_active == BATCH + bool(case.size), "the prompt was not blocked"
+        return sample(core.spent, case.repeats - 1)
 
     return measure
 

@@ -25,7 +25,7 @@ class Spent:
 
     add: float = 0.0  # taking a request in
     plan: float = 0.0  # deciding a step
-    commit: float = 0.0  # applying the tokens of a step
+    commit: float = 0.0  # applying the tokens of a step, and taking its KV events
     handover: float = 0.0  # what the caller does between the two: read or encode, wrap the tokens
     worst: float = 0.0  # the longest plan + commit of one step
 

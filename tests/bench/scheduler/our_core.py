@@ -1,10 +1,15 @@
-"""Our scheduler with a stub for the ranks: every sampling chunk gets the same token at once."""
+"""Our scheduler with a stub for the ranks: every sampling chunk gets the same token at once.
+
+It reports what is cached to a feed of KV events, as a server's always does. Nobody reads the feed,
+so its events are gathered, and dropped after each step.
+"""
 
 import gc
 from collections.abc import Sequence
 from importlib import import_module
-from time import perf_counter
+from time import perf_counter, time
 
+from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.request import BASE, Request
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.scheduler import Scheduler
@@ -13,6 +18,7 @@ from tests.bench.scheduler.core import PAGE_SIZE, CoreSizes, Spent
 from worker.protocol import GENESIS, SampledToken, SamplingParams, StepOutput, encode_plan
 
 TOKEN = 7
+BASE_DIGEST = "base model"
 
 
 def load_production_heap() -> None:
@@ -24,13 +30,15 @@ def load_production_heap() -> None:
 
 
 class OurCore:
-    """Drives `Scheduler` as a scheduler actor does; adapters are loaded as soon as asked for."""
+    """Drives `Scheduler` as an engine does; adapters are loaded as soon as asked for."""
 
     def __init__(self, sizes: CoreSizes) -> None:
         self.spent = Spent()
+        self._kv_feed = KvEventFeed(BASE_DIGEST, time)
+        self._kv_feed.clear()
         self._scheduler = Scheduler(
             SchedulerConfig(
-                base_digest="base model",
+                base_digest=BASE_DIGEST,
                 num_pages=sizes.num_pages,
                 page_size=PAGE_SIZE,
                 max_model_len=sizes.num_pages * PAGE_SIZE,
@@ -38,7 +46,8 @@ class OurCore:
                 max_running=sizes.max_running,
                 token_budget=sizes.token_budget,
                 max_chunk=sizes.token_budget,
-            )
+            ),
+            self._kv_feed.observer,
         )
         self._digest = GENESIS
         self._num_active = 0
@@ -82,6 +91,7 @@ class OurCore:
         output = StepOutput(plan.step, tokens)
         handed = perf_counter()
         events = scheduler.commit(output)
+        self._kv_feed.flush()
         done = perf_counter()
         self.spent.add_step(planned - begun, handed - planned, done - handed)
         self._num_active -= sum(event.finish_reason is not None for _, event in events)

@@ -15,7 +15,7 @@ GROUP = "full"
 
 
 class PeerCore:
-    """Drives the C++ core as its own executor does, with the host tier off."""
+    """Drives the C++ core as its own executor does: no host tier, its KV events read each step."""
 
     def __init__(self, sizes: CoreSizes) -> None:
         self.spent = Spent()
@@ -26,6 +26,7 @@ class PeerCore:
         config.num_device_pages = num_pages
         config.num_host_pages = config.num_snapshot_pages = 1  # 0 is refused
         config.disable_l2_cache = True
+        config.enable_kv_cache_events = True
         config.prefix_granularity = PAGE_SIZE
         config.max_batch_size = sizes.max_running
         config.max_scheduled_tokens = sizes.token_budget
@@ -79,6 +80,7 @@ class PeerCore:
                     ended.append(name)
         handed = perf_counter()
         self._scheduler.advance(event)
+        self._scheduler.drain_kv_events()
         done = perf_counter()
         self.spent.add_step(planned - begun, handed - planned, done - handed)
         for name in ended:

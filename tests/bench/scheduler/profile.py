@@ -1,4 +1,4 @@
-"""Where the time of our scheduler goes, room by room.
+"""Where the time of our scheduler goes, module by module.
 
 Two views: the clock around each call, with the garbage collector's share; and cProfile's, which
 makes calls of Python functions look dearer than they are.
@@ -18,7 +18,7 @@ from rich.table import Table
 from tests.bench.scheduler.cases import Case, prepare
 from tests.bench.scheduler.our_core import OurCore
 
-PACKAGES = ("cluster", "scheduling", "worker")  # whose time is told
+PACKAGES = {"cluster", "worker"}  # whose time is shown
 NUM_FUNCTIONS = 15  # shown of each case
 STEPS = 2000
 CASES = (Case("decode", 256, STEPS), Case("hit", 1024, STEPS), Case("evict", 1024, STEPS))
@@ -74,10 +74,10 @@ def print_profile(console: Console, cases: tuple[Case, ...] = CASES) -> None:
     for case in cases:
         profiler, measure = Profile(), prepare(case, OurCore)
         profiler.runcall(measure)
-        _print_rooms(case, Stats(profiler), console)
+        _print_modules(case, Stats(profiler), console)
 
 
-def _print_rooms(case: Case, stats: Stats, console: Console) -> None:
+def _print_modules(case: Case, stats: Stats, console: Console) -> None:
     entries: dict[_Function, _Entry] = getattr(stats, "stats")  # noqa: B009  (not in its stubs)
     functions: dict[_Function, float] = {}
     for function, (_, _, own, _, callers) in entries.items():
@@ -86,19 +86,19 @@ def _print_rooms(case: Case, stats: Stats, console: Console) -> None:
             continue
         for caller, (_, _, part, _) in callers.items():  # what is written in C counts as its caller
             functions[caller] = functions.get(caller, 0.0) + part
-    ours = {f: seconds for f, seconds in functions.items() if Path(f[0]).parent.name in PACKAGES}
-    rooms: dict[str, float] = {}
+    ours = {f: seconds for f, seconds in functions.items() if PACKAGES & set(Path(f[0]).parts)}
+    modules: dict[str, float] = {}
     for (file, _, _), seconds in ours.items():
-        rooms[Path(file).stem] = rooms.get(Path(file).stem, 0.0) + seconds
-    total = sum(rooms.values())
+        modules[Path(file).stem] = modules.get(Path(file).stem, 0.0) + seconds
+    total = sum(modules.values())
     title = f"cProfile: {case.name}"
-    table = Table("room", "share", "", "function", "share", title=title, box=SIMPLE_HEAD)
-    by_room = sorted(rooms.items(), key=lambda item: -item[1])[:NUM_FUNCTIONS]
+    table = Table("module", "share", "", "function", "share", title=title, box=SIMPLE_HEAD)
+    by_module = sorted(modules.items(), key=lambda item: -item[1])[:NUM_FUNCTIONS]
     by_function = sorted(ours.items(), key=lambda item: -item[1])[:NUM_FUNCTIONS]
-    for at in range(max(len(by_room), len(by_function))):
-        room = by_room[at] if at < len(by_room) else ("", None)
+    for at in range(max(len(by_module), len(by_function))):
+        module = by_module[at] if at < len(by_module) else ("", None)
         (file, line, name), seconds = by_function[at]
-        left = (room[0], "" if room[1] is None else f"{100 * room[1] / total:.0f}%", "")
+        left = (module[0], "" if module[1] is None else f"{100 * module[1] / total:.0f}%", "")
         where = f"{Path(file).stem}:{line} {name}"
         table.add_row(*left, where, f"{100 * seconds / total:.0f}%")
     console.print(table)

@@ -20,7 +20,9 @@ us: microseconds for each step or request, medians of rounds and [quartiles].
 calls: add + plan + commit. whole: with what the caller does between these: ours encodes the plan
 and wraps the tokens; theirs has its plan read into Python and the tokens wrapped into events.
 a second: by calls. worst: the longest plan + commit of one step in all rounds, us.
-Both: pages of {PAGE_SIZE} tokens, host tier off, each in a process of its own on the same core,
+Both: pages of {PAGE_SIZE} tokens, host tier off, KV events on (theirs are read after each step;
+ours are gathered, and dropped because nobody asks for them, as on a server), each in a process of
+its own on the same core,
 never at the same time. The garbage collector is on, as in production, and its work is in these
 numbers: thresholds {gc.get_threshold()}, and our process holds what a scheduler's process holds."""
 

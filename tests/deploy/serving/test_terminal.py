@@ -1,4 +1,4 @@
-"""deploy.serving.stop: a server ends whichever of its threads is told to."""
+"""deploy.serving.terminal: a server ends whichever of its threads is told to."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from tests.patience import PATIENCE
 
 _SERVER = """
 import signal, sys, threading, time
-from deploy.serving.stop import stop_on_signals, wait_for
+from deploy.serving.terminal import stop_on_signals, wait_for
 
 stop = stop_on_signals()
 other = threading.Thread(target=time.sleep, args=(60,), daemon=True)

@@ -1,0 +1,43 @@
+"""What each process of a cluster sets for itself: its log level and its claim to the CPU cores."""
+
+import logging
+import os
+from contextlib import suppress
+
+# What of Ray's CPUs a process takes: they are counted, not given, and cores are shared. A
+# scheduler, a rank on a CPU and a router take one each, but for what the adapter pool takes: else
+# it would keep the last of them from nodes that they fill.
+ONE_CPU, POOL_CPU = 0.99, 0.01
+
+
+def set_log_level(level: str) -> None:
+    """Let Topwork's own loggers write this much to standard error, which Ray collects."""
+    logger = logging.getLogger("topwork")
+    logger.setLevel(level)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+
+
+def lower_cpu_priority() -> None:
+    """Let this thread, and all threads and processes that it starts, interrupt no other.
+
+    A thread that wakes up interrupts one that runs, for some microseconds; but the threads of a
+    rank work in step, so that an interruption of one halts all. Under SCHED_BATCH a process waits
+    for a free core, or for the next tick of the kernel's clock. Only ranks, and schedulers, for
+    whose plans ranks wait, take their priority back.
+    """
+    _set_policy("SCHED_BATCH")
+
+
+def restore_cpu_priority() -> None:
+    """Give this thread, and all that it starts, the priority that threads have by default."""
+    _set_policy("SCHED_OTHER")
+
+
+def _set_policy(policy: str) -> None:
+    if hasattr(os, policy):  # only Linux has them
+        with suppress(PermissionError):  # a sandbox may forbid it; then all are equals
+            os.sched_setscheduler(0, getattr(os, policy), os.sched_param(0))
