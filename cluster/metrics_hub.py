@@ -1,12 +1,11 @@
-"""What all routers have counted, kept in one place, so that each of them can show all of it.
+"""The counts of all routers and of the adapter pool in one place, for any router to show.
 
 A load balancer sends a scrape to any router. If each showed what it last heard of the others, a
 counter could be smaller in one scrape than in the one before, which Prometheus takes for a restart
-and adds wholly. So there is one ledger: a router that is scraped enters its own counts and reads
-everybody's in one call, and no entry ever gives way to an older one.
+and adds wholly. So there is one hub: a router that is scraped reports its own counts and reads
+everybody's in one call, and no report ever gives way to an older one.
 
 What a router has counted stays for some scrapes after it ended, so that its last counts are seen.
-Knows nothing of what the counts mean, and nothing of how it is reached.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import msgspec
 
 from cluster.histogram import HistogramCounts
 
-KEPT_SECONDS = 600.0  # after the last entry of a router
+KEPT_SECONDS = 600.0  # after the last report of a router
 Series = tuple[tuple[tuple[str, ...], float], ...]  # label values and count
 
 
@@ -23,7 +22,7 @@ class RouterCounts(msgspec.Struct, frozen=True):
     """Everything that one router counts, as of one moment."""
 
     router: str
-    number: int  # of its entries: 1, 2, 3, ...
+    number: int  # of its reports: 1, 2, 3, ...
     counters: dict[str, Series]  # by name
     histograms: dict[str, HistogramCounts]
     adapters: dict[str, tuple[str, ...]]  # names behind each adapter label of its series
@@ -32,7 +31,7 @@ class RouterCounts(msgspec.Struct, frozen=True):
 
 
 class RouterReport(msgspec.Struct, frozen=True):
-    """A router's last entry."""
+    """A router's last report."""
 
     counts: RouterCounts
     age: float  # seconds
@@ -48,36 +47,53 @@ class PoolCounts(msgspec.Struct, frozen=True):
     read_seconds: HistogramCounts
 
 
-class Page(msgspec.Struct, frozen=True):
-    """The answer to an entry."""
+class ClusterCounts(msgspec.Struct, frozen=True):
+    """The answer to a report."""
 
     gone: tuple[str, ...]  # of the adapters that it names, those that are not registered any more
     routers: tuple[RouterReport, ...] = ()  # ordered by router; only if asked for
     pool: PoolCounts | None = None  # likewise
 
 
-class Ledger:
-    """The last entry of every router; `clock` gives seconds."""
+class MetricsHub:
+    """The last report of every router, and what the pool counts of itself.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    `clock` gives seconds; `is_registered` tells whether an adapter has a name in the catalogue.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        is_registered: Callable[[str], bool],
+        pool_counts: Callable[[], PoolCounts],
+    ) -> None:
         self._clock = clock
-        self._entries: dict[str, tuple[RouterCounts, float]] = {}
+        self._is_registered = is_registered
+        self._pool_counts = pool_counts
+        self._reports: dict[str, tuple[RouterCounts, float]] = {}  # and when they came, by router
 
-    def enter(self, counts: RouterCounts) -> None:
-        """Keep a router's counts, unless later ones have come before them."""
-        held = self._entries.get(counts.router)
-        if held is None or held[0].number < counts.number:
-            self._entries[counts.router] = counts, self._clock()
+    def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
+        """Keep a router's counts, unless later ones have come before them; answer what it asks.
+
+        One call, so that what it returns is never older than what another router was given.
+        """
+        kept = self._reports.get(counts.router)
+        if kept is None or kept[0].number < counts.number:
+            self._reports[counts.router] = counts, self._clock()
+        names = {name for some in counts.adapters.values() for name in some}
+        gone = tuple(sorted(name for name in names if not self._is_registered(name)))
+        if not wants_all:
+            return ClusterCounts(gone)
+        return ClusterCounts(gone, self.reports(), self._pool_counts())
 
     def reports(self) -> tuple[RouterReport, ...]:
         """Return what all routers have counted, also those that ended not long ago."""
         now = self._clock()
-        self._entries = {
-            router: (counts, entered)
-            for router, (counts, entered) in self._entries.items()
-            if now - entered <= KEPT_SECONDS
+        self._reports = {
+            router: (counts, came)
+            for router, (counts, came) in self._reports.items()
+            if now - came <= KEPT_SECONDS
         }
         return tuple(
-            RouterReport(counts, now - entered)
-            for _, (counts, entered) in sorted(self._entries.items())
+            RouterReport(counts, now - came) for _, (counts, came) in sorted(self._reports.items())
         )

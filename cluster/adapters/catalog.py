@@ -1,22 +1,28 @@
 """What adapters there are: names that point at versions, versions that point at content.
 
-Owns the catalogue, what is pinned, and which content is held until when. Does no I/O: whoever
-holds it reads directories and hands in what was read. Calls come one at a time, from one thread.
+Also decides what is pinned, and which content is held until when. Does no I/O: whoever holds it
+reads directories and hands in what was read. Calls come one at a time, from one thread.
 """
 
-from cluster.adapters.contents import Contents, Loaded
+from cluster.adapters.contents import Contents, LoadedAdapter
 from cluster.adapters.host_cache import HostCache, Shards
-from cluster.adapters.listing import record_of
-from cluster.adapters.names import check_form
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.pins import Limits
-from cluster.adapters.records import AdapterRecord, Facts, Outline, ResolvedAdapter, Source
-from cluster.adapters.versions import History, Version, first
+from cluster.adapters.records import (
+    AdapterRecord,
+    Facts,
+    Outline,
+    ResolvedAdapter,
+    Source,
+    Tier,
+    VersionRecord,
+)
+from cluster.adapters.versions import History, Version, check_name_form, first
 from cluster.errors import InvalidRequest, NotFound
 
 
 class AdapterCatalog:
-    """The catalogue of one base model's adapters, and a least-recently-used host tier of them.
+    """The catalogue of one base model's adapters, and a least-recently-used host cache of them.
 
     `base_name` is what clients call the base model.
     """
@@ -32,9 +38,9 @@ class AdapterCatalog:
         return name in self._names
 
     @property
-    def host_tier(self) -> HostCache:
+    def host_cache(self) -> HostCache:
         """What is in host memory; to look at."""
-        return self._contents.host_tier
+        return self._contents.host_cache
 
     def check_name(self, name: str, *, load_inplace: bool) -> None:
         """Refuse a name that `publish` would refuse, before anything is read for it.
@@ -42,7 +48,7 @@ class AdapterCatalog:
         Raises:
             InvalidRequest: if the name is malformed, the base model's or taken.
         """
-        check_form(name, self._base_name)
+        check_name_form(name, self._base_name)
         if name in self._names and not load_inplace:
             raise InvalidRequest(
                 f"The lora adapter {shown(name)} has already been loaded. If you want to load the "
@@ -64,7 +70,7 @@ class AdapterCatalog:
     def publish(
         self,
         name: str,
-        loaded: Loaded,
+        loaded: LoadedAdapter,
         *,
         load_inplace: bool,
         pinned: bool = False,
@@ -79,7 +85,7 @@ class AdapterCatalog:
         return self._point(name, loaded.facts.outline, loaded, pinned=pinned, watched=watched)
 
     def unread(self, name: str, request_id: str) -> Source | None:
-        """Return the directory to read and `settle` before `resolve` can answer, if any.
+        """Return the directory to read and `complete` before `resolve` can answer, if any.
 
         Raises:
             NotFound: if there is no such name.
@@ -87,13 +93,13 @@ class AdapterCatalog:
         version = self._history(name).pick(request_id)
         return version.outline.source if version.digest is None else None
 
-    def settle(self, loaded: Loaded) -> None:
+    def complete(self, loaded: LoadedAdapter) -> None:
         """Learn the digests of all versions whose directory has been read for the first time."""
         facts = loaded.facts
         for name, number in tuple(self._unread.get(facts.outline.source.path, ())):
             history = self._names[name]
             next_number = self._last_numbers[name] + 1
-            after = history.settle(number, facts.outline, facts.digest, next_number)
+            after = history.complete(number, facts.outline, facts.digest, next_number)
             self._change(name, after, {facts.digest: loaded})
 
     def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
@@ -103,7 +109,7 @@ class AdapterCatalog:
             NotFound: if there is no such name.
         """
         version = self._history(name).pick(request_id)
-        assert version.digest is not None, f"{name} must be settled first"
+        assert version.digest is not None, f"{name} must be completed first"
         facts = self._contents.facts(version.digest)
         return ResolvedAdapter(
             name, version.number, version.digest, facts.device_bytes, facts.stands_alone
@@ -115,7 +121,7 @@ class AdapterCatalog:
         Raises:
             NotFound: if there is no such name.
         """
-        return record_of(self._history(name), self._contents)
+        return _record(self._history(name), self._contents)
 
     def records(self) -> tuple[AdapterRecord, ...]:
         """Return the whole catalogue, ordered by name."""
@@ -149,7 +155,7 @@ class AdapterCatalog:
         assert version is not None, "a target is kept"
         return version
 
-    def rollback(self, name: str, number: int, loaded: dict[str, Loaded]) -> AdapterRecord:
+    def rollback(self, name: str, number: int, loaded: dict[str, LoadedAdapter]) -> AdapterRecord:
         """Give all requests to a kept version; `loaded` is what was read for it, by digest.
 
         Raises:
@@ -170,7 +176,9 @@ class AdapterCatalog:
         """
         return self._history(name).split(shares).active
 
-    def split(self, name: str, shares: dict[int, int], loaded: dict[str, Loaded]) -> AdapterRecord:
+    def split(
+        self, name: str, shares: dict[int, int], loaded: dict[str, LoadedAdapter]
+    ) -> AdapterRecord:
         """Give shares of the requests, in percent, to versions; as `rollback` otherwise."""
         self._change(name, self._history(name).split(shares), loaded)
         return self.record(name)
@@ -185,7 +193,7 @@ class AdapterCatalog:
         """
         return self._contents.missing(digest)
 
-    def restore(self, loaded: Loaded) -> None:
+    def restore(self, loaded: LoadedAdapter) -> None:
         """Bring content back from disk; one that was forgotten meanwhile is not wanted back."""
         self._contents.restore(loaded)
 
@@ -200,6 +208,11 @@ class AdapterCatalog:
     def pinned(self) -> tuple[Facts, ...]:
         """Return what must keep its device slot, ordered by digest."""
         return self._contents.pinned()
+
+    @property
+    def num_pin_changes(self) -> int:
+        """How often `pinned` has changed."""
+        return self._contents.num_pin_changes
 
     def retired(self) -> dict[str, int]:
         """Return the content that no version points at, with the number of its retirement."""
@@ -242,7 +255,13 @@ class AdapterCatalog:
         return self._names[name]
 
     def _point(
-        self, name: str, outline: Outline, loaded: Loaded | None, *, pinned: bool, watched: bool
+        self,
+        name: str,
+        outline: Outline,
+        loaded: LoadedAdapter | None,
+        *,
+        pinned: bool,
+        watched: bool,
     ) -> AdapterRecord:
         """Publish or register under a name that has been checked."""
         digest = None if loaded is None else loaded.facts.digest
@@ -255,7 +274,7 @@ class AdapterCatalog:
         self._change(name, after, {} if loaded is None else {loaded.facts.digest: loaded})
         return self.record(name)
 
-    def _change(self, name: str, after: History | None, loaded: dict[str, Loaded]) -> None:
+    def _change(self, name: str, after: History | None, loaded: dict[str, LoadedAdapter]) -> None:
         """Let a name stand for something else, or for nothing; all or nothing happens."""
         before = self._names.get(name)
         wanted = after.digests if after is not None else frozenset()
@@ -280,3 +299,43 @@ class AdapterCatalog:
             del self._unread[path][name, version.number]
             if not self._unread[path]:
                 del self._unread[path]
+
+
+def _record(history: History, contents: Contents) -> AdapterRecord:
+    """Return the record of a name."""
+    current = history.current
+    known = current.outline if current.digest is None else contents.facts(current.digest).outline
+    return AdapterRecord(
+        name=history.name,
+        digest=current.digest,
+        version=current.number,
+        path=current.outline.source.path,
+        lora_rank=known.lora_rank,
+        num_bytes=known.num_bytes,
+        modules=known.modules,
+        pinned=history.pinned,
+        tier=_tier(current, contents),
+        watched=history.watched,
+        versions=tuple(_version_record(history, version, contents) for version in history.versions),
+    )
+
+
+def _version_record(history: History, version: Version, contents: Contents) -> VersionRecord:
+    return VersionRecord(
+        version=version.number,
+        digest=version.digest,
+        path=version.outline.source.path,
+        share=history.shares.get(version.number, 0),
+        since=next(
+            one.number
+            for one in history.versions
+            if one is version or (one.digest == version.digest and one.digest is not None)
+        ),
+        tier=_tier(version, contents),
+    )
+
+
+def _tier(version: Version, contents: Contents) -> Tier:
+    if version.digest is None:
+        return "disk"
+    return contents.tier(version.digest, version.outline.source)

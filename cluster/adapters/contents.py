@@ -1,7 +1,7 @@
 """Content by digest: which versions hold it, where it is, and when nobody wants it.
 
 Content that no version points at is retired: it stays readable for running requests until it is
-forgotten. Knows versions only as holders; which of them a request gets is not decided here.
+forgotten.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ Holder = tuple[str, int]  # name and version
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedAdapter:
     """An adapter that has been read whole, checked and cut."""
 
     facts: Facts
@@ -32,7 +32,7 @@ class _Content:
 
 
 class Contents:
-    """All content that is known, and the host tier that keeps some of it in memory."""
+    """All content that is known, and the host cache that keeps some of it in memory."""
 
     def __init__(self, limits: Limits) -> None:
         self._contents: dict[str, _Content] = {}
@@ -43,16 +43,21 @@ class Contents:
         self._host = HostCache(limits.host_bytes)
 
     @property
-    def host_tier(self) -> HostCache:
+    def host_cache(self) -> HostCache:
         """What is in host memory; to look at."""
         return self._host
+
+    @property
+    def num_pin_changes(self) -> int:
+        """How often `pinned` has changed."""
+        return self._pins.num_changes
 
     def change(
         self,
         name: str,
         before: History | None,
         after: History | None,
-        loaded: Mapping[str, Loaded],
+        loaded: Mapping[str, LoadedAdapter],
     ) -> None:
         """Let a name's versions hold what they hold `after`; `loaded` is what was read for that.
 
@@ -87,7 +92,7 @@ class Contents:
         sources.sort(key=lambda source: self._digest_by_path.get(source.path) != digest)
         return tuple(dict.fromkeys(sources))
 
-    def restore(self, loaded: Loaded) -> None:
+    def restore(self, loaded: LoadedAdapter) -> None:
         """Bring content back from disk, unless it was forgotten meanwhile."""
         digest = loaded.facts.digest
         if digest in self._contents:
@@ -160,7 +165,7 @@ class Contents:
         pinned = set(self._pins.digests())
         assert self._host.pinned() == pinned, "memory keeps other adapters than are pinned"
 
-    def _know(self, digest: str, loaded: Loaded) -> None:
+    def _know(self, digest: str, loaded: LoadedAdapter) -> None:
         content = self._contents.get(digest)
         if content is None:
             self._contents[digest] = _Content(loaded.facts)
@@ -168,7 +173,7 @@ class Contents:
             content.facts = loaded.facts
         self._digest_by_path[loaded.facts.outline.source.path] = digest
 
-    def _bring(self, loaded: Loaded) -> None:
+    def _bring(self, loaded: LoadedAdapter) -> None:
         """Count as used what is in memory already; the shards that were just cut can go."""
         facts = loaded.facts
         if self._host.use(facts.digest) is None:
@@ -199,7 +204,7 @@ class Contents:
         name: str,
         old: frozenset[str],
         new: frozenset[str],
-        loaded: Mapping[str, Loaded],
+        loaded: Mapping[str, LoadedAdapter],
     ) -> None:
         """Refuse to pin more than host memory or device can hold."""
 

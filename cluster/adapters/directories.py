@@ -1,7 +1,7 @@
 """Adapter directories: every sub-directory is an adapter by its name, without registration.
 
-`scan` looks, and `Watcher` remembers what has been dealt with, so that only what is new, touched
-or gone comes up. Knows nothing of what becomes of it.
+`scan` looks, and `DirectoryChanges` remembers what has been dealt with, so that only what is new,
+touched or gone comes up.
 """
 
 import os
@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster.adapters.names import NAME
 from cluster.adapters.peft.checks import CONFIG, WEIGHTS
 from cluster.adapters.peft.files import stamp
+from cluster.adapters.versions import NAME
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AdapterDirectory:
     """A sub-directory with the two files of an adapter."""
 
     name: str
@@ -28,13 +28,13 @@ class Found:
 class Scan:
     """What one look found. Where a look failed nothing is known, least of all that it is gone."""
 
-    found: dict[str, Found]  # by name; of two of one name, that of the first directory
+    found: dict[str, AdapterDirectory]  # by name; of two of one name, that of the first directory
     unseen: frozenset[str]  # directories, whole or below, that could not be looked at
 
 
 def scan(directories: Iterable[str]) -> Scan:
     """Look at all sub-directories; blocks on the disk, so call it in a thread."""
-    found: dict[str, Found] = {}
+    found: dict[str, AdapterDirectory] = {}
     unseen: set[str] = set()
     for directory in directories:
         try:
@@ -48,9 +48,9 @@ def scan(directories: Iterable[str]) -> Scan:
     return Scan(found, frozenset(unseen))
 
 
-def probe(directories: Iterable[str], name: str) -> Found | None:
+def probe(directories: Iterable[str], name: str) -> AdapterDirectory | None:
     """Look for one name only."""
-    found: dict[str, Found] = {}
+    found: dict[str, AdapterDirectory] = {}
     for directory in directories:
         if not found and _is_name(name):
             _look(directory, name, found, set())
@@ -61,26 +61,26 @@ def _is_name(name: str) -> bool:
     return "/" not in name and NAME.fullmatch(name) is not None
 
 
-def _look(directory: str, name: str, found: dict[str, Found], unseen: set[str]) -> None:
+def _look(directory: str, name: str, found: dict[str, AdapterDirectory], unseen: set[str]) -> None:
     path = Path(directory, name)
     try:
         statuses = (path / CONFIG).stat(), (path / WEIGHTS).stat()
         touched = max(status.st_ctime_ns for status in statuses)
-        found[name] = Found(name, str(path), stamp(*statuses), touched)
+        found[name] = AdapterDirectory(name, str(path), stamp(*statuses), touched)
     except (FileNotFoundError, NotADirectoryError):
         return  # no adapter, or one that is half written: it comes up when it is whole
     except OSError:
         unseen.add(str(path))
 
 
-class Watcher:
+class DirectoryChanges:
     """What has been dealt with of what was found."""
 
     def __init__(self) -> None:
-        self._done: dict[str, Found] = {}
+        self._done: dict[str, AdapterDirectory] = {}
         self._fresh: set[str] = set()  # could be touched again without another stamp
 
-    def pending(self, seen: Scan) -> tuple[tuple[Found, ...], tuple[str, ...]]:
+    def pending(self, seen: Scan) -> tuple[tuple[AdapterDirectory, ...], tuple[str, ...]]:
         """Return (what is new or touched, names that are gone), each ordered by name."""
         news = tuple(
             found
@@ -95,11 +95,11 @@ class Watcher:
         )
         return news, gone
 
-    def is_done(self, found: Found) -> bool:
+    def is_done(self, found: AdapterDirectory) -> bool:
         """Return whether this state of a directory has been dealt with."""
         return self._done.get(found.name) == found
 
-    def done(self, found: Found, *, is_fresh: bool = False) -> None:
+    def done(self, found: AdapterDirectory, *, is_fresh: bool = False) -> None:
         """Let this state of a directory come up no more, or once more if it is fresh.
 
         File systems count time in steps of milliseconds: what is touched twice in one step looks

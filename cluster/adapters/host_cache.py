@@ -1,7 +1,4 @@
-"""Adapters in host memory: a budget in bytes, pinned ones that stay, the others in LRU order.
-
-Owns the bytes and who goes next. Knows nothing of names, versions or disks.
-"""
+"""Adapters in host memory: a budget in bytes, pinned ones that stay, the others in LRU order."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +16,6 @@ class _Resident:
     shards: Shards
     num_bytes: int
     number: int  # in order of arrival
-    is_pinned: bool
 
 
 class HostCache:
@@ -51,7 +47,7 @@ class HostCache:
         resident = self._residents.get(digest)
         if resident is None:
             return None
-        if not resident.is_pinned:
+        if resident.number in self._evictable:
             self._evictable.remove(resident.number)
             self._make_evictable(resident)
         return resident.shards
@@ -62,7 +58,7 @@ class HostCache:
         while self._evictable and self._held_bytes + num_bytes > self.budget:
             self._evict()
         self._arrivals += 1
-        resident = _Resident(digest, shards, num_bytes, self._arrivals, is_pinned)
+        resident = _Resident(digest, shards, num_bytes, self._arrivals)
         self._residents[digest] = resident
         self._held_bytes += num_bytes
         if not is_pinned:
@@ -71,15 +67,13 @@ class HostCache:
     def pin(self, digest: str) -> None:
         """Keep an adapter that may be here."""
         resident = self._residents.get(digest)
-        if resident is not None and not resident.is_pinned:
-            resident.is_pinned = True
-            self._evictable.remove(resident.number)
+        if resident is not None:
+            self._evictable.discard(resident.number)
 
     def unpin(self, digest: str) -> None:
         """Let an adapter that may be here go in its turn."""
         resident = self._residents.get(digest)
-        if resident is not None and resident.is_pinned:
-            resident.is_pinned = False
+        if resident is not None and resident.number not in self._evictable:
             self._make_evictable(resident)
             while self._held_bytes > self.budget and len(self._evictable) > 1:
                 self._evict()
@@ -90,13 +84,16 @@ class HostCache:
         if resident is None:
             return 0
         self._held_bytes -= resident.num_bytes
-        if not resident.is_pinned:
-            self._evictable.remove(resident.number)
+        self._evictable.discard(resident.number)
         return resident.num_bytes
 
     def pinned(self) -> frozenset[str]:
         """Return what stays."""
-        return frozenset(d for d, resident in self._residents.items() if resident.is_pinned)
+        return frozenset(
+            digest
+            for digest, resident in self._residents.items()
+            if resident.number not in self._evictable
+        )
 
     def digests(self) -> frozenset[str]:
         """Return what is here."""
@@ -106,9 +103,10 @@ class HostCache:
         """Assert that the books agree with what is held."""
         held = sum(resident.num_bytes for resident in self._residents.values())
         assert held == self._held_bytes, f"{held} bytes held, {self._held_bytes} in the books"
-        free_to_go = sum(not resident.is_pinned for resident in self._residents.values())
-        assert free_to_go == len(self._evictable), "an adapter is neither pinned nor evictable"
-        assert held <= self.budget or free_to_go <= 1, "over the budget with adapters to evict"
+        numbers = {resident.number for resident in self._residents.values()}
+        evictable = sum(number in self._evictable for number in numbers)
+        assert evictable == len(self._evictable), "what is evictable is not here"
+        assert held <= self.budget or evictable <= 1, "over the budget with adapters to evict"
 
     def _evict(self) -> None:
         self._held_bytes -= self._residents.pop(self._evictable.pop()).num_bytes

@@ -1,7 +1,9 @@
 """Which content is pinned, by how many names, and whether more can be.
 
-Owns the limits: pinned content keeps its host memory and a place on the device, and room for one
-more adapter must stay beside it. Knows nothing of versions or of what is in memory.
+Pinned content keeps its host memory and a place on the device, and room for one more adapter must
+stay beside it. A name is pinned in its `History`; this is what follows for content, and the host
+cache and every engine are given it from here: an engine's loader keeps what it was given for the
+time when its ranks restart, and its slot table holds what is really pinned on the device.
 """
 
 from collections import Counter
@@ -28,6 +30,7 @@ class Pins:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._names: Counter[str] = Counter()  # names that pin it, by digest
+        self.num_changes = 0  # of what is pinned
 
     def __contains__(self, digest: str) -> bool:
         return self._names[digest] > 0
@@ -80,6 +83,7 @@ class Pins:
 
     def move(self, old: frozenset[str], new: frozenset[str]) -> tuple[list[str], list[str]]:
         """Pin `new` instead of `old` for one name; return (what is pinned now, what is no more)."""
+        begun = [digest for digest in sorted(new - old) if not self._names[digest]]
         for digest in new - old:
             self._names[digest] += 1
         for digest in old - new:
@@ -87,7 +91,8 @@ class Pins:
         ended = [digest for digest in sorted(old - new) if not self._names[digest]]
         for digest in ended:
             del self._names[digest]
-        return sorted(new - old), ended
+        self.num_changes += bool(begun or ended)
+        return begun, ended
 
     def check(self, pins: Iterable[frozenset[str]], facts: Callable[[str], Facts]) -> None:
         """Assert that these pins of names, and no others, are counted, and that they fit."""

@@ -1,18 +1,37 @@
-"""One name's versions: which are kept, and which share of the requests each one gets.
+"""A name and its versions: which are kept, and which share of the requests each one gets.
 
-Plain immutable values: every change makes a new History, or raises and changes nothing. Knows
-nothing of content, memory or disks.
+Plain immutable values: every change makes a new History, or raises and changes nothing.
 """
 
+import re
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.records import Outline
 from cluster.errors import Conflict, InvalidRequest
+from cluster.request import BASE
 
 KEPT_VERSIONS = 4
 WHOLE = 100  # percent
+# What hubs and fine-tuning tools make; no space or control character, no dot file, no "../".
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:@+/-]{0,126}[A-Za-z0-9])?")
+
+
+def check_name_form(name: str, base_name: str) -> None:
+    """Refuse what no adapter can be called where the base model is called `base_name`.
+
+    Raises:
+        InvalidRequest: if the name is malformed or the base model's.
+    """
+    if NAME.fullmatch(name) is None:
+        raise InvalidRequest(
+            f"{shown(name)} cannot name an adapter: it takes 1 to 128 letters, digits and "
+            "._:@+/- with a letter or digit at both ends",
+            "lora_name",
+        )
+    if name in (base_name, BASE):
+        raise InvalidRequest(f"{shown(name)} is the name of the base model", "lora_name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +116,18 @@ class History:
             self, versions=versions, shares={number: WHOLE}, pinned=pinned, watched=watched
         )._trimmed()
 
-    def settle(self, number: int, outline: Outline, digest: str, next_number: int) -> "History":
+    def complete(self, number: int, outline: Outline, digest: str, next_number: int) -> "History":
         """Learn the digest of a version; it is another version if its files were touched since."""
         version = self.get(number)
-        assert version is not None and version.digest is None, f"{self.name} is settled"
+        assert version is not None and version.digest is None, f"{self.name} is complete"
         if version.outline.stamp != outline.stamp:
             number = next_number
-        settled = Version(number, outline, digest)
+        completed = Version(number, outline, digest)
         versions = tuple(one for one in self.versions if one is not version)
         shares = {(number if n == version.number else n): s for n, s in self.shares.items()}
         return replace(
             self,
-            versions=tuple(sorted((*versions, settled), key=lambda one: one.number)),
+            versions=tuple(sorted((*versions, completed), key=lambda one: one.number)),
             shares=shares,
         )
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from cluster.adapters.records import AdapterRecord, ResolvedAdapter, UnloadResult
 from cluster.messages import SchedulerAddress
-from cluster.metrics_hub import Page, RouterCounts
+from cluster.metrics_hub import ClusterCounts, RouterCounts
 
 
 class Backend(Protocol):
@@ -73,8 +73,8 @@ class Backend(Protocol):
         """Return all records, ordered by name."""
         ...
 
-    async def enter(self, counts: RouterCounts, wants_all: bool) -> Page:
-        """Enter a router's counts into the ledger; return what it holds if that is wanted."""
+    async def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
+        """Report a router's counts to the metrics hub; return what it holds if that is wanted."""
         ...
 
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:

@@ -10,7 +10,7 @@ from cluster.adapters.records import AdapterRecord
 from cluster.engine.status import EngineStatus
 from cluster.histogram import LOAD_BUCKETS, Histogram
 from cluster.messages import RankStatus, SlotStatus
-from cluster.metrics_hub import Page, PoolCounts, RouterCounts, RouterReport
+from cluster.metrics_hub import ClusterCounts, PoolCounts, RouterCounts, RouterReport
 from cluster.router.metrics.exposition import View
 from cluster.router.metrics.request_metrics import COUNTERS, RouterMetrics
 from cluster.router.replica_set import Report
@@ -34,7 +34,7 @@ def sample_view() -> View:
         model="m",
         page_size=64,
         max_labels=10,
-        page=Page((), (RouterReport(_router_counts(), 0.0),), pool),
+        page=ClusterCounts((), (RouterReport(_router_counts(), 0.0),), pool),
         reports=(Report("0", status),),
         records=(record,),
         vllm_time=0.0,

@@ -57,8 +57,8 @@ class PoolClient:
     async def records(self) -> tuple[AdapterRecord, ...]:
         return cast(tuple[AdapterRecord, ...], await self._call_twice("records"))
 
-    async def enter(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
-        return cast(ClusterCounts, await self._call_twice("enter", counts, wants_all))
+    async def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
+        return cast(ClusterCounts, await self._call_twice("report", counts, wants_all))
 
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         return cast(tuple[SchedulerAddress, ...], await self._call_twice("schedulers"))

@@ -1,8 +1,11 @@
-"""The adapter pool as an actor: reads adapter files in threads, keeps the catalogue on its loop.
+"""The adapter pool as an actor, which is also the registry of the cluster.
 
-What a name means and which adapters stay in host memory is decided by AdapterCatalog.
+Reads adapter files in threads and keeps the catalogue on its loop; what a name means and which
+adapters stay in host memory is decided by AdapterCatalog. Schedulers attach here, routers find them
+here and report what they count, for it is the one process that all of them know.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,24 +22,22 @@ from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.records import AdapterRecord, ResolvedAdapter, Source, UnloadResult
 from cluster.adapters.service.configured import ConfiguredAdapters
 from cluster.adapters.service.directory_watcher import DirectoryWatcher, NameLocks
-from cluster.adapters.service.garbage_collector import AdapterGC
-from cluster.adapters.service.metrics import CountDesk
-from cluster.adapters.service.rate_limiter import RateLimiter
-from cluster.adapters.service.read_threads import ReadThreads
-from cluster.adapters.service.registry import Registry
-from cluster.adapters.service.scheduler_links import Connect, SchedulerLinks
+from cluster.adapters.service.garbage_collector import AdapterGC, AdapterUnloads
+from cluster.adapters.service.read_threads import RateLimiter, ReadThreads
+from cluster.adapters.service.registry import Connect, SchedulerRegistry
 from cluster.adapters.service.shard_builder import ShardBuilder
 from cluster.adapters.service.store import AdapterStore
-from cluster.adapters.service.unloads import AdapterUnloads
 from cluster.adapters.shards import RankMemory
 from cluster.errors import NotFound
+from cluster.messages import SchedulerAddress
+from cluster.metrics_hub import ClusterCounts, MetricsHub, PoolCounts, RouterCounts
 from cluster.weighted_adapters import parts_of
 from worker.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterPoolConfig:
-    """What the shell needs beyond the pool's own rules; times in seconds."""
+    """What the actor needs beyond the catalogue's own rules; times in seconds."""
 
     model: ModelConfig
     limits: AdapterLimits
@@ -49,41 +50,46 @@ class AdapterPoolConfig:
     load_gap: float = 0.1  # between loads by call, while sequences run
 
 
-class AdapterPoolActor(Registry):
-    """One pool for all routers and schedulers of a cluster, which meet here.
+class AdapterPoolActor:
+    """One pool for all routers and schedulers of a cluster.
 
-    `connect` opens a line to a scheduler; `put` makes a shard fetchable and returns its handle.
+    `connect` opens a connection to a scheduler; `put` makes a shard fetchable and returns its
+    handle.
     """
 
     def __init__(
         self,
         config: AdapterPoolConfig,
-        pool: AdapterCatalog,
+        catalog: AdapterCatalog,
         connect: Connect,
         put: Callable[[Any], Any] = ray.put,
     ) -> None:
         self._config = config
-        self._pool = pool
+        self._catalog = catalog
         self._roots = resolve_roots(config.adapter_roots)
         reader = AdapterReader(config.model, config.limits)
-        self._reads = ReadThreads(reader, ShardBuilder(config.memory, put), config.read_threads)
-        self._shelf = AdapterStore(pool, self._reads)
+        builder = ShardBuilder(config.memory, put)
+        self._threads = ReadThreads(reader, builder, config.read_threads)
+        self._store = AdapterStore(catalog, self._threads)
         self._locks = NameLocks()
-        super().__init__(SchedulerLinks(connect, config.silence), CountDesk(pool, self._reads))
-        self._pace = RateLimiter(self._links.is_busy, config.load_gap)
-        self._reclaimer = AdapterGC(pool, self._links)
-        self._watch = DirectoryWatcher(
+        self._registry = SchedulerRegistry(connect, config.silence, self._pinned)
+        self._num_sent_pin_changes = 0
+        self._rate_limiter = RateLimiter(self._registry.is_busy, config.load_gap)
+        self._collector = AdapterGC(catalog, self._registry)
+        self._watcher = DirectoryWatcher(
             config.adapter_dirs,
             resolve_roots((*config.adapter_dirs, *config.adapter_roots)),
-            pool,
-            self._reads,
+            catalog,
+            self._threads,
             self._locks,
-            self._changed,
+            self._on_change,
         )
-        self._list = ConfiguredAdapters(
-            pool, self._reads, self._locks, self._watch, config.poll_interval
+        self._configured = ConfiguredAdapters(
+            catalog, self._threads, self._locks, self._watcher, config.poll_interval
         )
-        self._unloads = AdapterUnloads(pool, self._watch, self._reclaimer, self._tell_pins)
+        self._unloads = AdapterUnloads(catalog, self._watcher, self._collector, self._send_pins)
+        self._hub = MetricsHub(time.monotonic, catalog.__contains__, self._counts)
+        self._is_drained = False
 
     @ray.method
     async def start(self, adapters: dict[str, str]) -> dict[str, str]:
@@ -95,8 +101,8 @@ class AdapterPoolActor(Registry):
         Raises:
             TopworkError: if one of `adapters` fails a check; the message names it.
         """
-        await self._list.begin(adapters)
-        return self._list.refused
+        await self._configured.start(adapters)
+        return self._configured.refused
 
     @ray.method
     async def follow(
@@ -107,20 +113,19 @@ class AdapterPoolActor(Registry):
         Running requests end on what they began with. Returns why an adapter is not served, by
         name.
         """
-        self._watch.turn_to(
-            adapter_dirs, resolve_roots((*adapter_dirs, *self._config.adapter_roots))
-        )
-        await self._list.follow(adapters)
-        self._changed()
-        return self._list.refused
+        roots = resolve_roots((*adapter_dirs, *self._config.adapter_roots))
+        self._watcher.watch(adapter_dirs, roots)
+        await self._configured.follow(adapters)
+        self._on_change()
+        return self._configured.refused
 
     @ray.method
     async def close(self) -> None:
         """End all work in the background."""
-        await self._list.close()
-        await self._reclaimer.close()
-        self._links.close()
-        self._reads.close()
+        await self._configured.close()
+        await self._collector.close()
+        self._registry.close()
+        self._threads.close()
 
     @ray.method
     async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
@@ -132,11 +137,11 @@ class AdapterPoolActor(Registry):
             InvalidAdapter: if the directory fails a check or lies outside of adapter_roots.
         """
         async with self._locks.of(name):  # the last call to come is the last to publish
-            self._pool.check_name(name, load_inplace=load_inplace)
-            await self._pace.take()
-            loaded = await self._reads.whole(Source(str(Path(path).absolute()), self._roots))
-            record = self._pool.publish(name, loaded, load_inplace=load_inplace, pinned=pinned)
-        self._changed()
+            self._catalog.check_name(name, load_inplace=load_inplace)
+            await self._rate_limiter.acquire()
+            loaded = await self._threads.whole(Source(str(Path(path).absolute()), self._roots))
+            record = self._catalog.publish(name, loaded, load_inplace=load_inplace, pinned=pinned)
+        self._on_change()
         return record
 
     @ray.method
@@ -160,13 +165,13 @@ class AdapterPoolActor(Registry):
             Conflict: if that version is not kept, or its content cannot be had any more.
         """
         async with self._locks.of(name):
-            number = self._pool.rollback_target(name, version).number
-            loaded = await self._shelf.obtain(
-                name, lambda: (self._pool.rollback_target(name, number),)
+            number = self._catalog.rollback_target(name, version).number
+            loaded = await self._store.obtain(
+                name, lambda: (self._catalog.rollback_target(name, number),)
             )
-            record = self._pool.rollback(name, number, loaded)
-        self._watch.dismiss(name)
-        self._changed()
+            record = self._catalog.rollback(name, number, loaded)
+        self._watcher.dismiss(name)
+        self._on_change()
         return record
 
     @ray.method
@@ -179,10 +184,12 @@ class AdapterPoolActor(Registry):
             Conflict: if a version is not kept, or its content cannot be had any more.
         """
         async with self._locks.of(name):
-            loaded = await self._shelf.obtain(name, lambda: self._pool.split_targets(name, shares))
-            record = self._pool.split(name, shares, loaded)
-        self._watch.dismiss(name)
-        self._changed()
+            loaded = await self._store.obtain(
+                name, lambda: self._catalog.split_targets(name, shares)
+            )
+            record = self._catalog.split(name, shares, loaded)
+        self._watcher.dismiss(name)
+        self._on_change()
         return record
 
     @ray.method
@@ -194,13 +201,13 @@ class AdapterPoolActor(Registry):
             InvalidAdapter: if its directory fails a check that needs the tensors.
         """
         while True:
-            if name not in self._pool and self._watch.is_watching:
-                await self._watch.find(name)
-            source = self._pool.unread(name, request_id)
+            if name not in self._catalog and self._watcher.is_watching:
+                await self._watcher.find(name)
+            source = self._catalog.unread(name, request_id)
             if source is None:
-                return self._pool.resolve(name, request_id)
-            self._pool.settle(await self._reads.shared(source))
-            self._changed()
+                return self._catalog.resolve(name, request_id)
+            self._catalog.complete(await self._threads.shared(source))
+            self._on_change()
 
     @ray.method
     async def record(self, name: str) -> AdapterRecord:
@@ -209,14 +216,14 @@ class AdapterPoolActor(Registry):
         Raises:
             NotFound: if there is no such name.
         """
-        if name not in self._pool and self._watch.is_watching:
-            await self._watch.find(name)
-        return self._pool.record(name)
+        if name not in self._catalog and self._watcher.is_watching:
+            await self._watcher.find(name)
+        return self._catalog.record(name)
 
     @ray.method
     async def records(self) -> tuple[AdapterRecord, ...]:
         """Return the whole catalogue by name."""
-        return self._pool.records()
+        return self._catalog.records()
 
     @ray.method
     async def shards(self, adapter: str) -> tuple[Shards, ...]:
@@ -234,17 +241,66 @@ class AdapterPoolActor(Registry):
         """Bring an adapter to host memory, because it will be wanted; raises as `shards` does."""
         await self._obtain(adapter)
 
+    # The registry of the cluster.
+
+    @ray.method
+    async def attach(self, address: SchedulerAddress) -> None:
+        """Make a scheduler replica known; the latest address of a replica counts."""
+        await self._registry.attach(address)
+
+    @ray.method
+    async def detach(self, replica: str) -> None:
+        """Forget a scheduler replica that has ended."""
+        await self._registry.detach(replica)
+
+    @ray.method
+    async def schedulers(self) -> tuple[SchedulerAddress, ...]:
+        """Return all attached scheduler replicas in order of their names."""
+        return self._registry.addresses
+
+    @ray.method
+    async def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
+        """Keep what a router has counted; return what it wants to know."""
+        return self._hub.report(counts, wants_all)
+
+    @ray.method
+    async def drain(self) -> None:
+        """Let all routers of the cluster refuse new calls, later ones too."""
+        self._is_drained = True
+
+    @ray.method
+    async def is_drained(self) -> bool:
+        """Return whether routers are to refuse new calls."""
+        return self._is_drained
+
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
         digests = [digest for digest, _ in parts_of(adapter)]
         for digest in digests:
-            if self._reclaimer.is_closed(digest):
+            if self._collector.is_closed(digest):
                 raise NotFound(f"The lora adapter of digest {shown(digest)} has been unloaded.")
-        return tuple([await self._shelf.take(digest) for digest in digests])
+        return tuple([await self._store.take(digest) for digest in digests])
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         """Follow a change of the catalogue."""
-        self._reclaimer.update()
-        self._tell_pins()
+        self._collector.update()
+        self._send_pins()
 
-    def _tell_pins(self) -> None:
-        self._links.keep_pinned({facts.digest: facts.device_bytes for facts in self._pool.pinned()})
+    def _send_pins(self) -> None:
+        """Let schedulers know what is pinned, if that has changed."""
+        if self._num_sent_pin_changes != self._catalog.num_pin_changes:
+            self._num_sent_pin_changes = self._catalog.num_pin_changes
+            self._registry.send_pins()
+
+    def _pinned(self) -> dict[str, int]:
+        """Return what must keep its device slot, with the bytes that it claims."""
+        return {facts.digest: facts.device_bytes for facts in self._catalog.pinned()}
+
+    def _counts(self) -> PoolCounts:
+        host = self._catalog.host_cache
+        return PoolCounts(
+            host_bytes=host.held_bytes,
+            host_budget=host.budget,
+            host_evictions=host.num_evicted,
+            reads=dict(self._threads.results),
+            read_seconds=self._threads.seconds.counts(),
+        )

@@ -1,7 +1,7 @@
 """Keeps the catalogue in step with the operator's configuration, which may change while serving.
 
 What calls have loaded or unloaded stays as they left it, unless the configuration says something
-new of that name. Knows nothing of schedulers, and leaves adapter directories to their watch.
+new of that name.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ class ConfiguredAdapters:
 
     def __init__(
         self,
-        pool: AdapterCatalog,
-        reads: ReadThreads,
+        catalog: AdapterCatalog,
+        threads: ReadThreads,
         locks: NameLocks,
-        watch: DirectoryWatcher,
+        watcher: DirectoryWatcher,
         interval: float,
     ) -> None:
         self._refused: dict[str, str] = {}  # why an entry is not served, by name
-        self._watch = watch
+        self._watcher = watcher
         self._interval = interval
         self._watching: asyncio.Task[None] | None = None
-        self._pool = pool
-        self._reads = reads
+        self._catalog = catalog
+        self._threads = threads
         self._locks = locks
-        self._told: dict[str, str] = {}
+        self._configured: dict[str, str] = {}
 
-    async def begin(self, adapters: dict[str, str]) -> None:
+    async def start(self, adapters: dict[str, str]) -> None:
         """Register all adapters, directory by name; only what tells whether they fit is read.
 
         Raises:
@@ -49,37 +49,37 @@ class ConfiguredAdapters:
         """
         for name, path in adapters.items():
             try:
-                self._pool.check_name(name, load_inplace=False)
-                self._pool.register(name, await self._reads.outline(_source(path)))
+                self._catalog.check_name(name, load_inplace=False)
+                self._catalog.register(name, await self._threads.outline(_source(path)))
             except TopworkError as error:
                 raise type(error)(f"adapter {shown(name)}: {error}", error.param) from None
-        self._told = dict(adapters)
-        await self._look()
+        self._configured = dict(adapters)
+        await self._poll_directories()
 
     @property
     def refused(self) -> dict[str, str]:
         """Why an adapter is not served, by name."""
-        return self._watch.refused | self._refused
+        return self._watcher.refused | self._refused
 
     async def close(self) -> None:
-        """Look at directories no more."""
+        """Stop looking at directories."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
 
     async def follow(self, adapters: dict[str, str]) -> None:
-        """Take in what is new or changed in the list; let go of what has left it.
+        """Take in what is new or changed in the configuration; let go of what has left it.
 
         An entry that fails a check is refused and leaves the others, and what its name stood for,
         as they are: those are being served.
         """
-        before, self._told = self._told, dict(adapters)
+        before, self._configured = self._configured, dict(adapters)
         for name in sorted(before.keys() - adapters.keys()):
             self._refused.pop(name, None)
-            if self._is_of_list(name, before[name]):
-                self._pool.unload(name)
+            if self._is_as_configured(name, before[name]):
+                self._catalog.unload(name)
         for name, path in adapters.items():
-            if before.get(name) == path and not self._is_of_list(name, path):
+            if before.get(name) == path and not self._is_as_configured(name, path):
                 continue  # a call has changed it since
             try:
                 async with self._locks.of(name):
@@ -88,17 +88,17 @@ class ConfiguredAdapters:
             except TopworkError as error:
                 self._refused[name] = error.message
                 logger.warning("adapter %s of the configuration is not served: %s", name, error)
-        await self._look()
+        await self._poll_directories()
 
-    async def _look(self) -> None:
-        """Look at the directories now, and at intervals from the first one on."""
-        await self._watch.poll()
-        if self._watching is None and self._watch.is_watching:
-            self._watching = asyncio.create_task(self._watch.run(self._interval))
+    async def _poll_directories(self) -> None:
+        """Look at adapter directories now, and at intervals from the first one on."""
+        await self._watcher.poll()
+        if self._watching is None and self._watcher.is_watching:
+            self._watching = asyncio.create_task(self._watcher.run(self._interval))
 
-    def _is_of_list(self, name: str, path: str) -> bool:
-        """Tell whether a name stands for what the list says, and nothing else."""
-        history = self._pool.history(name)
+    def _is_as_configured(self, name: str, path: str) -> bool:
+        """Tell whether a name stands for what the configuration says, and nothing else."""
+        history = self._catalog.history(name)
         return (
             history is not None
             and not history.watched
@@ -108,17 +108,17 @@ class ConfiguredAdapters:
     async def _take(self, name: str, path: str) -> None:
         """Register a directory, or publish it under a name that stands for something else."""
         source = _source(path)
-        outline = await self._reads.outline(source)
-        history = self._pool.history(name)
+        outline = await self._threads.outline(source)
+        history = self._catalog.history(name)
         if history is None:
-            self._pool.register(name, outline)
+            self._catalog.register(name, outline)
         elif history.current.outline == outline:
             return
         elif history.current.digest is None:  # nobody has what it was
-            self._pool.register(name, outline, load_inplace=True)
+            self._catalog.register(name, outline, load_inplace=True)
         else:
-            loaded = await self._reads.whole(source)
-            self._pool.publish(name, loaded, load_inplace=True, pinned=history.pinned)
+            loaded = await self._threads.whole(source)
+            self._catalog.publish(name, loaded, load_inplace=True, pinned=history.pinned)
 
 
 def _source(path: str) -> Source:

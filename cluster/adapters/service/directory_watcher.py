@@ -1,7 +1,7 @@
 """Keeps the catalogue in step with adapter directories: at intervals, and when a name is missed.
 
 A name that a call has loaded goes before a directory of that name; a name that a call has unloaded
-stays out until its directory is touched. Knows nothing of schedulers.
+stays out until its directory is touched.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from cluster.adapters.catalog import AdapterCatalog
-from cluster.adapters.directories import Found, Watcher, probe, scan
+from cluster.adapters.directories import AdapterDirectory, DirectoryChanges, probe, scan
 from cluster.adapters.records import Source
 from cluster.adapters.service.read_threads import ReadThreads
 from cluster.errors import TopworkError
@@ -36,32 +36,32 @@ class NameLocks:
 
 
 class DirectoryWatcher:
-    """The sub-directories of some directories as adapters."""
+    """The sub-directories of some directories as adapters; `on_change` follows the catalogue."""
 
     def __init__(
         self,
         directories: tuple[str, ...],
         roots: tuple[str, ...],
-        pool: AdapterCatalog,
-        reads: ReadThreads,
+        catalog: AdapterCatalog,
+        threads: ReadThreads,
         locks: NameLocks,
         on_change: Callable[[], None],
     ) -> None:
         self.refused: dict[str, str] = {}  # why a sub-directory is no adapter, by name
         self._directories = directories
         self._roots = roots
-        self._pool = pool
-        self._reads = reads
+        self._catalog = catalog
+        self._threads = threads
         self._locks = locks
         self._on_change = on_change
-        self._watcher = Watcher()
+        self._changes = DirectoryChanges()
 
     @property
     def is_watching(self) -> bool:
         """Whether there is a directory to look at."""
         return bool(self._directories)
 
-    def turn_to(self, directories: tuple[str, ...], roots: tuple[str, ...]) -> None:
+    def watch(self, directories: tuple[str, ...], roots: tuple[str, ...]) -> None:
         """Look at these from now on; what only others held is gone at the next look."""
         self._directories = directories
         self._roots = roots
@@ -74,7 +74,7 @@ class DirectoryWatcher:
 
     async def poll(self) -> None:
         """Look once, and deal with what is new, touched or gone."""
-        news, gone = self._watcher.pending(await self._reads.run(lambda: scan(self._directories)))
+        news, gone = self._changes.pending(await self._threads.run(lambda: scan(self._directories)))
         for found in news:
             try:
                 await self._take(found)
@@ -89,49 +89,50 @@ class DirectoryWatcher:
         Raises:
             TopworkError: if there is a directory of that name that fails a check.
         """
-        found = await self._reads.run(lambda: probe(self._directories, name))
-        if found is not None and not self._watcher.is_done(found):
+        found = await self._threads.run(lambda: probe(self._directories, name))
+        if found is not None and not self._changes.is_done(found):
             await self._take(found)
-        return name in self._pool
+        return name in self._catalog
 
     def dismiss(self, name: str) -> None:
         """Leave a name as a call has made it, until its directory is touched."""
-        self._watcher.dismiss(name)
+        self._changes.dismiss(name)
 
-    async def _take(self, found: Found) -> None:
+    async def _take(self, found: AdapterDirectory) -> None:
         """Register what is new; publish what is touched, if anybody knows what it was."""
         source = Source(found.path, self._roots)
         async with self._locks.of(found.name):
-            before = self._pool.history(found.name)
+            before = self._catalog.history(found.name)
             if before is not None and not before.watched:
-                self._watcher.done(found)
+                self._changes.done(found)
                 return
             if before is None or before.current.digest is None:
-                outline = await self._reads.outline(source)
-                if self._pool.history(found.name) is not before:
+                outline = await self._threads.outline(source)
+                if self._catalog.history(found.name) is not before:
                     return  # changed by a call: the next look tells what is to be done
                 if before is None or before.current.outline != outline:
                     is_known = before is not None
-                    self._pool.register(found.name, outline, load_inplace=is_known, watched=True)
+                    self._catalog.register(found.name, outline, load_inplace=is_known, watched=True)
             else:
-                loaded = await self._reads.whole(source)
-                if self._pool.history(found.name) is not before:
+                loaded = await self._threads.whole(source)
+                if self._catalog.history(found.name) is not before:
                     return
                 outline = loaded.facts.outline
-                self._pool.publish(
+                self._catalog.publish(
                     found.name, loaded, load_inplace=True, pinned=before.pinned, watched=True
                 )
             is_fresh = time.time_ns() - found.touched < FRESH_NANOSECONDS
-            self._watcher.done(Found(found.name, found.path, outline.stamp), is_fresh=is_fresh)
+            read = AdapterDirectory(found.name, found.path, outline.stamp)
+            self._changes.done(read, is_fresh=is_fresh)
             self.refused.pop(found.name, None)
         self._on_change()
 
     def _drop(self, name: str) -> None:
-        history = self._pool.history(name)
-        self._watcher.gone(name)
+        history = self._catalog.history(name)
+        self._changes.gone(name)
         self.refused.pop(name, None)
         if history is not None and history.watched:
-            self._pool.unload(name)
+            self._catalog.unload(name)
             self._on_change()
 
     def _refuse(self, name: str, error: TopworkError) -> None:

@@ -1,48 +1,49 @@
-"""Makes content that no version points at go everywhere: slots, KV namespaces, host memory.
+"""Frees what no name points at any more everywhere: slots, KV namespaces, host memory.
 
-Owns the work in the background, one task for each content. Running requests end first; content
-that is loaded again meanwhile is let in again and stays. What is retired is the pool's to say.
+Works in the background, with one task for each content that the catalogue has retired. Running
+requests end first; content that is loaded again meanwhile is let in again and stays.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from cluster.adapters.catalog import AdapterCatalog
-from cluster.adapters.records import Freed
-from cluster.adapters.service.scheduler_links import Gone, SchedulerLinks
+from cluster.adapters.records import Freed, UnloadResult
+from cluster.adapters.service.directory_watcher import DirectoryWatcher
+from cluster.adapters.service.registry import SchedulerRegistry, UnloadTotals
 
 
 class AdapterGC:
-    """Follows the pool's retirements."""
+    """Follows the retirements of the catalogue."""
 
-    def __init__(self, pool: AdapterCatalog, links: SchedulerLinks) -> None:
-        self._pool = pool
-        self._links = links
+    def __init__(self, catalog: AdapterCatalog, registry: SchedulerRegistry) -> None:
+        self._catalog = catalog
+        self._registry = registry
         self._tasks: dict[str, asyncio.Task[Freed]] = {}
-        self._allowed: set[str] = set()  # revived, and every replica has been told
-        self._closed: set[str] = set()  # nobody runs on it; who comes now has come late
+        self._allowed: set[str] = set()  # revived, and every replica knows it
+        self._closed: set[str] = set()  # no request runs on it; one that comes now is late
 
     def update(self, *, force: bool = False) -> None:
         """Begin what has become due; `force` aborts running requests instead of waiting."""
-        for digest in self._pool.retired():
+        for digest in self._catalog.retired():
             if digest not in self._tasks:
-                task = asyncio.create_task(self._reclaim(digest, force))
+                task = asyncio.create_task(self._collect(digest, force))
                 self._tasks[digest] = task
                 task.add_done_callback(partial(self._end, digest))
         for digest in self._tasks:
-            if self._pool.retirement(digest) is not None:
+            if self._catalog.retirement(digest) is not None:
                 self._allowed.discard(digest)
             elif digest not in self._allowed:
                 self._allowed.add(digest)
-                self._links.allow(digest)
+                self._registry.allow(digest)
 
     async def freed(self, digests: Iterable[str], *, force: bool) -> tuple[Freed, ...]:
         """Wait until these are gone, or are wanted again; the work goes on without the caller."""
         under_way = [digest for digest in digests if digest in self._tasks]
         self.update(force=force)
         tasks = [self._tasks[digest] for digest in digests if digest in self._tasks]
-        if force:  # those that have been waiting patiently
+        if force:  # those that wait for running requests
             await asyncio.gather(*(self._unload(digest, force=True) for digest in under_way))
         return tuple([await asyncio.shield(task) for task in tasks])
 
@@ -55,27 +56,27 @@ class AdapterGC:
 
     def is_closed(self, digest: str) -> bool:
         """Tell whether nobody may load content any more, though it is not forgotten yet."""
-        return digest in self._closed and self._pool.retirement(digest) is not None
+        return digest in self._closed and self._catalog.retirement(digest) is not None
 
-    async def _reclaim(self, digest: str, force: bool) -> Freed:
+    async def _collect(self, digest: str, force: bool) -> Freed:
         """Unload content everywhere, then once more, then forget it.
 
         A replica that has answered lets requests in again while others still wait. One that was
         resolved before may come late, and what it brings back must go too; after the first round
         nothing can be brought back.
         """
-        total = Gone()
+        total = UnloadTotals()
         num_bytes, is_forgotten = 0, False
-        while not is_forgotten and (number := self._pool.retirement(digest)) is not None:
+        while not is_forgotten and (number := self._catalog.retirement(digest)) is not None:
             self._allowed.discard(digest)
             total.add(await self._unload(digest, force=force))
-            if self._pool.retirement(digest) != number:
+            if self._catalog.retirement(digest) != number:
                 continue
             self._closed.add(digest)
             total.add(await self._unload(digest, force=force))
             self._closed.discard(digest)
-            if self._pool.retirement(digest) == number:
-                num_bytes, is_forgotten = self._pool.forget(digest), True
+            if self._catalog.retirement(digest) == number:
+                num_bytes, is_forgotten = self._catalog.forget(digest), True
         self._allowed.discard(digest)
         return Freed(
             digest=digest,
@@ -91,7 +92,54 @@ class AdapterGC:
         if not task.cancelled() and task.exception() is None:
             self.update()  # it may have been retired again since the task last looked
 
-    async def _unload(self, digest: str, *, force: bool) -> Gone:
-        return await self._links.unload(
-            digest, lambda: self._pool.retirement(digest) is not None, force=force
+    async def _unload(self, digest: str, *, force: bool) -> UnloadTotals:
+        return await self._registry.unload(
+            digest, lambda: self._catalog.retirement(digest) is not None, force=force
+        )
+
+
+class AdapterUnloads:
+    """Names that are on their way out, so that a later call can hurry an earlier one.
+
+    `on_change` is called when a name has left the catalogue.
+    """
+
+    def __init__(
+        self,
+        catalog: AdapterCatalog,
+        watcher: DirectoryWatcher,
+        collector: AdapterGC,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._catalog = catalog
+        self._watcher = watcher
+        self._collector = collector
+        self._on_change = on_change
+        self._draining: dict[str, tuple[str, ...]] = {}  # digests that go with a name
+
+    async def unload(self, name: str, *, force: bool) -> UnloadResult:
+        """Take a name out and wait; see `AdapterPoolActor.unload`.
+
+        Raises:
+            NotFound: if there is no such name.
+        """
+        if force and name not in self._catalog and name in self._draining:
+            freed = await self._collector.freed(self._draining[name], force=True)
+            return UnloadResult(name, (), freed, ())
+        history = self._catalog.unload(name)
+        self._watcher.dismiss(name)
+        is_retired = {d: self._catalog.retirement(d) is not None for d in sorted(history.digests)}
+        leaving = tuple(digest for digest, retired in is_retired.items() if retired)
+        self._draining[name] = leaving
+        try:
+            self._on_change()
+            freed = await self._collector.freed(leaving, force=force)
+        finally:
+            if self._draining.get(name) is leaving:
+                del self._draining[name]
+        return UnloadResult(
+            name=name,
+            versions=tuple(version.number for version in history.versions),
+            freed=freed,
+            shared=tuple(digest for digest, retired in is_retired.items() if not retired),
         )

@@ -1,18 +1,17 @@
-"""Reading and cutting adapters in threads of their own, away from the event loop.
+"""Reads adapters and cuts them into shards in threads, away from the event loop.
 
-Owns the threads and the sharing of reads: who asks for a directory that is being read already waits
-for that read. The threads are niced, so that loading takes what the ranks leave. Knows nothing of
-names or versions.
+Who asks for a directory that is being read already waits for that read. The threads are niced, so
+that loading takes what the ranks leave; and loads that nobody waits for are kept apart in time.
 """
 
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from cluster.adapters.contents import Loaded
+from cluster.adapters.contents import LoadedAdapter
 from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.records import Outline, Source
 from cluster.adapters.service.shard_builder import ShardBuilder
@@ -27,13 +26,13 @@ NICENESS = 10
 class ReadThreads:
     """Adapter directories, read in the background."""
 
-    def __init__(self, reader: AdapterReader, cutter: ShardBuilder, num_threads: int) -> None:
+    def __init__(self, reader: AdapterReader, builder: ShardBuilder, num_threads: int) -> None:
         self._reader = reader
-        self._cutter = cutter
+        self._builder = builder
         self._threads = ThreadPoolExecutor(
             num_threads, thread_name_prefix="adapters", initializer=_be_nice
         )
-        self._under_way: dict[Source, asyncio.Task[Loaded]] = {}
+        self._under_way: dict[Source, asyncio.Task[LoadedAdapter]] = {}
         self.seconds = Histogram(LOAD_BUCKETS)
         self.results = {"ok": 0, "failed": 0}  # of whole reads
 
@@ -41,16 +40,16 @@ class ReadThreads:
         """Read what tells whether it fits; raises as AdapterReader does."""
         return await self.run(lambda: self._reader.outline(source))
 
-    async def whole(self, source: Source) -> Loaded:
+    async def whole(self, source: Source) -> LoadedAdapter:
         """Read all of it, as it is from now on, and cut it.
 
         Raises as AdapterReader and ShardBuilder do.
         """
 
-        def read() -> Loaded:
+        def read() -> LoadedAdapter:
             outline, adapter = self._reader.whole(source)
             with self._reader.turn:
-                return self._cutter.load(outline, adapter)
+                return self._builder.load(outline, adapter)
 
         began = time.monotonic()
         try:
@@ -62,7 +61,7 @@ class ReadThreads:
         self.seconds.observe(time.monotonic() - began)
         return loaded
 
-    async def shared(self, source: Source) -> Loaded:
+    async def shared(self, source: Source) -> LoadedAdapter:
         """Read all of it, together with all who want it now; a failure is theirs alone."""
         reading = self._under_way.get(source)
         if reading is None:
@@ -79,7 +78,7 @@ class ReadThreads:
         """End the threads when they have done what they do."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _end(self, source: Source, done: asyncio.Task[Loaded]) -> None:
+    def _end(self, source: Source, done: asyncio.Task[LoadedAdapter]) -> None:
         del self._under_way[source]
         if not done.cancelled():
             done.exception()  # all who waited may have gone
@@ -87,3 +86,27 @@ class ReadThreads:
 
 def _be_nice() -> None:
     os.nice(NICENESS)  # on Linux, of this thread alone
+
+
+class RateLimiter:
+    """Keeps loads that nobody waits for apart in time, while sequences run somewhere.
+
+    Each load takes a little of the cores that the ranks compute on; in a burst of them all running
+    streams would slow down together. `is_busy` tells whether any would notice; `gap` is in seconds,
+    from the beginning of one load to that of the next.
+    """
+
+    def __init__(self, is_busy: Callable[[], Awaitable[bool]], gap: float) -> None:
+        self._is_busy = is_busy
+        self._gap = gap
+        self._turn = asyncio.Lock()
+        self._last: float | None = None  # when the one before began, by the loop's clock
+
+    async def acquire(self) -> None:
+        """Wait for a turn, in order of arrival."""
+        clock = asyncio.get_running_loop().time
+        async with self._turn:
+            rest = 0.0 if self._last is None else self._last + self._gap - clock()
+            if rest > 0 and await self._is_busy():
+                await asyncio.sleep(rest)
+            self._last = clock()

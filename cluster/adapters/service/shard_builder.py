@@ -1,7 +1,7 @@
 """From an adapter that was read to shards in shared memory, one for each rank.
 
-Owns what an adapter takes, in host memory and on the device, and the refusal of one that no device
-could hold. Blocks, so call it in a thread; several threads may. Knows nothing of names.
+Finds what an adapter takes, in host memory and on the device, and refuses one that no device could
+hold. Blocks, so call it in a thread; several threads may.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.contents import Loaded
+from cluster.adapters.contents import LoadedAdapter
 from cluster.adapters.peft.checks import PARAM
 from cluster.adapters.records import Facts, Outline
 from cluster.adapters.shards import RankMemory, cut_all
@@ -31,7 +31,7 @@ class ShardBuilder:
         self._memory = memory
         self._put = put
 
-    def load(self, outline: Outline, adapter: Adapter) -> Loaded:
+    def load(self, outline: Outline, adapter: Adapter) -> LoadedAdapter:
         """Cut an adapter.
 
         Raises:
@@ -70,4 +70,4 @@ class ShardBuilder:
             device_bytes=device_bytes,
             stands_alone=any(module.magnitude is not None for module in adapter.modules),
         )
-        return Loaded(facts, handles)
+        return LoadedAdapter(facts, handles)

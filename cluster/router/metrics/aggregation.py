@@ -1,7 +1,7 @@
-"""This router among all routers: enters its counts into the ledger and reads everybody's.
+"""This router among all routers: enters its counts into the metrics hub and reads everybody's.
 
 Owns when that happens: at intervals, so that little is lost with a router that dies; when somebody
-scrapes; and once more at the end. Knows nothing of who keeps the ledger but that a Backend reaches
+scrapes; and once more at the end. Knows nothing of who keeps the hub but that a Backend reaches
 it, and nothing of what is counted.
 """
 
@@ -9,7 +9,7 @@ import asyncio
 from contextlib import suppress
 
 from cluster.errors import Unavailable
-from cluster.metrics_hub import Page, RouterReport
+from cluster.metrics_hub import ClusterCounts, RouterReport
 from cluster.router.backend import Backend
 from cluster.router.metrics.request_metrics import RouterMetrics
 
@@ -18,7 +18,7 @@ SILENCE = 3 * INTERVAL  # without an entry, a router is taken for dead
 
 
 class MetricsAggregation:
-    """One router's hold on the ledger; belongs to one event loop."""
+    """One router's hold on the metrics hub; belongs to one event loop."""
 
     def __init__(
         self, router: str, metrics: RouterMetrics, backend: Backend, timeout: float
@@ -40,8 +40,8 @@ class MetricsAggregation:
         with suppress(Unavailable):
             await self._enter(wants_all=False, has_ended=True)
 
-    async def look(self) -> Page:
-        """Return what all routers have counted; without the ledger, this one alone.
+    async def look(self) -> ClusterCounts:
+        """Return what all routers have counted; without the metrics hub, this one alone.
 
         The ledger lives in one process and dies with it: whenever it is there again it knows
         nothing older than what is shown here meanwhile.
@@ -49,15 +49,15 @@ class MetricsAggregation:
         try:
             return await self._enter(wants_all=True)
         except Unavailable:
-            return Page((), (RouterReport(self._metrics.counts(self._router), 0.0),))
+            return ClusterCounts((), (RouterReport(self._metrics.counts(self._router), 0.0),))
 
-    async def _enter(self, *, wants_all: bool, has_ended: bool = False) -> Page:
+    async def _enter(self, *, wants_all: bool, has_ended: bool = False) -> ClusterCounts:
         counts = self._metrics.counts(self._router, has_ended=has_ended)
         try:
             async with asyncio.timeout(self._timeout):
-                page = await self._backend.enter(counts, wants_all)
+                page = await self._backend.report(counts, wants_all)
         except TimeoutError:
-            raise Unavailable("the ledger does not answer") from None
+            raise Unavailable("the metrics hub does not answer") from None
         for adapter in page.gone:
             self._metrics.forget_adapter(adapter)
         return page

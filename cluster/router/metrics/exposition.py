@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from cluster.adapters.records import AdapterRecord
 from cluster.histogram import LOAD_BUCKETS
-from cluster.metrics_hub import Page
+from cluster.metrics_hub import ClusterCounts
 from cluster.router.metrics.adapter_metrics import adapter_families
 from cluster.router.metrics.aggregation import SILENCE
 from cluster.router.metrics.families import Family, counter, gauge, histogram
@@ -50,7 +50,7 @@ class View:
     model: str
     page_size: int
     max_labels: int  # adapters with series of their own
-    page: Page
+    page: ClusterCounts
     reports: tuple[Report, ...]
     records: tuple[AdapterRecord, ...] | None  # None: the catalogue cannot be had
     vllm_time: float | None = None  # seconds since 1970; None: without vLLM's names
@@ -120,7 +120,7 @@ def _series(view: View, family: Family) -> Iterator[tuple[tuple[str, ...], float
                 yield (*values, counts.router), count
 
 
-def _pool_families(page: Page) -> Iterator[Metric]:
+def _pool_families(page: ClusterCounts) -> Iterator[Metric]:
     pool = page.pool
     yield POOL_UP.metric([((), pool is not None)])
     if pool is None:

@@ -68,7 +68,7 @@ class RouterMetrics:
             self._add(name, 0)
 
     def counts(self, router: str, *, has_ended: bool = False) -> RouterCounts:
-        """Return everything as it is now, for the ledger."""
+        """Return everything as it is now, for the metrics hub."""
         self._num_entries += 1
         return RouterCounts(
             router=router,

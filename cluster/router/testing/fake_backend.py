@@ -8,7 +8,7 @@ import time
 from hashlib import sha256
 
 from cluster.adapters.catalog import AdapterCatalog
-from cluster.adapters.contents import Loaded
+from cluster.adapters.contents import LoadedAdapter
 from cluster.adapters.pins import Limits
 from cluster.adapters.records import (
     AdapterRecord,
@@ -22,7 +22,7 @@ from cluster.adapters.records import (
 from cluster.errors import Conflict, InvalidAdapter, Unavailable
 from cluster.histogram import LOAD_BUCKETS, Histogram
 from cluster.messages import SchedulerAddress
-from cluster.metrics_hub import Ledger, Page, PoolCounts, RouterCounts
+from cluster.metrics_hub import ClusterCounts, MetricsHub, PoolCounts, RouterCounts
 from cluster.router.engine_client import EngineClient
 
 NUM_BYTES = 1024  # of every adapter
@@ -34,17 +34,17 @@ class FakeBackend:
 
     def __init__(self, *addresses: SchedulerAddress, max_pinned: int = 3) -> None:
         self.addresses = addresses
-        self.ledger = Ledger(time.monotonic)
-        self.is_down = False  # as far as the ledger goes
+        self.is_down = False  # as far as the metrics hub goes
         self.forgotten: list[str] = []
         self.forced: list[str] = []  # names unloaded by force
         self.resolved: list[tuple[str, str]] = []  # names and request ids
         self._is_drained = False
         self._pool = AdapterCatalog("tiny", Limits(host_bytes=1 << 30, num_slots=max_pinned + 1))
+        self.hub = MetricsHub(time.monotonic, self._pool.__contains__, _made_up_counts)
 
     def share(self, other: "FakeBackend") -> None:
-        """Be of one cluster with another one: of one catalogue and one ledger."""
-        self._pool, self.ledger = other._pool, other.ledger
+        """Be of one cluster with another one: of one catalogue and one metrics hub."""
+        self._pool, self.hub = other._pool, other.hub
 
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
         """Return what a request gets; what has "dora" in its path stands alone."""
@@ -88,18 +88,11 @@ class FakeBackend:
         """Return all records, ordered by name."""
         return self._pool.records()
 
-    async def enter(self, counts: RouterCounts, wants_all: bool) -> Page:
+    async def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
         """Keep a router's counts; the pool's own are made up."""
         if self.is_down:
             raise Unavailable("the adapter pool is down")
-        self.ledger.enter(counts)
-        names = {name for behind in counts.adapters.values() for name in behind}
-        gone = tuple(sorted(name for name in names if name not in self._pool))
-        if not wants_all:
-            return Page(gone)
-        reads = {"ok": 11, "failed": 12}
-        pool = PoolCounts(13, 14, 15, reads, Histogram(LOAD_BUCKETS).counts())
-        return Page(gone, self.ledger.reports(), pool)
+        return self.hub.report(counts, wants_all)
 
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         """Return the list of schedulers."""
@@ -139,7 +132,7 @@ async def _unload(address: SchedulerAddress, digest: str) -> int | None:
         await client.wait_closed()
 
 
-def _loaded(path: str) -> Loaded:
+def _loaded(path: str) -> LoadedAdapter:
     digest = sha256(path.encode()).hexdigest()
     outline = Outline(Source(path), path, digest, 8, NUM_BYTES, ("q_proj", "v_proj"))
     facts = Facts(
@@ -149,4 +142,9 @@ def _loaded(path: str) -> Loaded:
         device_bytes=NUM_BYTES,
         stands_alone="dora" in path,
     )
-    return Loaded(facts, ())
+    return LoadedAdapter(facts, ())
+
+
+def _made_up_counts() -> PoolCounts:
+    reads = {"ok": 11, "failed": 12}
+    return PoolCounts(13, 14, 15, reads, Histogram(LOAD_BUCKETS).counts())

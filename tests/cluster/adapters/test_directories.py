@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.adapters.directories import Found, Scan, Watcher, probe, scan
+from cluster.adapters.directories import AdapterDirectory, DirectoryChanges, Scan, probe, scan
 from tests.cluster.adapters.tiny import tiny_adapter
 
 
@@ -16,7 +16,7 @@ def write(folder: Path) -> Path:
 
 def seen(**stamps: str) -> Scan:
     """Return a look that found these, each with its stamp."""
-    return Scan({n: Found(n, f"/dir/{n}", s) for n, s in stamps.items()}, frozenset())
+    return Scan({n: AdapterDirectory(n, f"/dir/{n}", s) for n, s in stamps.items()}, frozenset())
 
 
 def test_only_whole_sub_directories_with_usable_names_are_found(tmp_path: Path) -> None:
@@ -41,43 +41,43 @@ def test_of_two_of_one_name_the_first_directory_counts(tmp_path: Path) -> None:
 
 
 def test_what_is_dealt_with_comes_up_again_only_when_it_is_touched() -> None:
-    watcher = Watcher()
+    changes = DirectoryChanges()
     look = seen(a="1", b="1")
-    news, gone = watcher.pending(look)
+    news, gone = changes.pending(look)
     assert [found.name for found in news] == ["a", "b"]
-    watcher.done(look.found["a"])
-    assert [found.name for found in watcher.pending(look)[0]] == ["b"]
-    assert [found.name for found in watcher.pending(seen(a="2", b="1"))[0]] == ["a", "b"]
+    changes.done(look.found["a"])
+    assert [found.name for found in changes.pending(look)[0]] == ["b"]
+    assert [found.name for found in changes.pending(seen(a="2", b="1"))[0]] == ["a", "b"]
     assert gone == ()
 
 
 def test_what_is_fresh_comes_up_once_more_unless_it_is_dismissed() -> None:
-    watcher = Watcher()
+    changes = DirectoryChanges()
     look = seen(a="1", b="1")
     for name in look.found:
-        watcher.done(look.found[name], is_fresh=True)
-        assert watcher.is_done(look.found[name])
-    watcher.dismiss("b")
-    assert [found.name for found in watcher.pending(look)[0]] == ["a"]
-    watcher.done(look.found["a"])
-    assert watcher.pending(look) == ((), ())
+        changes.done(look.found[name], is_fresh=True)
+        assert changes.is_done(look.found[name])
+    changes.dismiss("b")
+    assert [found.name for found in changes.pending(look)[0]] == ["a"]
+    changes.done(look.found["a"])
+    assert changes.pending(look) == ((), ())
 
 
 def test_what_was_dealt_with_and_is_not_found_is_gone_once() -> None:
-    watcher = Watcher()
-    watcher.done(seen(a="1").found["a"])
-    assert watcher.pending(seen()) == ((), ("a",))
-    watcher.gone("a")
-    assert watcher.pending(seen()) == ((), ())
-    assert [found.name for found in watcher.pending(seen(a="1"))[0]] == ["a"]
+    changes = DirectoryChanges()
+    changes.done(seen(a="1").found["a"])
+    assert changes.pending(seen()) == ((), ("a",))
+    changes.gone("a")
+    assert changes.pending(seen()) == ((), ())
+    assert [found.name for found in changes.pending(seen(a="1"))[0]] == ["a"]
 
 
 @pytest.mark.parametrize("unseen", ["/dir", "/dir/a"])
 def test_where_a_look_failed_nothing_is_gone(unseen: str) -> None:
-    watcher = Watcher()
-    watcher.done(seen(a="1").found["a"])
-    assert watcher.pending(Scan({}, frozenset({unseen}))) == ((), ())
-    assert watcher.pending(Scan({}, frozenset({"/other"}))) == ((), ("a",))
+    changes = DirectoryChanges()
+    changes.done(seen(a="1").found["a"])
+    assert changes.pending(Scan({}, frozenset({unseen}))) == ((), ())
+    assert changes.pending(Scan({}, frozenset({"/other"}))) == ((), ("a",))
 
 
 def test_a_directory_that_is_not_there_is_told_as_unseen(tmp_path: Path) -> None:

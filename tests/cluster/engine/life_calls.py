@@ -1,8 +1,8 @@
 """Requests to a small cluster, and what may become of each.
 
-A call resolves a name, submits its choices over a router's line and reads them to the end. It must
-get the tokens of exactly the adapter that it was resolved to, or an error for which there was a
-reason.
+A call resolves a name, submits its choices over a router's connection and reads them to the end. It
+must get the tokens of exactly the adapter that it was resolved to, or an error for which there was
+a reason.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from cluster.adapters.records import ResolvedAdapter
 from cluster.adapters.service.actor import AdapterPoolActor
 from cluster.errors import BY_NAME, InvalidAdapter, NotFound, TopworkError, Unavailable
 from cluster.request import BASE, Request, TokenEvent
-from cluster.router.event_queue import EventQueue
+from cluster.router.engine_client import EventQueue
 from tests.cluster.engine.life_ranks import turns
 from tests.cluster.engine.life_world import Replica
 from worker.protocol import SamplingParams
@@ -19,7 +19,7 @@ from worker.testing.fake_rank import fake_continuation
 
 # Why a request may fail: which errors that explains.
 EXCUSES = {
-    "lost": (Unavailable.__name__,),  # ranks, replica or line
+    "lost": (Unavailable.__name__,),  # ranks, replica or connection
     "expired": ("DeadlineExceeded",),
     "crowded": ("Overloaded",),
     "forced": (NotFound.__name__,),  # an unload that does not wait
@@ -114,7 +114,7 @@ class Call:
         self.tokens = [[] for _ in names]
         client, troubles = self.replica.client, self.replica.launcher.num_troubles
         while open_ids:
-            for event in await queue.receive():
+            for event in await queue.get():
                 if self.replica.launcher.num_troubles != troubles:
                     self.excuses.add("lost")
                 self._take(event, self.tokens[names.index(event.request_id)])

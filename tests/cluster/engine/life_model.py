@@ -135,7 +135,7 @@ class Entry:
         return max(self.shares, key=lambda number: (self.shares[number], number))
 
 
-class Catalogue:
+class ExpectedCatalog:
     """All names; `budget` is in bytes, for what is pinned."""
 
     def __init__(self, max_pinned: int, budget: int) -> None:

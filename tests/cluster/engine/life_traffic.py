@@ -26,7 +26,14 @@ from cluster.errors import NotFound
 from cluster.request import BASE
 from tests.cluster.engine import life_world
 from tests.cluster.engine.life_calls import Call, Wish
-from tests.cluster.engine.life_model import BY_DIGEST, DIGESTS, SIZE, UNUSABLE, Catalogue, Disk
+from tests.cluster.engine.life_model import (
+    BY_DIGEST,
+    DIGESTS,
+    SIZE,
+    UNUSABLE,
+    Disk,
+    ExpectedCatalog,
+)
 from tests.cluster.engine.life_ranks import Clock, Launcher, turns
 from tests.cluster.engine.life_world import MAX_WAITING, Replica
 from tests.patience import PATIENCE
@@ -93,13 +100,13 @@ class Traffic(RuleBasedStateMachine):
     ) -> None:
         budget = num_sizes * SIZE
         self.make_launcher = lambda: Launcher(num_slots, num_pages, load_turns, BY_DIGEST, UNUSABLE)
-        self.catalogue = Catalogue(num_slots - 1, budget)
-        self.pool, self.actor = life_world.make_pool(budget, num_slots)
+        self.expected = ExpectedCatalog(num_slots - 1, budget)
+        self.catalog, self.actor = life_world.make_pool(budget, num_slots)
         self.replicas: list[Replica] = []
         for content, folder in enumerate(FOLDERS):
             self.disk.write(folder, content)
         self.run(self._start(num_replicas))
-        self.catalogue.copy(self.pool.record("lazy"))
+        self.expected.copy(self.catalog.record("lazy"))
 
     async def _start(self, num_replicas: int) -> None:
         await self.actor.start({"lazy": self.disk.path("four")})
@@ -136,7 +143,7 @@ class Traffic(RuleBasedStateMachine):
         return made
 
     def _check_resolved(self, call: Call) -> None:
-        entry = self.catalogue.names.get(call.wish.name)
+        entry = self.expected.names.get(call.wish.name)
         if call.wish.name == BASE:
             assert call.resolved is call.refusal is None
         elif entry is None:
@@ -146,7 +153,7 @@ class Traffic(RuleBasedStateMachine):
             assert call.resolved.version in entry.shares
             digest = call.resolved.digest
             assert digest == entry.digests[call.resolved.version]
-            call.needs_disk = bool(self.pool.missing(digest)) and not call.replica.has(digest)
+            call.needs_disk = bool(self.catalog.missing(digest)) and not call.replica.has(digest)
 
     @rule(wish=wishes, choice=choices)
     def begin_a_request(self, wish: Wish, choice: int) -> None:
@@ -182,7 +189,7 @@ class Traffic(RuleBasedStateMachine):
         self.run(turns(3))
 
     def is_open(self, name: str) -> bool:
-        entry = self.catalogue.names.get(name)
+        entry = self.expected.names.get(name)
         return entry is not None and None in entry.digests.values()
 
     # Processes.
@@ -232,15 +239,15 @@ class Traffic(RuleBasedStateMachine):
 
     def _note(self) -> None:
         """Keep track of what explains the errors of requests."""
-        if not hasattr(self, "catalogue"):
+        if not hasattr(self, "catalog"):
             return
-        for record in self.pool.records():
+        for record in self.catalog.records():
             if self.is_open(record.name):
-                self.catalogue.copy(record)
+                self.expected.copy(record)
             for version in record.versions:
                 if version.digest is not None:
                     self.paths.setdefault(version.digest, set()).add(version.path)
-        known, left = self.catalogue.known, []
+        known, left = self.expected.known, []
         for call, task in self.calls:
             if call.digest is not None:
                 if call.digest == UNUSABLE:
@@ -264,7 +271,7 @@ class Traffic(RuleBasedStateMachine):
         """Whether content can perhaps not be read."""
         paths = {
             version.path
-            for record in self.pool.records()
+            for record in self.catalog.records()
             for version in record.versions
             if version.digest == digest
         }
@@ -274,18 +281,18 @@ class Traffic(RuleBasedStateMachine):
 
     @invariant()
     def all_books_agree(self) -> None:
-        if not hasattr(self, "catalogue"):
+        if not hasattr(self, "catalog"):
             return
-        self.pool.check()
+        self.catalog.check()
         for replica in self.replicas:
             replica.check()
             if replica.launcher.was_killed_in_load:
                 self.seen.add("killed in a load")
-        records = self.pool.records()
-        assert [record.name for record in records] == sorted(self.catalogue.names)
+        records = self.catalog.records()
+        assert [record.name for record in records] == sorted(self.expected.names)
         for record in records:
-            assert self.is_open(record.name) or self.catalogue.is_as(record)
-        assert tuple(one.digest for one in self.pool.pinned()) == self.catalogue.pinned
+            assert self.is_open(record.name) or self.expected.is_as(record)
+        assert tuple(one.digest for one in self.catalog.pinned()) == self.expected.pinned
         while self.ended:
             self._check_call(self.ended.pop())
 
@@ -304,9 +311,9 @@ class Traffic(RuleBasedStateMachine):
         self.run(self._end_unloads())
         self.run(self._look())
         digests = set(DIGESTS.values())
-        known = {digest for digest in digests if life_world.is_known(self.pool, digest)}
-        assert known == self.catalogue.known, "content is known that no name points at, or not"
-        life_world.check_memory(self.pool)
+        known = {digest for digest in digests if life_world.is_known(self.catalog, digest)}
+        assert known == self.expected.known, "content is known that no name points at, or not"
+        life_world.check_memory(self.catalog)
 
     async def _end_calls(self) -> None:
         await asyncio.gather(*(task for _, task in self.calls))
@@ -334,24 +341,24 @@ class Traffic(RuleBasedStateMachine):
         self.seen.update(name for name, has in happened.items() if has)
 
     async def _look(self) -> None:
-        await life_world.check_pool_rest(self.pool, self.actor)
+        await life_world.check_pool_rest(self.catalog, self.actor)
         for replica in self.replicas:
-            await replica.check_rest(self.catalogue.known, self.catalogue.pinned)
+            await replica.check_rest(self.expected.known, self.expected.pinned)
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "catalogue"):
+            if hasattr(self, "catalog"):
                 self.let_all_end_and_look_what_is_left()
-                self.unload_all(sorted(self.catalogue.names), False, 4)
+                self.unload_all(sorted(self.expected.names), False, 4)
                 self.let_all_end_and_look_what_is_left()
-                assert self.pool.records() == ()
+                assert self.catalog.records() == ()
         finally:
             self.loop.run_until_complete(self._close())
             self.loop.close()
             shutil.rmtree(self.root)
 
     async def _close(self) -> None:
-        if hasattr(self, "catalogue"):
+        if hasattr(self, "catalog"):
             for replica in self.replicas:
                 await replica.close()
             await self.actor.close()

@@ -34,7 +34,7 @@ REQUEST_TIMEOUT = 100.0  # seconds, of replica "0" alone
 
 
 class Replica:
-    """One engine, its ranks, and the router's line to it."""
+    """One engine, its ranks, and the router's connection to it."""
 
     def __init__(self, name: str, launcher: Launcher, pool: AdapterPoolActor) -> None:
         self.name = name
@@ -68,18 +68,18 @@ class Replica:
         self.address: SchedulerAddress
 
     async def start(self) -> None:
-        """Bring it up, and the router's line to it."""
+        """Bring it up, and the router's connection to it."""
         self.address = await self.engine.start("127.0.0.1")
         await self.connect()
         while not (await self.client.status()).ready:
             await turns(5)
 
     async def connect(self) -> None:
-        """Open a new line of the router."""
+        """Open a new connection of the router."""
         self.client = await EngineClient.connect(self.address, lambda: None)
 
     async def close(self) -> None:
-        """End it, and the router's line with it."""
+        """End it, and the router's connection with it."""
         self.launcher.num_troubles += 1
         await self.engine.close()
         await self.client.wait_closed()
@@ -167,7 +167,7 @@ class _Adapters:
 
 def make_pool(host_bytes: int, num_slots: int) -> tuple[AdapterCatalog, AdapterPoolActor]:
     """Return a pool and its actor, which connects to schedulers as in a cluster."""
-    pool = AdapterCatalog("tiny", Limits(host_bytes=host_bytes, num_slots=num_slots))
+    catalog = AdapterCatalog("tiny", Limits(host_bytes=host_bytes, num_slots=num_slots))
     memory = RankMemory(tp=TP, adapter_item_bytes=4, model_item_bytes=4)
     config = AdapterPoolConfig(
         model=MODEL,
@@ -177,28 +177,28 @@ def make_pool(host_bytes: int, num_slots: int) -> tuple[AdapterCatalog, AdapterP
         read_threads=READ_THREADS,
         load_gap=0,
     )
-    return pool, AdapterPoolActor(config, pool, EngineClient.connect, Handle)
+    return catalog, AdapterPoolActor(config, catalog, EngineClient.connect, Handle)
 
 
-def is_known(pool: AdapterCatalog, digest: str) -> bool:
+def is_known(catalog: AdapterCatalog, digest: str) -> bool:
     """Whether the pool has not forgotten content."""
     try:
-        pool.missing(digest)
+        catalog.missing(digest)
     except NotFound:
         return False
     return True
 
 
-async def check_pool_rest(pool: AdapterCatalog, actor: AdapterPoolActor) -> None:
+async def check_pool_rest(catalog: AdapterCatalog, actor: AdapterPoolActor) -> None:
     """Assert that the pool holds nothing that no name points at, once all is quiet."""
     async with asyncio.timeout(PATIENCE):
-        while tasks := tuple(actor._reclaimer._tasks.values()):
+        while tasks := tuple(actor._collector._tasks.values()):
             await asyncio.wait(tasks)
             await turns(1)
     meet = threading.Barrier(READ_THREADS).wait  # the threads have let go of what they read then
-    await asyncio.gather(*(actor._reads.run(meet) for _ in range(READ_THREADS)))
-    pool.check()
-    assert pool.retired() == {}
+    await asyncio.gather(*(actor._threads.run(meet) for _ in range(READ_THREADS)))
+    catalog.check()
+    assert catalog.retired() == {}
     assert actor._unloads._draining == {}
 
 
@@ -207,12 +207,12 @@ def count_alive(kind: type) -> int:
     return sum(isinstance(one, kind) for one in gc.get_objects())
 
 
-def check_memory(pool: AdapterCatalog) -> None:
+def check_memory(catalog: AdapterCatalog) -> None:
     """Assert that nothing but the host tier keeps shards, and nobody keeps adapters."""
     gc.collect()
     in_memory = {
         version.digest
-        for record in pool.records()
+        for record in catalog.records()
         for version in record.versions
         if version.tier == "host"
     }
@@ -225,4 +225,4 @@ def check_memory(pool: AdapterCatalog) -> None:
 
 def reads(actor: AdapterPoolActor) -> int:
     """Return how many directories are being read for those who may share."""
-    return len(actor._reads._under_way)
+    return len(actor._threads._under_way)

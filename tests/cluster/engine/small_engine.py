@@ -1,4 +1,4 @@
-"""An engine over real sockets whose ranks are fakes in threads, and a router's end of the line."""
+"""An engine over real sockets whose ranks are fakes in threads, and routers connected to it."""
 
 import asyncio
 import contextlib

@@ -1,15 +1,12 @@
-"""A scheduler that has to go, as its routers and the adapter pool meet it."""
+"""An engine that has to go, as its routers see it."""
 
 import asyncio
 
 import pytest
 
-from cluster.adapters.service.scheduler_links import SchedulerLinks
 from cluster.errors import Unavailable
-from cluster.messages import SchedulerAddress
 from cluster.request import Request
 from cluster.router.engine_client import EngineClient, EventQueue
-from tests.cluster.adapters.service.replicas import Replica, connector
 from tests.cluster.engine.small_engine import World, world_with
 from worker.protocol import SamplingParams
 
@@ -63,34 +60,3 @@ async def test_ranks_that_come_up_are_waited_for_and_a_failed_start_is_told() ->
     async with world_with(start_timeout=0.05, open_gate=False) as world:
         with pytest.raises(Unavailable, match="did not start in 0.05 s"):
             await world.engine.wait_until_up()
-
-
-async def test_a_replica_that_died_is_listed_no_more_until_it_attaches_again() -> None:
-    replica, other = Replica("0"), Replica("1")
-    lines = []
-    connect = connector(replica, other)
-
-    async def connect_and_keep(address: SchedulerAddress, on_lost: object) -> object:
-        lines.append((line := await connect(address, on_lost), on_lost))
-        return line
-
-    links = SchedulerLinks(connect_and_keep, silence=1.0)  # type: ignore[arg-type]
-    for one in (replica, other):
-        await links.attach(one.address)
-        await links.attach(one.address)  # as it does each second
-    assert (replica.num_lines, other.num_lines) == (1, 1)
-    line, on_lost = lines[0]
-    line.close("lost")
-    on_lost()
-    await asyncio.sleep(0.01)
-    assert replica.num_lines == 2  # it lives: the line is opened again
-    replica.is_down = True
-    line, on_lost = lines[-1]
-    line.close("lost")
-    on_lost()
-    await asyncio.sleep(0.01)
-    assert links.addresses == (other.address,)
-    replica.is_down = False
-    await links.attach(replica.address)
-    assert links.addresses == (replica.address, other.address)
-    links.close()

@@ -57,8 +57,8 @@ class Life(Traffic):
         patience=st.integers(0, 20),
     )
     def load(self, name: str, folder: str, in_place: bool, pinned: bool, patience: int) -> None:
-        verdict = self.catalogue.verdict(name, self.disk.held(folder), in_place, pinned)
-        is_new = name not in self.catalogue.names
+        verdict = self.expected.verdict(name, self.disk.held(folder), in_place, pinned)
+        is_new = name not in self.expected.names
         is_open = self.is_open(name)
         try:
             work = self.actor.load(name, self.disk.path(folder), in_place, pinned)
@@ -70,17 +70,17 @@ class Life(Traffic):
             return
         assert verdict is None, "it was to be refused"
         self._loaded(name, folder, pinned, is_open)
-        assert self.catalogue.is_as(record)
+        assert self.expected.is_as(record)
         self.seen.add("loaded" if is_new else "reloaded")
 
     def _loaded(self, name: str, folder: str, pinned: bool, is_open: bool) -> None:
         content = self.disk.held(folder)
         assert isinstance(content, int)
         if is_open:
-            self.catalogue.copy(self.pool.record(name))
-            assert self.catalogue.names[name].active == {DIGESTS[content]}
+            self.expected.copy(self.catalog.record(name))
+            assert self.expected.names[name].active == {DIGESTS[content]}
         else:
-            self.catalogue.load(name, DIGESTS[content], pinned)
+            self.expected.load(name, DIGESTS[content], pinned)
         self._note()
 
     @rule(name=names, force=st.booleans(), patience=st.integers(0, 20))
@@ -95,7 +95,7 @@ class Life(Traffic):
         self.unload_all([name], True, 2)
 
     def unload_all(self, names: Sequence[str], force: bool, patience: int) -> None:
-        gone = [self.catalogue.names.pop(name, None) for name in names]
+        gone = [self.expected.names.pop(name, None) for name in names]
         tasks = [self.loop.create_task(self.actor.unload(name, force)) for name in names]
         type(self).num_operations += max(0, len(names) - 1)
         if force:
@@ -114,22 +114,22 @@ class Life(Traffic):
 
     def _excuse_forced(self) -> None:
         for call, _ in self.calls:
-            if call.digest is not None and call.digest not in self.catalogue.known:
+            if call.digest is not None and call.digest not in self.expected.known:
                 call.excuses.add("forced")
 
     def known(self, choice: int) -> str:
         """Return one of the names that there are, or one that there is not."""
-        there_are = sorted(self.catalogue.names)
+        there_are = sorted(self.expected.names)
         return [*there_are, *there_are, "nobody"][choice % (2 * len(there_are) + 1)]
 
     @rule(choice=choices, kept=st.one_of(st.none(), st.integers(0, 4)))
     def rollback(self, choice: int, kept: int | None) -> None:
         name = self.known(choice)
         number = kept
-        if kept is not None and name in self.catalogue.names:
-            numbers = [*self.catalogue.names[name].digests, 99]
+        if kept is not None and name in self.expected.names:
+            numbers = [*self.expected.names[name].digests, 99]
             number = numbers[kept % len(numbers)]
-        target = self.catalogue.target(name, number)
+        target = self.expected.target(name, number)
         if isinstance(target, int):
             self._share(name, {target: 100}, self.actor.rollback(name, number), "rolled back")
             return
@@ -139,10 +139,10 @@ class Life(Traffic):
     @rule(choice=choices, shares=st.lists(st.integers(0, 60), min_size=1, max_size=3))
     def split(self, choice: int, shares: list[int]) -> None:
         name = self.known(choice)
-        kept = list(self.catalogue.names[name].digests) if name in self.catalogue.names else [1]
+        kept = list(self.expected.names[name].digests) if name in self.expected.names else [1]
         wanted = dict(zip(kept, [*shares[1:], 100 - sum(shares[1:])], strict=False))
         work = self.actor.split(name, wanted)
-        if name not in self.catalogue.names or sum(wanted.values()) != 100:
+        if name not in self.expected.names or sum(wanted.values()) != 100:
             with pytest.raises((NotFound, InvalidRequest)):
                 self.run(work)
             return
@@ -156,8 +156,8 @@ class Life(Traffic):
         self, name: str, shares: dict[int, int], work: Coroutine[Any, Any, Any], feature: str
     ) -> None:
         """Give versions of a name shares of the requests, if they can be had and pinned."""
-        entry, is_open = self.catalogue.names[name], self.is_open(name)
-        tiers = {version.version: version.tier for version in self.pool.record(name).versions}
+        entry, is_open = self.expected.names[name], self.is_open(name)
+        tiers = {version.version: version.tier for version in self.catalog.record(name).versions}
         digests = {entry.digests[number] for number, share in shares.items() if share}
         absent = [number for number, share in shares.items() if share and tiers[number] != "host"]
         can_miss = any(
@@ -166,7 +166,7 @@ class Life(Traffic):
             or self._is_bad(digest)
             for number in absent
         )
-        can_pin = is_open or not entry.pinned or self.catalogue.can_pin(name, digests)
+        can_pin = is_open or not entry.pinned or self.expected.can_pin(name, digests)
         try:
             record = self.run(work)
         except Conflict as error:
@@ -176,13 +176,13 @@ class Life(Traffic):
             assert is_open or not can_pin, error
         else:
             assert can_pin
-            self.catalogue.share(name, shares)
+            self.expected.share(name, shares)
             if is_open:
-                self.catalogue.copy(record)
-            assert self.catalogue.is_as(record)
+                self.expected.copy(record)
+            assert self.expected.is_as(record)
             self.seen.add(feature)
-        if is_open and name in self.catalogue.names:
-            self.catalogue.copy(self.pool.record(name))
+        if is_open and name in self.expected.names:
+            self.expected.copy(self.catalog.record(name))
 
     @precondition(lambda self: self.num_thirties < 2)
     @rule(wishes=st.lists(wishes, min_size=1, max_size=5), force=st.booleans(), choice=choices)
@@ -200,7 +200,7 @@ class Life(Traffic):
         type(self).num_operations += len(MANY) - 1
         self.run(load_all())
         for content, name in enumerate(MANY):
-            self.catalogue.load(name, DIGESTS[content], False)
+            self.expected.load(name, DIGESTS[content], False)
         self._note()
         asked = [
             Wish(MANY[(choice + 7 * i) % NUM_CONTENTS], w.prompt, 1, w.num_tokens, 0, w.stays, "")
@@ -221,11 +221,11 @@ class Life(Traffic):
             self.change_a_directory(folder, content)
         for name, folder in zip(NAMES, FOLDERS, strict=True):
             self.load(name, folder, True, True, 0)
-        pinned = self.catalogue.pinned
+        pinned = self.expected.pinned
         if not pinned:
             return
         for name, folder in zip(NAMES, FOLDERS, strict=True):
-            if name not in self.catalogue.names or not self.catalogue.names[name].pinned:
+            if name not in self.expected.names or not self.expected.names[name].pinned:
                 self.load(name, folder, True, False, 0)
         self.ask(wishes, choice)
         self.seen.add("all pinned")
@@ -243,13 +243,13 @@ class Life(Traffic):
             return await asyncio.gather(*works, return_exceptions=True)
 
         type(self).num_operations += len(folders) + 2
-        before = self.catalogue.names.pop(name, None)
+        before = self.expected.names.pop(name, None)
         if force:
             self._excuse_forced()
         for result in self.run(all_at_once()):
             assert not isinstance(result, BaseException) or isinstance(result, TopworkError), result
-        if name in self.pool:
-            self.catalogue.copy(self.pool.record(name))
+        if name in self.catalog:
+            self.expected.copy(self.catalog.record(name))
         self._note()
         if before is not None:
             self.seen.add("met")

@@ -1,4 +1,4 @@
-"""Files of strangers: regular, bounded, and never outside of the roots, swapped links or not."""
+"""Files of strangers: regular, bounded, and never outside of the roots, swapped registry or not."""
 
 import os
 from pathlib import Path

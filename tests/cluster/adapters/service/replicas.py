@@ -23,7 +23,7 @@ class Replica:
         self.aborted: list[str] = []
         self.is_hung = False
         self.is_down = False
-        self.num_lines = 0
+        self.num_connections = 0
         self._gone: set[str] = set()  # unloaded, and not leased since
         self._fenced: dict[str, list[asyncio.Future[Unloaded]]] = {}
 
@@ -66,14 +66,14 @@ class Replica:
                     answer.set_result(Unloaded(0, 7, (3,)) if is_new else Unloaded(0, 0, ()))
 
 
-class ReplicaLine:
+class ReplicaConnection:
     """A connection to a replica."""
 
     def __init__(self, replica: Replica) -> None:
         self.closed = False
         self._replica = replica
         self._lost = asyncio.get_running_loop().create_future()
-        replica.num_lines += 1
+        replica.num_connections += 1
 
     async def unload(self, adapter: str, *, force: bool) -> Unloaded:
         if self._replica.is_hung:
@@ -105,10 +105,10 @@ def connector(*replicas: Replica) -> Any:
     """Return what connects to these replicas."""
     by_address = {replica.address: replica for replica in replicas}
 
-    async def connect(address: SchedulerAddress, on_lost: Callable[[], None]) -> ReplicaLine:
+    async def connect(address: SchedulerAddress, on_lost: Callable[[], None]) -> ReplicaConnection:
         replica = by_address[address]
         if replica.is_down:
             raise ConnectionRefusedError("down")
-        return ReplicaLine(replica)
+        return ReplicaConnection(replica)
 
     return connect

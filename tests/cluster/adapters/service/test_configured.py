@@ -19,8 +19,8 @@ def write(folder: Path, content: int) -> str:
 @pytest.fixture
 async def actor() -> AsyncIterator[AdapterPoolActor]:
     config = AdapterPoolConfig(model=MODEL, limits=LIMITS, memory=MEMORY, poll_interval=1000.0)
-    pool = AdapterCatalog("tiny", Limits(host_bytes=2**30, num_slots=4))
-    made = AdapterPoolActor(config, pool, connector(Replica()), lambda x: x)
+    catalog = AdapterCatalog("tiny", Limits(host_bytes=2**30, num_slots=4))
+    made = AdapterPoolActor(config, catalog, connector(Replica()), lambda x: x)
     yield made
     await made.close()
 

@@ -82,7 +82,7 @@ class PoolLife(RuleBasedStateMachine):
         self.run(self._start(lazy))
 
     async def _start(self, lazy: bool) -> None:
-        self.pool = AdapterCatalog("tiny", Limits(host_bytes=3 * SIZE, num_slots=3))
+        self.catalog = AdapterCatalog("tiny", Limits(host_bytes=3 * SIZE, num_slots=3))
         self.actor = AdapterPoolActor(
             AdapterPoolConfig(
                 model=MODEL,
@@ -94,7 +94,7 @@ class PoolLife(RuleBasedStateMachine):
                 read_threads=2,
                 load_gap=0,
             ),
-            self.pool,
+            self.catalog,
             connector(self.replica),
             lambda shard: shard,
         )
@@ -121,11 +121,11 @@ class PoolLife(RuleBasedStateMachine):
 
     def record(self, name: str) -> Any:
         """Return the record of a name, None if there is none."""
-        return self.pool.record(name) if name in self.pool else None
+        return self.catalog.record(name) if name in self.catalog else None
 
     def known(self, choice: int) -> str:
         """Return one of the names that there are, or one that there is not."""
-        there_are = [record.name for record in self.pool.records()]
+        there_are = [record.name for record in self.catalog.records()]
         return [*there_are, *there_are, "nobody"][choice % (2 * len(there_are) + 1)]
 
     @rule(folder=folders, content=st.one_of(contents, contents, faults))
@@ -154,7 +154,7 @@ class PoolLife(RuleBasedStateMachine):
 
     @rule()
     def poll(self) -> None:
-        self.run(self.actor._watch.poll())
+        self.run(self.actor._watcher.poll())
 
     @rule(name=names, folder=folders, in_place=st.booleans(), pinned=st.booleans())
     def load(self, name: str, folder: str, in_place: bool, pinned: bool) -> None:
@@ -175,8 +175,8 @@ class PoolLife(RuleBasedStateMachine):
 
     @rule(name=all_names, force=st.booleans())
     def unload(self, name: str, force: bool) -> None:
-        is_known = name in self.pool
-        digests = self.pool.history(name).digests if is_known else frozenset()  # type: ignore[union-attr]
+        is_known = name in self.catalog
+        digests = self.catalog.history(name).digests if is_known else frozenset()  # type: ignore[union-attr]
         task = self.loop.create_task(self.actor.unload(name, force))
         self.run(calm())
         if not is_known and not task.done():
@@ -184,10 +184,10 @@ class PoolLife(RuleBasedStateMachine):
         elif not is_known and (error := task.exception()) is not None:
             assert isinstance(error, NotFound)
             return
-        assert name not in self.pool
+        assert name not in self.catalog
         self.unloading.append(task)
         if force:
-            left = {digest for digest in digests if self.pool.retirement(digest) is not None}
+            left = {digest for digest in digests if self.catalog.retirement(digest) is not None}
             assert not left, "force leaves nothing to wait for"
             self.running = [d for d in self.running if self.replica.leases[d]]
 
@@ -274,7 +274,7 @@ class PoolLife(RuleBasedStateMachine):
         actor, path = self.actor, str(self.root / folder)
 
         async def all_at_once() -> list[Any]:
-            works: list[Any] = [actor.unload(names[0], force), actor._watch.poll()]
+            works: list[Any] = [actor.unload(names[0], force), actor._watcher.poll()]
             works += [actor.load(name, path, True, False) for name in names if name in "abc"]
             works += [actor.resolve(name, "any") for name in names]
             works += [actor.rollback(names[1], None)]
@@ -289,18 +289,20 @@ class PoolLife(RuleBasedStateMachine):
 
     @invariant()
     def all_books_agree_and_nothing_is_held_for_nobody(self) -> None:
-        if not hasattr(self, "pool"):
+        if not hasattr(self, "catalog"):
             return
-        self.pool.check()
+        self.catalog.check()
         running = {digest for digest, count in self.replica.leases.items() if count}
-        assert set(self.pool.retired()) <= running, "kept for nobody"
-        assert running <= self.pool._contents._contents.keys(), "forgotten under a request"
-        assert self.replica.pinned == {one.digest: one.device_bytes for one in self.pool.pinned()}
-        assert set(self.actor._reclaimer._tasks) == set(self.pool.retired())
+        assert set(self.catalog.retired()) <= running, "kept for nobody"
+        assert running <= self.catalog._contents._contents.keys(), "forgotten under a request"
+        assert self.replica.pinned == {
+            one.digest: one.device_bytes for one in self.catalog.pinned()
+        }
+        assert set(self.actor._collector._tasks) == set(self.catalog.retired())
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "pool"):
+            if hasattr(self, "catalog"):
                 self._end()
         finally:
             if hasattr(self, "actor"):
@@ -313,14 +315,14 @@ class PoolLife(RuleBasedStateMachine):
         """Let all go, and look whether it went."""
         while self.running:
             self.finish_a_request(0)
-        for record in self.pool.records():
+        for record in self.catalog.records():
             self.run(self.actor.unload(record.name, False))
         self.run(self._await_unloads())
-        self.pool.check()
-        assert self.pool.retired() == {}
-        assert self.pool._contents._contents == {}
-        assert self.pool._contents._host.held_bytes == 0
-        assert self.pool._contents._digest_by_path == {}
+        self.catalog.check()
+        assert self.catalog.retired() == {}
+        assert self.catalog._contents._contents == {}
+        assert self.catalog._contents._host.held_bytes == 0
+        assert self.catalog._contents._digest_by_path == {}
         assert self.replica.pinned == {}
 
     async def _await_unloads(self) -> None:

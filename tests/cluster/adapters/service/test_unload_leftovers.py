@@ -27,7 +27,7 @@ async def cluster(
 ) -> AsyncIterator[tuple[AdapterCatalog, AdapterPoolActor, list[Replica]]]:
     """Run a pool with an adapter that is good and one that a rank cannot compute."""
     disk, replicas = Disk(tmp_path), []
-    pool, actor = life_world.make_pool(10 * SIZE, 2)
+    catalog, actor = life_world.make_pool(10 * SIZE, 2)
     for name, content in (("good", GOOD), ("bad", BAD)):
         disk.write(name, content)
         await actor.load(name, disk.path(name), False, False)
@@ -37,7 +37,7 @@ async def cluster(
         await actor.attach(replica.address)
         replicas.append(replica)
     try:
-        yield pool, actor, replicas
+        yield catalog, actor, replicas
     finally:
         for replica in replicas:
             await replica.close()
@@ -59,7 +59,7 @@ async def ask(replica: Replica, request_id: str, adapter: str, num_tokens: int =
 async def test_a_request_that_comes_late_in_an_unload_leaves_nothing_on_its_replica(
     tmp_path: Path,
 ) -> None:
-    async with cluster(tmp_path, 2) as (pool, actor, (early, slow)):
+    async with cluster(tmp_path, 2) as (catalog, actor, (early, slow)):
         digest = DIGESTS[GOOD]
         assert await ask(early, "a", digest) == "length"
         running = asyncio.create_task(ask(slow, "b", digest, 30))
@@ -73,7 +73,7 @@ async def test_a_request_that_comes_late_in_an_unload_leaves_nothing_on_its_repl
         (freed,) = (await unloading).freed
         assert freed.forgotten
         with pytest.raises(NotFound):
-            pool.missing(digest)
+            catalog.missing(digest)
         await early.check_rest({DIGESTS[BAD]}, ())
 
 

@@ -45,7 +45,7 @@ def load(serving: Any, name: str) -> None:
 
 @pytest.fixture
 def pair(serve: Callable[..., Any]) -> tuple[Any, Any]:
-    """Return two routers of one cluster: they share catalogue and ledger."""
+    """Return two routers of one cluster: they share catalogue and metrics hub."""
     one, two = serve(FakeScheduler()), serve(FakeScheduler())
     two.backend.share(one.backend)
     return one, two
@@ -114,7 +114,7 @@ def test_counts_are_entered_without_a_scrape(
     async def entered() -> None:
         while not any(
             report.counts.router == router and report.counts.counters["requests"]
-            for report in one.backend.ledger.reports()
+            for report in one.backend.hub.reports()
         ):
             await asyncio.sleep(0.01)
 
