@@ -14,8 +14,7 @@ import msgspec
 
 from cluster.request import BASE
 from cluster.scheduler.kv_cache.events import Tier
-from cluster.scheduler.kv_cache.namespace import Namespace, namespace
-from cluster.scheduler.kv_cache.radix_tree import PageKey
+from cluster.scheduler.kv_cache.radix_tree import Namespace, PageKey, namespace
 
 MAX_BATCH_BLOCKS = 256  # so that no message is large, however much changes in a step
 MEDIUM: dict[Tier, str] = {"device": "GPU", "host": "CPU"}  # vLLM's words

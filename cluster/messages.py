@@ -4,11 +4,14 @@ Owns the encoding only. The connection is the lease of its requests: when it clo
 aborts everything that was submitted over it.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from cluster.histogram import HistogramCounts
 from cluster.kv_events import KvEventBatch
 from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.scheduler.stats import SchedulerStats, metric
 
 
 class SchedulerAddress(msgspec.Struct, frozen=True):
@@ -120,74 +123,70 @@ class Leaving(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankStatus(msgspec.Struct, frozen=True):
-    """One rank as the scheduler sees it."""
+    """One rank as the engine sees it."""
 
     rank: int
     pid: int
-    alive: bool
-    last_step: int
-    last_step_age: float  # seconds since its last completed step while work waits, else 0
+    alive: bool  # it takes plans, as far as is known
+    last_step: int  # that it has answered
+    last_step_age: Annotated[
+        float,
+        metric(
+            "rank_last_step_age_seconds",
+            "Time since a rank's last step while one is awaited, else 0.",
+        ),
+    ]
     device: str
-    weight_bytes: int
-    kv_bytes: int
+    weight_bytes: Annotated[int, metric("rank_weight_bytes", "Bytes of a rank's weights.")]
+    kv_bytes: Annotated[int, metric("rank_kv_bytes", "Bytes of a rank's KV pages.")]
 
 
-class SlotStatus(msgspec.Struct, frozen=True):
-    """One occupied adapter slot."""
+class EngineCounters(msgspec.Struct):
+    """Counted by an engine in the life of its process; nothing decides by them."""
 
-    slot: int
-    adapter: str
-    loading: bool
-    leases: int  # sequences that hold the adapter
-    pinned: bool = False
-    claimed_bytes: int = 0  # on each rank, at most
-    held_bytes: int = 0  # on the rank that holds most; 0 until it is loaded
+    restarts: Annotated[int, metric("tp_group_restarts", "Restarts of the group of ranks.")] = 0
+    failed_adapter_loads: Annotated[
+        int,
+        metric(
+            "adapter_load_failures",
+            "Loads into a slot that failed: requests ended with the reason.",
+        ),
+    ] = 0
+    adapter_evictions: Annotated[
+        int,
+        metric("adapter_slot_evictions", "Adapters that another one put out of its slot."),
+    ] = 0
+    steps_ahead: Annotated[
+        int,
+        metric(
+            "engine_steps_ahead", "Steps whose plan was sent while the ranks ran the one before."
+        ),
+    ] = 0
 
 
-class Status(msgspec.Struct, frozen=True, tag=True):
-    """Scheduler: counts for health, metrics and the adapter listing. Counters never fall."""
+class Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Scheduler: how it and its ranks are, for health, metrics and the adapter listing."""
 
     call_id: int
     replica: str
-    ready: bool  # ranks are up
-    healthy: bool  # ranks are up and make progress
+    ready: Annotated[bool, metric("engine_ready", "1 if the ranks are up.")]
+    healthy: Annotated[
+        bool,
+        metric("engine_healthy", "1 if the ranks are up and none is late with its step."),
+    ]
     reason: str  # why not, if not
-    step: int
-    restarts: int
-    num_running: int
-    num_waiting: int
-    num_waiting_for_adapter: int
-    free_pages: int
-    cached_pages: int
-    held_pages: int
-    total_pages: int
-    num_slots: int
-    slots: tuple[SlotStatus, ...]
-    prompt_tokens: int
-    cached_prompt_tokens: int
-    generated_tokens: int
-    preemptions: int
-    evicted_pages: int
-    adapter_loads: int
-    ranks: tuple[RankStatus, ...]
-    free_host_pages: int = 0
-    cached_host_pages: int = 0
-    total_host_pages: int = 0
-    saved_pages: int = 0
-    restored_pages: int = 0
-    evicted_host_pages: int = 0
-    forked_sequences: int = 0
-    longest_slot_wait: int = 0  # steps
-    slot_wait_bound: int = 0  # steps
-    late_hand_overs: int = 0  # of slots, later than that bound was when the adapter came
-    adapter_memory: int = 0  # bytes on each rank for all adapters together; 0: no limit
+    starting: bool = False  # the ranks have not been up yet
+    oldest_wait: Annotated[
+        float,
+        metric(
+            "queue_age_seconds", "Wait so far of the oldest sequence that has never run, else 0."
+        ),
+    ] = 0.0
+    scheduler: SchedulerStats = SchedulerStats()  # counters: of all schedulers of this engine
+    engine: EngineCounters = msgspec.field(default_factory=EngineCounters)
+    ranks: tuple[RankStatus, ...] = ()
     histograms: dict[str, HistogramCounts] = {}  # by a name of cluster.engine.metrics
     failures: dict[str, int] = {}  # groups of ranks that were given up, by cause
-    oldest_wait: float = 0.0  # seconds, of the first to come that has never run
-    adapter_evictions: int = 0  # out of slots
-    failed_adapter_loads: int = 0  # into slots
-    steps_ahead: int = 0  # whose plan was sent while the ranks ran the one before
-    starting: bool = False  # the ranks have not been up yet
 
 
 RouterFrame = (

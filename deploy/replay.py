@@ -1,7 +1,6 @@
-"""`topwork replay`: makes the calls of recorded logs again and says whether the plans are the same.
+"""`topwork replay`: applies recorded events again and says whether all comes out the same.
 
-Owns the files, the progress and the report; the comparison is
-`cluster.scheduler.replay.replayer`'s.
+Owns the files, the progress and the report; `cluster.scheduler.replay.replayer` compares.
 """
 
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cluster.engine.checkpoint import read_state
 from cluster.scheduler.replay.event_log import LogError, TornLog, decode_record, read_frames
 from cluster.scheduler.replay.replayer import Replay
 
@@ -52,7 +52,7 @@ def _replay_file(replay: Replay, path: Path, console: Console) -> str:
     Raises:
         LogError: if it is no log, or only the beginning of it is one.
     """
-    replay.begin_file()
+    replay.begin_file(read_state(path))
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with path.open("rb") as stream, bar as progress:
@@ -76,7 +76,7 @@ def _print_counts(replay: Replay, console: Console) -> None:
     recorded = "" if replay.version is None else f"; recorded by topwork {replay.version}"
     console.print(
         f"{counts.events} events, {counts.steps} steps, {counts.requests} requests, "
-        f"lives of the ranks: {counts.lives}{recorded}, replayed by {version('topwork')}",
+        f"schedulers: {counts.schedulers}{recorded}, replayed by {version('topwork')}",
         highlight=False,
         soft_wrap=True,
     )

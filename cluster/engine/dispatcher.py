@@ -30,7 +30,7 @@ class Dispatcher:
 
     @property
     def num_streams(self) -> int:
-        """Sequences whose events somebody waits for."""
+        """Sequences whose events a router waits for."""
         return len(self._streams)
 
     def add(

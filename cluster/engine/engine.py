@@ -36,7 +36,7 @@ class EngineConfig:
     ranks: SupervisorConfig
     request_timeout: float | None = None  # until a request ends with an error
     kv_publisher: KvEventPublisherConfig | None = (
-        None  # None: only routers that ask hear of KV events
+        None  # None: KV events go only to routers that follow them
     )
     recording: RecordingConfig | None = None  # None: nothing is written down
 
@@ -46,7 +46,9 @@ class Engine:
 
     def __init__(self, config: EngineConfig, launcher: RankLauncher, pool: ShardSource) -> None:
         self._replica = config.replica
-        self._status = EngineStatus(config.replica, time.monotonic)
+        self._status = EngineStatus(
+            config.replica, time.monotonic, late_after=config.ranks.step_timeout / 2
+        )
         self._publisher = KvEventPublisher(config.kv_publisher) if config.kv_publisher else None
         self._kv_feed = KvEventFeed(config.ranks.scheduler.base_digest, time.time, self._publisher)
         self._server = EngineServer(self, self._kv_feed)

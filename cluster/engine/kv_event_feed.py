@@ -3,7 +3,7 @@
 Numbers the batches and hands each to all readers in the same order. A follower begins with a
 snapshot. It says when it has taken a batch, and only a few are on their way to it at a time, so a
 slow one holds up neither a step nor the token streams on its connection; one that falls too far
-behind is let go. While nobody reads, no event is made.
+behind is let go. Without a reader no event is made.
 """
 
 import logging

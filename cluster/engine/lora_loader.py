@@ -20,7 +20,7 @@ from cluster.engine.server import RouterConnection
 from cluster.errors import Conflict, TopworkError
 from cluster.messages import Unloaded
 from cluster.request import ErrorInfo
-from cluster.scheduler.replay.recorder import AnyScheduler
+from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.stats import AdapterLoad, UnloadedAdapter
 
 logger = logging.getLogger("topwork.scheduler")
@@ -67,7 +67,7 @@ class LoraLoader:
 
     def unload(
         self,
-        scheduler: AnyScheduler | None,
+        scheduler: Scheduler | None,
         connection: RouterConnection,
         call_id: int,
         adapter: str,
@@ -81,13 +81,13 @@ class LoraLoader:
         self._dispatcher.deliver(scheduler.unload(adapter, force=force))
         self._wake()
 
-    def allow(self, scheduler: AnyScheduler | None, adapter: str) -> None:
+    def allow(self, scheduler: Scheduler | None, adapter: str) -> None:
         """Let requests for an adapter in again whose unload is not complete."""
         if scheduler is not None:
             scheduler.allow(adapter)
             self._wake()
 
-    def keep_pinned(self, scheduler: AnyScheduler | None, adapters: dict[str, int]) -> None:
+    def keep_pinned(self, scheduler: Scheduler | None, adapters: dict[str, int]) -> None:
         """Keep exactly these adapters in their slots, also when the ranks have restarted."""
         before, self._wanted_pins = self._wanted_pins, adapters
         if scheduler is None:
@@ -97,7 +97,7 @@ class LoraLoader:
                 scheduler.unpin(adapter)
         self.restore_pins(scheduler)
 
-    def restore_pins(self, scheduler: AnyScheduler) -> None:
+    def restore_pins(self, scheduler: Scheduler) -> None:
         """Pin what is to be pinned; what does not fit is served unpinned."""
         for adapter, num_bytes in self._wanted_pins.items():
             try:
@@ -106,7 +106,7 @@ class LoraLoader:
                 logger.warning("adapter %s stays unpinned: %s", adapter, error)
 
     def run_pending(
-        self, executor: Executor, scheduler: AnyScheduler, *, begins_step: bool, is_stepping: bool
+        self, executor: Executor, scheduler: Scheduler, *, begins_step: bool, is_stepping: bool
     ) -> None:
         """Begin what the last decision asks for: loads, clears and answers of unloads, prefetches.
 
@@ -143,7 +143,7 @@ class LoraLoader:
         self._queue.clear()
         self._prefetched = frozenset()
 
-    async def _load(self, executor: Executor, scheduler: AnyScheduler, load: AdapterLoad) -> None:
+    async def _load(self, executor: Executor, scheduler: Scheduler, load: AdapterLoad) -> None:
         """Bring one adapter into a slot of every rank; steps go on meanwhile."""
         began = self._metrics.load_begins(load.slot, load.adapter, load.clears)
         try:

@@ -18,6 +18,7 @@ from cluster.histogram import (
     Histogram,
     HistogramCounts,
 )
+from cluster.messages import EngineCounters
 from worker.protocol import Plan
 
 BUCKETS: dict[str, tuple[float, ...]] = {
@@ -47,9 +48,7 @@ class EngineMetrics:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.failures: Counter[FailureCause] = Counter(dict.fromkeys(FailureCause, 0))
-        self.num_evictions = 0
-        self.num_failed_loads = 0
-        self.num_steps_ahead = 0
+        self.counters = EngineCounters()
         self._clock = clock
         self._histograms = {name: Histogram(bounds) for name, bounds in BUCKETS.items()}
         self._times: dict[int, _SequenceTimes] = {}
@@ -117,7 +116,7 @@ class EngineMetrics:
 
     def sent_ahead(self) -> None:
         """Note that the ranks have the plan while they run the step before it."""
-        self.num_steps_ahead += 1
+        self.counters.steps_ahead += 1
 
     def answered(self, seconds: float) -> None:
         """Note that all ranks have answered, and how long they took for the step."""
@@ -135,7 +134,7 @@ class EngineMetrics:
         for cleared, evicted in (*clears, (slot, self._occupants.get(slot, ""))):
             if evicted and self._occupants.get(cleared) == evicted:
                 del self._occupants[cleared]
-                self.num_evictions += 1
+                self.counters.adapter_evictions += 1
         self._occupants[slot] = adapter
         return self._clock()
 
@@ -145,7 +144,7 @@ class EngineMetrics:
 
     def load_fails(self, slot: int) -> None:
         """Note that an adapter could not be had or used."""
-        self.num_failed_loads += 1
+        self.counters.failed_adapter_loads += 1
         self._occupants.pop(slot, None)
 
     def unloaded(self, slots: Iterable[tuple[int, str]]) -> None:

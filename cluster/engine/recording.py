@@ -6,10 +6,10 @@ Owns the event file through all lives of the ranks. Without a configuration noth
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.engine.event_file import EventFile
+from cluster.engine.event_file import Checkpointer, EventFile
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.kv_cache.events import CacheObserver
-from cluster.scheduler.replay.recorder import AnyScheduler, RecordedScheduler
+from cluster.scheduler.replay.journal import EventJournal
 from cluster.scheduler.scheduler import Scheduler
 
 
@@ -37,14 +37,15 @@ class Recording:
             LogError: if it is something else than an event log.
         """
         if self._config is not None:
-            self._file = EventFile(Path(self._config.path), self._config.max_bytes)
+            self._file = EventFile(Path(self._config.path), self._config.max_bytes, Checkpointer())
 
-    def make_scheduler(self, config: SchedulerConfig, observer: CacheObserver) -> AnyScheduler:
+    def make_scheduler(self, config: SchedulerConfig, observer: CacheObserver) -> Scheduler:
         """Return a new scheduler for a new life of the ranks."""
         if self._config is None:
             return Scheduler(config, observer)
         assert self._file is not None, "open() comes first"
-        return RecordedScheduler(config, self._file, self._config.version, observer)
+        journal = EventJournal(config, self._file, self._config.version)
+        return Scheduler(config, observer, journal)
 
     def flush(self) -> None:
         """Write what is in the buffer."""

@@ -5,82 +5,59 @@ Health is the age of the last completed step while work is waiting, never that a
 
 import asyncio
 from collections.abc import Callable, Mapping
+from copy import copy
+
+from msgspec.structs import replace
 
 from cluster.engine.executor import Executor, ExecutorFailed
 from cluster.engine.metrics import EngineMetrics
 from cluster.errors import Unavailable
-from cluster.messages import RankStatus, SlotStatus, Status
-from cluster.scheduler.replay.recorder import AnyScheduler
-from cluster.scheduler.stats import SchedulerStats
+from cluster.messages import RankStatus, Status
+from cluster.scheduler.scheduler import Scheduler
+from cluster.scheduler.stats import SchedulerCounters, SchedulerStats
 
 RETRY_AFTER_SECONDS = 5  # about what a restart of the ranks takes
 
 NOTHING = SchedulerStats()  # what a scheduler that is not there has
-COUNTERS = (
-    "prompt_tokens",
-    "cached_prompt_tokens",
-    "generated_tokens",
-    "preemptions",
-    "evicted_pages",
-    "adapter_loads",
-    "saved_pages",
-    "restored_pages",
-    "evicted_host_pages",
-    "forked_sequences",
-    "late_hand_overs",
-)
-
-
-def _counters(stats: SchedulerStats) -> dict[str, int]:
-    return {name: getattr(stats, name) for name in COUNTERS}
 
 
 class EngineStatus:
-    """Remembers when steps begin and end, and why the ranks are down."""
+    """Remembers why the ranks are down and what earlier groups have counted.
 
-    def __init__(self, replica: str, clock: Callable[[], float]) -> None:
+    `late_after`: seconds in one step after which a rank is taken for stuck.
+    """
+
+    def __init__(self, replica: str, clock: Callable[[], float], late_after: float) -> None:
         self.metrics = EngineMetrics(clock)
-        self._replica = replica
-        self._clock = clock  # seconds
         self.begun = asyncio.Event()  # the ranks have been up, or have failed
-        self._up = False
+        self._replica = replica
+        self._late_after = late_after
+        self._is_up = False
         self._reason = "the ranks are starting"
-        self._lives = 0
-        self._past = _counters(NOTHING)  # what earlier lives of the ranks have counted
-        self._step = 0
-        self._step_began: float | None = None  # the oldest in flight; None: none is
+        self._num_groups = 0
+        self._past = SchedulerCounters()  # of the schedulers of earlier groups
 
     @property
     def is_starting(self) -> bool:
         """Whether the ranks have never been up."""
-        return self._lives == 0
+        return self._num_groups == 0
 
     def up(self) -> None:
-        """The ranks take plans."""
-        self._up = True
+        """Note that the ranks take plans."""
+        self._is_up = True
         self.begun.set()
         self._reason = ""
-        self._lives += 1
-        self._step_began = None
+        self._num_groups += 1
+        self.metrics.counters.restarts = self._num_groups - 1
 
-    def down(self, failure: ExecutorFailed, scheduler: AnyScheduler | None) -> None:
-        """The ranks are lost, and with them the scheduler; what it counted is kept."""
-        self._up = False
+    def down(self, failure: ExecutorFailed, scheduler: Scheduler | None) -> None:
+        """Note that the ranks are lost, and with them the scheduler; what it counted is kept."""
+        self._is_up = False
         self.begun.set()
         self._reason = failure.reason
         self.metrics.ranks_lost(failure.cause)
         if scheduler is not None:
-            self._past = self._totals(scheduler.stats())
-
-    def step_begins(self, step: int) -> None:
-        """A plan is on its way."""
-        self._step = step
-        if self._step_began is None:
-            self._step_began = self._clock()
-
-    def step_ends(self, *, is_stepping: bool) -> None:
-        """All ranks have answered a step; whether the one after it is with them already."""
-        self._step_began = self._clock() if is_stepping else None
+            self._past.add(scheduler.stats().counters)
 
     def unavailable(self) -> Unavailable:
         """Return the error for whoever needs the ranks now."""
@@ -91,72 +68,59 @@ class EngineStatus:
     def snapshot(
         self,
         call_id: int,
-        scheduler: AnyScheduler | None,
-        group: Executor | None,
+        scheduler: Scheduler | None,
+        executor: Executor | None,
         held: Mapping[int, tuple[str, int]],
     ) -> Status:
         """Return everything a router may ask, as of now; `held` is (adapter, bytes) by slot."""
-        stats = NOTHING if scheduler is None else scheduler.stats()
+        late = self._late_ranks(executor)
         return Status(
             call_id=call_id,
             replica=self._replica,
-            ready=self._up,
-            healthy=self._up,
-            reason=self._reason,
+            ready=self._is_up,
+            healthy=self._is_up and not late,
+            reason=late or self._reason,
             starting=self.is_starting,
-            step=self._step,
-            restarts=max(0, self._lives - 1),
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            num_waiting_for_adapter=stats.num_waiting_for_adapter,
-            free_pages=stats.free_pages,
-            cached_pages=stats.cached_pages,
-            held_pages=stats.held_pages,
-            total_pages=stats.total_pages,
-            num_slots=stats.num_slots,
-            free_host_pages=stats.free_host_pages,
-            cached_host_pages=stats.cached_host_pages,
-            total_host_pages=stats.total_host_pages,
-            longest_slot_wait=stats.longest_slot_wait,
-            slot_wait_bound=stats.slot_wait_bound,
-            adapter_memory=stats.adapter_memory,
-            slots=tuple(
-                SlotStatus(
-                    slot=s.slot,
-                    adapter=s.adapter,
-                    loading=s.loading,
-                    leases=s.leases,
-                    pinned=s.pinned,
-                    claimed_bytes=s.num_bytes,
-                    held_bytes=0 if s.loading else held.get(s.slot, ("", 0))[1],
-                )
-                for s in stats.slots
-            ),
-            ranks=() if group is None else self._ranks(group),
+            oldest_wait=self.metrics.oldest_wait(),
+            scheduler=self._stats(scheduler, held),
+            engine=copy(self.metrics.counters),
+            ranks=() if executor is None else _ranks(executor),
             histograms=self.metrics.histograms(),
             failures={cause.value: count for cause, count in self.metrics.failures.items()},
-            oldest_wait=self.metrics.oldest_wait(),
-            adapter_evictions=self.metrics.num_evictions,
-            failed_adapter_loads=self.metrics.num_failed_loads,
-            steps_ahead=self.metrics.num_steps_ahead,
-            **self._totals(stats),
         )
 
-    def _totals(self, stats: SchedulerStats) -> dict[str, int]:
-        return {name: self._past[name] + count for name, count in _counters(stats).items()}
+    def _late_ranks(self, executor: Executor | None) -> str:
+        """Return which ranks are late with their step, as a reason; "": none is."""
+        ranks = range(len(executor.alive)) if executor is not None else ()
+        late = [rank for rank in ranks if executor and executor.step_age(rank) > self._late_after]
+        return f"rank {late} has been in one step for over {self._late_after:g} s" if late else ""
 
-    def _ranks(self, group: Executor) -> tuple[RankStatus, ...]:
-        age = 0.0 if self._step_began is None else self._clock() - self._step_began
-        return tuple(
-            RankStatus(
-                rank=info.rank,
-                pid=info.pid,
-                alive=self._up,
-                last_step=last,
-                last_step_age=age if last < self._step else 0.0,
-                device=info.device,
-                weight_bytes=info.weight_bytes,
-                kv_bytes=info.page_bytes * group.num_pages,
-            )
-            for info, last in zip(group.infos, group.last_step, strict=False)
+    def _stats(
+        self, scheduler: Scheduler | None, held: Mapping[int, tuple[str, int]]
+    ) -> SchedulerStats:
+        stats = NOTHING if scheduler is None else scheduler.stats()
+        counters = copy(self._past)
+        counters.add(stats.counters)
+        slots = tuple(
+            replace(one, held_bytes=0 if one.loading else held.get(one.slot, ("", 0))[1])
+            for one in stats.slots
         )
+        return replace(stats, counters=counters, slots=slots)
+
+
+def _ranks(executor: Executor) -> tuple[RankStatus, ...]:
+    return tuple(
+        RankStatus(
+            rank=info.rank,
+            pid=info.pid,
+            alive=alive,
+            last_step=last,
+            last_step_age=executor.step_age(info.rank),
+            device=info.device,
+            weight_bytes=info.weight_bytes,
+            kv_bytes=info.page_bytes * executor.num_pages,
+        )
+        for info, last, alive in zip(
+            executor.infos, executor.last_step, executor.alive, strict=False
+        )
+    )

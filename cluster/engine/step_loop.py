@@ -15,7 +15,7 @@ from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.lora_loader import LoraLoader
 from cluster.engine.status import EngineStatus
 from cluster.request import TokenEvent
-from cluster.scheduler.replay.recorder import AnyScheduler
+from cluster.scheduler.scheduler import Scheduler
 from worker.protocol import GENESIS, encode_plan
 
 PLAN_AFTER = 0.6  # of the shortest of the last steps; the rest is for planning and sending
@@ -53,7 +53,7 @@ class StepLoop:
     def __init__(
         self,
         executor: Executor,
-        scheduler: AnyScheduler,
+        scheduler: Scheduler,
         lora_loader: LoraLoader,
         dispatcher: Dispatcher,
         kv_feed: KvEventFeed,
@@ -113,7 +113,6 @@ class StepLoop:
             return
         frame, self._digest = encode_plan(plan, self._digest)
         self._metrics.planned(plan)
-        self._status.step_begins(plan.step)
         if self._in_flight:
             self._metrics.sent_ahead()
         else:
@@ -126,4 +125,3 @@ class StepLoop:
         self._in_flight.popleft()
         self._metrics.answered(self._pace.ends())
         self._pace.begins()  # with the one after it, if they have that already
-        self._status.step_ends(is_stepping=bool(self._in_flight))

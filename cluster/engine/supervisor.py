@@ -17,7 +17,7 @@ from cluster.engine.recording import Recording
 from cluster.engine.status import EngineStatus
 from cluster.engine.step_loop import StepLoop
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.replay.recorder import AnyScheduler
+from cluster.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger("topwork.scheduler")
 
@@ -47,7 +47,7 @@ class Supervisor:
         status: EngineStatus,
         wake: asyncio.Event,
     ) -> None:
-        self.scheduler: AnyScheduler | None = None  # None while the ranks are down
+        self.scheduler: Scheduler | None = None  # None while the ranks are down
         self.executor: Executor | None = None
         self._config = config
         self._launcher = launcher
@@ -108,7 +108,7 @@ class Supervisor:
         await steps.run(lambda: self._idle(executor))
 
     async def _idle(self, executor: Executor) -> None:
-        """Wait for an event, or for the news that the group has failed."""
+        """Wait for an event, or for the failure of the group."""
         self._recording.flush()
         waking = asyncio.ensure_future(self._wake.wait())
         failing = asyncio.ensure_future(executor.failed())

@@ -103,7 +103,7 @@ class EngineClient:
         """Open a connection; `on_change` is called when it is to end, and when it has.
 
         Raises:
-            OSError: if nobody listens there.
+            OSError: if nothing listens there.
         """
         channel = await Channel.connect((address.host, address.port), address.secret)
         return cls(address, channel, on_change)
@@ -127,7 +127,7 @@ class EngineClient:
         """Return whether an adapter was in a slot by its last status."""
         status = self.last_status
         return status is not None and any(
-            slot.adapter == adapter and not slot.loading for slot in status.slots
+            slot.adapter == adapter and not slot.loading for slot in status.scheduler.slots
         )
 
     def submit(self, requests: tuple[Request, ...], queue: EventQueue) -> None:
@@ -178,7 +178,7 @@ class EngineClient:
         reply = await self._call(StatusCall)
         assert isinstance(reply, Status), f"{type(reply).__name__} in reply to StatusCall"
         self.last_status = reply
-        num_requests = reply.num_running + reply.num_waiting
+        num_requests = reply.scheduler.num_running + reply.scheduler.num_waiting
         self._num_foreign = max(0, num_requests - self.num_in_flight)
         return reply
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from cluster.errors import Conflict
 from cluster.request import BASE
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
-from cluster.scheduler.lora_slot_loads import SlotLoads
 from cluster.scheduler.lora_slot_policy import SlotPolicy
 from cluster.scheduler.lora_slots import Resident, SlotTable
 from cluster.scheduler.request_queue import RequestQueue
@@ -24,15 +23,13 @@ class Unloads:
         self,
         cache: PrefixCache,
         slots: SlotTable,
-        loads: SlotLoads,
-        turns: SlotPolicy,
+        policy: SlotPolicy,
         waiting: RequestQueue,
         running: RunningSet,
     ) -> None:
         self._cache = cache
         self._slots = slots
-        self._loads = loads
-        self._turns = turns
+        self._policy = policy
         self._waiting = waiting
         self._running = running
         self._fenced: dict[str, None] = {}  # digests
@@ -69,13 +66,13 @@ class Unloads:
             if any(has_part(adapter, digest) for adapter in self._waiting.adapters()):
                 continue
             residents = [r for r in self._slots.residents() if has_part(r.adapter, digest)]
-            evicted = [place for place in self._loads.evicted if has_part(place[1], digest)]
+            evicted = [place for place in self._policy.evicted if has_part(place[1], digest)]
             slots = [resident.slot for resident in residents] + [slot for slot, _ in evicted]
-            is_quiet = all(self._running.is_quiet(slot) for slot in slots)
-            if not is_quiet or any(_is_held(resident) for resident in residents):
+            is_used = any(self._running.uses_slot(slot) for slot in slots)
+            if is_used or any(_is_held(resident) for resident in residents):
                 continue
-            self._loads.forget_evicted(evicted)
-            freed = [(self._turns.free(r.adapter, step), r.adapter) for r in residents]
+            self._policy.forget_evicted(evicted)
+            freed = [(self._policy.free(r.adapter, step), r.adapter) for r in residents]
             cached = _with_part(digest, self._cache.adapters())
             pages = sum(self._cache.drop_adapter(adapter) for adapter in cached)
             self._slots.unpin(digest)

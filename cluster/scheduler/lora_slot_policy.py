@@ -1,30 +1,33 @@
-"""Which adapter gets the next slot, and whose slot is drained for it.
+"""LoRA slot policy: which adapter gets the next slot, whose slot is drained for it, what is pinned.
 
-The first in line (`slot_line`) gets a free slot, or that of the least recently used adapter that
-nobody wants; if it takes more memory than that leaves, those of several. When it has been passed
-over for `slot_patience` steps, the adapter that the LRU order names is drained: it admits no more,
-and after `drain_steps` its sequences are preempted. A slot cannot be drained before its own turn
-has lasted `slot_patience` steps, nor under the foremost running sequence while the others are
-enough: so turns are long enough to be of use, and something always runs to its end.
+The first in the slot queue gets a free slot, or that of the least recently used adapter that nobody
+wants; if it takes more memory than that leaves, those of several. When it has been passed over for
+`slot_patience` steps, the adapter that the LRU order names is drained: it admits no more, and after
+`drain_steps` its sequences are preempted. A slot cannot be drained before its own turn has lasted
+`slot_patience` steps, nor under the foremost running sequence while the others are enough: so turns
+are long enough to be of use, and something always runs to its end.
 `SchedulerConfig.slot_wait_bound` is what follows.
+
+Also owns the loads that have been decided and not begun, and the slots whose adapters were evicted
+while the ranks may still hold them: the next load clears them.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
+from cluster.errors import Conflict
 from cluster.request import BASE
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.lora_slot_loads import SlotLoads
-from cluster.scheduler.lora_slot_queue import SlotQueue
-from cluster.scheduler.lora_slots import Resident, SlotTable
-from cluster.scheduler.preemption import Preemption
+from cluster.scheduler.lora_slots import Resident, SlotQueue, SlotTable
 from cluster.scheduler.request_queue import RequestQueue
 from cluster.scheduler.running import RunningSet
+from cluster.scheduler.stats import AdapterLoad
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A slot that is being emptied for the first in line."""
+    """A slot that is being emptied for the first in the queue."""
 
     victim: str
     began: int  # step
@@ -32,26 +35,24 @@ class Drain:
 
 
 class SlotPolicy:
-    """Hands slots out; opens and shuts the lanes of the waiting queue."""
+    """Assigns slots; opens and shuts the lanes of the request queue."""
 
     def __init__(
         self,
         config: SchedulerConfig,
         slots: SlotTable,
-        line: SlotQueue,
-        loads: SlotLoads,
+        queue: SlotQueue,
         waiting: RequestQueue,
         running: RunningSet,
-        preemption: Preemption,
     ) -> None:
+        self.evicted: list[tuple[int, str]] = []  # (slot, adapter) that the next load has cleared
         self._config = config
         self._slots = slots
-        self._line = line
-        self._loads = loads
+        self._queue = queue
         self._waiting = waiting
         self._running = running
-        self._preemption = preemption
         self._drain: Drain | None = None
+        self._loads: list[AdapterLoad] = []
 
     def ready(self, adapter: str, step: int) -> None:
         """Let an adapter's sequences be admitted."""
@@ -64,44 +65,99 @@ class SlotPolicy:
             self._drain = None
         self._waiting.shut(adapter)
         slot = self._slots.free(adapter, step)
-        self._line.note(adapter, step)
+        self._queue.update(adapter, step)
         return slot
 
     def pin(self, adapter: str, num_bytes: int, step: int) -> None:
-        """Keep an adapter in its slot from now on."""
-        self._slots.pin(adapter, num_bytes)
+        """Keep an adapter in its slot, now or once it is there.
+
+        Raises:
+            Conflict: if no slot would be left for all the others, or too little memory.
+        """
+        slots = self._slots
+        if slots.is_pinned(adapter):
+            return
+        if slots.num_pinned + 1 >= slots.num_slots:
+            raise Conflict(
+                f"{slots.num_pinned} of {slots.num_slots} adapter slots are pinned; "
+                "one must stay free for the other adapters"
+            )
+        others = self._queue.largest_besides(adapter)
+        if slots.memory and slots.pinned_bytes + num_bytes + others > slots.memory:
+            raise Conflict(
+                f"{slots.pinned_bytes} of {slots.memory} bytes for adapters are pinned; "
+                f"{num_bytes} more would leave too little for the other adapters"
+            )
+        slots.pin(adapter, num_bytes)
         if self._drain is not None and self._drain.victim == adapter:
             self._cancel(self._drain, step)
 
-    def is_calm(self, step: int) -> bool:
+    def unpin(self, adapter: str) -> None:
+        """Let an adapter be evicted again when it is idle."""
+        self._slots.unpin(adapter)
+
+    @property
+    def loads_await_ends(self) -> bool:
+        """Whether a load cannot start before the ranks are told who has left."""
+        return any(not self._can_start(load) for load in self._loads)
+
+    def take_loads(self) -> list[AdapterLoad]:
+        """Return the loads that can start: those whose slots the ranks have wholly let go.
+
+        They start in order, because one may need the memory that the one before it clears.
+        """
+        ready = list(takewhile(self._can_start, self._loads))
+        del self._loads[: len(ready)]
+        return ready
+
+    def forget_evicted(self, places: list[tuple[int, str]]) -> None:
+        """Leave it to the caller to have slots cleared that were evicted."""
+        self.evicted = [place for place in self.evicted if place not in places]
+
+    def may_plan_ahead(self, step: int) -> bool:
         """Whether `advance` will take no slot from a running sequence, nor begin to."""
-        return self._drain is None and not self._line.is_first_aged(step)
+        return self._drain is None and not self._queue.is_first_aged(step)
 
     def advance(self, step: int) -> None:
-        """Age the line by one step: hand out slots, begin and end drains."""
+        """Age the queue by one step: assign slots, begin and end drains."""
         if self._drain is not None:
-            self._settle(self._drain, step)
-        self.hand_out(step)
-        first = self._line.first
-        if self._drain is None and first is not None and self._line.is_first_aged(step):
+            self._go_on_draining(self._drain, step)
+        self.assign(step)
+        first = self._queue.first
+        if self._drain is None and first is not None and self._queue.is_first_aged(step):
             self._begin_drain(first, step)
-            self.hand_out(step)
+            self.assign(step)
 
-    def hand_out(self, step: int) -> None:
-        """Give slots that can be had to the front of the line."""
-        while (adapter := self._line.first) is not None:
+    def assign(self, step: int) -> None:
+        """Give slots that can be had to the front of the queue."""
+        while (adapter := self._queue.first) is not None:
             if self._drain is not None and self._drain.victim == adapter:
                 return  # it would wait for itself; the next step cancels the drain
-            num_bytes = self._line.size(adapter)
+            num_bytes = self._queue.size(adapter)
             if not self._make_room(adapter, num_bytes, step):
                 return
-            self._line.leave(adapter, step)
-            self._loads.add(self._slots.reserve(adapter, num_bytes, step), adapter)
+            self._queue.leave(adapter, step)
+            self._load(self._slots.reserve(adapter, num_bytes, step), adapter)
+
+    def _load(self, slot: int, adapter: str) -> None:
+        """Have an adapter loaded into a slot, after all that must be cleared before it.
+
+        Its own slot it clears itself, but later: only where memory is short it must be sooner.
+        """
+        places, self.evicted = self.evicted, []
+        clears = tuple(one for one in places if one[0] != slot or self._slots.is_crowded)
+        replaced = [one for place, one in places if place == slot]
+        load = AdapterLoad(adapter, slot, clears, replaced[-1] if replaced else None)
+        self._loads.append(load)
+
+    def _can_start(self, load: AdapterLoad) -> bool:
+        slots = (load.slot, *(slot for slot, _ in load.clears))
+        return not any(self._running.uses_slot(slot) for slot in slots)
 
     def _make_room(self, adapter: str, num_bytes: int, step: int) -> bool:
-        """Evict what must go for the first in line; nothing if that is not enough.
+        """Evict what must go for the first in the queue; nothing if that is not enough.
 
-        A drained adapter goes in any case: what it leaves is kept for the front of the line.
+        A drained adapter goes in any case: what it leaves is kept for the front of the queue.
         """
         if self._slots.fits(num_bytes):
             return True
@@ -125,7 +181,7 @@ class SlotPolicy:
         return True
 
     def _evict(self, resident: Resident, step: int) -> None:
-        self._loads.evicted.append((self.free(resident.adapter, step), resident.adapter))
+        self.evicted.append((self.free(resident.adapter, step), resident.adapter))
 
     def _evictable(self, first: str, step: int) -> Iterator[Resident]:
         """Yield the adapters whose slots can go now: those that are idle and wanted by nobody.
@@ -148,7 +204,7 @@ class SlotPolicy:
         foremost = self._running.foremost()
         spared_adapter = foremost.adapter if foremost is not None else BASE
         others = [r for r in residents if r.adapter != spared_adapter]
-        if self._slots.fits(self._line.size(first), others):
+        if self._slots.fits(self._queue.size(first), others):
             residents = others
         patience = self._config.slot_patience
         candidates = [
@@ -161,23 +217,23 @@ class SlotPolicy:
         victim = min(candidates)[2]
         self._drain = Drain(victim, step, None if foremost is None else foremost.seq_id)
         self._waiting.shut(victim)
-        self._line.note(victim, step)
+        self._queue.update(victim, step)
 
-    def _settle(self, drain: Drain, step: int) -> None:
+    def _go_on_draining(self, drain: Drain, step: int) -> None:
         # One of its sequences may have been preempted for pages.
-        self._line.note(drain.victim, step)
-        if not self._line.is_first_aged(step) or self._line.first == drain.victim:
+        self._queue.update(drain.victim, step)
+        if not self._queue.is_first_aged(step) or self._queue.first == drain.victim:
             self._cancel(drain, step)
         elif step >= drain.began + self._config.drain_steps:
             for running in reversed(self._running.of_adapter(drain.victim)):
                 if running.seq_id != drain.spared:
-                    self._preemption.preempt(running, step)
-            self._line.note(drain.victim, step)
+                    self._running.preempt(running, step)
+            self._queue.update(drain.victim, step)
 
     def _cancel(self, drain: Drain, step: int) -> None:
         self._drain = None
         self._waiting.open(drain.victim)
-        self._line.note(drain.victim, step)
+        self._queue.update(drain.victim, step)
 
     def check(self) -> None:
         """Assert that exactly the lanes are open whose adapters may be used."""

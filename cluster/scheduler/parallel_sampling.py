@@ -1,11 +1,10 @@
-"""The choices of one prompt: the first computes it, the others are held until it has.
+"""Parallel sampling (`n`, `best_of`): the first choice computes the prompt, the others are held.
 
-Owns the held sequences. A held one exists only while its leader lives and has drawn no token; after
-that it waits like any other, and starts on the leader's pages as far as they are still there. Knows
-nothing of pages.
+A held sequence exists only while its leader lives and has drawn no token; after that it waits like
+any other, and starts on the leader's pages as far as they are still there.
 """
 
-from cluster.scheduler.sequence import Sequence, Status
+from cluster.scheduler.sequence import Sequence
 
 
 class ParallelSamplingGroups:
@@ -13,18 +12,22 @@ class ParallelSamplingGroups:
 
     def __init__(self) -> None:
         self._held: dict[int, list[Sequence]] = {}  # by the leader's number, in order of arrival
-        self._leaders: dict[int, Sequence] = {}
+        self._due: list[int] = []  # leaders that have drawn a token or have ended
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
     def hold(self, leader: Sequence, followers: list[Sequence]) -> None:
-        """Keep sequences back until the leader has computed their prompt or has ended."""
+        """Keep sequences back until `release` of their leader."""
         if followers:
             self._held[leader.seq_id] = followers
-            self._leaders[leader.seq_id] = leader
             self._size += len(followers)
+
+    def release(self, leader_id: int) -> None:
+        """Note that a sequence has drawn a token or has ended; it may lead nobody."""
+        if leader_id in self._held:
+            self._due.append(leader_id)
 
     def drop(self, follower: Sequence) -> None:
         """Take out a held sequence that has ended."""
@@ -33,20 +36,18 @@ class ParallelSamplingGroups:
         followers.remove(follower)
         self._size -= 1
         if not followers:
-            del self._held[follower.leader.seq_id], self._leaders[follower.leader.seq_id]
+            del self._held[follower.leader.seq_id]
 
-    def take_free(self) -> list[Sequence]:
+    def take_released(self) -> list[Sequence]:
         """Return the sequences that need not be held any more, in order of arrival."""
-        if not self._held:
+        if not self._due:
             return []
-        free: list[Sequence] = []
-        for number, leader in tuple(self._leaders.items()):
-            has_drawn = len(leader.tokens) > leader.num_prompt_tokens
-            if has_drawn or leader.status is Status.FINISHED:
-                free += self._held.pop(number)
-                del self._leaders[number]
-        self._size -= len(free)
-        return free
+        due, self._due = self._due, []
+        released: list[Sequence] = []
+        for leader_id in sorted(due):
+            released += self._held.pop(leader_id, ())
+        self._size -= len(released)
+        return released
 
     def of_adapter(self, adapter: str) -> list[Sequence]:
         """Return the held sequences of an adapter."""

@@ -1,7 +1,7 @@
 """Waiting sequences by priority, then fair share, then arrival; in one lane for each adapter.
 
-A lane is open while its adapter may admit sequences; the base model's always is. Knows nothing of
-slots: who opens and shuts lanes is `slot_turns`.
+A lane is open while its adapter may admit sequences; the base model's always is. The LoRA slot
+policy opens and shuts lanes.
 """
 
 from bisect import bisect_left, insort
@@ -15,11 +15,12 @@ class RequestQueue:
     """Flows of waiting sequences; the next one of all open lanes is found without a search."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, list[Flow]] = {}  # those with waiting sequences; never empty
+        self._lanes: dict[str, dict[Flow, None]] = {}  # with waiting sequences; never empty
+        self._priorities: dict[str, dict[int, int]] = {}  # flows of each priority, by lane
         self._open: set[str] = {BASE}
         self._heads: list[tuple[int, int, int]] = []  # places of open flows, ascending
         self._flow_at: dict[int, Flow] = {}  # by arrival number of the head
-        self._moved: list[Flow] = []  # whose counter has changed since the heads were sorted
+        self._moved: dict[Flow, None] = {}  # whose counter changed since the heads were sorted
         self._size = 0
 
     def __len__(self) -> int:
@@ -40,7 +41,7 @@ class RequestQueue:
 
     def priority(self, adapter: str) -> int:
         """Return the highest priority that waits in a lane, the smallest number; there is one."""
-        return min(flow.priority for flow in self._lanes[adapter])
+        return min(self._priorities[adapter])
 
     def is_open(self, adapter: str) -> bool:
         """Whether the lane may admit."""
@@ -54,7 +55,9 @@ class RequestQueue:
     def push(self, seq_id: int, flow: Flow) -> None:
         """Put a sequence at its arrival place in its flow."""
         if not flow.waiting:
-            self._lanes.setdefault(flow.adapter, []).append(flow)
+            self._lanes.setdefault(flow.adapter, {})[flow] = None
+            priorities = self._priorities.setdefault(flow.adapter, {})
+            priorities[flow.priority] = priorities.get(flow.priority, 0) + 1
         insort(flow.waiting, seq_id)
         self._size += 1
         self._place(flow)
@@ -66,10 +69,7 @@ class RequestQueue:
         del flow.waiting[at]
         self._size -= 1
         if not flow.waiting:
-            lane = self._lanes[flow.adapter]
-            lane.remove(flow)
-            if not lane:
-                del self._lanes[flow.adapter]
+            self._leave_lane(flow)
         self._place(flow)
 
     def open(self, adapter: str) -> None:
@@ -87,15 +87,26 @@ class RequestQueue:
                 self._place(flow)
 
     def charged(self, flow: Flow) -> None:
-        """Learn that a flow's counter has changed."""
+        """Note that a flow's counter has changed."""
         if flow.place is not None:
-            self._moved.append(flow)
+            self._moved[flow] = None
 
     def first(self) -> int | None:
         """Return the arrival number of the sequence whose turn it is, of all open lanes."""
-        while self._moved:
-            self._place(self._moved.pop())
+        if self._moved:
+            moved, self._moved = self._moved, {}
+            for flow in moved:
+                self._place(flow)
         return self._heads[0][2] if self._heads else None
+
+    def _leave_lane(self, flow: Flow) -> None:
+        lane, priorities = self._lanes[flow.adapter], self._priorities[flow.adapter]
+        del lane[flow]
+        priorities[flow.priority] -= 1
+        if not priorities[flow.priority]:
+            del priorities[flow.priority]
+        if not lane:
+            del self._lanes[flow.adapter], self._priorities[flow.adapter]
 
     def _place(self, flow: Flow) -> None:
         """Put a flow where it belongs among the heads, or take it out."""

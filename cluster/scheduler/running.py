@@ -1,22 +1,42 @@
-"""The running sequences by priority and arrival; those that decode apart from the others."""
+"""The running sequences: admitted, decoding, preempted, ended.
+
+The one place where a sequence begins or ceases to run, and what it holds moves with it: pages and
+prefix lock through the KV cache manager, the adapter lease through the slot table.
+"""
 
 from bisect import bisect_left, insort
 from operator import attrgetter
 
-from cluster.scheduler.sequence import Running
+from cluster.request import BASE
+from cluster.scheduler.kv_cache.radix_tree import Match
+from cluster.scheduler.kv_cache_manager import KVCacheManager
+from cluster.scheduler.lora_slots import SlotTable
+from cluster.scheduler.request_queue import RequestQueue
+from cluster.scheduler.sequence import Running, Sequence, Status
+from cluster.scheduler.stats import SchedulerCounters
 
 _by_order = attrgetter("sequence.order")
 
 
 class RunningSet:
-    """Who is running, and who has left since the last plan was made."""
+    """Who is running, by priority and arrival, and who has left since the last plan was made."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        slots: SlotTable,
+        waiting: RequestQueue,
+        counters: SchedulerCounters,
+    ) -> None:
         self.decoding: list[Running] = []  # one token each step
         self.prefilling: list[Running] = []  # K/V of known tokens still missing
         self._by_id: dict[int, Running] = {}
-        self._untold: list[Running] = []  # have left, and no plan has said so
-        self._told: list[list[Running]] = []  # each plan in flight says so, the oldest first
+        self._left: list[Running] = []  # no plan has told the ranks yet
+        self._left_in_flight: list[list[Running]] = []  # by plan in flight, the oldest first
+        self._kv = kv
+        self._slots = slots
+        self._waiting = waiting
+        self._counters = counters
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -33,10 +53,25 @@ class RunningSet:
         """Return the running sequences of one adapter in order."""
         return [running for running in self.all() if running.adapter == adapter]
 
-    def enter(self, running: Running) -> None:
-        """Add a sequence that has been admitted."""
+    def admit(self, sequence: Sequence, match: Match, step: int) -> Running:
+        """Waiting to running: lease the adapter, lock the matched prefix, on the device."""
+        assert sequence.status is Status.WAITING, f"sequence {sequence.seq_id} is not waiting"
+        adapter = sequence.request.adapter
+        slot = None if adapter == BASE else self._slots.lease(adapter, step)
+        lock, pages = self._kv.take(match, step)
+        sequence.status = Status.RUNNING
+        sequence.match = None
+        running = Running(
+            sequence=sequence,
+            slot=slot,
+            lock=lock,
+            pages=pages,
+            num_kept=match.num_pages,
+            num_computed=match.num_pages * sequence.page_size,
+        )
         self._by_id[running.seq_id] = running
         insort(self.prefilling, running, key=_by_order)
+        return running
 
     def begin_decoding(self, running: Running) -> None:
         """Move a sequence whose known tokens are all computed."""
@@ -44,11 +79,18 @@ class RunningSet:
         running.is_decoding = True
         insort(self.decoding, running, key=_by_order)
 
-    def leave(self, running: Running) -> None:
-        """Drop a sequence; the next plan tells the ranks."""
-        self._remove(self.decoding if running.is_decoding else self.prefilling, running)
-        del self._by_id[running.seq_id]
-        self._untold.append(running)
+    def preempt(self, running: Running, step: int) -> None:
+        """Running to waiting, at its arrival place: full pages stay in the namespace.
+
+        So it resumes by a match. No step that writes its pages may be in flight.
+        """
+        self._release(running, Status.WAITING, step, caches=True)
+        self._waiting.push(running.seq_id, running.sequence.flow)
+        self._counters.preemptions += 1
+
+    def finish(self, running: Running, step: int) -> None:
+        """Running to finished: full pages stay in the namespace, unless it has failed."""
+        self._release(running, Status.FINISHED, step, caches=not running.is_failed)
 
     def foremost(self) -> Running | None:
         """Return the running sequence of the highest priority that arrived first."""
@@ -62,21 +104,32 @@ class RunningSet:
     @property
     def has_left(self) -> bool:
         """Whether the ranks still have a sequence that no plan has ended."""
-        return bool(self._untold)
+        return bool(self._left)
 
-    def tell_left(self) -> tuple[int, ...]:
+    def take_left(self) -> tuple[int, ...]:
         """Return who has left since the last plan, in the order of leaving, for the next one."""
-        told, self._untold = self._untold, []
-        self._told.append(told)
-        return tuple(running.seq_id for running in told)
+        left, self._left = self._left, []
+        self._left_in_flight.append(left)
+        return tuple(running.seq_id for running in left)
 
     def committed(self) -> None:
-        """Learn that the ranks have carried out the oldest plan in flight."""
-        del self._told[0]
+        """Note that the ranks have carried out the oldest plan in flight."""
+        del self._left_in_flight[0]
 
-    def is_quiet(self, slot: int) -> bool:
-        """Whether no rank has a sequence on a slot any more, not even one that has ended."""
-        return all(one.slot != slot for left in (self._untold, *self._told) for one in left)
+    def uses_slot(self, slot: int) -> bool:
+        """Whether a rank may still have a sequence on a slot that has left the running set."""
+        return any(one.slot == slot for left in (self._left, *self._left_in_flight) for one in left)
+
+    def _release(self, running: Running, status: Status, step: int, *, caches: bool) -> None:
+        """Give back all that a sequence holds; the next plan tells the ranks."""
+        assert running.sequence.status is Status.RUNNING, f"sequence {running.seq_id} stops twice"
+        self._kv.free(running, step, caches=caches)
+        if running.slot is not None:
+            self._slots.release(running.adapter, step)
+        running.sequence.status = status
+        self._remove(self.decoding if running.is_decoding else self.prefilling, running)
+        del self._by_id[running.seq_id]
+        self._left.append(running)
 
     @staticmethod
     def _remove(ordered: list[Running], running: Running) -> None:

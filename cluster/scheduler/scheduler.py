@@ -1,38 +1,144 @@
-"""The decision maker: requests and step outputs in, plans and token events out.
+"""The scheduler: requests and step outputs in, plans and token events out.
 
-A deterministic state machine: the same calls give the same plans byte for byte. Owns the order of
-decisions and the life of each sequence; the other rooms (`rooms`) own what there is to decide with.
-Knows neither clock nor transport. When a group of ranks fails, its scheduler is thrown away.
+A deterministic state machine: the same events give the same plans byte for byte, without clock or
+transport. Every call that changes it is an event that goes through `apply`, live or replayed. When
+a group of ranks fails, its scheduler is thrown away.
 
 Call `schedule` after any other call, then `take_unloaded` and `take_loads`: what an unload has
 freed may be what a load needs. It may be called once more while a step is in flight: the ranks then
 go from one step to the next without waiting for anybody.
 """
 
+from collections.abc import Callable
+from copy import copy
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
 from cluster.request import ErrorInfo, Request, TokenEvent
-from cluster.scheduler import census
-from cluster.scheduler.batch import MAX_IN_FLIGHT, Batch
+from cluster.scheduler import events
+from cluster.scheduler.adapter_unloads import Unloads
+from cluster.scheduler.admission import Admission
 from cluster.scheduler.config import SchedulerConfig
+from cluster.scheduler.fairness import Fairness
 from cluster.scheduler.kv_cache.events import CacheObserver
-from cluster.scheduler.outcome import EXPIRED, UNLOADED, failure
-from cluster.scheduler.rooms import Rooms
-from cluster.scheduler.stats import AdapterLoad, SchedulerStats, UnloadedAdapter
+from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
+from cluster.scheduler.kv_cache_manager import KVCacheManager
+from cluster.scheduler.lora_slot_policy import SlotPolicy
+from cluster.scheduler.lora_slots import SlotQueue, SlotTable
+from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
+from cluster.scheduler.planner import MAX_IN_FLIGHT, Batch, Planner
+from cluster.scheduler.request_queue import RequestQueue
+from cluster.scheduler.running import RunningSet
+from cluster.scheduler.sequence import Sequence, Status
+from cluster.scheduler.stats import (
+    AdapterLoad,
+    SchedulerCounters,
+    SchedulerStats,
+    SlotStats,
+    UnloadedAdapter,
+)
+from cluster.scheduler.update_from_output import EXPIRED, UNLOADED, OutputUpdater, failure
 from worker.protocol import Plan, StepOutput
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Handler = Callable[Concatenate["Scheduler", P], R]
+
+_HANDLERS: dict[type[events.Event], Callable[..., Any]] = {}
+
+
+def _event(kind: type[events.Event]) -> Callable[[Handler[P, R]], Handler[P, R]]:
+    """Make a method the handler of an event: calls of it go through `Scheduler.apply`."""
+
+    def by(handler: Handler[P, R]) -> Handler[P, R]:
+        _HANDLERS[kind] = handler
+
+        @wraps(handler)
+        def call(scheduler: "Scheduler", /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return cast(R, scheduler.apply(kind(*args, **kwargs)))
+
+        return call
+
+    return by
 
 
 class Scheduler:
     """Continuous batching over one base model and many adapters."""
 
-    def __init__(self, config: SchedulerConfig, observer: CacheObserver | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        observer: CacheObserver | None = None,
+        journal: events.Journal | None = None,
+    ) -> None:
+        """Make the parts and join them.
+
+        Args:
+            config: the limits; the ranks have said how many pages fit.
+            observer: hears of changes of the prefix cache.
+            journal: hears of every event.
+        """
         assert config.num_pages > 0, "the ranks have said how many pages fit"
+        self.config = config
+        self._journal = journal
         self._step = 0
         self._in_flight: list[Batch] = []  # steps that are not committed, the oldest first
-        self._rooms = Rooms(config, observer)
+        self._sequences: dict[int, Sequence] = {}  # that wait or run, by arrival number
+        self._counters = counters = SchedulerCounters()
+        self._waiting = RequestQueue()
+        self._groups = ParallelSamplingGroups()
+        self._fairness = Fairness(config.fairness)
+        self._cache = PrefixCache(config.num_pages, config.num_host_pages, observer, counters)
+        kv = KVCacheManager(self._cache, config.page_size, config.prefix_cache)
+        self._slots = SlotTable(config.num_slots, config.adapter_memory, counters)
+        self._running = RunningSet(kv, self._slots, self._waiting, counters)
+        self._slot_queue = SlotQueue(config, self._slots, self._waiting, counters)
+        self._slot_policy = SlotPolicy(
+            config, self._slots, self._slot_queue, self._waiting, self._running
+        )
+        self._unloads = Unloads(
+            self._cache, self._slots, self._slot_policy, self._waiting, self._running
+        )
+        self._admission = Admission(
+            config,
+            self._waiting,
+            self._groups,
+            self._fairness,
+            self._slots,
+            self._slot_queue,
+            self._slot_policy,
+            self._unloads,
+            self._sequences,
+        )
+        self._planner = Planner(
+            config, kv, self._running, self._waiting, self._sequences, self._fairness, counters
+        )
+        self._outputs = OutputUpdater(
+            kv, self._running, self._groups, self._sequences, self._fairness, counters
+        )
+
+    def apply(self, event: events.Event) -> Any:
+        """Carry out an event, and write it to the journal with what it came to.
+
+        The one way in for all that changes a scheduler; the methods below are faces of it.
+        """
+        handler, journal = _HANDLERS[type(event)], self._journal
+        if journal is None:
+            return handler(self, *event.arguments())
+        event = journal.received(event)
+        try:
+            result = handler(self, *event.arguments())
+        except Exception as error:
+            journal.raised(event, error)
+            raise
+        journal.applied(event, result)
+        return result
 
     def add(self, request: Request) -> int:
         """Queue a request and return its arrival number: 1, 2, 3, ...; raises as `add_all` does."""
         return self.add_all((request,))[0]
 
+    @_event(events.AddAll)
     def add_all(self, requests: tuple[Request, ...]) -> list[int]:
         """Queue the choices of one prompt, all or none, and return their arrival numbers.
 
@@ -43,22 +149,17 @@ class Scheduler:
             NotFound: if their adapter is being unloaded.
             Overloaded: if more than `max_waiting` sequences would wait.
         """
-        return self._rooms.lobby.add_all(requests, self._step)
+        return self._admission.add_all(requests, self._step)
 
+    @_event(events.Abort)
     def abort(self, seq_id: int) -> None:
         """End a sequence without an event, at a commit if a step is in flight.
 
         A sequence that is unknown or has ended is ignored.
         """
-        running = self._rooms.running.get(seq_id)
-        if running is not None and self._in_flight:
-            self._rooms.committer.end_at_commit(running)
-        elif running is not None:
-            self._rooms.committer.finish(running, self._step)
-        elif seq_id in self._rooms.sequences:
-            self._rooms.lobby.drop(seq_id, self._step)
-        self._settle()
+        self._abort(seq_id)
 
+    @_event(events.Expire)
     def expire(self, seq_id: int) -> list[tuple[int, TokenEvent]]:
         """End a sequence whose deadline has passed and return the event that says so.
 
@@ -66,36 +167,41 @@ class Scheduler:
         """
         return self._end(seq_id, EXPIRED)
 
+    @_event(events.AdapterReady)
     def adapter_ready(self, adapter: str) -> None:
         """Let plans use an adapter that every rank has loaded into the slot it was given."""
-        self._rooms.turns.ready(adapter, self._step)
+        self._slot_policy.ready(adapter, self._step)
         self._settle()
 
+    @_event(events.AdapterFailed)
     def adapter_failed(self, adapter: str, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
         """Give up a load; end the requests that wait for it, and only those, with `error`."""
-        dropped = self._rooms.lobby.drop_adapter(adapter, self._step)
-        events = [(sequence.seq_id, failure(sequence, error)) for sequence in dropped]
-        self._rooms.turns.free(adapter, self._step)
+        dropped = self._admission.drop_adapter(adapter, self._step)
+        news = [(sequence.seq_id, failure(sequence, error)) for sequence in dropped]
+        self._slot_policy.free(adapter, self._step)
         self._settle()
-        return events
+        return news
 
     def upcoming(self) -> tuple[str, ...]:
         """Return the adapters that will be loaded next, the first in front; changes nothing."""
-        return self._rooms.line.upcoming
+        return self._slot_queue.upcoming
 
+    @_event(events.Pin)
     def pin(self, digest: str, num_bytes: int = 0) -> None:
         """Keep an adapter in its slot, now or once it is there; it claims `num_bytes`.
 
         Raises:
             Conflict: if no slot would be left for all the others, or too little memory.
         """
-        self._rooms.pins.pin(digest, num_bytes, self._step)
+        self._slot_policy.pin(digest, num_bytes, self._step)
 
+    @_event(events.Unpin)
     def unpin(self, digest: str) -> None:
         """Let an adapter be evicted again when it is idle."""
-        self._rooms.pins.unpin(digest)
+        self._slot_policy.unpin(digest)
 
-    def unload(self, digest: str, *, force: bool = False) -> list[tuple[int, TokenEvent]]:
+    @_event(events.Unload)
+    def unload(self, digest: str, force: bool = False) -> list[tuple[int, TokenEvent]]:
         """Refuse new requests for an adapter, let those it has end, then forget it wholly.
 
         Sums that it is a part of go with it. With `force` those it has end now, by the events that
@@ -106,29 +212,33 @@ class Scheduler:
         Raises:
             Conflict: for the base model.
         """
-        self._rooms.unloads.fence(digest)
-        events: list[tuple[int, TokenEvent]] = []
+        self._unloads.fence(digest)
+        news: list[tuple[int, TokenEvent]] = []
         if force:
-            for adapter in self._rooms.unloads.users(digest):
-                dropped = self._rooms.lobby.drop_adapter(adapter, self._step)
-                events += [(sequence.seq_id, failure(sequence, UNLOADED)) for sequence in dropped]
-                for running in self._rooms.running.of_adapter(adapter):
-                    events += self._end(running.seq_id, UNLOADED)
+            for adapter in self._unloads.users(digest):
+                dropped = self._admission.drop_adapter(adapter, self._step)
+                news += [(sequence.seq_id, failure(sequence, UNLOADED)) for sequence in dropped]
+                for running in self._running.of_adapter(adapter):
+                    news += self._end(running.seq_id, UNLOADED)
         self._settle()
-        return events
+        return news
 
+    @_event(events.Allow)
     def allow(self, digest: str) -> None:
         """Take an unload back that is not complete yet; `take_unloaded` says that nothing went."""
-        self._rooms.unloads.unfence(digest)
+        self._unloads.unfence(digest)
 
+    @_event(events.TakeUnloaded)
     def take_unloaded(self) -> list[UnloadedAdapter]:
         """Return the unloads that are complete since the last call, one entry for each."""
-        return self._rooms.unloads.take_done()
+        return self._unloads.take_done()
 
+    @_event(events.TakeLoads)
     def take_loads(self) -> list[AdapterLoad]:
         """Return the loads to start now; each is answered by adapter_ready or adapter_failed."""
-        return self._rooms.loads.take()
+        return self._slot_policy.take_loads()
 
+    @_event(events.Schedule)
     def schedule(self) -> Plan | None:
         """Return the next plan, or None if no sequence can make progress now.
 
@@ -144,58 +254,114 @@ class Scheduler:
         self._in_flight.append(batch)
         return Plan(
             step=batch.step,
-            ends=self._rooms.running.tell_left(),
+            ends=self._running.take_left(),
             starts=tuple(batch.starts),
             chunks=tuple(batch.chunks.values()),
-            copies=self._rooms.cache.take_copies(),
+            copies=self._cache.take_copies(),
         )
 
+    @_event(events.Commit)
     def commit(self, output: StepOutput) -> list[tuple[int, TokenEvent]]:
         """Apply what came of the oldest step; return (seq_id, event) in plan order."""
         batch = self._in_flight[0] if self._in_flight else None
         assert batch is not None and output.step == batch.step, f"no step {output.step} in flight"
         del self._in_flight[0]
-        events = self._rooms.committer.commit(batch, output, next(iter(self._in_flight), None))
+        news = self._outputs.commit(batch, output, next(iter(self._in_flight), None))
         self._settle()
-        return events
+        return news
 
     def contents(self, observer: CacheObserver) -> None:
         """Tell a late observer what the prefix cache holds; there must have been one all along."""
-        self._rooms.cache.contents(observer)
+        self._cache.contents(observer)
 
     def stats(self) -> SchedulerStats:
         """Return gauges and counters as of now."""
-        return census.stats_of(self._rooms, self._step)
+        config, cache = self.config, self._cache
+        return SchedulerStats(
+            step=self._step,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting) + len(self._groups),
+            num_waiting_for_adapter=self._waiting.num_shut,
+            total_pages=config.num_pages,
+            free_pages=cache.pool.num_free,
+            cached_pages=cache.num_unlocked,
+            held_pages=config.num_pages - cache.num_available,
+            total_host_pages=config.num_host_pages,
+            free_host_pages=cache.host_pool.num_free,
+            cached_host_pages=cache.num_host_cached,
+            num_slots=config.num_slots,
+            adapter_memory=config.adapter_memory,
+            slot_wait_bound=self._slot_queue.wait_bound,
+            longest_slot_wait=self._slot_queue.longest_wait,
+            longest_turn_start=self._slots.longest_turn_start,
+            slots=tuple(
+                SlotStats(r.slot, r.adapter, r.loading, r.leases, r.pinned, r.num_bytes)
+                for r in self._slots.residents()
+            ),
+            counters=copy(self._counters),
+        )
 
     def check(self) -> None:
-        """Assert every invariant that ties the rooms together."""
-        census.check(self._rooms)
+        """Assert every invariant that ties the parts together."""
+        config, running = self.config, self._running.all()
+        assert self._slots.num_slots == config.num_slots, "slots appear or vanish"
+        assert self._cache.pool.num_pages == config.num_pages, "pages appear or vanish"
+        assert self._cache.host_pool.num_pages == config.num_host_pages, "host pages do"
+        self._cache.check([page for r in running for page in r.private_pages()])
+        self._slots.check()
+        self._slot_queue.check()
+        self._slot_policy.check()
+        leases: dict[str, int] = {}
+        for r in running:
+            assert r.sequence.status is Status.RUNNING, f"{r.seq_id} holds pages without running"
+            if r.slot is not None:
+                leases[r.adapter] = leases.get(r.adapter, 0) + 1
+        for resident in self._slots.residents():
+            assert resident.leases == leases.get(resident.adapter, 0), "leases do not balance"
+        num_waiting = len(self._waiting) + len(self._groups)
+        assert len(self._sequences) == len(running) + num_waiting, "a sequence is lost"
+        for sequence in self._sequences.values():
+            version, num_pages = sequence.matched_at
+            if sequence.match and version == self._cache.version(sequence.namespace):
+                found = self._cache.match(sequence.namespace, sequence.keys(num_pages))
+                assert found == sequence.match, "a match that was kept is stale"
+
+    def _abort(self, seq_id: int) -> None:
+        running = self._running.get(seq_id)
+        if running is not None and self._in_flight:
+            self._outputs.end_at_commit(running)
+        elif running is not None:
+            self._outputs.finish(running, self._step)
+        elif seq_id in self._sequences:
+            self._admission.drop(seq_id, self._step)
+        self._settle()
 
     def _plan(self) -> Batch | None:
         step = self._step + 1
-        self._rooms.turns.advance(step)
-        batch = self._rooms.planner.plan(step)
+        self._slot_policy.advance(step)
+        batch = self._planner.plan(step)
         return batch if batch.chunks or self._must_tell_ends() else None
 
     def _plan_ahead(self, in_flight: Batch) -> Batch | None:
         step = self._step + 1
-        if not self._rooms.turns.is_calm(step):
+        if not self._slot_policy.may_plan_ahead(step):
             return None
-        self._rooms.turns.advance(step)
-        return self._rooms.planner.plan_ahead(step, in_flight)
+        self._slot_policy.advance(step)
+        return self._planner.plan_ahead(step, in_flight)
 
     def _must_tell_ends(self) -> bool:
-        rooms = self._rooms
-        return rooms.running.has_left and (rooms.loads.await_ends or rooms.unloads.is_pending)
+        return self._running.has_left and (
+            self._slot_policy.loads_await_ends or self._unloads.is_pending
+        )
 
     def _end(self, seq_id: int, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
-        sequence, running = self._rooms.sequences.get(seq_id), self._rooms.running.get(seq_id)
+        sequence, running = self._sequences.get(seq_id), self._running.get(seq_id)
         if sequence is None or (running is not None and running.is_ending):
             return []
-        self.abort(seq_id)
+        self._abort(seq_id)
         return [(seq_id, failure(sequence, error))]
 
     def _settle(self) -> None:
-        """Draw what follows from a change: whose prompt is computed now, what nobody uses now."""
-        self._rooms.lobby.release(self._step)
-        self._rooms.unloads.settle(self._step)
+        """Do what follows from a change: let held sequences wait, complete unloads."""
+        self._admission.release(self._step)
+        self._unloads.settle(self._step)

@@ -2,7 +2,7 @@
 
 Held, while another sequence computes its prompt: nothing. Waiting: nothing. Running: pages, one
 prefix lock and one adapter lease, all in `Running`, which exists exactly as long. Finished:
-nothing. `holdings` alone moves a sequence to and from running.
+nothing. The running set alone moves a sequence to and from running.
 """
 
 from dataclasses import dataclass, field
@@ -10,8 +10,7 @@ from enum import Enum
 
 from cluster.request import Request
 from cluster.scheduler.fairness import Flow
-from cluster.scheduler.kv_cache.namespace import Namespace
-from cluster.scheduler.kv_cache.radix_tree import Node, PageKey
+from cluster.scheduler.kv_cache.radix_tree import Match, Namespace, Node, PageKey
 
 
 class Status(Enum):
@@ -39,6 +38,8 @@ class Sequence:
     leader: "Sequence | None" = None  # computes the prompt for this one too; None: it does itself
     status: Status = Status.WAITING
     num_cached_tokens: int | None = None  # at the first admission; None: never admitted
+    match: Match | None = None  # the cached prefix while it waits, and what it was matched at:
+    matched_at: tuple[int, int] = (0, 0)  # version of the tree, and pages asked for
     _keys: list[PageKey] = field(default_factory=list)
 
     @property

@@ -1,6 +1,19 @@
-"""What the scheduler tells of itself; frozen messages without behaviour."""
+"""What the scheduler reports of itself: gauges, counters, and the loads and unloads to carry out.
+
+A field that is annotated with a name and a meaning is a metric: the router makes its Prometheus
+family out of the annotation. So a new counter is one field here and the line that counts it.
+"""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+def metric(name: str, text: str) -> Meta:
+    """Return the annotation of a field that is the metric `topwork_<name>` (counters: `_total`)."""
+    return Meta(title=name, description=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,47 +38,113 @@ class UnloadedAdapter:
     freed_slots: tuple[tuple[int, str], ...]  # (slot, adapter that was in it)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotStats:
-    """One occupied slot."""
+class SlotStats(msgspec.Struct, frozen=True):
+    """One occupied adapter slot."""
 
     slot: int
     adapter: str
     loading: bool
-    leases: int
-    pinned: bool
-    num_bytes: int  # that it claims on each rank
+    leases: int  # sequences that hold the adapter
+    pinned: bool = False
+    claimed_bytes: int = 0  # on each rank, at most
+    held_bytes: int = 0  # on the rank that holds most, once it is loaded: the engine's to fill in
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStats:
-    """Gauges and counters; counters never fall in the life of one scheduler."""
+class SchedulerCounters(msgspec.Struct):
+    """Counted by the parts of one scheduler in its life; nothing decides by them."""
 
-    step: int = 0
-    num_running: int = 0
-    num_waiting: int = 0
-    num_waiting_for_adapter: int = 0
-    free_pages: int = 0
-    cached_pages: int = 0  # in the prefix cache and evictable
-    held_pages: int = 0  # by running sequences
-    total_pages: int = 0
-    num_slots: int = 0
-    adapter_memory: int = 0
+    prompt_tokens: Annotated[
+        int, metric("engine_prompt_tokens", "Prompt tokens of admitted sequences.")
+    ] = 0
+    cached_prompt_tokens: Annotated[
+        int, metric("engine_cached_prompt_tokens", "Prompt tokens found in the prefix cache.")
+    ] = 0
+    generated_tokens: Annotated[int, metric("engine_generation_tokens", "Tokens sampled.")] = 0
+    preemptions: Annotated[int, metric("preemptions", "Sequences whose pages were taken back.")] = 0
+    forked_sequences: Annotated[
+        int,
+        metric(
+            "forked_sequences", "Sequences that began on the pages of another one of their prompt."
+        ),
+    ] = 0
+    evicted_pages: Annotated[
+        int, metric("kv_blocks_evicted", "KV pages evicted from the prefix cache.")
+    ] = 0
+    saved_pages: Annotated[
+        int, metric("kv_host_blocks_saved", "KV pages copied from device to host.")
+    ] = 0
+    restored_pages: Annotated[
+        int, metric("kv_host_blocks_restored", "KV pages copied from host to device.")
+    ] = 0
+    evicted_host_pages: Annotated[
+        int, metric("kv_host_blocks_evicted", "KV pages evicted from the host tier.")
+    ] = 0
+    dropped_host_pages: Annotated[
+        int, metric("kv_host_blocks_dropped", "KV pages of the host tier freed by unloads.")
+    ] = 0
+    adapter_loads: Annotated[
+        int, metric("adapter_loads", "Loads of an adapter into a slot that have begun.")
+    ] = 0
+    late_slots: Annotated[
+        int,
+        metric(
+            "adapter_slot_late_hand_overs",
+            "Slots that an adapter got later than the bound on its wait was when it queued.",
+        ),
+    ] = 0
+
+    def add(self, other: "SchedulerCounters") -> None:
+        """Count in what another scheduler has counted."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One scheduler as of now."""
+
+    step: Annotated[
+        int, metric("engine_step", "Number of the last step of this group of ranks.")
+    ] = 0
+    num_running: Annotated[int, metric("requests_running", "Sequences in the running set.")] = 0
+    num_waiting: Annotated[int, metric("requests_waiting", "Sequences that wait.")] = 0
+    num_waiting_for_adapter: Annotated[
+        int,
+        metric("requests_waiting_for_adapter", "Sequences that wait for a slot or for weights."),
+    ] = 0
+    total_pages: Annotated[int, metric("kv_blocks", "KV pages.")] = 0
+    free_pages: Annotated[int, metric("kv_blocks_free", "KV pages without content.")] = 0
+    cached_pages: Annotated[
+        int, metric("kv_blocks_cached", "KV pages that only the prefix cache holds.")
+    ] = 0
+    held_pages: Annotated[int, metric("kv_blocks_held", "KV pages that sequences hold.")] = 0
+    total_host_pages: Annotated[int, metric("kv_host_blocks", "KV pages of the host tier.")] = 0
+    free_host_pages: Annotated[
+        int, metric("kv_host_blocks_free", "KV pages of the host tier without content.")
+    ] = 0
+    cached_host_pages: Annotated[
+        int, metric("kv_host_blocks_cached", "KV pages of the host tier with content.")
+    ] = 0
+    num_slots: Annotated[int, metric("adapter_slots", "Adapter slots.")] = 0
+    adapter_memory: Annotated[
+        int,
+        metric(
+            "adapter_memory_total_bytes", "Memory of a rank for adapters in slots; 0: no limit."
+        ),
+    ] = 0
+    slot_wait_bound: Annotated[
+        int,
+        metric(
+            "adapter_slot_wait_bound_steps",
+            "Steps that an adapter which queues for a slot now waits at most.",
+        ),
+    ] = 0
+    longest_slot_wait: Annotated[
+        int,
+        metric(
+            "adapter_slot_wait_longest_steps",
+            "Steps that an adapter has waited for a slot at most so far.",
+        ),
+    ] = 0
+    longest_turn_start: int = 0  # steps from getting a slot to its first use or loss
     slots: tuple[SlotStats, ...] = ()  # by slot
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    evicted_pages: int = 0
-    adapter_loads: int = 0
-    free_host_pages: int = 0
-    cached_host_pages: int = 0
-    total_host_pages: int = 0
-    saved_pages: int = 0  # from device to host, in the life of the scheduler
-    restored_pages: int = 0  # and back
-    evicted_host_pages: int = 0
-    forked_sequences: int = 0  # that began on another one's pages
-    longest_turn_start: int = 0  # steps from the hand-over of a slot to its first use or loss
-    slot_wait_bound: int = 0  # steps that an adapter which joins the line now waits at most
-    longest_slot_wait: int = 0  # steps from joining the line for a slot to its hand-over
-    late_hand_overs: int = 0  # after more steps than the bound was when the adapter joined
+    counters: SchedulerCounters = msgspec.field(default_factory=SchedulerCounters)

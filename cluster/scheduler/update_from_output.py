@@ -1,18 +1,23 @@
-"""What a step came to: tokens appended, pages handed to the cache, sequences ended.
+"""What a step came to: tokens appended, full pages cached, sequences ended.
 
-Owns the end of every running sequence, whether by its last token, an abort or a failure. One that
-a later step in flight computes ends with that step: until then its pages are written. Knows nothing
-of waiting sequences.
+vLLM's `Scheduler.update_from_output`. Owns the end of every running sequence, whether by its last
+token, an abort or a failure. One that a later step in flight computes ends with that step: until
+then its pages are written.
 """
 
-from cluster.request import TokenEvent
-from cluster.scheduler.batch import Batch
+from cluster.request import ErrorInfo, FinishReason, TokenEvent
 from cluster.scheduler.fairness import Fairness
 from cluster.scheduler.kv_cache_manager import KVCacheManager
-from cluster.scheduler.outcome import NOT_FINITE, failure, take_token
+from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
+from cluster.scheduler.planner import Batch
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Running, Sequence
+from cluster.scheduler.stats import SchedulerCounters
 from worker.protocol import SampledToken, StepOutput
+
+EXPIRED = ErrorInfo("DeadlineExceeded", "the request has taken longer than it may")
+UNLOADED = ErrorInfo("NotFound", "the adapter has been unloaded", param="model")
+NOT_FINITE = ErrorInfo("Internal", "the model produced non-finite logits")
 
 
 class OutputUpdater:
@@ -20,16 +25,19 @@ class OutputUpdater:
 
     def __init__(
         self,
-        holdings: KVCacheManager,
+        kv: KVCacheManager,
         running: RunningSet,
+        groups: ParallelSamplingGroups,
         sequences: dict[int, Sequence],
-        shares: Fairness,
+        fairness: Fairness,
+        counters: SchedulerCounters,
     ) -> None:
-        self.generated_tokens = 0
-        self._holdings = holdings
+        self._kv = kv
         self._running = running
+        self._groups = groups
         self._sequences = sequences
-        self._shares = shares
+        self._fairness = fairness
+        self._counters = counters
         self._ending: list[Running] = []
 
     def end_at_commit(self, running: Running) -> None:
@@ -40,13 +48,10 @@ class OutputUpdater:
 
     def finish(self, running: Running, step: int) -> None:
         """End a sequence now; its full pages stay in the cache, unless it has failed."""
-        self._running.leave(running)
-        self._shares.leave(running.sequence.flow)
+        self._running.finish(running, step)
+        self._groups.release(running.seq_id)
+        self._fairness.leave(running.sequence.flow)
         del self._sequences[running.seq_id]
-        if running.is_failed:
-            self._holdings.discard(running, step)
-        else:
-            self._holdings.finish(running, step)
 
     def commit(
         self, batch: Batch, output: StepOutput, following: Batch | None
@@ -77,6 +82,7 @@ class OutputUpdater:
                 self._end(running, batch.step, following)
             elif not running.is_decoding:
                 self._running.begin_decoding(running)
+                self._groups.release(running.seq_id)
         assert next(tokens, None) is None, "rank 0 sent more tokens than the plan samples"
         self._running.committed()
         ending, self._ending = self._ending, []
@@ -91,10 +97,10 @@ class OutputUpdater:
         if running.is_failed:
             return failure(running.sequence, NOT_FINITE)
         if not running.is_decoding:
-            self._holdings.keep(running, step)
+            self._kv.cache_full_pages(running, step)
         if sampled is None:
             return None
-        self.generated_tokens += 1
+        self._counters.generated_tokens += 1
         return take_token(running.sequence, sampled)
 
     def _end(self, running: Running, step: int, following: Batch | None) -> None:
@@ -104,3 +110,29 @@ class OutputUpdater:
         else:
             running.is_ending = True
             self._ending.append(running)
+
+
+def take_token(sequence: Sequence, sampled: SampledToken) -> TokenEvent:
+    """Append a drawn token and return the event, with a finish reason if it is the last."""
+    token_id, request, tokens = sampled.token_id, sequence.request, sequence.tokens
+    tokens.append(token_id)
+    reason: FinishReason | None = None
+    if token_id in sequence.stop_token_ids:
+        reason = "stop"
+    elif len(tokens) >= sequence.token_limit:
+        reason = "length"
+    num_cached = 0
+    if len(tokens) == len(request.token_ids) + 1:
+        num_cached = sequence.num_cached_tokens or 0
+    if request.sampling.num_logprobs is None:
+        return TokenEvent(request.request_id, (token_id,), (), (), num_cached, reason)
+    logprob = sampled.logprob
+    assert logprob is not None, f"rank 0 sent no log-probability for sequence {sequence.seq_id}"
+    return TokenEvent(
+        request.request_id, (token_id,), (logprob,), (sampled.top_logprobs,), num_cached, reason
+    )
+
+
+def failure(sequence: Sequence, error: ErrorInfo) -> TokenEvent:
+    """Return the event that ends a sequence with an error."""
+    return TokenEvent(sequence.request.request_id, finish_reason="error", error=error)

@@ -28,9 +28,9 @@ and `max without (instance, pod)` takes them out. The rules and dashboards besid
 - A router has another name in each life (`router`). Its last counts are entered when it ends in
   order; when it dies those of its last 5 seconds are lost. Its series stay as they were for 10
   minutes, then vanish. A plain sum of counters falls then; the sum of their rates does not.
-- All routers' counts go through one hub, which lives in the adapter pool's process: no scrape
-  shows less than an earlier one, whichever router answers. While the pool is away a router shows
-  its own counts alone.
+- All routers' counts go through one metrics hub, which lives in the adapter pool's process: no
+  scrape shows less than an earlier one, whichever router answers. While the pool is away a router
+  shows its own counts alone.
 - A replica (`replica`) keeps its counters when its ranks are restarted. When its own process ends
   they begin at zero, which `rate()` takes into account.
 

@@ -9,21 +9,22 @@ from msgspec import structs
 from cluster.adapters.records import AdapterRecord
 from cluster.engine.status import EngineStatus
 from cluster.histogram import LOAD_BUCKETS, Histogram
-from cluster.messages import RankStatus, SlotStatus
+from cluster.messages import RankStatus
 from cluster.metrics_hub import ClusterCounts, PoolCounts, RouterCounts, RouterReport
 from cluster.router.metrics.exposition import View
 from cluster.router.metrics.request_metrics import COUNTERS, RouterMetrics
 from cluster.router.replica_set import Report
+from cluster.scheduler.stats import SlotStats
 
 DIGEST = "d" * 64
 
 
 def sample_view() -> View:
     """Return one router, one scheduler with one rank, and one adapter that is in use."""
-    idle = EngineStatus("0", lambda: 0.0).snapshot(1, None, None, {})
+    idle = EngineStatus("0", lambda: 0.0, 4.0).snapshot(1, None, None, {})
     status = structs.replace(
         idle,
-        slots=(SlotStatus(0, DIGEST, False, 1),),
+        scheduler=structs.replace(idle.scheduler, slots=(SlotStats(0, DIGEST, False, 1),)),
         ranks=(RankStatus(0, 1, True, 1, 0.0, "cpu", 1, 1),),
     )
     record = AdapterRecord("a", DIGEST, 1, "/a", 8, 1, ("q_proj",), False, "host")
@@ -34,7 +35,7 @@ def sample_view() -> View:
         model="m",
         page_size=64,
         max_labels=10,
-        page=ClusterCounts((), (RouterReport(_router_counts(), 0.0),), pool),
+        cluster=ClusterCounts((), (RouterReport(_router_counts(), 0.0),), pool),
         reports=(Report("0", status),),
         records=(record,),
         vllm_time=0.0,

@@ -6,8 +6,7 @@ import msgspec
 
 from cluster.kv_events import MEDIUM, KvEvent, json_event
 from cluster.scheduler.kv_cache.events import Tier
-from cluster.scheduler.kv_cache.namespace import Namespace
-from cluster.scheduler.kv_cache.radix_tree import PageKey
+from cluster.scheduler.kv_cache.radix_tree import Namespace, PageKey
 
 
 class VllmStored(msgspec.Struct, tag="BlockStored", kw_only=True):

@@ -19,9 +19,8 @@ from cluster.kv_events import (
 )
 from cluster.request import BASE
 from cluster.scheduler.kv_cache.events import page_hash
-from cluster.scheduler.kv_cache.namespace import Namespace, namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
-from cluster.scheduler.kv_cache.radix_tree import PageKey
+from cluster.scheduler.kv_cache.radix_tree import Namespace, PageKey, namespace
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.kv_mirror import Mirror, Truth, as_vllm
@@ -252,6 +251,6 @@ def test_a_scheduler_that_preempts_unloads_and_uses_host_pages_is_mirrored() -> 
             {namespace("model", adapter, "").key for adapter in ("A", "B", BASE)}
         )
         assert mirror.blocks and all(adapter != "A" for _, adapter, *_ in mirror.blocks.values())
-    stats = engine.scheduler.stats()
-    assert stats.preemptions and stats.saved_pages and stats.restored_pages
+    counters = engine.scheduler.stats().counters
+    assert counters.preemptions and counters.saved_pages and counters.restored_pages
     assert held == {"GPU", "CPU"}

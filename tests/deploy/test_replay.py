@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.scheduler.replay.event_log import MAGIC
-from cluster.scheduler.replay.events import AddAll, Record, Schedule
+from cluster.engine.event_file import state_path
+from cluster.scheduler.events import AddAll
+from cluster.scheduler.replay.event_log import MAGIC, Record
+from cluster.scheduler.replay.plan_checksum import PlanChecksum
 from tests.cluster.scheduler.random_life import read_records, record_lives, write_records
 from tests.patience import PATIENCE
 
@@ -44,7 +46,7 @@ def test_5000_requests_replay_to_the_same_plans_under_any_hash_seed(
         run = topwork_replay(path, hash_seed=seed)
         assert run.returncode == 0, run.stdout + run.stderr
         assert f"the chain ends in {chains[-1]}" in run.stdout
-        assert "lives of the ranks: 2" in run.stdout
+        assert "schedulers: 2" in run.stdout
         num_requests = int(run.stdout.split(" requests")[0].split()[-1])
         assert num_requests >= 5000
 
@@ -56,13 +58,13 @@ def test_one_changed_event_is_reported_with_its_step_and_field(
     at = next(
         i
         for i, record in enumerate(records)
-        if isinstance(record.event, Schedule) and record.event.plan and record.event.plan.step == 99
+        if isinstance(record.outcome, PlanChecksum) and record.outcome.step == 99
     )
-    plan = records[at].event.plan
+    plan = records[at].outcome
     fields = (*plan.fields[:3], replace(plan.fields[3], checksum=1))
-    event = Schedule(replace(plan, fields=fields))
+    record = replace(records[at], outcome=replace(plan, fields=fields))
     changed = tmp_path / "changed"
-    write_records(changed, [*records[:at], replace(records[at], event=event), *records[at + 1 :]])
+    write_records(changed, [*records[:at], record, *records[at + 1 :]])
     run = topwork_replay(changed)
     assert run.returncode == 1
     assert f"event {at + 1} (Schedule), step 99, copies: the log has" in run.stdout
@@ -131,6 +133,10 @@ def test_rotated_files_replay_alone_and_in_sequence(tmp_path: Path) -> None:
         run = topwork_replay(*files)
         assert run.returncode == 0, run.stdout
     assert chain in run.stdout
+    state_path(path).unlink()
+    run = topwork_replay(path)
+    assert run.returncode == 2
+    assert "replay that first" in run.stdout
 
 
 @pytest.mark.parametrize(

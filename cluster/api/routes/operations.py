@@ -41,15 +41,15 @@ def _rest_of(report: Report) -> dict[str, object]:
         return {"replica": report.replica, "error": "does not answer"}
     return {
         "replica": report.replica,
-        "running": report.status.num_running,
-        "waiting": report.status.num_waiting,
+        "running": report.status.scheduler.num_running,
+        "waiting": report.status.scheduler.num_waiting,
     }
 
 
 async def _view(router: Router) -> View:
     """Return what the metrics of the whole are drawn from, as of now."""
     config = router.config
-    page, reports = await asyncio.gather(router.aggregation.look(), router.replicas.reports())
+    cluster, reports = await asyncio.gather(router.aggregation.collect(), router.replicas.reports())
     records: tuple[AdapterRecord, ...] | None
     try:
         records = await router.backend.records()
@@ -60,7 +60,7 @@ async def _view(router: Router) -> View:
         model=config.model_name,
         page_size=config.page_size,
         max_labels=config.max_adapter_labels,
-        page=page,
+        cluster=cluster,
         reports=reports,
         records=records,
         vllm_time=time.time() if config.vllm_metrics else None,
@@ -109,7 +109,7 @@ def operation_routes(router: Router, keys: KeyRing) -> APIRouter:
                 "status": "draining",
                 "refusing": f"all routers, within {router.config.refresh_interval:g} s",
                 "in_flight": sum(
-                    report.status.num_running + report.status.num_waiting
+                    report.status.scheduler.num_running + report.status.scheduler.num_waiting
                     for report in reports
                     if report.status is not None
                 ),

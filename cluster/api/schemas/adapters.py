@@ -1,7 +1,4 @@
-"""The messages of the adapter API: bodies, entries of the catalogue, and how records become them.
-
-Knows nothing of routes, and nothing of what an adapter is made of.
-"""
+"""The messages of the adapter API: bodies, and entries of the catalogue made from its records."""
 
 from typing import Annotated
 
@@ -49,7 +46,7 @@ class SplitBody(RootModel[Annotated[dict[VersionNumber, Percent], Field(max_leng
     model_config = ConfigDict(frozen=True)
 
 
-class SlotPlace(msgspec.Struct):
+class AdapterSlot(msgspec.Struct):
     """A scheduler replica that has the adapter in a slot."""
 
     replica: str
@@ -57,7 +54,7 @@ class SlotPlace(msgspec.Struct):
     loading: bool
     leases: int
     held_bytes: int  # of the slot, on the rank that holds most; 0 while it loads
-    weight: float | None = None  # of the adapter in the sum that is there; null: it is there alone
+    weight: float | None = None  # of the adapter in the slot's sum; null: the slot holds it alone
 
 
 class VersionEntry(msgspec.Struct):
@@ -86,7 +83,7 @@ class AdapterEntry(msgspec.Struct):
     watched: bool  # follows a directory of adapters
     tier: str  # "device" if in any slot, else where the pool would take it from
     leases: int  # sequences that hold it, over all replicas
-    slots: list[SlotPlace]
+    slots: list[AdapterSlot]
     versions: list[VersionEntry]
 
 
@@ -99,16 +96,16 @@ class AdapterList(msgspec.Struct):
     object: str = "list"
 
 
-PlacesByDigest = dict[str | None, list[SlotPlace]]
+SlotsByDigest = dict[str | None, list[AdapterSlot]]
 
 
-def places(reports: tuple[Report, ...]) -> PlacesByDigest:
+def slots_by_digest(reports: tuple[Report, ...]) -> SlotsByDigest:
     """Return the slots that each adapter is in, alone or in a sum, by digest."""
-    by_digest: PlacesByDigest = {}
+    by_digest: SlotsByDigest = {}
     for report in reports:
-        for slot in report.status.slots if report.status is not None else ():
+        for slot in report.status.scheduler.slots if report.status is not None else ():
             for digest, weight in parts_of(slot.adapter):
-                place = SlotPlace(
+                entry = AdapterSlot(
                     replica=report.replica,
                     slot=slot.slot,
                     loading=slot.loading,
@@ -116,16 +113,16 @@ def places(reports: tuple[Report, ...]) -> PlacesByDigest:
                     held_bytes=slot.held_bytes,
                     weight=None if digest == slot.adapter else weight,
                 )
-                by_digest.setdefault(digest, []).append(place)
+                by_digest.setdefault(digest, []).append(entry)
     return by_digest
 
 
-def _tier(tier: str, slots: list[SlotPlace]) -> str:
-    is_there = any(not place.loading and place.weight is None for place in slots)
-    return "device" if is_there else tier
+def _tier(tier: str, slots: list[AdapterSlot]) -> str:
+    is_resident = any(not slot.loading and slot.weight is None for slot in slots)
+    return "device" if is_resident else tier
 
 
-def _version(record: VersionRecord, by_digest: PlacesByDigest) -> VersionEntry:
+def _version(record: VersionRecord, by_digest: SlotsByDigest) -> VersionEntry:
     slots = by_digest.get(record.digest, [])
     return VersionEntry(
         version=record.version,
@@ -134,11 +131,11 @@ def _version(record: VersionRecord, by_digest: PlacesByDigest) -> VersionEntry:
         share=record.share,
         since=record.since,
         tier=_tier(record.tier, slots),
-        leases=sum(place.leases for place in slots),
+        leases=sum(slot.leases for slot in slots),
     )
 
 
-def entry_of(record: AdapterRecord, by_digest: PlacesByDigest) -> AdapterEntry:
+def entry_of(record: AdapterRecord, by_digest: SlotsByDigest) -> AdapterEntry:
     """Return what is shown of an adapter."""
     slots = by_digest.get(record.digest, [])
     return AdapterEntry(
@@ -152,7 +149,7 @@ def entry_of(record: AdapterRecord, by_digest: PlacesByDigest) -> AdapterEntry:
         pinned=record.pinned,
         watched=record.watched,
         tier=_tier(record.tier, slots),
-        leases=sum(place.leases for place in slots),
+        leases=sum(slot.leases for slot in slots),
         slots=slots,
         versions=[_version(version, by_digest) for version in record.versions],
     )

@@ -1,7 +1,6 @@
-"""The gauges of adapters: how many are where, and, of those in use, which.
+"""The metrics of adapters and the adapter pool: how many are where, and, of those in use, which.
 
-With thousands of them only some have series of their own; the sums are complete. Knows nothing of
-how records and reports are had.
+With thousands of adapters only some have series of their own; the sums are complete.
 """
 
 from collections import Counter
@@ -10,11 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from prometheus_client.core import Metric
 
 from cluster.adapters.records import AdapterRecord
+from cluster.histogram import LOAD_BUCKETS
 from cluster.messages import Status
-from cluster.router.metrics.families import gauge
+from cluster.metrics_hub import PoolCounts
+from cluster.router.metrics.families import counter, gauge, histogram
 from cluster.weighted_adapters import parts_of
 
-LEVELS = ("device", "host", "disk", "gone")  # the best place first
+LEVELS = ("device", "host", "disk", "gone")  # the fastest first
 
 REGISTERED = gauge(
     "adapters_registered", "Adapters in the catalogue, by the best place that they are in.", "level"
@@ -25,6 +26,16 @@ RESIDENT = gauge(
 INFLIGHT = gauge(
     "adapter_inflight", "Sequences that hold an adapter, alone or in a sum.", "adapter"
 )
+POOL_UP = gauge("adapter_pool_up", "1 if the adapter pool answers.")
+HOST_HELD = gauge("adapter_host_memory_held_bytes", "Bytes of adapters in host memory.")
+HOST_TOTAL = gauge("adapter_host_memory_total_bytes", "Host memory for adapters.")
+HOST_EVICTIONS = counter("adapter_host_evictions", "Adapters that left host memory for others.")
+READS = counter("adapter_reads", "Adapter directories read whole, by result.", "result")
+READ_SECONDS = histogram(
+    "adapter_read_seconds",
+    "From the begin of reading an adapter directory to its shards in host memory.",
+    LOAD_BUCKETS,
+)
 
 
 def adapter_families(
@@ -34,7 +45,7 @@ def adapter_families(
     leases: Counter[str] = Counter()  # by digest, in sums too
     on_device: set[str] = set()
     for status in statuses:
-        for slot in status.slots:
+        for slot in status.scheduler.slots:
             for digest, _ in parts_of(slot.adapter):
                 leases[digest] += slot.leases
             if not slot.loading:
@@ -51,3 +62,15 @@ def adapter_families(
     shown = sorted(records, key=disuse)[:max_labels]
     yield RESIDENT.metric(((one.name, level(one), str(one.pinned).lower()), 1) for one in shown)
     yield INFLIGHT.metric(((one.name,), leases[one.digest or ""]) for one in shown)
+
+
+def pool_families(pool: PoolCounts | None) -> Iterator[Metric]:
+    """Yield what the adapter pool counts of itself; None if it does not answer."""
+    yield POOL_UP.metric([((), pool is not None)])
+    if pool is None:
+        return
+    yield HOST_HELD.metric([((), pool.host_bytes)])
+    yield HOST_TOTAL.metric([((), pool.host_budget)])
+    yield HOST_EVICTIONS.metric([((), pool.host_evictions)])
+    yield READS.metric(((result,), count) for result, count in pool.reads.items())
+    yield READ_SECONDS.histogram([((), pool.read_seconds)])

@@ -1,8 +1,7 @@
-"""This router among all routers: enters its counts into the metrics hub and reads everybody's.
+"""The metrics of all routers: this one enters its counts into the metrics hub and reads all.
 
-Owns when that happens: at intervals, so that little is lost with a router that dies; when somebody
-scrapes; and once more at the end. Knows nothing of who keeps the hub but that a Backend reaches
-it, and nothing of what is counted.
+Owns when that happens: at intervals, so that little is lost with a router that dies; at a scrape;
+and once more at the end.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ SILENCE = 3 * INTERVAL  # without an entry, a router is taken for dead
 
 
 class MetricsAggregation:
-    """One router's hold on the metrics hub; belongs to one event loop."""
+    """One router's link to the metrics hub; belongs to one event loop."""
 
     def __init__(
         self, router: str, metrics: RouterMetrics, backend: Backend, timeout: float
@@ -40,11 +39,11 @@ class MetricsAggregation:
         with suppress(Unavailable):
             await self._enter(wants_all=False, has_ended=True)
 
-    async def look(self) -> ClusterCounts:
-        """Return what all routers have counted; without the metrics hub, this one alone.
+    async def collect(self) -> ClusterCounts:
+        """Return what all routers have counted; without the hub, this one alone.
 
-        The ledger lives in one process and dies with it: whenever it is there again it knows
-        nothing older than what is shown here meanwhile.
+        The hub lives in one process and dies with it: after a restart it knows nothing older than
+        what is shown here meanwhile.
         """
         try:
             return await self._enter(wants_all=True)
@@ -55,9 +54,9 @@ class MetricsAggregation:
         counts = self._metrics.counts(self._router, has_ended=has_ended)
         try:
             async with asyncio.timeout(self._timeout):
-                page = await self._backend.report(counts, wants_all)
+                cluster = await self._backend.report(counts, wants_all)
         except TimeoutError:
             raise Unavailable("the metrics hub does not answer") from None
-        for adapter in page.gone:
+        for adapter in cluster.gone:
             self._metrics.forget_adapter(adapter)
-        return page
+        return cluster

@@ -1,7 +1,7 @@
 """The Prometheus text: what all routers count, what schedulers, pool and catalogue report.
 
 Owns what one scrape of any router shows. Content is not negotiated: only the plain text format
-keeps every name as it is. Knows nothing of how reports are had.
+keeps every name as it is.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from cluster.adapters.records import AdapterRecord
-from cluster.histogram import LOAD_BUCKETS
 from cluster.metrics_hub import ClusterCounts
-from cluster.router.metrics.adapter_metrics import adapter_families
+from cluster.router.metrics.adapter_metrics import adapter_families, pool_families
 from cluster.router.metrics.aggregation import SILENCE
-from cluster.router.metrics.families import Family, counter, gauge, histogram
+from cluster.router.metrics.families import Family, gauge
 from cluster.router.metrics.request_metrics import COUNTERS, HISTOGRAMS
 from cluster.router.metrics.scheduler_metrics import scheduler_families
 from cluster.router.metrics.vllm_names import vllm_families
@@ -30,16 +29,6 @@ ROUTER_UP = gauge(
     "router",
 )  # fmt: skip
 IN_FLIGHT = gauge("router_inflight", "Answers that a router is waiting for.", "router")
-POOL_UP = gauge("adapter_pool_up", "1 if the adapter pool answers.")
-HOST_HELD = gauge("adapter_host_memory_held_bytes", "Bytes of adapters in host memory.")
-HOST_TOTAL = gauge("adapter_host_memory_total_bytes", "Host memory for adapters.")
-HOST_EVICTIONS = counter("adapter_host_evictions", "Adapters that left host memory for others.")
-READS = counter("adapter_reads", "Adapter directories read whole, by result.", "result")
-READ_SECONDS = histogram(
-    "adapter_read_seconds",
-    "From the begin of reading an adapter directory to its shards in host memory.",
-    LOAD_BUCKETS,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +39,7 @@ class View:
     model: str
     page_size: int
     max_labels: int  # adapters with series of their own
-    page: ClusterCounts
+    cluster: ClusterCounts
     reports: tuple[Report, ...]
     records: tuple[AdapterRecord, ...] | None  # None: the catalogue cannot be had
     vllm_time: float | None = None  # seconds since 1970; None: without vLLM's names
@@ -70,7 +59,7 @@ class Families(Collector):
         yield BUILD.metric([((view.version,), 1)])
         yield from _router_families(view)
         yield from scheduler_families(view.reports)
-        yield from _pool_families(view.page)
+        yield from pool_families(view.cluster.pool)
         yield from adapter_families(records, statuses, view.max_labels)
         if view.vllm_time is not None:
             yield from vllm_families(
@@ -86,7 +75,7 @@ def exposition(view: View) -> bytes:
 
 
 def _router_families(view: View) -> Iterator[Metric]:
-    reports = view.page.routers
+    reports = view.cluster.routers
     living = [report for report in reports if not report.counts.has_ended]
     yield ROUTER_UP.metric(((one.counts.router,), one.age < SILENCE) for one in living)
     yield IN_FLIGHT.metric(
@@ -105,28 +94,16 @@ def _router_families(view: View) -> Iterator[Metric]:
 def _series(view: View, family: Family) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield a counter of all routers, without adapters that are not registered any more.
 
-    A router that did not hear of it yet may still count them.
+    A router that does not know of it yet may still count them.
     """
-    place = family.labels.index("adapter") if "adapter" in family.labels else None
+    index = family.labels.index("adapter") if "adapter" in family.labels else None
     registered = None if view.records is None else {record.name for record in view.records}
-    for counts in (report.counts for report in view.page.routers):
+    for counts in (report.counts for report in view.cluster.routers):
         gone = {
             label
             for label, names in counts.adapters.items()
             if registered is not None and not registered.issuperset(names)
         }
         for values, count in counts.counters.get(family.name, ()):
-            if place is None or values[place] not in gone:
+            if index is None or values[index] not in gone:
                 yield (*values, counts.router), count
-
-
-def _pool_families(page: ClusterCounts) -> Iterator[Metric]:
-    pool = page.pool
-    yield POOL_UP.metric([((), pool is not None)])
-    if pool is None:
-        return
-    yield HOST_HELD.metric([((), pool.host_bytes)])
-    yield HOST_TOTAL.metric([((), pool.host_budget)])
-    yield HOST_EVICTIONS.metric([((), pool.host_evictions)])
-    yield READS.metric(((result,), count) for result, count in pool.reads.items())
-    yield READ_SECONDS.histogram([((), pool.read_seconds)])

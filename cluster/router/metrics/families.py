@@ -1,7 +1,7 @@
 """What a metric is called, what it counts and by which labels: one entry for each.
 
 Owns the way from such an entry and some values to what Prometheus' client writes out. Base units
-alone; the prefix is added here. Knows nothing of where values come from.
+alone; the prefix is added here.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
 """What a router counts and measures of its own calls.
 
-Owns its counts, the cap on adapter labels and the moments of a call. Knows nothing of the
-schedulers' counts, nor of other routers': `exposition` puts all of them together.
+Owns its counts, the cap on adapter labels and the moments of a call. `exposition` joins them with
+those of schedulers and other routers.
 """
 
 import time
@@ -145,8 +145,8 @@ class RouterMetrics:
         for label in labels:
             del self._names_by_label[label]
         for family in ADAPTER_COUNTERS:
-            table, place = self._counts[family.name], family.labels.index("adapter")
-            for values in [values for values in table if values[place] in labels]:
+            table, index = self._counts[family.name], family.labels.index("adapter")
+            for values in [values for values in table if values[index] in labels]:
                 del table[values]
 
     def _add(self, name: str, value: float, *labels: str) -> None:

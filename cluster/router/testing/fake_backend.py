@@ -43,7 +43,7 @@ class FakeBackend:
         self.hub = MetricsHub(time.monotonic, self._pool.__contains__, _made_up_counts)
 
     def share(self, other: "FakeBackend") -> None:
-        """Be of one cluster with another one: of one catalogue and one metrics hub."""
+        """Be of one cluster with another one: of one catalogue and one hub."""
         self._pool, self.hub = other._pool, other.hub
 
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:

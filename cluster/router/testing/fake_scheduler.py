@@ -12,6 +12,7 @@ from hashlib import blake2b
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.messages import (
     Abort,
+    EngineCounters,
     Events,
     FollowKvEvents,
     KvEventsTaken,
@@ -20,7 +21,6 @@ from cluster.messages import (
     RouterFrame,
     SchedulerAddress,
     SchedulerFrame,
-    SlotStatus,
     Status,
     StatusCall,
     Submit,
@@ -31,6 +31,7 @@ from cluster.messages import (
     encode,
 )
 from cluster.request import ErrorInfo, FinishReason, Request, TokenEvent
+from cluster.scheduler.stats import SchedulerCounters, SchedulerStats, SlotStats
 from worker.channel import Channel, ChannelClosed
 
 SECRET = b"a secret among fakes"
@@ -251,41 +252,35 @@ class FakeScheduler:
 
     def _status(self, call_id: int, running: dict[str, _Running]) -> Status:
         adapters = sorted({sequence.request.adapter for sequence in running.values()} - {"base"})
-        slots = tuple(SlotStatus(slot, name, False, 1) for slot, name in enumerate(adapters))
+        slots = tuple(SlotStats(slot, name, False, 1) for slot, name in enumerate(adapters))
         return Status(
             call_id=call_id,
             replica=self.replica,
             ready=not self.reason,
             healthy=not self.reason,
             reason=self.reason,
-            step=self._step,
-            restarts=0,
-            num_running=len(running),
-            num_waiting=0,
-            num_waiting_for_adapter=0,
-            free_pages=100,
-            cached_pages=0,
-            held_pages=0,
-            total_pages=100,
-            num_slots=4,
-            slots=slots,
-            prompt_tokens=sum(len(request.token_ids) for request in self.submitted),
-            cached_prompt_tokens=0,
-            generated_tokens=0,
-            preemptions=0,
-            evicted_pages=0,
-            adapter_loads=0,
-            ranks=(RankStatus(0, 1, True, self._step, 0.0, "cpu", 1, 1),),
             # All different, so that a test sees when one is shown under another's name.
-            free_host_pages=1,
-            cached_host_pages=2,
-            total_host_pages=3,
-            saved_pages=4,
-            restored_pages=5,
-            evicted_host_pages=6,
-            forked_sequences=7,
-            longest_slot_wait=8,
-            slot_wait_bound=9,
-            late_hand_overs=10,
-            steps_ahead=11,
+            scheduler=SchedulerStats(
+                step=self._step,
+                num_running=len(running),
+                free_pages=100,
+                total_pages=100,
+                num_slots=4,
+                slots=slots,
+                free_host_pages=1,
+                cached_host_pages=2,
+                total_host_pages=3,
+                longest_slot_wait=8,
+                slot_wait_bound=9,
+                counters=SchedulerCounters(
+                    prompt_tokens=sum(len(request.token_ids) for request in self.submitted),
+                    saved_pages=4,
+                    restored_pages=5,
+                    evicted_host_pages=6,
+                    forked_sequences=7,
+                    late_slots=10,
+                ),
+            ),
+            engine=EngineCounters(steps_ahead=11),
+            ranks=(RankStatus(0, 1, True, self._step, 0.0, "cpu", 1, 1),),
         )

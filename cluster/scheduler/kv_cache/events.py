@@ -9,8 +9,7 @@ from hashlib import blake2b
 from struct import pack
 from typing import Literal, Protocol
 
-from cluster.scheduler.kv_cache.namespace import Namespace
-from cluster.scheduler.kv_cache.radix_tree import Node, PageKey, RadixTree
+from cluster.scheduler.kv_cache.radix_tree import Namespace, Node, PageKey, RadixTree
 
 Tier = Literal["device", "host"]
 

@@ -1,4 +1,4 @@
-"""The device tier and the host tier, and all that moves between them.
+"""Eviction and offload: the device tier and the host tier, and all that moves between them.
 
 Owns what goes when a page is needed: the end of the least recently used node on the device is saved
 to the host, and the least recently used pages there are dropped for it. Where the host has no room,
@@ -8,9 +8,9 @@ once.
 """
 
 from cluster.scheduler.kv_cache.events import CacheEvents, tier_of
-from cluster.scheduler.kv_cache.forest import Forest
-from cluster.scheduler.kv_cache.page_tier import PageTier
-from cluster.scheduler.kv_cache.radix_tree import Node
+from cluster.scheduler.kv_cache.page_pool import PageTier
+from cluster.scheduler.kv_cache.radix_tree import Node, RadixTrees
+from cluster.scheduler.stats import SchedulerCounters
 from worker.protocol import PageCopy
 
 
@@ -18,17 +18,19 @@ class PageTiers:
     """Both tiers; a cached page is in one of them."""
 
     def __init__(
-        self, num_pages: int, num_host_pages: int, forest: Forest, events: CacheEvents
+        self,
+        num_pages: int,
+        num_host_pages: int,
+        trees: RadixTrees,
+        events: CacheEvents,
+        counters: SchedulerCounters,
     ) -> None:
         self.device = PageTier(num_pages)
         self.host = PageTier(num_host_pages)
-        self.num_evicted = 0  # from the device, saved or not; these counters never fall
-        self.num_saved = 0
-        self.num_restored = 0
-        self.num_host_evicted = 0
         self._copies: list[PageCopy] = []
-        self._forest = forest
+        self._trees = trees
         self._events = events
+        self._counters = counters
 
     def of(self, node: Node) -> PageTier:
         """Return the tier that the pages of a node are in."""
@@ -57,7 +59,7 @@ class PageTiers:
         host_pages = self.adopt(node, pages)
         for key, host_page, page in zip(node.keys, host_pages, pages, strict=True):
             self.note(PageCopy("restore", host_page, page, len(key)))
-        self.num_restored += len(pages)
+        self._counters.restored_pages += len(pages)
         return pages
 
     def adopt(self, node: Node, pages: list[int]) -> list[int]:
@@ -93,10 +95,10 @@ class PageTiers:
             self.discard(node, num_freed - num_saved)
         if num_saved:
             parent = self._save(node, num_saved)
-        self.num_evicted += num_freed
+        self._counters.evicted_pages += num_freed
         is_left = node.num_pages and not node.is_on_host
         self.device.offer(node if is_left else parent)
-        self._forest.forget_if_empty(tree)
+        self._trees.drop_if_empty(tree)
 
     def _save(self, node: Node, num_pages: int) -> Node:
         """Move the last pages of a device node to the host; return the node above them."""
@@ -111,7 +113,7 @@ class PageTiers:
         self.device.pool.free(pages)
         self.host.num_unlocked += num_pages
         self.host.offer(saved)
-        self.num_saved += num_pages
+        self._counters.saved_pages += num_pages
         assert saved.parent is not None, "a root is on no host"
         return saved.parent
 
@@ -124,9 +126,9 @@ class PageTiers:
             assert parent is not None, "a root is on no host"
             num_dropped = min(num_pages - pool.num_free, node.num_pages)
             self.discard(node, num_dropped)
-            self.num_host_evicted += num_dropped
+            self._counters.evicted_host_pages += num_dropped
             if node.num_pages:
                 self.host.offer(node)
             elif parent.is_on_host:
                 self.host.offer(parent)
-            self._forest.forget_if_empty(tree)
+            self._trees.drop_if_empty(tree)

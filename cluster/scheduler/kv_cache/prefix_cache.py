@@ -1,16 +1,15 @@
 """Every namespace's pages over one pool for each tier: match, lock, restore, insert, evict, drop.
 
-Owns the locks. A page is reachable in at most one tree. Only what is unlocked is evicted, last
-pages first, so a suffix goes before its prefix. Knows nothing of sequences or slots.
+SGLang's RadixCache, one tree for each namespace. Owns the locks. A page is reachable in at most one
+tree. Only what is unlocked is evicted, last pages first, so a suffix goes before its prefix.
 """
 
 from cluster.errors import Conflict
 from cluster.scheduler.kv_cache.events import CacheEvents, CacheObserver
-from cluster.scheduler.kv_cache.forest import Forest
-from cluster.scheduler.kv_cache.namespace import Namespace
 from cluster.scheduler.kv_cache.page_pool import PagePool
 from cluster.scheduler.kv_cache.page_tiers import PageTiers
-from cluster.scheduler.kv_cache.radix_tree import Match, Node, PageKey
+from cluster.scheduler.kv_cache.radix_tree import Match, Namespace, Node, PageKey, RadixTrees
+from cluster.scheduler.stats import SchedulerCounters
 from worker.protocol import PageCopy
 
 
@@ -18,17 +17,21 @@ class PrefixCache:
     """All radix trees; hands out pages and evicts to do so."""
 
     def __init__(
-        self, num_pages: int, num_host_pages: int = 0, observer: CacheObserver | None = None
+        self,
+        num_pages: int,
+        num_host_pages: int = 0,
+        observer: CacheObserver | None = None,
+        counters: SchedulerCounters | None = None,
     ) -> None:
-        self._forest = Forest()
+        self.counters = counters or SchedulerCounters()
+        self._trees = RadixTrees()
         self._events = CacheEvents(observer)
-        self._tiers = PageTiers(num_pages, num_host_pages, self._forest, self._events)
+        self._tiers = PageTiers(num_pages, num_host_pages, self._trees, self._events, self.counters)
         self._device = self._tiers.device
         self._host = self._tiers.host
         self.pool: PagePool = self._device.pool
         self.host_pool: PagePool = self._host.pool
         self.num_locks = 0  # that callers hold
-        self.num_host_dropped = 0  # host pages freed by drops, in the life of the cache
 
     @property
     def num_available(self) -> int:
@@ -50,29 +53,14 @@ class PrefixCache:
         """Cached host pages that eviction could free now."""
         return self._host.num_unlocked
 
-    @property
-    def num_evicted(self) -> int:
-        """Pages evicted from the device, saved or not, in the life of the cache."""
-        return self._tiers.num_evicted
-
-    @property
-    def num_saved(self) -> int:
-        """Those of them that went to the host."""
-        return self._tiers.num_saved
-
-    @property
-    def num_restored(self) -> int:
-        """Pages that came back from the host."""
-        return self._tiers.num_restored
-
-    @property
-    def num_host_evicted(self) -> int:
-        """Pages that the host dropped to make room."""
-        return self._tiers.num_host_evicted
+    def version(self, namespace: Namespace) -> int:
+        """Return a number that stays the same while a match in a namespace would."""
+        tree = self._trees.get(namespace)
+        return 0 if tree is None else tree.version
 
     def match(self, namespace: Namespace, keys: list[PageKey]) -> Match:
         """Return the longest cached prefix of the pages `keys`; change nothing."""
-        tree = self._forest.get(namespace)
+        tree = self._trees.get(namespace)
         return Match(namespace, None, 0, (), 0) if tree is None else tree.match(keys)
 
     def lock(self, match: Match, step: int) -> Node:
@@ -82,7 +70,7 @@ class PrefixCache:
         """
         node = match.node
         if node is None:
-            node = self._forest.grow(match.namespace).root
+            node = self._trees.get_or_add(match.namespace).root
         elif match.num_node_pages < node.num_pages:
             node = node.tree.split(node, match.num_node_pages)
         self.num_locks += 1
@@ -106,7 +94,7 @@ class PrefixCache:
                 self._tiers.discard(above, above.num_pages)
             else:
                 tier.offer(above)
-        self._forest.forget_if_empty(tree)
+        self._trees.drop_if_empty(tree)
 
     def restore(self, node: Node, step: int) -> list[int]:
         """Bring the path of `node`, which the caller has just locked, wholly onto the device.
@@ -166,16 +154,16 @@ class PrefixCache:
     def drop_adapter(self, adapter: str) -> int:
         """Make all namespaces of an adapter unreachable; return how many device pages that freed.
 
-        Locked pages are freed when they are unlocked. `num_host_dropped` counts host pages.
+        Locked pages are freed when they are unlocked. The counters tell of host pages.
         """
         num_free, num_host_free = self.pool.num_free, self.host_pool.num_free
-        for tree in self._forest.cut(adapter):
+        for tree in self._trees.drop(adapter):
             self._events.dropped(tree)
             for node in reversed(list(tree.nodes())):
                 if not node.locks:
                     self._tiers.of(node).keep(node)
                     self._tiers.discard(node, node.num_pages)
-        self.num_host_dropped += self.host_pool.num_free - num_host_free
+        self.counters.dropped_host_pages += self.host_pool.num_free - num_host_free
         return self.pool.num_free - num_free
 
     def clear(self) -> None:
@@ -186,19 +174,19 @@ class PrefixCache:
         """
         if self.num_locks:
             raise Conflict(f"{self.num_locks} running sequences hold cached pages")
-        for adapter in self._forest.adapters():
+        for adapter in self._trees.adapters():
             self.drop_adapter(adapter)
 
     def adapters(self) -> list[str]:
         """Return the adapters of which something is cached."""
-        return self._forest.adapters()
+        return self._trees.adapters()
 
     def contents(self, observer: CacheObserver) -> None:
         """Tell a late observer of all that can be found, every page after the one before it.
 
         The cache must have been made with an observer: only then do pages have names.
         """
-        self._events.replay(self._forest, observer)
+        self._events.replay(self._trees, observer)
 
     def _lock_node(self, node: Node, step: int) -> None:
         node.last_use = step
@@ -212,7 +200,7 @@ class PrefixCache:
         Private are those that sequences hold outside the trees, and those of locked nodes in
         dropped namespaces.
         """
-        nodes = [node for tree in self._forest for node in tree.nodes()]
+        nodes = [node for tree in self._trees for node in tree.nodes()]
         self._device.check([n for n in nodes if not n.is_on_host], private_pages)
         self._host.check([n for n in nodes if n.is_on_host], private_host_pages or [])
         for node in nodes:

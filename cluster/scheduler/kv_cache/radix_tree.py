@@ -2,16 +2,48 @@
 
 Owns the shape of the tree: nodes, splitting, growing and trimming. Every path spells the tokens
 whose K/V its pages hold, and siblings differ in their first page. Along a path, pages on the device
-come before pages in host memory. Compares real token ids, never a digest alone. Knows neither free
-pages nor eviction order; `prefix_cache` keeps the locks.
+come before pages in host memory. Compares real token ids, never a digest alone. The prefix cache
+keeps the locks.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-from cluster.scheduler.kv_cache.namespace import Namespace
+from hashlib import blake2b
 
 PageKey = tuple[int, ...]  # the token ids of one full page
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Whose K/V it is: base model, adapter and cache salt, kept apart by a digest of the three."""
+
+    adapter: str  # so that an unload finds all salts of it
+    key: bytes
+
+
+def namespace(base_digest: str, adapter: str, cache_salt: str) -> Namespace:
+    """Return the namespace of a request.
+
+    Each part goes into the digest behind its own length, so no salt can spell an adapter.
+    """
+    digest = blake2b(b"topwork namespace 1", digest_size=32)
+    for part in (base_digest, adapter, cache_salt):
+        data = part.encode("utf-8", "surrogatepass")  # salts come from JSON: lone surrogates too
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return Namespace(adapter, digest.digest())
+
+
+class Numbers:
+    """Counts 1, 2, 3, ...; shared by all trees of a cache. A state of it can be written down."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def take(self) -> int:
+        """Return the next number."""
+        self.last += 1
+        return self.last
 
 
 class Run:
@@ -26,7 +58,7 @@ class Run:
     def __init__(self, keys: list[PageKey], pages: list[int]) -> None:
         self.keys = keys
         self.pages = pages  # on the device or in host memory, as the node says
-        self.hashes: list[bytes] = []  # of `keys`, once `cache_events` has made them
+        self.hashes: list[bytes] = []  # of `keys`, once `CacheEvents` has made them
 
 
 class Node:
@@ -89,6 +121,7 @@ class Node:
         old = self.pages
         self.run.pages[self.start : self.end] = pages
         self.is_on_host = not self.is_on_host
+        self.tree.changed()
         self.parent.num_device_children += -1 if self.is_on_host else 1
         return old
 
@@ -122,11 +155,17 @@ def _common(node: Node, keys: list[PageKey], at: int) -> int:
 class RadixTree:
     """The pages of one namespace."""
 
-    def __init__(self, namespace: Namespace, numbers: Iterator[int]) -> None:
+    def __init__(self, namespace: Namespace, numbers: Numbers) -> None:
         self.namespace = namespace
         self.is_dropped = False  # no request can reach it any more; what is locked still stands
         self._numbers = numbers
-        self.root = Node(self, next(numbers), None, Run([], []), 0, 0)
+        self.version = 0  # another one whenever a match might have another result
+        self.root = Node(self, numbers.take(), None, Run([], []), 0, 0)
+        self.changed()
+
+    def changed(self) -> None:
+        """Make all earlier matches stale; no two versions of any trees of a cache are equal."""
+        self.version = self._numbers.take()
 
     def match(self, keys: list[PageKey]) -> Match:
         """Return the longest cached prefix of `keys`; a probe that leaves no trace."""
@@ -157,7 +196,8 @@ class RadixTree:
         """
         assert node.parent is not None and 0 < num_pages < node.num_pages, "nothing to split"
         cut = node.start + num_pages
-        upper = Node(self, next(self._numbers), node.parent, node.run, node.start, cut)
+        self.changed()
+        upper = Node(self, self._numbers.take(), node.parent, node.run, node.start, cut)
         upper.is_on_host, upper.locks, upper.last_use = node.is_on_host, node.locks, node.last_use
         upper.num_device_children = 0 if node.is_on_host else 1
         upper.children[node.run.keys[cut]] = node
@@ -175,7 +215,8 @@ class RadixTree:
             child = node.children.get(keys[done])
             if child is None:
                 run = Run(keys[done:], pages[done:])
-                leaf = Node(self, next(self._numbers), node, run, 0, len(run.keys))
+                self.changed()
+                leaf = Node(self, self._numbers.take(), node, run, 0, len(run.keys))
                 node.children[keys[done]] = leaf
                 node.num_device_children += 1
                 return leaf, done
@@ -188,6 +229,7 @@ class RadixTree:
         """Cut the last `num_pages` pages off a leaf and return them; an empty leaf goes."""
         run, parent, keep = leaf.run, leaf.parent, leaf.end - num_pages
         assert parent is not None and not leaf.children, "only a leaf can be trimmed"
+        self.changed()
         if keep == leaf.start:
             del parent.children[run.keys[keep]]
             parent.num_device_children -= 0 if leaf.is_on_host else 1
@@ -204,6 +246,7 @@ class RadixTree:
         order of eviction. Where the node below is the next part of the same run, the pages join
         it, so that runs which sink page by page do not end as chains of short nodes.
         """
+        self.changed()
         cut = node.end - len(pages)
         below = self._next_part(node)
         if below is None:
@@ -238,3 +281,48 @@ class RadixTree:
             children = list(stack.pop().children.values())
             yield from children
             stack += children
+
+
+class RadixTrees:
+    """The trees of all namespaces that can be reached, by adapter."""
+
+    def __init__(self) -> None:
+        self._numbers = Numbers()
+        self._trees: dict[str, dict[bytes, RadixTree]] = {}  # by adapter, then namespace key
+
+    def __iter__(self) -> Iterator[RadixTree]:
+        """Yield all trees."""
+        for trees in self._trees.values():
+            yield from trees.values()
+
+    def get(self, namespace: Namespace) -> RadixTree | None:
+        """Return the tree of a namespace if it has one."""
+        return self._trees.get(namespace.adapter, {}).get(namespace.key)
+
+    def get_or_add(self, namespace: Namespace) -> RadixTree:
+        """Return the tree of a namespace, an empty one if there was none."""
+        trees = self._trees.setdefault(namespace.adapter, {})
+        tree = trees.get(namespace.key)
+        if tree is None:
+            tree = trees[namespace.key] = RadixTree(namespace, self._numbers)
+        return tree
+
+    def drop(self, adapter: str) -> list[RadixTree]:
+        """Make all trees of an adapter unreachable and return them."""
+        trees = list(self._trees.pop(adapter, {}).values())
+        for tree in trees:
+            tree.is_dropped = True
+        return trees
+
+    def adapters(self) -> list[str]:
+        """Return the adapters that have trees."""
+        return list(self._trees)
+
+    def drop_if_empty(self, tree: RadixTree) -> None:
+        """Drop a tree without pages and users: salts come from clients and must not pile up."""
+        if tree.root.children or tree.root.locks or tree.is_dropped:
+            return
+        trees = self._trees[tree.namespace.adapter]
+        del trees[tree.namespace.key]
+        if not trees:
+            del self._trees[tree.namespace.adapter]

@@ -1,9 +1,8 @@
 """How a file holds numbered events.
 
 After a first line that says what the file is, each record is its length and its CRC-32, 4 bytes
-each, little-endian, and then msgpack. Records are numbered over all files and lives, so a lost one
-is noticed. Knows nothing of paths, nor of what the events mean. Readers trust nothing: a log may
-come from anyone.
+each, little-endian, and then msgpack. Records are numbered over all files and schedulers, so a lost
+one is noticed. Readers trust nothing: a log may come from anyone.
 """
 
 from collections.abc import Iterator
@@ -16,9 +15,11 @@ from zlib import crc32
 import msgspec
 
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.replay.events import Event, Record
+from cluster.scheduler.events import AnyEvent, Event
+from cluster.scheduler.replay.plan_checksum import PlanChecksum
 
-MAGIC = b"topwork event log 1\n"
+MAGIC = b"topwork event log 2\n"
+STATE_MAGIC = b"topwork scheduler state 1\n"
 MAX_RECORD_BYTES = 2**30
 MAX_PAGES = 2**25  # of each tier: a replay takes some bytes of memory for each
 MAX_SLOTS = 2**16
@@ -26,17 +27,56 @@ MAX_SLOTS = 2**16
 _FRAME = Struct("<II")
 
 
+class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
+    """A new scheduler, as whenever a group of ranks has come up."""
+
+    version: str  # of topwork
+    config: dict[str, int | bool | str]  # every key of SchedulerConfig
+
+
+class Continue(msgspec.Struct, frozen=True, array_like=True, tag="continue"):
+    """The scheduler of the file before, which this file goes on with."""
+
+    version: str
+    config: dict[str, int | bool | str]
+    digest: bytes  # end of the chain of plans
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """One event and how the call ended."""
+
+    number: int  # 1, 2, 3, ... in the order of the calls
+    event: AnyEvent | Begin | Continue
+    raised: str | None = None  # class name of the exception, if the call raised one
+    outcome: PlanChecksum | int | None = None  # of a plan, or the CRC-32 of another result
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+    """A scheduler between two records; FILE.state holds that at the beginning of FILE."""
+
+    version: str
+    number: int  # of the record before it
+    step: int
+    digest: bytes  # end of the chain of plans
+    state: bytes  # see cluster.scheduler.replay.state
+
+
 class EventLog(Protocol):
-    """Where events are written to; never raises: a log that cannot be written ends by itself."""
+    """Where records are written to; never raises: a log that cannot be written ends by itself."""
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time for `turn`."""
+        """Whether it is time for `rotate`."""
 
-    def turn(self) -> None:
-        """Begin a new file; the next event must be one that a file can begin with."""
+    def rotate(self, *, continues: bool) -> None:
+        """Begin a new file: the next record is a Continue, or else a Begin."""
 
-    def write(self, event: Event, raised: str | None = None) -> None:
+    def write(
+        self,
+        event: Event | Begin | Continue,
+        raised: str | None = None,
+        outcome: PlanChecksum | int | None = None,
+    ) -> None:
         """Append the next record."""
 
 
@@ -58,6 +98,7 @@ class TornLog(LogError):
 
 _record_encoder = msgspec.msgpack.Encoder()
 _record_decoder = msgspec.msgpack.Decoder(Record)
+_checkpoint_decoder = msgspec.msgpack.Decoder(Checkpoint)
 
 
 def encode_record(record: Record) -> bytes:
@@ -109,6 +150,30 @@ def read_frames(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
             raise LogError(offset, "a damaged record")
         yield offset, payload
         offset = end
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Return what FILE.state holds."""
+    payload = _record_encoder.encode(checkpoint)
+    return STATE_MAGIC + crc32(payload).to_bytes(4, "little") + payload
+
+
+def decode_checkpoint(data: bytes) -> Checkpoint:
+    """Return what FILE.state held.
+
+    Raises:
+        LogError: if it is something else, or damaged.
+    """
+    head = len(STATE_MAGIC) + 4
+    payload = memoryview(data)[head:]
+    if not data.startswith(STATE_MAGIC):
+        raise LogError(0, "this is no scheduler state of this version of topwork")
+    if crc32(payload).to_bytes(4, "little") != data[head - 4 : head]:
+        raise LogError(head, "a damaged scheduler state")
+    try:
+        return _checkpoint_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise LogError(head, f"not a scheduler state: {error}") from error
 
 
 def config_values(config: SchedulerConfig) -> dict[str, int | bool | str]:

@@ -1,7 +1,7 @@
 """What a log keeps of a plan: enough to notice a difference and to name its field.
 
-Owns the marks. The end of the chain is what the ranks check, so a log and a rank can be compared;
-the checksums beside it only say where to look.
+The end of the chain is what the ranks check, so a log and a rank can be compared; the checksums
+beside it only say where to look.
 """
 
 from zlib import crc32
@@ -10,7 +10,7 @@ import msgspec
 
 from worker.protocol import Plan, chain
 
-MARK_BYTES = 16  # of the end of the chain
+CHAIN_BYTES = 16  # of the end of the chain
 
 _FIELDS = Plan.__struct_fields__
 _ARRAY_OF_FIELDS = bytes((0x90 | len(_FIELDS),))  # msgpack: an array of fewer than 16 elements
@@ -19,7 +19,7 @@ _encoder = msgspec.msgpack.Encoder()
 assert _FIELDS[0] == "step" and len(_FIELDS) < 16, "a plan is an array that begins with its step"
 
 
-class FieldMark(msgspec.Struct, frozen=True, array_like=True):
+class FieldChecksum(msgspec.Struct, frozen=True, array_like=True):
     """One field of a plan: how many entries it has, and the CRC-32 of its encoded form."""
 
     num_entries: int
@@ -29,12 +29,12 @@ class FieldMark(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.num_entries} entries, checksum {self.checksum:08x}"
 
 
-class PlanMark(msgspec.Struct, frozen=True, array_like=True):
+class PlanChecksum(msgspec.Struct, frozen=True, array_like=True):
     """One plan."""
 
     step: int
-    chain: bytes  # the first MARK_BYTES of the chain's end after this plan
-    fields: tuple[FieldMark, ...]  # of all fields but the step, in the order of `Plan`
+    chain: bytes  # the first CHAIN_BYTES of the chain's end after this plan
+    fields: tuple[FieldChecksum, ...]  # of all fields but the step, in the order of `Plan`
 
 
 class PlanDifference(msgspec.Struct, frozen=True):
@@ -45,20 +45,22 @@ class PlanDifference(msgspec.Struct, frozen=True):
     found: str
 
 
-def mark_plan(plan: Plan, parent: bytes) -> tuple[PlanMark, bytes]:
-    """Return (mark, digest): the new end of the chain is the one of `encode_plan`."""
+def checksum_plan(plan: Plan, parent: bytes) -> tuple[PlanChecksum, bytes]:
+    """Return (checksum, digest): the new end of the chain is the one of `encode_plan`."""
     entries = [getattr(plan, name) for name in _FIELDS[1:]]
     parts = [_encoder.encode(part) for part in entries]
     body = b"".join((_ARRAY_OF_FIELDS, _encoder.encode(plan.step), *parts))
     digest = chain(parent, body)
     fields = tuple(
-        FieldMark(len(entry), crc32(part)) for entry, part in zip(entries, parts, strict=True)
+        FieldChecksum(len(entry), crc32(part)) for entry, part in zip(entries, parts, strict=True)
     )
-    return PlanMark(plan.step, digest[:MARK_BYTES], fields), digest
+    return PlanChecksum(plan.step, digest[:CHAIN_BYTES], fields), digest
 
 
-def first_difference(expected: PlanMark | None, found: PlanMark | None) -> PlanDifference | None:
-    """Return the first field that differs, None if none does; a mark of None is no plan."""
+def first_difference(
+    expected: PlanChecksum | None, found: PlanChecksum | None
+) -> PlanDifference | None:
+    """Return the first field that differs, None if none does; None is no plan."""
     if expected == found:
         return None
     if expected is None or found is None:
@@ -71,5 +73,5 @@ def first_difference(expected: PlanMark | None, found: PlanMark | None) -> PlanD
     return PlanDifference("chain", expected.chain.hex(), found.chain.hex())
 
 
-def _step_of(mark: PlanMark | None) -> str:
-    return "no plan" if mark is None else f"a plan of step {mark.step}"
+def _step_of(plan: PlanChecksum | None) -> str:
+    return "no plan" if plan is None else f"a plan of step {plan.step}"

@@ -1,38 +1,32 @@
-"""Makes the calls of a log again, on schedulers of its own, and compares what comes of them.
+"""Applies the events of a log again, to schedulers of its own, and compares what comes of them.
 
-Owns the comparison: the first event that ends otherwise than the log says is the difference that it
-reports. Needs no model, no ranks and no clock. Knows nothing of files.
+The first event that ends otherwise than the log says is the difference that it reports. Needs no
+model, no ranks and no clock.
 """
 
 from dataclasses import dataclass
 
 import msgspec
 
-from cluster.scheduler.replay.event_log import LogError, read_config
-from cluster.scheduler.replay.events import (
-    Abort,
-    AdapterFailed,
-    AdapterReady,
-    AddAll,
-    Allow,
+from cluster.scheduler.events import AddAll, AnyEvent
+from cluster.scheduler.replay.event_log import (
     Begin,
-    Commit,
-    Event,
-    Expire,
-    Pin,
+    Checkpoint,
+    Continue,
+    LogError,
     Record,
-    Resume,
-    Schedule,
-    TakeLoads,
-    TakeUnloaded,
-    Unload,
-    Unpin,
+    read_config,
 )
-from cluster.scheduler.replay.plan_checksum import MARK_BYTES, PlanMark, first_difference, mark_plan
-from cluster.scheduler.replay.scheduler_state import State
-from cluster.scheduler.replay.snapshot import restore, snapshot
+from cluster.scheduler.replay.journal import outcome_of
+from cluster.scheduler.replay.plan_checksum import (
+    CHAIN_BYTES,
+    PlanChecksum,
+    PlanDifference,
+    first_difference,
+)
+from cluster.scheduler.replay.state import decode_state, encode_state
 from cluster.scheduler.scheduler import Scheduler
-from worker.protocol import GENESIS, Plan
+from worker.protocol import GENESIS
 
 _SHOWN = 400  # characters of a value that differs
 
@@ -62,7 +56,7 @@ class Counts:
     events: int = 0
     steps: int = 0
     requests: int = 0  # that were not refused
-    lives: int = 0
+    schedulers: int = 0
 
 
 class Replay:
@@ -77,27 +71,36 @@ class Replay:
         self._step = 0
         self._last_number = 0
         self._is_file_new = False
+        self._checkpoint: Checkpoint | None = None
 
     @property
     def chain(self) -> str:
         """The end of the chain of plans, as a log holds it, in hex."""
-        return self._digest[:MARK_BYTES].hex()
+        return self._digest[:CHAIN_BYTES].hex()
 
-    def begin_file(self) -> None:
-        """Learn that the records that follow are from another file."""
+    def begin_file(self, checkpoint: Checkpoint | None = None) -> None:
+        """Expect the first record of another file; `checkpoint` is what its FILE.state holds."""
         self._is_file_new = True
+        self._checkpoint = checkpoint
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Return the scheduler as it is now, if there is one."""
+        if self._scheduler is None or self.version is None:
+            return None
+        state = encode_state(self._scheduler)
+        return Checkpoint(self.version, self._last_number, self._step, self._digest, state)
 
     def apply(self, record: Record, offset: int) -> None:
-        """Make the call of one record and compare.
+        """Apply the event of one record and compare.
 
         Raises:
             LogError: if the record, found at byte `offset`, cannot follow those before it.
         """
         assert self.difference is None, "a replay ends with its first difference"
         event, follows = record.event, record.number == self._last_number + 1
-        if self._is_file_new and not isinstance(event, Begin | Resume):
+        if self._is_file_new and not isinstance(event, Begin | Continue):
             raise LogError(offset, "the log does not begin with a scheduler")
-        if not self._is_file_new and (not follows or isinstance(event, Resume)):
+        if not self._is_file_new and (not follows or isinstance(event, Continue)):
             name = type(event).__name__
             raise LogError(offset, f"event {record.number} ({name}) after {self._last_number}")
         self._is_file_new = False
@@ -105,10 +108,10 @@ class Replay:
         self.counts.events += 1
         if isinstance(event, Begin):
             self._begin(event, offset)
-        elif isinstance(event, Resume):
-            self._resume(event, follows, offset)
+        elif isinstance(event, Continue):
+            self._continue(event, follows, offset)
         else:
-            self._call(record)
+            self._call(record, event)
 
     def _begin(self, event: Begin, offset: int) -> None:
         try:
@@ -116,92 +119,81 @@ class Replay:
         except (ValueError, msgspec.ValidationError) as error:
             raise LogError(offset, f"not a scheduler's configuration: {error}") from error
         self.version, self._digest, self._step = event.version, GENESIS, 0
-        self.counts.lives += 1
+        self.counts.schedulers += 1
 
-    def _resume(self, event: Resume, follows: bool, offset: int) -> None:
-        """Go on from a snapshot, which is what has been replayed so far if that came before it."""
+    def _continue(self, event: Continue, follows: bool, offset: int) -> None:
+        """Go on with what has been replayed so far, or with the state that was kept of it."""
         if self._scheduler is not None and follows:
             if event.digest != self._digest:
-                self._differ(event, "chain", event.digest.hex(), self._digest.hex())
-            found = snapshot(self._scheduler)
-            for name in State.__struct_fields__:
-                self._compare(event, name, getattr(event.state, name), getattr(found, name))
-        else:
-            self.counts.lives += 1
+                self._differ("Continue", "chain", event.digest.hex(), self._digest.hex())
+            return
+        found = self._checkpoint
+        if found is None:
+            raise LogError(
+                offset,
+                "the log goes on with the scheduler of the file before it: replay that first, or "
+                "have its state in a file of the same name with .state behind it",
+            )
+        if (found.number, found.digest) != (self._last_number - 1, event.digest):
+            raise LogError(offset, f"the state is the one behind event {found.number}")
         try:
-            self._scheduler = restore(read_config(event.config), event.state)
+            self._scheduler = decode_state(found.state)
+            is_same = self._scheduler.config == read_config(event.config)
         except Exception as error:  # a state that nobody was ever in can break anything
             reason = f"not a scheduler's state: {type(error).__name__}: {error}"
             raise LogError(offset, reason[:_SHOWN]) from error
-        self.version, self._digest, self._step = event.version, event.digest, event.state.step
+        if not is_same:
+            raise LogError(offset, "the state has another configuration")
+        self.version, self._digest, self._step = event.version, event.digest, found.step
+        self.counts.schedulers += 1
 
-    def _call(self, record: Record) -> None:
+    def _call(self, record: Record, event: AnyEvent) -> None:
         assert self._scheduler is not None, "a file begins with a scheduler"
-        raised, text = None, "none"
+        name, raised, text = type(event).__name__, None, "none"
+        result: object = None
         try:
-            self._make(self._scheduler, record)
+            result = self._scheduler.apply(event)
         except Exception as error:  # the log says which one to expect; any other is a difference
             raised = type(error).__name__
             text = f"{raised}: {error}"
         if raised != record.raised:
-            self._differ(record.event, "exception", record.raised or "none", text)
+            self._differ(name, "exception", record.raised or "none", text)
+        if raised is not None or self.difference is not None:
+            return
+        if isinstance(event, AddAll):
+            self.counts.requests += len(event.requests)
+        outcome, self._digest = outcome_of(event, result, self._digest)
+        plans = [one for one in (record.outcome, outcome) if isinstance(one, PlanChecksum)]
+        if plans:
+            self._step = plans[0].step
+            self.counts.steps += isinstance(outcome, PlanChecksum)
+        found = _first_difference(record.outcome, outcome)
+        if found is not None:
+            value = getattr(result, found.field, result if found.field == "result" else None)
+            shown = found.found if value is None else f"{found.found}: {value}"
+            self._differ(name, found.field, found.expected, shown)
 
-    def _make(self, scheduler: Scheduler, record: Record) -> None:
-        match event := record.event:
-            case Schedule(expected):
-                plan = scheduler.schedule()
-                if record.raised is None:
-                    self._compare_plans(event, expected, plan)
-            case Commit(output):
-                scheduler.commit(output)
-            case AddAll(requests):
-                self.counts.requests += len(scheduler.add_all(requests))
-            case Abort(seq_id):
-                scheduler.abort(seq_id)
-            case Expire(seq_id):
-                scheduler.expire(seq_id)
-            case TakeLoads(loads):
-                self._compare(event, "loads", loads, tuple(scheduler.take_loads()))
-            case TakeUnloaded(unloaded):
-                self._compare(event, "unloaded", unloaded, tuple(scheduler.take_unloaded()))
-            case AdapterReady(adapter):
-                scheduler.adapter_ready(adapter)
-            case AdapterFailed(adapter, error):
-                scheduler.adapter_failed(adapter, error)
-            case Pin(digest, num_bytes):
-                scheduler.pin(digest, num_bytes)
-            case Unpin(digest):
-                scheduler.unpin(digest)
-            case Unload(digest, force):
-                scheduler.unload(digest, force=force)
-            case Allow(digest):
-                scheduler.allow(digest)
-            case Begin() | Resume():
-                raise AssertionError("not a call")
-
-    def _compare_plans(self, event: Event, expected: PlanMark | None, plan: Plan | None) -> None:
-        found = None
-        if plan is not None:
-            found, self._digest = mark_plan(plan, self._digest)
-            self.counts.steps += 1
-        self._step = next((mark.step for mark in (expected, found) if mark), self._step)
-        difference = first_difference(expected, found)
-        if difference is not None:
-            value = getattr(plan, difference.field, None)
-            text = difference.found if value is None else f"{difference.found}: {value}"
-            self._differ(event, difference.field, difference.expected, text)
-
-    def _compare(self, event: Event, field: str, expected: object, found: object) -> None:
-        if expected != found:
-            self._differ(event, field, str(expected), str(found))
-
-    def _differ(self, event: Event, field: str, expected: str, found: str) -> None:
+    def _differ(self, call: str, field: str, expected: str, found: str) -> None:
         if self.difference is None:
             self.difference = Difference(
                 number=self._last_number,
-                call=type(event).__name__,
+                call=call,
                 step=self._step,
                 field=field,
                 expected=expected[:_SHOWN],
                 found=found[:_SHOWN],
             )
+
+
+def _first_difference(
+    expected: PlanChecksum | int | None, found: PlanChecksum | int | None
+) -> PlanDifference | None:
+    if isinstance(expected, int) or isinstance(found, int):
+        if expected == found:
+            return None
+        return PlanDifference("result", _checksum(expected), _checksum(found))
+    return first_difference(expected, found)
+
+
+def _checksum(outcome: PlanChecksum | int | None) -> str:
+    return f"checksum {outcome:08x}" if isinstance(outcome, int) else str(outcome or "nothing")

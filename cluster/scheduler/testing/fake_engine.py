@@ -165,7 +165,7 @@ class FakeEngine:
         load = self.loads.pop(0)
         stats = self.scheduler.stats()
         self._rank.load_adapter(load.slot, load.adapter)
-        (claimed,) = (one.num_bytes for one in stats.slots if one.slot == load.slot)
+        (claimed,) = (one.claimed_bytes for one in stats.slots if one.slot == load.slot)
         self._held_bytes[load.slot] = claimed
         held = sum(self._held_bytes.values())
         assert not stats.adapter_memory or held <= stats.adapter_memory, f"{held} bytes are held"

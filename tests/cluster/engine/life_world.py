@@ -21,8 +21,8 @@ from cluster.errors import NotFound
 from cluster.messages import SchedulerAddress, Status
 from cluster.router.engine_client import EngineClient
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.kv_cache.namespace import Namespace
-from cluster.scheduler.replay.recorder import AnyScheduler
+from cluster.scheduler.kv_cache.radix_tree import Namespace
+from cluster.scheduler.scheduler import Scheduler
 from tests.cluster.adapters.tiny import LIMITS, MODEL
 from tests.cluster.engine.life_ranks import PAGE_SIZE, TP, Handle, Launcher, turns
 from tests.patience import PATIENCE
@@ -85,7 +85,7 @@ class Replica:
         await self.client.wait_closed()
 
     @property
-    def scheduler(self) -> AnyScheduler | None:
+    def scheduler(self) -> Scheduler | None:
         """What plans for the ranks; None while they are down."""
         return self.engine._supervisor.scheduler
 
@@ -119,20 +119,21 @@ class Replica:
         `known` is all content that may be in slots and in the prefix cache.
         """
         status = await self._rest()
-        assert {slot.leases for slot in status.slots} <= {0}, status.slots
-        assert status.held_pages == 0
-        assert status.free_pages + status.cached_pages == status.total_pages
-        assert status.free_host_pages + status.cached_host_pages == status.total_host_pages
+        stats = status.scheduler
+        assert {slot.leases for slot in stats.slots} <= {0}, stats.slots
+        assert stats.held_pages == 0
+        assert stats.free_pages + stats.cached_pages == stats.total_pages
+        assert stats.free_host_pages + stats.cached_host_pages == stats.total_host_pages
         assert self.engine._dispatcher._streams == {}
         assert not self.engine._lora_loader._unloading, "an unload is not answered"
-        held = {slot.adapter for slot in status.slots}
+        held = {slot.adapter for slot in stats.slots}
         assert held <= known, f"slots hold what no name points at: {held - known}"
-        assert {slot.adapter for slot in status.slots if slot.pinned} == held & set(pinned)
+        assert {slot.adapter for slot in stats.slots if slot.pinned} == held & set(pinned)
         cached = _Adapters()
         assert self.scheduler is not None
         self.scheduler.contents(cached)
         assert cached.seen <= {*known, "base"}, "the prefix cache holds what no name points at"
-        table = {slot.slot: slot.adapter for slot in status.slots}
+        table = {slot.slot: slot.adapter for slot in status.scheduler.slots}
         for rank in self.launcher.ranks:
             for slot, digest in enumerate(rank.bank()):
                 assert digest == table.get(slot), f"slot {slot} holds {digest}: {table}"
@@ -142,9 +143,10 @@ class Replica:
         async with asyncio.timeout(PATIENCE):
             while True:
                 status = await self.client.status()
-                is_loading = any(slot.loading for slot in status.slots)
+                is_loading = any(slot.loading for slot in status.scheduler.slots)
                 num_tasks = len(self.engine._lora_loader._background)
-                is_busy = status.num_running or status.num_waiting or is_loading or num_tasks
+                num_live = status.scheduler.num_running + status.scheduler.num_waiting
+                is_busy = num_live or is_loading or num_tasks
                 if status.ready and self.is_up and not is_busy:
                     return status
 

@@ -28,7 +28,7 @@ from cluster.weighted_adapters import parts_of
 from tests.patience import PATIENCE
 from worker.channel import Channel, listen
 from worker.engine.step_server import serve_steps
-from worker.lora.shard import UnusableAdapter
+from worker.errors import UnusableAdapter
 from worker.protocol import RankInfo, SamplingParams, StepReply
 from worker.testing.fake_rank import FakeRank, fake_continuation
 

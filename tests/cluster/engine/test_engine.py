@@ -42,7 +42,7 @@ async def test_requests_of_two_routers_get_their_own_tokens() -> None:
         one, two = await world.connect(), await world.connect()
         status = await until_ready(one)
         # the smallest budgets of both ranks
-        assert (status.total_pages, status.total_host_pages) == (64, 8)
+        assert (status.scheduler.total_pages, status.scheduler.total_host_pages) == (64, 8)
         one.send(ask("same-id"))
         two.send(ask("same-id", "cafe"))
         two.send(ask("long", n=40))
@@ -63,7 +63,7 @@ async def test_a_rank_that_fails_ends_its_requests_with_503_and_the_group_comes_
         assert (error.name, error.retry_after is not None) == ("Unavailable", True)
         assert "on fire" in error.message
         status = await until_ready(router)
-        assert (world.launcher.launches, status.restarts) == (2, 1)
+        assert (world.launcher.launches, status.engine.restarts) == (2, 1)
         router.send(ask("b"))
         assert token_ids((await router.collect("b"))["b"]) == expected()
 
@@ -91,7 +91,7 @@ async def test_closing_leaves_no_task_behind_idle_or_in_a_step() -> None:
                 world.launcher.handles[0].rank.hangs.set()
                 router.send(ask("a"))
                 async with asyncio.timeout(PATIENCE):
-                    while not (await router.status()).num_running:
+                    while not (await router.status()).scheduler.num_running:
                         await asyncio.sleep(0)
         for _ in range(5):
             await asyncio.sleep(0)
@@ -133,10 +133,11 @@ async def test_a_router_that_leaves_takes_its_requests_along() -> None:
         await leaves.receive()
         leaves.close()
         async with asyncio.timeout(PATIENCE):
-            while (status := await stays.status()).num_running > 0:
+            while (status := await stays.status()).scheduler.num_running > 0:
                 await asyncio.sleep(0.01)
-        assert status.held_pages == 0
-        assert status.free_pages + status.cached_pages == status.total_pages
+        stats = status.scheduler
+        assert stats.held_pages == 0
+        assert stats.free_pages + stats.cached_pages == stats.total_pages
 
 
 async def test_an_aborted_request_gets_no_more_events_and_frees_its_pages() -> None:
@@ -155,7 +156,7 @@ async def test_an_aborted_request_gets_no_more_events_and_frees_its_pages() -> N
             if seen:
                 break
         assert seen == {"y"}
-        assert (await router.status()).held_pages == 0
+        assert (await router.status()).scheduler.held_pages == 0
 
 
 async def test_too_many_waiting_requests_are_refused_as_overload() -> None:
@@ -179,8 +180,9 @@ async def test_choices_get_what_single_requests_with_their_seeds_get() -> None:
         for seed, request_id in enumerate(("a", "b", "c")):
             assert token_ids(events[request_id]) == expected(length=10, seed=seed)
         status = await router.status()
-        assert (status.forked_sequences, status.prompt_tokens) == (2, 30)
-        assert status.held_pages == 0
+        counters = status.scheduler.counters
+        assert (counters.forked_sequences, counters.prompt_tokens) == (2, 30)
+        assert status.scheduler.held_pages == 0
 
 
 async def test_an_aborted_choice_leaves_the_others_running() -> None:
@@ -194,7 +196,7 @@ async def test_an_aborted_choice_leaves_the_others_running() -> None:
             events = await router.collect(*kept)
             for name in kept:
                 assert token_ids(events[name]) == expected(seed="abc".index(name))
-        assert (await router.status()).held_pages == 0
+        assert (await router.status()).scheduler.held_pages == 0
 
 
 async def test_more_choices_than_the_queue_could_ever_hold_are_all_refused() -> None:
@@ -233,9 +235,9 @@ async def test_a_request_that_takes_longer_than_it_may_ends_with_an_error() -> N
         hanging.hangs.clear()
         hanging.freed.set()
         async with asyncio.timeout(PATIENCE):
-            while (status := await router.status()).num_running + status.num_waiting > 0:
+            while (stats := (await router.status()).scheduler).num_running + stats.num_waiting > 0:
                 await asyncio.sleep(0.01)
-        assert status.held_pages == 0
+        assert stats.held_pages == 0
 
 
 async def test_a_connection_without_the_secret_is_closed() -> None:
@@ -312,7 +314,7 @@ async def test_what_was_recorded_over_two_lives_of_the_ranks_replays(tmp_path: P
     for number, record in enumerate(read_records(path)):
         replay.apply(record, number)
         assert replay.difference is None
-    assert (replay.counts.lives, replay.counts.requests) == (2, 4)
+    assert (replay.counts.schedulers, replay.counts.requests) == (2, 4)
 
 
 async def test_each_rank_is_told_when_it_is_up_with_what_it_computes_by(

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.engine.event_file import BUFFER_BYTES, EventFile
-from cluster.scheduler.replay.event_log import MAGIC, LogError, encode_record
-from cluster.scheduler.replay.events import Abort, Record
-from tests.cluster.scheduler.random_life import read_records
+from cluster.engine.checkpoint import checkpoint, read_state
+from cluster.engine.event_file import BUFFER_BYTES, Checkpointer, EventFile, state_path
+from cluster.scheduler.events import Abort
+from cluster.scheduler.replay.event_log import MAGIC, LogError, Record, encode_record
+from tests.cluster.scheduler.random_life import read_records, record_lives
+from tests.patience import PATIENCE
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def write(path: Path, count: int, max_bytes: int = 2**20) -> None:
     log = EventFile(path, max_bytes)
     for _ in range(count):
         if log.is_full:
-            log.turn()
+            log.rotate(continues=True)
         log.write(Abort(1))
     log.close()
 
@@ -94,19 +96,89 @@ def test_a_log_whose_newer_file_is_lost_goes_on_with_the_numbers_of_the_older(pa
     assert numbers(path) == [8]
 
 
-def test_a_file_grows_to_twice_its_snapshot_however_small_the_bound(path: Path) -> None:
-    write(path, 1)
-    one = path.stat().st_size
-    write(path, 100, max_bytes=10)
-    older = path.with_name("log.1").stat().st_size
-    assert 2 * one <= older < 3 * one
+class Checkpoints(Checkpointer):
+    """Writes no states, and is as busy as a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = False
+        self.calls: list[bool] = []
+
+    @property
+    def is_busy(self) -> bool:
+        return self.busy
+
+    def rotated(self, path: Path, older: Path, *, continues: bool) -> None:
+        self.calls.append(continues)
+
+
+def test_a_file_is_not_rotated_before_the_state_of_the_last_one_is_there(path: Path) -> None:
+    checkpoints = Checkpoints()
+    log = EventFile(path, 1000, checkpoints)
+    while not log.is_full:
+        log.write(Abort(1))
+    checkpoints.busy = True
+    assert not log.is_full
+    log.write(Abort(1))
+    checkpoints.busy = False
+    assert log.is_full
+    log.rotate(continues=True)
+    log.close()
+    assert checkpoints.calls == [True]
+
+
+def test_a_state_that_takes_too_long_ends_the_recording_and_nothing_else(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints()
+    checkpoints.busy = True
+    log = EventFile(path, 1000, checkpoints)
+    for _ in range(1000):
+        assert not log.is_full
+        log.write(Abort(1))
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "takes too long" in caplog.text
+    assert path.stat().st_size < 1100
+    log.close()
+
+
+def test_a_state_moves_with_its_file_and_goes_with_it(path: Path) -> None:
+    older, state = path.with_name("log.1"), state_path(path)
+    checkpointer = Checkpointer()
+    state.write_bytes(b"of log")
+    checkpointer.rotated(path, older, continues=False)
+    assert state_path(older).read_bytes() == b"of log" and not state.exists()
+    checkpointer.rotated(path, older, continues=False)
+    assert not state_path(older).exists()
+    checkpointer.close()
+
+
+def test_the_state_at_the_end_of_a_file_is_written_by_a_process_of_its_own(path: Path) -> None:
+    older = path.with_name("log.1")
+    record_lives(older, seed=4, num_requests=40)
+    checkpointer = Checkpointer()
+    checkpointer.rotated(path, older, continues=True)
+    assert checkpointer._process is not None and checkpointer._process.wait(PATIENCE) == 0
+    assert not checkpointer.is_busy
+    found = read_state(path)
+    assert found == checkpoint(older)
+    assert found is not None and found.number == numbers(older)[-1]
+    assert state_path(path).stat().st_mode & 0o777 == 0o600
+    assert sorted(one.name for one in path.parent.iterdir()) == ["log.1", "log.state"]
+
+
+def test_no_state_is_written_of_a_file_that_does_not_replay(path: Path) -> None:
+    older = path.with_name("log.1")
+    write(older, 3)
+    with pytest.raises(LogError, match="does not begin with a scheduler"):
+        checkpoint(older)
 
 
 def test_a_second_writer_is_refused(path: Path) -> None:
     log = EventFile(path, 2**20)
     with pytest.raises(OSError, match="another process"):
         EventFile(path, 2**20)
-    log.turn()
+    log.rotate(continues=True)
     with pytest.raises(OSError, match="another process"):
         EventFile(path, 2**20)
     log.close()
@@ -139,7 +211,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     log.write(Abort(1), "KeyError")
     log.flush()
     assert not log.is_full
-    log.turn()
+    log.rotate(continues=True)
     log.close()
     assert len(caplog.records) == 1
 

@@ -7,8 +7,8 @@ from cluster.engine.kv_event_feed import MAX_UNTAKEN, KvEventFeed
 from cluster.kv_events import MAX_BATCH_BLOCKS, AllBlocksCleared, KvEventBatch, vllm_payload
 from cluster.messages import KvEvents, KvEventsEnded, decode_scheduler_frame, encode
 from cluster.request import BASE
-from cluster.scheduler.kv_cache.namespace import namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
+from cluster.scheduler.kv_cache.radix_tree import namespace
 from tests.cluster.kv_mirror import Mirror
 
 PLAIN = namespace("model", BASE, "")

@@ -19,8 +19,8 @@ from cluster.engine.kv_event_publisher import (
 )
 from cluster.kv_events import KvEventBatch, vllm_payload
 from cluster.request import BASE
-from cluster.scheduler.kv_cache.namespace import namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
+from cluster.scheduler.kv_cache.radix_tree import namespace
 from tests.cluster.kv_mirror import Mirror, as_vllm
 from tests.patience import PATIENCE
 

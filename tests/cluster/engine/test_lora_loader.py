@@ -20,7 +20,7 @@ from cluster.messages import (
     Unloaded,
 )
 from cluster.request import BASE, ErrorInfo, TokenEvent
-from cluster.scheduler.replay.recorder import AnyScheduler
+from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.stats import AdapterLoad, UnloadedAdapter
 from cluster.weighted_adapters import compose
 from tests.cluster.engine.small_engine import ask, expected, token_ids, until_ready, world_with
@@ -103,7 +103,7 @@ class Setup:
     async def run(self, *, is_stepping: bool, begins_step: bool | None = None) -> None:
         """Let the loader do its work once, and all that follows."""
         begins = is_stepping if begins_step is None else begins_step
-        group, scheduler = cast(Executor, self.ranks), cast(AnyScheduler, self.decisions)
+        group, scheduler = cast(Executor, self.ranks), cast(Scheduler, self.decisions)
         self.loader.run_pending(group, scheduler, begins_step=begins, is_stepping=is_stepping)
         for _ in range(10):
             await asyncio.sleep(0)
@@ -167,7 +167,7 @@ async def test_an_unload_is_answered_when_the_ranks_have_cleared_its_slots(setup
     class Connection:
         send = staticmethod(answers.append)
 
-    scheduler = cast(AnyScheduler, setup.decisions)
+    scheduler = cast(Scheduler, setup.decisions)
     connection = cast(RouterConnection, Connection())
     setup.loader.unload(scheduler, connection, 5, "A", False)
     setup.ranks.may_clear.clear()
@@ -225,8 +225,8 @@ async def test_an_adapter_that_a_rank_cannot_compute_fails_only_its_own_requests
             assert error is not None and error.name == "InvalidAdapter"
             assert "divides by zero" in error.message
         assert token_ids(events["here"]) == expected("cafe")
-        assert (await router.status()).restarts == 0
-        assert [slot.adapter for slot in (await router.status()).slots] == ["cafe"]
+        assert (await router.status()).engine.restarts == 0
+        assert [slot.adapter for slot in (await router.status()).scheduler.slots] == ["cafe"]
 
 
 async def test_a_sum_of_adapters_is_served_from_the_shards_of_its_parts() -> None:
@@ -275,8 +275,8 @@ async def test_unload_waits_for_running_requests_and_then_answers() -> None:
                 order += ["end" for e in message.events if e.finish_reason is not None]
         assert order == ["end", "unloaded"]
         status = await router.status()
-        assert status.slots == ()
-        assert status.cached_pages == 0
+        assert status.scheduler.slots == ()
+        assert status.scheduler.cached_pages == 0
 
 
 async def test_a_forced_unload_ends_running_requests_with_the_reason() -> None:
@@ -290,7 +290,7 @@ async def test_a_forced_unload_ends_running_requests_with_the_reason() -> None:
         assert [e.error.name for e in events["x"] if e.error] == ["NotFound"]
         while not isinstance(await router.receive(), Unloaded):
             pass
-        assert (await router.status()).slots == ()
+        assert (await router.status()).scheduler.slots == ()
 
 
 async def test_an_unload_that_waits_can_be_taken_back() -> None:
@@ -324,7 +324,7 @@ async def test_pins_outlive_the_ranks() -> None:
             router.send(ask(f"a{life}", "cafe"))
             router.send(ask(f"b{life}", "beef"))
             await router.collect(f"a{life}", f"b{life}")
-            pinned = {slot.adapter: slot.pinned for slot in (await router.status()).slots}
+            pinned = {slot.adapter: slot.pinned for slot in (await router.status()).scheduler.slots}
             assert pinned == {"cafe": True, "beef": False}
             if life == 0:
                 world.launcher.handles[1].rank.fails = True
@@ -334,4 +334,4 @@ async def test_pins_outlive_the_ranks() -> None:
         router.send(KeepPinned({}))
         router.send(ask("d"))
         await router.collect("d")
-        assert not any(slot.pinned for slot in (await router.status()).slots)
+        assert not any(slot.pinned for slot in (await router.status()).scheduler.slots)

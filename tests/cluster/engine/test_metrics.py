@@ -103,13 +103,13 @@ def test_an_eviction_is_counted_once_whoever_clears_the_slot(
     clock.now += 0.25
     metrics.load_ends(began)
     assert counted(metrics, "adapter_load_seconds") == (1, 0.25)
-    assert metrics.num_evictions == 0
+    assert metrics.counters.adapter_evictions == 0
     metrics.load_begins(0, "b", ())  # into a's slot
-    assert metrics.num_evictions == 1
+    assert metrics.counters.adapter_evictions == 1
     metrics.load_begins(1, "c", ((0, "b"), (1, "x")))  # b gives its memory; 1 was free by then
-    assert metrics.num_evictions == 2
+    assert metrics.counters.adapter_evictions == 2
     metrics.load_begins(0, "d", ())
-    assert metrics.num_evictions == 2
+    assert metrics.counters.adapter_evictions == 2
 
 
 def test_unloaded_and_failed_adapters_are_not_evicted(metrics: EngineMetrics) -> None:
@@ -118,7 +118,7 @@ def test_unloaded_and_failed_adapters_are_not_evicted(metrics: EngineMetrics) ->
     metrics.load_begins(0, "b", ())
     metrics.load_fails(0)
     metrics.load_begins(0, "c", ())
-    assert (metrics.num_evictions, metrics.num_failed_loads) == (0, 1)
+    assert (metrics.counters.adapter_evictions, metrics.counters.failed_adapter_loads) == (0, 1)
 
 
 def test_lost_ranks_take_their_sequences_along(metrics: EngineMetrics, clock: Clock) -> None:
@@ -128,7 +128,7 @@ def test_lost_ranks_take_their_sequences_along(metrics: EngineMetrics, clock: Cl
     clock.now += 5
     assert metrics.oldest_wait() == 0.0
     metrics.load_begins(0, "b", ())
-    assert metrics.num_evictions == 0
+    assert metrics.counters.adapter_evictions == 0
     assert {cause: count for cause, count in metrics.failures.items() if count} == {
         FailureCause.RANK_GONE: 1
     }
@@ -136,7 +136,7 @@ def test_lost_ranks_take_their_sequences_along(metrics: EngineMetrics, clock: Cl
 
 async def until_ready_again(router: RouterEnd, restarts: int) -> Status:
     async with asyncio.timeout(PATIENCE):
-        while (status := await router.status()).restarts < restarts or not status.ready:
+        while (status := await router.status()).engine.restarts < restarts or not status.ready:
             await asyncio.sleep(0.01)
     return status
 
@@ -162,7 +162,7 @@ async def test_what_ranks_are_lost_for_is_counted_by_cause() -> None:
         status = await until_ready_again(router, 4)
     lost = {kind: count for kind, count in status.failures.items() if count}
     assert lost == {"rank_error": 1, "step_timeout": 1, "adapter_load": 1, "slot_clear": 1}
-    assert status.restarts == 4
+    assert status.engine.restarts == 4
 
 
 async def test_an_engine_measures_what_it_serves() -> None:
@@ -176,8 +176,8 @@ async def test_an_engine_measures_what_it_serves() -> None:
     numbers = {name: counted.number for name, counted in status.histograms.items()}
     assert numbers["queue_time_seconds"] == numbers["decode_time_seconds"] == 3
     assert numbers["adapter_load_seconds"] == 3
-    assert numbers["step_seconds/plan"] == numbers["step_seconds/commit"] == status.step
-    assert status.failed_adapter_loads == 1
+    assert numbers["step_seconds/plan"] == numbers["step_seconds/commit"] == status.scheduler.step
+    assert status.engine.failed_adapter_loads == 1
     # Two slots: the third load evicts one, the one that fails another.
-    assert (status.adapter_loads, status.adapter_evictions) == (4, 2)
+    assert (status.scheduler.counters.adapter_loads, status.engine.adapter_evictions) == (4, 2)
     assert status.oldest_wait == 0.0

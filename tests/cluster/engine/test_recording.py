@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.recording import Recording, RecordingConfig
-from cluster.scheduler.replay.events import Begin
+from cluster.scheduler.replay.event_log import Begin
 from cluster.scheduler.scheduler import Scheduler
 from tests.cluster.scheduler.conftest import tiny_config
 from tests.cluster.scheduler.random_life import read_records

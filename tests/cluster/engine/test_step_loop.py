@@ -83,7 +83,7 @@ async def run_until_idle(
         cast(LoraLoader, IdleLoader()),
         cast(Dispatcher, dispatcher),
         KvEventFeed("model", time.time, None),
-        status or EngineStatus("0", time.monotonic),
+        status or EngineStatus("0", time.monotonic, 4.0),
         ahead_rows,
     )
     with pytest.raises(ExecutorFailed, match="nothing is left"):
@@ -106,11 +106,11 @@ async def test_the_next_plan_is_sent_before_the_last_is_answered() -> None:
 
 @pytest.mark.parametrize(("is_quick", "num_ahead"), [(False, 3), (True, 0)])
 async def test_steps_whose_plan_was_sent_ahead_are_counted(is_quick: bool, num_ahead: int) -> None:
-    status = EngineStatus("0", time.monotonic)
+    status = EngineStatus("0", time.monotonic, 4.0)
     ranks = LateRanks(is_quick=is_quick)
     await run_until_idle(ranks, scheduler_with_one(4), status=status)
     snapshot = status.snapshot(1, None, None, {})
-    assert (snapshot.step, snapshot.steps_ahead) == (4, num_ahead)
+    assert snapshot.engine.steps_ahead == num_ahead
 
 
 async def test_ranks_that_answer_sooner_get_the_next_plan_with_all_that_is_known() -> None:

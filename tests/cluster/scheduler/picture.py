@@ -7,9 +7,8 @@ that contradicts the ones before it fails an assertion.
 from typing import Any
 
 from cluster.scheduler.kv_cache.events import Tier, page_hash
-from cluster.scheduler.kv_cache.namespace import Namespace, namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
-from cluster.scheduler.kv_cache.radix_tree import Node, PageKey
+from cluster.scheduler.kv_cache.radix_tree import Namespace, Node, PageKey, namespace
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config

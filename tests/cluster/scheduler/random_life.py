@@ -4,16 +4,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
-from cluster.engine.event_file import EventFile
+from cluster.engine.event_file import Checkpointer, EventFile
 from cluster.errors import TopworkError
 from cluster.request import BASE, ErrorInfo, Request
-from cluster.scheduler.batch import MAX_IN_FLIGHT
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.replay.event_log import MAGIC, decode_record, encode_record, read_frames
-from cluster.scheduler.replay.events import Record
-from cluster.scheduler.replay.plan_checksum import MARK_BYTES
-from cluster.scheduler.replay.recorder import RecordedScheduler
+from cluster.scheduler.planner import MAX_IN_FLIGHT
+from cluster.scheduler.replay.event_log import (
+    MAGIC,
+    Record,
+    decode_record,
+    encode_record,
+    read_frames,
+)
+from cluster.scheduler.replay.journal import EventJournal
+from cluster.scheduler.replay.plan_checksum import CHAIN_BYTES
+from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.testing.fake_engine import FakeEngine
+from tests.patience import PATIENCE
 from worker.protocol import SamplingParams
 
 GONE = ErrorInfo("NotFound", "gone")
@@ -157,21 +164,31 @@ class Deaf:
         """Hear nothing."""
 
 
+class PatientCheckpointer(Checkpointer):
+    """Waits for each state: a random life fills its files faster than they can be replayed."""
+
+    def rotated(self, path: Path, older: Path, *, continues: bool) -> None:
+        """Wait until the state is written."""
+        super().rotated(path, older, continues=continues)
+        if self._process is not None:
+            assert self._process.wait(PATIENCE) == 0, "the state could not be written"
+
+
 def record_lives(
     path: Path, seed: int, num_requests: int, num_lives: int = 1, max_bytes: int = 2**30
 ) -> list[str]:
     """Record random lives, one after the other, in one log; return where each chain ended."""
-    random, log = Random(seed), EventFile(path, max_bytes)
+    random, log = Random(seed), EventFile(path, max_bytes, PatientCheckpointer())
     chains = []
     for _ in range(num_lives):
         config = random_config(random)
         engine = FakeEngine(config, loads_at_once=False, plans_ahead=random.random() < 0.7)
-        engine.scheduler = RecordedScheduler(config, log, "test", Deaf())
+        engine.scheduler = Scheduler(config, Deaf(), EventJournal(config, log, "test"))
         life = RandomLife(engine, config, random)
         while life.num_requests < num_requests:
             life.act()
         life.finish()
-        chains.append(engine.digest[:MARK_BYTES].hex())
+        chains.append(engine.digest[:CHAIN_BYTES].hex())
     log.close()
     return chains
 

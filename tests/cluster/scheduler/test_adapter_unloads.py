@@ -58,7 +58,7 @@ def test_the_same_adapter_loaded_again_is_served_and_starts_cold(make_engine: Ma
     engine.run()
     assert engine.num_cached_tokens(2) == 0
     assert engine.tokens(2) == engine.tokens(1)
-    assert engine.scheduler.stats().adapter_loads == 2
+    assert engine.scheduler.stats().counters.adapter_loads == 2
 
 
 def test_an_eviction_from_the_slot_keeps_the_pages_warm(make_engine: MakeEngine) -> None:

@@ -132,7 +132,7 @@ def test_one_that_was_preempted_keeps_what_it_was_sent(make_engine: MakeEngine) 
     engine = make_engine(num_pages=9)
     engine.add(PROMPT[:8], 24)
     engine.add(PROMPT[1:9], 20)
-    while not engine.scheduler.stats().preemptions:
+    while not engine.scheduler.stats().counters.preemptions:
         engine.step()
     sent = engine.tokens(2)
     engine.expire(2)
@@ -210,7 +210,7 @@ def test_a_slot_is_not_drained_for_one_that_has_run_out_of_time(make_engine: Mak
     assert engine.finish_reason(late) == "length"
     engine.run()
     stats = engine.scheduler.stats()
-    assert (stats.preemptions, stats.adapter_loads) == (0, 1)
+    assert (stats.counters.preemptions, stats.counters.adapter_loads) == (0, 1)
 
 
 def test_an_unload_that_waits_for_a_sequence_is_complete_when_its_time_is_out(

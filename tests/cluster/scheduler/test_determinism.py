@@ -45,7 +45,9 @@ def run_busy_day() -> str:
             engine.run()
     engine.run()
     stats = engine.scheduler.stats()
-    assert stats.preemptions and stats.evicted_pages and stats.longest_slot_wait > 6
+    assert (
+        stats.counters.preemptions and stats.counters.evicted_pages and stats.longest_slot_wait > 6
+    )
     return engine.digest.hex()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.request import BASE
-from cluster.scheduler.fairness import Fairness
+from cluster.scheduler.fairness import MAX_IDLE_FLOWS, Fairness
 from cluster.scheduler.testing.fake_engine import FakeEngine
 
 
@@ -132,3 +132,43 @@ def test_no_backlogged_flow_falls_behind_another_by_more_than_one_request_each(
         shares.charge(flow, cost)
         counters = [f.counter for f in flows.values()]
         assert max(counters) - min(counters) <= largest * 2**20
+
+
+def test_thousands_of_tenants_that_came_once_leave_no_more_flows_than_the_bound() -> None:
+    shares = Fairness(enabled=True)
+    busy = shares.enter("busy", BASE, 0, 1)
+    for number in range(3 * MAX_IDLE_FLOWS):
+        flow = shares.enter(f"tenant {number}", BASE, 0, 1)
+        shares.admitted(flow)
+        shares.charge(flow, 100 + number)
+        shares.leave(flow)
+    (peers,) = shares._classes.values()
+    assert len(peers.flows) <= MAX_IDLE_FLOWS + 1 and len(peers.idle) <= MAX_IDLE_FLOWS
+    assert busy.num_live == 1
+    # Those that are most ahead are remembered, the others begin anew.
+    last = 3 * MAX_IDLE_FLOWS - 1
+    assert shares.enter(f"tenant {last}", BASE, 0, 1).counter > 0
+    assert shares.enter("tenant 0", BASE, 0, 1).counter == 0
+
+
+def test_a_tenant_that_comes_and_goes_without_a_turn_leaves_one_entry() -> None:
+    shares = Fairness(enabled=True)
+    shares.enter("busy", BASE, 0, 1)
+    flow = shares.enter("restless", BASE, 0, 1)
+    shares.charge(flow, 5)
+    for _ in range(100):
+        shares.leave(flow)
+        flow = shares.enter("restless", BASE, 0, 1)
+    (peers,) = shares._classes.values()
+    assert len(peers.idle) == 1
+
+
+def test_a_flow_is_forgotten_once_its_counter_has_been_reached() -> None:
+    shares = Fairness(enabled=True)
+    brief, long = shares.enter("brief", BASE, 0, 1), shares.enter("long", BASE, 0, 1)
+    shares.charge(brief, 10)
+    shares.leave(brief)
+    shares.charge(long, 11)
+    shares.admitted(long)
+    (peers,) = shares._classes.values()
+    assert list(peers.flows) == [("long", BASE)] and peers.idle == []

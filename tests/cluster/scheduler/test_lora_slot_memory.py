@@ -84,9 +84,9 @@ def test_several_are_drained_for_a_large_one_within_the_bound(make_engine: MakeE
                 engine.add(PROMPT, 40, adapter, adapter_bytes=30)
         engine.step()
     stats = engine.scheduler.stats()
-    bound = engine.scheduler._rooms.config.slot_wait_bound(1, 3, turn_start=3, is_crowded=True)
+    bound = engine.scheduler.config.slot_wait_bound(1, 3, turn_start=3, is_crowded=True)
     assert 8 <= stats.longest_slot_wait <= bound
-    assert stats.preemptions > 0
+    assert stats.counters.preemptions > 0
 
 
 def test_the_foremost_sequence_is_waited_for_where_no_other_memory_is_enough(
@@ -101,7 +101,7 @@ def test_the_foremost_sequence_is_waited_for_where_no_other_memory_is_enough(
     while engine.finish_reason(large) is None:
         engine.step()
     assert engine.finish_reason(foremost) == "length"
-    assert engine.scheduler.stats().preemptions == 1  # the other one of A
+    assert engine.scheduler.stats().counters.preemptions == 1  # the other one of A
     engine.run()
 
 

@@ -44,7 +44,7 @@ def test_one_load_serves_all_who_wait_for_it(make_engine: MakeEngine) -> None:
     for _ in range(5):
         engine.add(prompt(), 2, "A")
     engine.run()
-    assert engine.scheduler.stats().adapter_loads == 1
+    assert engine.scheduler.stats().counters.adapter_loads == 1
 
 
 def test_a_load_that_fails_leaves_nothing_of_what_it_was_to_replace(
@@ -169,7 +169,7 @@ def test_a_passed_over_adapter_gets_its_slot_within_the_bound(
                 offer(adapter, 40)
         engine.step()
     engine.run()
-    config = engine.scheduler._rooms.config
+    config = engine.scheduler.config
     bound = config.slot_wait_bound(2 + num_slots, num_slots, turn_start=3)
     assert 8 <= engine.scheduler.stats().longest_slot_wait <= bound
     for seq_id, (_, tokens) in expected.items():
@@ -191,7 +191,7 @@ def test_a_drain_ends_when_its_cause_has_gone(make_engine: MakeEngine) -> None:
     engine.step()
     assert 3 in starts_of(engine)
     engine.run()
-    assert engine.scheduler.stats().adapter_loads == 1
+    assert engine.scheduler.stats().counters.adapter_loads == 1
 
 
 def test_a_pinned_adapter_is_never_evicted_nor_drained(make_engine: MakeEngine) -> None:
@@ -228,7 +228,7 @@ def test_the_oldest_sequence_keeps_the_only_slot_until_it_ends(make_engine: Make
     engine.step()
     engine.add(prompt(), 1, "B")
     engine.run()
-    assert engine.scheduler.stats().preemptions == 0
+    assert engine.scheduler.stats().counters.preemptions == 0
     assert starts_of(engine) == [1, 2]
     assert engine.scheduler.stats().longest_slot_wait > 30
 
@@ -260,8 +260,8 @@ def test_a_turn_on_a_slot_is_long_enough_to_be_of_use(make_engine: MakeEngine) -
     while engine.finish_reason(1) is None:
         engine.step()
         stats = engine.scheduler.stats()
-        if stats.adapter_loads > num_loads:
-            num_loads = stats.adapter_loads
+        if stats.counters.adapter_loads > num_loads:
+            num_loads = stats.counters.adapter_loads
             steps.append(stats.step)
     gaps = [later - earlier for earlier, later in zip(steps, steps[1:], strict=False)]
     assert len(gaps) > 3

@@ -49,7 +49,7 @@ def test_a_choice_copies_only_the_last_partial_page(make_engine: MakeEngine) -> 
     starts = {start.seq_id: start for plan in engine.plans for start in plan.starts}
     assert starts[2].pages[:2] == starts[3].pages[:2]
     assert starts[2].pages[2] != starts[3].pages[2]
-    assert engine.scheduler.stats().forked_sequences == 2
+    assert engine.scheduler.stats().counters.forked_sequences == 2
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9])

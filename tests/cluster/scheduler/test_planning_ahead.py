@@ -104,9 +104,9 @@ def test_nobody_is_planned_ahead_where_one_may_have_to_give_way(make_engine: Mak
     assert engine.begin_step() is not None  # positions 12 to 15 take a fourth page of each
     engine.end_step()
     assert engine.begin_step() is None
-    assert engine.scheduler.stats().preemptions == 0
+    assert engine.scheduler.stats().counters.preemptions == 0
     engine.run()
-    assert engine.scheduler.stats().preemptions > 0
+    assert engine.scheduler.stats().counters.preemptions > 0
     assert engine.tokens(2) == fake_continuation(None, prompt(7, salt=1), 7)
     assert_nothing_held(engine)
 

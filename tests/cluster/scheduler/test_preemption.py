@@ -19,8 +19,8 @@ def test_preemption_gives_the_same_tokens_as_the_unconstrained_run(make_engine: 
         for salt, adapter in enumerate((BASE, "A", "B", BASE, "A", "C")):
             engine.add(prompt(salt), 25, adapter)
         engine.run()
-    assert tight.scheduler.stats().preemptions > 0
-    assert wide.scheduler.stats().preemptions == 0
+    assert tight.scheduler.stats().counters.preemptions > 0
+    assert wide.scheduler.stats().counters.preemptions == 0
     for seq_id in range(1, 7):
         assert tight.tokens(seq_id) == wide.tokens(seq_id)
         assert [e.num_cached_tokens for e in tight.events[seq_id]] == [0] * 25
@@ -32,7 +32,7 @@ def test_the_latest_arrival_gives_way_and_resumes_by_a_match(make_engine: MakeEn
     engine = make_engine(num_pages=9)
     engine.add(prompt(1), 24)
     engine.add(prompt(2), 20)
-    while not engine.scheduler.stats().preemptions:
+    while not engine.scheduler.stats().counters.preemptions:
         engine.step()
     assert [p.ends for p in engine.plans if p.ends] == [(2,)]
     engine.run()
@@ -49,7 +49,7 @@ def test_who_was_sent_back_is_admitted_before_later_arrivals(make_engine: MakeEn
     engine = make_engine(num_pages=9)
     engine.add(prompt(1), 24)
     engine.add(prompt(2), 20)
-    while not engine.scheduler.stats().preemptions:
+    while not engine.scheduler.stats().counters.preemptions:
         engine.step()
     engine.add(prompt(3), 1)
     engine.run()
@@ -63,8 +63,8 @@ def test_cached_pages_are_evicted_before_anyone_gives_way(make_engine: MakeEngin
         engine.add(prompt(salt), 10)
         engine.run()
     stats = engine.scheduler.stats()
-    assert stats.evicted_pages > 0
-    assert stats.preemptions == 0
+    assert stats.counters.evicted_pages > 0
+    assert stats.counters.preemptions == 0
 
 
 def test_a_request_that_fills_the_whole_pool_runs_to_its_end(make_engine: MakeEngine) -> None:
@@ -95,7 +95,7 @@ def test_an_exhausted_pool_defers_an_admission_without_touching_anything(
     engine.add(prompt(1, 24)[:20] + prompt(2, 12), 1)
     engine.step()
     after = engine.scheduler.stats()
-    assert (after.num_waiting, after.cached_pages, after.evicted_pages) == (1, 0, 0)
+    assert (after.num_waiting, after.cached_pages, after.counters.evicted_pages) == (1, 0, 0)
     assert after.held_pages == before.held_pages + 1  # the decode's new page
     engine.run()
     assert engine.finish_reason(2) == "length"

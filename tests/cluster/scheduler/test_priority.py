@@ -118,7 +118,7 @@ def test_who_gave_way_returns_behind_higher_and_before_later_ones(make_engine: M
     engine = make_engine(num_pages=9, max_running=2)
     engine.add(prompt(1, 8), 24)
     engine.add(prompt(2, 8), 20, priority=1)
-    while not engine.scheduler.stats().preemptions:
+    while not engine.scheduler.stats().counters.preemptions:
         engine.step()
     engine.add(prompt(3), 1, priority=1)
     engine.add(prompt(4), 1, priority=0)
@@ -154,7 +154,7 @@ def test_a_slot_that_has_had_no_turn_goes_to_a_higher_priority_and_to_no_other(
     assert engine.tokens(2) == fake_continuation("A", prompt(2, 16), 1)
     assert engine.tokens(3) == fake_continuation("B", prompt(3, 16), 2)
     assert starts_of(engine)[1:] == ([3, 2] if holder == "B" else [2, 3])
-    assert engine.scheduler.stats().adapter_loads == (3 if holder == "B" else 2)
+    assert engine.scheduler.stats().counters.adapter_loads == (3 if holder == "B" else 2)
 
 
 def test_a_slot_in_its_turn_is_not_taken_by_a_higher_priority(make_engine: MakeEngine) -> None:
@@ -166,7 +166,7 @@ def test_a_slot_in_its_turn_is_not_taken_by_a_higher_priority(make_engine: MakeE
     engine.add(prompt(3), 1, "B", priority=0)
     engine.run()
     assert starts_of(engine) == [1, 2, 3]
-    assert engine.scheduler.stats().adapter_loads == 2
+    assert engine.scheduler.stats().counters.adapter_loads == 2
 
 
 def _drained_for(engine: FakeEngine, priority: int) -> None:
@@ -185,7 +185,7 @@ def test_a_drain_spares_the_highest_priority_that_runs(make_engine: MakeEngine) 
     _drained_for(engine, 1)
     engine.run()
     assert starts_of(engine) == [1, 2, 3, 1]
-    assert engine.scheduler.stats().adapter_loads == 4
+    assert engine.scheduler.stats().counters.adapter_loads == 4
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 5, 12])
@@ -203,4 +203,7 @@ def test_a_slot_that_was_drained_is_of_use_before_a_higher_priority_takes_it_bac
     engine.step()
     assert engine.finish_reason(3) == "length"
     stats = engine.scheduler.stats()
-    assert (stats.preemptions, stats.adapter_loads) == (1, 3)  # not once for each time it waited
+    assert (stats.counters.preemptions, stats.counters.adapter_loads) == (
+        1,
+        3,
+    )  # not once for each time it waited

@@ -86,3 +86,25 @@ def test_any_mix_of_calls_keeps_the_first_right(calls: list[tuple[str, int]]) ->
         assert queue.first() == min(opened, default=(0, 0, None))[2]
         assert queue.num_shut == len(model) - len(opened)
         assert len(queue) == len(model)
+
+
+def test_flows_that_are_charged_while_nobody_is_asked_for_are_noted_once() -> None:
+    queue, flow = RequestQueue(), Flow("", BASE, 0)
+    queue.push(1, flow)
+    for _ in range(500):
+        flow.counter += 1
+        queue.charged(flow)
+    assert len(queue._moved) == 1
+    assert queue.first() == 1 and not queue._moved
+
+
+def test_the_priority_of_a_lane_is_that_of_its_foremost_flow() -> None:
+    queue, low, high = RequestQueue(), Flow("a", "A", 5), Flow("b", "A", -2)
+    queue.push(1, low)
+    queue.push(2, high)
+    queue.push(3, high)
+    assert queue.priority("A") == -2
+    queue.remove(2, high)
+    assert queue.priority("A") == -2
+    queue.remove(3, high)
+    assert queue.priority("A") == 5

@@ -9,8 +9,8 @@ import pytest
 
 from cluster.request import BASE
 from cluster.scheduler.kv_cache.events import page_hash
-from cluster.scheduler.kv_cache.namespace import namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
+from cluster.scheduler.kv_cache.radix_tree import namespace
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.picture import found, observed, remember, visit
 from worker.testing.fake_rank import fake_continuation
@@ -35,7 +35,7 @@ def test_a_preempted_sequence_leaves_its_pages_to_its_own_namespace_alone(
     engine.step()
     engine.step()
     engine.add(prompt(2, 5), 1, "B")  # waits until A's slot is drained
-    while not engine.scheduler.stats().preemptions:
+    while not engine.scheduler.stats().counters.preemptions:
         engine.step()
     text = PROMPT + engine.tokens(preempted)
     num_full = (len(text) - 1) // 4 * 4
@@ -59,7 +59,7 @@ def test_a_namespace_that_is_wholly_in_host_memory_can_still_be_entered() -> Non
     again = engine.add(PROMPT, 3, "A")
     engine.run()
     assert engine.num_cached_tokens(again) == 12
-    assert engine.scheduler.stats().restored_pages == 3
+    assert engine.scheduler.stats().counters.restored_pages == 3
     assert engine.tokens(again) == fake_continuation("A", PROMPT, 3)
 
 
@@ -170,7 +170,7 @@ def test_what_comes_back_from_the_host_comes_back_into_its_own_namespace() -> No
     engine.run()
     engine.add(PROMPT, 1, "A")
     engine.run()
-    assert engine.scheduler.stats().restored_pages == 3
+    assert engine.scheduler.stats().counters.restored_pages == 3
     assert sorted(picture.names("A")) == sorted(names)
     assert picture.count("A", "device") == 3
     base, own = engine.add(PROMPT, 1), engine.add(PROMPT, 1, "A")

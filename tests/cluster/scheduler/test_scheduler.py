@@ -142,7 +142,7 @@ def test_the_same_prompt_again_is_a_hit_up_to_its_last_token(make_engine: MakeEn
     assert engine.num_cached_tokens(2) == 12  # a full match is capped: the last token is computed
     assert engine.tokens(2) == engine.tokens(1)
     stats = engine.scheduler.stats()
-    assert (stats.prompt_tokens, stats.cached_prompt_tokens) == (32, 12)
+    assert (stats.counters.prompt_tokens, stats.counters.cached_prompt_tokens) == (32, 12)
 
 
 def test_cached_tokens_are_told_once_with_the_first_event(make_engine: MakeEngine) -> None:

@@ -15,8 +15,8 @@ from hypothesis.stateful import (
 
 from cluster.errors import Conflict, NotFound, Overloaded
 from cluster.request import BASE, ErrorInfo, Request
-from cluster.scheduler.batch import MAX_IN_FLIGHT
 from cluster.scheduler.config import SchedulerConfig
+from cluster.scheduler.planner import MAX_IN_FLIGHT
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from cluster.weighted_adapters import has_part
 from worker.protocol import SamplingParams
@@ -255,7 +255,7 @@ class Serving(RuleBasedStateMachine):
         assert stats.free_host_pages + stats.cached_host_pages == stats.total_host_pages
         assert all(slot.leases == 0 for slot in stats.slots)
         # A slot that was drained for a larger adapter is cleared with the next load.
-        lingering = [slot for slot, _ in self.engine.scheduler._rooms.loads.evicted]
+        lingering = [slot for slot, _ in self.engine.scheduler._slot_policy.evicted]
         table = {slot.slot: slot.adapter for slot in stats.slots}
         for slot, adapter in enumerate(self.engine.bank()):
             assert adapter == table.get(slot) or slot in lingering, f"slot {slot} holds {adapter}"
@@ -272,11 +272,11 @@ class Serving(RuleBasedStateMachine):
         assert stats.longest_slot_wait <= bound
         happened = {
             "crowded": any(len(load.clears) > 1 for load in self.engine.begun),
-            "forked": stats.forked_sequences,
-            "preempted": stats.preemptions,
-            "evicted": stats.evicted_pages,
-            "saved": stats.saved_pages,
-            "restored": stats.restored_pages,
+            "forked": stats.counters.forked_sequences,
+            "preempted": stats.counters.preemptions,
+            "evicted": stats.counters.evicted_pages,
+            "saved": stats.counters.saved_pages,
+            "restored": stats.counters.restored_pages,
             "unloaded": len(self.engine.unloaded),
             "drained": stats.longest_slot_wait >= self.config.slot_patience,
         }

@@ -91,8 +91,10 @@ class ReplicaConnection:
     async def status(self) -> Status:
         if self._replica.is_hung:
             await asyncio.shield(self._lost)
-        idle = EngineStatus(self._replica.address.replica, lambda: 0.0).snapshot(1, None, None, {})
-        return structs.replace(idle, num_running=self._replica.leases.total())
+        status = EngineStatus(self._replica.address.replica, lambda: 0.0, 4.0)
+        idle = status.snapshot(1, None, None, {})
+        stats = structs.replace(idle.scheduler, num_running=self._replica.leases.total())
+        return structs.replace(idle, scheduler=stats)
 
     def close(self, reason: str) -> None:
         if not self.closed:

@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.adapters.records import AdapterRecord
 from cluster.engine.status import EngineStatus
-from cluster.messages import SlotStatus
 from cluster.request import BASE
 from cluster.router.metrics.adapter_metrics import adapter_families
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script
+from cluster.scheduler.stats import SlotStats
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
@@ -220,8 +220,8 @@ def test_what_is_used_keeps_its_series_among_thousands_and_the_sums_are_complete
     records = [structs.replace(record, name=f"a{number:04}") for number in range(2999)]
     records.append(structs.replace(record, name="used", digest="used"))
     idle = EngineStatus("0", lambda: 0.0, 4.0).snapshot(1, None, None, {})
-    slots = (SlotStatus(0, "other:2.0,used:0.5", False, 3),)
-    status = structs.replace(idle, slots=slots)
+    slots = (SlotStats(0, "other:2.0,used:0.5", False, 3),)
+    status = structs.replace(idle, scheduler=structs.replace(idle.scheduler, slots=slots))
     families = {one.name: one.samples for one in adapter_families(records, [status], 10)}
     counts = {s.labels["level"]: s.value for s in families["topwork_adapters_registered"]}
     assert counts == {"device": 0, "host": 0, "disk": 3000, "gone": 0}
@@ -278,9 +278,9 @@ def test_a_key_gives_its_requests_tenant_weight_and_the_right_to_a_priority(guar
             model="tiny", prompt=[5], max_tokens=1, n=2, extra_body=extra
         )
         first, second = guarded.schedulers[0].submitted[-2:]
-        told = (first.tenant, first.weight, first.priority)
-        assert (second.tenant, second.weight, second.priority) == told
-        return told
+        rights = (first.tenant, first.weight, first.priority)
+        assert (second.tenant, second.weight, second.priority) == rights
+        return rights
 
     assert ask("alice-secret") == ("alice", 5, 0)
     assert ask("alice-secret", priority=7) == ("alice", 5, 7)

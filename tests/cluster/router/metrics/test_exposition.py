@@ -29,8 +29,8 @@ def values(samples: Samples, name: str, **labels: str) -> list[float]:
     """Return the values of the series of a name that have these labels, among others."""
     return [
         value
-        for (found, having), value in samples.items()
-        if found == f"topwork_{name}" and labels.items() <= dict(having).items()
+        for (series, having), value in samples.items()
+        if series == f"topwork_{name}" and labels.items() <= dict(having).items()
     ]
 
 
@@ -45,7 +45,7 @@ def load(serving: Any, name: str) -> None:
 
 @pytest.fixture
 def pair(serve: Callable[..., Any]) -> tuple[Any, Any]:
-    """Return two routers of one cluster: they share catalogue and metrics hub."""
+    """Return two routers of one cluster: they share catalogue and hub."""
     one, two = serve(FakeScheduler()), serve(FakeScheduler())
     two.backend.share(one.backend)
     return one, two
@@ -90,7 +90,7 @@ def test_a_router_that_ends_in_order_leaves_its_last_counts(pair: tuple[Any, Any
     assert not values(seen, "router_inflight", router=gone)
 
 
-def test_a_router_that_dies_is_told_of(
+def test_a_router_that_dies_is_shown_as_down(
     pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = pair
@@ -236,12 +236,12 @@ def test_vllms_names_are_there_for_those_who_ask(serve: Callable[..., Any]) -> N
     reply = httpx.get(f"{gateway.url}/metrics")
     assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     lines = [line for line in reply.text.splitlines() if line.startswith("vllm:")]
-    told = dict(line.rsplit(" ", 1) for line in lines)
-    assert told.pop('vllm:num_requests_running{model_name="tiny"}') == "1.0"
-    assert told.pop('vllm:num_requests_waiting{model_name="tiny"}') == "0.0"
-    assert told.pop('vllm:kv_cache_usage_perc{model_name="tiny"}') == "0.0"
-    assert told.pop('vllm:cache_config_info{block_size="64",num_gpu_blocks="100"}') == "1.0"
-    ((info, moment),) = told.items()
+    samples = dict(line.rsplit(" ", 1) for line in lines)
+    assert samples.pop('vllm:num_requests_running{model_name="tiny"}') == "1.0"
+    assert samples.pop('vllm:num_requests_waiting{model_name="tiny"}') == "0.0"
+    assert samples.pop('vllm:kv_cache_usage_perc{model_name="tiny"}') == "0.0"
+    assert samples.pop('vllm:cache_config_info{block_size="64",num_gpu_blocks="100"}') == "1.0"
+    ((info, moment),) = samples.items()
     assert info == (
         'vllm:lora_requests_info{max_lora="4",running_lora_adapters="sql",waiting_lora_adapters=""}'
     )

@@ -16,9 +16,8 @@ from hypothesis.stateful import (
 
 from cluster.errors import Conflict
 from cluster.scheduler.kv_cache.events import Tier, page_hash
-from cluster.scheduler.kv_cache.namespace import Namespace, namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
-from cluster.scheduler.kv_cache.radix_tree import Node, PageKey
+from cluster.scheduler.kv_cache.radix_tree import Namespace, Node, PageKey, namespace
 from worker.protocol import PageCopy
 
 SPACES = (namespace("m", "base", ""), namespace("m", "A", ""), namespace("m", "A", "base"))
@@ -295,8 +294,9 @@ class Caching(RuleBasedStateMachine):
         self.cache.clear()
         assert self.cache.pool.num_free == self.cache.pool.num_pages
         assert self.cache.host_pool.num_free == self.cache.host_pool.num_pages
-        for name in ("num_saved", "num_restored", "num_host_evicted", "num_host_dropped"):
-            self.totals[name] = self.totals.get(name, 0) + getattr(self.cache, name)
+        for name in ("saved_pages", "restored_pages", "evicted_host_pages", "dropped_host_pages"):
+            counted = getattr(self.cache.counters, name)
+            self.totals[name] = self.totals.get(name, 0) + counted
 
 
 def test_any_order_of_calls_keeps_both_tiers_the_contents_and_the_events_right() -> None:

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.scheduler.kv_cache.events import Tier, page_hash
-from cluster.scheduler.kv_cache.namespace import Namespace, namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
-from cluster.scheduler.kv_cache.radix_tree import Node, PageKey
+from cluster.scheduler.kv_cache.radix_tree import Namespace, Node, PageKey, namespace
 
 BASE_SPACE = namespace("m", "base", "")
 A_SPACE = namespace("m", "A", "")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.request import BASE
-from cluster.scheduler.kv_cache.namespace import namespace
+from cluster.scheduler.kv_cache.radix_tree import namespace
 
 
 def test_no_salt_can_spell_an_adapter() -> None:

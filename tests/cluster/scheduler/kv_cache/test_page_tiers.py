@@ -3,9 +3,8 @@
 import pytest
 
 from cluster.errors import Conflict
-from cluster.scheduler.kv_cache.namespace import Namespace, namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
-from cluster.scheduler.kv_cache.radix_tree import Node, PageKey
+from cluster.scheduler.kv_cache.radix_tree import Namespace, Node, PageKey, namespace
 from worker.protocol import PageCopy
 
 BASE_SPACE = namespace("m", "base", "")
@@ -56,7 +55,11 @@ def test_an_evicted_suffix_is_saved_and_still_found_behind_its_prefix() -> None:
     assert match.num_unlocked == 2
     assert cache.take_copies() == (saved(2, 0), saved(3, 1))
     assert cache.take_copies() == ()
-    assert (cache.num_evicted, cache.num_saved, cache.num_host_cached) == (2, 2, 2)
+    assert (cache.counters.evicted_pages, cache.counters.saved_pages, cache.num_host_cached) == (
+        2,
+        2,
+        2,
+    )
     cache.check([])
 
 
@@ -70,7 +73,7 @@ def test_what_was_saved_comes_back_in_path_order() -> None:
     assert cache.restore(node, 2) == [1, 2, 3]
     assert cache.take_copies() == (restored(0, 1), restored(1, 2), restored(2, 3))
     assert cache.match(BASE_SPACE, keys_of("abcd")).pages == (0, 1, 2, 3)
-    assert (cache.host_pool.num_free, cache.num_restored, cache.num_locked) == (4, 3, 4)
+    assert (cache.host_pool.num_free, cache.counters.restored_pages, cache.num_locked) == (4, 3, 4)
     cache.check([])
     cache.unlock(node, 3)
     cache.check([])
@@ -126,7 +129,7 @@ def test_a_full_host_drops_its_least_recently_used_page_suffix_first() -> None:
     forget(cache, 4)
     assert on_tiers(cache, BASE_SPACE, "ab") == (0, 1)
     assert on_tiers(cache, A_SPACE, "xy") == (0, 2)
-    assert (cache.num_saved, cache.num_host_evicted) == (4, 1)
+    assert (cache.counters.saved_pages, cache.counters.evicted_host_pages) == (4, 1)
     cache.check([])
 
 
@@ -184,7 +187,7 @@ def test_a_run_that_is_saved_page_by_page_stays_in_one_piece() -> None:
     for num_pages in range(1, 41):
         forget(cache, num_pages)
         cache.check([])
-    (tree,) = cache._forest
+    (tree,) = cache._trees
     assert [(n.num_pages, n.is_on_host) for n in tree.nodes()] == [(24, False), (40, True)]
     for num_pages in range(41, 65):
         forget(cache, num_pages)
@@ -203,7 +206,11 @@ def test_a_page_computed_again_takes_the_place_of_the_saved_one() -> None:
     first, refused = cache.insert(first, keys_of("abc"), copies, 2)
     assert refused == []
     assert cache.match(BASE_SPACE, keys_of("abc")).pages == tuple(copies)
-    assert (cache.host_pool.num_free, cache.num_restored, cache.take_copies()) == (4, 0, ())
+    assert (cache.host_pool.num_free, cache.counters.restored_pages, cache.take_copies()) == (
+        4,
+        0,
+        (),
+    )
     cache.check([])
     cache.unlock(first, 3)
     cache.check([])
@@ -265,7 +272,7 @@ def test_a_dropped_adapter_leaves_no_page_on_either_tier() -> None:
     forget(cache, 5)
     assert on_tiers(cache, A_SPACE, "abcd") == (1, 3)
     assert cache.drop_adapter("A") == 2
-    assert cache.num_host_dropped == 3
+    assert cache.counters.dropped_host_pages == 3
     assert (cache.pool.num_free, cache.host_pool.num_free) == (7, 8)
     assert on_tiers(cache, A_SPACE, "abcd") == (0, 0)
     assert cache.drop_adapter("A") == 0
@@ -278,7 +285,7 @@ def test_locked_host_pages_of_a_dropped_adapter_are_freed_when_unlocked() -> Non
     forget(cache, 3)
     held = cache.lock(cache.match(A_SPACE, keys_of("abc")), 2)
     assert cache.drop_adapter("A") == 0
-    assert (cache.num_host_dropped, cache.host_pool.num_free) == (1, 2)
+    assert (cache.counters.dropped_host_pages, cache.host_pool.num_free) == (1, 2)
     cache.check([0], [0, 1])
     cache.unlock(held, 3)
     assert (cache.pool.num_free, cache.host_pool.num_free) == (4, 4)
@@ -321,5 +328,5 @@ def test_namespaces_do_not_pile_up_on_the_host() -> None:
     for salt in range(100):
         space = namespace("m", "base", str(salt))
         cache.unlock(remember(cache, space, "ab", salt + 1), salt + 1)
-    assert len(list(cache._forest)) == 4  # 7 pages, and the oldest has lost its suffix
+    assert len(list(cache._trees)) == 4  # 7 pages, and the oldest has lost its suffix
     cache.check([])

@@ -2,9 +2,8 @@
 
 import pytest
 
-from cluster.scheduler.kv_cache.namespace import Namespace, namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
-from cluster.scheduler.kv_cache.radix_tree import Node, PageKey
+from cluster.scheduler.kv_cache.radix_tree import Namespace, Node, PageKey, namespace
 
 BASE_SPACE = namespace("m", "base", "")
 A_SPACE = namespace("m", "A", "")
@@ -49,7 +48,7 @@ def test_eviction_takes_the_oldest_across_namespaces_and_suffix_before_prefix() 
     assert (cached(cache, BASE_SPACE, "abcd"), cached(cache, A_SPACE, "abcd")) == (3, 4)
     cache.pool.free(cache.allocate(5))
     assert (cached(cache, BASE_SPACE, "abcd"), cached(cache, A_SPACE, "abcd")) == (0, 3)
-    assert cache.num_evicted == 5
+    assert cache.counters.evicted_pages == 5
     cache.check([])
 
 
@@ -62,7 +61,7 @@ def test_a_parent_goes_after_its_last_child_even_in_the_same_step() -> None:
     assert cached(cache, BASE_SPACE, "abc") + cached(cache, BASE_SPACE, "abd") == 4
     cache.pool.free(cache.allocate(4))
     assert cached(cache, BASE_SPACE, "ab") == 0
-    assert not list(cache._forest)
+    assert not list(cache._trees)
 
 
 def test_a_locked_prefix_is_never_a_victim_and_goes_by_its_last_unlock() -> None:
@@ -159,7 +158,7 @@ def test_namespaces_without_pages_do_not_pile_up() -> None:
         space = namespace("m", "base", str(salt))
         cache.unlock(remember(cache, space, "ab", salt + 1), salt + 1)
         cache.unlock(cache.lock(cache.match(namespace("m", "A", str(salt)), []), 1), 1)
-    assert len(list(cache._forest)) == 2
+    assert len(list(cache._trees)) == 2
     cache.check([])
 
 
@@ -244,7 +243,11 @@ def test_a_shortfall_allocates_and_evicts_nothing() -> None:
     cache.unlock(remember(cache, A_SPACE, "x", 2), 2)
     with pytest.raises(AssertionError, match="3 pages of 2 available"):
         cache.allocate(3)
-    assert (cached(cache, A_SPACE, "x"), cache.pool.num_free, cache.num_evicted) == (1, 1, 0)
+    assert (cached(cache, A_SPACE, "x"), cache.pool.num_free, cache.counters.evicted_pages) == (
+        1,
+        1,
+        0,
+    )
     cache.unlock(held, 3)
     cache.check([])
 

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.scheduler.kv_cache.namespace import namespace
-from cluster.scheduler.kv_cache.radix_tree import PageKey, RadixTree
+from cluster.scheduler.kv_cache.radix_tree import Numbers, PageKey, RadixTree, namespace
 
 
 def tree_of_letters(*words: str) -> RadixTree:
     """A tree with one page for each letter, numbered in order of insertion."""
-    tree = RadixTree(namespace("m", "base", ""), count())
+    tree = RadixTree(namespace("m", "base", ""), Numbers())
     pages = count()
     for word in words:
         keys = keys_of(word)

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.scheduler.events import Abort, Commit, Schedule
 from cluster.scheduler.replay.event_log import (
     MAGIC,
     MAX_PAGES,
+    Begin,
     LogError,
+    Record,
     TornLog,
     config_values,
     decode_record,
@@ -21,14 +24,14 @@ from cluster.scheduler.replay.event_log import (
     read_config,
     read_frames,
 )
-from cluster.scheduler.replay.events import Abort, Begin, Commit, Record, Schedule
+from cluster.scheduler.replay.plan_checksum import PlanChecksum
 from tests.cluster.scheduler.conftest import tiny_config
 from worker.protocol import SampledToken, StepOutput
 
 RECORDS = [
     Record(1, Begin("1", config_values(tiny_config()))),
     Record(2, Abort(5), "KeyError"),
-    Record(3, Schedule(None)),
+    Record(3, Schedule(), None, PlanChecksum(1, b"chain", ())),
     Record(4, Commit(StepOutput(1, (SampledToken(1, 7, -0.25, ((7, -0.25),)),), (2,)))),
 ]
 FRAMES = [encode_record(record) for record in RECORDS]

@@ -1,15 +1,30 @@
 """A replay agrees with the run that was recorded, or names the first thing that differs."""
 
+from pathlib import Path
+from zlib import crc32
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.engine.checkpoint import read_state
 from cluster.engine.event_file import EventFile
-from cluster.scheduler.replay.event_log import LogError, decode_record
-from cluster.scheduler.replay.events import AddAll, Begin, Commit, Event, Record, Resume, Schedule
-from cluster.scheduler.replay.recorder import RecordedScheduler
+from cluster.scheduler.events import AddAll, AnyEvent, Commit, Event, Schedule, TakeLoads
+from cluster.scheduler.replay.event_log import (
+    Begin,
+    Checkpoint,
+    Continue,
+    LogError,
+    Record,
+    decode_checkpoint,
+    decode_record,
+    encode_checkpoint,
+)
+from cluster.scheduler.replay.journal import EventJournal
+from cluster.scheduler.replay.plan_checksum import PlanChecksum
 from cluster.scheduler.replay.replayer import Difference, Replay
+from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
 from tests.cluster.scheduler.random_life import read_records, record_lives
@@ -18,11 +33,11 @@ from worker.protocol import SamplingParams
 replace = msgspec.structs.replace
 
 
-def replay(*files: list[Record]) -> Replay:
+def replay(*files: list[Record], state: Checkpoint | None = None) -> Replay:
     """Replay records up to the first difference; their place stands for their byte."""
     result = Replay()
     for records in files:
-        result.begin_file()
+        result.begin_file(state)
         for offset, record in enumerate(records):
             result.apply(record, offset)
             if result.difference is not None:
@@ -40,7 +55,7 @@ def first(records: list[Record], kind: type[Event], after: int = 0) -> int:
     return next(i for i, r in enumerate(records) if i > after and isinstance(r.event, kind))
 
 
-def changed(records: list[Record], at: int, event: Event) -> list[Record]:
+def changed(records: list[Record], at: int, event: AnyEvent | Continue) -> list[Record]:
     return [*records[:at], replace(records[at], event=event), *records[at + 1 :]]
 
 
@@ -63,7 +78,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     path = tmp_path_factory.mktemp("plain") / "log"
     log = EventFile(path, 2**20)
     engine = FakeEngine(tiny_config())
-    engine.scheduler = RecordedScheduler(tiny_config(), log, "test")
+    config = tiny_config()
+    engine.scheduler = Scheduler(config, journal=EventJournal(config, log, "test"))
     for number in range(6):
         engine.add((number, 1, 2, 3, 4), max_tokens=5)
     engine.run()
@@ -81,9 +97,9 @@ def test_a_replay_ends_in_the_chain_that_the_ranks_checked(
     second_life = first(records, Begin)
     assert replay(records[:second_life]).chain == chains[0]
     assert result.counts.events == len(records)
-    assert result.counts.lives == 2
+    assert result.counts.schedulers == 2
     assert result.counts.requests >= 300
-    steps = [r.event for r in records if isinstance(r.event, Schedule) and r.event.plan]
+    steps = [r for r in records if isinstance(r.outcome, PlanChecksum)]
     assert result.counts.steps == len(steps)
 
 
@@ -98,7 +114,7 @@ def test_another_prompt_is_noticed_in_the_chunks_of_its_first_step(plain: list[R
     at = first(plain, Schedule)
     assert (found.number, found.call, found.step) == (plain[at].number, "Schedule", 1)
     assert found.field == "chunks"
-    assert found.expected == str(plain[at].event.plan.fields[2])
+    assert found.expected == str(plain[at].outcome.fields[2])
     assert "token_ids=(2, 1, 9, 3, 4)" in found.found
     assert str(found).startswith(f"event {at + 1} (Schedule), step 1, chunks: the log has 6 ")
 
@@ -108,11 +124,19 @@ def test_another_sampling_parameter_is_noticed_in_the_starts(plain: list[Record]
     assert (found.step, found.field) == (1, "starts")
 
 
-def test_a_longer_answer_is_noticed_where_the_sequence_should_have_ended(
+def test_a_shorter_answer_is_noticed_where_the_client_is_told_that_it_ends(
     plain: list[Record],
 ) -> None:
     found = difference(with_request(plain, max_tokens=4))
-    assert (found.step, found.field) == (5, "ends")
+    assert (found.call, found.step, found.field) == ("Commit", 4, "result")
+    assert found.found.startswith("checksum ") and "TokenEvent(" in found.found
+
+
+def told(result: Replay, event: Event) -> int:
+    """Return the checksum of what an event comes to behind a replay."""
+    scheduler = result._scheduler
+    assert scheduler is not None
+    return crc32(msgspec.msgpack.encode(scheduler.apply(event)))
 
 
 def test_another_drawn_token_is_noticed_in_the_next_step(plain: list[Record]) -> None:
@@ -120,7 +144,10 @@ def test_another_drawn_token_is_noticed_in_the_next_step(plain: list[Record]) ->
     output = plain[at].event.output
     token = replace(output.tokens[4], token_id=output.tokens[4].token_id + 1)
     event = Commit(replace(output, tokens=(*output.tokens[:4], token, output.tokens[5])))
-    found = difference(changed(plain, at, event))
+    spoilt = changed(plain, at, event)
+    assert difference(spoilt).field == "result"
+    spoilt[at] = replace(spoilt[at], outcome=told(replay(plain[:at]), event))
+    found = difference(spoilt)
     assert (found.step, found.field) == (2, "chunks")
 
 
@@ -147,9 +174,16 @@ def test_a_call_that_should_raise_and_does_not_is_a_difference(records: list[Rec
 
 
 def test_a_plan_where_the_log_has_none_is_a_difference(records: list[Record]) -> None:
-    at = next(i for i, r in enumerate(records) if isinstance(r.event, Schedule) and r.event.plan)
-    found = difference(changed(records, at, Schedule(None)))
+    at = next(i for i, r in enumerate(records) if isinstance(r.outcome, PlanChecksum))
+    found = difference([*records[:at], replace(records[at], outcome=None)])
     assert (found.field, found.expected, found.step) == ("plan", "no plan", 1)
+
+
+def test_another_answer_than_a_plan_is_a_difference(records: list[Record]) -> None:
+    at = first(records, TakeLoads)
+    found = difference([*records[:at], replace(records[at], outcome=1)])
+    assert (found.call, found.field, found.expected) == ("TakeLoads", "result", "checksum 00000001")
+    assert "AdapterLoad(" in found.found
 
 
 def test_a_log_that_begins_in_the_middle_is_no_log(records: list[Record]) -> None:
@@ -163,65 +197,69 @@ def test_a_configuration_that_cannot_be_is_an_error_in_the_log(records: list[Rec
         replay([Record(1, Begin("1", config))])
 
 
+class Rotated:
+    """FILE.1 and FILE after at least two turns, their states, and the chain's end."""
+
+    def __init__(self, path: Path) -> None:
+        (self.chain,) = record_lives(path, seed=8, num_requests=1500, max_bytes=500_000)
+        paths = path.with_name("log.1"), path
+        self.older, self.newer = (read_records(one) for one in paths)
+        self.older_state, self.newer_state = (read_state(one) for one in paths)
+        assert isinstance(self.older[0].event, Continue) and self.older_state is not None
+
+
 @pytest.fixture(scope="module")
-def rotated(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Record], list[Record], str]:
-    """The records of FILE.1 and of FILE after at least two turns, and the chain's end."""
-    path = tmp_path_factory.mktemp("rotated") / "log"
-    (chain,) = record_lives(path, seed=8, num_requests=1500, max_bytes=500_000)
-    older, newer = read_records(path.with_name("log.1")), read_records(path)
-    assert isinstance(older[0].event, Resume) and isinstance(newer[0].event, Resume)
-    return older, newer, chain
+def rotated(tmp_path_factory: pytest.TempPathFactory) -> Rotated:
+    return Rotated(tmp_path_factory.mktemp("rotated") / "log")
 
 
-def test_each_file_of_a_log_replays_alone_and_both_in_sequence(
-    rotated: tuple[list[Record], list[Record], str],
-) -> None:
-    older, newer, chain = rotated
-    for files in ([newer], [older, newer]):
-        result = replay(*files)
+def test_each_file_of_a_log_replays_alone_and_both_in_sequence(rotated: Rotated) -> None:
+    both = replay(rotated.older, rotated.newer, state=rotated.older_state)
+    newer = replay(rotated.newer, state=rotated.newer_state)
+    for result in (both, newer):
         assert result.difference is None
-        assert result.chain == chain
-        assert result.counts.lives == 1
-    assert replay(older).difference is None
+        assert result.chain == rotated.chain
+        assert result.counts.schedulers == 1
 
 
-def test_files_in_the_wrong_order_replay_as_lives_of_their_own(
-    rotated: tuple[list[Record], list[Record], str],
-) -> None:
-    older, newer, _ = rotated
-    result = replay(newer, older)
-    assert result.difference is None
-    assert result.counts.lives == 2
+def test_the_state_of_a_file_is_what_a_replay_of_the_one_before_comes_to(rotated: Rotated) -> None:
+    assert replay(rotated.older, state=rotated.older_state).checkpoint() == rotated.newer_state
 
 
-def test_a_snapshot_that_is_not_what_was_replayed_so_far_is_a_difference(
-    rotated: tuple[list[Record], list[Record], str],
-) -> None:
-    older, newer, _ = rotated
-    resume = newer[0].event
-    state = replace(resume.state, last_seq_id=resume.state.last_seq_id + 1)
-    for event, field in (
-        (replace(resume, state=state), "last_seq_id"),
-        (replace(resume, digest=bytes(32)), "chain"),
-    ):
-        found = replay(older, changed(newer, 0, event)).difference
-        assert found is not None
-        assert (found.number, found.call, found.field) == (newer[0].number, "Resume", field)
+def test_a_file_that_goes_on_without_its_state_is_refused(rotated: Rotated) -> None:
+    with pytest.raises(LogError, match="replay that first, or have its state in a file"):
+        replay(rotated.newer)
+    with pytest.raises(LogError, match="the state is the one behind event"):
+        replay(rotated.newer, state=rotated.older_state)
 
 
-def test_a_snapshot_in_the_middle_of_a_file_is_refused(
-    rotated: tuple[list[Record], list[Record], str],
-) -> None:
-    older, newer, _ = rotated
-    with pytest.raises(LogError, match="Resume"):
-        replay([*older, *newer])
+def test_another_chain_than_that_of_the_file_before_is_a_difference(rotated: Rotated) -> None:
+    newer = changed(rotated.newer, 0, replace(rotated.newer[0].event, digest=bytes(32)))
+    found = replay(rotated.older, newer, state=rotated.older_state).difference
+    assert found is not None
+    assert (found.number, found.call, found.field) == (newer[0].number, "Continue", "chain")
+
+
+def test_a_file_that_goes_on_in_the_middle_of_another_is_refused(rotated: Rotated) -> None:
+    with pytest.raises(LogError, match="Continue"):
+        replay([*rotated.older, *rotated.newer], state=rotated.older_state)
+
+
+def test_a_damaged_state_is_refused(rotated: Rotated) -> None:
+    assert rotated.newer_state is not None
+    data = encode_checkpoint(rotated.newer_state)
+    assert decode_checkpoint(data) == rotated.newer_state
+    for spoilt in (data[:-1], data[:40] + b"!" + data[41:], b"topwork", b""):
+        with pytest.raises(LogError, match="scheduler state"):
+            decode_checkpoint(spoilt)
 
 
 @pytest.fixture(scope="module")
-def resumed(rotated: tuple[list[Record], list[Record], str]) -> list[object]:
-    """The beginning of a file with a snapshot, as lists of numbers and strings."""
-    _, newer, _ = rotated
-    return [msgspec.msgpack.decode(msgspec.msgpack.encode(record)) for record in newer[:40]]
+def resumed(rotated: Rotated) -> tuple[list[object], Checkpoint, list[object]]:
+    """The beginning of a file and its state, as lists of numbers and strings."""
+    assert rotated.newer_state is not None
+    records = [msgspec.msgpack.decode(msgspec.msgpack.encode(one)) for one in rotated.newer[:40]]
+    return records, rotated.newer_state, msgspec.msgpack.decode(rotated.newer_state.state)
 
 
 def spoil(data: st.DataObject, value: object) -> object:
@@ -243,23 +281,44 @@ def spoil(data: st.DataObject, value: object) -> object:
     return data.draw(st.one_of(st.integers(-2, 40), st.sampled_from([2**31, 2**63])))
 
 
-@settings(max_examples=400, deadline=None)
-@given(data=st.data())
-def test_a_hostile_log_ends_in_a_difference_or_a_log_error(
-    data: st.DataObject, resumed: list[object]
-) -> None:
-    spoilt = list(resumed)
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.sampled_from([0] * 80 + [*range(len(spoilt))]))
-        number, (tag, *fields), raised = spoilt[at]
-        spoilt[at] = [number, [tag, *spoil(data, fields)], raised]
+def ends_well(records: list[object], state: Checkpoint) -> None:
+    """Replay to the end, a difference, or a log error."""
     result = Replay()
-    result.begin_file()
+    result.begin_file(state)
     try:
-        for offset, value in enumerate(spoilt):
+        for offset, value in enumerate(records):
             result.apply(decode_record(msgspec.msgpack.encode(value), offset), offset)
             if result.difference is not None:
                 assert str(result.difference)
                 return
     except LogError as error:
-        assert 0 <= error.offset < len(spoilt)
+        assert 0 <= error.offset < len(records)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_hostile_log_ends_in_a_difference_or_a_log_error(
+    data: st.DataObject, resumed: tuple[list[object], Checkpoint, list[object]]
+) -> None:
+    records, state, _ = resumed
+    spoilt = list(records)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.sampled_from([*range(len(spoilt))]))
+        number, (tag, *fields), raised, outcome = spoilt[at]
+        spoilt[at] = [number, [tag, *spoil(data, fields)], raised, outcome]
+    ends_well(spoilt, state)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_a_hostile_state_ends_in_a_difference_or_a_log_error(
+    data: st.DataObject, resumed: tuple[list[object], Checkpoint, list[object]]
+) -> None:
+    records, state, (classes, rows, root) = resumed
+    spoilt = list(rows)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(rows) - 1))
+        kind, content = spoilt[at]
+        spoilt[at] = [kind, spoil(data, content)]
+    encoded = msgspec.msgpack.encode([classes, spoilt, root])
+    ends_well(records, replace(state, state=encoded))

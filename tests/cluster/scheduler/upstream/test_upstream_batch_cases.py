@@ -73,7 +73,7 @@ def test_a_fork_has_the_adapter_of_the_sequence_that_it_came_from(make_engine: M
     engine.run()
     slots = {start.seq_id: start.slot for plan in engine.plans for start in plan.starts}
     assert slots == {1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 1}
-    assert engine.scheduler.stats().forked_sequences == 4
+    assert engine.scheduler.stats().counters.forked_sequences == 4
 
 
 def test_the_adapters_of_a_batch_are_in_the_order_of_its_sequences(make_engine: MakeEngine) -> None:

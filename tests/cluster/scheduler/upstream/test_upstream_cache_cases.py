@@ -10,8 +10,8 @@ import pytest
 
 from cluster.errors import Conflict
 from cluster.request import BASE
-from cluster.scheduler.kv_cache.namespace import namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
+from cluster.scheduler.kv_cache.radix_tree import namespace
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.picture import forget, found, keys_of, observed, remember, visit
 from worker.testing.fake_rank import fake_continuation
@@ -85,7 +85,7 @@ def test_a_page_loses_its_old_name_before_it_gets_a_new_one() -> None:
         first = engine.add(prompt(0, 17), 1)
         engine.run()
         assert engine.num_cached_tokens(first) == (16 if salt == 0 else 0)
-    assert engine.scheduler.stats().evicted_pages > 0
+    assert engine.scheduler.stats().counters.evicted_pages > 0
 
 
 def _state(cache: PrefixCache) -> tuple[int, ...]:

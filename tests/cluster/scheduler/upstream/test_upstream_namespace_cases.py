@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cluster.request import BASE
 from cluster.scheduler.kv_cache.events import page_hash
-from cluster.scheduler.kv_cache.namespace import namespace
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
+from cluster.scheduler.kv_cache.radix_tree import namespace
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.adapters.tiny import tiny_adapter
 from tests.cluster.scheduler.picture import forget, found, observed, remember, visit

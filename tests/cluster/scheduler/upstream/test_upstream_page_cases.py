@@ -46,7 +46,7 @@ def test_when_all_have_ended_nothing_is_held(
             engine.expire(seq_id)
     engine.run()
     stats = engine.scheduler.stats()
-    assert stats.preemptions > 0
+    assert stats.counters.preemptions > 0
     assert (stats.num_running, stats.num_waiting, stats.held_pages) == (0, 0, 0)
     for adapter in "ABC":
         engine.unload(adapter)
@@ -110,7 +110,7 @@ def test_who_is_preempted_is_the_last_in_order_and_not_the_one_with_most_pages(
     engine.add(prompt(1), 20)
     engine.add(prompt(2, 24), 12)
     engine.add(prompt(3, 2), 20)
-    while not engine.scheduler.stats().preemptions:
+    while not engine.scheduler.stats().counters.preemptions:
         engine.step()
     victims = [end for end in engine.plans[-1].ends if engine.finish_reason(end) is None]
     assert victims == [3]
@@ -161,7 +161,7 @@ def test_what_does_not_fit_waits_and_takes_nothing_until_it_does(make_engine: Ma
         assert sequences_in(plan) == [1]
         stats = engine.scheduler.stats()
         assert stats.num_waiting == 1
-        assert (stats.evicted_pages, stats.preemptions) == (0, 0)
+        assert (stats.counters.evicted_pages, stats.counters.preemptions) == (0, 0)
     engine.run()
     assert engine.tokens(2) == fake_continuation(None, prompt(2, 20), 1)
 
@@ -194,7 +194,7 @@ def test_looking_and_being_turned_away_make_nothing_younger(make_engine: MakeEng
     for _ in range(3):
         engine.step()
     after = engine.scheduler.stats()
-    assert after.num_waiting == 1 and after.evicted_pages == before.evicted_pages
+    assert after.num_waiting == 1 and after.counters.evicted_pages == before.counters.evicted_pages
     assert after.held_pages == before.held_pages  # nothing is locked or taken in advance
     engine.abort(turned_away)
     engine.add(prompt(5, 16), 1)  # needs pages of others: the older ones go

@@ -130,7 +130,7 @@ def test_ranks_that_run_the_same_plans_hold_the_same_pages_that_the_scheduler_me
     while not engine.is_idle:
         plan = engine.begin_step()
         assert plan is not None
-        meant = {r.seq_id: r.pages for r in engine.scheduler._rooms.running.all()}
+        meant = {r.seq_id: r.pages for r in engine.scheduler._running.all()}
         frame, digest = encode_plan(plan, digest)
         answers = [rank.step(frame).output for rank in ranks]
         assert answers[0] == answers[1]
@@ -140,7 +140,10 @@ def test_ranks_that_run_the_same_plans_hold_the_same_pages_that_the_scheduler_me
             assert tables[0][seq_id].pages == tables[1][seq_id].pages == pages
         engine.end_step()
     stats = engine.scheduler.stats()
-    assert min(stats.saved_pages, stats.restored_pages, stats.preemptions) > 0
+    assert (
+        min(stats.counters.saved_pages, stats.counters.restored_pages, stats.counters.preemptions)
+        > 0
+    )
 
 
 def test_what_happens_between_two_steps_gives_one_plan_in_whatever_order_it_comes(

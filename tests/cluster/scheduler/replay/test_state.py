@@ -1,4 +1,4 @@
-"""A scheduler restored from a snapshot goes on exactly as the one that it was taken of."""
+"""A scheduler restored from its state goes on exactly as the one that it was taken of."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,21 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import Conflict, TopworkError
-from cluster.request import BASE
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.kv_cache.namespace import namespace
-from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
-from cluster.scheduler.replay.cache_snapshot import finish_cache, restore_cache, snapshot_cache
-from cluster.scheduler.replay.scheduler_state import State
-from cluster.scheduler.replay.snapshot import restore, snapshot
+from cluster.scheduler.replay.state import decode_state, encode_state
 from cluster.scheduler.scheduler import Scheduler
+from cluster.scheduler.sequence import Status
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
 from tests.cluster.scheduler.random_life import RandomLife, random_config
-from worker.protocol import PageCopy
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(State).decode
 
 
 class Twins:
@@ -43,10 +37,8 @@ class Twins:
             calls = [partial(getattr(one, name), **options) for one in self._pair]
             answers = [_answer(one, arguments) for one in calls]
             assert encode(answers[0]) == encode(answers[1]), f"{name} differs"
-            states = [encode(snapshot(one)) for one in self._pair]
-            assert states[0] == states[1], f"the states differ after {name}"
             if self._random.random() < 0.3:
-                self._restore_one(states[0])
+                self._restore_one()
             kind, value = answers[0]
             if kind == "raised":
                 raise TopworkError(value)
@@ -54,29 +46,37 @@ class Twins:
 
         return call
 
-    def _restore_one(self, encoded: bytes) -> None:
-        state = decode(encoded)
-        self._pair[self._random.randint(0, 1)] = restore(self._config, state)
+    def _restore_one(self) -> None:
+        scheduler = self._pair[0]
+        self._pair[self._random.randint(0, 1)] = decode_state(encode_state(scheduler))
         self.num_restored += 1
+        running = scheduler._running.all()
+        trees = list(scheduler._cache._trees)
+        nodes = [node for tree in trees for node in tree.nodes()]
+        sequences = scheduler._sequences.values()
+        flows = [f for peers in scheduler._fairness._classes.values() for f in peers.flows.values()]
         signs = {
-            "in flight": len(state.in_flight) == 1,
-            "ahead": len(state.in_flight) == 2,
-            "ending": state.ending,
-            "failed": any(one.is_failed for one in state.running),
-            "untold": state.untold,
-            "evicted": state.evicted,
-            "drain": state.drain is not None,
-            "line": state.line,
-            "loads": state.loads,
-            "fenced": state.fenced,
-            "pinned": state.pinned,
-            "host": any(node.is_on_host for node in state.cache.nodes),
-            "run in parts": any(node.continues for node in state.cache.nodes),
-            "duplicates": any(one.duplicates for one in state.running),
-            "held": any(one.status == "held" for one in state.sequences),
-            "preempted": any(one.status == "waiting" and one.output for one in state.sequences),
-            "counter": any(flow.counter for flow in state.flows),
-            "late": state.counters.num_late,
+            "in flight": len(scheduler._in_flight) == 1,
+            "ahead": len(scheduler._in_flight) == 2,
+            "ending": any(one.is_ending for one in running),
+            "failed": any(one.is_failed for one in running),
+            "left": scheduler._running._left,
+            "evicted": scheduler._slot_policy.evicted,
+            "drain": scheduler._slot_policy._drain is not None,
+            "slot queue": scheduler._slot_queue.upcoming,
+            "loads": scheduler._slot_policy._loads,
+            "fenced": scheduler._unloads.is_pending,
+            "pinned": scheduler._slots.num_pinned,
+            "host": any(node.is_on_host for node in nodes),
+            "run in parts": any(node.start for node in nodes),
+            "duplicates": any(one.duplicates for one in running),
+            "held": any(one.status is Status.HELD for one in sequences),
+            "preempted": any(
+                one.status is Status.WAITING and len(one.tokens) > one.num_prompt_tokens
+                for one in sequences
+            ),
+            "counter": any(flow.counter for flow in flows),
+            "late": scheduler.stats().counters.late_slots,
         }
         self.met.update(name for name, is_met in signs.items() if is_met)
 
@@ -106,17 +106,17 @@ def test_at_any_moment_a_restored_scheduler_goes_on_alike(seed: int) -> None:
     _live(seed, num_acts=60)
 
 
-def test_the_lives_above_meet_everything_that_a_snapshot_tells() -> None:
+def test_the_lives_above_meet_everything_that_a_state_may_hold() -> None:
     lives = [_live(seed, num_acts=120) for seed in range(12)]
     assert set.union(*(one.met for one in lives)) == {
         "in flight",
         "ahead",
         "ending",
         "failed",
-        "untold",
+        "left",
         "evicted",
         "drain",
-        "line",
+        "slot queue",
         "loads",
         "fenced",
         "pinned",
@@ -135,24 +135,36 @@ def test_what_an_adapter_claims_that_nobody_asks_for_is_kept() -> None:
     engine = FakeEngine(config)
     engine.add((1, 2, 3), 1, "D", adapter_bytes=4)
     engine.run()
-    for scheduler in (engine.scheduler, restore(config, snapshot(engine.scheduler))):
+    for scheduler in (engine.scheduler, decode_state(encode_state(engine.scheduler))):
         with pytest.raises(Conflict, match="too little for the other adapters"):
             scheduler.pin("C", 3)
 
 
-def test_copies_that_no_plan_has_told_are_kept() -> None:
-    cache = PrefixCache(2, 2)
-    root = cache.lock(cache.match(namespace("model", BASE, ""), []), 1)
-    end, _ = cache.insert(root, [(1, 2), (3, 4)], cache.allocate(2), 1)
-    cache.unlock(end, 1)
-    cache.pool.free(cache.allocate(1))
-    state, _ = snapshot_cache(cache)
-    assert state.copies == (PageCopy("save", 1, 0, 2),)
-    other = PrefixCache(2, 2)
-    finish_cache(other, restore_cache(other, state, 2), [])
-    other.check([])
-    assert other.take_copies() == state.copies
-    assert other.num_saved == 1
+def test_a_state_is_restored_without_journal_and_observer() -> None:
+    restored = decode_state(encode_state(Scheduler(tiny_config())))
+    assert restored._journal is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ("os", "system"),
+        ("cluster.scheduler.replay.state", "import_module"),
+        ("cluster.scheduler.testing.fake_engine", "FakeEngine"),
+        ("cluster.adapters.catalog", "AdapterCatalog"),
+    ],
+)
+def test_a_state_makes_no_objects_but_a_schedulers(row: tuple[str, str]) -> None:
+    table = [[(*row, [])], [(8, [0])], 0]
+    with pytest.raises(ValueError, match="is no"):
+        decode_state(encode(table))
+
+
+def test_a_state_whose_pages_do_not_exist_is_refused() -> None:
+    scheduler = Scheduler(tiny_config())
+    scheduler._cache.pool.num_pages = 2**62
+    with pytest.raises(AssertionError, match="pages appear or vanish"):
+        decode_state(encode_state(scheduler))
 
 
 @pytest.mark.slow

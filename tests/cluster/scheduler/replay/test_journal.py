@@ -1,22 +1,24 @@
-"""A recorded scheduler answers as a scheduler does, and all calls that change it are in the log."""
+"""A journal has every event that changes a scheduler, and what came of it; and changes nothing."""
 
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
+import msgspec
 import pytest
 
 from cluster.engine.event_file import EventFile
 from cluster.errors import Conflict
 from cluster.request import BASE, ErrorInfo, Request
-from cluster.scheduler.replay.events import (
+from cluster.scheduler.events import (
     Abort,
     AdapterFailed,
     AdapterReady,
     AddAll,
     Allow,
-    Begin,
+    AnyEvent,
     Commit,
+    Event,
     Expire,
     Pin,
     Schedule,
@@ -25,14 +27,13 @@ from cluster.scheduler.replay.events import (
     Unload,
     Unpin,
 )
-from cluster.scheduler.replay.recorder import RecordedScheduler
+from cluster.scheduler.replay.event_log import Begin
+from cluster.scheduler.replay.journal import EventJournal
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
 from tests.cluster.scheduler.random_life import read_records
 from worker.protocol import SamplingParams, StepOutput
-
-CHANGE_NOTHING = {"stats", "check", "contents", "upcoming"}
 
 
 @pytest.fixture
@@ -47,17 +48,13 @@ def log(path: Path) -> Iterator[EventFile]:
     log.close()
 
 
-def public_methods(cls: type) -> dict[str, inspect.Signature]:
-    methods = inspect.getmembers(cls, inspect.isfunction)
-    return {name: inspect.signature(m) for name, m in methods if not name.startswith("_")}
-
-
-def test_it_has_the_face_of_a_scheduler() -> None:
-    assert public_methods(RecordedScheduler) == public_methods(Scheduler)
+def recorded(log: EventFile, **changes: int) -> Scheduler:
+    config = tiny_config(**changes)
+    return Scheduler(config, journal=EventJournal(config, log, "test"))
 
 
 def test_every_call_that_changes_something_is_one_event(path: Path, log: EventFile) -> None:
-    scheduler = RecordedScheduler(tiny_config(), log, "test")
+    scheduler = recorded(log)
     error = ErrorInfo("NotFound", "gone")
     request = Request("r", "A", (1, 2, 3), SamplingParams(), 2)
     scheduler.add(request)
@@ -104,17 +101,38 @@ def test_every_call_that_changes_something_is_one_event(path: Path, log: EventFi
         Expire,
         TakeUnloaded,
     ]
-    assert events[1:4] == [AddAll((request,)), Schedule(None), TakeLoads((load,))]
+    assert events[1:4] == [AddAll((request,)), Schedule(), TakeLoads()]
     assert events[9] == AdapterFailed("B", error)
-    assert {type(event).__name__.lower() for event in events[1:]} == {
-        name.replace("_", "") for name in public_methods(Scheduler) if name != "add"
-    } - CHANGE_NOTHING
+    assert [record.outcome for record in records[1:4]] == [
+        crc32(msgspec.msgpack.encode([1])),
+        None,
+        crc32(msgspec.msgpack.encode([load])),
+    ]
+    assert {type(event) for event in events[1:]} == set(AnyEvent.__args__)
+
+
+def test_every_event_is_of_one_method_of_a_scheduler() -> None:
+    kinds = {kind.__name__.lower() for kind in Event.__subclasses__()}
+    assert {kind.__name__.lower() for kind in AnyEvent.__args__} == kinds
+    methods = {name.replace("_", "") for name in vars(Scheduler)}
+    assert kinds <= methods
+
+
+def test_a_scheduler_is_told_the_same_by_its_methods_and_by_events() -> None:
+    by_method, by_event = Scheduler(tiny_config()), Scheduler(tiny_config())
+    request = Request("r", BASE, (1, 2, 3), SamplingParams(), 2)
+    assert by_method.add_all((request,)) == by_event.apply(AddAll((request,))) == [1]
+    assert by_method.schedule() == by_event.apply(Schedule())
+    assert by_method.unload("A", force=True) == by_event.apply(Unload("A", True)) == []
+    by_method.abort(1)
+    by_event.apply(Abort(1))
+    assert by_method.stats() == by_event.stats()
 
 
 def test_a_call_that_raises_is_an_event_with_the_class_of_the_exception(
     path: Path, log: EventFile
 ) -> None:
-    scheduler = RecordedScheduler(tiny_config(num_slots=1), log, "test")
+    scheduler = recorded(log, num_slots=1)
     with pytest.raises(Conflict):
         scheduler.unload(BASE)
     with pytest.raises(KeyError):
@@ -131,7 +149,7 @@ def test_a_call_that_raises_is_an_event_with_the_class_of_the_exception(
 
 
 def test_the_scheduler_gets_the_request_that_the_log_will_give(log: EventFile) -> None:
-    scheduler = RecordedScheduler(tiny_config(), log, "test")
+    scheduler = recorded(log)
     scheduler.add(Request("r", BASE, (1, 2), SamplingParams(temperature=0), 2))
     plan = scheduler.schedule()
     assert plan is not None
@@ -140,7 +158,7 @@ def test_the_scheduler_gets_the_request_that_the_log_will_give(log: EventFile) -
 
 def test_plans_and_answers_are_those_of_a_scheduler(log: EventFile) -> None:
     engines = [FakeEngine(tiny_config()), FakeEngine(tiny_config())]
-    engines[1].scheduler = RecordedScheduler(tiny_config(), log, "test")
+    engines[1].scheduler = recorded(log)
     for engine in engines:
         for number in range(20):
             engine.add(tuple(range(1 + number % 7)), 1 + number % 5, [BASE, "A", "B"][number % 3])
