@@ -1,7 +1,7 @@
-"""Histograms that cost next to nothing until somebody looks at them.
+"""Histograms that cost next to nothing until they are shown.
 
 Owns the bounds of all of them, so that what one process counts another one can show: only counts
-travel. Belongs to one event loop. Knows nothing of what is measured, and nothing of Prometheus.
+travel. Belongs to one event loop.
 """
 
 from bisect import bisect_left

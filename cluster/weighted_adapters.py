@@ -1,7 +1,7 @@
 """The adapter of a request as text: `base`, a digest, or a weighted sum of several digests.
 
-A sum says all of itself, so nobody needs to keep a table of sums: the pool finds its parts in it,
-and the prefix cache keys its namespace by it. Knows nothing of names or tensors.
+A sum says all of itself, so that no table of sums is needed: the pool finds its parts in it, and
+the prefix cache keys its namespace by it.
 """
 
 from collections.abc import Iterable

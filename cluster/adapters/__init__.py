@@ -1,1 +1,1 @@
-"""Adapters from PEFT directory to per-rank shard: checked at the door, named by content."""
+"""Adapters from PEFT directory to per-rank shard: checked when read, named by content."""

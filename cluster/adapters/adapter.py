@@ -1,7 +1,7 @@
 """An adapter as read and checked: its modules, its digest, and nothing of where it came from.
 
-Numbers are kept as raw bits (uint16 or uint32), because numpy has no bfloat16 and nobody here
-calculates with them. Knows nothing of files, names or tensor parallelism.
+Numbers are kept as raw bits (uint16 or uint32), because numpy has no bfloat16 and nothing here
+calculates with them.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""Content by digest: which versions hold it, where it is, and when nobody wants it.
+"""Content by digest: which versions hold it, where it is, and when none does any more.
 
 Content that no version points at is retired: it stays readable for running requests until it is
 forgotten.

@@ -74,7 +74,7 @@ def _look(directory: str, name: str, found: dict[str, AdapterDirectory], unseen:
 
 
 class DirectoryChanges:
-    """What has been dealt with of what was found."""
+    """Remembers which states of which directories have been dealt with."""
 
     def __init__(self) -> None:
         self._done: dict[str, AdapterDirectory] = {}
@@ -82,7 +82,7 @@ class DirectoryChanges:
 
     def pending(self, seen: Scan) -> tuple[tuple[AdapterDirectory, ...], tuple[str, ...]]:
         """Return (what is new or touched, names that are gone), each ordered by name."""
-        news = tuple(
+        changed = tuple(
             found
             for name, found in sorted(seen.found.items())
             if name in self._fresh or not self.is_done(found)
@@ -93,7 +93,7 @@ class DirectoryChanges:
             if name not in seen.found
             and not {found.path, os.path.dirname(found.path)} & seen.unseen
         )
-        return news, gone
+        return changed, gone
 
     def is_done(self, found: AdapterDirectory) -> bool:
         """Return whether this state of a directory has been dealt with."""
@@ -115,7 +115,7 @@ class DirectoryChanges:
         """Let a directory come up no more until it is touched."""
         self._fresh.discard(name)
 
-    def gone(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """Forget a name: it is new if it comes back."""
         self._done.pop(name, None)
         self._fresh.discard(name)

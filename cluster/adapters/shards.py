@@ -2,7 +2,7 @@
 
 Column-parallel modules and the head: A whole, B's rows cut. Row-parallel ones and the embedding:
 A's columns cut, B whole. Tables: the rows of the rank's vocabulary.
-Owns the layout of a shard's buffer; knows nothing of who asks or how shards travel.
+The layout of a shard's buffer is decided here.
 """
 
 from dataclasses import dataclass, replace

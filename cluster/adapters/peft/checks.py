@@ -1,7 +1,7 @@
-"""The door for adapters: the two files of a PEFT directory are checked, or refused with the reason.
+"""Checks the two files of a PEFT directory, or refuses them with the reason.
 
-Owns what they must hold and how their tensors must fit the model and their configuration. Reads no
-disk (that is `reading`); knows nothing of names, versions or who asked.
+What they must hold, and how their tensors must fit the model and their configuration. The bytes
+are read by `reader`.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,7 @@
 """Reads PEFT's `adapter_config.json`: which modules are adapted, with what lora_rank and scaling.
 
 Owns PEFT's matching rules. A key that changes the arithmetic and is not understood here is
-refused by name; nothing is served on a guess. Knows nothing of tensors.
+refused by name; nothing is served on a guess.
 """
 
 import math

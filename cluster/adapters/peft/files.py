@@ -1,9 +1,8 @@
 """Reads files of a directory that strangers may have filled: regular ones, of bounded size.
 
-Owns the confinement to roots. A path is resolved and checked before anything is opened, and the
+Reading is confined to roots. A path is resolved and checked before anything is opened, and the
 opened file is asked for its own path before a byte is read: a link that is swapped between the two
-is met by the second check, which looks at what is open and not at a name. Knows nothing of what
-is in the files.
+is met by the second check, which looks at what is open and not at a name.
 """
 
 import os

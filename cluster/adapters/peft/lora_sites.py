@@ -1,7 +1,6 @@
-"""The places of a model that an adapter's configuration covers, and the tensors each must have.
+"""The modules of a model that an adapter's configuration covers, and the tensors each must have.
 
-Owns how PEFT names the tensors of a place and what shapes they take in this model. Knows nothing
-of files.
+How PEFT names the tensors of such a module, and what shapes they take in this model.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """Makes an adapter's parts out of tensors that fit: one dtype for all, and which tables it brings.
 
-Owns what a tied model means to adapted embeddings, which is what PEFT computes after loading. Knows
-nothing of names in files or of how shapes are checked.
+Also says what a tied model means to adapted embeddings, which is what PEFT computes after loading.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """Regular expressions that a stranger wrote, matched in time linear in the subject.
 
 A backtracking matcher would let `(a+)+b` in an adapter's config hold the pool for hours. This one
-runs all alternatives side by side (Thompson's automaton, made deterministic as it is used). Owns
-the subset: literals, `.`, classes, groups, `|`, `* + ? {m,n}`, `^`, `$` and `\b`; anything else is
-refused. Subjects are ASCII module paths. Knows nothing of adapters.
+runs all alternatives side by side (Thompson's automaton, made deterministic as it is used). The
+subset is literals, `.`, classes, groups, `|`, `* + ? {m,n}`, `^`, `$` and `\b`; anything else is
+refused. Subjects are ASCII module paths.
 """
 
 from cluster.adapters.peft.pattern_parser import (

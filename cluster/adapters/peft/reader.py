@@ -1,8 +1,7 @@
 """Reads adapter directories: at first only what tells whether it fits, later all of it.
 
-Owns the two ways of reading and what ties them together: the stamp of the files that were really
-open. Shapes, names and kinds are `peft_reader`'s to judge. Blocks on the disk, so call it in a
-thread; several threads may.
+What ties both readings together is the stamp of the files that were really open. Shapes, names and
+kinds are judged by `checks`. Blocks on the disk, so call it in a thread; several threads may.
 """
 
 import os

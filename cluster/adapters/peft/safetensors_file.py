@@ -1,7 +1,7 @@
 """Reads the safetensors format out of bytes that a stranger wrote.
 
 Owns every check of the container: header size, JSON, duplicate keys, dtypes, shapes, offsets that
-must tile the file exactly. Knows nothing of LoRA; what the tensors mean is for `peft_reader.py`.
+must tile the file exactly. What the tensors mean is judged by `checks`.
 (The safetensors package hands out no bfloat16 without torch, which the control plane never loads.)
 """
 

@@ -1,6 +1,6 @@
 """JSON that a stranger wrote: one object, no duplicate keys, no surprise exceptions.
 
-Owns also how a stranger's text is shown in a message. Knows nothing of what the keys mean.
+Also says how a stranger's text is shown in a message.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Which modules an adapter means: PEFT's target_modules, exclude_modules and layers_to_transform.
 
-Knows the modules that can be adapted and how PEFT spells their paths; knows nothing of tensors,
-ranks or scaling.
+Also the modules that can be adapted, and how PEFT spells their paths.
 """
 
 import re

@@ -2,8 +2,8 @@
 
 PEFT writes `base_model.model.` and the path in the trained model. transformers' own exports may
 leave that prefix out, dumps of a training state keep the adapter's name (`.default`), and adapters
-trained on a model without its head, or on the text half of a larger one, have other paths. Owns
-these variants; anything else stays as it is, for the reader to refuse. Knows nothing of shapes.
+trained on a model without its head, or on the text half of a larger one, have other paths. Anything
+else stays as it is, to be refused by the checks.
 """
 
 from collections.abc import Iterable

@@ -1,1 +1,1 @@
-"""The adapter pool as an actor: reads, stores, reclaims and hands out adapters."""
+"""The adapter pool as an actor: reads adapters, keeps them and hands out their shards."""

@@ -194,7 +194,7 @@ class AdapterPoolActor:
 
     @ray.method
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
-        """Return what one request gets for a name; read its tensors if nobody has yet.
+        """Return what one request gets for a name; read its tensors if none has needed them yet.
 
         Raises:
             NotFound: if there is no such name, or its directory is gone before its first use.

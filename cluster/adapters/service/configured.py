@@ -114,7 +114,7 @@ class ConfiguredAdapters:
             self._catalog.register(name, outline)
         elif history.current.outline == outline:
             return
-        elif history.current.digest is None:  # nobody has what it was
+        elif history.current.digest is None:  # its content was never read
             self._catalog.register(name, outline, load_inplace=True)
         else:
             loaded = await self._threads.whole(source)

@@ -74,8 +74,9 @@ class DirectoryWatcher:
 
     async def poll(self) -> None:
         """Look once, and deal with what is new, touched or gone."""
-        news, gone = self._changes.pending(await self._threads.run(lambda: scan(self._directories)))
-        for found in news:
+        seen = await self._threads.run(lambda: scan(self._directories))
+        changed, gone = self._changes.pending(seen)
+        for found in changed:
             try:
                 await self._take(found)
             except TopworkError as error:
@@ -129,7 +130,7 @@ class DirectoryWatcher:
 
     def _drop(self, name: str) -> None:
         history = self._catalog.history(name)
-        self._changes.gone(name)
+        self._changes.forget(name)
         self.refused.pop(name, None)
         if history is not None and history.watched:
             self._catalog.unload(name)

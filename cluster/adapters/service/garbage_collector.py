@@ -55,7 +55,7 @@ class AdapterGC:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def is_closed(self, digest: str) -> bool:
-        """Tell whether nobody may load content any more, though it is not forgotten yet."""
+        """Tell whether content may not be loaded any more, though it is not forgotten yet."""
         return digest in self._closed and self._catalog.retirement(digest) is not None
 
     async def _collect(self, digest: str, force: bool) -> Freed:

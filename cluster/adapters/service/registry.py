@@ -88,7 +88,7 @@ class SchedulerRegistry:
     async def attach(self, address: SchedulerAddress) -> None:
         """Take a replica in; the latest address of a replica counts.
 
-        A replica says so again at intervals, so that a pool that has restarted hears of it.
+        A replica says so again at intervals, so that a pool that has restarted learns of it.
         """
         if self._addresses.get(address.replica) == address:
             return
@@ -226,6 +226,6 @@ class SchedulerRegistry:
 
 async def _num_running(connection: Connection) -> int:
     try:
-        return (await connection.status()).num_running
+        return (await connection.status()).scheduler.num_running
     except Unavailable:
         return 0

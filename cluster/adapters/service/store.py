@@ -69,7 +69,7 @@ class AdapterStore:
             loaded[version.digest] = one
 
     async def _read_again(self, digest: str) -> LoadedAdapter | None:
-        """Read content from disk; None if somebody else has brought it to memory."""
+        """Read content from disk; None if another call has brought it to memory."""
         problem: TopworkError | None = None
         for source in self._catalog.missing(digest):
             try:

@@ -67,7 +67,7 @@ def test_what_was_dealt_with_and_is_not_found_is_gone_once() -> None:
     changes = DirectoryChanges()
     changes.done(seen(a="1").found["a"])
     assert changes.pending(seen()) == ((), ("a",))
-    changes.gone("a")
+    changes.forget("a")
     assert changes.pending(seen()) == ((), ())
     assert [found.name for found in changes.pending(seen(a="1"))[0]] == ["a"]
 

@@ -1,4 +1,4 @@
-"""What the door for adapters takes, and why it refuses the rest."""
+"""What is taken for an adapter, and why the rest is refused."""
 
 import os
 from pathlib import Path
