@@ -1,4 +1,4 @@
-"""What the door refuses before anything is started."""
+"""What is refused before anything is started."""
 
 import socket
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 from deploy.check import Checked, check_answers, check_device, rank_memory
 from deploy.config import ConfigError, ServeConfig
-from kernels.cpu import CpuKernels
+from kernels.torch_backend import CpuKernels
 from tests.cluster.adapters.tiny import MODEL
 
 

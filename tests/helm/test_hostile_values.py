@@ -38,7 +38,7 @@ def test_a_string_with_marks_of_yaml_stays_a_string(name: str) -> None:
 
 @cache
 def is_free(path: tuple[Any, ...]) -> bool:
-    """Tell whether schema and door leave open what a string says."""
+    """Tell whether schema and validation leave open what a string says."""
     if {path[:1], path[:2]} & NOT_TRIED:
         return False
     alone: Any = HOSTILE

@@ -67,9 +67,28 @@ def test_every_flavour_that_the_chart_names_is_a_target() -> None:
     assert named == set(FLAVOURS) <= set(stages())
 
 
+# By version of torch, what its wheel for CUDA says it requires: pip refuses any other.
+CUDA_TORCH_REQUIRES = {
+    "2.13.0": [
+        "cuda-bindings<14,>=13.0.3",
+        "cuda-toolkit==13.0.3",
+        "nvidia-cudnn-cu13==9.20.0.48",
+        "nvidia-cusparselt-cu13==0.8.1",
+        "nvidia-nccl-cu13==2.29.7",
+        "nvidia-nvshmem-cu13==3.4.5",
+        "triton==3.7.1",
+        # Of CUDA's libraries those that it asks of the toolkit.
+        *("nvidia-cublas>=13,<14", "nvidia-cuda-cupti==13.0.*", "nvidia-cuda-nvrtc==13.0.*"),
+        *("nvidia-cuda-runtime==13.0.*", "nvidia-cufft", "nvidia-cufile", "nvidia-curand"),
+        *("nvidia-cusolver", "nvidia-cusparse", "nvidia-nvjitlink>=13,<14", "nvidia-nvtx==13.0.*"),
+    ]
+}
+
+
 def test_versions_are_those_that_the_build_of_torch_for_gpus_asks_for() -> None:
-    # It asks for one version of Triton and of each library, and pip refuses any other.
-    assert {"torch", "triton", "nvidia-cublas", "nvidia-nccl-cu13"} <= set(pinned())
+    versions = pinned()
+    for requirement in map(Requirement, CUDA_TORCH_REQUIRES[versions["torch"]]):
+        assert requirement.specifier.contains(versions[requirement.name]), requirement
 
 
 def test_every_image_runs_as_the_user_of_the_chart() -> None:

@@ -16,6 +16,7 @@ MISTAKES: list[tuple[Object, list[str]]] = [
     ({"topwork": {"host": "0.0.0.0"}}, ["/topwork", "host"]),
     ({"mode": "statefulset"}, ["/mode", "rayservice"]),
     ({"service": {"port": 80}}, ["/service/port", "1,024"]),
+    ({"service": {"port": 8080}}, ["service.port", "8080", "Ray"]),
     ({"image": {"digests": {"cpu": "latest"}}}, ["/image/digests/cpu"]),
     ({"apiKeys": {"secretName": ""}}, ["apiKeys.secretName", "topwork.anonymous"]),
     ({"model": {"source": "hub"}}, ["model.hubId"]),

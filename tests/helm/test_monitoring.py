@@ -41,9 +41,9 @@ def target(pod: str, address: str) -> dict[str, str]:
 
 def test_a_cluster_is_one_target_however_many_pods_answer() -> None:
     monitor = the(rendered("everything"), "ServiceMonitor")
-    one = relabeled(monitor, target("a", "10.0.0.1:8080"))
-    assert one == relabeled(monitor, target("b", "10.0.0.2:8080"))
-    assert one["__address__"] == "demo-llm.prod.svc:8080"
+    one = relabeled(monitor, target("a", "10.0.0.1:8001"))
+    assert one == relabeled(monitor, target("b", "10.0.0.2:8001"))
+    assert one["__address__"] == "demo-llm.prod.svc:8001"
     assert one["job"] == "prod/demo-llm"
 
 

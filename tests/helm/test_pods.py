@@ -1,10 +1,13 @@
 """What holds for every pod and every container, whatever the values: security, disks, secrets."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from deploy.serving.haproxy import cluster_environment
 from tests.helm.charts import (
     KEYS,
     VALUES,
@@ -163,3 +166,15 @@ def test_a_namespace_that_gives_users_is_not_told_which() -> None:
     for template in pod_templates(rendered("openshift")).values():
         security: dict[str, Any] = template["spec"]["securityContext"]
         assert not {"runAsUser", "runAsGroup", "fsGroup"} & set(security)
+
+
+def test_rays_environment_is_what_the_command_prints_but_for_paths() -> None:
+    with TemporaryDirectory(prefix="tw-") as folder:
+        printed = cluster_environment(Path(folder), "haproxy", None)
+    templates = pod_templates(rendered("gpu-one-host"))
+    for component in ("head", "router", "scheduler"):
+        (server,) = templates[component]["spec"]["containers"]
+        given = {one["name"]: one.get("value") for one in server["env"]}
+        for name, value in printed.items():
+            if folder not in value:
+                assert given.get(name) == value, name

@@ -46,6 +46,14 @@ def test_every_probe_asks_a_port_that_is_there_and_a_route_that_is_served(name: 
                 assert command[-2] in {"front", "ranks", "server"}
 
 
+@EVERY_SET
+def test_no_two_ports_of_a_pod_have_the_same_number(name: str) -> None:
+    for template in pod_templates(rendered(name)).values():
+        (server,) = template["spec"]["containers"]
+        numbers = [port["containerPort"] for port in server.get("ports", [])]
+        assert len(set(numbers)) == len(numbers)
+
+
 def test_probes_of_what_serves_reflect_serving_and_the_age_of_steps() -> None:
     pods = {
         c: t["spec"]["containers"][0] for c, t in pod_templates(rendered("gpu-one-host")).items()
@@ -165,36 +173,6 @@ def test_names_fit_whatever_the_release_is_called(release: str) -> None:
 def test_two_long_names_that_begin_alike_stay_two() -> None:
     one, two = render(KEYS, "x" * 50 + "one"), render(KEYS, "x" * 50 + "two")
     assert not {ident(x) for x in one} & {ident(x) for x in two}
-
-
-def test_the_network_policy_lets_through_what_the_pods_need() -> None:
-    objects = rendered("redis")
-    spec = the(objects, "NetworkPolicy")["spec"]
-    pods = {c: t["metadata"]["labels"] for c, t in pod_templates(objects).items()}
-    among = [rule for rule in (*spec["ingress"], *spec["egress"]) if "ports" not in rule]
-    assert [selected(pods, (r.get("from") or r["to"])[0]["podSelector"]) for r in among] == [
-        OF_SERVERS & set(pods)
-    ] * 2
-    assert {"ports": [{"port": "serve", "protocol": "TCP"}]} in spec["ingress"]
-    operator = [rule for rule in spec["ingress"] if "kuberay-operator" in str(rule.get("from", ""))]
-    assert [one["port"] for one in operator[0]["ports"]] == ["dashboard", "serve"]
-    out = [port["port"] for rule in spec["egress"] for port in rule.get("ports", [])]
-    assert out == [53, 53, 443, 6443, 6380]  # the last is this Redis's
-
-
-def test_only_named_clients_and_the_test_may_ask_when_clients_are_named() -> None:
-    objects = rendered("openshift")
-    spec = the(objects, "NetworkPolicy")["spec"]
-    (rule,) = [one for one in spec["ingress"] if len(one.get("from", [])) == 2]
-    pods = {c: t["metadata"]["labels"] for c, t in pod_templates(objects).items()}
-    assert selected(pods, rule["from"][1]["podSelector"]) == {"test"}
-    assert {"ports": [{"port": "serve", "protocol": "TCP"}]} not in spec["ingress"]
-
-
-def test_nothing_leaves_an_air_gapped_release_but_to_itself_and_for_names() -> None:
-    egress = the(rendered("air-gapped"), "NetworkPolicy")["spec"]["egress"]
-    assert [sorted(rule) for rule in egress] == [["to"], ["ports"]]
-    assert {port["port"] for port in egress[1]["ports"]} == {53}
 
 
 def selected(pods: dict[str, dict[str, str]], selector: Object) -> set[str]:

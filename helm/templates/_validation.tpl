@@ -1,6 +1,6 @@
 {{/* What no schema can say: values that do not fit together, each with what to do about it. */}}
 
-{{- define "topwork.door" -}}
+{{- define "topwork.validate" -}}
 {{- $topwork := .Values.topwork }}
 {{- if not (or .Values.apiKeys.secretName $topwork.anonymous) }}
 {{- fail "apiKeys.secretName: the service can be reached by others, and nobody has a key: name a Secret with the file of keys, or set topwork.anonymous to true" }}
@@ -8,8 +8,8 @@
 {{- if and .Values.apiKeys.secretName $topwork.anonymous }}
 {{- fail "topwork.anonymous: apiKeys.secretName asks for keys: take one of the two" }}
 {{- end }}
-{{- include "topwork.doorOfSource" (dict "name" "model" "values" .Values.model) }}
-{{- include "topwork.doorOfSource" (dict "name" "adapters" "values" .Values.adapters) }}
+{{- include "topwork.validateSource" (dict "name" "model" "values" .Values.model) }}
+{{- include "topwork.validateSource" (dict "name" "adapters" "values" .Values.adapters) }}
 {{- if and (eq .Values.model.source "hub") (not .Values.model.hubId) }}
 {{- fail "model.hubId: model.source is hub, so say which model" }}
 {{- end }}
@@ -22,22 +22,22 @@
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}
 {{- fail "httpRoute.parentRefs: a route belongs to a Gateway: name it" }}
 {{- end }}
-{{- include "topwork.doorOfPatience" . }}
+{{- include "topwork.validateGracePeriod" . }}
 {{- if eq .Values.mode "rayservice" }}
-{{- include "topwork.doorOfRay" . }}
+{{- include "topwork.validateRay" . }}
 {{- else }}
-{{- include "topwork.doorOfDeployment" . }}
+{{- include "topwork.validateDeployment" . }}
 {{- end }}
 {{- end }}
 
-{{- define "topwork.doorOfPatience" -}}
+{{- define "topwork.validateGracePeriod" -}}
 {{- $drain := add 10 (float64 (default 30 .Values.topwork.drain_timeout) | ceil | int) }}
 {{- if le (int .Values.terminationGracePeriodSeconds) (int $drain) }}
 {{- fail (printf "terminationGracePeriodSeconds: %d is not more than topwork.drain_timeout and 10 s for the endpoints, %d together" (int .Values.terminationGracePeriodSeconds) $drain) }}
 {{- end }}
 {{- end }}
 
-{{- define "topwork.doorOfSource" -}}
+{{- define "topwork.validateSource" -}}
 {{- if and (eq .values.source "hostPath") (not .values.hostPath) }}
 {{- fail (printf "%s.hostPath: %s.source is hostPath, so say which directory" .name .name) }}
 {{- end }}
@@ -49,7 +49,11 @@
 {{- end }}
 {{- end }}
 
-{{- define "topwork.doorOfRay" -}}
+{{- define "topwork.validateRay" -}}
+{{- $taken := list 6379 8080 8265 8404 8500 9101 10001 44217 44227 52365 }}
+{{- if has (int .Values.service.port) $taken }}
+{{- fail (printf "service.port: %d is a port of Ray's in the same pods: take another" (int .Values.service.port)) }}
+{{- end }}
 {{- $tp := int (default 1 .Values.topwork.tp) }}
 {{- $perHost := int .Values.scheduler.ranksPerHost }}
 {{- if gt $perHost 0 }}
@@ -83,7 +87,7 @@
 {{- end }}
 {{- end }}
 
-{{- define "topwork.doorOfDeployment" -}}
+{{- define "topwork.validateDeployment" -}}
 {{- $tp := int (default 1 .Values.topwork.tp) }}
 {{- $perHost := int .Values.scheduler.ranksPerHost }}
 {{- if and (gt $perHost 0) (ne $perHost $tp) }}
