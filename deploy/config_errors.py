@@ -1,7 +1,7 @@
 """What is said of a configuration that cannot be used: each key, what it was given, what would do.
 
 Owns reading YAML without its traps (a key that comes twice, a file that is no text) and the words
-for each mistake. Knows no key of the schema by itself.
+for each mistake.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,4 @@
-"""What this machine has, memory above all, as its kernel and its driver tell it.
-
-Knows nothing of what it is for.
-"""
+"""What this machine has, memory above all, as its kernel and its driver tell it."""
 
 import os
 import subprocess

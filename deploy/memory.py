@@ -4,7 +4,6 @@ Owns the sums: what each rank holds, on its device and beside it, and what the p
 ranks hold on a host that has all of them. Mirrors what `worker` allocates; a test holds the two
 together. Everything is told at its fullest: pages and slots take memory only as they are used.
 Weight files that are mapped, and that the kernel gives up when somebody needs room, do not count.
-Knows nothing of what a machine has.
 """
 
 from dataclasses import dataclass

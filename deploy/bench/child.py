@@ -13,8 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from deploy.bench.measure import Run, Sample
-from deploy.bench.workload import Workload
+from deploy.bench.workload import Run, Sample, Workload
 
 ROOT = Path(__file__).parents[2]
 _OURS = {"PYTHONPATH", "ONEDNN_MAX_CPU_ISA"}

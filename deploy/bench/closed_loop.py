@@ -2,7 +2,7 @@
 
 A client on the cores of the server that it measures takes from what it measures. So while requests
 run nothing is done for a token but to take its bytes and to look at the clock. Owns the
-connections, one for each request. Knows nothing of what responses say.
+connections, one for each request.
 """
 
 import select

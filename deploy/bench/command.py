@@ -12,11 +12,10 @@ from rich.table import Table
 
 from deploy.bench.engine_target import EngineTarget
 from deploy.bench.http_target import BenchError, HttpTarget
-from deploy.bench.measure import Run
 from deploy.bench.peft_target import PeftTarget
 from deploy.bench.prefix import bench_prefix
 from deploy.bench.profile import StepProfile, print_profile
-from deploy.bench.workload import Workload
+from deploy.bench.workload import Run, Workload
 from worker.model_config_reader import read_model_config
 
 

@@ -1,7 +1,7 @@
 """How an HTTP/1.1 response tells its head from its body, and where the body ends.
 
 Pure: bytes in, content out, in whatever pieces they come. Owns how a body is framed: by chunks, by
-its length, or by the end of the connection. Knows nothing of sockets or of what bodies say.
+its length, or by the end of the connection.
 """
 
 import httpx

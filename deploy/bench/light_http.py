@@ -1,7 +1,7 @@
 """HTTP/1.1 in as few steps as it takes: a benchmark's client leaves the cores to the server.
 
 A transport for httpx: each request has a connection of its own, which ends with the response. Owns
-those connections, and how a request is written. Knows nothing of what bodies say.
+those connections, and how a request is written.
 """
 
 import asyncio

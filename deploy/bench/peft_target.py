@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.bench.child import ChildTarget, serve_target
-from deploy.bench.measure import Run, Sample
-from deploy.bench.workload import Workload
+from deploy.bench.workload import Run, Sample, Workload
 
 
 class PeftTarget(ChildTarget):

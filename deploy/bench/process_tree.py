@@ -1,6 +1,6 @@
 """A process and all that it started: the memory they hold, the CPU time they used, a pause of all.
 
-Knows nothing of what they do. Linux only, as the servers are.
+Linux only, as the servers are.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Turns a GGUF file into a Hugging Face directory; run as `python -m deploy.demo.convert GGUF OUT`.
 
-A process of its own, so that torch and half a gigabyte of weights leave with it. Knows nothing of
-where the file comes from or where the directory will be kept.
+A process of its own, so that torch and half a gigabyte of weights leave with it.
 """
 
 import json

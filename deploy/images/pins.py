@@ -6,7 +6,7 @@
 The first with an index that has torch for CUDA, as PyPI does: that build says which Triton and
 which of NVIDIA's libraries go with it, and the one for CPUs needs none of them.
 
-Owns the form, one package to a line in the order of names. Knows nothing of who needs what.
+Owns the form, one package to a line in the order of names.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The dashboards as Grafana's JSON; `python -m deploy.observability.grafana` writes the files.
 
 Owns Grafana's format: a grid of panels, and variables for the data source and the job, so that
-nothing in a file names one installation. Knows nothing of what the panels ask.
+nothing in a file names one installation.
 """
 
 import json

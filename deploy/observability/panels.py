@@ -1,7 +1,6 @@
 """What the dashboards show: rows of panels, each with its queries and what they mean.
 
 Owns which question each row answers: is it healthy, how fast, how full, who waits, which adapters.
-Knows nothing of Grafana's format.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """PromQL from metric names: what all queries of the dashboards are made with.
 
 Owns that a whole which is scraped several times counts once: every router shows the series of all
-routers and replicas, so that copies differ in the labels of the scrape alone. Knows nothing of
-which metrics there are.
+routers and replicas, so that copies differ in the labels of the scrape alone.
 """
 
 # Labels that a scrape adds to tell its targets apart.

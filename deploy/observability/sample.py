@@ -1,7 +1,6 @@
 """A whole as small as can be that has every series once: what pages and tests of metrics look at.
 
-Made by the code that counts, so that it cannot tell of other series than there are. Knows nothing
-of what is made of it.
+Made by the code that counts, so that it cannot tell of other series than there are.
 """
 
 from msgspec import structs

@@ -1,10 +1,10 @@
 """Whether a pod may live: `probe.py MODE PORT`, exit status 0 or 1 with a reason.
 
-Owns what an answer means: a raylet that does not answer is dead; a front that nobody runs here is
+Owns what an answer means: a raylet that does not answer is dead; a proxy that nobody runs here is
 no fault of the ranks; ranks without progress answer 503 on /health. How long a fault may last is
 the probe's. Needs nothing but Python's own library.
 
-Modes: `front` (Serve answers here), `ranks` (no rank is stuck), `server` (one-node: /health is 200
+Modes: `proxy` (Serve answers here), `ranks` (no rank is stuck), `server` (one-node: /health is 200
 or the server still starts).
 """
 
@@ -31,7 +31,7 @@ def fault(mode: str, port: int, raylet_port: int = RAYLET_PORT) -> str:
     """Return what is wrong, or nothing."""
     if mode != "server" and status(raylet_port, "/api/healthz") != 200:
         return "the raylet does not answer"
-    if mode == "front":
+    if mode == "proxy":
         return "" if status(port, "/-/healthz") is not None else "Serve does not answer"
     health = status(port, "/health")
     if mode == "server" and health is None:

@@ -39,7 +39,7 @@ spec:
 
 {{- define "topwork.routerPod" -}}
 {{- $group := .Values.router }}
-{{- $serving := include "topwork.servingProbes" (dict "root" . "ready" "/ready" "live" "front") }}
+{{- $serving := include "topwork.servingProbes" (dict "root" . "ready" "/ready" "live" "proxy") }}
 {{- include "topwork.rayPod" (dict
   "root" . "group" $group "component" "router" "flavour" "router"
   "resources" (toYaml $group.resources)

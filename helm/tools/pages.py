@@ -1,6 +1,6 @@
 """values.yaml and the chart's README as text, out of the values and their schema.
 
-Owns their form. Knows nothing of what the values mean, nor of files.
+Owns their form.
 """
 
 import json

@@ -1,6 +1,6 @@
 """values.schema.json out of the values and of ServeConfig, as Helm reads it.
 
-Owns what the chart takes over from ServeConfig and what it decides itself. Knows nothing of files.
+Owns what the chart takes over from ServeConfig and what it decides itself.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """The chart's values: names, types, defaults and meaning of each, from which three files are made.
 
 values.yaml, values.schema.json and the tables of helm/README.md come from here; `topwork:` comes
-from ServeConfig. Knows nothing of templates.
+from ServeConfig.
 """
 
 from typing import Annotated, Any, Literal

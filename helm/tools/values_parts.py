@@ -1,6 +1,6 @@
 """The parts of the chart's values that others are made of: groups of pods, volumes, probes.
 
-Owns their names, types, defaults and meaning. Knows nothing of how templates use them.
+Owns their names, types, defaults and meaning.
 """
 
 from typing import Annotated, Any, Literal

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.bench.peers.adapters import LORA_RANKS, make_adapters
+from tests.bench.peers.environments import InstallError, run_logged
 from tests.bench.peers.install import needed
 from tests.bench.peers.llama_source import find_link
-from tests.bench.peers.shelf import InstallError, run_logged
 from tests.cluster.adapters.tiny import MODEL
 
 PAGE = """<!DOCTYPE html><html><body>

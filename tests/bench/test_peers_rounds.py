@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from deploy.bench.http_target import BenchError
-from deploy.bench.measure import Run, Sample
 from deploy.bench.process_tree import ProcessTree
-from deploy.bench.workload import Workload
+from deploy.bench.workload import Run, Sample, Workload
 from tests.bench.peers.cells import (
     MEMORY,
     PREFIX_LEN,
@@ -21,10 +20,10 @@ from tests.bench.peers.cells import (
     PrefixCell,
     What,
 )
+from tests.bench.peers.environments import InstallError
 from tests.bench.peers.install import Peer
 from tests.bench.peers.rounds import ONE_ROUND, ONE_WAVE, Stage, measure_stage
 from tests.bench.peers.servers import Setup
-from tests.bench.peers.shelf import InstallError
 from tests.bench.peers.stages import ENGINE, ONE_RANK, OURS, OURS_PLAIN, adapter_cells, make_stages
 from tests.bench.peers.target import Opener, Target
 

@@ -54,7 +54,7 @@ class Cluster(Endpoint):
         command = [sys.executable, "-m", "deploy.cli", "environment", "--directory"]
         base = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": ""}
         done = subprocess.run(
-            [*command, str(self.folder / "front")],
+            [*command, str(self.folder / "haproxy")],
             env=base,
             capture_output=True,
             text=True,

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.end_to_end.asking import wait_for
-from tests.end_to_end.hosts.desk import Desk
 from tests.end_to_end.hosts.host import Host, why_there_can_be_none
 from tests.end_to_end.hosts.network import Network
+from tests.end_to_end.hosts.operator import Operator
 from tests.end_to_end.server import ADAPTERS_DIR, MODEL_DIR
 
 LACKING = why_there_can_be_none()
@@ -36,11 +36,11 @@ class Cluster:
         workers = ("one", "two")
         for name in workers:
             network.start(name)
-        self.desk = Desk(network)
-        self.desk.write_cluster_file("head", workers)
-        self.desk.ray_up()
+        self.operator = Operator(network)
+        self.operator.write_cluster_file("head", workers)
+        self.operator.ray_up()
         self.wait_for_nodes(3)
-        self.desk.deploy(
+        self.operator.deploy(
             model=str(MODEL_DIR),
             served_model_name="smollm2",
             tp=2,
@@ -59,22 +59,22 @@ class Cluster:
 
     def num_nodes(self) -> int:
         """Return how many nodes `ray status` tells of, active and idle, whatever their type."""
-        said = self.desk.on_the_head("ray status")
+        said = self.operator.on_the_head("ray status")
         alive = said.partition("Active:")[2].partition("Pending:")[0]
         return sum(int(count) for count in re.findall(r"^\s*(\d+) \S+\s*$", alive, re.MULTILINE))
 
     def wait_until_served(self) -> None:
-        wait_for(lambda: self.desk.get("/ready")[0] == 200, lambda: self.desk.get("/ready"))
+        wait_for(lambda: self.operator.get("/ready")[0] == 200, lambda: self.operator.get("/ready"))
 
     def answers(self) -> list[str]:
         """Return what the base model and the adapter say to one prompt."""
-        said = [self.desk.complete(model, PROMPT) for model in ("smollm2", "pirate")]
+        said = [self.operator.complete(model, PROMPT) for model in ("smollm2", "pirate")]
         assert [status for status, _ in said] == [200, 200], said
         return [text for _, text in said]
 
     def is_answered(self) -> bool:
         """Return whether a request gets an answer: while ranks start anew it is 503."""
-        return self.desk.complete("pirate", PROMPT)[0] == 200
+        return self.operator.complete("pirate", PROMPT)[0] == 200
 
     def hosts_of_ranks(self) -> list[str]:
         """Return the names of the hosts that ranks run on, one for each rank."""
@@ -95,7 +95,7 @@ def connections_of_ranks(host: Host) -> set[frozenset[str]]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    names = ("head", "one", "two", "three", "desk")
+    names = ("head", "one", "two", "three", "operator")
     with Network(tmp_path_factory.mktemp("hosts"), names) as network:
         yield Cluster(network)
 
@@ -132,7 +132,7 @@ def test_a_host_is_added_and_one_is_lost_and_requests_are_answered_again(
     cluster: Cluster, first_answers: list[str]
 ) -> None:
     cluster.network.start("three")
-    cluster.desk.join("three")
+    cluster.operator.join("three")
     cluster.wait_for_nodes(4)
     assert cluster.answers() == first_answers, "nobody was disturbed"
 
@@ -143,7 +143,7 @@ def test_a_host_is_added_and_one_is_lost_and_requests_are_answered_again(
 
 
 def test_ray_down_leaves_no_process_on_any_host(cluster: Cluster) -> None:
-    cluster.desk.ray_down()
+    cluster.operator.ray_down()
     there: list[Host] = [host for host in cluster.network.hosts.values() if host.is_there]
     assert len(there) == 4
     wait_for(

@@ -1,6 +1,6 @@
 """Renders the chart with Helm's own engine, and finds the parts that tests look at.
 
-Owns the matrix of values. Knows nothing of what the objects should say.
+Owns the matrix of values.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """A Kubernetes API server of memory: enough for Helm to install, upgrade, roll back and uninstall.
 
 Owns discovery of the kinds that the chart makes, and objects by path: POST, GET, PATCH (merged or
-applied), PUT and DELETE. Knows nothing of what objects mean; whoever wants them looks in `objects`.
+applied), PUT and DELETE.
 """
 
 import json

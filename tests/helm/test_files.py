@@ -66,7 +66,7 @@ def fault(mode: str, port: int, raylet_port: int) -> str:
         ("ranks", 200, ""),
         ("ranks", 503, "the ranks make no progress"),
         ("ranks", 404, ""),  # Serve is there, the application is not: no fault of this pod
-        ("front", 503, ""),
+        ("proxy", 503, ""),
         ("server", 200, ""),
         ("server", 503, "the ranks make no progress"),
     ],
@@ -79,11 +79,11 @@ def test_a_probe_tells_progress(mode: str, health: int, reason: str) -> None:
 def test_a_pod_in_which_nobody_serves_lives_unless_it_should_serve() -> None:
     with server({"/api/healthz": (200, {})}) as (raylet, _):
         assert fault("ranks", nobody(), raylet) == ""
-        assert fault("front", nobody(), raylet) == "Serve does not answer"
+        assert fault("proxy", nobody(), raylet) == "Serve does not answer"
     assert fault("server", nobody(), nobody()) == "the server does not answer"
 
 
-@pytest.mark.parametrize("mode", ["ranks", "front"])
+@pytest.mark.parametrize("mode", ["ranks", "proxy"])
 def test_a_pod_whose_raylet_is_gone_does_not_live(mode: str) -> None:
     with server({"/health": (200, {}), "/-/healthz": (200, {})}) as (port, _):
         assert fault(mode, port, nobody()) == "the raylet does not answer"

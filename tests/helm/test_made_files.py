@@ -57,7 +57,7 @@ def test_a_packaged_chart_holds_what_it_needs_and_no_tools(tmp_path: Path) -> No
     package = helm_python.package(CHART, destination=tmp_path)
     with helm_python.Chart.load(package) as packaged:
         names = {one["name"] for one in packaged.files}
-        assert {"files/probe.py", "files/asks.py", "README.md"} <= names
+        assert {"files/probe.py", "files/smoke_test.py", "README.md"} <= names
         assert not [one for one in names if one.startswith("tools/") or "__pycache__" in one]
         assert packaged.version == chart().version
 

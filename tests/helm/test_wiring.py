@@ -43,7 +43,7 @@ def test_every_probe_asks_a_port_that_is_there_and_a_route_that_is_served(name: 
                 command = probe["exec"]["command"]
                 serve = next(one for one in server["ports"] if one["name"] == "serve")
                 assert command[-1] == str(serve["containerPort"])
-                assert command[-2] in {"front", "ranks", "server"}
+                assert command[-2] in {"proxy", "ranks", "server"}
 
 
 @EVERY_SET
@@ -61,7 +61,7 @@ def test_probes_of_what_serves_reflect_serving_and_the_age_of_steps() -> None:
     assert pods["router"]["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "serve"}
     assert pods["scheduler"]["readinessProbe"]["httpGet"] == {"path": "/health", "port": "serve"}
     assert pods["scheduler"]["livenessProbe"]["exec"]["command"][-2] == "ranks"
-    assert pods["router"]["livenessProbe"]["exec"]["command"][-2] == "front"
+    assert pods["router"]["livenessProbe"]["exec"]["command"][-2] == "proxy"
 
 
 @EVERY_SET

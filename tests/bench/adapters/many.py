@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from deploy.bench.http_target import HttpTarget
-from deploy.bench.measure import Run
-from deploy.bench.workload import Workload
+from deploy.bench.workload import Run, Workload
 from tests.bench.adapters.popularity import by_zipf, in_turn
 from tests.bench.adapters.server import BenchServer, cpu_used
 

@@ -1,6 +1,6 @@
 """Which servers run when, and what is measured on them.
 
-Owns how servers are set up. Knows nothing of the command line or of how results are shown.
+Owns how servers are set up.
 """
 
 import os

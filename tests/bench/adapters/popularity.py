@@ -1,6 +1,6 @@
 """Which adapter is asked for next: by Zipf's law, or all in turn.
 
-Owns the order alone, which is the same on every machine. Knows nothing of names or requests.
+Owns the order alone, which is the same on every machine.
 """
 
 from itertools import accumulate

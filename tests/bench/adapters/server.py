@@ -1,6 +1,6 @@
 """`topwork serve` as a child process: when its start-up steps began, what it counts, what it uses.
 
-Owns the process and all that it starts. Knows nothing of what is asked of it.
+Owns the process and all that it starts.
 """
 
 import os

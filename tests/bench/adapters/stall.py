@@ -19,8 +19,7 @@ import httpx
 
 from deploy.bench.http_target import BenchError
 from deploy.bench.light_http import light_client
-from deploy.bench.measure import percentile
-from deploy.bench.workload import Ask, Workload
+from deploy.bench.workload import Ask, Workload, percentile
 from tests.bench.adapters.directories import drop_from_page_cache
 from tests.bench.adapters.server import BASE, BenchServer
 from tests.bench.adapters.streams import Streams, Window, watch

@@ -1,6 +1,6 @@
 """Long answers that are watched while something else happens.
 
-Owns the gaps between tokens and which of them count. Knows nothing of what happens meanwhile.
+Owns the gaps between tokens and which of them count.
 """
 
 import asyncio

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from tests.bench.peers.environments import PEERS_DIR, run_logged
 from tests.bench.peers.install import PEFT_PYTHON
 from tests.bench.peers.llama_source import LOG, SOURCE
-from tests.bench.peers.shelf import SHELF, run_logged
 from worker.model_config import ModelConfig
 from worker.weights.partition import LINEAR_MODULES, module_shape
 
@@ -21,10 +21,10 @@ NUM_ADAPTERS = 8
 NAMES = tuple(f"a{n}-r{LORA_RANKS[n % len(LORA_RANKS)]}" for n in range(NUM_ADAPTERS))
 SCALE_A, SCALE_B = 0.02, 0.01  # standard deviations: answers change, and stay language
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-GGUF = SHELF / "gguf"
+GGUF = PEERS_DIR / "gguf"
 
 
-def make_adapters(model: ModelConfig, directory: Path = SHELF / "adapters") -> dict[str, Path]:
+def make_adapters(model: ModelConfig, directory: Path = PEERS_DIR / "adapters") -> dict[str, Path]:
     """Return the directory of each adapter by name; what is missing is made, 150 MB in all."""
     made = {name: directory / name for name in NAMES}
     for number, path in enumerate(made.values()):

@@ -1,6 +1,6 @@
 """What is asked in each cell of the tables, and the figures that come of one round.
 
-Owns prompt lengths and names. Knows nothing of rounds, of who answers, or of goals.
+Owns prompt lengths and names.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """What Topwork should reach beside its peers, and whether it did.
 
 A ratio is taken within one pass, whose targets took turns, and of several passes (peers with other
-numbers of threads) the worst counts: the best peer with its best number of threads. Knows nothing
-of how rows are made or shown.
+numbers of threads) the worst counts: the best peer with its best number of threads.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

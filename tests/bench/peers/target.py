@@ -1,7 +1,4 @@
-"""Whatever is measured: processes that answer workloads, and sleep while others do.
-
-Knows nothing of who they are.
-"""
+"""Whatever is measured: processes that answer workloads, and sleep while others do."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +10,8 @@ import httpx
 
 from deploy.bench.child import ChildTarget
 from deploy.bench.http_target import BenchError, HttpTarget
-from deploy.bench.measure import Run
 from deploy.bench.process_tree import ProcessTree
-from deploy.bench.workload import Workload
+from deploy.bench.workload import Run, Workload
 
 WAKE_TIMEOUT = 60.0  # seconds
 LOOK_EVERY = 1.0  # seconds, at memory: a look delays whoever allocates

@@ -10,8 +10,7 @@ import pytest
 from deploy.bench.closed_loop import record
 from deploy.bench.http_target import BenchError, HttpTarget, token_times
 from deploy.bench.light_http import light_client
-from deploy.bench.measure import Run
-from deploy.bench.workload import Ask, Workload
+from deploy.bench.workload import Ask, Run, Workload
 
 ASK = Ask("a", (1, 2), 3)
 REQUEST = b"POST /v1/completions HTTP/1.1\r\ncontent-length: 0\r\n\r\n"

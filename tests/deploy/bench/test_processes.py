@@ -91,7 +91,7 @@ def test_nothing_is_left_of_a_process_that_has_ended() -> None:
 
 ECHO = """
 from deploy.bench.child import serve_target
-from deploy.bench.measure import Run, Sample
+from deploy.bench.workload import Run, Sample
 
 class Echo:
     def __init__(self, offset):

@@ -1,7 +1,6 @@
 """Everyone who is measured is asked the same, and percentiles are what they say."""
 
-from deploy.bench.measure import Run, Sample, percentile
-from deploy.bench.workload import Workload
+from deploy.bench.workload import Run, Sample, Workload, percentile
 
 
 def make(**changes: object) -> Workload:

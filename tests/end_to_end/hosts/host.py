@@ -1,7 +1,7 @@
 """Hosts that are namespaces of this machine: each has its own network, processes, files and sshd.
 
 Owns how one is made, reached and lost. To a program inside it is a machine with an address; to this
-machine it is a tree of processes that end with its first. Knows nothing of what runs there.
+machine it is a tree of processes that end with its first.
 """
 
 import os

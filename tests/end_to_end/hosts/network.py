@@ -1,6 +1,6 @@
 """A network of hosts on this machine, joined by a switch that nothing else is joined to.
 
-Owns addresses and names, and that all of it is gone in the end. Knows nothing of what hosts do.
+Owns addresses and names, and that all of it is gone in the end.
 """
 
 import os

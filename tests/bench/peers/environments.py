@@ -1,6 +1,6 @@
 """Where peers are kept, and the commands that put them there.
 
-Owns the directory, its virtual environments and the logs of what was run. Knows no peer.
+Owns the directory, its virtual environments and the logs of what was run.
 """
 
 import os
@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-SHELF = Path.home() / ".cache" / "topwork" / "peers"
-DOWNLOADS = SHELF / "downloads"
+PEERS_DIR = Path.home() / ".cache" / "topwork" / "peers"
+DOWNLOADS = PEERS_DIR / "downloads"
 TORCH = "torch==2.13.0"  # first and pinned, as for ourselves: the CPU's
 _QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 

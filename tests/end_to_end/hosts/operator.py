@@ -1,7 +1,7 @@
-"""What an operator does at a desk beside the cluster: README's section "ray up", line by line.
+"""What an operator does at a terminal beside the cluster: README's section "ray up", line by line.
 
 Owns the operator's files and what is changed of the shipped ones: addresses, the account and its
-key, and that packages are not installed but lent by this machine. Knows nothing of what is served.
+key, and that packages are not installed but lent by this machine.
 """
 
 import json
@@ -29,12 +29,12 @@ _LEND = (
 )
 
 
-class Desk:
+class Operator:
     """An operator with a clone of the repository and the hosts' key."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._host: Host = network.start("desk")
+        self._host: Host = network.start("operator")
         self._write("/root/.ssh/id_ed25519", network.key.read_text(), mode="600")
         keys = [{"key": KEY, "tenant": "test", "adapters": "*", "admin": True}]
         self._write("/root/keys.yaml", yaml.safe_dump(keys), mode="600")
