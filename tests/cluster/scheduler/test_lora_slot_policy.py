@@ -4,10 +4,14 @@ from collections.abc import Callable
 from itertools import count
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cluster.errors import Conflict, InvalidRequest
 from cluster.request import BASE, ErrorInfo
 from cluster.scheduler.testing.fake_engine import FakeEngine
+from tests.cluster.scheduler.conftest import tiny_config
+from tests.cluster.scheduler.slot_waits import SlotWaits
 from worker.testing.fake_rank import fake_continuation
 
 MakeEngine = Callable[..., FakeEngine]
@@ -266,3 +270,45 @@ def test_a_turn_on_a_slot_is_long_enough_to_be_of_use(make_engine: MakeEngine) -
     gaps = [later - earlier for earlier, later in zip(steps, steps[1:], strict=False)]
     assert len(gaps) > 3
     assert all(8 <= gap <= 8 + 2 + 3 for gap in gaps)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_slots=st.integers(1, 4),
+    num_hot=st.integers(1, 4),
+    patience=st.integers(1, 12),
+    drain_steps=st.integers(1, 12),
+    max_running=st.integers(2, 8),
+    arrivals=st.lists(st.integers(0, 60), min_size=1, max_size=6),
+)
+def test_however_hot_the_others_are_every_slot_comes_within_its_bound(
+    num_slots: int,
+    num_hot: int,
+    patience: int,
+    drain_steps: int,
+    max_running: int,
+    arrivals: list[int],
+) -> None:
+    config = tiny_config(
+        num_pages=400,
+        num_slots=num_slots,
+        slot_patience=patience,
+        drain_steps=drain_steps,
+        max_running=max_running,
+        max_waiting=200,
+        token_budget=64,
+        max_model_len=1200,
+    )
+    engine = FakeEngine(config)
+    waits = SlotWaits(engine.scheduler)
+    hot = [f"hot {number}" for number in range(num_hot)]
+    for step in range(300):
+        stats = engine.scheduler.stats()
+        for adapter in hot:  # each of them alone would fill the batch for ever
+            if stats.num_waiting < 4 * num_hot:
+                engine.add((step % 7, 2, 3), max_tokens=200, adapter=adapter)
+        for number, arrival in enumerate(arrivals):
+            if step == arrival:
+                engine.add((9, 9), max_tokens=2, adapter=f"cold {number}")
+        engine.step()
+    assert waits.num_waits >= min(num_slots, num_hot)

@@ -19,6 +19,7 @@ from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.planner import MAX_IN_FLIGHT
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from cluster.weighted_adapters import has_part
+from tests.cluster.scheduler.slot_waits import SlotWaits
 from worker.protocol import SamplingParams
 from worker.testing.fake_rank import fake_continuation
 
@@ -98,6 +99,7 @@ class Serving(RuleBasedStateMachine):
         self.engine = FakeEngine(
             self.config, loads_at_once=False, plans_ahead=plans_ahead, runs_late=runs_late
         )
+        SlotWaits(self.engine.scheduler)
         self.limit = self.config.token_limit
         self.expected: dict[int, tuple[int, ...]] = {}
         self.cut_short: set[int] = set()
@@ -259,17 +261,6 @@ class Serving(RuleBasedStateMachine):
         table = {slot.slot: slot.adapter for slot in stats.slots}
         for slot, adapter in enumerate(self.engine.bank()):
             assert adapter == table.get(slot) or slot in lingering, f"slot {slot} holds {adapter}"
-        # All adapters but the base can stand in line, and at times only one slot is not pinned.
-        place, start, is_crowded = (
-            len(SIZES) - 1,
-            stats.longest_turn_start,
-            stats.adapter_memory > 0,
-        )
-        bound = max(
-            self.config.slot_wait_bound(place, num_slots, start, is_crowded=is_crowded)
-            for num_slots in range(1, stats.num_slots + 1)
-        )
-        assert stats.longest_slot_wait <= bound
         happened = {
             "crowded": any(len(load.clears) > 1 for load in self.engine.begun),
             "forked": stats.counters.forked_sequences,
