@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-slow test-cluster check demo-model bench-scheduler bench-adapters bench-peers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-cluster check demo-model bench-scheduler bench-adapters bench-peers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -70,6 +70,11 @@ test-interpreted: $(BIN)/.installed-dev
 
 test-compiled: $(BIN)/.installed-dev
 	$(PYTEST) tests/kernels/gpu/compiled $(ARGS)
+
+# The C library's tests with its code instrumented: what it does outside of memory, what is undefined
+# and which threads race. ARGS='--full' is all of them, ARGS='--only thread' one sanitizer.
+test-sanitizers: $(BIN)/.installed-dev $(DEMO)/config.json
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m tests.kernels.sanitizers $(ARGS)
 
 test-slow: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(PYTEST) -m slow $(ARGS)

@@ -7,6 +7,7 @@ those of the C sources.
 import ctypes
 import functools
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from kernels.native.build import BuildError, build
 
 _CACHE_DIR = Path(".cache") / "topwork" / "native"  # in the home directory
+_MORE_FLAGS = "TOPWORK_NATIVE_CFLAGS"  # for the compiler, in every build: how sanitizers come in
 _logger = logging.getLogger(__name__)
 
 
@@ -80,11 +82,20 @@ class Library:
     op: Callable[[str], OpFunction]  # by its name in C, without topwork_
 
 
+def cache_directory() -> Path:
+    """Return where libraries are kept.
+
+    Raises:
+        RuntimeError: this user has no home directory.
+    """
+    return Path.home() / _CACHE_DIR
+
+
 @functools.cache
 def native_library() -> Library | None:
     """Return this machine's library, compiling it at first use; None if it can have none."""
     try:
-        return open_library(Path.home() / _CACHE_DIR)
+        return open_library(cache_directory())
     except (BuildError, OSError, RuntimeError) as error:  # RuntimeError: no home directory
         _logger.warning("models run in torch alone, several times slower: %s", error)
         return None
@@ -95,11 +106,14 @@ def open_library(
 ) -> Library:
     """Return the library of `directory`, compiled there with `extra_flags` if need be.
 
+    Flags in TOPWORK_NATIVE_CFLAGS come before them.
+
     Raises:
         BuildError: as `build` does.
         OSError: the directory or the library in it cannot be used.
     """
-    loaded = ctypes.CDLL(str(build(directory, compiler, extra_flags)))
+    flags = (*os.environ.get(_MORE_FLAGS, "").split(), *extra_flags)
+    loaded = ctypes.CDLL(str(build(directory, compiler, flags)))
     return Library(
         gumbel_candidates=_signed(
             loaded.topwork_gumbel_candidates, ctypes.c_int, ctypes.POINTER(CandidateSearch)

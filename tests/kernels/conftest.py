@@ -1,60 +1,88 @@
 """The native library as several kinds of machine have it; this one can run them all."""
 
+import os
+from collections.abc import Iterator
+
 import pytest
+import torch
 
-from kernels.native.library import Library, native_library, open_library
+from kernels.native import exponent_coding, huge_pages, packing
+from kernels.native.library import Library, cache_directory, native_library, open_library
+
+VARIANTS = {
+    "dots": ("-mno-amx-tile",),
+    "floats": ("-mno-avx512bf16",),
+    "avx2": ("-march=haswell",),
+}
+VARIANTS_DIRECTORY = cache_directory() / "variants"  # kept, for the next run of tests
+
+
+def variant(name: str) -> Library:
+    """Return the build of a name."""
+    return open_library(VARIANTS_DIRECTORY, extra_flags=VARIANTS[name])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def memory_with_ends() -> Iterator[None]:
+    """Under a sanitizer, take packed weights from the heap, where it sees what lies outside."""
+    if "TOPWORK_NATIVE_CFLAGS" not in os.environ:
+        yield
+        return
+
+    def empty(num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def empty_like_huge(
+        self: huge_pages.HugePages, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "huge_empty", empty)
+        patch.setattr(exponent_coding, "huge_empty", empty)
+        patch.setattr(huge_pages.HugePages, "empty", empty_like_huge)
+        yield
 
 
 @pytest.fixture(scope="session")
-def avx2_library(tmp_path_factory: pytest.TempPathFactory) -> Library | None:
+def avx2_library() -> Library | None:
     """Return the build for a machine that has AVX2 and no more; None if there can be none."""
-    if native_library() is None:
-        return None
-    return open_library(tmp_path_factory.mktemp("avx2"), extra_flags=("-march=haswell",))
+    return None if native_library() is None else variant("avx2")
 
 
 @pytest.fixture(scope="session")
-def dots_library(tmp_path_factory: pytest.TempPathFactory) -> Library | None:
+def dots_library() -> Library | None:
     """Return the build for this machine if it had no AMX; None if it has none or can have none."""
     own = native_library()
-    if own is None or own.products != "AMX":
-        return None
-    return open_library(tmp_path_factory.mktemp("dots"), extra_flags=("-mno-amx-tile",))
+    return None if own is None or own.products != "AMX" else variant("dots")
 
 
 @pytest.fixture(scope="session")
-def floats_library(tmp_path_factory: pytest.TempPathFactory) -> Library | None:
+def floats_library() -> Library | None:
     """Return the build for this machine if it had no products of bfloat16; None as above."""
     own = native_library()
     if own is None or own.products not in ("AMX", "AVX512-BF16"):
         return None
-    return open_library(tmp_path_factory.mktemp("floats"), extra_flags=("-mno-avx512bf16",))
+    return variant("floats")
+
+
+def built(request: pytest.FixtureRequest) -> Library:
+    """Return the build that a parameter names."""
+    name = request.param
+    library = native_library() if name == "native" else request.getfixturevalue(f"{name}_library")
+    if library is None:
+        pytest.skip("this machine has nothing to do without, or no native library")
+    assert isinstance(library, Library)
+    return library
 
 
 @pytest.fixture(params=["native", "avx2"])
-def library(request: pytest.FixtureRequest, avx2_library: Library | None) -> Library:
+def library(request: pytest.FixtureRequest) -> Library:
     """Return this machine's own build, then the one without AVX-512."""
-    found = native_library() if request.param == "native" else avx2_library
-    if found is None:
-        pytest.skip("this machine cannot have the native library")
-    return found
+    return built(request)
 
 
 @pytest.fixture(params=["native", "dots", "floats", "avx2"], scope="session")
-def library_of_products(
-    request: pytest.FixtureRequest,
-    dots_library: Library | None,
-    floats_library: Library | None,
-    avx2_library: Library | None,
-) -> Library:
+def library_of_products(request: pytest.FixtureRequest) -> Library:
     """Return all builds that multiply in different ways."""
-    builds = {
-        "native": native_library(),
-        "dots": dots_library,
-        "floats": floats_library,
-        "avx2": avx2_library,
-    }
-    found = builds[request.param]
-    if found is None:
-        pytest.skip("this machine has nothing to do without, or no native library")
-    return found
+    return built(request)

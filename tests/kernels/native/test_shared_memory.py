@@ -4,11 +4,12 @@ import ctypes
 import mmap
 import multiprocessing
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from kernels.native.library import ExchangeState, native_library
+from kernels.native.library import ExchangeState, Library, native_library
 from tests.patience import PATIENCE
 
 SIZE = 3
@@ -53,6 +54,29 @@ def call_among_liars(rank: int) -> None:
             seen.add(library.all_reduce(address, x.data_ptr(), out.data_ptr(), count, 0))
     assert seen == {DONE, NOT_YET, BROKEN}, seen
     assert not area.closed
+
+
+def test_ranks_that_share_a_process_get_the_same_sums(library: Library) -> None:
+    """Threads instead of processes: ThreadSanitizer sees all sides of the exchange."""
+    area = mmap.mmap(-1, REGION_BYTES)
+    region = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    count = SEGMENT_BYTES // 4 * 3 + 5
+    parts = torch.arange(float(SIZE * count)).view(SIZE, count)
+    sums = torch.zeros(SIZE, 20, count)
+
+    def call(rank: int) -> None:
+        state = ExchangeState(region, rank, SIZE, SEGMENT_BYTES, 10)
+        for turn in range(20):
+            x, out = parts[rank] + turn, sums[rank, turn]
+            address = ctypes.addressof(state), x.data_ptr(), out.data_ptr()
+            while (result := library.all_reduce(*address, count, 0)) == NOT_YET:
+                pass
+            assert result == DONE
+
+    with ThreadPoolExecutor(SIZE) as ranks:
+        list(ranks.map(call, range(SIZE)))
+    for turn in range(20):
+        assert (sums[:, turn] == (parts[0] + parts[1] + parts[2] + 3 * turn)).all()
 
 
 def lie(region: int, start: int, call: int, draw: random.Random) -> None:
