@@ -284,6 +284,10 @@ def test_any_order_of_calls_under_traffic_keeps_every_promise_of_5000_operations
     _run(40, derandomize=True)  # how long they are depends on which modules are loaded
     assert Life.num_operations >= 5_000
     # What an example meets also depends on how fast its threads read the disk.
+    for _ in range(5):
+        if FEATURES - Life.seen <= RARE:
+            break
+        _run(20, derandomize=False)
     missed = FEATURES - Life.seen
     assert missed <= RARE, f"the run has not met {missed}"
 
