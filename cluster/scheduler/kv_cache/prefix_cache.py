@@ -6,8 +6,7 @@ tree. Only what is unlocked is evicted, last pages first, so a suffix goes befor
 
 from cluster.errors import Conflict
 from cluster.scheduler.kv_cache.events import CacheEvents, CacheObserver
-from cluster.scheduler.kv_cache.page_pool import PagePool
-from cluster.scheduler.kv_cache.page_tiers import PageTiers
+from cluster.scheduler.kv_cache.page_pool import PagePool, PageTiers
 from cluster.scheduler.kv_cache.radix_tree import Match, Namespace, Node, PageKey, RadixTrees
 from cluster.scheduler.stats import SchedulerCounters
 from worker.protocol import PageCopy
