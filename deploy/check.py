@@ -1,4 +1,4 @@
-"""Holds a configuration against the model and the machine, and makes of it what the parts are told.
+"""Compares a configuration with the model and the machine, and derives the limits of the parts.
 
 Starts nothing. How much memory it takes, and whether its adapters are sound, is asked elsewhere.
 """
@@ -33,7 +33,7 @@ class Checked:
 
 
 def check_model(config: ServeConfig) -> Checked:
-    """Find and read the model and hold the configuration against it.
+    """Find and read the model and compare the configuration with it.
 
     Raises:
         ConfigError: naming the key at fault.
@@ -103,8 +103,8 @@ def find_device(wanted: str) -> str:
     return wanted
 
 
-def check_answers(ray_address: str) -> None:
-    """Refuse a cluster where nobody listens: Ray itself would try for two minutes, and exit.
+def check_ray_address(ray_address: str) -> None:
+    """Refuse a cluster where nothing listens: Ray itself would try for two minutes, and exit.
 
     Raises:
         ConfigError: if nothing accepts a connection at HOST:PORT.
@@ -144,7 +144,7 @@ def rank_memory(checked: Checked) -> RankMemory:
     return RankMemory(
         tp=checked.config.tp,
         # Ranks on a CPU hold adapters in the model's dtype, or in float32 where there is no C
-        # compiler. Nobody knows which before they start, so the larger is claimed.
+        # compiler. Which is known only when they start, so the larger is claimed.
         adapter_item_bytes=4 if checked.device == "cpu" else item_bytes,
         model_item_bytes=item_bytes,
         adapter_bytes=checked.config.adapter_memory,

@@ -78,7 +78,7 @@ def is_loopback(host: str) -> bool:
 
 
 class ServeConfig(BaseModel):
-    """Everything `topwork serve` can be told."""
+    """Every option of `topwork serve`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -62,7 +62,7 @@ def explain(error: ValidationError, keys: Iterable[str]) -> str:
 
 
 def nearest(word: str, keys: Iterable[str]) -> str | None:
-    """Return the key that somebody may have meant, None if none is like it."""
+    """Return the key that was probably meant, None if none is like it."""
     known = tuple(keys)
     plain = word.strip().lstrip("-").lower().replace("-", "_")
     if plain in known:

@@ -56,5 +56,5 @@ def _gpus(driver: Path) -> tuple[int, ...]:
     try:
         said = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
-        return ()  # a driver without its tool: nobody can be asked
+        return ()  # a driver without its tool
     return tuple(int(line) * 2**20 for line in said.stdout.split() if line.isdecimal())

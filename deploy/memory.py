@@ -1,9 +1,9 @@
-"""How much memory a configuration will take, told before anything starts.
+"""How much memory a configuration will take, estimated before anything starts.
 
 Owns the sums: what each rank holds, on its device and beside it, and what the processes around the
 ranks hold on a host that has all of them. Mirrors what `worker` allocates; a test holds the two
-together. Everything is told at its fullest: pages and slots take memory only as they are used.
-Weight files that are mapped, and that the kernel gives up when somebody needs room, do not count.
+together. Everything is counted at its fullest: pages and slots take memory only as they are used.
+Weight files that are mapped, and that the kernel gives up when memory is short, do not count.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def object_store_bytes(config: ServeConfig) -> int:
     return config.host_adapter_memory * 5 // 4 + 2**28
 
 
-def most_replicas(config: ServeConfig) -> int:
+def max_replicas_of(config: ServeConfig) -> int:
     """Return how many schedulers there may be, each with its own ranks."""
     return config.max_replicas or config.replicas
 
@@ -61,7 +61,7 @@ def host_parts(config: ServeConfig) -> tuple[Part, ...]:
     """Return what a host holds beside ranks if it holds everything else."""
     return (
         Part("routers", "host", config.routers * _ROUTER),
-        Part("schedulers", "host", most_replicas(config) * _SCHEDULER),
+        Part("schedulers", "host", max_replicas_of(config) * _SCHEDULER),
         Part("adapter pool", "host", _POOL),
         Part("Ray", "host", _RAY),
         Part("object store with the adapters in host memory", "store", object_store_bytes(config)),
@@ -76,7 +76,7 @@ def rank_parts(
     item_bytes = ITEM_BYTES[config.dtype]
     is_gpu = device == "cuda"
     place: Place = "device" if is_gpu else "host"
-    step = _torch_step_bytes if is_gpu else _tape_bytes
+    step = _torch_step_bytes if is_gpu else _program_bytes
     parts = [
         Part("weights", place, weight_bytes(model, part, item_bytes, is_packed=not is_gpu)),
         Part("KV cache", place, _kv_bytes(config, model, part, config.kv_cache_memory)),
@@ -135,8 +135,10 @@ def _up_to(number: int, step: int) -> int:
     return -(-number // step) * step
 
 
-def _tape_bytes(config: ServeConfig, model: ModelConfig, part: Partition, item_bytes: int) -> int:
-    """Return what steps write to on a CPU: two tapes, of which one has adapters, and logits."""
+def _program_bytes(
+    config: ServeConfig, model: ModelConfig, part: Partition, item_bytes: int
+) -> int:
+    """Return what steps write to on a CPU: two programs, of which one has adapters, and logits."""
     rows, samples, rank = (
         _grown(first, wanted)
         for first, wanted in zip(
@@ -147,8 +149,8 @@ def _tape_bytes(config: ServeConfig, model: ModelConfig, part: Partition, item_b
     )
     row = _row_bytes(model, part, item_bytes)
     sample = (3 * 4 + item_bytes) * model.hidden_size + 4 * len(part.vocab)
-    tapes = 2 * (rows * row + samples * sample) + rows * rank * 4
-    return tapes + _beside_the_tape(config, model, config.token_budget("cpu"), item_bytes)
+    programs = 2 * (rows * row + samples * sample) + rows * rank * 4
+    return programs + _beside_the_program(config, model, config.token_budget("cpu"), item_bytes)
 
 
 def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
@@ -159,7 +161,7 @@ def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
     return 4 * in_float32 + item_bytes * (model.hidden_size + 2 * heads + len(part.mlp))
 
 
-def _beside_the_tape(
+def _beside_the_program(
     config: ServeConfig, model: ModelConfig, num_tokens: int, item_bytes: int
 ) -> int:
     """Return what a step allocates for itself: embeddings, the ranks' sums, logits to draw from."""
@@ -175,10 +177,10 @@ def _torch_step_bytes(
     row = _row_bytes(model, part, item_bytes)
     graphs = _GRAPH_ROWS * (row + 4 * len(part.vocab) + 4 * model.vocab_size)
     num_tokens = config.token_budget("cuda")
-    return num_tokens * row + graphs + _beside_the_tape(config, model, num_tokens, item_bytes)
+    return num_tokens * row + graphs + _beside_the_program(config, model, num_tokens, item_bytes)
 
 
-def _grown(room: int, wanted: int) -> int:
-    while room < wanted:
-        room *= 2
-    return room
+def _grown(capacity: int, wanted: int) -> int:
+    while capacity < wanted:
+        capacity *= 2
+    return capacity

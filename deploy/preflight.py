@@ -16,12 +16,12 @@ from cluster.adapters.directories import scan
 from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.records import Source
 from cluster.adapters.service.shard_builder import ShardBuilder
-from cluster.errors import TopworkError
 from cluster.api.auth import KeyRing
+from cluster.errors import TopworkError
 from deploy.check import Checked, adapter_limits, check_model, rank_memory, scheduler_config
 from deploy.config import ConfigError, ServeConfig
 from deploy.machine import Machine
-from deploy.memory import Part, host_parts, most_replicas, rank_parts, total
+from deploy.memory import Part, host_parts, max_replicas_of, rank_parts, total
 from worker.weights.partition import partition
 
 _MIB = 2**20
@@ -123,7 +123,7 @@ def needs_of(checked: Checked) -> Needs:
         rank_parts(config, checked.model, rank, checked.device, checked.max_model_len)
         for rank in range(config.tp)
     )
-    return Needs(tuple(ranks), most_replicas(config), host_parts(config))
+    return Needs(tuple(ranks), max_replicas_of(config), host_parts(config))
 
 
 def verdict(checked: Checked, needs: Needs, machine: Machine) -> list[str]:

@@ -30,7 +30,7 @@ class Body:
         self.is_whole = False  # nothing of it is to come
         self._is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"
         length = headers.get("content-length")
-        self._left = None if length is None else int(length)  # of a length that was told
+        self._left = None if length is None else int(length)  # of the content length
         self._held = b""  # the beginning of a chunk
         if self._left == 0 and not self._is_chunked:
             self.is_whole = True

@@ -99,7 +99,7 @@ class LightTransport(httpx.AsyncBaseTransport):
         try:
             connection.write(request_bytes(request, body))
             status, headers = parsed_head(await connection.head())
-        except BaseException:  # also when cancelled: nobody else would close it
+        except BaseException:  # also when cancelled: nothing else would close it
             connection.close()
             raise
         return httpx.Response(status, headers=headers, stream=_Stream(Body(headers), connection))

@@ -13,9 +13,9 @@ from typing import Any
 import ray
 from rich.console import Console
 
-from deploy.check import Checked, check_answers, check_model
+from deploy.check import Checked, check_model, check_ray_address
 from deploy.config import ConfigError, ServeConfig
-from deploy.memory import most_replicas, object_store_bytes
+from deploy.memory import max_replicas_of, object_store_bytes
 from deploy.serving.process_setup import lower_cpu_priority
 from deploy.serving.terminal import show_greeting, show_steps, stop_on_signals, wait_for
 
@@ -31,7 +31,7 @@ def run_server(config: ServeConfig) -> None:
     checked = check_model(config)
     _check_port_free(config.host, config.port)
     if config.ray_address is not None:
-        check_answers(config.ray_address)
+        check_ray_address(config.ray_address)
     try:
         with show_steps(console) as steps:
             steps.begin("starting the Ray cluster")
@@ -72,7 +72,7 @@ def _start_ray(checked: Checked) -> None:
         lower_cpu_priority()  # and that of all Ray starts, but for what takes it back
     ray.init(
         # Logical CPUs: schedulers, routers and ranks take one each; the cores are shared.
-        num_cpus=(1 + config.tp) * most_replicas(config) + config.routers + 1,
+        num_cpus=(1 + config.tp) * max_replicas_of(config) + config.routers + 1,
         object_store_memory=object_store_bytes(config),
         include_dashboard=False,
         _node_ip_address="127.0.0.1",

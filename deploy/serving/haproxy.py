@@ -130,7 +130,7 @@ def _haproxy_settings(directory: Path, script: Path, ports: Sequence[int]) -> di
         # core from the ranks, and from what starts.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
         # Milliseconds between two times that each replica tells Ray of the requests it had; Ray
-        # looks at what it was told every ten seconds.
+        # looks at these numbers every ten seconds.
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
         # How often schedulers tell the autoscaler of their load; ten seconds would be late.
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
@@ -138,7 +138,7 @@ def _haproxy_settings(directory: Path, script: Path, ports: Sequence[int]) -> di
 
 
 def _write_script(directory: Path, haproxy: str, host: str | None) -> Path:
-    """Write the program that starts HAProxy; nobody else may change it."""
+    """Write the program that starts HAProxy; no other user may change it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     what, more = "", ""
     if host is not None:

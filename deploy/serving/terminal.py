@@ -1,4 +1,4 @@
-"""What a server shows on its terminal, and the signals by which it is told to end."""
+"""What a server shows on its terminal, and the signals that end it."""
 
 import signal
 import threading

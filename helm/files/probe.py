@@ -1,6 +1,6 @@
 """Whether a pod may live: `probe.py MODE PORT`, exit status 0 or 1 with a reason.
 
-Owns what an answer means: a raylet that does not answer is dead; a proxy that nobody runs here is
+Owns what an answer means: a raylet that does not answer is dead; that no proxy runs here is
 no fault of the ranks; ranks without progress answer 503 on /health. How long a fault may last is
 the probe's. Needs nothing but Python's own library.
 
@@ -16,7 +16,7 @@ TIMEOUT = 4.0  # seconds; the probe itself has more
 
 
 def status(port: int, path: str) -> int | None:
-    """Return the status of an answer, or None if nobody answers."""
+    """Return the status of an answer, or None without one."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:
         connection.request("GET", path)

@@ -13,7 +13,7 @@ import urllib.request
 
 
 def ask(path: str, body: object = None) -> tuple[int, str]:
-    """Return status and text of an answer; 0 if nobody answers."""
+    """Return status and text of an answer; 0 without an answer."""
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("TOPWORK_API_KEY"):
         headers["Authorization"] = f"Bearer {key}"

@@ -50,7 +50,7 @@
 {{- end }}
 
 {{- define "topwork.environment" -}}
-# A container may run as a user whom nobody has heard of.
+# A container may run as a user without a name.
 - name: HOME
   value: /home/topwork
 - name: USER

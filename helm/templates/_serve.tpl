@@ -1,4 +1,4 @@
-{{/* What the server is told: the keys of `topwork serve`, in a file or as Serve's args. */}}
+{{/* The configuration of the server: the keys of `topwork serve`, in a file or as Serve's args. */}}
 
 {{- define "topwork.ranksPerHost" -}}
 {{- $tp := int (default 1 .Values.topwork.tp) }}

@@ -107,7 +107,7 @@ class SchedulerValues(GroupValues):
 
 
 class Values(Part):
-    """Everything that the chart can be told."""
+    """All values of the chart."""
 
     nameOverride: Annotated[str, Field(description="In place of the chart's name.")] = ""
     fullnameOverride: Annotated[str, Field(description="In place of RELEASE-NAME.")] = ""

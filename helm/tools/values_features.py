@@ -67,7 +67,7 @@ class RayAutoscalerValues(Part):
 
     enabled: Annotated[bool, Field(description="Run it beside the head.")] = False
     idleTimeoutSeconds: Annotated[
-        int, Field(ge=1, description="A pod that nobody uses ends after this.")
+        int, Field(ge=1, description="A pod without work ends after this.")
     ] = 300
     resources: Annotated[Object, Field(description="Requests and limits of its container.")] = (
         Field(
@@ -136,7 +136,7 @@ class AutoscalingValues(Part):
 
 
 class NetworkPolicyValues(Part):
-    """What the network lets through: pods of one release talk freely, others as told here."""
+    """What the network lets through: pods of one release talk freely, others by these values."""
 
     enabled: Annotated[bool, Field(description="Make one for each kind of pods.")] = True
     clients: Annotated[

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deploy.check import Checked, check_answers, check_device, rank_memory
+from deploy.check import Checked, check_device, check_ray_address, rank_memory
 from deploy.config import ConfigError, ServeConfig
 from kernels.torch_backend import CpuKernels
 from tests.cluster.adapters.tiny import MODEL
@@ -34,20 +34,20 @@ def test_a_gpu_refuses_other_heads() -> None:
 def test_a_ray_cluster_where_nobody_listens_is_refused_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        check_answers(f"127.0.0.1:{port}")
+        check_ray_address(f"127.0.0.1:{port}")
     with pytest.raises(ConfigError, match=f"ray_address: nothing answers at 127.0.0.1:{port}"):
-        check_answers(f"127.0.0.1:{port}")
+        check_ray_address(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "ray://head:10001"])
 def test_an_address_that_is_rays_to_resolve_is_left_to_ray(address: str) -> None:
-    check_answers(address)
+    check_ray_address(address)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "no-such-host.invalid:6379"])
 def test_an_address_that_cannot_be_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="ray_address"):
-        check_answers(address)
+        check_ray_address(address)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -46,7 +46,7 @@ def test_the_weights_of_every_rank_are_told_to_the_byte_if_none_is_coded(
 
 @pytest.mark.model
 def test_a_rank_that_has_been_as_busy_as_it_can_be_takes_no_more_than_was_told() -> None:
-    """All pages and all rows of both tapes have been used by then.
+    """All pages and all rows of both programs have been used by then.
 
     Measured: 78% of what was told. Weights that can be coded take a quarter less, and rows to look
     tokens up stay in the file's own memory; without coded weights it would be 93%.

@@ -221,15 +221,15 @@ def test_an_adapter_loads_unloads_and_comes_back_warm(server: Server) -> None:
     assert "copy" not in json.dumps(listed)
 
 
-def test_http_and_the_fronts_statistics_are_open_to_this_machine_alone(server: Server) -> None:
-    fronts = [pid for pid in server.processes() if program(pid) == "haproxy"]
-    assert len(fronts) == 1
-    places = {os.readlink(link) for link in Path(f"/proc/{fronts[0]}/fd").iterdir()}
+def test_http_and_haproxys_statistics_are_open_to_this_machine_alone(server: Server) -> None:
+    haproxies = [pid for pid in server.processes() if program(pid) == "haproxy"]
+    assert len(haproxies) == 1
+    places = {os.readlink(link) for link in Path(f"/proc/{haproxies[0]}/fd").iterdir()}
     sockets = {place[len("socket:[") : -1] for place in places if place.startswith("socket:[")}
     listening = "0A"
     found = []
     for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{fronts[0]}/net/{table}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/{haproxies[0]}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == listening and fields[9] in sockets:
                 host, port = fields[1].split(":")
