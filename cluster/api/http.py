@@ -45,7 +45,7 @@ async def read_body(http: Request, model: type[BodyT], max_bytes: int) -> BodyT:
         raise validation_error(error) from None
 
 
-def body_of(model: type[BaseModel]) -> dict[str, Any]:
+def openapi_body(model: type[BaseModel]) -> dict[str, Any]:
     """Return what an OpenAPI document says of a body that `read_body` reads."""
     schema = model.model_json_schema()
     schema = _inlined(schema, schema.pop("$defs", {}))
@@ -53,7 +53,7 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Return a schema with definitions in place of what refers to them; none is within itself.
+    """Return a schema with definitions in place of what refers to them; none contains itself.
 
     A reference counts from the root of the document, where the definitions of a body are not.
     """

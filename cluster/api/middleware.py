@@ -77,7 +77,7 @@ def arrival_of(http: Request) -> float:
 
 
 class CountResponses:
-    """Counts responses by route and status; stands inside of what answers for exceptions."""
+    """Counts responses by route and status; must be inside of what turns exceptions into them."""
 
     def __init__(self, app: ASGIApp, metrics: RouterMetrics) -> None:
         self._app = app

@@ -25,7 +25,7 @@ from cluster.errors import TopworkError
 from cluster.router.generation import Generation
 from cluster.router.output_processor import CompletionOutput, OutputProcessor
 
-LOGPROB_FLOOR = -9999.0  # stands for minus infinity, which JSON cannot say
+LOGPROB_FLOOR = -9999.0  # instead of minus infinity, which JSON cannot say
 _encode = msgspec.json.Encoder().encode
 _SOME_TEXT = "\0text\0"
 _SOME_TOKENS = (-(2**62), 2**62)
@@ -126,7 +126,7 @@ async def _events(
     """Yield a stream's events, those that are here together as one, and its end.
 
     An error after the first event becomes one. An error before the first event is raised: the HTTP
-    status can still tell it.
+    status can still carry it.
     """
     begun: set[int] = set()
     try:
@@ -190,7 +190,7 @@ class ChunkTemplate:
         whole = sse(make(_SOME_TEXT, _SOME_TOKENS))
         rest, self._has_tokens, tokens_end = whole.rpartition(_encode(_SOME_TOKENS))
         self._start, marker, text_end = (rest or tokens_end).rpartition(_encode(_SOME_TEXT))
-        assert marker, "a template without a place for the text"
+        assert marker, "a template without the marker of the text"
         self._middle = text_end if self._has_tokens else b""
         self._end = tokens_end if self._has_tokens else text_end
 

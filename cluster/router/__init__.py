@@ -1,1 +1,1 @@
-"""The HTTP face: OpenAI requests in, tokens decoded and streamed out."""
+"""From a request to its output: adapter, tokenizer, replica, connection, text, metrics."""

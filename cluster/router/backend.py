@@ -1,6 +1,6 @@
 """What a router asks of the adapter pool and of the cluster, as an interface.
 
-Knows nothing of who answers: an actor in a cluster, an object in a test.
+An actor answers in a cluster, an object in a test.
 """
 
 from typing import Protocol

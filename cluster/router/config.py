@@ -1,7 +1,4 @@
-"""What a router must be told: names, limits and time-outs.
-
-Knows nothing of where the values come from; `deploy` composes them.
-"""
+"""What a router must know before it starts: names, limits and time-outs."""
 
 from dataclasses import dataclass
 

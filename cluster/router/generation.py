@@ -95,7 +95,7 @@ class Generation:
         return deltas
 
     def broke_off(self) -> None:
-        """Note that a stream has told its reader of an error after it had begun."""
+        """Note that a stream ended with an error after it had begun."""
         self._metrics.broke_off()
 
     def _fail(self, index: int, event: TokenEvent) -> None:

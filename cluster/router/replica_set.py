@@ -44,7 +44,7 @@ class ReplicaSet:
         """The live connections, ordered by replica.
 
         A replica says itself when it leaves. One that is listed no more stays: the pool that keeps
-        the list may have restarted, and hears of it again in a moment.
+        the list may have restarted, and lists it again in a moment.
         """
         live = (client for client in self._clients.values() if not client.closed)
         return tuple(sorted(live, key=lambda client: client.address.replica))

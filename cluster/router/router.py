@@ -35,7 +35,7 @@ class Router:
     def __init__(self, config: RouterConfig, backend: Backend) -> None:
         self.config = config
         self.backend = backend
-        self.router_id = secrets.token_hex(4)  # tells routers' metrics apart
+        self.router_id = secrets.token_hex(4)  # label of this router's metrics
         self.started_at = int(time.time())
         self.tokenizer = Tokenizer.load(Path(config.model_dir))
         self.metrics = RouterMetrics(config.model_name, config.max_adapter_labels)
@@ -70,7 +70,7 @@ class Router:
         """Let this and all other routers refuse new calls; those in flight go on.
 
         Raises:
-            Unavailable: if the others cannot be told; this one refuses nevertheless.
+            Unavailable: if the others cannot be reached; this one refuses nevertheless.
         """
         self.is_draining = True
         await self.backend.drain()
@@ -81,9 +81,9 @@ class Router:
             tasks.create_task(self._follow_drain())
 
     async def _follow_drain(self) -> None:
-        """Learn when another router has been told to drain the cluster."""
+        """Follow calls to drain the cluster that other routers have got."""
         while not self.is_draining:
-            with suppress(Unavailable):  # the pool is away: nobody can drain the cluster either
+            with suppress(Unavailable):  # the pool is away: no router can drain the cluster
                 self.is_draining = await self.backend.is_drained() or self.is_draining
             await asyncio.sleep(self.config.refresh_interval)
 

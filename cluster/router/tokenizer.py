@@ -2,7 +2,6 @@
 
 Owns the model's tokenizer and chat template. Loads the fast tokenizer class itself, not
 AutoTokenizer, because that imports torch, which a router does not need.
-Knows nothing of requests or limits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -114,7 +113,7 @@ class Tokenizer:
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Return the text of tokens, as one piece."""
+        """Return the text of tokens, as a whole."""
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 

@@ -1,7 +1,4 @@
-"""Loading, unloading and listing adapters, spelled as vLLM spells them, and their versions.
-
-Knows nothing of what an adapter is made of.
-"""
+"""Loading, unloading and listing adapters, spelled as vLLM spells them, and their versions."""
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -9,7 +6,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from cluster.adapters.records import AdapterRecord
 from cluster.api.auth import KeyRing
-from cluster.api.http import body_of, json_response, page_query, read_body
+from cluster.api.http import json_response, openapi_body, page_query, read_body
 from cluster.api.schemas.adapters import (
     AdapterList,
     LoadAdapterBody,
@@ -17,7 +14,7 @@ from cluster.api.schemas.adapters import (
     SplitBody,
     UnloadAdapterBody,
     entry_of,
-    places,
+    slots_by_digest,
 )
 from cluster.errors import MODEL_NOT_FOUND, NotFound, model_not_found
 from cluster.router.router import Router
@@ -33,7 +30,7 @@ def _has_body(http: HttpRequest) -> bool:
 
 
 async def _shown(router: Router, record: AdapterRecord) -> Response:
-    return json_response(entry_of(record, places(await router.replicas.reports())))
+    return json_response(entry_of(record, slots_by_digest(await router.replicas.reports())))
 
 
 def adapter_routes(router: Router, keys: KeyRing) -> APIRouter:
@@ -48,7 +45,7 @@ def adapter_routes(router: Router, keys: KeyRing) -> APIRouter:
 def _add_loading(routes: APIRouter, router: Router, keys: KeyRing) -> None:
     max_bytes = router.config.max_body_bytes
 
-    @routes.post("/v1/load_lora_adapter", openapi_extra=body_of(LoadAdapterBody))
+    @routes.post("/v1/load_lora_adapter", openapi_extra=openapi_body(LoadAdapterBody))
     async def load_lora_adapter(http: HttpRequest) -> Response:
         keys.authenticate(http).require_admin()
         body = await read_body(http, LoadAdapterBody, max_bytes)
@@ -59,7 +56,7 @@ def _add_loading(routes: APIRouter, router: Router, keys: KeyRing) -> None:
             return await _shown(router, record)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
-    @routes.post("/v1/unload_lora_adapter", openapi_extra=body_of(UnloadAdapterBody))
+    @routes.post("/v1/unload_lora_adapter", openapi_extra=openapi_body(UnloadAdapterBody))
     async def unload_lora_adapter(http: HttpRequest) -> Response:
         keys.authenticate(http).require_admin()
         body = await read_body(http, UnloadAdapterBody, max_bytes)
@@ -74,14 +71,14 @@ def _add_loading(routes: APIRouter, router: Router, keys: KeyRing) -> None:
 def _add_versions(routes: APIRouter, router: Router, keys: KeyRing) -> None:
     max_bytes = router.config.max_body_bytes
 
-    @routes.post("/v1/adapters/{name:path}/rollback", openapi_extra=body_of(RollbackBody))
+    @routes.post("/v1/adapters/{name:path}/rollback", openapi_extra=openapi_body(RollbackBody))
     async def roll_back(http: HttpRequest, name: str) -> Response:
         keys.authenticate(http).require_admin()
         body = await read_body(http, RollbackBody, max_bytes) if _has_body(http) else RollbackBody()
         body.refuse_extras()
         return await _shown(router, await router.backend.rollback(name, body.version))
 
-    @routes.post("/v1/adapters/{name:path}/split", openapi_extra=body_of(SplitBody))
+    @routes.post("/v1/adapters/{name:path}/split", openapi_extra=openapi_body(SplitBody))
     async def split(http: HttpRequest, name: str) -> Response:
         keys.authenticate(http).require_admin()
         body = await read_body(http, SplitBody, max_bytes)
@@ -94,7 +91,7 @@ def _add_listing(routes: APIRouter, router: Router, keys: KeyRing) -> None:
     async def list_adapters(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         page = page_query(http)
-        by_digest = places(await router.replicas.reports())
+        by_digest = slots_by_digest(await router.replicas.reports())
         usable = [r for r in await router.backend.records() if principal.may_use(r.name)]
         records, has_more = page.cut(usable)
         entries = [entry_of(record, by_digest) for record in records]

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.http import body_of, read_body, sse
+from cluster.api.http import openapi_body, read_body, sse
 from cluster.api.request_builder import (
     GenerationLimits,
     build_requests,
@@ -223,7 +223,7 @@ def chat_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of chat completions."""
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions", openapi_extra=body_of(ChatBody))
+    @routes.post("/v1/chat/completions", openapi_extra=openapi_body(ChatBody))
     async def create_chat_completion(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, ChatBody, router.config.max_body_bytes)

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.http import body_of, read_body, sse
+from cluster.api.http import openapi_body, read_body, sse
 from cluster.api.request_builder import (
     GenerationLimits,
     build_requests,
@@ -181,7 +181,7 @@ def completion_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of text completions."""
     routes = APIRouter()
 
-    @routes.post("/v1/completions", openapi_extra=body_of(CompletionBody))
+    @routes.post("/v1/completions", openapi_extra=openapi_body(CompletionBody))
     async def create_completion(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, CompletionBody, router.config.max_body_bytes)

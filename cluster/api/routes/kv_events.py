@@ -2,7 +2,7 @@
 
 Owns the readers. A reader follows every scheduler that is connected, now or later, and takes one
 batch after the other as fast as its HTTP client does; what waits for it waits in the scheduler,
-which lets it go when that is too much. Knows nothing of what an event says.
+which lets it go when that is too much.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class KvReader:
         self._calls[client] = client.follow_kv_events(self)
 
     def _drop(self, replica: str) -> None:
-        """Forget what waits to be taken of a replica: what is told next makes it void."""
+        """Forget what waits to be taken of a replica: the next batch makes it void."""
         self._batches = deque(
             (client, batch) for client, batch in self._batches if client.address.replica != replica
         )
@@ -117,7 +117,7 @@ class KvReader:
         self._arrived.set()
 
     async def _wait(self) -> bool:
-        """Wait for news; return whether there is any."""
+        """Wait for a batch or an error; return whether there is one."""
         self._arrived.clear()
         try:
             async with asyncio.timeout(KEEP_ALIVE_SECONDS):

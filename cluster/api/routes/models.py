@@ -1,7 +1,4 @@
-"""GET /v1/models: the base model and the adapters that the caller may use.
-
-Knows nothing of schedulers.
-"""
+"""GET /v1/models: the base model and the adapters that the caller may use."""
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest

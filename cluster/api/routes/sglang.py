@@ -1,7 +1,8 @@
 """Loading and unloading adapters as SGLang's server spells it.
 
 Owns that spelling: its routes, and one shape for success and failure alike. The work and the
-rights are those of `adapters_api`; the status of a failure is ours, where SGLang says 400 of all.
+rights are those of `routes.adapters`; the status of a failure is ours, where SGLang always says
+400.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,7 @@ from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.error_responses import error_response_as
-from cluster.api.http import body_of, read_body
+from cluster.api.http import openapi_body, read_body
 from cluster.api.schemas.adapters import AdapterName, AdapterPath
 from cluster.api.schemas.requests import Body
 from cluster.errors import TopworkError, Unavailable
@@ -61,7 +62,7 @@ def sglang_routes(router: Router, keys: KeyRing) -> APIRouter:
     routes = APIRouter()
     max_bytes = router.config.max_body_bytes
 
-    async def answered(http: HttpRequest, work: Callable[[], Awaitable[str]]) -> Response:
+    async def respond(http: HttpRequest, work: Callable[[], Awaitable[str]]) -> Response:
         """Do the work, which returns the name it was about, for an admin."""
         try:
             principal = keys.authenticate(http)
@@ -72,7 +73,7 @@ def sglang_routes(router: Router, keys: KeyRing) -> APIRouter:
             return error_response_as(LoraUpdate(False, error.message), error)
         return Response(msgspec.json.encode(update), media_type="application/json")
 
-    @routes.post("/load_lora_adapter", openapi_extra=body_of(SglangLoadBody))
+    @routes.post("/load_lora_adapter", openapi_extra=openapi_body(SglangLoadBody))
     async def load_lora_adapter(http: HttpRequest) -> Response:
         async def load() -> str:
             body = await read_body(http, SglangLoadBody, max_bytes)
@@ -80,9 +81,9 @@ def sglang_routes(router: Router, keys: KeyRing) -> APIRouter:
             await router.load(body.lora_name, body.lora_path, False, body.pinned)
             return body.lora_name
 
-        return await answered(http, load)
+        return await respond(http, load)
 
-    @routes.post("/unload_lora_adapter", openapi_extra=body_of(SglangUnloadBody))
+    @routes.post("/unload_lora_adapter", openapi_extra=openapi_body(SglangUnloadBody))
     async def unload_lora_adapter(http: HttpRequest) -> Response:
         async def unload() -> str:
             body = await read_body(http, SglangUnloadBody, max_bytes)
@@ -90,6 +91,6 @@ def sglang_routes(router: Router, keys: KeyRing) -> APIRouter:
             await router.unload(body.lora_name)
             return body.lora_name
 
-        return await answered(http, unload)
+        return await respond(http, unload)
 
     return routes

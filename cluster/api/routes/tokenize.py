@@ -1,7 +1,4 @@
-"""POST /tokenize and /detokenize: the tokenizer as the completions use it.
-
-Knows nothing of schedulers.
-"""
+"""POST /tokenize and /detokenize: the tokenizer as the completions use it."""
 
 import asyncio
 
@@ -11,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.http import body_of, json_response, read_body
+from cluster.api.http import json_response, openapi_body, read_body
 from cluster.api.request_builder import check_token_ids
 from cluster.api.routes.chat import conversation_tokens
 from cluster.api.schemas.requests import ConversationBody, DetokenizeBody, TokenizeBody
@@ -52,7 +49,7 @@ def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of the tokenizer."""
     routes = APIRouter()
 
-    @routes.post("/tokenize", openapi_extra=body_of(TokenizeBody))
+    @routes.post("/tokenize", openapi_extra=openapi_body(TokenizeBody))
     async def tokenize(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, TokenizeBody, router.config.max_body_bytes)
@@ -67,7 +64,7 @@ def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
         reply = Tokens(len(token_ids), router.config.context_length, token_ids, texts)
         return json_response(reply)
 
-    @routes.post("/detokenize", openapi_extra=body_of(DetokenizeBody))
+    @routes.post("/detokenize", openapi_extra=openapi_body(DetokenizeBody))
     async def detokenize(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, DetokenizeBody, router.config.max_body_bytes)

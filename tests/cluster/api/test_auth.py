@@ -37,7 +37,7 @@ def test_a_bad_key_file_is_refused_without_showing_a_key(
 @pytest.mark.parametrize(
     "header", [None, "", "Bearer", "Bearer ", "Basic top-secret-1", "top-secret-1", "Bearer \xff"]
 )
-def test_a_header_without_a_known_key_is_nobody(tmp_path: Path, header: str | None) -> None:
+def test_a_header_without_a_known_key_is_refused(tmp_path: Path, header: str | None) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text("- {key: top-secret-1, tenant: a}")
     ring = KeyRing.load(path)
@@ -67,6 +67,6 @@ def test_a_key_may_not_go_before_its_least_priority(
     assert principal.weight == 1000
 
 
-def test_without_keys_every_priority_is_allowed_and_nobody_is_a_tenant() -> None:
+def test_without_keys_every_priority_is_allowed_and_there_is_no_tenant() -> None:
     assert ANYONE.priority(-(2**31)) == -(2**31)
     assert (ANYONE.tenant, ANYONE.weight) == ("", 1)

@@ -1,4 +1,4 @@
-"""n and best_of under OpenAI's own client: choices told apart, counted, ranked and ended."""
+"""n and best_of under OpenAI's own client: choices kept apart, counted, ranked and ended."""
 
 import http.client
 import json
@@ -120,11 +120,11 @@ def test_the_choices_of_a_prompt_reach_one_scheduler_and_differ_in_seed_and_id_o
     )
     for prompt in ("a", "b"):
         token_ids = serving.router.tokenizer.encode(prompt, True)
-        found = [
+        submitted = [
             [request for request in fake.submitted if request.token_ids == token_ids]
             for fake in serving.schedulers
         ]
-        (requests,) = [choices for choices in found if choices]
+        (requests,) = [choices for choices in submitted if choices]
         assert [request.sampling.seed for request in requests] == [2**64 - 1, 0, 1]
         assert len({request.request_id for request in requests}) == 3
         assert {request.sampling.temperature for request in requests} == {0.5}
@@ -155,7 +155,7 @@ def test_the_best_answers_are_those_with_the_highest_mean_and_equals_keep_their_
     means = [sum(logprobs) / len(logprobs) for logprobs in drawn]
     order = sorted(range(len(drawn)), key=lambda number: (-means[number], number))
     for n in range(1, len(drawn) + 1):
-        assert [int(piece.text) for piece in best(answers, n)] == order[:n]
+        assert [int(output.text) for output in best(answers, n)] == order[:n]
 
 
 def test_best_of_shows_the_likeliest_per_token_and_counts_all(

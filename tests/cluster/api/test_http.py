@@ -24,10 +24,10 @@ def test_whatever_the_openapi_document_refers_to_is_in_it(serve: Callable[..., A
     serving = serve(FakeScheduler())
     document = httpx.get(f"{serving.url}/openapi.json").raise_for_status().json()
     for reference in references(document):
-        place: Any = document
+        part: Any = document
         for key in reference.removeprefix("#/").split("/"):
-            assert key in place, reference
-            place = place[key]
+            assert key in part, reference
+            part = part[key]
 
 
 def test_a_body_is_described_with_what_lies_within_it(serve: Callable[..., Any]) -> None:

@@ -103,13 +103,13 @@ def test_an_adapter_named_as_model_is_itself_in_a_sum_of_one(serving: Any) -> No
 
 def test_the_order_of_a_sum_changes_neither_cache_nor_tokens(serving: Any) -> None:
     lora = [entry("json", 0.1), entry("pirate", 0.2), entry("again", 0.3)]
-    told = []
+    answers = []
     for order in (lora, lora[::-1], lora[1:] + lora[:1]):
         text = post(serving, order, cache_salt="s").json()["choices"][0]["text"]
         request = serving.schedulers[0].submitted[-1]
-        told.append((request.adapter, request.cache_salt, request.token_ids, text))
-    assert told == [told[0]] * 3
-    assert post(serving, lora[:2]).json()["choices"][0]["text"] != told[0][-1]
+        answers.append((request.adapter, request.cache_salt, request.token_ids, text))
+    assert answers == [answers[0]] * 3
+    assert post(serving, lora[:2]).json()["choices"][0]["text"] != answers[0][-1]
 
 
 def test_chats_take_sums_whole_streamed_and_with_several_choices(serving: Any) -> None:

@@ -27,7 +27,7 @@ ADAPTED = namespace("fake base", "a" * 64, "")
 
 
 class CachingScheduler(FakeScheduler):
-    """A fake scheduler with a real prefix cache that computes what a test tells it to."""
+    """A fake scheduler with a real prefix cache that computes what a test asks it to."""
 
     def __init__(self, replica: str = "0") -> None:
         super().__init__(replica=replica)
@@ -192,7 +192,7 @@ def test_a_client_that_goes_away_is_not_followed_for(serve: Callable[..., Any]) 
     serving.run(fake.wait_until(lambda fake: fake.kv_feed.num_followers == 0))
 
 
-def test_a_client_that_does_not_read_is_cut_off_and_holds_nobody_up(
+def test_a_client_that_does_not_read_is_cut_off_and_holds_no_other_up(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster.engine.kv_event_feed, "MAX_BLOCKS_BEHIND", 4096)
@@ -218,7 +218,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nobody_up(
     assert not received.endswith(b"0\r\n\r\n")  # not the end of a whole response
 
 
-def test_a_reader_that_is_let_go_before_its_first_message_is_told_why(
+def test_a_reader_that_is_let_go_before_its_first_message_learns_why(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = CachingScheduler()

@@ -103,9 +103,9 @@ def test_only_an_admin_loads_and_unloads(serve: Callable[..., Any], tmp_path: Pa
     serving = serve(FakeScheduler(), api_key_file=str(tmp_path / "keys.yaml"))
     serving.run(serving.backend.load("secret", "/a/9", False, False))
     body = {"lora_name": "law", "lora_path": "/a/1"}
-    nobody = post(serving, "load", "wrong-secret", **body)
-    refused(nobody, 401, "unknown API key")
-    assert nobody.headers["WWW-Authenticate"] == "Bearer"
+    unknown = post(serving, "load", "wrong-secret", **body)
+    refused(unknown, 401, "unknown API key")
+    assert unknown.headers["WWW-Authenticate"] == "Bearer"
     refused(post(serving, "load", "alice-secret", **body), 403, "admin right")
     refused(post(serving, "unload", "alice-secret", lora_name="secret"), 403, "admin right")
     reply = post(serving, "load", "admin-secret", **body)
