@@ -1,6 +1,6 @@
 """Writes the state of a scheduler at the end of a file of events: `... OLDER STATE`.
 
-Run as a process of its own by `EventFile`, at the lowest priority: it replays OLDER, from
+Run as a process of its own by a recording, at the lowest priority: it replays OLDER, from
 OLDER.state where that begins in the middle of a scheduler's life.
 """
 
@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from cluster.engine.event_file import state_path
+from cluster.engine.recording import state_path
 from cluster.scheduler.replay.event_log import (
     Checkpoint,
     LogError,

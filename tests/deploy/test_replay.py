@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.engine.event_file import state_path
+from cluster.engine.recording import state_path
 from cluster.scheduler.events import AddAll
 from cluster.scheduler.replay.event_log import MAGIC, Record
 from cluster.scheduler.replay.plan_checksum import PlanChecksum

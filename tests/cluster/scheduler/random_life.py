@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
-from cluster.engine.event_file import Checkpointer, EventFile
+from cluster.engine.recording import Checkpointer, EventFile
 from cluster.errors import TopworkError
 from cluster.request import BASE, ErrorInfo, Request
 from cluster.scheduler.config import SchedulerConfig

@@ -7,7 +7,7 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from cluster.engine.event_file import EventFile
+from cluster.engine.recording import EventFile
 from cluster.errors import Conflict
 from cluster.request import BASE, ErrorInfo, Request
 from cluster.scheduler.events import (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.engine.checkpoint import read_state
-from cluster.engine.event_file import EventFile
+from cluster.engine.recording import EventFile
 from cluster.scheduler.events import AddAll, AnyEvent, Commit, Event, Schedule, TakeLoads
 from cluster.scheduler.replay.event_log import (
     Begin,
