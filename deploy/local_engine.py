@@ -12,10 +12,9 @@ from pathlib import Path
 from cluster.adapters.peft.checks import AdapterLimits
 from cluster.adapters.peft.reader import read_adapter
 from cluster.adapters.shards import cut
-from cluster.request import FinishReason, Request, TokenEvent
+from cluster.request import FinishReason, Request, TokenEvent, parts_of
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.scheduler import Scheduler
-from cluster.weighted_adapters import parts_of
 from worker.distributed.communicator import Communicator, SingleRank
 from worker.distributed.thread_group import ThreadGroup
 from worker.engine.rank import Rank

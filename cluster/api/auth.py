@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 
 from cluster.errors import Unauthorized
 from cluster.request import PRIORITY_MAX, PRIORITY_MIN
-from cluster.router.principal import ANYONE, Principal
+from cluster.router.model_resolver import ANYONE, Principal
 
 MAX_WEIGHT = 1000
 

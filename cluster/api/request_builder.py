@@ -13,14 +13,13 @@ import msgspec
 from pydantic import JsonValue
 from starlette.requests import Request as HttpRequest
 
-from cluster.api.middleware import arrival_of, request_id_of
+from cluster.api.http import arrival_of, request_id_of
 from cluster.api.schemas.requests import CompletionBody, GenerationBody
 from cluster.errors import InvalidRequest
 from cluster.request import Request
 from cluster.router.config import RouterConfig
-from cluster.router.model_resolver import ResolvedModel
+from cluster.router.model_resolver import Principal, ResolvedModel
 from cluster.router.output_processor import TextOptions
-from cluster.router.principal import Principal
 from cluster.router.router import Router
 from worker.protocol import SamplingParams
 

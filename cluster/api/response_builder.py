@@ -22,8 +22,8 @@ from cluster.api.schemas.responses import (
     Usage,
 )
 from cluster.errors import TopworkError
-from cluster.router.generation import Generation
 from cluster.router.output_processor import CompletionOutput, OutputProcessor
+from cluster.router.router import Generation
 
 LOGPROB_FLOOR = -9999.0  # instead of minus infinity, which JSON cannot say
 _encode = msgspec.json.Encoder().encode

@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cluster.engine.dispatcher import Dispatcher
+from cluster.engine.core import Supervisor, SupervisorConfig
 from cluster.engine.executor import RankLauncher
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.kv_event_publisher import KvEventPublisher, KvEventPublisherConfig
 from cluster.engine.lora_loader import LoraLoader, ShardSource, info_of
 from cluster.engine.recording import Recording, RecordingConfig
-from cluster.engine.server import EngineServer, RouterConnection
+from cluster.engine.server import Dispatcher, EngineServer, RouterConnection
 from cluster.engine.status import EngineStatus
-from cluster.engine.supervisor import Supervisor, SupervisorConfig
 from cluster.errors import TopworkError
 from cluster.messages import Events, SchedulerAddress, Status
 from cluster.request import Request, TokenEvent

@@ -15,7 +15,7 @@ import msgspec
 from ray.exceptions import RayError, RayTaskError
 
 from cluster.errors import InvalidAdapter
-from cluster.weighted_adapters import parts_of
+from cluster.request import parts_of
 from worker.channel import BadFrame, Channel, ChannelClosed
 from worker.errors import GroupBroken, PlanMismatch, UnusableAdapter
 from worker.protocol import RankInfo, StepOutput, StepReply

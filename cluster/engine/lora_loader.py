@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from cluster.engine.dispatcher import Dispatcher
 from cluster.engine.executor import Executor, ExecutorFailed
 from cluster.engine.metrics import EngineMetrics
-from cluster.engine.server import RouterConnection
+from cluster.engine.server import Dispatcher, RouterConnection
 from cluster.errors import Conflict, TopworkError
 from cluster.messages import Unloaded
 from cluster.request import ErrorInfo

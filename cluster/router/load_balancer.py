@@ -1,21 +1,23 @@
-"""Which of the scheduler replicas should run a request: one total order, and a bound on its pull.
+"""Which scheduler replica gets a request: the replicas, and the choice by prefix, adapter and load.
 
-A replica that is much busier than the others gets nothing more, whatever it has cached. Of the rest
-the one that has most of the prompt cached is taken, then one that has the adapter in a slot, then
-the adapter's home: each adapter has another one, the same on every router.
-
-What is cached where is an approximation of the prefix caches, bounded and without a message: which
-replica got which leading pages. A replica that has evicted a page, or whose ranks have restarted,
-is believed to have it until the memory is full of others.
+Owns the connections to replicas: opens them, watches them, replaces them. Remembers which leading
+pages of prompts it has sent where; the order of choice is total, and the pull of a prefix bounded.
 """
 
+import asyncio
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from cluster.errors import TopworkError, Unavailable
+from cluster.messages import SchedulerAddress, Status
 from cluster.request import Request
+from cluster.router.backend import Backend
+from cluster.router.config import RouterConfig
+from cluster.router.engine_client import EngineClient
 
 LOAD_FACTOR = 1.25  # a replica may have this much of the average load before it is passed over
 MAX_PAGES = 256  # of one prompt: what differs later decides nothing here
@@ -111,3 +113,166 @@ class PrefixAffinity:
         for page, replicas in list(self._replicas.items()):
             if replicas.pop(replica, 0) is None and not replicas:
                 del self._replicas[page]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replica says of itself; None if it did not answer in time."""
+
+    replica: str
+    status: Status | None
+
+
+class ReplicaSet:
+    """Connections to all scheduler replicas; belongs to one event loop."""
+
+    def __init__(self, backend: Backend, config: RouterConfig) -> None:
+        self._backend = backend
+        self._config = config
+        self._clients: dict[SchedulerAddress, EngineClient] = {}
+        self._listed: frozenset[SchedulerAddress] = frozenset()
+        self._prefixes = PrefixAffinity(config.page_size)
+        self._watchers: list[Callable[[EngineClient], None]] = []
+        self._changed = asyncio.Event()
+        self._refreshing = asyncio.Lock()
+
+    @property
+    def clients(self) -> tuple[EngineClient, ...]:
+        """The live connections, ordered by replica.
+
+        A replica says itself when it leaves. One that is listed no more stays: the pool that keeps
+        the list may have restarted, and lists it again in a moment.
+        """
+        live = (client for client in self._clients.values() if not client.closed)
+        return tuple(sorted(live, key=lambda client: client.address.replica))
+
+    def choose(self, request: Request) -> EngineClient:
+        """Return the replica that should run a request, and remember that it gets the prompt.
+
+        Raises:
+            Unavailable: if none is connected.
+        """
+        staying = [client for client in self.clients if not client.is_leaving]
+        # If none is known to be ready, the error of any says what is the matter.
+        clients = [client for client in staying if client.is_ready] or staying
+        if not clients:
+            raise Unavailable("no scheduler is up", retry_after=self._config.retry_after)
+        chain = self._prefixes.chain(request)
+        matched = self._prefixes.matched(chain)
+        candidates = [
+            Candidate(
+                replica=client.address.replica,
+                load=client.load,
+                cached_pages=matched.get(client.address.replica, 0),
+                is_resident=client.holds(request.adapter),
+            )
+            for client in clients
+        ]
+        chosen = clients[candidates.index(choose_replica(request.adapter, candidates))]
+        self._prefixes.note(chain, chosen.address.replica)
+        return chosen
+
+    def watch(self, watcher: Callable[[EngineClient], None]) -> None:
+        """Call `watcher` with every connection that is up and with each that is opened later."""
+        self._watchers.append(watcher)
+        for client in self._clients.values():
+            if not client.closed:
+                watcher(client)
+
+    def unwatch(self, watcher: Callable[[EngineClient], None]) -> None:
+        """Call `watcher` no more."""
+        self._watchers.remove(watcher)
+
+    async def refresh(self) -> None:
+        """Look at the list of replicas; connect to new ones, let go of those that leave.
+
+        Raises:
+            Unavailable: if the list cannot be had.
+        """
+        async with self._refreshing:
+            await self._refresh()
+
+    async def run(self) -> None:
+        """Keep the connections up until cancelled."""
+        async with asyncio.TaskGroup() as watchers:
+            watched: set[EngineClient] = set()
+            while True:
+                with suppress(TopworkError):  # the pool is away; the connections stay good
+                    await self.refresh()
+                watched = {client for client in watched if not client.closed}
+                for client in self._clients.values():
+                    if client not in watched:
+                        watched.add(client)
+                        watchers.create_task(self._watch(client))
+                await self._wait_for_change()
+
+    async def reports(self) -> tuple[Report, ...]:
+        """Ask all replicas that are listed or connected how they are, in order of replica."""
+        by_replica = {client.address.replica: client for client in self.clients}
+        replicas = sorted({address.replica for address in self._listed} | by_replica.keys())
+        return tuple(
+            await asyncio.gather(*(self._report(name, by_replica.get(name)) for name in replicas))
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        clients = list(self._clients.values())
+        for client in clients:
+            client.close("the router shuts down")
+        await asyncio.gather(*(client.wait_closed() for client in clients))
+        self._clients.clear()
+        self._listed = frozenset()
+
+    async def _refresh(self) -> None:
+        listed = frozenset(await self._backend.schedulers())
+        self._listed = listed
+        for address, client in list(self._clients.items()):
+            if client.closed or (client.is_leaving and not client.num_in_flight):
+                client.close("it leaves")
+                del self._clients[address]
+                self._prefixes.forget(address.replica)
+        missing = sorted(listed - self._clients.keys(), key=lambda address: address.replica)
+        await asyncio.gather(*(self._connect(address) for address in missing))
+
+    async def _connect(self, address: SchedulerAddress) -> None:
+        try:
+            async with asyncio.timeout(self._config.health_timeout):
+                client = await EngineClient.connect(address, self._changed.set)
+        except (OSError, TimeoutError):
+            return  # not up yet, or down: the next look tries again
+        self._clients[address] = client
+        for watcher in tuple(self._watchers):
+            watcher(client)
+
+    async def _watch(self, client: EngineClient) -> None:
+        """Ask for a sign of life at intervals; a process that is stopped keeps its sockets open."""
+        while not client.closed:
+            try:
+                async with asyncio.timeout(self._config.scheduler_timeout):
+                    await client.status()
+            except TimeoutError:
+                client.close(f"silent for {self._config.scheduler_timeout:g} s")
+            except Unavailable:
+                return
+            await asyncio.sleep(self._config.refresh_interval)
+
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
+        interval = self._config.refresh_interval
+        if not self._clients:  # nothing can be served: look closely
+            interval /= 10
+        try:
+            async with asyncio.timeout(interval):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(self._config.refresh_interval / 10)  # not a tight loop of reconnects
+
+    async def _report(self, replica: str, client: EngineClient | None) -> Report:
+        if client is None:
+            return Report(replica, None)
+        try:
+            async with asyncio.timeout(self._config.health_timeout):
+                return Report(replica, await client.status())
+        except (TimeoutError, Unavailable):
+            return Report(replica, None)

@@ -1,18 +1,60 @@
-"""What the names in a call stand for: the base model, an adapter, or a weighted sum of adapters.
+"""What the names in a call stand for, as far as its caller may use them.
 
-Owns the order of these checks: no adapter is read before the caller may use all that the call
-names.
+A name is the base model's, an adapter's, or several adapters' with weights; a principal is a caller
+that is known, with its adapters, priorities and share.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.adapters.records import ResolvedAdapter
-from cluster.errors import MODEL_NOT_FOUND, InvalidRequest, NotFound, model_not_found
-from cluster.request import BASE
+from cluster.errors import MODEL_NOT_FOUND, Forbidden, InvalidRequest, NotFound, model_not_found
+from cluster.request import BASE, PRIORITY_MIN, compose, parts_of
 from cluster.router.backend import Backend
-from cluster.router.principal import Principal
-from cluster.weighted_adapters import compose, parts_of
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A caller that is known; the base model is open to everyone."""
+
+    tenant: str  # "" if keys are off
+    adapters: frozenset[str] | None  # names it may use; None: all
+    admin: bool
+    min_priority: int  # smaller goes first; it may go no smaller
+    weight: int  # its share beside other tenants
+
+    def may_use(self, adapter: str) -> bool:
+        """Return whether requests may name this adapter."""
+        return self.adapters is None or adapter in self.adapters
+
+    def require_adapter(self, adapter: str, param: str = "model") -> None:
+        """Raise Forbidden unless requests may name this adapter, which `param` does."""
+        if not self.may_use(adapter):
+            raise Forbidden(f"this key may not use the model {adapter[:256]!r}", param)
+
+    def priority(self, wanted: int | None) -> int:
+        """Return the priority of a request that asks for one, or for none.
+
+        Raises:
+            Forbidden: if it would go before what this key allows.
+        """
+        if wanted is None:
+            return max(0, self.min_priority)
+        if wanted < self.min_priority:
+            raise Forbidden(
+                f"priority: {wanted} is less than {self.min_priority}, the least of this key",
+                "priority",
+            )
+        return wanted
+
+    def require_admin(self) -> None:
+        """Raise Forbidden unless the caller may change what is served."""
+        if not self.admin:
+            raise Forbidden("this call needs a key with admin right")
+
+
+ANYONE = Principal(tenant="", adapters=None, admin=True, min_priority=PRIORITY_MIN, weight=1)
+
 
 NamedWeight = tuple[str, float]  # an adapter's name and its weight in a sum
 

@@ -13,10 +13,11 @@ import jinja2
 from tokenizers.decoders import ByteLevel
 
 from cluster.errors import InvalidRequest
-from cluster.router.detokenizer import REPLACEMENT
 
 # What a template may raise on a conversation it was not written for: its own raise_exception, a
 # missing key, a filter on the wrong type. The template is the model's, the conversation is not.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole character
+
 TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,

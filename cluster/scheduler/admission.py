@@ -8,12 +8,11 @@ from cluster.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from cluster.request import BASE, Request
 from cluster.scheduler.adapter_unloads import Unloads
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.fairness import Fairness, Flow
 from cluster.scheduler.kv_cache.radix_tree import namespace
 from cluster.scheduler.lora_slot_policy import SlotPolicy
 from cluster.scheduler.lora_slots import SlotQueue, SlotTable
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
-from cluster.scheduler.request_queue import RequestQueue
+from cluster.scheduler.request_queue import Fairness, Flow, RequestQueue
 from cluster.scheduler.sequence import Sequence, Status
 
 RETRY_AFTER_SECONDS = 1  # a full queue drains within steps

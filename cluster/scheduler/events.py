@@ -4,7 +4,7 @@ A numbered log of them is the whole input of a scheduler: `Scheduler.apply` on a
 same plans. Frozen messages; what came of a call is no part of its event.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -14,10 +14,6 @@ from worker.protocol import StepOutput
 
 class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What all events are; on the wire each is an array that begins with its tag."""
-
-    def arguments(self) -> tuple[Any, ...]:
-        """Return the fields in order: the arguments of the method of `Scheduler`."""
-        return msgspec.structs.astuple(self)
 
 
 class AddAll(Event, frozen=True, array_like=True, gc=False, tag="addall"):

@@ -8,10 +8,9 @@ foremost running sequence always gets what it needs, so something always ends.
 from dataclasses import dataclass, field
 
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.fairness import DECODE_COST, PREFILL_COST, Fairness, Flow
 from cluster.scheduler.kv_cache.radix_tree import Match
 from cluster.scheduler.kv_cache_manager import KVCacheManager
-from cluster.scheduler.request_queue import RequestQueue
+from cluster.scheduler.request_queue import DECODE_COST, PREFILL_COST, Fairness, Flow, RequestQueue
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Running, Sequence
 from cluster.scheduler.stats import SchedulerCounters

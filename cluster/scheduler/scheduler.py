@@ -14,12 +14,13 @@ from copy import copy
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from msgspec.structs import astuple
+
 from cluster.request import ErrorInfo, Request, TokenEvent
 from cluster.scheduler import events
 from cluster.scheduler.adapter_unloads import Unloads
 from cluster.scheduler.admission import Admission
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.fairness import Fairness
 from cluster.scheduler.kv_cache.events import CacheObserver
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
 from cluster.scheduler.kv_cache_manager import KVCacheManager
@@ -27,7 +28,7 @@ from cluster.scheduler.lora_slot_policy import SlotPolicy
 from cluster.scheduler.lora_slots import SlotQueue, SlotTable
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
 from cluster.scheduler.planner import MAX_IN_FLIGHT, Batch, Planner
-from cluster.scheduler.request_queue import RequestQueue
+from cluster.scheduler.request_queue import Fairness, RequestQueue
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Sequence, Status
 from cluster.scheduler.stats import (
@@ -124,10 +125,10 @@ class Scheduler:
         """
         handler, journal = _HANDLERS[type(event)], self._journal
         if journal is None:
-            return handler(self, *event.arguments())
+            return handler(self, *astuple(event))
         event = journal.received(event)
         try:
-            result = handler(self, *event.arguments())
+            result = handler(self, *astuple(event))
         except Exception as error:
             journal.raised(event, error)
             raise

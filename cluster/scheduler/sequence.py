@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cluster.request import Request
-from cluster.scheduler.fairness import Flow
 from cluster.scheduler.kv_cache.radix_tree import Match, Namespace, Node, PageKey
+from cluster.scheduler.request_queue import Flow
 
 
 class Status(Enum):

@@ -6,10 +6,10 @@ then its pages are written.
 """
 
 from cluster.request import ErrorInfo, FinishReason, TokenEvent
-from cluster.scheduler.fairness import Fairness
 from cluster.scheduler.kv_cache_manager import KVCacheManager
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
 from cluster.scheduler.planner import Batch
+from cluster.scheduler.request_queue import Fairness
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Running, Sequence
 from cluster.scheduler.stats import SchedulerCounters

@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.api.middleware import HEADER, safe_id
+from cluster.api.http import HEADER, safe_id
 from deploy.config import ServeConfig
 from deploy.serving.pool_client import PoolClient
 from deploy.serving.process_setup import ONE_CPU, set_log_level

@@ -10,10 +10,10 @@ from math import inf
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.pins import Limits
 from cluster.adapters.service.actor import AdapterPoolConfig
+from cluster.engine.core import SupervisorConfig
 from cluster.engine.engine import EngineConfig
 from cluster.engine.kv_event_publisher import KvEventPublisherConfig
 from cluster.engine.recording import RecordingConfig
-from cluster.engine.supervisor import SupervisorConfig
 from cluster.router.config import RouterConfig
 from deploy.check import (
     Checked,

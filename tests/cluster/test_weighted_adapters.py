@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.request import BASE
-from cluster.weighted_adapters import compose, parts_of
+from cluster.request import BASE, compose, parts_of
 
 digests = st.sampled_from(["a" * 64, "b" * 64, "c" * 64, BASE])
 weights = st.floats(-100, 100, allow_nan=False)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from cluster.request import BASE, Request
+from cluster.request import BASE, Request, compose
 from cluster.scheduler.config import SchedulerConfig
-from cluster.weighted_adapters import compose
 from deploy.local_engine import LocalEngine
 from tests.end_to_end.tiny_models import make_tiny_model
 from tests.worker.peft_adapters import make_adapter_dir

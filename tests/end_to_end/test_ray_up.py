@@ -1,7 +1,8 @@
 """`ray up` for real: hosts are namespaces with sshd, and ranks of one group sum over their network.
 
-Commands are the README's; requests go through the head, which computes nothing. The tests build on
-each other in the order of the file: the cluster grows, loses a host and is taken down.
+Commands are those of docs/operations.md; requests go through the head, which computes nothing. The
+tests build on each other in the order of the file: the cluster grows, loses a host and is taken
+down.
 """
 
 import re

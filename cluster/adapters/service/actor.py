@@ -31,7 +31,7 @@ from cluster.adapters.shards import RankMemory
 from cluster.errors import NotFound
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, MetricsHub, PoolCounts, RouterCounts
-from cluster.weighted_adapters import parts_of
+from cluster.request import parts_of
 from worker.model_config import ModelConfig
 
 

@@ -22,7 +22,7 @@ from cluster.errors import Overloaded, TopworkError, Unavailable
 from cluster.kv_events import AllBlocksCleared, KvEventBatch, json_event
 from cluster.request import ErrorInfo, error_from
 from cluster.router.engine_client import EngineClient
-from cluster.router.replica_set import ReplicaSet
+from cluster.router.load_balancer import ReplicaSet
 from cluster.router.router import Router
 
 MAX_READERS = 16  # each costs every scheduler a snapshot and a queue

@@ -19,7 +19,7 @@ from cluster.api.http import openapi_body, read_body
 from cluster.api.schemas.adapters import AdapterName, AdapterPath
 from cluster.api.schemas.requests import Body
 from cluster.errors import TopworkError, Unavailable
-from cluster.router.principal import Principal
+from cluster.router.model_resolver import Principal
 from cluster.router.router import Router
 
 MAX_SHOWN = 1000  # adapters in one answer

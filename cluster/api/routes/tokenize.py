@@ -13,7 +13,7 @@ from cluster.api.request_builder import check_token_ids
 from cluster.api.routes.chat import conversation_tokens
 from cluster.api.schemas.requests import ConversationBody, DetokenizeBody, TokenizeBody
 from cluster.errors import InvalidRequest
-from cluster.router.principal import Principal
+from cluster.router.model_resolver import Principal
 from cluster.router.router import Router
 
 

@@ -12,8 +12,8 @@ from cluster.adapters.records import AdapterRecord
 from cluster.histogram import LOAD_BUCKETS
 from cluster.messages import Status
 from cluster.metrics_hub import PoolCounts
+from cluster.request import parts_of
 from cluster.router.metrics.families import counter, gauge, histogram
-from cluster.weighted_adapters import parts_of
 
 LEVELS = ("device", "host", "disk", "gone")  # the fastest first
 

@@ -11,8 +11,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from cluster.adapters.records import AdapterRecord
 from cluster.messages import Status
+from cluster.request import parts_of
 from cluster.router.metrics.scheduler_metrics import kv_usage
-from cluster.weighted_adapters import parts_of
 
 
 def vllm_families(

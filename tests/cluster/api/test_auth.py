@@ -4,7 +4,7 @@ import pytest
 
 from cluster.api.auth import KeyRing
 from cluster.errors import Forbidden, Unauthorized
-from cluster.router.principal import ANYONE
+from cluster.router.model_resolver import ANYONE
 
 
 @pytest.mark.parametrize(

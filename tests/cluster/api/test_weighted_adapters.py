@@ -10,10 +10,9 @@ import httpx
 import openai
 import pytest
 
-from cluster.request import BASE, Request
+from cluster.request import BASE, Request, compose
 from cluster.router.testing.fake_backend import NUM_BYTES
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script
-from cluster.weighted_adapters import compose
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 PATHS = {

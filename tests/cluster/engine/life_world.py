@@ -14,9 +14,9 @@ from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.pins import Limits
 from cluster.adapters.service.actor import AdapterPoolActor, AdapterPoolConfig
 from cluster.adapters.shards import RankMemory
+from cluster.engine.core import SupervisorConfig
 from cluster.engine.engine import Engine, EngineConfig
 from cluster.engine.server import RouterConnection
-from cluster.engine.supervisor import SupervisorConfig
 from cluster.errors import NotFound
 from cluster.messages import SchedulerAddress, Status
 from cluster.router.engine_client import EngineClient

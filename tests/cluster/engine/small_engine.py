@@ -9,9 +9,9 @@ from typing import Any
 
 from ray.exceptions import WorkerCrashedError
 
+from cluster.engine.core import SupervisorConfig
 from cluster.engine.engine import Engine, EngineConfig
 from cluster.engine.recording import RecordingConfig
-from cluster.engine.supervisor import SupervisorConfig
 from cluster.errors import NotFound
 from cluster.messages import (
     Events,
@@ -22,9 +22,8 @@ from cluster.messages import (
     decode_scheduler_frame,
     encode,
 )
-from cluster.request import BASE, Request, TokenEvent
+from cluster.request import BASE, Request, TokenEvent, parts_of
 from cluster.scheduler.config import SchedulerConfig
-from cluster.weighted_adapters import parts_of
 from tests.patience import PATIENCE
 from worker.channel import Channel, listen
 from worker.engine.step_server import serve_steps

@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import WorkerCrashedError
 
 from cluster.engine.executor import Executor, ExecutorFailed, FailureCause
-from cluster.weighted_adapters import compose
+from cluster.request import compose
 from tests.cluster.engine.small_engine import ThreadLauncher
 from tests.patience import PATIENCE
 from worker.channel import Channel

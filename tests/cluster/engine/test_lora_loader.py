@@ -6,11 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.engine.dispatcher import Dispatcher
 from cluster.engine.executor import Executor
 from cluster.engine.lora_loader import STEPS_PER_LOAD, LoraLoader
 from cluster.engine.metrics import EngineMetrics
-from cluster.engine.server import RouterConnection
+from cluster.engine.server import Dispatcher, RouterConnection
 from cluster.errors import NotFound
 from cluster.messages import (
     Allow,
@@ -19,10 +18,9 @@ from cluster.messages import (
     Unload,
     Unloaded,
 )
-from cluster.request import BASE, ErrorInfo, TokenEvent
+from cluster.request import BASE, ErrorInfo, TokenEvent, compose
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.stats import AdapterLoad, UnloadedAdapter
-from cluster.weighted_adapters import compose
 from tests.cluster.engine.small_engine import ask, expected, token_ids, until_ready, world_with
 
 

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.engine.dispatcher import Dispatcher
+from cluster.engine.core import StepLoop, StepPace
 from cluster.engine.executor import Executor, ExecutorFailed, FailureCause
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.lora_loader import LoraLoader
+from cluster.engine.server import Dispatcher
 from cluster.engine.status import EngineStatus
-from cluster.engine.step_loop import StepLoop, StepPace
 from cluster.request import BASE, Request, TokenEvent
 from cluster.scheduler.scheduler import Scheduler
 from tests.cluster.scheduler.conftest import tiny_config

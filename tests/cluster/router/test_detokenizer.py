@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
-from cluster.router.detokenizer import REPLACEMENT, Detokenizer, StopStrings
+from cluster.router.output_processor import REPLACEMENT, Detokenizer, StopStrings
 from cluster.router.tokenizer import Tokenizer
 
 relaxed = settings(

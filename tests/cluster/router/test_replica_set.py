@@ -9,7 +9,7 @@ from cluster.messages import SchedulerAddress
 from cluster.request import Request, TokenEvent
 from cluster.router.config import RouterConfig
 from cluster.router.engine_client import EventQueue
-from cluster.router.replica_set import ReplicaSet
+from cluster.router.load_balancer import ReplicaSet
 from cluster.router.testing.fake_backend import FakeBackend
 from cluster.router.testing.fake_scheduler import SECRET, FakeScheduler, Script
 from worker.protocol import SamplingParams

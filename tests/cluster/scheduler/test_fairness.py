@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.request import BASE
-from cluster.scheduler.fairness import MAX_IDLE_FLOWS, Fairness
+from cluster.scheduler.request_queue import MAX_IDLE_FLOWS, Fairness
 from cluster.scheduler.testing.fake_engine import FakeEngine
 
 

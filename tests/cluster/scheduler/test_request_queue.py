@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.request import BASE
-from cluster.scheduler.fairness import Flow
-from cluster.scheduler.request_queue import RequestQueue
+from cluster.scheduler.request_queue import Flow, RequestQueue
 
 
 def test_the_oldest_of_all_open_lanes_is_first() -> None:

@@ -14,11 +14,10 @@ from hypothesis.stateful import (
 )
 
 from cluster.errors import Conflict, NotFound, Overloaded
-from cluster.request import BASE, ErrorInfo, Request
+from cluster.request import BASE, ErrorInfo, Request, has_part
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.planner import MAX_IN_FLIGHT
 from cluster.scheduler.testing.fake_engine import FakeEngine
-from cluster.weighted_adapters import has_part
 from tests.cluster.scheduler.slot_waits import SlotWaits
 from worker.protocol import SamplingParams
 from worker.testing.fake_rank import fake_continuation

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from cluster.api.middleware import RequestContext, request_id_of
+from cluster.api.http import RequestContext, request_id_of
 from deploy.serving.haproxy import MIDDLEWARES
 
 

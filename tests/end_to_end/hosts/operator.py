@@ -1,4 +1,4 @@
-"""What an operator does at a terminal beside the cluster: README's section "ray up", line by line.
+"""What an operator does at a terminal beside the cluster: "ray up" in docs/operations.md.
 
 Owns the operator's files and what is changed of the shipped ones: addresses, the account and its
 key, and that packages are not installed but lent by this machine.

@@ -11,7 +11,7 @@ from ray.exceptions import ObjectStoreFullError
 from cluster.adapters.shards import RankMemory
 from cluster.errors import InvalidAdapter, InvalidRequest, NotFound, Unavailable
 from cluster.metrics_hub import ClusterCounts, RouterCounts
-from cluster.weighted_adapters import compose
+from cluster.request import compose
 from tests.cluster.adapters.service.pools import Make, calm, digest_of, spoil, write
 from tests.patience import PATIENCE
 from worker.lora.shard import AdapterShard

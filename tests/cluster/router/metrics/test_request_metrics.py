@@ -27,7 +27,7 @@ def test_a_latency_counts_from_the_arrival_of_the_call(
         return slow
 
     clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr("cluster.api.middleware.time", clock)
+    monkeypatch.setattr("cluster.api.http.time", clock)
     monkeypatch.setattr("cluster.router.metrics.request_metrics.time", clock)
     serving.backend.resolve = takes(100.0, serving.backend.resolve)
     serving.router.tokenizer.render = takes(10.0, serving.router.tokenizer.render)
