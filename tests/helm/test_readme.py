@@ -13,7 +13,8 @@ from tests.helm.charts import CHART, ROOT, VALUES, chart, render, served
 from tests.helm.schemas import KUBERAY, KUBERNETES
 
 PAGE = (CHART / "README.md").read_text()
-SECTION = (ROOT / "README.md").read_text().partition("### Kubernetes")[2].partition("\n## ")[0]
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+SECTION = OPERATIONS.partition("\n## Kubernetes\n")[2].partition("\n## ")[0]
 
 
 def document(name: str) -> str:
@@ -35,7 +36,7 @@ def test_the_values_of_the_page_are_served() -> None:
     assert config.adapters() == {"pirate": "/models/adapters/pirate"}
 
 
-def test_the_command_of_the_readme_serves_what_it_says() -> None:
+def test_the_command_of_the_page_of_operations_serves_what_it_says() -> None:
     command = SECTION.replace("\\\n", " ")
     settings = ",".join(re.findall(r"--set (\S+)", command))
     config = ServeConfig.model_validate(served(render(helm_python.parse_set_string(settings))))
