@@ -17,9 +17,10 @@ from cluster.router.config import RouterConfig
 from deploy.cli import app
 
 ROOT = Path(__file__).parents[2]
+OTHERS = ("README.md", "CONTRIBUTING.md", "helm/README.md", "deploy/demo/README.md")
 PAGES = sorted(
-    [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"],
-    key=lambda page: page.name,
+    [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in OTHERS)],
+    key=lambda page: page.relative_to(ROOT).parts,
 )
 FILE_ENDINGS = (".py", ".md", ".yaml", ".json", ".c", ".h", ".toml", ".tpl", ".txt")
 # First words of commands that are not ours: their flags are theirs.

@@ -19,7 +19,7 @@ from tests.docs.pages import (
 
 MAX_README_LINES = 220
 API = (ROOT / "docs" / "api.md").read_text()
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def test_the_readme_is_two_screens_of_attention() -> None:
