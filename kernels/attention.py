@@ -1,14 +1,13 @@
 """Causal attention over KV pages on a CPU by torch, with grouped query heads.
 
-For machines that cannot have kernels.native. Owns the order in which a row's attention is summed:
-its bits depend neither on its batch nor on how its prefill was chunked, nor on decode or prefill.
+For machines that cannot have kernels.native. The order in which a row's attention is summed is
+fixed: its bits depend neither on its batch nor on how its prefill was chunked, nor on decode or
+prefill.
 
 1. K and V are gathered to float32 and cut into spans of fixed length.
 2. Scores are products over head_dim of at least 4 rows, which all fall into one kernel class.
 3. Softmax runs over whole spans; columns past the row are -inf and add exact zeros at the end.
 4. p v is one product for each span, accumulated from the first span to the last.
-
-Knows nothing of layers, of page ownership or of who shares a page.
 
 Shapes: T rows, P pages, HQ / HK heads, G = HQ / HK, D head_dim; C, R, L as in attention_batch.
 """

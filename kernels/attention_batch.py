@@ -1,8 +1,8 @@
 """The plan of one step's attention: which rows attend to which pages, made once for all layers.
 
-Owns the cut of a step into tiles for attention in torch. A tile gathers the K and V of a few
-sequences once and attends with blocks of their rows; the cut decides speed only, never a bit of the
-result (the order of sums is told in kernels.attention). Knows nothing of heads, dtypes or layers.
+For attention in torch a step is cut into tiles. A tile gathers the K and V of a few sequences once
+and attends with blocks of their rows; the cut decides speed only, never a bit of the result (the
+order of sums is in kernels.attention).
 
 Shapes: T rows, S sequences; C sequences of one tile, R rows of each of them in one block, L columns
 of one tile: positions of a sequence's context, padded to whole spans.

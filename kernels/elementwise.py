@@ -1,8 +1,5 @@
 """The small ops between the matrix products: norms, the gated activation and rotary embedding.
 
-Owns where each of them rounds.
-Knows nothing of layers, weights' names or which rank holds what.
-
 Shapes: T rows, H hidden, I intermediate, HQ / HK query and KV heads of this rank, D head_dim.
 """
 

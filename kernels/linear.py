@@ -1,8 +1,7 @@
 """A linear layer whose every row comes out the same, bit for bit, whatever rows stand beside it.
 
-Owns the forms that a weight may have, and products in torch's own: as it is, or in oneDNN's blocked
-layout, 2x faster than F.linear for one row. Panels are kernels.native's.
-Knows nothing of LoRA, of tensor parallelism or of what the layer is for.
+A weight lies as it is, or in oneDNN's blocked layout, 2x faster than F.linear for one row, or in
+panels, which kernels.native multiplies.
 """
 
 import os

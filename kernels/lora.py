@@ -2,8 +2,7 @@
 
 By torch, for machines that cannot have kernels.native and for the ends of a model. No neighbour can
 change a row, and all is float32, which also keeps the inner vector unrounded and, for few rows,
-takes half the time of bfloat16. Knows nothing of slots, of how adapters are stored or cut into
-shards; scaling and gain are already inside B.
+takes half the time of bfloat16. Scaling and gain are already inside B.
 
 Shapes: T rows, K inputs, N outputs, R the adapter's true lora_rank.
 """

@@ -30,7 +30,7 @@ from kernels.native.program import Program, Step, ThreadPool
 from kernels.native.recorded_program import RecordedProgram
 from kernels.torch_backend import CpuKernels
 
-_POPULATED = 2**26  # bytes; of a smaller pool nobody notices when it is taken
+_POPULATED = 2**26  # bytes; a smaller pool is taken unnoticed
 
 
 @dataclass(frozen=True, slots=True)

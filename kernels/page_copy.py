@@ -1,6 +1,6 @@
 """Whole pages moved, cut short or cleared, in all layers and both of K and V at once.
 
-In torch, one page after the other. Knows nothing of who owns a page or why it moves.
+In torch, one page after the other.
 
 Shapes: L layers, P pages, HK KV heads, D head_dim; a pool is [L, 2, P, HK, page, D], pages in host
 memory are [host pages, L, 2, HK, page, D], each one piece of memory.

@@ -1,7 +1,7 @@
 """What every kernel means: dense, obvious torch without pages, packing or batching tricks.
 
-Owns the definitions that the fast forms are tested against, in any dtype (tests use float64).
-Knows nothing of speed, and nothing in the product calls it.
+The fast forms are tested against these, in any dtype (tests use float64); nothing in the product
+calls them.
 
 Shapes: T rows, K inputs, N outputs, H hidden, R lora_rank, HQ / HK heads, D head_dim, P pages.
 """

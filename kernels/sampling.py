@@ -1,8 +1,7 @@
-"""Draws tokens from rows of logits on a CPU: truncation by min_p, top_k and top_p, then the draw.
+"""Samples tokens from rows of logits on a CPU: truncation by min_p, top_k and top_p, then the draw.
 
 A token is a function of (logits, parameters, seed, position), by the noise of kernels.gumbel_noise:
-the largest of score plus noise follows the softmax of the scores (Gumbel's trick). Knows nothing of
-sequences, penalties or of whom it tells the log-probabilities.
+the largest of score plus noise follows the softmax of the scores (Gumbel's trick).
 
 Shapes: S rows, V vocabulary.
 """
@@ -25,7 +24,7 @@ _MASS_MARGIN = 1e-4  # far above what the histogram's float32 exponentials can b
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How to draw from one row."""
+    """How the token of one row is sampled."""
 
     temperature: float
     top_k: int  # 0: all tokens

@@ -1,6 +1,6 @@
 """The gated activation of the MLP.
 
-Owns where it rounds: once, behind the product. Knows nothing of layers or of which rank holds what.
+It rounds once, behind the product.
 
 Shapes: T rows, I intermediate.
 """

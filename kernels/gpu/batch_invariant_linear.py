@@ -1,8 +1,7 @@
 """A linear layer on a GPU whose every row has the same bits, whatever rows stand beside it.
 
-Owns the tiling of the product and the order of its sums, also across ranks that hold parts of K.
-Knows nothing of LoRA, of communication or of what the layer is for. cuBLAS picks a kernel, and with
-it the order of the sums, by the number of rows; this is for the `deterministic` setting.
+cuBLAS picks a kernel, and with it the order of the sums, by the number of rows; this is for the
+`deterministic` setting. The order of the sums is fixed also across ranks that hold parts of K.
 
 Why tiles of 64 and of 128 rows may stand beside each other: an element is one chain of sums over K
 that starts at zero, 16 at a time in each tensor core instruction, in the order of K. Both tiles

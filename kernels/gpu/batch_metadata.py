@@ -1,8 +1,7 @@
 """What the GPU's kernels want to know of a batch: where K and V lie, and whose LoRA a row has.
 
-Owns the way from host lists to numbers for the kernels; the tensors may be larger than a batch, so
-that a CUDA graph can be replayed with the next one, and then say which places are empty. Knows
-nothing of how the numbers reach the device.
+The tensors may be larger than a batch, so that a CUDA graph can be replayed with the next one, and
+then say which places are empty.
 
 Shapes: T rows, S sequences that decode, C that prefill, W pages of the widest page table.
 """

@@ -1,7 +1,6 @@
 """RMS norm of rows, with the sum that precedes it in every block.
 
-Owns the order in which a row's squares are added: by one tile that spans the row, whatever stands
-around it. Knows nothing of layers, of ranks or of who summed x.
+A row's squares are added by one tile that spans the row, whatever stands around it.
 
 Shapes: T rows, H hidden.
 """

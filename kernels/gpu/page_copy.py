@@ -1,8 +1,8 @@
 """Whole pages moved, cut short or cleared, in all layers and both of K and V at once.
 
-Owns the order in which a page lies in a staging buffer: layer, then K or V, then as in the pool, so
-that one page is one contiguous piece and crosses to the host in one copy. Copies 32-bit words: any
-dtype, and NaN bit for bit. Knows nothing of who owns a page or why it moves.
+A page lies in a staging buffer by layer, then K or V, then as in the pool, so that it is one
+contiguous piece and goes to the host in one copy. Copies 32-bit words: any dtype, and NaN bit for
+bit.
 
 Shapes: L layers, P pages, n pages of a list, HK KV heads, D head_dim; a pool is
 [L, 2, P, HK, page, D], contiguous.

@@ -1,7 +1,6 @@
 """From one row of qkv to a rotated q and to K and V in their pages.
 
-Owns the split of a row into heads, the norm of heads before the rotation (Qwen3) and where the
-result rounds: once, from float32. Knows nothing of who owns a page or of how attention reads it.
+Heads may have a norm before the rotation (Qwen3). The result rounds once, from float32.
 
 Shapes: T rows, HQ / HK query and KV heads, D head_dim, P pages.
 """

@@ -1,7 +1,8 @@
-"""Panels of bfloat16 in 12 bits for each weight: see coded.h, which tells the form.
+"""Panels of bfloat16 in 12 bits for each weight: their form is in
+csrc/linear/exponent_coding.h.
 
-Owns which weights are kept so. A product reads them from memory for a few rows, at which it waits
-for memory alone; with a quarter less to read it is a quarter faster, and has the same bits.
+A product of a few rows waits for memory alone: with a quarter less to read it is a quarter faster,
+and has the same bits.
 """
 
 from dataclasses import replace
@@ -18,7 +19,7 @@ _GROUP_BYTES = 192
 _NUM_CODES = 16
 # A word in the list costs as much as several groups without one. Trained weights have one for 100
 # groups, and some of their panels one for 10.
-_GROUPS_OF_A_RARE_WORD = 8
+_GROUPS_OF_AN_OUTLIER = 8
 _GROUPS_IN_ANY_PANEL = 2
 
 
@@ -51,7 +52,7 @@ def encode_panels(
     most = int(num_outliers.max())
     if (
         most > max_outliers
-        or int(num_outliers.sum()) * _GROUPS_OF_A_RARE_WORD > num_panels * num_groups
+        or int(num_outliers.sum()) * _GROUPS_OF_AN_OUTLIER > num_panels * num_groups
     ):
         return None
     code = ExponentCode(tables, outliers[:, :most].clone(), num_outliers)

@@ -145,7 +145,7 @@ def open_library(
 
 
 def _op(loaded: ctypes.CDLL, name: str) -> OpFunction:
-    """Return what runs an op and what tells its scratch memory."""
+    """Return what runs an op and what says how much scratch memory it needs."""
     address = ctypes.cast(loaded[f"topwork_{name}"], ctypes.c_void_p).value
     assert address is not None, "a loaded function has an address"
     scratch = _signed(loaded[f"topwork_{name}_scratch"], ctypes.c_int64, ctypes.c_void_p)

@@ -1,9 +1,8 @@
 """One turn of attention over pages: a tile of positions, folded into a running softmax.
 
-Owns the arithmetic that decode and prefill share, and with it the promise that a hidden position
-changes no bit: the fused roundings are spelled out, so that a turn that hides positions and one
-that does not round alike, whatever the compiler would fuse. Knows nothing of rows, of sequences or
-of how their positions are cut.
+The arithmetic that decode and prefill share. A hidden position changes no bit: the fused roundings
+are spelled out, so that a turn that hides positions and one that does not round alike, whatever the
+compiler would fuse.
 
 Shapes: M query rows, N positions of one turn, P pages, HK heads, D head_dim.
 """

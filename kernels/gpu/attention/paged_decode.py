@@ -1,7 +1,6 @@
 """Attention of one new row of each sequence over its pages, the context cut into splits.
 
-Owns the cut: by a sequence's own length alone, so that a row has the same bits in any batch. Knows
-nothing of where pages come from, nor of how K and V got there.
+The cut depends on a sequence's own length alone, so that a row has the same bits in any batch.
 
 Shapes: T rows, S sequences, P pages, HQ / HK heads, G = HQ / HK, D head_dim.
 """
@@ -197,7 +196,7 @@ def _merge_splits(
     num_sequences, num_heads = tl.num_programs(0), tl.num_programs(1)
     length = tl.load(lengths_ptr + sequence)
     size = _split_size(length)
-    if length <= size:  # nobody here, or done already
+    if length <= size:  # empty, or done already
         return
     count = tl.cdiv(length, size)
     plane_size = num_sequences.to(tl.int64) * num_heads

@@ -1,8 +1,7 @@
 """Causal attention of runs of rows over their sequences' pages.
 
-Owns the cut of a step's rows into blocks, which decides speed only: every row is summed from its
-sequence's first page on, tile by tile, whatever block it lies in. Knows nothing of where pages come
-from, nor of how K and V got there.
+The cut of a step's rows into blocks decides speed only: every row is summed from its sequence's
+first page on, tile by tile, whatever block it lies in.
 
 Shapes: T rows, N blocks, S sequences, P pages, HQ / HK heads, G = HQ / HK, D head_dim.
 """

@@ -1,8 +1,7 @@
 """Low-rank deltas, and DoRA's gains, on the rows of a batch on a GPU, adapters found by address.
 
-Owns how rows are cut into tiles of one adapter each and how wide the tiles of a fused linear are.
-Knows nothing of slots beyond their row in a table, nor of how adapters are loaded, stored or cut
-into shards; scaling is already inside B. The kernels are in lora_tiles.py.
+Rows are cut into tiles of one adapter each. Scaling is already inside B. The kernels are in
+shrink_expand.py.
 
 Shapes: T rows, K inputs, N outputs, M modules of a fused linear, R the true lora_rank of a slot,
 those of its modules one behind the other.

@@ -1,6 +1,6 @@
 """The two kernels of LoRA, each for one tile of rows of one adapter, and how they find it.
 
-Owns what a program reads and adds up. Knows nothing of grids, nor of how sizes are chosen: lora.py.
+apply.py chooses grids and sizes.
 
 A table's row says where a slot's A and B lie: [A, lora_rank, gain, shift] and for each module
 [B, first lora_rank, lora_rank], addresses as integers.

@@ -1,9 +1,8 @@
 """The Gumbel noise of kernels.gumbel_noise on a GPU, and the best of a tile under it.
 
-Owns the hash, bit for bit the CPU's, and how the largest score + noise is found at the price of
-float32: a rough noise for all tokens, the CPU's float64 formula for the few that may be the best.
-Knows nothing of rows, of thresholds or of temperature: a token comes with its depth, which is how
-far its score lies below the row's best.
+The hash is bit for bit the CPU's. The largest score + noise is found at the price of float32: a
+rough noise for all tokens, the CPU's float64 formula for the few that may be the best. A token
+comes with its depth, which is how far its score lies below the row's best.
 
 A value and its token id are packed into one int64 whose order is: larger value, then lower id; NaN
 above all. So a maximum of packed integers is the answer whatever the order it is taken in.

@@ -1,5 +1,7 @@
 """kernels.native.program and recorded_program: ops that one call runs on all threads of a pool."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -130,3 +132,26 @@ def test_thread_pools_of_several_callers_run_side_by_side(
         caller.join()
     assert len(results) == 3
     assert all(torch.equal(one, expected) for one in results)
+
+
+LAST_CALL = """
+import threading
+from dataclasses import replace
+from kernels.native.library import native_library
+from kernels.native.program import Program, Step, ThreadPool
+pool = ThreadPool(replace(native_library(), thread_pool_free=lambda _: print("freed")), 2)
+is_running = threading.Event()
+def run():
+    while True:
+        pool.run(Program(), Step(1))
+        is_running.set()
+threading.Thread(target=run, daemon=True).start()
+is_running.wait()
+"""
+
+
+def test_at_the_interpreters_end_no_pool_is_freed_that_a_daemon_thread_may_be_in(
+    library: Library,
+) -> None:
+    done = subprocess.run([sys.executable, "-c", LAST_CALL], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -142,11 +142,12 @@ static void multiply_rows_of(enum form form, struct job job, char *padding)
 
 INLINE struct coded_panel coded_panel(const struct linear *p, int64_t panel)
 {
+    static const struct outlier none;
     int64_t num_groups = (num_steps(p) + 1) / GROUP_STEPS;
     return (struct coded_panel){
         .groups = (const uint8_t *)p->weight + panel * num_groups * GROUP_BYTES,
         .table = p->tables + panel * NUM_CODES,
-        .outliers = p->outliers + panel * p->max_outliers,
+        .outliers = p->max_outliers == 0 ? &none : p->outliers + panel * p->max_outliers,
         .num_outliers = p->num_outliers[panel],
     };
 }

@@ -29,7 +29,7 @@ static struct piece piece_of(const struct lora *op, const struct task *task)
     }
     struct span outputs = part_of(*width, num_pieces, OUTPUT_GROUP, index);
     return (struct piece){
-        .b = element(address_in(module[MODULE_B]), outputs.first, op->is_lora_bf16),
+        .b = element_or_null(address_in(module[MODULE_B]), outputs.first, op->is_lora_bf16),
         .ldb = *width,
         .first_rank = module[MODULE_FIRST_RANK],
         .num_ranks = module[MODULE_RANKS],
@@ -45,7 +45,7 @@ static void expand_in_turn(int64_t num_rows, struct tile *t, const struct piece 
     const float *u = t->u;
     int64_t rank = 0;
     do {
-        t->b = element(piece->b, rank * piece->ldb, is_bf16);
+        t->b = element_or_null(piece->b, rank * piece->ldb, is_bf16);
         t->u = u + rank;
         t->num_ranks = smaller(piece->num_ranks - rank, FEW_RANKS);
         t->is_first = rank == 0;

@@ -73,7 +73,7 @@ INLINE void expand_tile(int num_rows, int num_vectors, const struct tile *t, int
 {
     f32v sums[TILE][WIDEST];
     begin_tile(num_rows, num_vectors, t, at, sums);
-    const char *b = element(t->b, at, is_bf16);
+    const char *b = element_or_null(t->b, at, is_bf16);
     int64_t item = is_bf16 ? 2 : 4;
     uintptr_t ahead = (uintptr_t)t->ahead + (uintptr_t)(at * item);
     const float *u = t->u;

@@ -71,6 +71,12 @@ INLINE const void *element(const void *first, int64_t index, bool is_bf16)
     return (const char *)first + index * (is_bf16 ? 2 : 4);
 }
 
+/* Return it, and NULL for the B of a module that has none, which may have a gain. */
+INLINE const void *element_or_null(const void *first, int64_t index, bool is_bf16)
+{
+    return first == NULL ? NULL : element(first, index, is_bf16);
+}
+
 INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 /* Return one of `num_parts` parts of a like size, a multiple of `unit`; the last may be empty. */
