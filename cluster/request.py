@@ -46,6 +46,13 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     retry_after: int | None = None
 
 
+def error_info(error: TopworkError) -> ErrorInfo:
+    """Return an error as it travels."""
+    return ErrorInfo(
+        type(error).__name__, error.message, error.param, error.code, error.retry_after
+    )
+
+
 def error_from(info: ErrorInfo) -> TopworkError:
     """Return an error from the wire as an exception; one of an unknown name is Internal."""
     return BY_NAME.get(info.name, Internal)(info.message, info.param, info.code, info.retry_after)

@@ -17,11 +17,11 @@ from math import inf
 
 from cluster.engine.executor import Executor, ExecutorFailed, FailureCause, RankLauncher
 from cluster.engine.kv_event_feed import KvEventFeed
-from cluster.engine.lora_loader import LoraLoader, info_of
+from cluster.engine.lora_loader import LoraLoader
 from cluster.engine.recording import Recording
 from cluster.engine.server import Dispatcher
 from cluster.engine.status import EngineStatus
-from cluster.request import TokenEvent
+from cluster.request import TokenEvent, error_info
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.scheduler import Scheduler
 from worker.protocol import GENESIS, encode_plan
@@ -245,7 +245,7 @@ class Supervisor:
 
     async def _stop_ranks(self) -> None:
         """End every request with the reason, then the ranks."""
-        self._dispatcher.fail_all(info_of(self._status.unavailable()))
+        self._dispatcher.fail_all(error_info(self._status.unavailable()))
         self.scheduler = None
         self._lora_loader.reset()
         if self.executor is not None:

@@ -16,13 +16,13 @@ from cluster.engine.core import Supervisor, SupervisorConfig
 from cluster.engine.executor import RankLauncher
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.kv_event_publisher import KvEventPublisher, KvEventPublisherConfig
-from cluster.engine.lora_loader import LoraLoader, ShardSource, info_of
+from cluster.engine.lora_loader import LoraLoader, ShardSource
 from cluster.engine.recording import Recording, RecordingConfig
 from cluster.engine.server import Dispatcher, EngineServer, RouterConnection
 from cluster.engine.status import EngineStatus
 from cluster.errors import TopworkError
 from cluster.messages import Events, SchedulerAddress, Status
-from cluster.request import Request, TokenEvent
+from cluster.request import Request, TokenEvent, error_info
 
 logger = logging.getLogger("topwork.scheduler")
 
@@ -176,4 +176,4 @@ class Engine:
 
 
 def _failed(request_id: str, error: TopworkError) -> TokenEvent:
-    return TokenEvent(request_id, finish_reason="error", error=info_of(error))
+    return TokenEvent(request_id, finish_reason="error", error=error_info(error))

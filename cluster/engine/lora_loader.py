@@ -18,7 +18,7 @@ from cluster.engine.metrics import EngineMetrics
 from cluster.engine.server import Dispatcher, RouterConnection
 from cluster.errors import Conflict, TopworkError
 from cluster.messages import Unloaded
-from cluster.request import ErrorInfo
+from cluster.request import error_info
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.stats import AdapterLoad, UnloadedAdapter
 
@@ -150,7 +150,7 @@ class LoraLoader:
             held = await executor.load_adapter(load.slot, load.adapter, parts)
         except TopworkError as error:
             self._metrics.load_fails(load.slot)
-            self._dispatcher.deliver(scheduler.adapter_failed(load.adapter, info_of(error)))
+            self._dispatcher.deliver(scheduler.adapter_failed(load.adapter, error_info(error)))
             # Some ranks may have been able to load it, others hold what was there before.
             left = (load.adapter, load.replaces)
             await self._clear(executor, [(load.slot, one) for one in left if one is not None])
@@ -195,10 +195,3 @@ def _answer(
 async def _until_clear(clearing: Awaitable[None]) -> None:
     with contextlib.suppress(ExecutorFailed):  # the step loop learns it from the executor
         await clearing
-
-
-def info_of(error: TopworkError) -> ErrorInfo:
-    """Return an error as it travels."""
-    return ErrorInfo(
-        type(error).__name__, error.message, error.param, error.code, error.retry_after
-    )
