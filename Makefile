@@ -108,7 +108,8 @@ bench-adapters: $(BIN)/.installed $(DEMO)/config.json
 	$(BIN)/python -m tests.bench.adapters $(ARGS)
 
 # Installs vLLM's CPU build, llama.cpp and transformers + peft (6 GB in ~/.cache/topwork/peers) once.
-# ARGS='--only base,memory --peers llama --threads 1' measures less.
+# ARGS='--only base,memory --peers llama --threads 1' measures less. Of llama.cpp's own formats,
+# llama-q8_0 and llama-q4_0 take part in base; goals are over peers of 16-bit weights.
 bench-peers: $(BIN)/.installed $(DEMO)/config.json
 	$(BIN)/python -m tests.bench.peers $(ARGS)
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.bench.peers.adapters import LORA_RANKS, make_adapters
 from tests.bench.peers.environments import InstallError, run_logged
+from tests.bench.peers.gguf import gguf_model
 from tests.bench.peers.install import needed
 from tests.bench.peers.llama_source import find_link
 from tests.cluster.adapters.tiny import MODEL
@@ -55,6 +56,29 @@ def test_a_command_that_fails_says_which_and_how(tmp_path: Path) -> None:
         run_logged(log, "sh", "-c", "echo no such wheel >&2; exit 3")
     with pytest.raises(InstallError, match="cannot run /no/such: No such file"):
         run_logged(log, "/no/such")
+
+
+def test_quantized_weights_are_made_once_and_from_the_unquantized_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantizer = tmp_path / "quantizer"
+    quantizer.write_text('#!/bin/sh\necho "$3 of $(cat $1)" > $2\n')
+    quantizer.chmod(0o755)
+    for name, value in {"GGUF": tmp_path, "LOG": tmp_path / "log", "QUANTIZE": quantizer}.items():
+        monkeypatch.setattr(f"tests.bench.peers.gguf.{name}", value)
+    (tmp_path / "model-bf16.gguf").write_text("bf16")
+    model_dir = Path("elsewhere/model")
+    assert gguf_model(model_dir).read_text() == "bf16"
+    files = [gguf_model(model_dir, weights) for weights in ("q8_0", "q4_0")]
+    assert [file.name for file in files] == ["model-q8_0.gguf", "model-q4_0.gguf"]
+    assert [file.read_text() for file in files] == ["Q8_0 of bf16\n", "Q4_0 of bf16\n"]
+    (tmp_path / "model-bf16.gguf").write_text("another")
+    assert gguf_model(model_dir, "q8_0").read_text() == "Q8_0 of bf16\n"
+    quantizer.write_text("#!/bin/sh\necho half > $2\nexit 1\n")
+    files[0].unlink()
+    with pytest.raises(InstallError, match="Q8_0 ended with 1"):
+        gguf_model(model_dir, "q8_0")
+    assert not files[0].exists()
 
 
 def test_eight_adapters_of_four_sizes_are_made_once_and_are_the_same_everywhere(

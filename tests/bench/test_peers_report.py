@@ -1,6 +1,7 @@
 """Ratios are to the best peer, goals have their directions, and the report fits a pipe."""
 
 import json
+import re
 from io import StringIO
 
 import pytest
@@ -26,8 +27,10 @@ from tests.bench.peers.stages import ENGINE, ONE_RANK, OURS, OURS_PLAIN
 
 def test_names_between_commas_are_read_once_each_and_an_empty_text_means_all() -> None:
     assert parse_names("prefix, base,prefix", What) == [What.PREFIX, What.BASE]
-    assert parse_names("", Peer) == [Peer.VLLM, Peer.LLAMA, Peer.PEFT]
-    with pytest.raises(typer.BadParameter, match="'sglang' is none of vllm, llama, peft"):
+    assert parse_names("", Peer) == list(Peer)
+    wanted = "llama,llama-q8_0,llama-q4_0"
+    assert parse_names(wanted, Peer) == [Peer.LLAMA, Peer.LLAMA_Q8_0, Peer.LLAMA_Q4_0]
+    with pytest.raises(typer.BadParameter, match="'sglang' is none of vllm, llama, llama-q8_0, "):
         parse_names("vllm,sglang", Peer)
 
 
@@ -91,6 +94,36 @@ def test_base_wants_a_tenth_more_than_the_best_peer(speed: float, is_met: bool) 
     goal = goal_of(rows, "tok/s, 8 concurrent")
     assert (goal.limit, goal.is_met) == (1.1, is_met)
     assert goal_of(rows, "tok/s, 1 concurrent").is_met is None
+
+
+def test_no_goal_is_over_a_peer_that_reads_smaller_weights() -> None:
+    rows = [
+        row(What.BASE, OURS, {SPEED: 110.0}),
+        row(What.BASE, "llama", {SPEED: 100.0}),
+        row(What.BASE, "llama-q8_0", {SPEED: 150.0}),
+        row(What.BASE, "llama-q4_0", {SPEED: 200.0}),
+    ]
+    goal = goal_of(rows, "tok/s, 8 concurrent")
+    assert goal.measured is not None and goal.measured.over == "llama, 1 thread"
+    assert goal.is_met is True
+    assert goal_of([rows[0], *rows[2:]], "tok/s, 8 concurrent").is_met is None
+
+
+def test_the_table_names_smaller_weights_beside_their_own_ratio() -> None:
+    rows = [
+        row(What.BASE, OURS, {SPEED: 100.0}),
+        row(What.BASE, "llama", {SPEED: 80.0}),
+        row(What.BASE, "llama-q8_0", {SPEED: 160.0}),
+        row(What.BASE, "llama-q4_0", {SPEED: 400.0}),
+    ]
+    table, _, _ = shown(rows).partition("goals; ")
+    ratios = dict(re.findall(r"8 concurrent +(\S.*?)  .* ([\d.]+) *$", table, re.MULTILINE))
+    assert ratios == {
+        "topwork": "1.00",
+        "llama": "1.25",
+        "llama-q8_0, 8 bits of 16": "0.62",
+        "llama-q4_0, 4 bits of 16": "0.25",
+    }
 
 
 def test_adapters_are_held_against_our_own_base_and_mixed_ones_against_the_best_peer() -> None:

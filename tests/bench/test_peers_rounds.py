@@ -152,6 +152,22 @@ def test_prefill_speed_is_prompt_tokens_over_the_time_to_the_first_token() -> No
     assert PrefillCell(base="m").measure(target, 1, AMOUNT)[PROMPT_SPEED] == 2048.0
 
 
+def test_each_llama_serves_weights_of_its_own_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Path, str]] = []
+
+    def no_model(model_dir: Path, weights: str) -> Path:
+        asked.append((model_dir, weights))
+        raise InstallError("not converted")
+
+    monkeypatch.setattr("tests.bench.peers.servers.gguf_model", no_model)
+    (stage,) = make_stages({What.BASE}, Peer, [1], SETUP)
+    for opener in stage.openers:
+        if opener.name.startswith("llama"):
+            with pytest.raises(InstallError):
+                opener.open()
+    assert asked == [(SETUP.model_dir, weights) for weights in ("bf16", "q8_0", "q4_0")]
+
+
 def test_what_is_wanted_decides_who_is_started() -> None:
     def names(wanted: set[What], peers: list[Peer], threads: list[int]) -> list[tuple[str, ...]]:
         stages = make_stages(wanted, peers, threads, SETUP)
@@ -164,6 +180,12 @@ def test_what_is_wanted_decides_who_is_started() -> None:
     assert names({What.OVERHEAD, What.MEMORY}, both, [1]) == [
         (OURS, "vllm", "llama"),
         (OURS, ENGINE),
+    ]
+    llamas = [Peer.LLAMA, Peer.LLAMA_Q8_0, Peer.LLAMA_Q4_0]
+    assert names({What.BASE, What.PREFILL, What.ADAPTERS}, llamas, [2]) == [
+        (OURS, "llama", "llama-q8_0", "llama-q4_0"),
+        (OURS, "llama"),
+        (OURS, "llama"),
     ]
     cells = adapter_cells({What.MEMORY, What.ADAPTERS, What.PREFIX})
     assert [cell.what for cell in cells[-2:]] == [What.PREFIX, What.MEMORY]

@@ -1,7 +1,8 @@
 """What Topwork should reach beside its peers, and whether it did.
 
 A ratio is taken within one pass, whose targets took turns, and of several passes (peers with other
-numbers of threads) the worst counts: the best peer with its best number of threads.
+numbers of threads) the worst counts: the best peer with its best number of threads. Peers are those
+whose weights have as many bits as ours.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from tests.bench.peers.cells import (
     WARM,
     What,
 )
-from tests.bench.peers.install import Peer
+from tests.bench.peers.install import SAME_WEIGHTS, Peer
 from tests.bench.peers.rounds import Row
 from tests.bench.peers.stages import ENGINE, MIXES, ONE_RANK, OURS, OURS_PLAIN, OWN_BASE, at
 
@@ -30,7 +31,6 @@ MEMORY_CEILING = 0.6  # over vLLM's
 OVERHEAD_FLOOR = 0.92  # tok/s of the server over the engine's
 OVERHEAD_CEILING = 1.3  # p99 between tokens, over the engine's
 RANKS_FLOOR = 1.3  # tok/s of two ranks over one
-ALL_PEERS = tuple(Peer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def worst_ratio(
     cell: str,
     figure: str,
     *,
-    over: Sequence[str] = ALL_PEERS,
+    over: Sequence[str] = SAME_WEIGHTS,
     over_cell: str | None = None,
     less_is_better: bool = False,
 ) -> Ratio | None:
@@ -94,7 +94,7 @@ def worst_ratio(
 
 
 def _told(row: Row) -> str:
-    if row.target not in ALL_PEERS:
+    if row.target not in SAME_WEIGHTS:
         return row.target
     return f"{row.target}, {row.threads} thread{'s' if row.threads > 1 else ''}"
 

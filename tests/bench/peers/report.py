@@ -20,6 +20,7 @@ from tests.bench.peers.cells import (
     What,
 )
 from tests.bench.peers.goals import Goal, check_goals
+from tests.bench.peers.install import OUR_WEIGHT_BITS, WEIGHT_BITS, Peer
 from tests.bench.peers.rounds import Row
 from tests.bench.peers.stages import OURS
 
@@ -49,6 +50,8 @@ TITLES = {
     What.OVERHEAD: "our server beside our engine in one plain process",
     What.RANKS: "our server with two ranks beside one with one, each of one thread",
 }
+
+GOALS_TITLE = f"goals; of peers only those of {OUR_WEIGHT_BITS}-bit weights"
 
 
 @dataclass(slots=True)
@@ -99,7 +102,7 @@ def _print_rows(what: What, rows: list[Row], console: Console) -> None:
         mine, theirs = ours.get((row.cell, row.threads)), row.median(compared)
         table.add_row(
             row.cell,
-            row.target,
+            _named(row.target),
             str(row.threads or "-"),
             str(len(row.rounds)) if row.fault is None else f"{len(row.rounds)}, failed",
             *(_shown(row.median(column)) for column in columns),
@@ -114,12 +117,18 @@ def _order(rows: list[Row], row: Row) -> tuple[int, int]:
     return cells.index(row.cell), row.threads
 
 
+def _named(target: str) -> str:
+    """Return what a target is called: one that reads smaller weights than we do says so."""
+    bits = WEIGHT_BITS[Peer(target)] if target in tuple(Peer) else OUR_WEIGHT_BITS
+    return target if bits == OUR_WEIGHT_BITS else f"{target}, {bits} bits of {OUR_WEIGHT_BITS}"
+
+
 def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}"
 
 
 def _print_goals(goals: list[Goal], console: Console) -> None:
-    table = Table("", "what", "goal", "measured", "over", "", title="goals", box=SIMPLE_HEAD)
+    table = Table("", "what", "goal", "measured", "over", "", title=GOALS_TITLE, box=SIMPLE_HEAD)
     marks = {True: "[green]met[/]", False: "[red]missed[/]", None: "not measured"}
     for goal in goals:
         measured = goal.measured

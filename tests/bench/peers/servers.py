@@ -20,8 +20,8 @@ from deploy.bench.peft_target import PeftTarget
 from deploy.bench.process_tree import ProcessTree
 from deploy.bench.workload import Ask
 from tests.bench.adapters.server import BASE, BenchServer, free_port
-from tests.bench.peers.adapters import gguf_adapter, gguf_model
 from tests.bench.peers.environments import PEERS_DIR, log_tail
+from tests.bench.peers.gguf import UNQUANTIZED, gguf_adapter, gguf_model
 from tests.bench.peers.install import PEFT_PYTHON, VLLM_BINARIES
 from tests.bench.peers.llama_source import BINARIES, SERVER
 from tests.bench.peers.target import Target, child, http, wait_until_healthy
@@ -116,6 +116,7 @@ def open_llama(
     adapters: Mapping[str, Path],
     threads: int,
     *,
+    weights: str = UNQUANTIZED,  # their format
     num_slots: int = MAX_SEQUENCES,
     context: int = 32768,  # tokens, shared out evenly among slots
 ) -> AbstractContextManager[Target]:
@@ -126,8 +127,8 @@ def open_llama(
     """
     port = free_port()
     command = [str(SERVER), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["-m", str(gguf_model(setup.model_dir)), "-t", str(threads), "-tb", str(threads)]
-    command += ["-np", str(num_slots), "-c", str(context)]
+    command += ["-m", str(gguf_model(setup.model_dir, weights)), "-np", str(num_slots)]
+    command += ["-t", str(threads), "-tb", str(threads), "-c", str(context)]
     if adapters:
         converted = [str(gguf_adapter(path, setup.model_dir)) for path in adapters.values()]
         command += ["--lora-init-without-apply", "--lora", ",".join(converted)]

@@ -1,12 +1,15 @@
 """Which targets run together, and what they are asked there.
 
 Servers that have adapters and servers that have none are different targets: a peer without is
-faster, and is what our base figures are held against.
+faster, and is what our base figures are held against. Quantized peers are asked for the base
+model at each concurrency and nothing else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from tests.bench.adapters.server import BASE
 from tests.bench.peers.adapters import NAMES
@@ -23,7 +26,7 @@ from tests.bench.peers.cells import (
     PrefixCell,
     What,
 )
-from tests.bench.peers.install import Peer
+from tests.bench.peers.install import LLAMA_WEIGHTS, SAME_WEIGHTS, Peer
 from tests.bench.peers.rounds import Stage
 from tests.bench.peers.servers import (
     Setup,
@@ -33,12 +36,14 @@ from tests.bench.peers.servers import (
     open_topwork,
     open_vllm,
 )
-from tests.bench.peers.target import Opener
+from tests.bench.peers.target import Opener, Target
 
 OURS, OURS_PLAIN, ENGINE = "topwork", "topwork without adapters", "topwork engine"
 ONE_RANK, NUM_RANKS = "topwork, one rank", 2
 OWN_BASE = "own base"
 MIXES = {"one adapter": NAMES[:1], "four mixed": NAMES[:4], "eight mixed": NAMES}
+Start = Callable[[str, Setup, Mapping[str, Path], int], AbstractContextManager[Target]]
+
 OVERHEAD_CONCURRENCY, MEMORY_CONCURRENCY, RANKS_CONCURRENCY = 16, 8, 8
 
 
@@ -46,15 +51,16 @@ def make_stages(
     wanted: set[What], peers: Iterable[Peer], threads: Iterable[int], setup: Setup
 ) -> list[Stage]:
     """Return what to measure; peers are measured with each number of threads."""
-    peers, stages = tuple(peers), []
+    chosen, stages = tuple(peers), []
+    same = tuple(peer for peer in chosen if peer in SAME_WEIGHTS)
     for count in threads:
         if What.BASE in wanted:
-            stages.append(_stage(base_cells(What.BASE), peers, setup, count, with_adapters=False))
+            stages.append(_stage(base_cells(What.BASE), chosen, setup, count, with_adapters=False))
         if What.PREFILL in wanted:
-            stages.append(_prefill(peers, setup, count))
+            stages.append(_prefill(same, setup, count))
         cells = adapter_cells(wanted)
         if cells:
-            stages.append(_stage(cells, peers, setup, count, with_adapters=True))
+            stages.append(_stage(cells, same, setup, count, with_adapters=True))
     ours = Opener(OURS, partial(open_topwork, OURS, setup, setup.adapters))
     if What.UNUSED in wanted:
         plain = Opener(OURS_PLAIN, partial(open_topwork, OURS_PLAIN, setup, {}))
@@ -135,7 +141,11 @@ def _stage(
     with_adapters: bool,
 ) -> Stage:
     adapters = setup.adapters if with_adapters else {}
-    starts = {Peer.VLLM: open_vllm, Peer.LLAMA: open_llama, Peer.PEFT: open_peft}
+    starts: dict[Peer, Start] = {
+        Peer.VLLM: open_vllm,
+        Peer.PEFT: open_peft,
+        **{p: partial(open_llama, weights=weights) for p, weights in LLAMA_WEIGHTS.items()},
+    }
     return Stage(
         openers=(
             Opener(OURS, partial(open_topwork, OURS, setup, setup.adapters)),
