@@ -80,7 +80,7 @@ class KvEventBuffer:
 
     def __init__(self, base_digest: str) -> None:
         self._base_digest = base_digest
-        self._changes: list[_Stored | _Removed | None] = []  # None: all is gone
+        self.changes: list[_Stored | _Removed | None] = []  # None: all is gone
 
     def stored(
         self,
@@ -92,7 +92,7 @@ class KvEventBuffer:
     ) -> None:
         """Note pages that can be found from now on; see CacheObserver."""
         assert hashes, "told of no page"
-        last = self._changes[-1] if self._changes else None
+        last = self.changes[-1] if self.changes else None
         if (
             isinstance(last, _Stored)
             and last.hashes[-1][-1] == parent
@@ -101,19 +101,19 @@ class KvEventBuffer:
             last.hashes.append(hashes)
             last.keys.append(keys)
         else:
-            self._changes.append(_Stored(namespace, parent, tier, [hashes], [keys]))
+            self.changes.append(_Stored(namespace, parent, tier, [hashes], [keys]))
 
     def removed(self, namespace: Namespace, hashes: tuple[bytes, ...], tier: Tier) -> None:
         """Note pages that cannot be found in this tier any more; see CacheObserver."""
-        last = self._changes[-1] if self._changes else None
+        last = self.changes[-1] if self.changes else None
         if isinstance(last, _Removed) and last.tier == tier:
             last.hashes.append(hashes)
         else:
-            self._changes.append(_Removed(tier, [hashes]))
+            self.changes.append(_Removed(tier, [hashes]))
 
     def cleared(self) -> None:
         """Note that the cache is gone; what was noted before it does not matter any more."""
-        self._changes = [None]
+        self.changes = [None]
 
     def take(self) -> list[KvEvent]:
         """Return the events since the last call, in order."""
@@ -124,7 +124,7 @@ class KvEventBuffer:
 
         They are taken now and made when they are asked for: a whole cache is too much at once.
         """
-        changes, self._changes = self._changes, []
+        changes, self.changes = self.changes, []
         return _batches(event for change in changes for event in self._events(change))
 
     def _events(self, change: _Stored | _Removed | None) -> Iterator[KvEvent]:

@@ -89,6 +89,8 @@ class KvEventFeed:
 
     def flush(self) -> None:
         """Send what has changed since the last call; to be called after every step."""
+        if not self._buffer.changes:
+            return
         batches = self._buffer.take_batches()
         if self._publisher is None and not self._following:
             return

@@ -31,12 +31,12 @@ class Unloads:
         self._policy = policy
         self._waiting = waiting
         self._running = running
-        self._fenced: dict[str, None] = {}  # digests
+        self.fenced: dict[str, None] = {}  # digests
         self._done: list[UnloadedAdapter] = []
 
     def is_fenced(self, adapter: str) -> bool:
         """Whether new requests for an adapter must be refused."""
-        return bool(self._fenced) and any(d in self._fenced for d, _ in parts_of(adapter))
+        return bool(self.fenced) and any(d in self.fenced for d, _ in parts_of(adapter))
 
     def fence(self, digest: str) -> None:
         """Begin to unload an adapter.
@@ -46,12 +46,12 @@ class Unloads:
         """
         if digest == BASE:
             raise Conflict("the base model cannot be unloaded")
-        self._fenced[digest] = None
+        self.fenced[digest] = None
 
     def unfence(self, digest: str) -> None:
         """Take an unload back that is not complete; it is reported as having freed nothing."""
-        if digest in self._fenced:
-            del self._fenced[digest]
+        if digest in self.fenced:
+            del self.fenced[digest]
             self._done.append(UnloadedAdapter(digest, freed_pages=0, freed_slots=()))
 
     def users(self, digest: str) -> list[str]:
@@ -61,7 +61,7 @@ class Unloads:
 
     def settle(self, step: int) -> None:
         """Free the slots and drop the namespaces of each fenced adapter that nobody holds."""
-        for digest in tuple(self._fenced):
+        for digest in tuple(self.fenced):
             if any(has_part(adapter, digest) for adapter in self._waiting.adapters()):
                 continue
             residents = [r for r in self._slots.residents() if has_part(r.adapter, digest)]
@@ -75,16 +75,13 @@ class Unloads:
             cached = _with_part(digest, self._cache.adapters())
             pages = sum(self._cache.drop_adapter(adapter) for adapter in cached)
             self._slots.unpin(digest)
-            del self._fenced[digest]
+            del self.fenced[digest]
             self._done.append(UnloadedAdapter(digest, pages, (*evicted, *freed)))
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether some unload is not complete."""
-        return bool(self._fenced)
 
     def take_done(self) -> list[UnloadedAdapter]:
         """Return what has been completed since the last call."""
+        if not self._done:
+            return []
         done, self._done = self._done, []
         return done
 

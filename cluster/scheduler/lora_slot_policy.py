@@ -106,6 +106,8 @@ class SlotPolicy:
 
         They start in order, because one may need the memory that the one before it clears.
         """
+        if not self._loads:
+            return []
         ready = list(takewhile(self._can_start, self._loads))
         del self._loads[: len(ready)]
         return ready
@@ -120,6 +122,8 @@ class SlotPolicy:
 
     def advance(self, step: int) -> None:
         """Age the queue by one step: assign slots, begin and end drains."""
+        if self._drain is None and not self._queue.entries:
+            return
         if self._drain is not None:
             self._go_on_draining(self._drain, step)
         self.assign(step)

@@ -216,22 +216,22 @@ class SlotQueue:
         self._slots = slots
         self._waiting = waiting
         self._counters = counters
-        self._entries: dict[str, QueueEntry] = {}  # by adapter; the first in front
+        self.entries: dict[str, QueueEntry] = {}  # by adapter; the first in front
         self._sizes: dict[str, int] = {}  # bytes that each adapter claims that waits or has a slot
 
     @property
     def first(self) -> str | None:
         """Return the adapter that gets the next slot."""
-        return next(iter(self._entries), None)
+        return next(iter(self.entries), None)
 
     @property
     def upcoming(self) -> tuple[str, ...]:
         """Return the adapters at the front, as many as there are slots."""
-        return tuple(islice(self._entries, self._slots.num_slots))
+        return tuple(islice(self.entries, self._slots.num_slots))
 
     def is_first_aged(self, step: int) -> bool:
         """Whether the first has been passed over for so long that a slot is drained for it."""
-        entry = next(iter(self._entries.values()), None)
+        entry = next(iter(self.entries.values()), None)
         return entry is not None and entry.joined + self._config.slot_patience <= step
 
     def size(self, adapter: str) -> int:
@@ -254,7 +254,7 @@ class SlotQueue:
         if num_unpinned < 1:
             return 0
         return self._config.slot_wait_bound(
-            len(self._entries) + 1,
+            len(self.entries) + 1,
             num_unpinned,
             self._slots.longest_turn_start,
             is_crowded=self._slots.is_crowded,
@@ -270,10 +270,10 @@ class SlotQueue:
         resident = self._slots.get(adapter)
         is_loading = resident is not None and resident.loading
         if self._waiting.has(adapter) and not self._waiting.is_open(adapter) and not is_loading:
-            if adapter not in self._entries:
-                self._entries[adapter] = QueueEntry(step, self.wait_bound)
+            if adapter not in self.entries:
+                self.entries[adapter] = QueueEntry(step, self.wait_bound)
         else:
-            self._entries.pop(adapter, None)
+            self.entries.pop(adapter, None)
         if resident is None and not self._waiting.has(adapter):
             self._sizes.pop(adapter, None)
 
@@ -283,7 +283,7 @@ class SlotQueue:
         It is late if what the bound rests on has grown since it joined: loads were slower than any
         before, slots were pinned, or adapters came that are larger than all that were known.
         """
-        entry = self._entries.pop(adapter)
+        entry = self.entries.pop(adapter)
         waited = step - entry.joined
         self.longest_wait = max(self.longest_wait, waited)
         self._counters.late_slots += waited > entry.bound
@@ -292,6 +292,6 @@ class SlotQueue:
         """Assert that only adapters queue that somebody waits for."""
         for resident in self._slots.residents():
             assert resident.num_bytes == self._sizes[resident.adapter], "sizes differ"
-        for adapter in self._entries:
+        for adapter in self.entries:
             assert self._waiting.has(adapter), f"{adapter} queues for nobody"
             assert adapter in self._sizes, f"{adapter} queues without a size"

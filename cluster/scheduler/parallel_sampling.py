@@ -15,6 +15,11 @@ class ParallelSamplingGroups:
         self._due: list[int] = []  # leaders that have drawn a token or have ended
         self._size = 0
 
+    @property
+    def has_released(self) -> bool:
+        """Whether `take_released` would return some."""
+        return bool(self._due)
+
     def __len__(self) -> int:
         return self._size
 
@@ -40,8 +45,6 @@ class ParallelSamplingGroups:
 
     def take_released(self) -> list[Sequence]:
         """Return the sequences that need not be held any more, in order of arrival."""
-        if not self._due:
-            return []
         due, self._due = self._due, []
         released: list[Sequence] = []
         for leader_id in sorted(due):

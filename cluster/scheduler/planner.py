@@ -5,8 +5,6 @@ unlocked cached pages in LRU order, the sequence of the lowest priority that arr
 foremost running sequence always gets what it needs, so something always ends.
 """
 
-from dataclasses import dataclass, field
-
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.kv_cache.radix_tree import Match
 from cluster.scheduler.kv_cache_manager import KVCacheManager
@@ -19,14 +17,16 @@ from worker.protocol import PENDING_TOKEN, Chunk, SequenceStart
 MAX_IN_FLIGHT = 2  # steps: one that the ranks compute, and the one after it
 
 
-@dataclass(slots=True)
 class Batch:
     """A step in the making."""
 
-    step: int
-    budget: int  # tokens left
-    starts: list[SequenceStart] = field(default_factory=list)
-    chunks: dict[int, Chunk] = field(default_factory=dict)  # by sequence, in plan order
+    __slots__ = ("budget", "chunks", "starts", "step")
+
+    def __init__(self, step: int, budget: int) -> None:
+        self.step = step
+        self.budget = budget  # tokens left
+        self.starts: list[SequenceStart] = []
+        self.chunks: dict[int, Chunk] = {}  # by sequence, in plan order
 
     def put(self, chunk: Chunk) -> None:
         """Add a chunk at the end."""
@@ -65,9 +65,12 @@ class Planner:
     def plan(self, step: int) -> Batch:
         """Return the work of the next step; without chunks if there is none."""
         batch = Batch(step, self._config.token_budget)
-        self._decode(batch)
-        self._prefill(batch)
-        self._admit(batch)
+        if self._running.decoding:
+            self._decode(batch)
+        if self._running.prefilling:
+            self._prefill(batch)
+        if self._waiting.size:
+            self._admit(batch)
         return batch
 
     def plan_ahead(self, step: int, in_flight: Batch) -> Batch | None:
@@ -197,7 +200,8 @@ class Planner:
     def _charge(self, costs: dict[Flow, int]) -> None:
         for flow, cost in costs.items():
             self._fairness.charge(flow, cost)
-            self._waiting.charged(flow)
+            if flow.place is not None:
+                self._waiting.charged(flow)
 
     def _put_chunk(self, batch: Batch, running: Running, start: int, end: int) -> None:
         tokens = running.sequence.tokens

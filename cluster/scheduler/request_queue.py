@@ -129,10 +129,10 @@ class RequestQueue:
         self._heads: list[tuple[int, int, int]] = []  # places of open flows, ascending
         self._flow_at: dict[int, Flow] = {}  # by arrival number of the head
         self._moved: dict[Flow, None] = {}  # whose counter changed since the heads were sorted
-        self._size = 0
+        self.size = 0  # sequences
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def has(self, adapter: str) -> bool:
         """Whether a sequence waits in this lane."""
@@ -158,7 +158,7 @@ class RequestQueue:
     @property
     def num_shut(self) -> int:
         """Sequences in lanes that may not admit."""
-        return self._size - sum(len(flow.waiting) for flow in self._flow_at.values())
+        return self.size - sum(len(flow.waiting) for flow in self._flow_at.values())
 
     def push(self, seq_id: int, flow: Flow) -> None:
         """Put a sequence at its arrival place in its flow."""
@@ -167,7 +167,7 @@ class RequestQueue:
             priorities = self._priorities.setdefault(flow.adapter, {})
             priorities[flow.priority] = priorities.get(flow.priority, 0) + 1
         insort(flow.waiting, seq_id)
-        self._size += 1
+        self.size += 1
         self._place(flow)
 
     def remove(self, seq_id: int, flow: Flow) -> None:
@@ -175,7 +175,7 @@ class RequestQueue:
         at = bisect_left(flow.waiting, seq_id)
         assert flow.waiting[at : at + 1] == [seq_id], f"sequence {seq_id} does not wait"
         del flow.waiting[at]
-        self._size -= 1
+        self.size -= 1
         if not flow.waiting:
             self._leave_lane(flow)
         self._place(flow)
@@ -195,9 +195,8 @@ class RequestQueue:
                 self._place(flow)
 
     def charged(self, flow: Flow) -> None:
-        """Note that a flow's counter has changed."""
-        if flow.place is not None:
-            self._moved[flow] = None
+        """Note that the counter of a flow with a place has changed."""
+        self._moved[flow] = None
 
     def first(self) -> int | None:
         """Return the arrival number of the sequence whose turn it is, of all open lanes."""

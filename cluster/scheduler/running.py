@@ -30,7 +30,7 @@ class RunningSet:
     ) -> None:
         self.decoding: list[Running] = []  # one token each step
         self.prefilling: list[Running] = []  # K/V of known tokens still missing
-        self._by_id: dict[int, Running] = {}
+        self.by_id: dict[int, Running] = {}
         self._left: list[Running] = []  # no plan has told the ranks yet
         self._left_in_flight: list[list[Running]] = []  # by plan in flight, the oldest first
         self._kv = kv
@@ -39,15 +39,15 @@ class RunningSet:
         self._counters = counters
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self.by_id)
 
     def get(self, seq_id: int) -> Running | None:
         """Return what a sequence holds, if it is running."""
-        return self._by_id.get(seq_id)
+        return self.by_id.get(seq_id)
 
     def all(self) -> list[Running]:
         """Return every running sequence in order."""
-        return sorted(self._by_id.values(), key=_by_order)
+        return sorted(self.by_id.values(), key=_by_order)
 
     def of_adapter(self, adapter: str) -> list[Running]:
         """Return the running sequences of one adapter in order."""
@@ -69,7 +69,7 @@ class RunningSet:
             num_kept=match.num_pages,
             num_computed=match.num_pages * sequence.page_size,
         )
-        self._by_id[running.seq_id] = running
+        self.by_id[running.seq_id] = running
         insort(self.prefilling, running, key=_by_order)
         return running
 
@@ -128,7 +128,7 @@ class RunningSet:
             self._slots.release(running.adapter, step)
         running.sequence.status = status
         self._remove(self.decoding if running.is_decoding else self.prefilling, running)
-        del self._by_id[running.seq_id]
+        del self.by_id[running.seq_id]
         self._left.append(running)
 
     @staticmethod

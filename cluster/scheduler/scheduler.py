@@ -11,8 +11,7 @@ go from one step to the next without waiting for anybody.
 
 from collections.abc import Callable
 from copy import copy
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import astuple
 
@@ -49,16 +48,11 @@ _HANDLERS: dict[type[events.Event], Callable[..., Any]] = {}
 
 
 def _event(kind: type[events.Event]) -> Callable[[Handler[P, R]], Handler[P, R]]:
-    """Make a method the handler of an event: calls of it go through `Scheduler.apply`."""
+    """Make a method the handler of an event."""
 
     def by(handler: Handler[P, R]) -> Handler[P, R]:
         _HANDLERS[kind] = handler
-
-        @wraps(handler)
-        def call(scheduler: "Scheduler", /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return cast(R, scheduler.apply(kind(*args, **kwargs)))
-
-        return call
+        return handler
 
     return by
 
@@ -82,6 +76,9 @@ class Scheduler:
         assert config.num_pages > 0, "the ranks have said how many pages fit"
         self.config = config
         self._journal = journal
+        if journal is not None:
+            for kind, handler in _HANDLERS.items():
+                setattr(self, handler.__name__, self._applying(kind))
         self._step = 0
         self._in_flight: list[Batch] = []  # steps that are not committed, the oldest first
         self._sequences: dict[int, Sequence] = {}  # that wait or run, by arrival number
@@ -119,9 +116,10 @@ class Scheduler:
         )
 
     def apply(self, event: events.Event) -> Any:
-        """Carry out an event, and write it to the journal with what it came to.
+        """Carry out an event, and write it to the journal, if there is one, with its result.
 
-        The one way in for all that changes a scheduler; the methods below are faces of it.
+        The one way in, live or replayed: the methods below are the handlers of events, and with a
+        journal a call of one goes through here.
         """
         handler, journal = _HANDLERS[type(event)], self._journal
         if journal is None:
@@ -134,6 +132,9 @@ class Scheduler:
             raise
         journal.applied(event, result)
         return result
+
+    def _applying(self, kind: type[events.Event]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.apply(kind(*args, **kwargs))
 
     def add(self, request: Request) -> int:
         """Queue a request and return its arrival number: 1, 2, 3, ...; raises as `add_all` does."""
@@ -267,7 +268,8 @@ class Scheduler:
         batch = self._in_flight[0] if self._in_flight else None
         assert batch is not None and output.step == batch.step, f"no step {output.step} in flight"
         del self._in_flight[0]
-        news = self._outputs.commit(batch, output, next(iter(self._in_flight), None))
+        following = self._in_flight[0] if self._in_flight else None
+        news = self._outputs.commit(batch, output, following)
         self._settle()
         return news
 
@@ -352,7 +354,7 @@ class Scheduler:
 
     def _must_tell_ends(self) -> bool:
         return self._running.has_left and (
-            self._slot_policy.loads_await_ends or self._unloads.is_pending
+            self._slot_policy.loads_await_ends or bool(self._unloads.fenced)
         )
 
     def _end(self, seq_id: int, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
@@ -364,5 +366,7 @@ class Scheduler:
 
     def _settle(self) -> None:
         """Do what follows from a change: let held sequences wait, complete unloads."""
-        self._admission.release(self._step)
-        self._unloads.settle(self._step)
+        if self._groups.has_released:
+            self._admission.release(self._step)
+        if self._unloads.fenced:
+            self._unloads.settle(self._step)

@@ -60,10 +60,11 @@ class OutputUpdater:
 
         `following` is the step that the ranks are computing meanwhile, if there is one.
         """
-        tokens, failed = iter(output.tokens), frozenset(output.failed)
+        tokens, failed = iter(output.tokens), output.failed and frozenset(output.failed)
         events: list[tuple[int, TokenEvent]] = []
+        running_by_id = self._running.by_id
         for chunk in batch.chunks.values():
-            running = self._running.get(chunk.seq_id)
+            running = running_by_id.get(chunk.seq_id)
             assert running is not None, f"sequence {chunk.seq_id} left while its step ran"
             is_failed = chunk.seq_id in failed
             sampled = next(tokens) if chunk.samples and not is_failed else None
@@ -74,7 +75,11 @@ class OutputUpdater:
             running.is_failed |= is_failed
             if running.is_ending:
                 continue
-            event = self._advance(running, sampled, batch.step)
+            if sampled is not None and running.is_decoding and not running.is_failed:
+                self._counters.generated_tokens += 1
+                event: TokenEvent | None = take_token(running.sequence, sampled)
+            else:
+                event = self._advance(running, sampled, batch.step)
             if event is None:
                 continue
             events.append((chunk.seq_id, event))
@@ -85,9 +90,10 @@ class OutputUpdater:
                 self._groups.release(running.seq_id)
         assert next(tokens, None) is None, "rank 0 sent more tokens than the plan samples"
         self._running.committed()
-        ending, self._ending = self._ending, []
-        for running in ending:
-            self._end(running, batch.step, following)
+        if self._ending:
+            ending, self._ending = self._ending, []
+            for running in ending:
+                self._end(running, batch.step, following)
         return events
 
     def _advance(

@@ -92,14 +92,12 @@ class PageTier:
     def locked(self, node: Node) -> None:
         """Count as locked what was not."""
         self.keep(node)
-        node.tree.changed()
         num_pages = node.end - node.start
         self.num_unlocked -= num_pages
         self.num_locked += num_pages
 
     def unlocked(self, node: Node) -> None:
         """Count as unlocked what was locked."""
-        node.tree.changed()
         num_pages = node.end - node.start
         self.num_locked -= num_pages
         self.num_unlocked += num_pages
@@ -174,6 +172,8 @@ class PageTiers:
 
     def take_copies(self) -> tuple[PageCopy, ...]:
         """Return the copies noted since the last call, in the order in which to make them."""
+        if not self._copies:
+            return ()
         copies, self._copies = tuple(self._copies), []
         return copies
 

@@ -73,26 +73,32 @@ class PrefixCache:
         elif match.num_node_pages < node.num_pages:
             node = node.tree.split(node, match.num_node_pages)
         self.num_locks += 1
-        for above in node.path():
+        node.tree.changed()
+        above: Node | None = node
+        while above is not None:
             self._lock_node(above, step)
+            above = above.parent
         return node
 
     def unlock(self, node: Node, step: int) -> None:
         """Release one lock of `node`; in a dropped namespace, free what nobody else locks."""
         tree = node.tree
+        tree.changed()
         self.num_locks -= 1
-        for above in node.path():
+        above: Node | None = node
+        while above is not None:
+            parent = above.parent
             above.last_use = step
             above.locks -= 1
             assert above.locks >= 0, "unlocked more often than locked"
-            if above.locks or above.parent is None:
-                continue
-            tier = self._host if above.is_on_host else self._device
-            tier.unlocked(above)
-            if tree.is_dropped:
-                self._tiers.discard(above, above.num_pages)
-            else:
-                tier.offer(above)
+            if not above.locks and parent is not None:
+                tier = self._host if above.is_on_host else self._device
+                tier.unlocked(above)
+                if tree.is_dropped:
+                    self._tiers.discard(above, above.num_pages)
+                else:
+                    tier.offer(above)
+            above = parent
         self._trees.drop_if_empty(tree)
 
     def restore(self, node: Node, step: int) -> list[int]:
@@ -136,6 +142,8 @@ class PrefixCache:
             else:
                 num_refused = done
             self._lock_node(below, step)
+        if grown:
+            node.tree.changed()
         return end, pages[:num_refused]
 
     def allocate(self, num_pages: int) -> list[int]:
@@ -190,7 +198,7 @@ class PrefixCache:
     def _lock_node(self, node: Node, step: int) -> None:
         node.last_use = step
         node.locks += 1
-        if node.locks == 1:
+        if node.locks == 1 and node.parent is not None:
             (self._host if node.is_on_host else self._device).locked(node)
 
     def check(self, private_pages: list[int], private_host_pages: list[int] | None = None) -> None:

@@ -8,7 +8,10 @@ keeps the locks.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
+
+import msgspec
 
 PageKey = tuple[int, ...]  # the token ids of one full page
 
@@ -26,6 +29,19 @@ def namespace(base_digest: str, adapter: str, cache_salt: str) -> Namespace:
 
     Each part goes into the digest behind its own length, so no salt can spell an adapter.
     """
+    return (
+        _namespace(base_digest, adapter, cache_salt)
+        if cache_salt
+        else _unsalted(base_digest, adapter)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _unsalted(base_digest: str, adapter: str) -> Namespace:
+    return _namespace(base_digest, adapter, "")
+
+
+def _namespace(base_digest: str, adapter: str, cache_salt: str) -> Namespace:
     digest = blake2b(b"topwork namespace 1", digest_size=32)
     for part in (base_digest, adapter, cache_salt):
         data = part.encode("utf-8", "surrogatepass")  # salts come from JSON: lone surrogates too
@@ -126,8 +142,7 @@ class Node:
         return old
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """A cached prefix that was found but is not held: nothing has changed by finding it."""
 
     namespace: Namespace

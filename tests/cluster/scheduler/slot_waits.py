@@ -7,7 +7,8 @@ class SlotWaits:
     """Every wait for a slot, held against the bound for the place that its adapter had.
 
     What the bound rests on may change meanwhile: pins come and go, adapters turn out larger than
-    all that were known, and how long a turn takes to start is known only once it has started.
+    all that were known, and how long a turn takes to start is known only once it has started:
+    what has a slot, and waits for batch room, is not begun.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -28,10 +29,10 @@ class SlotWaits:
 
     def update(self, adapter: str, step: int) -> None:
         self._update(adapter, step)
-        for gone in self._joined.keys() - self._queue._entries.keys():
+        for gone in self._joined.keys() - self._queue.entries.keys():
             del self._joined[gone]
-        if adapter in self._queue._entries and adapter not in self._joined:
-            self._joined[adapter] = len(self._queue._entries), {self._num_unpinned}
+        if adapter in self._queue.entries and adapter not in self._joined:
+            self._joined[adapter] = len(self._queue.entries), {self._num_unpinned}
 
     def pin(self, adapter: str, num_bytes: int) -> None:
         self._pin(adapter, num_bytes)
@@ -39,13 +40,15 @@ class SlotWaits:
             unpinned.add(self._num_unpinned)
 
     def leave(self, adapter: str, step: int) -> None:
-        waited = step - self._queue._entries[adapter].joined
+        waited = step - self._queue.entries[adapter].joined
         self._leave(adapter, step)
         place, unpinned = self._joined.pop(adapter)
         slots = self._scheduler._slots
+        not_begun = [step - one.given for one in slots.residents() if one.served_since is None]
+        start = max(slots.longest_turn_start, *not_begun, 0)
         bound = max(
             self._scheduler.config.slot_wait_bound(
-                place, count, slots.longest_turn_start, is_crowded=slots.is_crowded
+                place, count, start, is_crowded=slots.is_crowded
             )
             for count in unpinned
         )

@@ -65,7 +65,7 @@ class Twins:
             "drain": scheduler._slot_policy._drain is not None,
             "slot queue": scheduler._slot_queue.upcoming,
             "loads": scheduler._slot_policy._loads,
-            "fenced": scheduler._unloads.is_pending,
+            "fenced": scheduler._unloads.fenced,
             "pinned": scheduler._slots.num_pinned,
             "host": any(node.is_on_host for node in nodes),
             "run in parts": any(node.start for node in nodes),
