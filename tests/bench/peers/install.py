@@ -39,8 +39,8 @@ class Peer(StrEnum):
     PEFT = "peft"
 
 
-# llama.cpp's names of formats. The demo model's embedding, its head too, stays at 8 bits in q4_0: 5.35
-# bits for each weight in all.
+# llama.cpp's names of formats. In q4_0 the demo model's embedding, its head too, has 8 bits: a
+# weight has 5.35 in all.
 LLAMA_WEIGHTS = {Peer.LLAMA: "bf16", Peer.LLAMA_Q8_0: "q8_0", Peer.LLAMA_Q4_0: "q4_0"}
 WEIGHT_BITS = {**dict.fromkeys(Peer, 16), Peer.LLAMA_Q8_0: 8, Peer.LLAMA_Q4_0: 4}
 OUR_WEIGHT_BITS = 16
