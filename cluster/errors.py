@@ -18,6 +18,8 @@ Knows nothing of HTTP but the numbers.
 
 from typing import ClassVar
 
+import msgspec
+
 
 class TopworkError(Exception):
     """An error with a message for the caller, an HTTP status and OpenAI's error type."""
@@ -129,3 +131,25 @@ BY_NAME: dict[str, type[TopworkError]] = {
         DeadlineExceeded,
     )
 }
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A TopworkError on the wire; `name` is a key of BY_NAME."""
+
+    name: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
+
+
+def error_info(error: TopworkError) -> ErrorInfo:
+    """Return an error as it travels."""
+    return ErrorInfo(
+        type(error).__name__, error.message, error.param, error.code, error.retry_after
+    )
+
+
+def error_from(info: ErrorInfo) -> TopworkError:
+    """Return an error from the wire as an exception; one of an unknown name is Internal."""
+    return BY_NAME.get(info.name, Internal)(info.message, info.param, info.code, info.retry_after)

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import msgspec
 
+from cluster.errors import ErrorInfo
 from cluster.histogram import HistogramCounts
 from cluster.kv_events import KvEventBatch
-from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.request import Request, TokenEvent
 from cluster.scheduler.stats import SchedulerStats, metric
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from cluster.errors import BY_NAME, Internal, TopworkError
+from cluster.errors import ErrorInfo
 from worker.protocol import SamplingParams
 
 BASE = "base"  # the adapter that is no adapter: the base model itself
@@ -24,7 +24,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One prompt to continue, already authenticated, validated, resolved and tokenized."""
 
     request_id: str  # unique per router connection
-    adapter: str  # BASE, an adapter's hex digest, or a sum of several: see cluster.request
+    adapter: str  # BASE, an adapter's hex digest, or a sum of several: see `compose`
     token_ids: tuple[int, ...]  # the prompt; at least one
     sampling: SamplingParams
     max_tokens: int  # at least 1
@@ -34,28 +34,6 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tenant: str = ""  # whose request it is, for fairness; "": nobody's in particular
     weight: int = 1  # share of the tenant's use of the adapter beside others; at least 1
     adapter_bytes: int = 0  # that the adapter claims on each rank, at most
-
-
-class ErrorInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A TopworkError on the wire; `name` is a key of cluster.errors.BY_NAME."""
-
-    name: str
-    message: str
-    param: str | None = None
-    code: str | None = None
-    retry_after: int | None = None
-
-
-def error_info(error: TopworkError) -> ErrorInfo:
-    """Return an error as it travels."""
-    return ErrorInfo(
-        type(error).__name__, error.message, error.param, error.code, error.retry_after
-    )
-
-
-def error_from(info: ErrorInfo) -> TopworkError:
-    """Return an error from the wire as an exception; one of an unknown name is Internal."""
-    return BY_NAME.get(info.name, Internal)(info.message, info.param, info.code, info.retry_after)
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -4,7 +4,7 @@ from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from cluster.api.auth import KeyRing
-from cluster.api.error_responses import add_error_handlers
+from cluster.api.error_handlers import add_error_handlers
 from cluster.api.http import CountResponses, RequestContext
 from cluster.api.routes.adapters import adapter_routes
 from cluster.api.routes.chat import chat_routes

@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.adapters.records import AdapterRecord
-from cluster.api.error_responses import CLIENT_CLOSED_REQUEST, validation_error
+from cluster.api.error_handlers import CLIENT_CLOSED_REQUEST, validation_error
 from cluster.errors import InvalidRequest
 from cluster.router.metrics.request_metrics import OTHER, RouterMetrics
 

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.error_responses import error_body
+from cluster.api.error_handlers import error_body
 from cluster.api.http import SSE_DONE, event_stream, json_response, sse, unless_disconnected
 from cluster.api.request_builder import Call, Choices
 from cluster.api.schemas.responses import (

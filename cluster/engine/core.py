@@ -21,7 +21,8 @@ from cluster.engine.lora_loader import LoraLoader
 from cluster.engine.recording import Recording
 from cluster.engine.server import Dispatcher
 from cluster.engine.status import EngineStatus
-from cluster.request import TokenEvent, error_info
+from cluster.errors import error_info
+from cluster.request import TokenEvent
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.scheduler import Scheduler
 from worker.protocol import GENESIS, encode_plan

@@ -20,9 +20,9 @@ from cluster.engine.lora_loader import LoraLoader, ShardSource
 from cluster.engine.recording import Recording, RecordingConfig
 from cluster.engine.server import Dispatcher, EngineServer, RouterConnection
 from cluster.engine.status import EngineStatus
-from cluster.errors import TopworkError
+from cluster.errors import TopworkError, error_info
 from cluster.messages import Events, SchedulerAddress, Status
-from cluster.request import Request, TokenEvent, error_info
+from cluster.request import Request, TokenEvent
 
 logger = logging.getLogger("topwork.scheduler")
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from cluster.errors import ErrorInfo
 from cluster.kv_events import AllBlocksCleared, KvEvent, KvEventBatch, KvEventBuffer, num_blocks
 from cluster.messages import KvEvents, KvEventsEnded
-from cluster.request import ErrorInfo
 from cluster.scheduler.kv_cache.events import CacheObserver
 
 logger = logging.getLogger("topwork.scheduler")

@@ -16,9 +16,8 @@ from typing import Any, Protocol
 from cluster.engine.executor import Executor, ExecutorFailed
 from cluster.engine.metrics import EngineMetrics
 from cluster.engine.server import Dispatcher, RouterConnection
-from cluster.errors import Conflict, TopworkError
+from cluster.errors import Conflict, TopworkError, error_info
 from cluster.messages import Unloaded
-from cluster.request import error_info
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.stats import AdapterLoad, UnloadedAdapter
 

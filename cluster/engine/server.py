@@ -15,6 +15,7 @@ import msgspec
 
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.metrics import EngineMetrics
+from cluster.errors import ErrorInfo
 from cluster.messages import (
     Abort,
     Allow,
@@ -33,7 +34,7 @@ from cluster.messages import (
     decode_router_frame,
     encode,
 )
-from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.request import Request, TokenEvent
 from worker.channel import BadFrame, Channel, ChannelClosed
 
 logger = logging.getLogger("topwork.scheduler")

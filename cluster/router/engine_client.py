@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from cluster.errors import Unavailable
+from cluster.errors import ErrorInfo, Unavailable
 from cluster.kv_events import KvEventBatch
 from cluster.messages import (
     Abort,
@@ -35,7 +35,7 @@ from cluster.messages import (
     decode_scheduler_frame,
     encode,
 )
-from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.request import Request, TokenEvent
 from worker.channel import BadFrame, Channel, ChannelClosed
 
 

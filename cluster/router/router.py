@@ -15,8 +15,15 @@ from types import TracebackType
 from typing import Any
 
 from cluster.adapters.records import AdapterRecord, UnloadResult
-from cluster.errors import Internal, InvalidRequest, Overloaded, TopworkError, Unavailable
-from cluster.request import BASE, Request, TokenEvent, error_from
+from cluster.errors import (
+    Internal,
+    InvalidRequest,
+    Overloaded,
+    TopworkError,
+    Unavailable,
+    error_from,
+)
+from cluster.request import BASE, Request, TokenEvent
 from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
 from cluster.router.engine_client import EngineClient, EventQueue

@@ -8,7 +8,8 @@ from typing import Protocol
 
 import msgspec
 
-from cluster.request import ErrorInfo, Request
+from cluster.errors import ErrorInfo
+from cluster.request import Request
 from worker.protocol import StepOutput
 
 

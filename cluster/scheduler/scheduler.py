@@ -15,7 +15,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import astuple
 
-from cluster.request import ErrorInfo, Request, TokenEvent
+from cluster.errors import ErrorInfo
+from cluster.request import Request, TokenEvent
 from cluster.scheduler import events
 from cluster.scheduler.adapter_unloads import Unloads
 from cluster.scheduler.admission import Admission

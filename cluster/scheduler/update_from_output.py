@@ -5,7 +5,8 @@ token, an abort or a failure. One that a later step in flight computes ends with
 then its pages are written.
 """
 
-from cluster.request import ErrorInfo, FinishReason, TokenEvent
+from cluster.errors import ErrorInfo
+from cluster.request import FinishReason, TokenEvent
 from cluster.scheduler.kv_cache_manager import KVCacheManager
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
 from cluster.scheduler.planner import Batch

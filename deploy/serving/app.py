@@ -15,15 +15,15 @@ from ray.serve.exceptions import RayServeException
 
 from deploy.check import find_device
 from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
-from deploy.serving.pool import pool_deployment
+from deploy.serving.pool_deployment import pool_deployment
 from deploy.serving.redeploy_scope import (
     POOL_KEYS,
     ROUTER_KEYS,
     SCHEDULER_KEYS,
     with_own_version,
 )
-from deploy.serving.router import router_deployment
-from deploy.serving.scheduler import scheduler_deployment
+from deploy.serving.router_deployment import router_deployment
+from deploy.serving.scheduler_deployment import scheduler_deployment
 
 NAME = "topwork"
 

@@ -18,7 +18,7 @@ PORTS = (8404, 9101, 8500)
 FIRST_PORT, BLOCK_PORTS, NUM_BLOCKS = 20_000, 100, 50
 MAX_SOCKET_PATH = 97  # HAProxy's; Serve puts a folder named by the node, of 56 letters, into it
 MAX_DIRECTORY = MAX_SOCKET_PATH - len("/admin.sock") - 57
-MIDDLEWARES = "deploy.serving.router:middlewares"  # what Serve puts around all HTTP
+MIDDLEWARES = "deploy.serving.router_deployment:middlewares"  # what Serve puts around all HTTP
 
 _SCRIPT_HEAD = """#!/bin/sh
 # Serve's configuration opens two ports of statistics to the network: keep them on this machine.

@@ -9,7 +9,7 @@ from math import inf
 
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.pins import Limits
-from cluster.adapters.service.actor import AdapterPoolConfig
+from cluster.adapters.service.pool_actor import AdapterPoolConfig
 from cluster.engine.core import SupervisorConfig
 from cluster.engine.engine import EngineConfig
 from cluster.engine.kv_event_publisher import KvEventPublisherConfig

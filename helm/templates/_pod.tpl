@@ -19,7 +19,7 @@
 - name: RAY_SERVE_PROXY_USE_GRPC
   value: "0"
 - name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
-  value: "deploy.serving.router:middlewares"
+  value: "deploy.serving.router_deployment:middlewares"
 - name: RAY_SERVE_HAPROXY_NBTHREAD
   value: "1"
 - name: RAY_SERVE_CONTROL_LOOP_INTERVAL_S

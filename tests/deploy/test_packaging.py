@@ -33,7 +33,7 @@ def test_the_control_plane_runs_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import cluster.scheduler.scheduler, cluster.adapters.catalog, cluster.api.app\n"
-        "import cluster.engine.engine, cluster.adapters.service.actor\n"
+        "import cluster.engine.engine, cluster.adapters.service.pool_actor\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

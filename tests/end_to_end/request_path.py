@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from cluster.adapters.service.actor import AdapterPoolActor
+from cluster.adapters.service.pool_actor import AdapterPoolActor
 from cluster.api.app import create_app
 from cluster.engine.engine import Engine
 from cluster.router.engine_client import EngineClient

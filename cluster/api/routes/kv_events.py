@@ -18,9 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.api.auth import KeyRing
 from cluster.api.http import EventStream, sse
-from cluster.errors import Overloaded, TopworkError, Unavailable
+from cluster.errors import ErrorInfo, Overloaded, TopworkError, Unavailable, error_from
 from cluster.kv_events import AllBlocksCleared, KvEventBatch, json_event
-from cluster.request import ErrorInfo, error_from
 from cluster.router.engine_client import EngineClient
 from cluster.router.load_balancer import ReplicaSet
 from cluster.router.router import Router

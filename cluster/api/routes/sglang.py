@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.error_responses import error_response_as
+from cluster.api.error_handlers import error_response_as
 from cluster.api.http import openapi_body, read_body
 from cluster.api.schemas.adapters import AdapterName, AdapterPath
 from cluster.api.schemas.requests import Body

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from cluster.engine.kv_event_feed import KvEventFeed
+from cluster.errors import ErrorInfo
 from cluster.messages import (
     Abort,
     EngineCounters,
@@ -30,7 +31,7 @@ from cluster.messages import (
     decode_router_frame,
     encode,
 )
-from cluster.request import ErrorInfo, FinishReason, Request, TokenEvent
+from cluster.request import FinishReason, Request, TokenEvent
 from cluster.scheduler.stats import SchedulerCounters, SchedulerStats, SlotStats
 from worker.channel import Channel, ChannelClosed
 

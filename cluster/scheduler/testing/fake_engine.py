@@ -3,7 +3,8 @@
 Checks every invariant after every call; the fake rank checks every page that a plan reads.
 """
 
-from cluster.request import BASE, ErrorInfo, FinishReason, Request, TokenEvent
+from cluster.errors import ErrorInfo
+from cluster.request import BASE, FinishReason, Request, TokenEvent
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.stats import AdapterLoad, UnloadedAdapter

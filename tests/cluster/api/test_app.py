@@ -10,7 +10,8 @@ import httpx
 import openai
 import pytest
 
-from cluster.request import ErrorInfo, Request
+from cluster.errors import ErrorInfo
+from cluster.request import Request
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script
 from tests.patience import PATIENCE
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cluster.api.request_builder import seeded
 from cluster.api.response_builder import best
-from cluster.request import ErrorInfo, Request
+from cluster.errors import ErrorInfo
+from cluster.request import Request
 from cluster.router.output_processor import CompletionOutput, TokenLogprob
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script
 from tests.patience import PATIENCE

@@ -8,7 +8,7 @@ a reason.
 from dataclasses import dataclass, field
 
 from cluster.adapters.records import ResolvedAdapter
-from cluster.adapters.service.actor import AdapterPoolActor
+from cluster.adapters.service.pool_actor import AdapterPoolActor
 from cluster.errors import BY_NAME, InvalidAdapter, NotFound, TopworkError, Unavailable
 from cluster.request import BASE, Request, TokenEvent
 from cluster.router.engine_client import EventQueue

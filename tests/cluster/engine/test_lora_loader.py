@@ -10,7 +10,7 @@ from cluster.engine.executor import Executor
 from cluster.engine.lora_loader import STEPS_PER_LOAD, LoraLoader
 from cluster.engine.metrics import EngineMetrics
 from cluster.engine.server import Dispatcher, RouterConnection
-from cluster.errors import NotFound
+from cluster.errors import ErrorInfo, NotFound
 from cluster.messages import (
     Allow,
     Events,
@@ -18,7 +18,7 @@ from cluster.messages import (
     Unload,
     Unloaded,
 )
-from cluster.request import BASE, ErrorInfo, TokenEvent, compose
+from cluster.request import BASE, TokenEvent, compose
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.stats import AdapterLoad, UnloadedAdapter
 from tests.cluster.engine.small_engine import ask, expected, token_ids, until_ready, world_with

@@ -5,8 +5,8 @@ from pathlib import Path
 from random import Random
 
 from cluster.engine.recording import Checkpointer, EventFile
-from cluster.errors import TopworkError
-from cluster.request import BASE, ErrorInfo, Request
+from cluster.errors import ErrorInfo, TopworkError
+from cluster.request import BASE, Request
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.planner import MAX_IN_FLIGHT
 from cluster.scheduler.replay.event_log import (

@@ -47,9 +47,7 @@ class SlotWaits:
         not_begun = [step - one.given for one in slots.residents() if one.served_since is None]
         start = max(slots.longest_turn_start, *not_begun, 0)
         bound = max(
-            self._scheduler.config.slot_wait_bound(
-                place, count, start, is_crowded=slots.is_crowded
-            )
+            self._scheduler.config.slot_wait_bound(place, count, start, is_crowded=slots.is_crowded)
             for count in unpinned
         )
         self.num_waits += 1

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.errors import BY_NAME, NotFound
-from cluster.request import BASE, ErrorInfo
+from cluster.errors import BY_NAME, ErrorInfo, NotFound
+from cluster.request import BASE
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from worker.testing.fake_rank import fake_continuation
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.errors import Conflict, InvalidRequest
-from cluster.request import BASE, ErrorInfo
+from cluster.errors import Conflict, ErrorInfo, InvalidRequest
+from cluster.request import BASE
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
 from tests.cluster.scheduler.slot_waits import SlotWaits

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.errors import InvalidRequest, Overloaded
-from cluster.request import BASE, ErrorInfo, Request
+from cluster.errors import ErrorInfo, InvalidRequest, Overloaded
+from cluster.request import BASE, Request
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
 from worker.protocol import SamplingParams

@@ -13,8 +13,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cluster.errors import Conflict, NotFound, Overloaded
-from cluster.request import BASE, ErrorInfo, Request, has_part
+from cluster.errors import Conflict, ErrorInfo, NotFound, Overloaded
+from cluster.request import BASE, Request, has_part
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.planner import MAX_IN_FLIGHT
 from cluster.scheduler.testing.fake_engine import FakeEngine

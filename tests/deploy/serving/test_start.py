@@ -14,7 +14,10 @@ def imported_with(module: str) -> set[str]:
     return set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
 
 
-@pytest.mark.parametrize("module", ["command", "pool", "scheduler", "router", "launcher"])
+@pytest.mark.parametrize(
+    "module",
+    ["command", "pool_deployment", "scheduler_deployment", "router_deployment", "launcher"],
+)
 def test_only_the_ranks_import_torch(module: str) -> None:
     assert "torch" not in imported_with(f"deploy.serving.{module}")
 
@@ -23,6 +26,8 @@ def test_the_ranks_do_import_torch() -> None:
     assert "torch" in imported_with("worker.engine.rank")
 
 
-@pytest.mark.parametrize("module", ["command", "pool", "scheduler", "launcher"])
+@pytest.mark.parametrize(
+    "module", ["command", "pool_deployment", "scheduler_deployment", "launcher"]
+)
 def test_only_routers_import_tokenizers(module: str) -> None:
     assert "transformers" not in imported_with(f"deploy.serving.{module}")

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.pins import Limits
-from cluster.adapters.service.actor import AdapterPoolActor, AdapterPoolConfig
+from cluster.adapters.service.pool_actor import AdapterPoolActor, AdapterPoolConfig
 from tests.cluster.adapters.service.replicas import Replica, connector
 from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL, tiny_adapter
 

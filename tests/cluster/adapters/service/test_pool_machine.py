@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.pins import Limits
-from cluster.adapters.service.actor import AdapterPoolActor, AdapterPoolConfig
+from cluster.adapters.service.pool_actor import AdapterPoolActor, AdapterPoolConfig
 from cluster.errors import Conflict, InvalidAdapter, InvalidRequest, NotFound, TopworkError
 from tests.cluster.adapters.service.replicas import Replica, connector
 from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL, tiny_adapter

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.adapters.catalog import AdapterCatalog
-from cluster.adapters.service.actor import AdapterPoolActor
+from cluster.adapters.service.pool_actor import AdapterPoolActor
 from cluster.errors import NotFound
 from cluster.request import BASE, Request
 from cluster.router.engine_client import EventQueue

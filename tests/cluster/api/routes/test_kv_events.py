@@ -14,8 +14,9 @@ import pytest
 
 import cluster.api.routes.kv_events
 import cluster.engine.kv_event_feed
+from cluster.errors import ErrorInfo
 from cluster.messages import KvEventsEnded
-from cluster.request import BASE, ErrorInfo
+from cluster.request import BASE
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
 from cluster.scheduler.kv_cache.radix_tree import namespace

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from cluster.engine.recording import EventFile
-from cluster.errors import Conflict
-from cluster.request import BASE, ErrorInfo, Request
+from cluster.errors import Conflict, ErrorInfo
+from cluster.request import BASE, Request
 from cluster.scheduler.events import (
     Abort,
     AdapterFailed,

@@ -1,10 +1,10 @@
-"""deploy.serving.scheduler: how many schedulers the load asks for."""
+"""deploy.serving.scheduler_deployment: how many schedulers the load asks for."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.serving.scheduler import desired_replicas
+from deploy.serving.scheduler_deployment import desired_replicas
 
 
 @pytest.mark.parametrize(

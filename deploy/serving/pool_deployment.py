@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.errors import TopworkError
 from cluster.router.engine_client import EngineClient
 from deploy.config import ServeConfig
-from deploy.serving.pool_actor import PoolProcess
+from deploy.serving.pool_process import PoolProcess
 from deploy.serving.process_setup import POOL_CPU, set_log_level
 from deploy.serving.redeploy_scope import model_fingerprint
 from deploy.serving.settings import adapter_catalog, check_on_this_node, pool_config

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from cluster.adapters.service.actor import AdapterPoolActor
+from cluster.adapters.service.pool_actor import AdapterPoolActor
 from deploy.serving.process_setup import set_log_level
 
 
