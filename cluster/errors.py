@@ -13,7 +13,6 @@
     └── DeadlineExceeded      504  the request has taken longer than it may
 
 All arguments reach `super().__init__`, so that every error keeps its type when pickled.
-Knows nothing of HTTP but the numbers.
 """
 
 from typing import ClassVar

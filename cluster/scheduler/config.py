@@ -1,4 +1,4 @@
-"""The limits under which the scheduler decides; knows nothing of where they come from."""
+"""The limits under which the scheduler decides."""
 
 from dataclasses import dataclass
 

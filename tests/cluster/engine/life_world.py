@@ -1,7 +1,6 @@
 """A whole small cluster on one event loop: one real pool actor, real engines, fake ranks.
 
 Everything between them goes over real sockets. Owns every look at what they keep to themselves.
-Knows nothing of what is asked of the cluster.
 """
 
 import asyncio
