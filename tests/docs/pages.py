@@ -105,6 +105,8 @@ def flags() -> frozenset[str]:
     for module in ("bench/adapters", "bench/peers", "bench/scheduler", "gpu", "kernels"):
         for file in (ROOT / "tests" / module).glob("*.py"):
             found.update(re.findall(r'"(--[a-z][a-z-]*)"', file.read_text()))
+            options = re.findall(r"^    (\w+): Annotated\[", file.read_text(), re.MULTILINE)
+            found.update(f"--{name.replace('_', '-')}" for name in options)
     return frozenset(found)
 
 
