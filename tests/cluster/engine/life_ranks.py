@@ -5,6 +5,7 @@ into a slot and cleared from it.
 """
 
 import asyncio
+import socket
 from collections.abc import Awaitable
 
 import msgspec
@@ -68,8 +69,12 @@ class LoopRank:
 
     async def serve(self, num_pages: int, num_host_pages: int) -> tuple[str, int]:
         self.rank.allocate(num_pages, num_host_pages)
-        self._server = await asyncio.start_server(self._enter, "127.0.0.1", 0)
-        host, port = self._server.sockets[0].getsockname()
+        # With a socket, and not serving yet, nothing here gives up the loop: whoever cancels this
+        # call finds either no socket or a server that `end` closes.
+        listening = socket.create_server(("127.0.0.1", 0))
+        self._server = await asyncio.start_server(self._enter, sock=listening, start_serving=False)
+        await self._server.start_serving()
+        host, port = listening.getsockname()
         return host, port
 
     def load_adapter(
