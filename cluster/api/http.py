@@ -27,6 +27,9 @@ from cluster.router.metrics.request_metrics import OTHER, RouterMetrics
 
 MAX_LIMIT = 10_000  # entries of one page
 SSE_DONE = b"data: [DONE]\n\n"
+REQUEST_ID_HEADER = b"x-request-id"
+MAX_REQUEST_ID_LENGTH = 64
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")  # in a request id
 BodyT = TypeVar("BodyT", bound=BaseModel)
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
@@ -166,15 +169,10 @@ async def event_stream(events: AsyncGenerator[bytes]) -> EventStream:
     return EventStream(await anext(events), events)
 
 
-HEADER = b"x-request-id"
-MAX_LENGTH = 64
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-
-
 def safe_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the id that these headers of a request give, without odd letters, or a new one."""
-    given = next((value for name, value in headers if name == HEADER), b"")
-    return _UNSAFE.sub("", given.decode("latin-1"))[:MAX_LENGTH] or uuid.uuid4().hex
+    given = next((value for name, value in headers if name == REQUEST_ID_HEADER), b"")
+    return _UNSAFE.sub("", given.decode("latin-1"))[:MAX_REQUEST_ID_LENGTH] or uuid.uuid4().hex
 
 
 class RequestContext:
@@ -200,7 +198,7 @@ class RequestContext:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message["headers"], (HEADER, request_id.encode())]
+                headers = [*message["headers"], (REQUEST_ID_HEADER, request_id.encode())]
                 message = {**message, "headers": headers}
             await send(message)
 

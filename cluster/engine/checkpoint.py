@@ -61,9 +61,13 @@ def main() -> None:
         data = encode_checkpoint(checkpoint(older))
         part = target.with_name(target.name + ".part")
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)  # holds prompts
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(part, target)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(part, target)
+        except OSError:
+            part.unlink()
+            raise
     except (OSError, LogError) as error:
         sys.exit(f"topwork: no state of {older}: {error}")
 

@@ -27,6 +27,8 @@ from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.scheduler import Scheduler
 from worker.protocol import GENESIS, encode_plan
 
+logger = logging.getLogger("topwork.scheduler")
+
 PLAN_AFTER = 0.6  # of the shortest of the last steps; the rest is for planning and sending
 NUM_REMEMBERED = 8  # steps; one with a long prompt says nothing of the next
 
@@ -134,9 +136,6 @@ class StepLoop:
         self._in_flight.popleft()
         self._metrics.answered(self._pace.ends())
         self._pace.begins()  # with the one after it, if they have that already
-
-
-logger = logging.getLogger("topwork.scheduler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

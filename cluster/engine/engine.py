@@ -34,9 +34,8 @@ class EngineConfig:
     replica: str
     ranks: SupervisorConfig
     request_timeout: float | None = None  # until a request ends with an error
-    kv_publisher: KvEventPublisherConfig | None = (
-        None  # None: KV events go only to routers that follow them
-    )
+    # None: KV events go only to routers that follow them.
+    kv_publisher: KvEventPublisherConfig | None = None
     recording: RecordingConfig | None = None  # None: nothing is written down
 
 

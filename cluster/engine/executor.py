@@ -165,11 +165,6 @@ class Executor:
         """Return for how many seconds a rank has been at its step; 0 if it has answered all."""
         return self._clock() - self._busy_since[rank] if self._num_unanswered[rank] else 0.0
 
-    @property
-    def oldest_step_age(self) -> float:
-        """Seconds that the rank which is latest has been at its step; 0 if none is stepping."""
-        return max(map(self.step_age, range(len(self._num_unanswered))), default=0.0)
-
     async def has_answered(self, step: int, within: float) -> bool:
         """Wait for the answers to a step, at most `within` seconds; tell whether all are here.
 

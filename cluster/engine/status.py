@@ -91,8 +91,10 @@ class EngineStatus:
 
     def _late_ranks(self, executor: Executor | None) -> str:
         """Return which ranks are late with their step, as a reason; "": none is."""
-        ranks = range(len(executor.alive)) if executor is not None else ()
-        late = [rank for rank in ranks if executor and executor.step_age(rank) > self._late_after]
+        if executor is None:
+            return ""
+        ranks = range(len(executor.alive))
+        late = [rank for rank in ranks if executor.step_age(rank) > self._late_after]
         return f"rank {late} has been in one step for over {self._late_after:g} s" if late else ""
 
     def _stats(

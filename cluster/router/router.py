@@ -34,6 +34,10 @@ from cluster.router.model_resolver import ModelResolver, ResolvedModel
 from cluster.router.output_processor import CompletionOutput, OutputProcessor, TextOptions
 from cluster.router.tokenizer import Tokenizer
 
+# What is longer is rendered and tokenized in a thread, away from the streams.
+INLINE_CHARACTERS = 4096
+INLINE_MESSAGES = 64
+
 
 class Generation:
     """A context: on entry all requests are submitted, on exit none is left running."""
@@ -141,11 +145,6 @@ class Generation:
         self._clients.clear()
         assert self._release is not None, "left without being entered"
         self._release()
-
-
-# What is longer is rendered and tokenized in a thread, away from the streams.
-INLINE_CHARACTERS = 4096
-INLINE_MESSAGES = 64
 
 
 class Router:

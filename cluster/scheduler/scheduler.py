@@ -1,19 +1,15 @@
 """The scheduler: requests and step outputs in, plans and token events out.
 
 A deterministic state machine: the same events give the same plans byte for byte, without clock or
-transport. Every call that changes it is an event that goes through `apply`, live or replayed. When
-a group of ranks fails, its scheduler is thrown away.
+transport. Every call that changes it handles an event (`cluster.scheduler.event_handlers`). When a
+group of ranks fails, its scheduler is thrown away.
 
 Call `schedule` after any other call, then `take_unloaded` and `take_loads`: what an unload has
 freed may be what a load needs. It may be called once more while a step is in flight: the ranks then
 go from one step to the next without waiting for anybody.
 """
 
-from collections.abc import Callable
 from copy import copy
-from typing import Any, Concatenate, ParamSpec, TypeVar
-
-from msgspec.structs import astuple
 
 from cluster.errors import ErrorInfo
 from cluster.request import Request, TokenEvent
@@ -21,6 +17,7 @@ from cluster.scheduler import events
 from cluster.scheduler.adapter_unloads import Unloads
 from cluster.scheduler.admission import Admission
 from cluster.scheduler.config import SchedulerConfig
+from cluster.scheduler.event_handlers import EventHandlers, handles
 from cluster.scheduler.kv_cache.events import CacheObserver
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
 from cluster.scheduler.kv_cache_manager import KVCacheManager
@@ -41,24 +38,8 @@ from cluster.scheduler.stats import (
 from cluster.scheduler.update_from_output import EXPIRED, UNLOADED, OutputUpdater, failure
 from worker.protocol import Plan, StepOutput
 
-P = ParamSpec("P")
-R = TypeVar("R")
-Handler = Callable[Concatenate["Scheduler", P], R]
 
-_HANDLERS: dict[type[events.Event], Callable[..., Any]] = {}
-
-
-def _event(kind: type[events.Event]) -> Callable[[Handler[P, R]], Handler[P, R]]:
-    """Make a method the handler of an event."""
-
-    def by(handler: Handler[P, R]) -> Handler[P, R]:
-        _HANDLERS[kind] = handler
-        return handler
-
-    return by
-
-
-class Scheduler:
+class Scheduler(EventHandlers):
     """Continuous batching over one base model and many adapters."""
 
     def __init__(
@@ -75,11 +56,8 @@ class Scheduler:
             journal: hears of every event.
         """
         assert config.num_pages > 0, "the ranks have said how many pages fit"
+        super().__init__(journal)
         self.config = config
-        self._journal = journal
-        if journal is not None:
-            for kind, handler in _HANDLERS.items():
-                setattr(self, handler.__name__, self._applying(kind))
         self._step = 0
         self._in_flight: list[Batch] = []  # steps that are not committed, the oldest first
         self._sequences: dict[int, Sequence] = {}  # that wait or run, by arrival number
@@ -116,32 +94,11 @@ class Scheduler:
             kv, self._running, self._groups, self._sequences, self._fairness, counters
         )
 
-    def apply(self, event: events.Event) -> Any:
-        """Carry out an event, and write it to the journal, if there is one, with its result.
-
-        The one way in, live or replayed: the methods below are the handlers of events, and with a
-        journal a call of one goes through here.
-        """
-        handler, journal = _HANDLERS[type(event)], self._journal
-        if journal is None:
-            return handler(self, *astuple(event))
-        event = journal.received(event)
-        try:
-            result = handler(self, *astuple(event))
-        except Exception as error:
-            journal.raised(event, error)
-            raise
-        journal.applied(event, result)
-        return result
-
-    def _applying(self, kind: type[events.Event]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self.apply(kind(*args, **kwargs))
-
     def add(self, request: Request) -> int:
         """Queue a request and return its arrival number: 1, 2, 3, ...; raises as `add_all` does."""
         return self.add_all((request,))[0]
 
-    @_event(events.AddAll)
+    @handles(events.AddAll)
     def add_all(self, requests: tuple[Request, ...]) -> list[int]:
         """Queue the choices of one prompt, all or none, and return their arrival numbers.
 
@@ -154,7 +111,7 @@ class Scheduler:
         """
         return self._admission.add_all(requests, self._step)
 
-    @_event(events.Abort)
+    @handles(events.Abort)
     def abort(self, seq_id: int) -> None:
         """End a sequence without an event, at a commit if a step is in flight.
 
@@ -162,7 +119,7 @@ class Scheduler:
         """
         self._abort(seq_id)
 
-    @_event(events.Expire)
+    @handles(events.Expire)
     def expire(self, seq_id: int) -> list[tuple[int, TokenEvent]]:
         """End a sequence whose deadline has passed and return the event that says so.
 
@@ -170,13 +127,13 @@ class Scheduler:
         """
         return self._end(seq_id, EXPIRED)
 
-    @_event(events.AdapterReady)
+    @handles(events.AdapterReady)
     def adapter_ready(self, adapter: str) -> None:
         """Let plans use an adapter that every rank has loaded into the slot it was given."""
         self._slot_policy.ready(adapter, self._step)
         self._settle()
 
-    @_event(events.AdapterFailed)
+    @handles(events.AdapterFailed)
     def adapter_failed(self, adapter: str, error: ErrorInfo) -> list[tuple[int, TokenEvent]]:
         """Give up a load; end the requests that wait for it, and only those, with `error`."""
         dropped = self._admission.drop_adapter(adapter, self._step)
@@ -189,7 +146,7 @@ class Scheduler:
         """Return the adapters that will be loaded next, the first in front; changes nothing."""
         return self._slot_queue.upcoming
 
-    @_event(events.Pin)
+    @handles(events.Pin)
     def pin(self, digest: str, num_bytes: int = 0) -> None:
         """Keep an adapter in its slot, now or once it is there; it claims `num_bytes`.
 
@@ -198,12 +155,12 @@ class Scheduler:
         """
         self._slot_policy.pin(digest, num_bytes, self._step)
 
-    @_event(events.Unpin)
+    @handles(events.Unpin)
     def unpin(self, digest: str) -> None:
         """Let an adapter be evicted again when it is idle."""
         self._slot_policy.unpin(digest)
 
-    @_event(events.Unload)
+    @handles(events.Unload)
     def unload(self, digest: str, force: bool = False) -> list[tuple[int, TokenEvent]]:
         """Refuse new requests for an adapter, let those it has end, then forget it wholly.
 
@@ -226,22 +183,22 @@ class Scheduler:
         self._settle()
         return news
 
-    @_event(events.Allow)
+    @handles(events.Allow)
     def allow(self, digest: str) -> None:
         """Take an unload back that is not complete yet; `take_unloaded` says that nothing went."""
         self._unloads.unfence(digest)
 
-    @_event(events.TakeUnloaded)
+    @handles(events.TakeUnloaded)
     def take_unloaded(self) -> list[UnloadedAdapter]:
         """Return the unloads that are complete since the last call, one entry for each."""
         return self._unloads.take_done()
 
-    @_event(events.TakeLoads)
+    @handles(events.TakeLoads)
     def take_loads(self) -> list[AdapterLoad]:
         """Return the loads to start now; each is answered by adapter_ready or adapter_failed."""
         return self._slot_policy.take_loads()
 
-    @_event(events.Schedule)
+    @handles(events.Schedule)
     def schedule(self) -> Plan | None:
         """Return the next plan, or None if no sequence can make progress now.
 
@@ -263,7 +220,7 @@ class Scheduler:
             copies=self._cache.take_copies(),
         )
 
-    @_event(events.Commit)
+    @handles(events.Commit)
     def commit(self, output: StepOutput) -> list[tuple[int, TokenEvent]]:
         """Apply what came of the oldest step; return (seq_id, event) in plan order."""
         batch = self._in_flight[0] if self._in_flight else None

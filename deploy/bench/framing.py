@@ -1,4 +1,4 @@
-"""How an HTTP/1.1 response tells its head from its body, and where the body ends.
+"""How an HTTP/1.1 request is written, and how a response tells its head from its body.
 
 Pure: bytes in, content out, in whatever pieces they come. Owns how a body is framed: by chunks, by
 its length, or by the end of the connection.
@@ -7,6 +7,21 @@ its length, or by the end of the connection.
 import httpx
 
 END_OF_HEAD = b"\r\n\r\n"
+NO_LONGER_SO = ("host", "connection", "accept-encoding", "content-length", "transfer-encoding")
+
+
+def request_bytes(request: httpx.Request, body: bytes) -> bytes:
+    """Return a request as it is written to a connection that ends with the response."""
+    lines = [
+        b"%s %s HTTP/1.1" % (request.method.encode(), request.url.raw_path),
+        b"host: " + request.url.netloc,
+        b"connection: close",
+        b"content-length: %d" % len(body),
+    ]
+    for name, value in request.headers.raw:
+        if name.decode().lower() not in NO_LONGER_SO:
+            lines.append(name + b": " + value)
+    return b"\r\n".join(lines) + END_OF_HEAD + body
 
 
 def parsed_head(head: bytes) -> tuple[int, httpx.Headers]:

@@ -9,8 +9,7 @@ import httpx
 import msgspec
 
 from deploy.bench.closed_loop import Recording, record
-from deploy.bench.framing import END_OF_HEAD, Body, parsed_head
-from deploy.bench.light_http import request_bytes
+from deploy.bench.framing import END_OF_HEAD, Body, parsed_head, request_bytes
 from deploy.bench.workload import Ask, Run, Sample, Workload
 
 PATIENCE = 600.0  # seconds without a byte from anybody

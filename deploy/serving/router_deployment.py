@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.api.http import HEADER, safe_id
+from cluster.api.http import REQUEST_ID_HEADER, safe_id
 from deploy.config import ServeConfig
 from deploy.serving.pool_client import PoolClient
 from deploy.serving.process_setup import ONE_CPU, set_log_level
@@ -78,9 +78,9 @@ class SafeRequestIds:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with one header for its id."""
         if scope["type"] == "http":
-            others = [header for header in scope["headers"] if header[0] != HEADER]
+            others = [header for header in scope["headers"] if header[0] != REQUEST_ID_HEADER]
             request_id = safe_id(scope["headers"])
-            scope = {**scope, "headers": [*others, (HEADER, request_id.encode())]}
+            scope = {**scope, "headers": [*others, (REQUEST_ID_HEADER, request_id.encode())]}
         await self._app(scope, receive, send)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from deploy.bench.http_target import BenchError
-from deploy.bench.process_tree import ProcessTree
 from deploy.bench.workload import Run, Sample, Workload
 from tests.bench.peers.cells import (
     MEMORY,
@@ -26,6 +25,7 @@ from tests.bench.peers.rounds import ONE_ROUND, ONE_WAVE, Stage, measure_stage
 from tests.bench.peers.servers import Setup
 from tests.bench.peers.stages import ENGINE, ONE_RANK, OURS, OURS_PLAIN, adapter_cells, make_stages
 from tests.bench.peers.target import Opener, Target
+from tests.bench.process_tree import ProcessTree
 
 AMOUNT = Amount(waves=2, vocab_size=1000)
 SETUP = Setup(model_dir=Path("model"), adapters={}, tp=1, rank_threads=1)

@@ -16,6 +16,8 @@ from cluster.messages import SchedulerAddress, Status, Unloaded
 
 logger = logging.getLogger("topwork.pool")
 
+BUSY_TIMEOUT = 0.05  # seconds for an answer that changes little
+
 
 class Connection(Protocol):
     """A connection to one scheduler; every coroutine raises Unavailable when it is lost."""
@@ -42,8 +44,6 @@ class Connection(Protocol):
         """Close the connection."""
         ...
 
-
-BUSY_TIMEOUT = 0.05  # seconds for an answer that changes little
 
 Connect = Callable[[SchedulerAddress, Callable[[], None]], Awaitable[Connection]]
 

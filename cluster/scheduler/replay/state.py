@@ -177,6 +177,8 @@ class _Reader:
         if kind == FROZENSET:
             return frozenset(self._values(content))
         cls, values = self._classes[content[0]], content[1:]
+        if issubclass(cls, Enum) is not (kind == ENUM) or (kind == RECORD and not _is_frozen(cls)):
+            raise ValueError(f"{cls.__name__} is no value of kind {kind}")
         if kind == ENUM or issubclass(cls, msgspec.Struct):
             return cls(*self._values(values))
         item = cls.__new__(cls)

@@ -16,10 +16,10 @@ from statistics import median
 import httpx
 
 from deploy.bench.http_target import BenchError, token_times
-from deploy.bench.light_http import light_client
 from deploy.bench.workload import Workload
 from tests.bench.adapters.directories import drop_from_page_cache
 from tests.bench.adapters.server import BenchServer
+from tests.bench.light_http import light_client
 
 DEVICE, HOST, DISK, NEVER_READ = "device", "host", "disk", "never read"
 TIERS = (DEVICE, HOST, DISK, NEVER_READ)

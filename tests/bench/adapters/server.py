@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 
 from deploy.bench.http_target import BenchError
-from deploy.bench.process_tree import ProcessTree
 from tests.bench.adapters.counts import Counts, count_tiers, read_counts
+from tests.bench.process_tree import ProcessTree
 
 BASE = "smollm2"
 REGISTERED, READY = "loading the model", "Ctrl-C takes it down"  # begins, then

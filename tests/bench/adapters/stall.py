@@ -18,12 +18,12 @@ from typing import Any
 import httpx
 
 from deploy.bench.http_target import BenchError
-from deploy.bench.light_http import light_client
 from deploy.bench.workload import Ask, Workload, percentile
 from tests.bench.adapters.directories import drop_from_page_cache
 from tests.bench.adapters.server import BASE, BenchServer
 from tests.bench.adapters.streams import Streams, Window, watch
 from tests.bench.adapters.traffic import Burst, Call, TrafficProcess
+from tests.bench.light_http import light_client
 
 ALONE, COLD, WARM, LOADS = "alone", "cold requests", "same requests, no loads", "loads only"
 NUM_FIRST = 8  # tokens of each stream before a phase counts

@@ -17,7 +17,6 @@ from deploy.bench.child import inherited_environment
 from deploy.bench.engine_target import EngineProcess
 from deploy.bench.http_target import OPENAI, BenchError, Count, Dialect, HttpTarget
 from deploy.bench.peft_target import PeftTarget
-from deploy.bench.process_tree import ProcessTree
 from deploy.bench.workload import Ask
 from tests.bench.adapters.server import BASE, BenchServer, free_port
 from tests.bench.peers.environments import PEERS_DIR, log_tail
@@ -25,6 +24,7 @@ from tests.bench.peers.gguf import UNQUANTIZED, gguf_adapter, gguf_model
 from tests.bench.peers.install import PEFT_PYTHON, VLLM_BINARIES
 from tests.bench.peers.llama_source import BINARIES, SERVER
 from tests.bench.peers.target import Target, child, http, wait_until_healthy
+from tests.bench.process_tree import ProcessTree
 
 MAX_MODEL_LEN = 8192
 MAX_SEQUENCES = 16

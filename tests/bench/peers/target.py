@@ -10,8 +10,8 @@ import httpx
 
 from deploy.bench.child import ChildTarget
 from deploy.bench.http_target import BenchError, HttpTarget
-from deploy.bench.process_tree import ProcessTree
 from deploy.bench.workload import Run, Workload
+from tests.bench.process_tree import ProcessTree
 
 WAKE_TIMEOUT = 60.0  # seconds
 LOOK_EVERY = 1.0  # seconds, at memory: a look delays whoever allocates

@@ -15,9 +15,9 @@ import httpx
 import typer
 
 from deploy.bench.http_target import OPENAI, Count, token_times
-from deploy.bench.light_http import light_client
 from deploy.bench.workload import Ask
 from deploy.demo.model import DEFAULT_TARGET
+from tests.bench.light_http import light_client
 
 
 class Child:

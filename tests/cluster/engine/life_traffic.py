@@ -365,3 +365,6 @@ class Traffic(RuleBasedStateMachine):
             await turns(20)
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             assert not tasks, f"left over: {tasks}"
+            selector = self.loop._selector  # type: ignore[attr-defined]
+            own_pipe = 1
+            assert len(selector.get_map()) == own_pipe, "a socket is left"

@@ -127,24 +127,24 @@ async def test_a_group_says_what_an_adapter_holds_on_each_rank() -> None:
 async def test_each_rank_says_for_how_long_it_has_been_at_its_step() -> None:
     now = 100.0
     async with running(lambda: now) as (group, ranks):
-        assert (group.step_age(0), group.step_age(1), group.oldest_step_age) == (0.0, 0.0, 0.0)
+        assert (group.step_age(0), group.step_age(1)) == (0.0, 0.0)
         group.send(b"the plan of step 1")
         await ranks[0].reply(1)
         await until(lambda: group.last_step == [1, 0])
         now += 3.0
-        assert (group.step_age(0), group.step_age(1), group.oldest_step_age) == (0.0, 3.0, 3.0)
+        assert (group.step_age(0), group.step_age(1)) == (0.0, 3.0)
         group.send(b"the plan of step 2")  # while rank 1 is still at the step before it
         now += 2.0
-        assert (group.step_age(0), group.step_age(1), group.oldest_step_age) == (2.0, 5.0, 5.0)
+        assert (group.step_age(0), group.step_age(1)) == (2.0, 5.0)
         await ranks[1].reply(1)  # it goes on with step 2 at once
         await until(lambda: group.last_step == [1, 1])
         now += 1.0
-        assert (group.step_age(0), group.step_age(1), group.oldest_step_age) == (3.0, 1.0, 3.0)
+        assert (group.step_age(0), group.step_age(1)) == (3.0, 1.0)
         for rank in ranks:
             await rank.reply(2)
         await until(lambda: group.last_step == [2, 2])
         now += 1.0
-        assert (group.step_age(0), group.step_age(1), group.oldest_step_age) == (0.0, 0.0, 0.0)
+        assert (group.step_age(0), group.step_age(1)) == (0.0, 0.0)
 
 
 async def test_a_rank_that_has_gone_is_not_alive_and_the_others_are() -> None:

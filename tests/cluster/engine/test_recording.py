@@ -1,11 +1,13 @@
 """What a recording leaves on the disk: bounded, gone on with, and never in the way of serving."""
 
 import logging
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from cluster.engine.checkpoint import checkpoint, read_state
+from cluster.engine.checkpoint import checkpoint, main, read_state
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.recording import (
     BUFFER_BYTES,
@@ -184,6 +186,19 @@ def test_no_state_is_written_of_a_file_that_does_not_replay(path: Path) -> None:
     write(older, 3)
     with pytest.raises(LogError, match="does not begin with a scheduler"):
         checkpoint(older)
+
+
+def test_a_state_that_cannot_be_written_leaves_nothing(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_lives(path, seed=4, num_requests=5)
+    target = tmp_path / "state"
+    target.mkdir()
+    monkeypatch.setattr(sys, "argv", ["checkpoint", str(path), str(target)])
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    with pytest.raises(SystemExit, match="no state of"):
+        main()
+    assert set(tmp_path.iterdir()) == {path, target}
 
 
 def test_a_second_writer_is_refused(path: Path) -> None:

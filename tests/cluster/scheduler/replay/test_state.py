@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.errors import Conflict, TopworkError
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.replay.state import decode_state, encode_state
+from cluster.scheduler.replay.state import ENUM, RECORD, decode_state, encode_state
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.sequence import Status
 from cluster.scheduler.testing.fake_engine import FakeEngine
@@ -157,6 +157,17 @@ def test_a_state_is_restored_without_journal_and_observer() -> None:
 def test_a_state_makes_no_objects_but_a_schedulers(row: tuple[str, str]) -> None:
     table = [[(*row, [])], [(8, [0])], 0]
     with pytest.raises(ValueError, match="is no"):
+        decode_state(encode(table))
+
+
+@pytest.mark.parametrize("kind", [ENUM, RECORD])
+def test_no_class_is_called_with_what_a_state_says(kind: int) -> None:
+    table = [
+        [("cluster.scheduler.kv_cache.page_pool", "PagePool", ["num_pages"])],
+        [(kind, [0, 2**62])],
+        0,
+    ]
+    with pytest.raises(ValueError, match="PagePool is no value of kind"):
         decode_state(encode(table))
 
 

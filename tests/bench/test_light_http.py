@@ -9,8 +9,8 @@ import pytest
 
 from deploy.bench.closed_loop import record
 from deploy.bench.http_target import BenchError, HttpTarget, token_times
-from deploy.bench.light_http import light_client
 from deploy.bench.workload import Ask, Run, Workload
+from tests.bench.light_http import light_client
 
 ASK = Ask("a", (1, 2), 3)
 REQUEST = b"POST /v1/completions HTTP/1.1\r\ncontent-length: 0\r\n\r\n"

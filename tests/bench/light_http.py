@@ -1,7 +1,7 @@
 """HTTP/1.1 in as few steps as it takes: a benchmark's client leaves the cores to the server.
 
 A transport for httpx: each request has a connection of its own, which ends with the response. Owns
-those connections, and how a request is written.
+those connections.
 """
 
 import asyncio
@@ -9,11 +9,10 @@ from collections.abc import AsyncGenerator
 
 import httpx
 
-from deploy.bench.framing import END_OF_HEAD, Body, parsed_head
+from deploy.bench.framing import END_OF_HEAD, Body, parsed_head, request_bytes
 
 MAX_HEAD_BYTES = 2**16
 READ_BYTES = 2**16
-NO_LONGER_SO = ("host", "connection", "accept-encoding", "content-length", "transfer-encoding")
 
 
 def light_client(url: str, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
@@ -123,17 +122,3 @@ class _Stream(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         self._connection.close()
-
-
-def request_bytes(request: httpx.Request, body: bytes) -> bytes:
-    """Return a request as it is written to a connection that ends with the response."""
-    lines = [
-        b"%s %s HTTP/1.1" % (request.method.encode(), request.url.raw_path),
-        b"host: " + request.url.netloc,
-        b"connection: close",
-        b"content-length: %d" % len(body),
-    ]
-    for name, value in request.headers.raw:
-        if name.decode().lower() not in NO_LONGER_SO:
-            lines.append(name + b": " + value)
-    return b"\r\n".join(lines) + END_OF_HEAD + body

@@ -13,10 +13,10 @@ import pytest
 import kernels.linear  # noqa: F401
 from deploy.bench.child import ChildError, ChildTarget, inherited_environment
 from deploy.bench.http_target import BenchError, token_times
-from deploy.bench.process_tree import ProcessTree
 from deploy.bench.workload import Ask, Workload
 from tests.bench.peers.servers import LlamaDialect
 from tests.bench.peers.target import wait_until_healthy
+from tests.bench.process_tree import ProcessTree
 
 # A shell whose children are one in its session, one in a session of its own, and one that has
 # lost its parent.
@@ -123,7 +123,7 @@ def echo(tmp_path: Path, text: str) -> ChildTarget:
 
 
 def test_a_child_of_another_python_answers_and_finds_our_folders_no_more(tmp_path: Path) -> None:
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[2])
     child = echo(tmp_path, f"ROOT = {root!r}\n{ECHO}")
     try:
         run = child.run(LOAD, 7)
