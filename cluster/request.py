@@ -34,6 +34,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tenant: str = ""  # whose request it is, for fairness; "": nobody's in particular
     weight: int = 1  # share of the tenant's use of the adapter beside others; at least 1
     adapter_bytes: int = 0  # that the adapter claims on each rank, at most
+    # What the client has been given, by ranks or a scheduler that are lost: it goes on behind that.
+    output_token_ids: tuple[int, ...] = ()
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -47,7 +47,9 @@ class Admission:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._groups)
 
-    def add_all(self, requests: tuple[Request, ...], step: int) -> list[int]:
+    def add_all(
+        self, requests: tuple[Request, ...], step: int, *, resumes: bool = False
+    ) -> list[int]:
         """Queue the choices of one prompt, all or none; see `Scheduler.add_all`."""
         refuse_unlike(requests)
         for request in requests:
@@ -56,7 +58,8 @@ class Admission:
         if self._unloads.is_fenced(adapter):
             raise NotFound(f"adapter {adapter} is being unloaded", param="model")
         self._refuse_oversized(adapter, num_bytes)
-        self._refuse_overload(len(requests))
+        if not resumes:
+            self._refuse_overload(len(requests))
         leader = self._enter(requests[0], None)
         followers = [self._enter(request, leader) for request in requests[1:]]
         self._groups.hold(leader, followers)
@@ -141,6 +144,9 @@ def refuse_impossible(config: SchedulerConfig, request: Request) -> None:
             param="prompt",
             code="context_length_exceeded",
         )
+    num_drawn = len(request.output_token_ids)
+    if num_drawn and num_drawn >= min(request.max_tokens, config.token_limit - num_tokens):
+        raise InvalidRequest(f"nothing is left to generate behind {num_drawn} output tokens")
     if request.adapter != BASE and config.num_slots == 0:
         raise InvalidRequest("this server has no adapter slots", param="model")
     if request.weight < 1:
@@ -181,6 +187,7 @@ def _new_sequence(
         namespace=namespace(config.base_digest, request.adapter, request.cache_salt),
         page_size=config.page_size,
         token_limit=min(longest, config.token_limit),
-        tokens=list(request.token_ids),
+        tokens=[*request.token_ids, *request.output_token_ids],
         stop_token_ids=frozenset(request.stop_token_ids),
+        num_cached_tokens=0 if request.output_token_ids else None,  # the client knows already
     )

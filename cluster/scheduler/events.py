@@ -21,6 +21,7 @@ class AddAll(Event, frozen=True, array_like=True, gc=False, tag="addall"):
     """Queue the choices of one prompt; `Scheduler.add` is the same with one request."""
 
     requests: tuple[Request, ...]
+    resumes: bool = False  # they had been let in before
 
 
 class Abort(Event, frozen=True, array_like=True, gc=False, tag="abort"):

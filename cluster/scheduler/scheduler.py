@@ -99,17 +99,20 @@ class Scheduler(EventHandlers):
         return self.add_all((request,))[0]
 
     @handles(events.AddAll)
-    def add_all(self, requests: tuple[Request, ...]) -> list[int]:
+    def add_all(self, requests: tuple[Request, ...], resumes: bool = False) -> list[int]:
         """Queue the choices of one prompt, all or none, and return their arrival numbers.
 
-        The first computes the prompt; the others start on its pages when it has.
+        The first computes the prompt; the others start on its pages when it has. A request that
+        had been let in before, and was lost with its ranks or scheduler, `resumes`: it is let in
+        however many wait, and goes on behind its `output_token_ids` with the tokens that would
+        have come.
 
         Raises:
             InvalidRequest: if they could never be served, or are not choices of one prompt.
             NotFound: if their adapter is being unloaded.
             Overloaded: if more than `max_waiting` sequences would wait.
         """
-        return self._admission.add_all(requests, self._step)
+        return self._admission.add_all(requests, self._step, resumes=resumes)
 
     @handles(events.Abort)
     def abort(self, seq_id: int) -> None:

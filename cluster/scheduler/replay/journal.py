@@ -33,7 +33,8 @@ class EventJournal:
     def received(self, event: Event) -> Event:
         """Return the event as a replay will read it, be it only 0.0 for 0."""
         if isinstance(event, AddAll):
-            return AddAll(_requests_decoder.decode(_encoder.encode(event.requests)))
+            requests = _requests_decoder.decode(_encoder.encode(event.requests))
+            return AddAll(requests, event.resumes)
         return event
 
     def applied(self, event: Event, result: object) -> None:
