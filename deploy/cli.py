@@ -154,7 +154,7 @@ def _haproxy() -> str:
 @_with_config_flags
 def check(config: ServeConfig) -> None:
     """Check a configuration, its model and its adapters without starting anything."""
-    from deploy.preflight import check_all
+    from deploy.check_command import check_all
 
     check_all(config, Console())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster.adapters.peft.checks import AdapterLimits
 from cluster.adapters.peft.reader import read_adapter
-from cluster.adapters.shards import cut
+from cluster.adapters.sharding import cut
 from cluster.request import FinishReason, Request, TokenEvent, parts_of
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.scheduler import Scheduler

@@ -6,9 +6,9 @@ Triton is imported only if there is a GPU.
 import torch
 
 from kernels.interface import AnyKernels
+from kernels.native.backend import NativeKernels
 from kernels.native.library import native_library
 from kernels.native.program import ThreadPool
-from kernels.native_backend import NativeKernels
 from kernels.torch_backend import CpuKernels
 
 

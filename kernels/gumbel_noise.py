@@ -6,13 +6,10 @@ There is no generator and no state, so a stream that resumes elsewhere draws the
 import torch
 from torch import Tensor
 
-from kernels.native.library import CandidateSearch, Library, native_library
-
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64: the stream's stride and its two mixing multipliers
 _MIX_A = 0xBF58476D1CE4E5B9
 _MIX_B = 0x94D049BB133111EB
-_MOST_NEAR = 64  # tokens whose exact noise is looked at; as a rule it is one
 _VECTOR = 64  # noise is computed in whole vectors, so that no id falls into a scalar tail
 
 
@@ -40,46 +37,19 @@ def gumbel_argmax(scores: Tensor, seed: int, position: int) -> int:
 
     `scores` may be changed. At least one is finite, none is NaN.
     """
-    library = native_library()
-    if library is None:
-        return int(scores.add_(gumbel_noise(seed, position, scores.shape[0])).argmax())
-    return gumbel_argmax_native(scores, seed, position, library)
-
-
-def gumbel_argmax_native(scores: Tensor, seed: int, position: int, library: Library) -> int:
-    """Do `gumbel_argmax` with the exact noise of those few tokens that can win by a rough one.
-
-    So the result is the same to the bit, and most of the time is saved: in float64, two logarithms
-    for each token of the vocabulary take longer than all else of a draw.
-    """
-    scores = scores.contiguous()
-    sums, ids = torch.empty_like(scores), torch.empty(_MOST_NEAR, dtype=torch.int64)
-    search = CandidateSearch(
-        scores.data_ptr(),
-        sums.data_ptr(),
-        ids.data_ptr(),
-        scores.shape[0],
-        _MOST_NEAR,
-        _stream(seed, position),
-        0,
-    )
-    library.gumbel_candidates(search)
-    if search.num_candidates > _MOST_NEAR:
-        return int(scores.add_(gumbel_noise(seed, position, scores.shape[0])).argmax())
-    ids = ids[: search.num_candidates]
-    return int(ids[(scores[ids] + gumbel_noise_at(seed, position, ids)).argmax()])
+    return int(scores.add_(gumbel_noise(seed, position, scores.shape[0])).argmax())
 
 
 def hash_tokens(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """Return 64 random bits for each token id [n] int64: splitmix64's outputs id + 1."""
-    stream = _stream(seed, position)
+    stream = stream_of(seed, position)
     x = token_ids.add(1).mul_(_signed(_GOLDEN)).add_(_signed(stream))
     x.bitwise_xor_(_shift_right(x, 30)).mul_(_signed(_MIX_A))
     x.bitwise_xor_(_shift_right(x, 27)).mul_(_signed(_MIX_B))
     return x.bitwise_xor_(_shift_right(x, 31))
 
 
-def _stream(seed: int, position: int) -> int:
+def stream_of(seed: int, position: int) -> int:
     """Return where the outputs of splitmix64 for a position begin."""
     return _mix(_mix(seed) ^ _mix(position ^ _GOLDEN))
 

@@ -7,7 +7,7 @@ Shapes: S rows, V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 from kernels.gumbel_noise import gumbel_argmax, gumbel_noise_at
 
 GREEDY_BELOW = 1e-5  # lower temperatures are greedy: dividing by them only overflows float32
+# Given finite or -inf scores [V], seed and position: `gumbel_argmax`, by whatever means.
+GumbelArgmax = Callable[[Tensor, int, int], int]
 _LOWEST = torch.finfo(torch.float32).min
 _BINS_PER_NAT = 4  # top_p: width and number of the bins in which it adds the mass up
 _NUM_BINS = 128
@@ -39,12 +41,14 @@ class RowSampling:
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
 
-def sample_rows(logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
+def sample_rows(
+    logits: Tensor, draws: Sequence[RowSampling], argmax: GumbelArgmax = gumbel_argmax
+) -> Tensor:
     """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf.
 
     A row that holds NaN or +inf, or nothing but -inf, gets the id of its largest, NaN above all.
     """
-    return torch.tensor([_draw(row, draw) for row, draw in zip(logits, draws, strict=True)])
+    return torch.tensor([_draw(row, draw, argmax) for row, draw in zip(logits, draws, strict=True)])
 
 
 def token_logprobs(
@@ -82,7 +86,7 @@ def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return ids[order][:count], values[:count]
 
 
-def _draw(logits: Tensor, draw: RowSampling) -> int:
+def _draw(logits: Tensor, draw: RowSampling, argmax: GumbelArgmax) -> int:
     """Return the token drawn from one row [V]."""
     if draw.is_greedy or not math.isfinite(best := logits.max()):
         return int(logits.argmax())
@@ -97,7 +101,7 @@ def _draw(logits: Tensor, draw: RowSampling) -> int:
     elif draw.top_p < 1.0:
         ids, kept = _nucleus(scores, draw.top_p)
     else:
-        return gumbel_argmax(scores, draw.seed, draw.position)
+        return argmax(scores, draw.seed, draw.position)
     ids, order = ids[: kept.shape[0]].sort()  # the lowest id wins a tie, as in a full draw
     noise = gumbel_noise_at(draw.seed, draw.position, ids)
     return int(ids[(kept[order] + noise).argmax()])

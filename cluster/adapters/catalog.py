@@ -4,8 +4,8 @@ Also decides what is pinned, and which content is held until when. Does no I/O: 
 reads directories and hands in what was read. Calls come one at a time, from one thread.
 """
 
-from cluster.adapters.contents import Contents, LoadedAdapter
 from cluster.adapters.host_cache import HostCache, Shards
+from cluster.adapters.loaded_adapters import Contents, LoadedAdapter
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.pins import Limits
 from cluster.adapters.records import (

@@ -13,8 +13,8 @@ from ray.serve import Application
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from deploy.check import find_device
 from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
+from deploy.engine_config import find_device
 from deploy.serving.pool_deployment import pool_deployment
 from deploy.serving.redeploy_scope import (
     POOL_KEYS,

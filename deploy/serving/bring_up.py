@@ -17,8 +17,8 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
-from deploy.check import Checked
 from deploy.config import ConfigError, ServeConfig
+from deploy.engine_config import Checked
 from deploy.serving.app import NAME, build
 from deploy.serving.settings import START_TIMEOUT
 

@@ -13,8 +13,8 @@ from typing import Any
 import ray
 from rich.console import Console
 
-from deploy.check import Checked, check_model, check_ray_address
 from deploy.config import ConfigError, ServeConfig
+from deploy.engine_config import Checked, check_model, check_ray_address
 from deploy.memory import max_replicas_of, object_store_bytes
 from deploy.serving.process_setup import lower_cpu_priority
 from deploy.serving.terminal import show_greeting, show_steps, stop_on_signals, wait_for

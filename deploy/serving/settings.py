@@ -15,7 +15,8 @@ from cluster.engine.engine import EngineConfig
 from cluster.engine.kv_event_publisher import KvEventPublisherConfig
 from cluster.engine.recording import RecordingConfig
 from cluster.router.config import RouterConfig
-from deploy.check import (
+from deploy.config import ConfigError, ServeConfig
+from deploy.engine_config import (
     Checked,
     adapter_limits,
     check_device,
@@ -24,7 +25,6 @@ from deploy.check import (
     rank_memory,
     scheduler_config,
 )
-from deploy.config import ConfigError, ServeConfig
 from worker.actor import node_ip
 from worker.protocol import RankConfig
 

@@ -9,7 +9,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from deploy.check import Checked
+from deploy.engine_config import Checked
 
 POLL_INTERVAL = 0.5  # seconds
 

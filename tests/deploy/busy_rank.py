@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from cluster.request import BASE, Request
-from deploy.check import check_model
 from deploy.config import ServeConfig
+from deploy.engine_config import check_model
 from deploy.local_engine import LocalEngine
 from deploy.serving.settings import scheduler_settings
 from worker.protocol import SamplingParams

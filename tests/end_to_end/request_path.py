@@ -24,8 +24,8 @@ from cluster.engine.engine import Engine
 from cluster.router.engine_client import EngineClient
 from cluster.router.metrics import aggregation
 from cluster.router.router import Router
-from deploy.check import check_model
 from deploy.config import ServeConfig
+from deploy.engine_config import check_model
 from deploy.serving.settings import (
     adapter_catalog,
     pool_config,

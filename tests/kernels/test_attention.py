@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.attention import AttentionBatch, paged_attention, write_kv
+from kernels.native.backend import NativeKernels
 from kernels.native.library import Library, native_library
 from kernels.native.program import Step, ThreadPool
-from kernels.native_backend import NativeKernels
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.shards import cut
+from cluster.adapters.sharding import cut
 from kernels.dispatch import kernels_for
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator, SingleRank

@@ -13,12 +13,12 @@ import torch
 from kernels.interface import AnyKernels
 from kernels.linear import Prepare, prepare_linear
 from kernels.lora import LoraSegment
+from worker.lora.adapter_loader import build_adapter_weights
 from worker.lora.adapter_weights import (
     AdapterEmbedding,
     AdapterHead,
     AdapterWeights,
 )
-from worker.lora.builder import build_adapter_weights
 from worker.lora.pointer_table import PointerTable
 from worker.lora.shard import FUSED_MODULES, AdapterShard
 from worker.weights.partition import Partition

@@ -1,7 +1,7 @@
 """How much device memory an adapter will hold on a rank, from its shard before it is loaded.
 
-Mirrors what `worker.lora.builder` makes, in bytes; the tests hold the two together. Free of torch:
-the control plane imports it.
+Mirrors what `worker.lora.adapter_loader` makes, in bytes; the tests hold the two together. Free of
+torch: the control plane imports it.
 """
 
 from collections import defaultdict
@@ -47,7 +47,7 @@ def claimed_bytes(
 def _built_bytes(
     shard: AdapterShard, part: Partition, device_item_bytes: int, model_item_bytes: int
 ) -> int:
-    """Return the most bytes of weights that `worker.lora.builder` builds module by module."""
+    """Return the most bytes of weights that `adapter_loader` builds module by module."""
     entries = {(entry.layer, entry.module): entry for entry in shard.entries}
     by_linear: dict[tuple[int, tuple[str, ...]], list[LoraEntry]] = defaultdict(list)
     for (layer, module), entry in entries.items():

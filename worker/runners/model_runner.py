@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AnyKernels
-from kernels.native_backend import NativeKernels
+from kernels.native.backend import NativeKernels
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.lora.adapter_bank import AdapterBank

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.native.backend import NativeKernels, NativeLora
 from kernels.native.library import Library
 from kernels.native.ops import RankSumOp
-from kernels.native.program import Step
-from kernels.native.recorded_program import RecordedProgram
-from kernels.native_backend import NativeKernels, NativeLora
+from kernels.native.program import RecordedProgram, Step
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.distributed.shared_group import SharedGroup

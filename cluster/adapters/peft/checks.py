@@ -11,8 +11,14 @@ import numpy as np
 
 from cluster.adapters.adapter import Adapter, Dtype, adapter_digest
 from cluster.adapters.peft.config import parse_peft_config
-from cluster.adapters.peft.lora_sites import Sites, find_sites, saved_name
-from cluster.adapters.peft.modules import common_dtype, lora_modules, saved_tables
+from cluster.adapters.peft.lora_modules import (
+    Sites,
+    common_dtype,
+    find_sites,
+    lora_modules,
+    saved_name,
+    saved_tables,
+)
 from cluster.adapters.peft.safetensors_file import Tensor, parse_safetensors
 from cluster.adapters.peft.strict_json import listed
 from cluster.adapters.peft.tensor_names import Spelling, read_spelling

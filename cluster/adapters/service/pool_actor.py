@@ -25,9 +25,8 @@ from cluster.adapters.service.directory_watcher import DirectoryWatcher, NameLoc
 from cluster.adapters.service.garbage_collector import AdapterGC, AdapterUnloads
 from cluster.adapters.service.read_threads import RateLimiter, ReadThreads
 from cluster.adapters.service.registry import Connect, SchedulerRegistry
-from cluster.adapters.service.shard_builder import ShardBuilder
-from cluster.adapters.service.store import AdapterStore
-from cluster.adapters.shards import RankMemory
+from cluster.adapters.service.store import AdapterStore, ShardBuilder
+from cluster.adapters.sharding import RankMemory
 from cluster.errors import NotFound
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, MetricsHub, PoolCounts, RouterCounts
@@ -69,7 +68,7 @@ class AdapterPoolActor:
         self._roots = resolve_roots(config.adapter_roots)
         reader = AdapterReader(config.model, config.limits)
         builder = ShardBuilder(config.memory, put)
-        self._threads = ReadThreads(reader, builder, config.read_threads)
+        self._threads = ReadThreads(reader, builder.load, config.read_threads)
         self._store = AdapterStore(catalog, self._threads)
         self._locks = NameLocks()
         self._registry = SchedulerRegistry(connect, config.silence, self._pinned)

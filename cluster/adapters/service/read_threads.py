@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from cluster.adapters.contents import LoadedAdapter
+from cluster.adapters.adapter import Adapter
+from cluster.adapters.loaded_adapters import LoadedAdapter
 from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.records import Outline, Source
-from cluster.adapters.service.shard_builder import ShardBuilder
 from cluster.errors import TopworkError
 from cluster.histogram import LOAD_BUCKETS, Histogram
 
@@ -26,9 +26,14 @@ NICENESS = 10
 class ReadThreads:
     """Adapter directories, read in the background."""
 
-    def __init__(self, reader: AdapterReader, builder: ShardBuilder, num_threads: int) -> None:
+    def __init__(
+        self,
+        reader: AdapterReader,
+        cut: Callable[[Outline, Adapter], LoadedAdapter],
+        num_threads: int,
+    ) -> None:
         self._reader = reader
-        self._builder = builder
+        self._cut = cut
         self._threads = ThreadPoolExecutor(
             num_threads, thread_name_prefix="adapters", initializer=_be_nice
         )
@@ -43,13 +48,13 @@ class ReadThreads:
     async def whole(self, source: Source) -> LoadedAdapter:
         """Read all of it, as it is from now on, and cut it.
 
-        Raises as AdapterReader and ShardBuilder do.
+        Raises as AdapterReader and `cut` do.
         """
 
         def read() -> LoadedAdapter:
             outline, adapter = self._reader.whole(source)
             with self._reader.turn:
-                return self._builder.load(outline, adapter)
+                return self._cut(outline, adapter)
 
         began = time.monotonic()
         try:

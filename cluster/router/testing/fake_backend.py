@@ -8,7 +8,7 @@ import time
 from hashlib import sha256
 
 from cluster.adapters.catalog import AdapterCatalog
-from cluster.adapters.contents import LoadedAdapter
+from cluster.adapters.loaded_adapters import LoadedAdapter
 from cluster.adapters.pins import Limits
 from cluster.adapters.records import (
     AdapterRecord,

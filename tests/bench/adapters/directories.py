@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cluster.adapters.peft.checks import WEIGHTS, AdapterLimits
 from cluster.adapters.peft.reader import read_adapter
-from cluster.adapters.shards import cut_all
+from cluster.adapters.sharding import cut_all
 from deploy.demo.many_adapters import make_many
 from worker.model_config import ModelConfig
 

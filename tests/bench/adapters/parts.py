@@ -22,9 +22,9 @@ from cluster.adapters.peft.checks import CONFIG, WEIGHTS, AdapterLimits, parse_a
 from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.peft.safetensors_file import parse_safetensors
 from cluster.adapters.records import Source
-from cluster.adapters.shards import cut_all
+from cluster.adapters.sharding import cut_all
 from tests.bench.adapters.directories import adapter_names
-from worker.lora.builder import build_adapter_weights
+from worker.lora.adapter_loader import build_adapter_weights
 from worker.lora.shard import AdapterShard
 from worker.model_config import ModelConfig
 from worker.weights.partition import partition

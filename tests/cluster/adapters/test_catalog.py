@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.adapters.catalog import AdapterCatalog
-from cluster.adapters.contents import LoadedAdapter
+from cluster.adapters.loaded_adapters import LoadedAdapter
 from cluster.adapters.pins import Limits
 from cluster.adapters.records import Facts, Outline, Source
 from cluster.errors import Conflict, InvalidRequest, NotFound

@@ -14,7 +14,7 @@ from cluster.adapters.adapter import Adapter
 from cluster.adapters.peft.checks import AdapterLimits
 from cluster.adapters.peft.reader import read_adapter
 from cluster.adapters.peft.targets import module_path
-from cluster.adapters.shards import RankMemory
+from cluster.adapters.sharding import RankMemory
 from cluster.errors import InvalidAdapter
 from worker.lora.shard import VOCABULARY_MODULES, adapted_shape
 from worker.model_config import ModelConfig, RopeConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.records import AdapterRecord
-from cluster.adapters.shards import cut_all
+from cluster.adapters.sharding import cut_all
 from cluster.errors import Conflict, InvalidAdapter, InvalidRequest, NotFound, TopworkError
 from tests.cluster.adapters.tiny import tiny_adapter
 from tests.cluster.engine.life_ranks import TP

@@ -12,7 +12,7 @@ import msgspec
 from ray.exceptions import WorkerCrashedError
 
 from cluster.adapters.adapter import Adapter
-from cluster.adapters.shards import cut_all
+from cluster.adapters.sharding import cut_all
 from worker.channel import Channel, ChannelClosed
 from worker.errors import UnusableAdapter
 from worker.lora.shard import AdapterShard

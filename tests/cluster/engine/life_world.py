@@ -12,7 +12,7 @@ from cluster.adapters.adapter import Adapter
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.pins import Limits
 from cluster.adapters.service.pool_actor import AdapterPoolActor, AdapterPoolConfig
-from cluster.adapters.shards import RankMemory
+from cluster.adapters.sharding import RankMemory
 from cluster.engine.core import SupervisorConfig
 from cluster.engine.engine import Engine, EngineConfig
 from cluster.engine.server import RouterConnection

@@ -8,8 +8,8 @@ import pytest
 from ray.serve._private.build_app import build_app
 from ray.serve.exceptions import RayServeException
 
-from deploy.check import Checked
 from deploy.config import ServeConfig
+from deploy.engine_config import Checked
 from deploy.serving.app import application, build
 from deploy.serving.settings import (
     adapter_catalog,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.check import Checked
 from deploy.config import ServeConfig
+from deploy.engine_config import Checked
 from deploy.serving import settings
 from tests.cluster.adapters.tiny import MODEL
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.native.backend import NativeKernels
 from kernels.native.library import Library
 from kernels.native.program import ThreadPool
-from kernels.native_backend import NativeKernels
 
 
 @pytest.fixture(params=[1, 3])

@@ -13,9 +13,9 @@ import torch
 
 from kernels.dispatch import kernels_for
 from kernels.native import build as build_module
+from kernels.native.backend import NativeKernels
 from kernels.native.build import BuildError, build, is_whole
 from kernels.native.library import Library, native_library
-from kernels.native_backend import NativeKernels
 from kernels.torch_backend import CpuKernels
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch
+from kernels.native.backend import NativeKernels
 from kernels.native.library import Library
 from kernels.native.program import Step, ThreadPool
-from kernels.native_backend import NativeKernels
 from kernels.torch_backend import CpuKernels
 
 DTYPES = [torch.float32, torch.bfloat16]

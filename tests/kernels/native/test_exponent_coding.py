@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.linear import LinearWeight
+from kernels.native.backend import NativeKernels
 from kernels.native.exponent_coding import encode_panels
 from kernels.native.huge_pages import HugePages
 from kernels.native.library import Library
 from kernels.native.packing import pack_panels
 from kernels.native.program import ThreadPool
-from kernels.native_backend import NativeKernels
 
 SHAPES = [(960, 576), (64, 1536), (33, 70), (40, 33), (31, 48), (70, 10)]
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from kernels.linear import LinearWeight
+from kernels.native.backend import NativeKernels
 from kernels.native.library import Library
 from kernels.native.packing import pack_panels
 from kernels.native.program import ThreadPool
-from kernels.native_backend import NativeKernels
 
 DTYPES = [torch.float32, torch.bfloat16]
 # The sums are float32: what is left of a product of bfloat16 is their rounding alone.

@@ -1,4 +1,4 @@
-"""kernels.native.program and recorded_program: ops that one call runs on all threads of a pool."""
+"""kernels.native.program: ops that one call runs on all threads of a pool."""
 
 import subprocess
 import sys
@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.native.backend import NativeKernels
 from kernels.native.library import Library
-from kernels.native.program import Program, Step, ThreadPool
-from kernels.native.recorded_program import RecordedProgram
-from kernels.native_backend import NativeKernels
+from kernels.native.program import Program, RecordedProgram, Step, ThreadPool
 
 WIDTH = 48
 

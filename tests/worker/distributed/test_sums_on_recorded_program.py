@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.native.backend import NativeKernels
 from kernels.native.library import Library, native_library
-from kernels.native.program import Step, ThreadPool
-from kernels.native.recorded_program import RecordedProgram
-from kernels.native_backend import NativeKernels
+from kernels.native.program import RecordedProgram, Step, ThreadPool
 from tests.patience import PATIENCE
 from tests.worker.group import join_in_threads
 from worker.distributed.communicator import Communicator

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.adapters.shards import cut
+from cluster.adapters.sharding import cut
 from kernels.gpu.async_copy import AsyncReadback
 from tests.worker.group import GREEDY, PAGE, Prompt, RankGroup, random_tokens
 from tests.worker.interpreted.device import (

@@ -11,7 +11,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from cluster.adapters.shards import cut
+from cluster.adapters.sharding import cut
 from tests.worker.conftest import TinyModel
 from tests.worker.group import random_tokens
 from tests.worker.logit_ranks import LogitRanks

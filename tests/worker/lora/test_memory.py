@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.adapters.shards import cut
+from cluster.adapters.sharding import cut
 from kernels.linear import prepare_linear
 from tests.cluster.adapters.tiny import MODEL
 from tests.worker.logit_ranks import LogitRanks

@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from cluster.adapters.shards import cut
+from cluster.adapters.sharding import cut
 from tests.worker.group import random_tokens
 from tests.worker.peft_adapters import BOTH, MODELS, SEVEN, by_peft, error, read, train
 from worker.errors import UnusableAdapter

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cluster.adapters.service.pool_actor import AdapterPoolActor
-from cluster.adapters.shards import cut_all
+from cluster.adapters.sharding import cut_all
 from tests.cluster.adapters.tiny import tiny_adapter
 
 Make = Callable[..., AdapterPoolActor]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ObjectStoreFullError
 
-from cluster.adapters.shards import RankMemory
+from cluster.adapters.sharding import RankMemory
 from cluster.errors import InvalidAdapter, InvalidRequest, NotFound, Unavailable
 from cluster.metrics_hub import ClusterCounts, RouterCounts
 from cluster.request import compose

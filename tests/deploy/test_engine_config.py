@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deploy.check import Checked, check_device, check_ray_address, rank_memory
 from deploy.config import ConfigError, ServeConfig
+from deploy.engine_config import Checked, check_device, check_ray_address, rank_memory
 from kernels.torch_backend import CpuKernels
 from tests.cluster.adapters.tiny import MODEL
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.check import Checked
+from deploy.check_command import check_all, needs_of, verdict
 from deploy.config import ConfigError, ServeConfig
+from deploy.engine_config import Checked
 from deploy.machine import Machine
-from deploy.preflight import check_all, needs_of, verdict
 from tests.cluster.adapters.tiny import MODEL
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 

@@ -15,11 +15,11 @@ from rich.table import Table
 from cluster.adapters.directories import scan
 from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.records import Source
-from cluster.adapters.service.shard_builder import ShardBuilder
+from cluster.adapters.service.store import ShardBuilder
 from cluster.api.auth import KeyRing
 from cluster.errors import TopworkError
-from deploy.check import Checked, adapter_limits, check_model, rank_memory, scheduler_config
 from deploy.config import ConfigError, ServeConfig
+from deploy.engine_config import Checked, adapter_limits, check_model, rank_memory, scheduler_config
 from deploy.machine import Machine
 from deploy.memory import Part, host_parts, max_replicas_of, rank_parts, total
 from worker.weights.partition import partition

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.adapters.adapter import Adapter, Bits, Dtype, LoraModule
-from cluster.adapters.shards import cut
+from cluster.adapters.sharding import cut
 from tests.cluster.adapters.tiny import MODEL
 from worker.errors import UnusableAdapter
+from worker.lora.adapter_loader import build_adapter_weights
 from worker.lora.adapter_weights import AdapterWeights
-from worker.lora.builder import build_adapter_weights
 from worker.lora.shard import AdapterShard, adapted_shape
 from worker.weights.partition import LINEAR_MODULES, Partition, partition
 

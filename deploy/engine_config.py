@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.adapters.peft.checks import AdapterLimits
-from cluster.adapters.shards import RankMemory
+from cluster.adapters.sharding import RankMemory
 from cluster.scheduler.config import SchedulerConfig
 from deploy.config import ConfigError, ServeConfig
 from deploy.memory import ITEM_BYTES

@@ -1,10 +1,11 @@
 """The functions of a forward pass on a CPU, by the C functions of kernels.native.
 
 Each runs at once, or is recorded in a program to be run later. Pages are copied and tokens are
-sampled as torch does it.
+sampled as torch does it, but for draws from a whole vocabulary.
 """
 
 import ctypes
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from kernels.linear import LinearWeight
 from kernels.native.exponent_coding import encode_panels
+from kernels.native.gumbel_argmax import gumbel_argmax_native
 from kernels.native.huge_pages import HugePages, populate
 from kernels.native.ops import (
     ArgmaxOp,
@@ -26,8 +28,8 @@ from kernels.native.ops import (
     TakeOp,
 )
 from kernels.native.packing import move_panels, pack_panels
-from kernels.native.program import Program, Step, ThreadPool
-from kernels.native.recorded_program import RecordedProgram
+from kernels.native.program import Program, RecordedProgram, Step, ThreadPool
+from kernels.sampling import RowSampling, sample_rows
 from kernels.torch_backend import CpuKernels
 
 _POPULATED = 2**26  # bytes; a smaller pool is taken unnoticed
@@ -210,6 +212,10 @@ class NativeKernels(CpuKernels):
         # Where no recorded program has them awake, to wake the other threads would take longer.
         self._do("argmax", op, num_rows, (logits, values, ids), alone=True)
         return values, ids
+
+    def sample_rows(self, logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
+        argmax = functools.partial(gumbel_argmax_native, library=self.thread_pool.library)
+        return sample_rows(logits, draws, argmax)
 
     def _out(self, name: str, num_rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return where an op may write."""

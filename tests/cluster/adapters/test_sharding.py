@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from cluster.adapters.shards import ALIGNMENT, cut, cut_all
+from cluster.adapters.sharding import ALIGNMENT, cut, cut_all
 from tests.cluster.adapters.tiny import (
     MODEL,
     TinyAdapter,
