@@ -161,8 +161,16 @@ class ServeConfig(BaseModel):
         Field(description="Plan a step while one runs; auto: where ranks leave a core for it."),
     ] = "auto"
     step_timeout: Annotated[
-        float, Field(gt=0, description="Seconds a step may take before its ranks are restarted.")
+        float,
+        Field(
+            gt=0,
+            description="Seconds a step may take before its ranks are restarted, while none like "
+            "it was measured; then ten times what those took.",
+        ),
     ] = 8.0
+    recovery_timeout: Annotated[
+        float, Field(gt=0, description="Seconds that streams wait for lost processes to come back.")
+    ] = 120.0
     kv_events_endpoint: Annotated[
         str | None,
         Field(description="Where replica 0 publishes KV events over ZeroMQ: tcp://127.0.0.1:5557."),

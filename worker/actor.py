@@ -22,6 +22,8 @@ from worker.protocol import RankConfig, RankInfo
 if TYPE_CHECKING:
     from worker.engine.rank import Rank
 
+FETCH_TIMEOUT = 20.0  # seconds until the shards of an adapter must be here
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
@@ -108,13 +110,22 @@ class WorkerActor:
 
     @ray.method
     def load_adapter(
-        self, slot: int, adapter: str, weights: tuple[float, ...], *shards: AdapterShard
+        self,
+        slot: int,
+        adapter: str,
+        weights: tuple[float, ...],
+        shards: "list[ray.ObjectRef[AdapterShard]]",
     ) -> int:
         """Put an adapter into a slot that no plan uses; return the bytes it holds on the device.
 
-        The shards, one for each weight, are arguments of their own: Ray fetches no others.
+        The shards, one for each weight, are fetched here: as an argument of its own, one that
+        never arrives would hold up all later calls.
+
+        Raises:
+            RayError: if a shard is lost, or does not arrive in FETCH_TIMEOUT.
         """
-        return self._ready_rank().load_adapter(slot, adapter, weights, shards)
+        fetched: list[AdapterShard] = ray.get(shards, timeout=FETCH_TIMEOUT)
+        return self._ready_rank().load_adapter(slot, adapter, weights, tuple(fetched))
 
     @ray.method
     def clear_slot(self, slot: int, adapter: str) -> None:

@@ -146,3 +146,14 @@ class Channel:
     def close(self) -> None:
         """Close the connection; what is queued may be lost."""
         self._writer.close()
+
+
+def stop_listening(server: asyncio.Server) -> None:
+    """Close a server as soon as it has handed over what it has accepted.
+
+    `Server.close` of Python 3.11 loses a connection that is accepted in the same turn of the loop.
+    """
+    loop = server.get_loop()
+    for listening in server.sockets:
+        loop.remove_reader(listening.fileno())
+    loop.call_soon(server.close)

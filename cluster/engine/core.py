@@ -1,9 +1,9 @@
 """The engine's core: ranks brought up, stepped until they fail, and brought up again.
 
 vLLM's EngineCore and its busy loop. Owns the executor and the scheduler that plans for it, which
-begin and end together; when they end, every request is answered. While a step runs, the one after
-it is planned and sent, so that the ranks go from one to the next without waiting. That is done late
-in the step, so that who arrives meanwhile is not left out of it; and only if the ranks leave a core
+begin and end together; streams go on in the next ones. While a step runs, the one after it is
+planned and sent, so that the ranks go from one to the next without waiting. That is done late in
+the step, so that who arrives meanwhile is not left out of it; and only if the ranks leave a core
 for it, or it would cost them more than it gains.
 """
 
@@ -15,17 +15,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from math import inf
 
+from cluster.engine.dispatcher import Dispatcher
 from cluster.engine.executor import Executor, ExecutorFailed, FailureCause, RankLauncher
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.lora_loader import LoraLoader
 from cluster.engine.recording import Recording
-from cluster.engine.server import Dispatcher
 from cluster.engine.status import EngineStatus
+from cluster.engine.step_limit import LEAST, StepLimit
 from cluster.errors import error_info
 from cluster.request import TokenEvent
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.scheduler import Scheduler
-from worker.protocol import GENESIS, encode_plan
+from worker.protocol import GENESIS, Plan, encode_plan
 
 logger = logging.getLogger("topwork.scheduler")
 
@@ -81,7 +82,12 @@ class StepLoop:
         self._ahead_rows = ahead_rows  # of the step that runs, beyond which none is planned ahead
         self._pace = StepPace(time.monotonic)
         self._digest = GENESIS
-        self._in_flight: deque[tuple[int, int]] = deque()  # step and its rows
+        self._in_flight: deque[tuple[Plan, int]] = deque()  # with its rows
+
+    @property
+    def sequences_in_flight(self) -> set[int]:
+        """Return the sequences in the steps that the ranks have not answered."""
+        return {chunk.seq_id for plan, _ in self._in_flight for chunk in plan.chunks}
 
     async def run(self, idle: Callable[[], Awaitable[None]]) -> None:
         """Step while there is work, and wait with `idle` while there is none.
@@ -99,11 +105,11 @@ class StepLoop:
             if not self._in_flight:
                 await idle()
                 continue
-            step, num_rows = self._in_flight[0]
+            plan, num_rows = self._in_flight[0]
             is_small = num_rows <= self._ahead_rows
-            if is_small and not await self._executor.has_answered(step, self._pace.rest):
+            if is_small and not await self._executor.has_answered(plan.step, self._pace.rest):
                 self._begin_step()
-            output = await self._executor.output(step)
+            output = await self._executor.output(plan.step)
             self._end_step()
             events = self._scheduler.commit(output)
             self._metrics.committed()
@@ -129,8 +135,8 @@ class StepLoop:
         else:
             self._pace.begins()
         num_rows = sum(len(chunk.token_ids) for chunk in plan.chunks)
-        self._in_flight.append((plan.step, num_rows))
-        self._executor.send(frame)
+        self._in_flight.append((plan, num_rows))
+        self._executor.send(frame, num_rows)
 
     def _end_step(self) -> None:
         self._in_flight.popleft()
@@ -144,8 +150,10 @@ class SupervisorConfig:
 
     scheduler: SchedulerConfig  # num_pages is filled in when the ranks have said what fits
     start_timeout: float  # until all ranks must take plans
-    step_timeout: float  # until all ranks must have answered one
+    step_timeout: float  # until all ranks must have answered one, where none like it was measured
+    least_step_timeout: float = LEAST  # and where one was, however short
     restart_delay: float = 1.0  # between two failed attempts to start the ranks
+    recovery_timeout: float = 120.0  # that streams wait for lost ranks before they end
     ahead_rows: float = inf  # the next step is planned while one of at most so many rows runs
 
 
@@ -173,6 +181,8 @@ class Supervisor:
         self._kv_feed = kv_feed
         self._status = status
         self._wake = wake
+        self._steps: StepLoop | None = None
+        self._giving_up: asyncio.TimerHandle | None = None  # while lost ranks are expected back
 
     async def run(self) -> None:
         """Start the ranks whenever they are down, and serve; returns only by an error, a bug."""
@@ -183,14 +193,19 @@ class Supervisor:
                 except ExecutorFailed as failure:
                     # As text: who keeps records would keep what the failure's frames hold, shards.
                     logger.error("%s; restarting all ranks", str(failure))
-                    await self._tear_down(failure)
+                    await self._lose_ranks(failure)
         finally:
-            await self._stop_ranks()
+            if self._giving_up is not None:
+                self._giving_up.cancel()
+            self._dispatcher.fail_all(error_info(self._status.unavailable()))
+            self._lora_loader.answer_unloads()
+            await self._end_ranks()
 
     async def _serve(self) -> None:
         """Start the ranks and serve until they fail."""
         config = self._config
-        executor = Executor(self._launcher, config.start_timeout, config.step_timeout)
+        limit = StepLimit(config.step_timeout, config.least_step_timeout)
+        executor = Executor(self._launcher, config.start_timeout, limit)
         self.executor = executor
         try:
             await executor.start()
@@ -212,7 +227,12 @@ class Supervisor:
         self._lora_loader.restore_pins(self.scheduler)
         self._status.up()
         _log_ranks(executor)
-        steps = StepLoop(
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+        self._dispatcher.attach(self.scheduler)
+        self._lora_loader.repeat_unloads(self.scheduler)
+        self._steps = StepLoop(
             executor,
             self.scheduler,
             self._lora_loader,
@@ -221,7 +241,7 @@ class Supervisor:
             self._status,
             config.ahead_rows,
         )
-        await steps.run(lambda: self._idle(executor))
+        await self._steps.run(lambda: self._idle(executor))
 
     async def _idle(self, executor: Executor) -> None:
         """Wait for an event, or for the failure of the group."""
@@ -237,16 +257,24 @@ class Supervisor:
             failing.result()
         self._wake.clear()
 
-    async def _tear_down(self, failure: ExecutorFailed) -> None:
-        """Answer everything in flight with 503 and end what is left of the ranks."""
+    async def _lose_ranks(self, failure: ExecutorFailed) -> None:
+        """Keep the streams for the next scheduler, and end what is left of the ranks."""
         self._status.down(failure, self.scheduler)
         self._kv_feed.clear()
-        await self._stop_ranks()
+        if self._steps is not None:
+            self._dispatcher.park(self._steps.sequences_in_flight, self._lora_loader.loading)
+            if self._giving_up is None:
+                loop = asyncio.get_running_loop()
+                self._giving_up = loop.call_later(self._config.recovery_timeout, self._give_up)
+        await self._end_ranks()
 
-    async def _stop_ranks(self) -> None:
-        """End every request with the reason, then the ranks."""
+    def _give_up(self) -> None:
+        """End what waits for ranks that do not come back."""
         self._dispatcher.fail_all(error_info(self._status.unavailable()))
-        self.scheduler = None
+        self._lora_loader.answer_unloads()
+
+    async def _end_ranks(self) -> None:
+        self.scheduler = self._steps = None
         self._lora_loader.reset()
         if self.executor is not None:
             executor, self.executor = self.executor, None

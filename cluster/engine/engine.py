@@ -13,16 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.engine.core import Supervisor, SupervisorConfig
+from cluster.engine.dispatcher import Dispatcher
 from cluster.engine.executor import RankLauncher
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.kv_event_publisher import KvEventPublisher, KvEventPublisherConfig
-from cluster.engine.lora_loader import LoraLoader, ShardSource
+from cluster.engine.lora_loader import LoadLimits, LoraLoader, ShardSource
 from cluster.engine.recording import Recording, RecordingConfig
-from cluster.engine.server import Dispatcher, EngineServer, RouterConnection
+from cluster.engine.server import EngineServer, RouterConnection
 from cluster.engine.status import EngineStatus
-from cluster.errors import TopworkError, error_info
-from cluster.messages import Events, SchedulerAddress, Status
-from cluster.request import Request, TokenEvent
+from cluster.messages import SchedulerAddress, Status
+from cluster.request import Request
 
 logger = logging.getLogger("topwork.scheduler")
 
@@ -34,6 +34,7 @@ class EngineConfig:
     replica: str
     ranks: SupervisorConfig
     request_timeout: float | None = None  # until a request ends with an error
+    loads: LoadLimits = LoadLimits()
     # None: KV events go only to routers that follow them.
     kv_publisher: KvEventPublisherConfig | None = None
     recording: RecordingConfig | None = None  # None: nothing is written down
@@ -44,17 +45,22 @@ class Engine:
 
     def __init__(self, config: EngineConfig, launcher: RankLauncher, pool: ShardSource) -> None:
         self._replica = config.replica
-        self._status = EngineStatus(
-            config.replica, time.monotonic, late_after=config.ranks.step_timeout / 2
-        )
+        self._status = EngineStatus(config.replica, time.monotonic)
         self._publisher = KvEventPublisher(config.kv_publisher) if config.kv_publisher else None
         self._kv_feed = KvEventFeed(config.ranks.scheduler.base_digest, time.time, self._publisher)
         self._server = EngineServer(self, self._kv_feed)
         self._recording = Recording(config.recording)
         metrics = self._status.metrics
         self._wake = asyncio.Event()
-        self._dispatcher = Dispatcher(config.request_timeout, self._expire, metrics)
-        self._lora_loader = LoraLoader(pool, self._dispatcher, self._wake.set, metrics)
+        self._dispatcher = Dispatcher(
+            config.request_timeout,
+            config.ranks.scheduler.max_waiting,
+            self._status,
+            self._wake.set,
+        )
+        self._lora_loader = LoraLoader(
+            pool, self._dispatcher, self._wake.set, metrics, config.loads
+        )
         self._supervisor = Supervisor(
             config.ranks,
             launcher,
@@ -125,29 +131,15 @@ class Engine:
 
     def submit(self, router: RouterConnection, requests: tuple[Request, ...]) -> None:
         """Queue the choices of one prompt, all or none; or answer at once why not."""
-        try:
-            if self._supervisor.scheduler is None:
-                raise self._status.unavailable()
-            seq_ids = self._supervisor.scheduler.add_all(requests)
-        except TopworkError as error:
-            router.send(Events(tuple(_failed(r.request_id, error) for r in requests)))
-            return
-        self._dispatcher.add(router, seq_ids, requests)
-        self._wake.set()
+        self._dispatcher.submit(router, requests)
 
     def abort(self, router: RouterConnection, request_id: str) -> None:
         """Drop a request, unless it has just ended."""
-        seq_id = self._dispatcher.remove(router, request_id)
-        if seq_id is None:
-            return
-        assert self._supervisor.scheduler is not None, "a stream has a scheduler"
-        self._supervisor.scheduler.abort(seq_id)
-        self._wake.set()
+        self._dispatcher.abort(router, request_id)
 
     def abort_all(self, router: RouterConnection) -> None:
         """Drop everything of a router that has gone."""
-        for request_id in tuple(router.sequences):
-            self.abort(router, request_id)
+        self._dispatcher.abort_all(router)
 
     def unload(self, router: RouterConnection, call_id: int, adapter: str, force: bool) -> None:
         """Forget an adapter; the answer goes out when nothing of it is left."""
@@ -166,13 +158,3 @@ class Engine:
         return self._status.snapshot(
             call_id, self._supervisor.scheduler, self._supervisor.executor, self._lora_loader.held
         )
-
-    def _expire(self, seq_id: int) -> None:
-        """End a request that has taken longer than it may."""
-        assert self._supervisor.scheduler is not None, "a stream has a scheduler"
-        self._dispatcher.deliver(self._supervisor.scheduler.expire(seq_id))
-        self._wake.set()
-
-
-def _failed(request_id: str, error: TopworkError) -> TokenEvent:
-    return TokenEvent(request_id, finish_reason="error", error=error_info(error))

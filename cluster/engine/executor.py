@@ -7,19 +7,22 @@ Processes are made and killed by a launcher: `deploy` and tests each have their 
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError, WorkerCrashedError
 
-from cluster.errors import InvalidAdapter
+from cluster.engine.step_limit import StepLimit
+from cluster.errors import Internal, InvalidAdapter, TopworkError, Unavailable
 from cluster.request import parts_of
 from worker.channel import BadFrame, Channel, ChannelClosed
 from worker.errors import GroupBroken, PlanMismatch, UnusableAdapter
 from worker.protocol import RankInfo, StepOutput, StepReply
 
+LAST_LOOK = 0.2  # seconds that answers are read for when time is up
 CAUSE_TIMEOUT = 0.5  # seconds that a rank which lost its peers waits for one of them to say why
 
 # A rank reports an error as its class and what it says.
@@ -75,10 +78,17 @@ class RankLauncher(Protocol):
         """End every process of the last launch, also one that no longer answers."""
 
 
-def _unusable(error: BaseException) -> UnusableAdapter | None:
-    """Return what a rank says of an adapter that it cannot compute, if that is the error."""
+DEATHS = (ActorDiedError, WorkerCrashedError)  # what a call raises whose rank's process is gone
+
+
+def _load_error(error: BaseException) -> TopworkError:
+    """Return what an adapter's requests are told of a load that failed on a rank that lives."""
     cause = error.cause if isinstance(error, RayTaskError) else error
-    return cause if isinstance(cause, UnusableAdapter) else None
+    if isinstance(cause, UnusableAdapter):
+        return InvalidAdapter(str(cause))
+    if isinstance(cause, RayError):  # shards that are lost with the pool, or late
+        return Unavailable(f"the adapter's shards cannot be fetched: {cause}", retry_after=1)
+    return Internal(f"a rank could not load the adapter: {cause}")
 
 
 class Executor:
@@ -88,17 +98,18 @@ class Executor:
         self,
         launcher: RankLauncher,
         start_timeout: float,
-        step_timeout: float,
+        limit: StepLimit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._launcher = launcher
         self._clock = clock
         self._start_timeout = start_timeout  # seconds until all ranks must take plans
-        self._step_timeout = step_timeout  # seconds until all must have answered one
+        self._limit = limit  # of what a step may take
         self._handles: tuple[RankHandle, ...] = ()
         self._channels: list[Channel] = []
         self._readers: list[asyncio.Task[None]] = []
         self._replies: dict[int, list[tuple[int, StepReply]]] = {}  # by step in flight
+        self._num_rows: deque[int] = deque()  # of the steps in flight
         self._awaited_step = 0
         self._waiter: asyncio.Future[None] | None = None  # for the answers to that step
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -149,12 +160,13 @@ class Executor:
         for address in addresses:
             self._channels.append(await Channel.connect(address, self._launcher.secret))
 
-    def send(self, frame: bytes) -> None:
-        """Send one plan to every rank; `output` waits for what comes of it.
+    def send(self, frame: bytes, num_rows: int) -> None:
+        """Send one plan, of so many rows, to every rank; `output` waits for what comes of it.
 
         They may still be at the plan before it.
         """
         now = self._clock()
+        self._num_rows.append(num_rows)
         for rank, channel in enumerate(self._channels):
             channel.send(frame)
             if not self._num_unanswered[rank]:
@@ -164,6 +176,13 @@ class Executor:
     def step_age(self, rank: int) -> float:
         """Return for how many seconds a rank has been at its step; 0 if it has answered all."""
         return self._clock() - self._busy_since[rank] if self._num_unanswered[rank] else 0.0
+
+    def late_ranks(self) -> list[int]:
+        """Return the ranks that have been at their step for half of what it may take, or more."""
+        if not self._num_rows:
+            return []
+        limit = self._limit.of(self._num_rows[0]) / 2
+        return [rank for rank in range(len(self.alive)) if self.step_age(rank) >= limit]
 
     async def has_answered(self, step: int, within: float) -> bool:
         """Wait for the answers to a step, at most `within` seconds; tell whether all are here.
@@ -186,21 +205,32 @@ class Executor:
         Raises:
             ExecutorFailed: if a rank is gone, reports an error or does not answer in time.
         """
-        self._raise_if_failed()
-        output: StepOutput | None = None
+        began = self._clock()
+        num_rows = self._num_rows[0]
+        limit = self._limit.of(num_rows)
         try:
-            async with asyncio.timeout(self._step_timeout):
-                while not self._has_all(step):
-                    self._raise_if_failed()
-                    await self._wait(step)
+            async with asyncio.timeout(limit):
+                await self._until_answered(step)
         except TimeoutError:
-            late = [rank for rank, last in enumerate(self.last_step) if last < step]
-            reason = f"rank {late} did not answer step {step} within {self._step_timeout:g} s"
-            raise ExecutorFailed(reason, FailureCause.STEP_TIMEOUT) from None
+            # This process may have stood still itself: what came meanwhile is read first.
+            if not await self.has_answered(step, LAST_LOOK):
+                late = [rank for rank, last in enumerate(self.last_step) if last < step]
+                reason = f"rank {late} did not answer step {step} within {limit:g} s"
+                raise ExecutorFailed(reason, FailureCause.STEP_TIMEOUT) from None
+            await self._until_answered(step)
+        self._num_rows.popleft()
+        self._limit.measured(num_rows, self._clock() - began)
+        output: StepOutput | None = None
         for rank, reply in self._replies.pop(step):
             output = reply.output if rank == 0 else output
         assert output is not None, f"rank 0 sent no output for step {step}"
         return output
+
+    async def _until_answered(self, step: int) -> None:
+        self._raise_if_failed()
+        while not self._has_all(step):
+            await self._wait(step)
+            self._raise_if_failed()
 
     async def failed(self) -> None:
         """Wait until the group fails.
@@ -225,6 +255,8 @@ class Executor:
 
         Raises:
             InvalidAdapter: if a rank cannot compute it; the others may have it in the slot now.
+            Unavailable: if the shards are lost or late.
+            Internal: if a rank fails otherwise.
             ExecutorFailed: if a rank is gone.
         """
         weights = tuple(weight for _, weight in parts_of(adapter))
@@ -234,20 +266,18 @@ class Executor:
             handle.load_adapter(slot, adapter, weights, shards)
             for handle, shards in zip(self._handles, zip(*parts, strict=True), strict=True)
         ]
-        # All are awaited: a late one must not reach a slot that has been given away.
         results = await asyncio.gather(*calls, return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         for error in errors:
-            unusable = _unusable(error)
-            if unusable is not None:
-                raise InvalidAdapter(str(unusable)) from error
-        for error in errors:
-            if not isinstance(error, RayError):
-                raise error
-            reason = f"a rank failed while it loaded an adapter: {error}"
-            failure = ExecutorFailed(reason, FailureCause.ADAPTER_LOAD)
-            self._fail(failure)  # it may live on, but what it holds is not known
-            raise failure from error
+            if isinstance(error, DEATHS):
+                reason = f"a rank died while it loaded an adapter: {error}"
+                failure = ExecutorFailed(reason, FailureCause.ADAPTER_LOAD)
+                self._fail(failure)
+                raise failure from error
+        failures = [_load_error(error) for error in errors]
+        refusals = [failure for failure in failures if isinstance(failure, InvalidAdapter)]
+        if failures:
+            raise (refusals or failures)[0]
         return tuple(result for result in results if not isinstance(result, BaseException))
 
     def clear_slots(self, slots: Iterable[tuple[int, str]]) -> Awaitable[None]:

@@ -25,6 +25,7 @@ BUCKETS: dict[str, tuple[float, ...]] = {
     "queue_time_seconds": TTFT_BUCKETS,
     "prefill_time_seconds": TTFT_BUCKETS,
     "decode_time_seconds": E2E_BUCKETS,
+    "stream_pause_seconds": E2E_BUCKETS,
     "step_seconds/plan": STEP_BUCKETS,
     "step_seconds/ranks": STEP_BUCKETS,
     "step_seconds/commit": STEP_BUCKETS,
@@ -35,12 +36,13 @@ BUCKETS: dict[str, tuple[float, ...]] = {
 
 
 @dataclass(slots=True)
-class _SequenceTimes:
-    """Moments of a sequence that has not ended."""
+class SequenceTimes:
+    """Moments of a request that has not ended, in seconds of the metrics' clock."""
 
     arrival: float
     start: float | None = None  # the first plan with it
     first_token: float | None = None
+    interrupted: float | None = None  # the last answer of ranks that are lost, if it had tokens
 
 
 class EngineMetrics:
@@ -51,7 +53,7 @@ class EngineMetrics:
         self.counters = EngineCounters()
         self._clock = clock
         self._histograms = {name: Histogram(bounds) for name, bounds in BUCKETS.items()}
-        self._times: dict[int, _SequenceTimes] = {}
+        self._times: dict[int, SequenceTimes] = {}  # by sequence
         self._unstarted: dict[int, float] = {}  # arrival by sequence, the oldest in front
         self._slots: dict[int, int | None] = {}  # of running sequences
         self._occupants: dict[int, str] = {}  # adapter last put into each slot
@@ -69,21 +71,29 @@ class EngineMetrics:
 
     # A sequence's life.
 
-    def arrived(self, seq_ids: Iterable[int]) -> None:
-        """Note sequences that were let in."""
-        now = self._clock()
-        for seq_id in seq_ids:
-            self._times[seq_id] = _SequenceTimes(now)
-            self._unstarted[seq_id] = now
+    def arrival(self) -> SequenceTimes:
+        """Return the times of a request that comes now."""
+        return SequenceTimes(self._clock())
 
-    def delivered(self, seq_id: int, *, has_token: bool, is_end: bool) -> None:
+    def queued(self, seq_id: int, times: SequenceTimes) -> None:
+        """Note the sequence of a request, which is new or was `parked`."""
+        self._times[seq_id] = times
+        if times.start is None:
+            self._unstarted[seq_id] = times.arrival
+
+    def parked(self, times: SequenceTimes) -> None:
+        """Note that a stream stands still: its ranks are lost."""
+        if times.first_token is not None and times.interrupted is None:
+            times.interrupted = self._step_answered
+
+    def delivered(self, times: SequenceTimes, *, has_token: bool, is_end: bool) -> None:
         """Note that an event of a sequence is sent to its router."""
-        times = self._times.get(seq_id)
-        if times is None:
-            return
         if has_token and times.first_token is None and times.start is not None:
             times.first_token = self._clock()
             self._observe("prefill_time_seconds", times.first_token - times.start)
+        if has_token and times.interrupted is not None:
+            self._observe("stream_pause_seconds", self._clock() - times.interrupted)
+            times.interrupted = None
         if is_end and times.first_token is not None:
             self._observe("decode_time_seconds", self._clock() - times.first_token)
 
@@ -154,7 +164,7 @@ class EngineMetrics:
                 del self._occupants[slot]
 
     def ranks_lost(self, cause: FailureCause) -> None:
-        """Note why a group of ranks was given up; its sequences and slots are gone with it."""
+        """Note why a group of ranks was given up; its sequences and slots go with it."""
         self.failures[cause] += 1
         self._times.clear()
         self._unstarted.clear()

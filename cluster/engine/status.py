@@ -22,16 +22,12 @@ NOTHING = SchedulerStats()  # what a scheduler that is not there has
 
 
 class EngineStatus:
-    """Remembers why the ranks are down and what earlier groups have counted.
+    """Remembers why the ranks are down and what earlier groups have counted."""
 
-    `late_after`: seconds in one step after which a rank is taken for stuck.
-    """
-
-    def __init__(self, replica: str, clock: Callable[[], float], late_after: float) -> None:
+    def __init__(self, replica: str, clock: Callable[[], float]) -> None:
         self.metrics = EngineMetrics(clock)
         self.begun = asyncio.Event()  # the ranks have been up, or have failed
         self._replica = replica
-        self._late_after = late_after
         self._is_up = False
         self._reason = "the ranks are starting"
         self._num_groups = 0
@@ -91,11 +87,8 @@ class EngineStatus:
 
     def _late_ranks(self, executor: Executor | None) -> str:
         """Return which ranks are late with their step, as a reason; "": none is."""
-        if executor is None:
-            return ""
-        ranks = range(len(executor.alive))
-        late = [rank for rank in ranks if executor.step_age(rank) > self._late_after]
-        return f"rank {late} has been in one step for over {self._late_after:g} s" if late else ""
+        late = [] if executor is None else executor.late_ranks()
+        return f"rank {late} takes far too long for its step" if late else ""
 
     def _stats(
         self, scheduler: Scheduler | None, held: Mapping[int, tuple[str, int]]

@@ -6,7 +6,7 @@ then its pages are written.
 """
 
 from cluster.errors import ErrorInfo
-from cluster.request import FinishReason, TokenEvent
+from cluster.request import BASE, FinishReason, TokenEvent
 from cluster.scheduler.kv_cache_manager import KVCacheManager
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
 from cluster.scheduler.planner import Batch
@@ -18,7 +18,6 @@ from worker.protocol import SampledToken, StepOutput
 
 EXPIRED = ErrorInfo("DeadlineExceeded", "the request has taken longer than it may")
 UNLOADED = ErrorInfo("NotFound", "the adapter has been unloaded", param="model")
-NOT_FINITE = ErrorInfo("Internal", "the model produced non-finite logits")
 
 
 class OutputUpdater:
@@ -102,7 +101,7 @@ class OutputUpdater:
     ) -> TokenEvent | None:
         """Apply one computed chunk to its sequence."""
         if running.is_failed:
-            return failure(running.sequence, NOT_FINITE)
+            return failure(running.sequence, not_finite(running.adapter))
         if not running.is_decoding:
             self._kv.cache_full_pages(running, step)
         if sampled is None:
@@ -143,3 +142,9 @@ def take_token(sequence: Sequence, sampled: SampledToken) -> TokenEvent:
 def failure(sequence: Sequence, error: ErrorInfo) -> TokenEvent:
     """Return the event that ends a sequence with an error."""
     return TokenEvent(sequence.request.request_id, finish_reason="error", error=error)
+
+
+def not_finite(adapter: str) -> ErrorInfo:
+    """Return what a sequence ends with whose logits are no numbers."""
+    model = "the base model" if adapter == BASE else f"the model with adapter {adapter}"
+    return ErrorInfo("Internal", f"{model} produced non-finite logits")

@@ -20,7 +20,7 @@ DIGEST = "d" * 64
 
 def sample_view() -> View:
     """Return one router, one scheduler with one rank, and one adapter that is in use."""
-    idle = EngineStatus("0", lambda: 0.0, 4.0).snapshot(1, None, None, {})
+    idle = EngineStatus("0", lambda: 0.0).snapshot(1, None, None, {})
     status = structs.replace(
         idle,
         scheduler=structs.replace(idle.scheduler, slots=(SlotStats(0, DIGEST, False, 1),)),

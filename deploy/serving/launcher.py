@@ -76,7 +76,7 @@ class ActorRank:
     def load_adapter(
         self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
     ) -> Awaitable[int]:
-        call = self.actor.load_adapter.remote(slot, adapter, weights, *shards)
+        call = self.actor.load_adapter.remote(slot, adapter, weights, list(shards))
         return cast(Awaitable[int], call)
 
     def clear_slot(self, slot: int, adapter: str) -> Awaitable[None]:

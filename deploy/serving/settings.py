@@ -104,6 +104,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
             scheduler=scheduler_config(checked),
             start_timeout=START_TIMEOUT,
             step_timeout=config.step_timeout,
+            recovery_timeout=config.recovery_timeout,
             ahead_rows=ahead_rows(checked),
         ),
         recording=_recording(config),

@@ -18,6 +18,7 @@ from worker.channel import (
     listen,
     receive,
     send,
+    stop_listening,
 )
 
 
@@ -107,3 +108,27 @@ def test_both_ends_of_an_asyncio_channel_speak_the_same_frames():
         return heard
 
     assert asyncio.run(talk()) == [b"question", b"answer"]
+
+
+async def test_a_connection_that_is_accepted_while_its_server_closes_is_handed_over(monkeypatch):
+    entered = asyncio.Event()
+
+    def enter(reader, writer):
+        writer.close()
+        entered.set()
+
+    server = await asyncio.start_server(enter, "127.0.0.1", 0)
+    loop = asyncio.get_running_loop()
+    create_task = loop.create_task
+
+    def accepting(coroutine, **words):
+        task = create_task(coroutine, **words)
+        if coroutine.__name__ == "_accept_connection2":
+            stop_listening(server)
+        return task
+
+    monkeypatch.setattr(loop, "create_task", accepting)
+    with socket.create_connection(server.sockets[0].getsockname()):
+        async with asyncio.timeout(PATIENCE):
+            await entered.wait()
+    assert server.sockets == ()

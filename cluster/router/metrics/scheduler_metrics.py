@@ -73,6 +73,8 @@ HISTOGRAMS = (
               TTFT_BUCKETS, "replica"),
     histogram("decode_time_seconds", "From a sequence's first token to its end.",
               E2E_BUCKETS, "replica"),
+    histogram("stream_pause_seconds", "From the last answer of ranks that were lost to the next "
+              "token of a stream that they had.", E2E_BUCKETS, "replica"),
     histogram("adapter_load_seconds", "From the begin of a load into a slot until all ranks have "
               "it; host memory or disk included.", LOAD_BUCKETS, "replica"),
     histogram("batch_size", "Sequences in a step.", COUNT_BUCKETS, "replica"),

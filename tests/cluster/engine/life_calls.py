@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from cluster.adapters.records import ResolvedAdapter
 from cluster.adapters.service.pool_actor import AdapterPoolActor
-from cluster.errors import BY_NAME, InvalidAdapter, NotFound, TopworkError, Unavailable
+from cluster.engine.dispatcher import MAX_LOSSES
+from cluster.errors import BY_NAME, Internal, InvalidAdapter, NotFound, TopworkError, Unavailable
 from cluster.request import BASE, Request, TokenEvent
 from cluster.router.engine_client import EventQueue
 from tests.cluster.engine.life_ranks import turns
@@ -19,7 +20,8 @@ from worker.testing.fake_rank import fake_continuation
 
 # Why a request may fail: which errors that explains.
 EXCUSES = {
-    "lost": (Unavailable.__name__,),  # ranks, replica or connection
+    "lost": (Unavailable.__name__,),  # replica or connection
+    "culprit": (Internal.__name__,),  # ranks died too often in its steps
     "expired": ("DeadlineExceeded",),
     "crowded": ("Overloaded",),
     "forced": (NotFound.__name__,),  # an unload that does not wait
@@ -88,7 +90,7 @@ class Call:
         queue = EventQueue()
         requests = tuple(self._request(adapter, choice) for choice in range(self.wish.num_choices))
         client = self.replica.client
-        if not self.replica.is_up:
+        if self.replica.is_closed:
             self.excuses.add("lost")
         try:
             client.submit(requests, queue)
@@ -115,8 +117,10 @@ class Call:
         client, troubles = self.replica.client, self.replica.launcher.num_troubles
         while open_ids:
             for event in await queue.get():
-                if self.replica.launcher.num_troubles != troubles:
+                if self.replica.is_closed:
                     self.excuses.add("lost")
+                if self.replica.launcher.num_troubles > troubles + MAX_LOSSES:
+                    self.excuses.add("culprit")
                 self._take(event, self.tokens[names.index(event.request_id)])
                 if event.finish_reason is not None:
                     open_ids.remove(event.request_id)

@@ -13,7 +13,7 @@ from ray.exceptions import WorkerCrashedError
 
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.sharding import cut_all
-from worker.channel import Channel, ChannelClosed
+from worker.channel import Channel, ChannelClosed, stop_listening
 from worker.errors import UnusableAdapter
 from worker.lora.shard import AdapterShard
 from worker.protocol import RankInfo, StepReply
@@ -123,7 +123,7 @@ class LoopRank:
         """Close every socket."""
         self.is_dead = True
         if self._server is not None:
-            self._server.close()
+            stop_listening(self._server)
         if self._serving is not None:
             self._serving.cancel()
 

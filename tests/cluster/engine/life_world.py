@@ -15,7 +15,7 @@ from cluster.adapters.service.pool_actor import AdapterPoolActor, AdapterPoolCon
 from cluster.adapters.sharding import RankMemory
 from cluster.engine.core import SupervisorConfig
 from cluster.engine.engine import Engine, EngineConfig
-from cluster.engine.server import RouterConnection
+from cluster.engine.lora_loader import LoadLimits
 from cluster.errors import NotFound
 from cluster.messages import SchedulerAddress, Status
 from cluster.router.engine_client import EngineClient
@@ -58,13 +58,17 @@ class Replica:
                 scheduler=scheduler,
                 start_timeout=FOREVER,
                 step_timeout=FOREVER,
+                least_step_timeout=FOREVER,
+                recovery_timeout=FOREVER,
                 restart_delay=0.01,
             ),
             request_timeout=self.timeout,
+            loads=LoadLimits(fetch=FOREVER, load=FOREVER, retry=FOREVER),
         )
         self.engine = Engine(config, launcher, pool)
         self.client: EngineClient
         self.address: SchedulerAddress
+        self.is_closed = False
 
     async def start(self) -> None:
         """Bring it up, and the router's connection to it."""
@@ -79,6 +83,7 @@ class Replica:
 
     async def close(self) -> None:
         """End it, and the router's connection with it."""
+        self.is_closed = True
         self.launcher.num_troubles += 1
         await self.engine.close()
         await self.client.wait_closed()
@@ -97,7 +102,7 @@ class Replica:
     def has_accepted(self, request_id: str) -> bool:
         """Whether a request is among those that the scheduler will end."""
         streams = self.engine._dispatcher._streams.values()
-        return any(stream.request_id == request_id for stream in streams)
+        return any(stream.request.request_id == request_id for stream in streams)
 
     def has(self, digest: str) -> bool:
         """Whether a slot holds an adapter, or will."""
@@ -123,7 +128,9 @@ class Replica:
         assert stats.held_pages == 0
         assert stats.free_pages + stats.cached_pages == stats.total_pages
         assert stats.free_host_pages + stats.cached_host_pages == stats.total_host_pages
-        assert self.engine._dispatcher._streams == {}
+        dispatcher = self.engine._dispatcher
+        assert dispatcher.num_streams == 0
+        assert dispatcher._streams == dispatcher._by_router == {}, "a stream is kept"
         assert not self.engine._lora_loader._unloading, "an unload is not answered"
         held = {slot.adapter for slot in stats.slots}
         assert held <= known, f"slots hold what no name points at: {held - known}"
@@ -219,9 +226,6 @@ def check_memory(catalog: AdapterCatalog) -> None:
     }
     assert count_alive(Handle) == TP * len(in_memory), "somebody keeps shards"
     assert count_alive(Adapter) == 0, "somebody keeps an adapter"
-    for connection in gc.get_objects():
-        if isinstance(connection, RouterConnection):
-            assert connection.sequences == {}, "a connection has sequences"
 
 
 def reads(actor: AdapterPoolActor) -> int:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from ray.exceptions import WorkerCrashedError
 
 from cluster.engine.core import SupervisorConfig
@@ -28,7 +29,7 @@ from tests.patience import PATIENCE
 from worker.channel import Channel, listen
 from worker.engine.step_server import serve_steps
 from worker.errors import UnusableAdapter
-from worker.protocol import RankInfo, SamplingParams, StepReply
+from worker.protocol import DIGEST_BYTES, Plan, RankInfo, SamplingParams, StepReply
 from worker.testing.fake_rank import FakeRank, fake_continuation
 
 SECRET = b"s" * 32
@@ -40,6 +41,7 @@ class TroubledRank(FakeRank):
     def __init__(self) -> None:
         super().__init__(page_size=4, num_slots=2)
         self.fails = False
+        self.deadly_length = 0  # of a prompt that no step survives; 0: none
         self.hangs = threading.Event()
         self.freed = threading.Event()
 
@@ -48,7 +50,13 @@ class TroubledRank(FakeRank):
             raise RuntimeError("the memory is on fire")
         if self.hangs.is_set():
             self.freed.wait()
+        if self.deadly_length and self._starts_deadly(frame):
+            raise RuntimeError("a poisoned prompt")
         return super().step(frame)
+
+    def _starts_deadly(self, frame: bytes) -> bool:
+        plan = msgspec.msgpack.decode(frame[DIGEST_BYTES:], type=Plan)
+        return any(start.num_prompt_tokens == self.deadly_length for start in plan.starts)
 
 
 LOAD_ERRORS = {
@@ -105,13 +113,22 @@ class ThreadLauncher:
     def __init__(self) -> None:
         self.handles: list[ThreadHandle] = []
         self.launches = 0
+        self.deadly_length = 0
         self.gate = asyncio.Event()
 
     async def launch(self) -> tuple[ThreadHandle, ...]:
         await self.gate.wait()
         self.launches += 1
         self.handles = [ThreadHandle(i) for i in range(2)]
+        for handle in self.handles:
+            handle.rank.deadly_length = self.deadly_length
         return tuple(self.handles)
+
+    def poison(self, length: int) -> None:
+        """Let no rank survive a step that starts with a prompt of this length, now and later."""
+        self.deadly_length = length
+        for handle in self.handles:
+            handle.rank.deadly_length = length
 
     async def kill(self) -> None:
         for handle in self.handles:
@@ -141,25 +158,27 @@ class RouterEnd:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._events: dict[str, list[TokenEvent]] = {}  # that `collect` has not returned
 
     def send(self, message: Any) -> None:
         self._channel.send(encode(message))
 
     async def receive(self) -> Any:
-        return decode_scheduler_frame(await self._channel.receive())
+        message = decode_scheduler_frame(await self._channel.receive())
+        if isinstance(message, Events):
+            for event in message.events:
+                self._events.setdefault(event.request_id, []).append(event)
+        return message
 
     async def collect(self, *request_ids: str) -> dict[str, list[TokenEvent]]:
         """Return all events of the requests, up to the end of each."""
-        events: dict[str, list[TokenEvent]] = {name: [] for name in request_ids}
-        open_requests = set(request_ids)
-        while open_requests:
-            message = await self.receive()
-            assert isinstance(message, Events), message
-            for event in message.events:
-                events[event.request_id].append(event)
-                if event.finish_reason is not None:
-                    open_requests.remove(event.request_id)
-        return events
+        while not all(self._has_ended(request_id) for request_id in request_ids):
+            await self.receive()
+        return {request_id: self._events.pop(request_id) for request_id in request_ids}
+
+    def _has_ended(self, request_id: str) -> bool:
+        events = self._events.get(request_id)
+        return bool(events) and events[-1].finish_reason is not None
 
     async def status(self) -> Status:
         self.send(StatusCall(7))
@@ -197,6 +216,7 @@ async def world_with(
     *digests: str,
     start_timeout: float = 30.0,
     step_timeout: float = 30.0,
+    recovery_timeout: float = 30.0,
     request_timeout: float | None = None,
     open_gate: bool = True,
     recording: RecordingConfig | None = None,
@@ -222,6 +242,7 @@ async def world_with(
             start_timeout=start_timeout,
             step_timeout=step_timeout,
             restart_delay=0.01,
+            recovery_timeout=recovery_timeout,
         ),
         request_timeout=request_timeout,
         recording=recording,

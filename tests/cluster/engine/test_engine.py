@@ -17,6 +17,7 @@ from cluster.messages import (
     StatusCall,
     UnfollowKvEvents,
     Unload,
+    Unloaded,
     encode,
 )
 from cluster.scheduler.replay.replayer import Replay
@@ -37,6 +38,13 @@ from worker.channel import Channel, ChannelClosed
 from worker.protocol import RankInfo
 
 
+async def until_away(router: RouterEnd) -> None:
+    """Wait until the loss of the ranks has been noticed."""
+    async with asyncio.timeout(PATIENCE):
+        while (await router.status()).ready:
+            await asyncio.sleep(0)
+
+
 async def test_requests_of_two_routers_get_their_own_tokens() -> None:
     async with world_with("cafe") as world:
         one, two = await world.connect(), await world.connect()
@@ -52,20 +60,23 @@ async def test_requests_of_two_routers_get_their_own_tokens() -> None:
         assert token_ids(events["long"]) == expected(n=40)
 
 
-async def test_a_rank_that_fails_ends_its_requests_with_503_and_the_group_comes_back() -> None:
-    async with world_with() as world:
+async def test_streams_go_on_when_a_rank_fails_with_the_tokens_they_would_have_had() -> None:
+    async with world_with("cafe") as world:
         router = await world.connect()
         await until_ready(router)
+        router.send(ask("a", n=40))
+        router.send(ask("b", "cafe", n=40))
+        router.send(ask_choices("c", "d", n=30, length=10))
+        await router.receive()
         world.launcher.handles[1].rank.fails = True
-        router.send(ask("a"))
-        error = (await router.collect("a"))["a"][-1].error
-        assert error is not None
-        assert (error.name, error.retry_after is not None) == ("Unavailable", True)
-        assert "on fire" in error.message
+        events = await router.collect("a", "b", "c", "d")
+        assert token_ids(events["a"]) == expected(n=40)
+        assert token_ids(events["b"]) == expected("cafe", n=40)
+        for seed, name in enumerate("cd"):
+            assert token_ids(events[name]) == expected(n=30, length=10, seed=seed)
         status = await until_ready(router)
         assert (world.launcher.launches, status.engine.restarts) == (2, 1)
-        router.send(ask("b"))
-        assert token_ids((await router.collect("b"))["b"]) == expected()
+        assert status.histograms["stream_pause_seconds"].number >= 1
 
 
 async def test_a_rank_that_hangs_is_found_by_the_step_timeout() -> None:
@@ -74,11 +85,100 @@ async def test_a_rank_that_hangs_is_found_by_the_step_timeout() -> None:
         await until_ready(router)
         world.launcher.handles[0].rank.hangs.set()
         router.send(ask("a"))
-        error = (await router.collect("a"))["a"][-1].error
-        assert error is not None and "did not answer step" in error.message
+        assert token_ids((await router.collect("a"))["a"]) == expected()
+        status = await router.status()
+        assert status.failures["step_timeout"] == 1
+
+
+async def test_requests_that_come_while_the_ranks_are_away_wait_for_them() -> None:
+    async with world_with() as world:
+        router = await world.connect()
         await until_ready(router)
+        world.launcher.gate.clear()
+        world.launcher.handles[1].rank.fails = True
+        router.send(ask("a"))
+        await until_away(router)
+        for name in "bcd":
+            router.send(ask(name))
+        router.send(Abort("c"))
+        router.send(ask("e"))
+        router.send(ask("f"))  # max_waiting is 4, and a waits as well
+        events = await router.collect("f")
+        assert [event.error.name for event in events["f"] if event.error] == ["Overloaded"]
+        world.launcher.gate.set()
+        events = await router.collect("a", "b", "d", "e")
+        assert {token_ids(of_one) for of_one in events.values()} == {expected()}
+
+
+async def test_streams_wait_no_longer_than_the_recovery_may_take() -> None:
+    async with world_with("cafe", recovery_timeout=0.2) as world:
+        router = await world.connect()
+        await until_ready(router)
+        world.launcher.gate.clear()
+        world.launcher.handles[1].rank.fails = True
+        router.send(ask("a"))
+        await until_away(router)
+        router.send(Unload(3, "cafe"))
+        error = (await router.collect("a"))["a"][-1].error
+        assert error is not None
+        assert (error.name, error.retry_after is not None) == ("Unavailable", True)
+        assert await router.receive() == Unloaded(3, 0, ())
         router.send(ask("b"))
-        assert token_ids((await router.collect("b"))["b"]) == expected()
+        error = (await router.collect("b"))["b"][-1].error
+        assert error is not None and error.name == "Unavailable"
+        world.launcher.gate.set()
+        await until_ready(router)
+        router.send(ask("c"))
+        assert token_ids((await router.collect("c"))["c"]) == expected()
+
+
+async def test_an_unload_that_the_ranks_are_lost_in_waits_for_the_streams_that_go_on() -> None:
+    async with world_with("cafe") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("a", "cafe", n=60))
+        await router.receive()
+        router.send(Unload(5, "cafe"))
+        world.launcher.handles[0].rank.fails = True
+        assert token_ids((await router.collect("a"))["a"]) == expected("cafe", n=60)
+        answer = await router.receive()
+        assert isinstance(answer, Unloaded) and answer.freed_slots
+
+
+async def test_a_request_that_kills_its_ranks_again_and_again_ends_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world_with() as world:
+        router = await world.connect()
+        await until_ready(router)
+        world.launcher.poison(13)
+        router.send(ask("a", n=50))
+        await router.receive()
+        router.send(ask("killer", length=13))
+        router.send(ask("b", n=50))
+        events = await router.collect("a", "killer", "b")
+        error = events["killer"][-1].error
+        assert error is not None and error.name == "Internal"
+        assert token_ids(events["a"]) == expected(n=50)
+        assert token_ids(events["b"]) == expected(n=50)
+        assert world.launcher.launches == 4  # the first, and after each of three deaths
+    assert [r.message for r in caplog.records if "is ended" in r.message] == [
+        f"request killer is ended: {error.message}"
+    ]
+
+
+async def test_requests_for_an_adapter_whose_load_kills_a_rank_end_and_no_others() -> None:
+    async with world_with("deadly") as world:
+        router = await world.connect()
+        await until_ready(router)
+        router.send(ask("a", n=50))
+        await router.receive()
+        router.send(ask("b", "deadly"))
+        router.send(ask("c", "deadly"))
+        events = await router.collect("a", "b", "c")
+        assert token_ids(events["a"]) == expected(n=50)
+        for name in "bc":
+            assert [e.error.name for e in events[name] if e.error] == ["Internal"]
 
 
 async def test_closing_leaves_no_task_behind_idle_or_in_a_step() -> None:
@@ -289,9 +389,7 @@ async def test_a_router_that_follows_hears_of_pages_unloads_and_lost_ranks() -> 
         world.launcher.handles[1].rank.fails = True
         router.send(ask("c", length=30))
         await read_kv_events(router, early, 0)
-        await until_ready(router)
-        router.send(ask("d", length=9))
-        await read_kv_events(router, early, 3)
+        await read_kv_events(router, early, 8)  # c goes on
         assert late.blocks != early.blocks  # what nobody follows is not told
 
 
@@ -314,7 +412,7 @@ async def test_what_was_recorded_over_two_lives_of_the_ranks_replays(tmp_path: P
     for number, record in enumerate(read_records(path)):
         replay.apply(record, number)
         assert replay.difference is None
-    assert (replay.counts.schedulers, replay.counts.requests) == (2, 4)
+    assert (replay.counts.schedulers, replay.counts.requests) == (2, 5)  # b in both
 
 
 async def test_each_rank_is_told_when_it_is_up_with_what_it_computes_by(

@@ -11,6 +11,7 @@ import pytest
 from ray.exceptions import WorkerCrashedError
 
 from cluster.engine.executor import Executor, ExecutorFailed, FailureCause
+from cluster.engine.step_limit import StepLimit
 from cluster.request import compose
 from tests.cluster.engine.small_engine import ThreadLauncher
 from tests.patience import PATIENCE
@@ -84,7 +85,7 @@ async def running(
 ) -> AsyncIterator[tuple[Executor, tuple[ScriptedRank, ...]]]:
     """Run a group of two ranks."""
     launcher = ScriptedLauncher()
-    group = Executor(launcher, PATIENCE, PATIENCE, clock)
+    group = Executor(launcher, PATIENCE, StepLimit(PATIENCE), clock)
     await group.start()
     try:
         yield group, launcher.ranks
@@ -116,7 +117,7 @@ def test_a_failure_that_has_travelled_says_the_same() -> None:
 async def test_a_group_says_what_an_adapter_holds_on_each_rank() -> None:
     launcher = ThreadLauncher()
     launcher.gate.set()
-    group = Executor(launcher, PATIENCE, PATIENCE)
+    group = Executor(launcher, PATIENCE, StepLimit(PATIENCE))
     await group.start()
     assert await group.load_adapter(0, "cafe", (("cafe", "cafe"),)) == (100, 101)
     both = compose([("cafe", 2.0), ("fade", 1.0)])
@@ -128,12 +129,12 @@ async def test_each_rank_says_for_how_long_it_has_been_at_its_step() -> None:
     now = 100.0
     async with running(lambda: now) as (group, ranks):
         assert (group.step_age(0), group.step_age(1)) == (0.0, 0.0)
-        group.send(b"the plan of step 1")
+        group.send(b"the plan of step 1", 4)
         await ranks[0].reply(1)
         await until(lambda: group.last_step == [1, 0])
         now += 3.0
         assert (group.step_age(0), group.step_age(1)) == (0.0, 3.0)
-        group.send(b"the plan of step 2")  # while rank 1 is still at the step before it
+        group.send(b"the plan of step 2", 4)  # while rank 1 is still at the step before it
         now += 2.0
         assert (group.step_age(0), group.step_age(1)) == (2.0, 5.0)
         await ranks[1].reply(1)  # it goes on with step 2 at once
@@ -159,7 +160,7 @@ async def test_a_rank_that_has_gone_is_not_alive_and_the_others_are() -> None:
 
 async def test_a_rank_that_reports_an_error_takes_no_more_plans() -> None:
     async with running() as (group, ranks):
-        group.send(b"the plan of step 1")
+        group.send(b"the plan of step 1", 4)
         await ranks[0].reply(1, error="RuntimeError: on fire")
         failure = await failure_of(group)
         assert failure.reason == "rank 0 failed in step 1: RuntimeError: on fire"

@@ -280,14 +280,6 @@ def nothing_seen() -> None:
     Life.num_operations, Life.seen = 0, set()
 
 
-# asyncio's server (Python 3.11) leaves a connection to the garbage collector that it accepts in the
-# turn in which it is closed, with a warning; what is left open at the end is counted by `Traffic`.
-leaves_connections_of_closed_servers = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
-)
-
-
-@leaves_connections_of_closed_servers
 def test_any_order_of_calls_under_traffic_keeps_every_promise_of_5000_operations() -> None:
     _run(40, derandomize=True)  # how long they are depends on which modules are loaded
     assert Life.num_operations >= 5_000
@@ -301,7 +293,6 @@ def test_any_order_of_calls_under_traffic_keeps_every_promise_of_5000_operations
 
 
 @pytest.mark.slow
-@leaves_connections_of_closed_servers
 def test_any_order_of_calls_under_traffic_keeps_every_promise_for_very_long() -> None:
     _run(1_500, derandomize=False)
     assert Life.seen >= FEATURES, f"the run has not met {FEATURES - Life.seen}"

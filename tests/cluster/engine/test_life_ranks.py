@@ -24,6 +24,8 @@ def test_a_rank_whose_start_is_cancelled_listens_no_more(turns: int) -> None:
         start.cancel()
         await asyncio.wait([start])
         rank.end()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
         selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
         own_pipe = 1
         assert len(selector.get_map()) == own_pipe

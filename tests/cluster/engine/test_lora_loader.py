@@ -6,11 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from cluster.engine.dispatcher import Dispatcher
 from cluster.engine.executor import Executor
-from cluster.engine.lora_loader import STEPS_PER_LOAD, LoraLoader
-from cluster.engine.metrics import EngineMetrics
-from cluster.engine.server import Dispatcher, RouterConnection
-from cluster.errors import ErrorInfo, NotFound
+from cluster.engine.lora_loader import STEPS_PER_LOAD, LoadLimits, LoraLoader
+from cluster.engine.server import RouterConnection
+from cluster.engine.status import EngineStatus
+from cluster.errors import ErrorInfo, NotFound, Unavailable
 from cluster.messages import (
     Allow,
     Events,
@@ -22,6 +23,7 @@ from cluster.request import BASE, TokenEvent, compose
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.stats import AdapterLoad, UnloadedAdapter
 from tests.cluster.engine.small_engine import ask, expected, token_ids, until_ready, world_with
+from tests.patience import PATIENCE
 
 
 class Decisions:
@@ -32,6 +34,7 @@ class Decisions:
         self.unloaded: list[UnloadedAdapter] = []
         self.waiting: tuple[str, ...] = ()
         self.ready: list[str] = []
+        self.failed: list[str] = []
 
     def take_loads(self) -> list[AdapterLoad]:
         loads, self.loads = self.loads, []
@@ -51,6 +54,7 @@ class Decisions:
         self.ready.append(adapter)
 
     def adapter_failed(self, adapter: str, error: ErrorInfo) -> list[Any]:
+        self.failed.append(adapter)
         return []
 
 
@@ -93,10 +97,13 @@ class Setup:
 
     def __init__(self) -> None:
         self.decisions, self.ranks, self.pool = Decisions(), FakeExecutor(), Pool()
-        metrics = EngineMetrics(lambda: 0.0)
-        self.loader = LoraLoader(
-            self.pool, Dispatcher(None, lambda _: None, metrics), lambda: None, metrics
-        )
+        self.remake_loader(LoadLimits())
+
+    def remake_loader(self, limits: LoadLimits) -> None:
+        """Replace the loader by one of the pool as it is now."""
+        status = EngineStatus("0", lambda: 0.0)
+        dispatcher = Dispatcher(None, 4, status, lambda: None)
+        self.loader = LoraLoader(self.pool, dispatcher, lambda: None, status.metrics, limits)
 
     async def run(self, *, is_stepping: bool, begins_step: bool | None = None) -> None:
         """Let the loader do its work once, and all that follows."""
@@ -239,21 +246,89 @@ async def test_a_sum_of_adapters_is_served_from_the_shards_of_its_parts() -> Non
         assert token_ids(events["one"]) == expected("cafe")
 
 
-async def test_a_rank_that_dies_of_a_load_ends_all_requests_and_the_group_comes_back(
+async def test_the_log_of_a_rank_that_died_of_a_load_keeps_no_shards(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with world_with("deadly") as world:
         router = await world.connect()
         await until_ready(router)
         router.send(ask("x", "deadly"))
-        events = await router.collect("x")
-        assert events["x"][-1].error is not None
-        assert events["x"][-1].error.name == "Unavailable"
-        await until_ready(router)
-        router.send(ask("y"))
-        assert token_ids((await router.collect("y"))["y"]) == expected()
+        await router.collect("x")
     logged = [record for record in caplog.records if "restarting" in record.message]
-    assert [type(one.args[0]) for one in logged if one.args] == [str], "it keeps shards alive"
+    assert {type(one.args[0]) for one in logged if one.args} == {str}, "it keeps shards alive"
+
+
+class Trouble:
+    """What goes wrong at one of the awaits of a load, the first so many times."""
+
+    def __init__(self, error: Exception | None, times: int) -> None:
+        self._error = error  # None: it never returns
+        self._left = times
+
+    async def strike(self) -> None:
+        """Raise or hang, if there is trouble left."""
+        if self._left:
+            self._left -= 1
+            if self._error is None:
+                await asyncio.Event().wait()
+            else:
+                raise self._error
+
+
+class TroubledPool(Pool):
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__()
+        self._trouble = trouble
+
+    async def shards(self, adapter: str) -> tuple[tuple[Any, ...], ...]:
+        await self._trouble.strike()
+        return await super().shards(adapter)
+
+
+class TroubledExecutor(FakeExecutor):
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__()
+        self._trouble = trouble
+
+    async def load_adapter(self, slot: int, adapter: str, parts: Any) -> tuple[int, ...]:
+        await self._trouble.strike()
+        return await super().load_adapter(slot, adapter, parts)
+
+
+ERRORS = {
+    "hang": None,
+    "away": Unavailable("the pool restarts"),
+    "gone": NotFound("no directory has it"),
+    "bug": ZeroDivisionError("a bug"),
+    "memory": MemoryError(),
+}
+COME_BACK = {"hang", "away"}
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize("where", ["pool", "ranks"])
+async def test_a_load_ends_whatever_happens_at_its_awaits(
+    where: str, name: str, times: int
+) -> None:
+    setup, trouble = Setup(), Trouble(ERRORS[name], times)
+    if where == "pool":
+        setup.pool = TroubledPool(trouble)
+    else:
+        setup.ranks = TroubledExecutor(trouble)
+    limits = LoadLimits(fetch=0.02, load=0.02, retry=0.2, retry_delay=0.01)
+    setup.remake_loader(limits)
+    setup.decisions.loads = [AdapterLoad("A", 0)]
+    await setup.run(is_stepping=True)
+    async with asyncio.timeout(PATIENCE):
+        while setup.loader._background:
+            await asyncio.sleep(0.01)
+    is_served = name in COME_BACK and times == 1
+    assert (setup.decisions.ready, setup.decisions.failed) == (
+        (["A"], []) if is_served else ([], ["A"])
+    )
+    assert setup.loader.loading == {}
+    setup.loader.reset()
 
 
 async def test_unload_waits_for_running_requests_and_then_answers() -> None:

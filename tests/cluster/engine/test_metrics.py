@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cluster.engine.executor import FailureCause
-from cluster.engine.metrics import EngineMetrics
+from cluster.engine.metrics import EngineMetrics, SequenceTimes
 from cluster.messages import Status
 from tests.cluster.engine.small_engine import RouterEnd, ask, until_ready, world_with
 from tests.patience import PATIENCE
@@ -43,21 +43,29 @@ def plan(step: int, starts: dict[int, int | None], runs: list[int], ends: list[i
     )
 
 
+def arrived(metrics: EngineMetrics, *seq_ids: int) -> list[SequenceTimes]:
+    """Let requests come and be queued."""
+    all_times = [metrics.arrival() for _ in seq_ids]
+    for seq_id, times in zip(seq_ids, all_times, strict=True):
+        metrics.queued(seq_id, times)
+    return all_times
+
+
 def counted(metrics: EngineMetrics, name: str) -> tuple[int, float]:
     counts = metrics.histograms()[name]
     return counts.number, counts.total
 
 
 def test_a_sequence_waits_is_computed_and_goes_on(metrics: EngineMetrics, clock: Clock) -> None:
-    metrics.arrived([1, 2])
+    first, _ = arrived(metrics, 1, 2)
     clock.now += 3
     metrics.planned(plan(1, {1: None}, [1], []))
     assert counted(metrics, "queue_time_seconds") == (1, 3.0)
     assert metrics.oldest_wait() == 3.0  # the other one's
     clock.now += 0.5
-    metrics.delivered(1, has_token=True, is_end=False)
+    metrics.delivered(first, has_token=True, is_end=False)
     clock.now += 2
-    metrics.delivered(1, has_token=True, is_end=True)
+    metrics.delivered(first, has_token=True, is_end=True)
     metrics.removed(1)
     assert counted(metrics, "prefill_time_seconds") == (1, 0.5)
     assert counted(metrics, "decode_time_seconds") == (1, 2.0)
@@ -69,9 +77,9 @@ def test_a_sequence_waits_is_computed_and_goes_on(metrics: EngineMetrics, clock:
 def test_a_sequence_that_was_preempted_has_waited_once(
     metrics: EngineMetrics, clock: Clock
 ) -> None:
-    metrics.arrived([1])
+    (times,) = arrived(metrics, 1)
     metrics.planned(plan(1, {1: None}, [1], []))
-    metrics.delivered(1, has_token=True, is_end=False)
+    metrics.delivered(times, has_token=True, is_end=False)
     clock.now += 9
     metrics.planned(plan(2, {1: None}, [1], [1]))
     assert counted(metrics, "queue_time_seconds") == (1, 0.0)
@@ -81,7 +89,7 @@ def test_a_sequence_that_was_preempted_has_waited_once(
 def test_a_step_is_measured_in_parts_with_its_sequences_and_adapters(
     metrics: EngineMetrics, clock: Clock
 ) -> None:
-    metrics.arrived([1, 2, 3])
+    arrived(metrics, 1, 2, 3)
     metrics.step_begins()
     clock.now += 2
     metrics.planned(plan(1, {1: 0, 2: 0, 3: None}, [1, 2, 3], []))
@@ -122,7 +130,7 @@ def test_unloaded_and_failed_adapters_are_not_evicted(metrics: EngineMetrics) ->
 
 
 def test_lost_ranks_take_their_sequences_along(metrics: EngineMetrics, clock: Clock) -> None:
-    metrics.arrived([1])
+    arrived(metrics, 1)
     metrics.load_begins(0, "a", ())
     metrics.ranks_lost(FailureCause.RANK_GONE)
     clock.now += 5
@@ -132,6 +140,29 @@ def test_lost_ranks_take_their_sequences_along(metrics: EngineMetrics, clock: Cl
     assert {cause: count for cause, count in metrics.failures.items() if count} == {
         FailureCause.RANK_GONE: 1
     }
+
+
+def test_a_stream_stands_still_from_the_last_answer_of_lost_ranks_to_its_next_token(
+    metrics: EngineMetrics, clock: Clock
+) -> None:
+    running, waiting = arrived(metrics, 1, 2)
+    metrics.planned(plan(1, {1: None}, [1], []))
+    metrics.answered(0.0)
+    metrics.delivered(running, has_token=True, is_end=False)
+    clock.now += 2
+    metrics.ranks_lost(FailureCause.STEP_TIMEOUT)
+    for times in (running, waiting):
+        metrics.parked(times)
+    clock.now += 3
+    metrics.ranks_lost(FailureCause.START)  # and again, before anything came
+    metrics.parked(running)
+    metrics.queued(1, running)
+    metrics.queued(2, waiting)
+    assert metrics.oldest_wait() == 5.0
+    clock.now += 1
+    metrics.delivered(running, has_token=True, is_end=False)
+    metrics.delivered(running, has_token=True, is_end=False)
+    assert counted(metrics, "stream_pause_seconds") == (1, 6.0)
 
 
 async def until_ready_again(router: RouterEnd, restarts: int) -> Status:
@@ -159,10 +190,10 @@ async def test_what_ranks_are_lost_for_is_counted_by_cause() -> None:
         world.launcher.handles[1].fails_to_clear = True
         router.send(ask("d", "gone"))  # its slot is cleared when it cannot be had
         await router.collect("d")
-        status = await until_ready_again(router, 4)
+        status = await until_ready_again(router, 6)
     lost = {kind: count for kind, count in status.failures.items() if count}
-    assert lost == {"rank_error": 1, "step_timeout": 1, "adapter_load": 1, "slot_clear": 1}
-    assert status.engine.restarts == 4
+    assert lost == {"rank_error": 1, "step_timeout": 1, "adapter_load": 3, "slot_clear": 1}
+    assert status.engine.restarts == 6
 
 
 async def test_an_engine_measures_what_it_serves() -> None:

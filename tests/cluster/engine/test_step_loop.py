@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from cluster.engine.core import StepLoop, StepPace
+from cluster.engine.dispatcher import Dispatcher
 from cluster.engine.executor import Executor, ExecutorFailed, FailureCause
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.lora_loader import LoraLoader
-from cluster.engine.server import Dispatcher
 from cluster.engine.status import EngineStatus
 from cluster.request import BASE, Request, TokenEvent
 from cluster.scheduler.scheduler import Scheduler
@@ -32,7 +32,7 @@ class LateRanks:
         self._frames: list[bytes] = []
         self._is_quick = is_quick
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes, num_rows: int) -> None:
         self._frames.append(frame)
         self.log.append("sent")
 
@@ -83,7 +83,7 @@ async def run_until_idle(
         cast(LoraLoader, IdleLoader()),
         cast(Dispatcher, dispatcher),
         KvEventFeed("model", time.time, None),
-        status or EngineStatus("0", time.monotonic, 4.0),
+        status or EngineStatus("0", time.monotonic),
         ahead_rows,
     )
     with pytest.raises(ExecutorFailed, match="nothing is left"):
@@ -106,7 +106,7 @@ async def test_the_next_plan_is_sent_before_the_last_is_answered() -> None:
 
 @pytest.mark.parametrize(("is_quick", "num_ahead"), [(False, 3), (True, 0)])
 async def test_steps_whose_plan_was_sent_ahead_are_counted(is_quick: bool, num_ahead: int) -> None:
-    status = EngineStatus("0", time.monotonic, 4.0)
+    status = EngineStatus("0", time.monotonic)
     ranks = LateRanks(is_quick=is_quick)
     await run_until_idle(ranks, scheduler_with_one(4), status=status)
     snapshot = status.snapshot(1, None, None, {})

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cluster.engine.executor import Executor, ExecutorFailed, FailureCause
+from cluster.engine.step_limit import StepLimit
 from tests.end_to_end.tiny_models import make_tiny_model
 from tests.patience import PATIENCE
 from tests.worker.group import join_in_threads
@@ -128,7 +129,7 @@ class Driver:
             at = len(self._tokens) - 1
             plan = Plan(self._step, (), (), (Chunk(1, at, (self._tokens[-1],), (), True),))
         frame, self._digest = encode_plan(plan, self._digest)
-        self.group.send(frame)
+        self.group.send(frame, 1)
         output = await self.group.output(self._step)
         self._tokens.append(output.tokens[0].token_id)
 
@@ -153,7 +154,7 @@ async def running(
     """Start a group where the plans of some ranks are changed; all must have ended afterwards."""
     places = join_in_threads(TP, timeout=PATIENCE)
     handles = tuple(ThreadHandle(model, p, changes.get(p.rank, unchanged)) for p in places)
-    group = Executor(ThreadLauncher(handles), start_timeout=PATIENCE, step_timeout=step_timeout)
+    group = Executor(ThreadLauncher(handles), start_timeout=PATIENCE, limit=StepLimit(step_timeout))
     try:
         await group.start()
         yield Driver(group, handles)
@@ -199,7 +200,7 @@ async def test_a_changed_plan_stops_the_whole_group_and_names_the_step(model, ch
 async def test_a_rank_that_misses_a_plan_is_named_and_refuses_the_next(model):
     missing = at_bad_step(lambda frame: [])
     async with running(model, {1: missing}, step_timeout=2.0) as driver:
-        with pytest.raises(ExecutorFailed, match=f"did not answer step {BAD_STEP} within 2 s"):
+        with pytest.raises(ExecutorFailed, match=f"did not answer step {BAD_STEP} within"):
             await asyncio.wait_for(driver.run(), PATIENCE)
         # What a scheduler must not do, the others being inside a collective: go on all the same.
         with pytest.raises(ExecutorFailed, match=f"failed in step {BAD_STEP}: "):

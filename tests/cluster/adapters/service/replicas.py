@@ -91,7 +91,7 @@ class ReplicaConnection:
     async def status(self) -> Status:
         if self._replica.is_hung:
             await asyncio.shield(self._lost)
-        status = EngineStatus(self._replica.address.replica, lambda: 0.0, 4.0)
+        status = EngineStatus(self._replica.address.replica, lambda: 0.0)
         idle = status.snapshot(1, None, None, {})
         stats = structs.replace(idle.scheduler, num_running=self._replica.leases.total())
         return structs.replace(idle, scheduler=stats)

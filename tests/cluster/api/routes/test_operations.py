@@ -219,7 +219,7 @@ def test_what_is_used_keeps_its_series_among_thousands_and_the_sums_are_complete
     record = AdapterRecord("", None, 1, "/", 8, 1, (), False, "disk")
     records = [structs.replace(record, name=f"a{number:04}") for number in range(2999)]
     records.append(structs.replace(record, name="used", digest="used"))
-    idle = EngineStatus("0", lambda: 0.0, 4.0).snapshot(1, None, None, {})
+    idle = EngineStatus("0", lambda: 0.0).snapshot(1, None, None, {})
     slots = (SlotStats(0, "other:2.0,used:0.5", False, 3),)
     status = structs.replace(idle, scheduler=structs.replace(idle.scheduler, slots=slots))
     families = {one.name: one.samples for one in adapter_families(records, [status], 10)}

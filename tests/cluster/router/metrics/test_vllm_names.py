@@ -12,7 +12,7 @@ RECORD = AdapterRecord("", None, 1, "/", 8, 1, (), False, "disk")
 
 
 def status(replica: str, *slots: SlotStats, **fields: int) -> Status:
-    idle = EngineStatus(replica, lambda: 0.0, 4.0).snapshot(1, None, None, {})
+    idle = EngineStatus(replica, lambda: 0.0).snapshot(1, None, None, {})
     return structs.replace(idle, scheduler=structs.replace(idle.scheduler, slots=slots, **fields))
 
 

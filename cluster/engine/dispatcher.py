@@ -1,0 +1,280 @@
+"""The streams of one engine: which router asked, until when, and what it has been sent.
+
+A stream outlives its ranks. When they are lost it is parked, and goes on in the next scheduler
+behind the tokens that its router has: tokens are a function of what came before them, so they are
+those that would have come. Requests that arrive meanwhile are parked too.
+
+A stream in whose steps the ranks are lost again and again, with no token of it between, is a
+suspect. Suspects go on one at a time with nothing beside them: the ranks that are lost again then
+are lost by that one, and it ends, alone.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from cluster.engine.metrics import SequenceTimes
+from cluster.engine.server import RouterConnection
+from cluster.engine.status import EngineStatus
+from cluster.errors import ErrorInfo, Overloaded, TopworkError, error_info
+from cluster.messages import Events
+from cluster.request import Request, TokenEvent
+from cluster.scheduler.scheduler import Scheduler
+from cluster.scheduler.update_from_output import EXPIRED
+
+logger = logging.getLogger("topwork.scheduler")
+
+MAX_LOSSES = 2  # of ranks in steps of a stream without a token of it between: then it is a suspect
+RETRY_AFTER_SECONDS = 5  # about what a restart of the ranks takes
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One request that has not ended."""
+
+    router: RouterConnection
+    request: Request  # as it was submitted
+    choices: "list[Stream]"  # of the same prompt that have not ended, itself among them
+    token_ids: list[int]  # all that the client has
+    times: SequenceTimes
+    timer: asyncio.TimerHandle | None = None
+    seq_id: int | None = None  # None: parked
+    num_losses: int = 0  # of ranks in its steps since its last token
+
+    @property
+    def continued(self) -> Request:
+        """Return the request for the next scheduler."""
+        return replace(self.request, output_token_ids=tuple(self.token_ids))
+
+
+class Dispatcher:
+    """Takes requests to the scheduler and its events back, whatever becomes of the ranks."""
+
+    def __init__(
+        self,
+        timeout: float | None,
+        max_parked: int,
+        status: EngineStatus,
+        wake: Callable[[], None],
+    ) -> None:
+        self.is_parking = False  # the ranks are lost and expected back
+        self._timeout = timeout  # seconds that a request may take; None: as long as it likes
+        self._max_parked = max_parked  # requests that may come while the ranks are down
+        self._status = status
+        self._metrics = status.metrics
+        self._wake = wake
+        self._scheduler: Scheduler | None = None
+        self._streams: dict[int, Stream] = {}  # by sequence
+        self._by_router: dict[RouterConnection, dict[str, Stream]] = {}  # and by request id
+        self._parked: list[list[Stream]] = []  # choices of one prompt each, in order of arrival
+        self._suspect: Stream | None = None  # that runs alone, while all others are parked
+
+    @property
+    def num_streams(self) -> int:
+        """Requests whose events a router waits for."""
+        return len(self._streams) + len(self._all_parked())
+
+    # What routers ask.
+
+    def submit(self, router: RouterConnection, requests: tuple[Request, ...]) -> None:
+        """Queue the choices of one prompt, all or none; or answer at once why not."""
+        try:
+            seq_ids = self._let_in(requests)
+        except TopworkError as error:
+            router.send(Events(tuple(_failed(r.request_id, error_info(error)) for r in requests)))
+            return
+        choices: list[Stream] = []
+        for request in requests:
+            times = self._metrics.arrival()
+            stream = Stream(router, request, choices, list(request.output_token_ids), times)
+            if self._timeout is not None:
+                loop = asyncio.get_running_loop()
+                stream.timer = loop.call_later(self._timeout, self._expire, stream)
+            self._by_router.setdefault(router, {})[request.request_id] = stream
+            choices.append(stream)
+        if seq_ids is None:
+            self._parked.append(choices)
+        else:
+            self._bind(choices, seq_ids)
+        self._wake()
+
+    def abort(self, router: RouterConnection, request_id: str) -> None:
+        """Drop a request, unless it has just ended."""
+        stream = self._by_router.get(router, {}).get(request_id)
+        if stream is None:
+            return
+        self._forget(stream)
+        if stream.seq_id is not None:
+            assert self._scheduler is not None, "a sequence has a scheduler"
+            self._scheduler.abort(stream.seq_id)
+        self._go_on_if_cleared()
+        self._wake()
+
+    def abort_all(self, router: RouterConnection) -> None:
+        """Drop everything of a router that has gone."""
+        for request_id in tuple(self._by_router.get(router, ())):
+            self.abort(router, request_id)
+
+    # What the step loop brings.
+
+    def deliver(self, events: Iterable[tuple[int, TokenEvent]]) -> None:
+        """Send each router one message with all events of its requests."""
+        by_router: dict[RouterConnection, list[TokenEvent]] = {}
+        for seq_id, event in events:
+            stream = self._streams.get(seq_id)
+            if stream is None:
+                continue  # aborted while the step ran
+            by_router.setdefault(stream.router, []).append(event)
+            is_end = event.finish_reason is not None
+            if event.token_ids:
+                stream.token_ids += event.token_ids
+                stream.num_losses = 0
+            self._metrics.delivered(stream.times, has_token=bool(event.token_ids), is_end=is_end)
+            if is_end:
+                self._forget(stream)
+        for router, router_events in by_router.items():
+            router.send(Events(tuple(router_events)))
+        if self._suspect is not None:
+            self._go_on_if_cleared()
+
+    def attach(self, scheduler: Scheduler) -> None:
+        """Let all that is parked go on in a new scheduler, and requests in."""
+        assert self._scheduler is None, "the ranks of the last one are not lost"
+        self._scheduler = scheduler
+        self.is_parking = False
+        self._go_on()
+
+    def park(self, in_steps: Collection[int], loading: Collection[str]) -> None:
+        """Keep all streams for the next scheduler: the ranks are lost.
+
+        Args:
+            in_steps: the sequences in the steps that they had not answered.
+            loading: the adapters that they were loading.
+        """
+        self._scheduler, self.is_parking = None, True
+        suspect, self._suspect = self._suspect, None
+        is_load = suspect is not None and suspect.seq_id not in in_steps
+        groups = {id(stream.choices): stream.choices for stream in self._streams.values()}
+        for seq_id, stream in self._streams.items():
+            stream.num_losses += seq_id in in_steps or stream.request.adapter in loading
+            stream.seq_id = None
+            self._metrics.parked(stream.times)
+        self._streams.clear()
+        groups |= {id(group): group for group in self._parked}
+        self._parked = list(groups.values())
+        if suspect is not None and suspect.num_losses > MAX_LOSSES:
+            self._end_culprit(suspect, is_load=is_load)
+
+    def fail_all(self, error: ErrorInfo) -> None:
+        """End every request with an error; no more are let in before the next `attach`."""
+        self._scheduler, self.is_parking, self._suspect = None, False, None
+        self._fail((*self._streams.values(), *self._all_parked()), error)
+        self._parked.clear()
+
+    # Parts of it.
+
+    def _all_parked(self) -> list[Stream]:
+        return [stream for group in self._parked for stream in group if stream.seq_id is None]
+
+    def _let_in(self, requests: tuple[Request, ...]) -> list[int] | None:
+        """Return the sequences of requests, None if they must be parked; or raise why not."""
+        if self.is_parking or self._suspect is not None:
+            num_parked = len(self._all_parked())
+            if num_parked + len(requests) > self._max_parked:
+                message = f"the ranks are being restarted, and {num_parked} requests wait for that"
+                raise Overloaded(message, retry_after=RETRY_AFTER_SECONDS)
+            return None
+        if self._scheduler is None:
+            raise self._status.unavailable()
+        return self._scheduler.add_all(requests, any(r.output_token_ids for r in requests))
+
+    def _bind(self, streams: Sequence[Stream], seq_ids: Sequence[int]) -> None:
+        for stream, seq_id in zip(streams, seq_ids, strict=True):
+            stream.seq_id = seq_id
+            self._streams[seq_id] = stream
+            self._metrics.queued(seq_id, stream.times)
+
+    def _go_on_if_cleared(self) -> None:
+        """Let the others go on if the suspect has a token by now, or has ended."""
+        suspect = self._suspect
+        if suspect is None or (suspect.num_losses and suspect in suspect.choices):
+            return
+        self._suspect = None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Give parked streams to the scheduler: the first suspect alone, or else all."""
+        while self._parked:
+            suspects = (one for one in self._all_parked() if one.num_losses >= MAX_LOSSES)
+            suspect = next(suspects, None)
+            if suspect is None:
+                groups, self._parked = self._parked, []
+                for group in groups:
+                    self._continue([stream for stream in group if stream.seq_id is None])
+            elif self._continue([suspect]):
+                self._suspect = suspect
+                break
+        self._wake()
+
+    def _continue(self, streams: list[Stream]) -> bool:
+        """Give choices of one prompt to the scheduler; False if they have ended instead."""
+        if not streams:
+            return False
+        assert self._scheduler is not None, "there is one to go on in"
+        try:
+            requests = tuple(stream.continued for stream in streams)
+            self._bind(streams, self._scheduler.add_all(requests, resumes=True))
+        except TopworkError as error:  # the new ranks may have less room
+            self._fail(streams, error_info(error))
+            return False
+        return True
+
+    def _end_culprit(self, culprit: Stream, *, is_load: bool) -> None:
+        """End the stream by which ranks are lost, and who waits for the adapter that does it."""
+        request, culprits = culprit.request, [culprit]
+        where = "steps of this request alone"
+        if is_load:
+            where = f"loads of the adapter {request.adapter}"
+            parked = self._all_parked()
+            culprits = [one for one in parked if one.request.adapter == request.adapter]
+        message = f"the ranks were lost {culprit.num_losses} times in a row in {where}"
+        for stream in culprits:
+            logger.error("request %s is ended: %s", stream.request.request_id, message)
+        self._fail(culprits, ErrorInfo("Internal", message))
+
+    def _expire(self, stream: Stream) -> None:
+        """End a request that has taken longer than it may."""
+        if stream.seq_id is None:
+            self._fail([stream], EXPIRED)
+            return
+        assert self._scheduler is not None, "a sequence has a scheduler"
+        self.deliver(self._scheduler.expire(stream.seq_id))
+        self._wake()
+
+    def _fail(self, streams: Iterable[Stream], error: ErrorInfo) -> None:
+        by_router: dict[RouterConnection, list[TokenEvent]] = {}
+        for stream in tuple(streams):
+            events = by_router.setdefault(stream.router, [])
+            events.append(_failed(stream.request.request_id, error))
+            self._forget(stream)
+        for router, router_events in by_router.items():
+            router.send(Events(tuple(router_events)))
+
+    def _forget(self, stream: Stream) -> None:
+        stream.choices.remove(stream)
+        of_router = self._by_router[stream.router]
+        del of_router[stream.request.request_id]
+        if not of_router:
+            del self._by_router[stream.router]
+        if stream.seq_id is not None:
+            self._streams.pop(stream.seq_id, None)
+            self._metrics.removed(stream.seq_id)
+        if stream.timer is not None:
+            stream.timer.cancel()
+
+
+def _failed(request_id: str, error: ErrorInfo) -> TokenEvent:
+    return TokenEvent(request_id, finish_reason="error", error=error)
