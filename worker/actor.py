@@ -4,6 +4,7 @@ Only set-up, adapter loads and the end pass through Ray calls; the steps themsel
 socket that the scheduler connects to (see worker.engine.step_server).
 """
 
+import logging
 import os
 import socket
 import threading
@@ -16,11 +17,14 @@ from msgspec.structs import replace
 
 from worker.channel import listen
 from worker.engine.step_server import serve_steps
+from worker.errors import GroupBroken
 from worker.lora.shard import AdapterShard
 from worker.protocol import RankConfig, RankInfo
 
 if TYPE_CHECKING:
     from worker.engine.rank import Rank
+
+logger = logging.getLogger("topwork.worker")
 
 FETCH_TIMEOUT = 20.0  # seconds until the shards of an adapter must be here
 
@@ -103,7 +107,7 @@ class WorkerActor:
         rank.allocate(num_pages, num_host_pages)
         server = listen(node_ip())
         threading.Thread(
-            target=serve_steps, args=(rank, server, self._secret), name="steps", daemon=True
+            target=_serve_steps, args=(rank, server, self._secret), name="steps", daemon=True
         ).start()
         host, port = server.getsockname()[:2]
         return str(host), int(port)
@@ -135,3 +139,10 @@ class WorkerActor:
     def _ready_rank(self) -> "Rank":
         assert self._rank is not None, "load() comes first"
         return self._rank
+
+
+def _serve_steps(rank: "Rank", server: socket.socket, secret: bytes) -> None:
+    try:
+        serve_steps(rank, server, secret)
+    except GroupBroken as error:  # the scheduler has been told; the cause is another rank's
+        logger.warning("%s", error)

@@ -74,8 +74,8 @@ class RankLauncher(Protocol):
     async def launch(self) -> tuple[RankHandle, ...]:
         """Make one process for each rank and return handles in rank order."""
 
-    async def kill(self) -> None:
-        """End every process of the last launch, also one that no longer answers."""
+    async def kill(self, *, at_once: bool) -> None:
+        """End every process of the last launch, with time to end by itself or `at_once`."""
 
 
 DEATHS = (ActorDiedError, WorkerCrashedError)  # what a call raises whose rank's process is gone
@@ -114,6 +114,7 @@ class Executor:
         self._waiter: asyncio.Future[None] | None = None  # for the answers to that step
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._num_unanswered: list[int] = []  # steps that each rank has been sent
+        self._is_hung = False
         self._busy_since: list[float] = []  # when each rank could begin the first of them
         # By rank:
         self.infos: tuple[RankInfo, ...] = ()
@@ -216,6 +217,7 @@ class Executor:
             if not await self.has_answered(step, LAST_LOOK):
                 late = [rank for rank, last in enumerate(self.last_step) if last < step]
                 reason = f"rank {late} did not answer step {step} within {limit:g} s"
+                self._is_hung = True
                 raise ExecutorFailed(reason, FailureCause.STEP_TIMEOUT) from None
             await self._until_answered(step)
         self._num_rows.popleft()
@@ -306,7 +308,7 @@ class Executor:
             channel.close()
         if not self._failure.done():
             self._failure.cancel()
-        await self._launcher.kill()
+        await self._launcher.kill(at_once=self._is_hung)
 
     async def _read(self, rank: int, channel: Channel) -> None:
         """Take in the replies of a rank, until it fails."""

@@ -120,22 +120,23 @@ class ActorLauncher:
             runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}},
         ).remote(config, self._config.secret, self._config.group_timeout)
 
-    async def kill(self) -> None:
-        """End every process of the last launch, also one that no longer answers."""
+    async def kill(self, *, at_once: bool) -> None:
+        """End every process of the last launch, with time to end by itself or `at_once`."""
         actors, self._actors = self._actors, []
         identities, self._identities = self._identities, []
         for actor in actors:
             ray.kill(actor)
         # ray.kill asks the process itself, which a stopped one never hears.
-        await asyncio.gather(*(_end_on_its_node(identity) for identity in identities))
+        grace = 0.0 if at_once else END_GRACE
+        await asyncio.gather(*(_end_on_its_node(identity, grace) for identity in identities))
 
 
-def end_process(identity: ProcessIdentity) -> None:
-    """Wait until a process of this node has ended; kill it after END_GRACE.
+def end_process(identity: ProcessIdentity, grace: float) -> None:
+    """Wait until a process of this node has ended; kill it after so many seconds.
 
-    To kill it at once would make Ray report a crash to whoever reads the server's terminal.
+    To kill it at once makes Ray report a crash to whoever reads the server's terminal.
     """
-    deadline = time.monotonic() + END_GRACE
+    deadline = time.monotonic() + grace
     while start_ticks(identity.pid) == identity.start_ticks:
         if time.monotonic() > deadline:
             os.kill(identity.pid, signal.SIGKILL)
@@ -143,16 +144,16 @@ def end_process(identity: ProcessIdentity) -> None:
         time.sleep(0.01)
 
 
-async def _end_on_its_node(identity: ProcessIdentity) -> None:
+async def _end_on_its_node(identity: ProcessIdentity, grace: float) -> None:
     if identity.node_id == ray.get_runtime_context().get_node_id():
-        await asyncio.to_thread(end_process, identity)
+        await asyncio.to_thread(end_process, identity, grace)
         return
     strategy = NodeAffinitySchedulingStrategy(identity.node_id, soft=False)
     try:
         await (
             ray.remote(end_process)
             .options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
-            .remote(identity)
+            .remote(identity, grace)
         )
     except RayError:
         return  # the node is gone, and the process with it

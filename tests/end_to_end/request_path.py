@@ -129,7 +129,7 @@ class LocalLauncher:
     async def launch(self) -> tuple[LocalRank, ...]:
         return (LocalRank(self._config, self.secret),)
 
-    async def kill(self) -> None:
+    async def kill(self, *, at_once: bool) -> None:
         """The rank ends with its connection."""
 
 

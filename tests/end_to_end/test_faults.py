@@ -1,4 +1,4 @@
-"""Ranks that die or hang under load: clear answers, no hang, and serving again by itself."""
+"""Ranks that die or hang under load: streams pause, and go on with the same tokens."""
 
 import os
 import signal
@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
-from deploy.config import ServeConfig
+from tests.chaos.traffic import Answer, Ask, answer_of, make_asks
 from tests.end_to_end.asking import wait_for
 from tests.end_to_end.processes import resident_bytes
-from tests.end_to_end.reference import QUESTIONS
-from tests.end_to_end.server import Server
+from tests.end_to_end.server import MODELS, Server
+from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
+
+ASKS = make_asks(MODELS[:5], 8, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -27,35 +30,38 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert not {pid for pid in family if Path(f"/proc/{pid}").exists()}
 
 
+def answers(server: Server, asks: list[Ask], strike: signal.Signals | None = None) -> list[Answer]:
+    """Make all calls at once; strike a rank when all of them run."""
+    with (
+        httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
+        ThreadPoolExecutor(len(asks)) as threads,
+    ):
+        running = [threads.submit(answer_of, client, ask) for ask in asks]
+        if strike is not None:
+            wait_for(lambda: server.metric("topwork_requests_running") >= len(asks))
+            os.kill(server.rank_pids()[0], strike)
+        return [one.result() for one in running]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(victim: Server) -> list[Answer]:
+    return answers(victim, ASKS)
+
+
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_requests_of_a_lost_rank_end_with_503_and_serving_goes_on(
-    victim: Server, blow: signal.Signals
+def test_streams_outlive_a_lost_rank_with_the_same_tokens(
+    victim: Server, undisturbed: list[Answer], blow: signal.Signals
 ) -> None:
-    late = f"within {ServeConfig.model_fields['step_timeout'].default:g} s"
-    victim.chat("smollm2", QUESTIONS[0], max_tokens=4)
     family, memory = victim.processes(), resident_bytes(victim.processes())
     ranks = victim.rank_pids()
     assert len(ranks) == 2
-
-    def ask(index: int) -> tuple[int, str]:
-        body = {"model": "smollm2", "prompt": f"{index}:", "max_tokens": 1500, "ignore_eos": True}
-        reply = victim.post("/v1/completions", body)
-        return reply.status_code, reply.text
-
-    with ThreadPoolExecutor(8) as clients:
-        asked = [clients.submit(ask, i) for i in range(8)]
-        wait_for(lambda: victim.metric("topwork_requests_running") == 8)
-        os.kill(ranks[0], blow)
-        answers = [future.result() for future in asked]
-    assert [status for status, _ in answers] == [503] * 8
-    for _, text in answers:
-        assert "ranks are down" in text
-        # One that is gone is missed at once; one that only does nothing when its time is over.
-        assert (late in text) == (blow is signal.SIGSTOP)
-    wait_for(victim.is_healthy)
-    told = victim.chat("smollm2", QUESTIONS[0], max_tokens=8, temperature=0)
-    assert "France" in told["choices"][0]["message"]["content"]
+    found = answers(victim, ASKS, blow)
+    assert [answer.error for answer in found] == [""] * len(ASKS)
+    for answer, expected in zip(found, undisturbed, strict=True):
+        assert answer.content == expected.content
     assert not set(ranks) & set(victim.rank_pids())
+    assert victim.metric("topwork_stream_pause_seconds_count") >= 1
+    wait_for(victim.is_healthy)
     wait_for(lambda: len(victim.processes()) <= len(family) + 1)
     assert resident_bytes(victim.processes()) < 1.15 * memory
 

@@ -183,7 +183,7 @@ class Launcher:
         self.ranks = [LoopRank(self, index) for index in range(TP)]
         return tuple(self.ranks)
 
-    async def kill(self) -> None:
+    async def kill(self, *, at_once: bool) -> None:
         for rank in self.ranks:
             rank.end()
         self.ranks = []

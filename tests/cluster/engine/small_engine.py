@@ -130,7 +130,7 @@ class ThreadLauncher:
         for handle in self.handles:
             handle.rank.deadly_length = length
 
-    async def kill(self) -> None:
+    async def kill(self, *, at_once: bool) -> None:
         for handle in self.handles:
             handle.rank.freed.set()
         self.handles = []

@@ -74,7 +74,7 @@ class ScriptedLauncher:
     async def launch(self) -> tuple[ScriptedRank, ...]:
         return self.ranks
 
-    async def kill(self) -> None:
+    async def kill(self, *, at_once: bool) -> None:
         for rank in self.ranks:
             await rank.hang_up()
 

@@ -106,7 +106,7 @@ class ThreadLauncher:
     async def launch(self) -> tuple[Any, ...]:
         return self._handles
 
-    async def kill(self) -> None:
+    async def kill(self, *, at_once: bool) -> None:
         """Leave it to the ranks to end: processes would be killed here."""
 
 
