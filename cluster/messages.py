@@ -24,6 +24,14 @@ class SchedulerAddress(msgspec.Struct, frozen=True):
     secret: bytes
 
 
+class Keep(msgspec.Struct, frozen=True):
+    """How long a call outlives its reader, and what the next one must know."""
+
+    stream_id: str  # nobody can guess it
+    seconds: float
+    record: bytes  # the router's: whose call it is, and how its answer is spelled
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """Router: run the choices of one prompt, all or none; events come back by request_id.
 
@@ -31,6 +39,24 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """
 
     requests: tuple[Request, ...]
+    keep: Keep | None = None  # None: they end with their router
+
+
+class Detach(msgspec.Struct, frozen=True, tag=True):
+    """Router: the reader of this call has gone; keep it for the next one."""
+
+    stream_id: str
+
+
+class Claim(msgspec.Struct, frozen=True, tag=True):
+    """Router: I have a reader for this call; its events are to come to me.
+
+    The request of choice I is called PREFIX/I from here on.
+    """
+
+    call_id: int
+    stream_id: str
+    prefix: str
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -90,6 +116,16 @@ class Events(msgspec.Struct, frozen=True, tag=True):
     """Scheduler: news of this router's requests after one step."""
 
     events: tuple[TokenEvent, ...]
+
+
+class Claimed(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler: what there is of a call so far; what is to come follows as events."""
+
+    call_id: int
+    prefix: str
+    record: bytes = b""
+    requests: tuple[Request, ...] = ()  # none: nothing is known of such a call
+    events: tuple[tuple[TokenEvent, ...], ...] = ()  # of each choice
 
 
 class Unloaded(msgspec.Struct, frozen=True, tag=True):
@@ -193,6 +229,8 @@ class Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 RouterFrame = (
     Submit
     | Abort
+    | Detach
+    | Claim
     | Unload
     | Allow
     | KeepPinned
@@ -201,7 +239,7 @@ RouterFrame = (
     | KvEventsTaken
     | UnfollowKvEvents
 )
-SchedulerFrame = Events | Unloaded | Status | KvEvents | KvEventsEnded | Leaving
+SchedulerFrame = Events | Claimed | Unloaded | Status | KvEvents | KvEventsEnded | Leaving
 
 _encoder = msgspec.msgpack.Encoder()
 _router_decoder: msgspec.msgpack.Decoder[RouterFrame] = msgspec.msgpack.Decoder(RouterFrame)

@@ -45,6 +45,7 @@ class PoolCounts(msgspec.Struct, frozen=True):
     host_evictions: int
     reads: dict[str, int]  # of adapter directories, by result
     read_seconds: HistogramCounts
+    task_failures: dict[str, int] = {}  # of background tasks that ended unasked, by name
 
 
 class ClusterCounts(msgspec.Struct, frozen=True):

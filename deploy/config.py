@@ -98,6 +98,13 @@ class ServeConfig(BaseModel):
         tuple[str, ...],
         Field(description="Only where load_lora_adapter may read; repeatable; default: anywhere."),
     ] = ()
+    adapter_state: Annotated[
+        Path | None,
+        Field(
+            description="File that keeps what calls do to adapters, and a drain, beyond the end of "
+            "the server; default: kept while it runs."
+        ),
+    ] = None
     host: Annotated[str, Field(description="Address that the HTTP server binds.")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="Port of the HTTP server.")] = 8000
     api_key_file: Annotated[
@@ -171,6 +178,13 @@ class ServeConfig(BaseModel):
     recovery_timeout: Annotated[
         float, Field(gt=0, description="Seconds that streams wait for lost processes to come back.")
     ] = 120.0
+    stream_keep: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="Seconds that a resumable stream waits for its reader to come back.",
+        ),
+    ] = 60.0
     kv_events_endpoint: Annotated[
         str | None,
         Field(description="Where replica 0 publishes KV events over ZeroMQ: tcp://127.0.0.1:5557."),

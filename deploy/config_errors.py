@@ -5,6 +5,7 @@ for each mistake.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 _SHOWN = 80  # characters of a value that a message repeats
+_LONGEST = 1000  # characters of what a library says
 _ELSEWHERE = {  # what other servers call it
     "tensor_parallel_size": "tp",
     "tp_size": "tp",
@@ -35,6 +37,14 @@ class ConfigError(Exception):
     """A configuration that cannot be used; the message names each key and its fault."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One thing in a configuration that cannot be served, beginning with its key."""
+
+    text: str
+    is_absent: bool = False  # on this machine; another node of a cluster may have it
+
+
 def read_mapping(file: Path) -> dict[str, Any]:
     """Return what a YAML file of `key: value` lines holds.
 
@@ -44,7 +54,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
     try:
         read = yaml.load(file.read_text("utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"cannot read {file}: {error}") from error
+        raise ConfigError(f"cannot read {file}: {one_line(error)}") from error
     if not isinstance(read, dict):
         raise ConfigError(f"{file} must hold `key: value` lines")
     if "applications" in read:
@@ -71,6 +81,13 @@ def nearest(word: str, keys: Iterable[str]) -> str | None:
         return _ELSEWHERE[plain]
     close = get_close_matches(plain, known, n=1, cutoff=0.6)
     return close[0] if close else None
+
+
+def one_line(error: object) -> str:
+    """Return what an error says as one line, of which strangers may have written parts."""
+    text = " ".join(str(error).split())
+    text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def shown(value: object) -> str:

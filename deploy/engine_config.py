@@ -12,11 +12,13 @@ from cluster.adapters.peft.checks import AdapterLimits
 from cluster.adapters.sharding import RankMemory
 from cluster.scheduler.config import SchedulerConfig
 from deploy.config import ConfigError, ServeConfig
-from deploy.memory import ITEM_BYTES
+from deploy.config_errors import one_line
+from deploy.memory import ITEM_BYTES, largest_page
 from deploy.models import base_digest, find_model
 from kernels.gpu.constants import HEAD_DIMS, PAGE_SIZES
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
+from worker.weights.checkpoint_files import check_checkpoint
 from worker.weights.partition import check_tp
 
 
@@ -33,7 +35,9 @@ class Checked:
 
 
 def check_model(config: ServeConfig) -> Checked:
-    """Find and read the model and compare the configuration with it.
+    """Find the model, look at all its files but the tokenizer's, compare the configuration with it.
+
+    Of weights the headers are read, and nothing else.
 
     Raises:
         ConfigError: naming the key at fault.
@@ -42,13 +46,15 @@ def check_model(config: ServeConfig) -> Checked:
     try:
         model = read_model_config(model_dir)
         check_tp(model, config.tp)
-    except ValueError as error:
-        raise ConfigError(f"model: {error}") from error
+        check_checkpoint(model_dir, model)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: {one_line(error)}") from error
     longest = min(model.max_position, model.sliding_window or model.max_position)
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(f"max_model_len: {config.max_model_len} is over the model's {longest}")
     device = find_device(config.device)
     check_device(device, config.page_size, model.head_dim)
+    check_kv_memory(config, model)
     return Checked(
         config=config,
         model_dir=model_dir,
@@ -59,16 +65,55 @@ def check_model(config: ServeConfig) -> Checked:
     )
 
 
+def longest_sequence(config: ServeConfig, model: ModelConfig) -> int:
+    """Return for how many tokens of one sequence the KV memory has pages."""
+    return config.kv_cache_memory // largest_page(config, model) * config.page_size
+
+
+def check_kv_memory(config: ServeConfig, model: ModelConfig) -> None:
+    """Refuse KV memory without room for a page, or for the length that is asked for.
+
+    Raises:
+        ConfigError: with what a page takes.
+    """
+    page = largest_page(config, model)
+    is_page = f"a page of {config.page_size} tokens takes {page} bytes on a rank"
+    num_tokens = longest_sequence(config, model)
+    if num_tokens < 2:
+        raise ConfigError(f"kv_cache_memory: {config.kv_cache_memory} bytes are too few: {is_page}")
+    if config.max_model_len is not None and num_tokens < config.max_model_len:
+        num_pages = -(-config.max_model_len // config.page_size)
+        raise ConfigError(
+            f"kv_cache_memory: {config.kv_cache_memory} bytes hold {num_tokens} tokens, less than "
+            f"max_model_len {config.max_model_len}, which takes {num_pages * page}"
+        )
+    if 0 < config.kv_host_memory < page:
+        raise ConfigError(f"kv_host_memory: {config.kv_host_memory} bytes are too few: {is_page}")
+
+
 def scheduler_config(checked: Checked) -> SchedulerConfig:
     """Return the limits of every scheduler; the number of pages is the ranks' to say.
 
     Raises:
+        ConfigError: as `check_limits`.
+    """
+    return _scheduler_config(checked, base_digest(checked.model_dir, checked.config.dtype))
+
+
+def check_limits(checked: Checked) -> None:
+    """Refuse limits of schedulers that exclude each other.
+
+    Raises:
         ConfigError: if some work could never progress under them.
     """
+    _scheduler_config(checked, "")
+
+
+def _scheduler_config(checked: Checked, digest: str) -> SchedulerConfig:
     config = checked.config
     try:
         return SchedulerConfig(
-            base_digest=base_digest(checked.model_dir, config.dtype),
+            base_digest=digest,
             num_pages=0,
             page_size=config.page_size,
             max_model_len=checked.max_model_len,
@@ -114,7 +159,7 @@ def check_ray_address(ray_address: str) -> None:
         return  # "auto" and the like: Ray finds out where that is
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise ConfigError(f"ray_address: nothing answers at {ray_address}: {error}") from error
 
 

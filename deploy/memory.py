@@ -2,10 +2,11 @@
 
 Owns the sums: what each rank holds, on its device and beside it, and what the processes around the
 ranks hold on a host that has all of them. Mirrors what `worker` allocates; a test holds the two
-together. Everything is counted at its fullest: pages and slots take memory only as they are used.
+together. Everything is counted at its fullest; what takes memory only as it is used is marked.
 Weight files that are mapped, and that the kernel gives up when memory is short, do not count.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,11 +38,24 @@ class Part:
     name: str
     place: Place
     num_bytes: int
+    is_taken_at_start: bool = True  # else as it is used
 
 
-def total(parts: tuple[Part, ...], *places: Place) -> int:
+def total(parts: Sequence[Part], *places: Place) -> int:
     """Return the bytes of the parts that lie in one of the places."""
     return sum(part.num_bytes for part in parts if part.place in places)
+
+
+def page_bytes(config: ServeConfig, model: ModelConfig, num_kv_heads: int) -> int:
+    """Return the bytes of a KV page on a rank that holds so many KV heads."""
+    values = num_kv_heads * config.page_size * model.head_dim
+    return 2 * model.num_layers * values * ITEM_BYTES[config.dtype]
+
+
+def largest_page(config: ServeConfig, model: ModelConfig) -> int:
+    """Return the bytes of a page on the rank with the most KV heads; all have as many pages."""
+    ranks = (partition(model, config.tp, rank) for rank in range(config.tp))
+    return page_bytes(config, model, max(len(part.kv_heads) for part in ranks))
 
 
 def object_store_bytes(config: ServeConfig) -> int:
@@ -64,7 +78,12 @@ def host_parts(config: ServeConfig) -> tuple[Part, ...]:
         Part("schedulers", "host", max_replicas_of(config) * _SCHEDULER),
         Part("adapter pool", "host", _POOL),
         Part("Ray", "host", _RAY),
-        Part("object store with the adapters in host memory", "store", object_store_bytes(config)),
+        Part(
+            "object store with the adapters in host memory",
+            "store",
+            object_store_bytes(config),
+            is_taken_at_start=False,
+        ),
     )
 
 
@@ -80,8 +99,8 @@ def rank_parts(
     parts = [
         Part("weights", place, weight_bytes(model, part, item_bytes, is_packed=not is_gpu)),
         Part("KV cache", place, _kv_bytes(config, model, part, config.kv_cache_memory)),
-        Part("adapters in slots", place, config.adapter_memory),
-        Part("steps", place, step(config, model, part, item_bytes)),
+        Part("adapters in slots", place, config.adapter_memory, is_taken_at_start=False),
+        Part("steps", place, step(config, model, part, item_bytes), is_taken_at_start=False),
         Part("rotary tables", place, max_model_len * model.head_dim * 4),
     ]
     if config.kv_host_memory:
@@ -93,14 +112,9 @@ def rank_parts(
 
 
 def _kv_bytes(config: ServeConfig, model: ModelConfig, part: Partition, budget: int) -> int:
-    """Return the bytes of a rank's pages: all ranks have as many, those that hold most decide."""
-
-    def page_bytes(num_kv_heads: int) -> int:
-        values = num_kv_heads * config.page_size * model.head_dim
-        return 2 * model.num_layers * values * ITEM_BYTES[config.dtype]
-
-    most = max(len(partition(model, config.tp, rank).kv_heads) for rank in range(config.tp))
-    return budget // page_bytes(most) * page_bytes(len(part.kv_heads))
+    """Return the bytes of a rank's pages."""
+    num_pages = budget // largest_page(config, model)
+    return num_pages * page_bytes(config, model, len(part.kv_heads))
 
 
 def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_packed: bool) -> int:

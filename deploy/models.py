@@ -8,6 +8,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from deploy.config import ConfigError
+from deploy.config_errors import one_line, shown
 
 FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")
 
@@ -19,22 +20,32 @@ def find_model(model: str) -> Path:
         ConfigError: if there is no such directory and no such model on the hub, or if its files
             cannot be read.
     """
-    directory = Path(model).expanduser()
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise ConfigError(f"model: {directory} holds no config.json")
-        for file in sorted(directory.glob("*.safetensors")):
-            if not os.access(file, os.R_OK):
-                raise ConfigError(f"model: {file} cannot be read by this user, or is gone")
-        return directory.resolve()
+    try:
+        directory = Path(model).expanduser()
+        if directory.is_dir():
+            _check_directory(directory)
+            return directory.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # no home, a name that cannot be one
+        raise ConfigError(f"model: cannot look at {shown(model)}: {one_line(error)}") from error
     if directory.is_absolute() or model.startswith("."):
         raise ConfigError(f"model: no such directory: {directory}")
     try:
         return Path(snapshot_download(model, allow_patterns=list(FILES)))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
-            f"model: {model!r} is neither a directory nor a model that the hub gives: {error}"
+            f"model: {shown(model)} is neither a directory nor a model that the hub gives: "
+            f"{one_line(error)}"
         ) from error
+
+
+def _check_directory(directory: Path) -> None:
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"model: {directory} holds no config.json")
+    for file in sorted(directory.glob("*.safetensors")):
+        if not file.is_file() or not os.access(file, os.R_OK):
+            raise ConfigError(
+                f"model: {file} cannot be read by this user, is gone, or is no regular file"
+            )
 
 
 _SAMPLE_BYTES = 2**20  # of each weight file, from its start, its middle and its end

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from worker.model_config import ModelConfig, RopeConfig
+from worker.regular_file import read_bounded
 
 _Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -22,6 +23,9 @@ _ARCHITECTURES: dict[str, _Architecture] = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _DTYPES = ("bfloat16", "float16", "float32")
+_MAX_BYTES = 2**22  # of a file
+_LARGEST = 2**31 - 1  # of any size
+_LARGEST_VOCABULARY = 2**24  # as worker.sampling has it
 # A model with one of these keys is of a kind that the forward pass does not compute.
 _FOREIGN_KEYS = (
     "quantization_config",
@@ -98,7 +102,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     """Return the shape of the model in a directory.
 
     Raises:
-        FileNotFoundError: if there is no `config.json`.
+        OSError: if there is no `config.json`, or it cannot be read.
         ValueError: if the model is of a kind that cannot be served; names the key that says so.
     """
     path = model_dir / "config.json"
@@ -119,18 +123,19 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         f"num_attention_heads {file.num_attention_heads} is not a multiple of "
         f"num_key_value_heads {num_kv_heads}",
     )
+    _require(0 <= file.rms_norm_eps < 1, f"rms_norm_eps {file.rms_norm_eps} is not between 0 and 1")
     dtype = file.dtype or file.torch_dtype or "float32"
     _require(dtype in _DTYPES, f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
     has_attention_bias = file.attention_bias and architecture in ("llama", "qwen3")
     return ModelConfig(
         architecture=architecture,
         num_layers=_positive("num_hidden_layers", file.num_hidden_layers),
-        hidden_size=_positive("hidden_size", file.hidden_size),
+        hidden_size=file.hidden_size,
         intermediate_size=_positive("intermediate_size", file.intermediate_size),
         num_heads=file.num_attention_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        vocab_size=_positive("vocab_size", file.vocab_size),
+        vocab_size=_positive("vocab_size", file.vocab_size, _LARGEST_VOCABULARY),
         max_position=_positive("max_position_embeddings", file.max_position_embeddings),
         rms_norm_eps=file.rms_norm_eps,
         rope=_rope(file),
@@ -147,10 +152,10 @@ def read_model_config(model_dir: Path) -> ModelConfig:
 
 
 def _decode(path: Path, kind: type[_T]) -> tuple[_T, dict[str, Any]]:
-    data = path.read_bytes()
+    data = read_bounded(path, _MAX_BYTES)
     try:
         return msgspec.json.decode(data, type=kind), msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path.name}: {error}") from error
 
 
@@ -159,18 +164,20 @@ def _require(condition: bool, complaint: str) -> None:
         raise ValueError(f"config.json: {complaint}")
 
 
-def _positive(key: str, value: int) -> int:
+def _positive(key: str, value: int, largest: int = _LARGEST) -> int:
     _require(value > 0, f"{key} {value} is not positive")
+    _require(value <= largest, f"{key} is over {largest}")
     return value
 
 
 def _head_dim(file: _File, architecture: _Architecture) -> int:
+    _positive("hidden_size", file.hidden_size)
     num_heads = _positive("num_attention_heads", file.num_attention_heads)
     head_dim = file.head_dim
     if head_dim is None:
         head_dim = 128 if architecture == "qwen3" else file.hidden_size // num_heads
     _require(head_dim > 0 and head_dim % 2 == 0, f"head_dim {head_dim} is not positive and even")
-    return head_dim
+    return _positive("head_dim", head_dim)
 
 
 def _rope(file: _File) -> RopeConfig:
@@ -193,7 +200,10 @@ def _rope(file: _File) -> RopeConfig:
         raise ValueError(f"config.json: rope factor {rope.factor} is not at least 1")
     if kind == "linear":
         return RopeConfig(theta=theta, kind="linear", factor=rope.factor)
-    original = rope.original_max_position_embeddings or file.max_position_embeddings
+    original = _positive(
+        "original_max_position_embeddings",
+        rope.original_max_position_embeddings or file.max_position_embeddings,
+    )
     if kind == "yarn":
         return _yarn(rope, theta, rope.factor, original)
     if rope.low_freq_factor is None or rope.high_freq_factor is None:
@@ -215,6 +225,9 @@ def _rope(file: _File) -> RopeConfig:
 
 def _yarn(rope: _Rope, theta: float, factor: float, original: int) -> RopeConfig:
     _require(rope.truncate, "rope truncate false is not supported")
+    for key in ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"):
+        value = getattr(rope, key)
+        _require(value is None or value >= 0, f"rope {key} {value} is negative")
     attention_factor = rope.attention_factor
     if attention_factor is None and rope.mscale and rope.mscale_all_dim:
         log = math.log(factor)
@@ -241,15 +254,17 @@ def _sliding_window(file: _File, architecture: _Architecture) -> int | None:
         return None
     if window is msgspec.UNSET:
         window = 4096
-    if architecture == "mistral" or window is None:
-        return window
+    if window is None:
+        return None
+    if architecture == "mistral":
+        return _positive("sliding_window", window)
     layer_types = file.layer_types
     slides = file.max_window_layers < file.num_hidden_layers
     if layer_types is not None:
         slides = "sliding_attention" in layer_types
         unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
         _require(not unknown, f"layer_types {', '.join(unknown)} is not supported")
-    return window if file.use_sliding_window and slides else None
+    return _positive("sliding_window", window) if file.use_sliding_window and slides else None
 
 
 def _eos_token_ids(model_dir: Path, file: _File) -> tuple[int, ...]:

@@ -4,19 +4,16 @@ Also decides what is pinned, and which content is held until when. Does no I/O: 
 reads directories and hands in what was read. Calls come one at a time, from one thread.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+
+from cluster.adapters.catalog_records import adapter_record
 from cluster.adapters.host_cache import HostCache, Shards
 from cluster.adapters.loaded_adapters import Contents, LoadedAdapter
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.pins import Limits
-from cluster.adapters.records import (
-    AdapterRecord,
-    Facts,
-    Outline,
-    ResolvedAdapter,
-    Source,
-    Tier,
-    VersionRecord,
-)
+from cluster.adapters.records import AdapterRecord, Facts, Outline, ResolvedAdapter, Source
+from cluster.adapters.saved_state import name_entry
 from cluster.adapters.versions import History, Version, check_name_form, first
 from cluster.errors import InvalidRequest, NotFound
 
@@ -33,6 +30,7 @@ class AdapterCatalog:
         self._last_numbers: dict[str, int] = {}  # of every name that ever was
         self._unread: dict[str, dict[tuple[str, int], None]] = {}  # versions by path
         self._contents = Contents(limits)
+        self._note: Callable[[str], None] = lambda entry: None
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -84,14 +82,17 @@ class AdapterCatalog:
         self.check_name(name, load_inplace=load_inplace)
         return self._point(name, loaded.facts.outline, loaded, pinned=pinned, watched=watched)
 
-    def unread(self, name: str, request_id: str) -> Source | None:
-        """Return the directory to read and `complete` before `resolve` can answer, if any.
+    def unread(self, name: str, request_id: str) -> Version | None:
+        """Return the version to read before `resolve` can answer, if any.
+
+        One without a digest is to be `complete`d, one with a digest to be `restore`d.
 
         Raises:
             NotFound: if there is no such name.
         """
         version = self._history(name).pick(request_id)
-        return version.outline.source if version.digest is None else None
+        is_read = version.digest is not None and not self._contents.is_outdated(version.digest)
+        return None if is_read else version
 
     def complete(self, loaded: LoadedAdapter) -> None:
         """Learn the digests of all versions whose directory has been read for the first time."""
@@ -121,7 +122,7 @@ class AdapterCatalog:
         Raises:
             NotFound: if there is no such name.
         """
-        return _record(self._history(name), self._contents)
+        return adapter_record(self._history(name), self._contents)
 
     def records(self) -> tuple[AdapterRecord, ...]:
         """Return the whole catalogue, ordered by name."""
@@ -226,6 +227,53 @@ class AdapterCatalog:
         """Free the host memory of retired content and return how many bytes it was."""
         return self._contents.forget(digest)
 
+    # What outlives the process.
+
+    def note_changes(self, note: Callable[[str], None]) -> None:
+        """Have `note` called with each entry of a SavedState that changes from now on."""
+        self._note = note
+        self._contents.note_changes(note)
+
+    def last_number(self, name: str) -> int:
+        """Return the number of the newest version that a name has ever had; 0: none."""
+        return self._last_numbers.get(name, 0)
+
+    def facts(self, digest: str) -> Facts:
+        """Return what is known of content that a version holds, or that is retired."""
+        return self._contents.facts(digest)
+
+    def bring_back(self, name: str, last_number: int, history: History | None) -> None:
+        """Take in a name as it was; the content of its versions has been brought back before.
+
+        Raises:
+            InvalidRequest: if it is the base model's name by now, or no more can be pinned.
+        """
+        check_name_form(name, self._base_name)
+        if history is not None:
+            self._change(name, history, {})
+        self._last_numbers[name] = last_number
+
+    def bring_back_content(self, facts: Facts) -> None:
+        """Know content without having read it; it is retired until a version holds it."""
+        self._contents.bring_back(facts)
+
+    def is_outdated(self, digest: str) -> bool:
+        """Tell whether content must be read before its sizes can be relied on."""
+        return self._contents.is_outdated(digest)
+
+    def set_layout(self, layout: str) -> None:
+        """Say how adapters are cut now: sizes of content that was cut otherwise are outdated."""
+        self._contents.layout = layout
+
+    def pin(self, name: str) -> None:
+        """Pin a name.
+
+        Raises:
+            NotFound: if there is no such name.
+            InvalidRequest: if no more can be pinned.
+        """
+        self._change(name, replace(self._history(name), pinned=True), {})
+
     def check(self) -> None:
         """Assert that names, contents and host tier agree."""
         self._contents.check(
@@ -280,6 +328,7 @@ class AdapterCatalog:
         wanted = after.digests if after is not None else frozenset()
         used = {digest: one for digest, one in loaded.items() if digest in wanted}
         self._contents.change(name, before, after, used)
+        self._note(name_entry(name))
         for version in before.versions if before is not None else ():
             self._mark_read(name, version)
         if after is None:
@@ -299,43 +348,3 @@ class AdapterCatalog:
             del self._unread[path][name, version.number]
             if not self._unread[path]:
                 del self._unread[path]
-
-
-def _record(history: History, contents: Contents) -> AdapterRecord:
-    """Return the record of a name."""
-    current = history.current
-    known = current.outline if current.digest is None else contents.facts(current.digest).outline
-    return AdapterRecord(
-        name=history.name,
-        digest=current.digest,
-        version=current.number,
-        path=current.outline.source.path,
-        lora_rank=known.lora_rank,
-        num_bytes=known.num_bytes,
-        modules=known.modules,
-        pinned=history.pinned,
-        tier=_tier(current, contents),
-        watched=history.watched,
-        versions=tuple(_version_record(history, version, contents) for version in history.versions),
-    )
-
-
-def _version_record(history: History, version: Version, contents: Contents) -> VersionRecord:
-    return VersionRecord(
-        version=version.number,
-        digest=version.digest,
-        path=version.outline.source.path,
-        share=history.shares.get(version.number, 0),
-        since=next(
-            one.number
-            for one in history.versions
-            if one is version or (one.digest == version.digest and one.digest is not None)
-        ),
-        tier=_tier(version, contents),
-    )
-
-
-def _tier(version: Version, contents: Contents) -> Tier:
-    if version.digest is None:
-        return "disk"
-    return contents.tier(version.digest, version.outline.source)

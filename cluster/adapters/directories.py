@@ -5,12 +5,13 @@ touched or gone comes up.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster.adapters.peft.checks import CONFIG, WEIGHTS
 from cluster.adapters.peft.files import stamp
+from cluster.adapters.saved_state import SavedDirectory, directory_entry
 from cluster.adapters.versions import NAME
 
 
@@ -79,6 +80,7 @@ class DirectoryChanges:
     def __init__(self) -> None:
         self._done: dict[str, AdapterDirectory] = {}
         self._fresh: set[str] = set()  # could be touched again without another stamp
+        self._note: Callable[[str], None] = lambda entry: None
 
     def pending(self, seen: Scan) -> tuple[tuple[AdapterDirectory, ...], tuple[str, ...]]:
         """Return (what is new or touched, names that are gone), each ordered by name."""
@@ -105,6 +107,8 @@ class DirectoryChanges:
         File systems count time in steps of milliseconds: what is touched twice in one step looks
         as if it was touched once.
         """
+        if self._done.get(found.name) != found or is_fresh != (found.name in self._fresh):
+            self._note(directory_entry(found.name))
         self._done[found.name] = found
         if is_fresh:
             self._fresh.add(found.name)
@@ -113,9 +117,27 @@ class DirectoryChanges:
 
     def dismiss(self, name: str) -> None:
         """Let a directory come up no more until it is touched."""
-        self._fresh.discard(name)
+        if name in self._fresh:
+            self._fresh.discard(name)
+            self._note(directory_entry(name))
 
     def forget(self, name: str) -> None:
         """Forget a name: it is new if it comes back."""
-        self._done.pop(name, None)
+        if self._done.pop(name, None) is not None:
+            self._note(directory_entry(name))
         self._fresh.discard(name)
+
+    def note_changes(self, note: Callable[[str], None]) -> None:
+        """Have `note` called with each entry of a SavedState that changes from now on."""
+        self._note = note
+
+    def saved(self, name: str) -> SavedDirectory | None:
+        """Return what is to be saved of a directory that has been dealt with, if it has."""
+        found = self._done.get(name)
+        if found is None:
+            return None
+        return SavedDirectory(found.path, found.stamp, name in self._fresh)
+
+    def bring_back(self, name: str, saved: SavedDirectory) -> None:
+        """Take in what was saved of a directory."""
+        self.done(AdapterDirectory(name, saved.path, saved.stamp), is_fresh=saved.is_fresh)

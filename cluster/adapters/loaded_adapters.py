@@ -4,13 +4,14 @@ Content that no version points at is retired: it stays readable for running requ
 forgotten.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cluster.adapters.host_cache import HostCache, Shards
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.pins import Limits, Pins
 from cluster.adapters.records import Facts, Source, Tier
+from cluster.adapters.saved_state import content_entry, name_entry
 from cluster.adapters.versions import History, Version
 from cluster.errors import NotFound
 
@@ -35,12 +36,14 @@ class Contents:
     """All content that is known, and the host cache that keeps some of it in memory."""
 
     def __init__(self, limits: Limits) -> None:
+        self.layout = ""  # how adapters are cut
         self._contents: dict[str, _Content] = {}
         self._digest_by_path: dict[str, str] = {}  # what was last read there
         self._pins = Pins(limits)
         self._retired: dict[str, int] = {}  # number of the retirement by digest
         self._num_retirements = 0
         self._host = HostCache(limits.host_bytes)
+        self._note: Callable[[str], None] = lambda entry: None
 
     @property
     def host_cache(self) -> HostCache:
@@ -120,6 +123,21 @@ class Contents:
             return "host"
         return "disk" if self._digest_by_path.get(source.path) == digest else "gone"
 
+    def is_outdated(self, digest: str) -> bool:
+        """Tell whether content must be read before its sizes can be relied on."""
+        return self._contents[digest].facts.layout != self.layout and digest not in self._host
+
+    def bring_back(self, facts: Facts) -> None:
+        """Know content that a process before has read; it is retired until a version holds it."""
+        if facts.digest not in self._contents:
+            self._contents[facts.digest] = _Content(facts)
+            self._retire(facts.digest)
+        self._digest_by_path[facts.outline.source.path] = facts.digest
+
+    def note_changes(self, note: Callable[[str], None]) -> None:
+        """Have `note` called with each entry of a SavedState that changes from now on."""
+        self._note = note
+
     def pinned(self) -> tuple[Facts, ...]:
         """Return what is pinned, ordered by digest."""
         return tuple(self.facts(digest) for digest in self._pins.digests())
@@ -140,6 +158,7 @@ class Contents:
         del self._contents[digest], self._retired[digest]
         for path in [path for path, found in self._digest_by_path.items() if found == digest]:
             del self._digest_by_path[path]
+        self._note(content_entry(digest))
         return self._host.discard(digest)
 
     def check(self, versions: Mapping[Holder, Version], pins: Iterable[frozenset[str]]) -> None:
@@ -162,7 +181,7 @@ class Contents:
         assert self._host.digests() <= self._contents.keys(), "memory holds what nobody can reach"
         assert set(self._digest_by_path.values()) <= self._contents.keys(), "a path leads nowhere"
         self._pins.check(pins, self.facts)
-        pinned = set(self._pins.digests())
+        pinned = self._host.digests() & set(self._pins.digests())
         assert self._host.pinned() == pinned, "memory keeps other adapters than are pinned"
 
     def _know(self, digest: str, loaded: LoadedAdapter) -> None:
@@ -170,6 +189,9 @@ class Contents:
         if content is None:
             self._contents[digest] = _Content(loaded.facts)
         elif digest not in self._host:
+            if content.facts.layout != loaded.facts.layout:
+                for name, _ in content.holders:
+                    self._note(name_entry(name))
             content.facts = loaded.facts
         self._digest_by_path[loaded.facts.outline.source.path] = digest
 
@@ -187,7 +209,8 @@ class Contents:
         if content.holders.get((name, version.number)) != version.outline.source:
             content.holders.pop((name, version.number), None)
             content.holders[name, version.number] = version.outline.source
-        self._retired.pop(version.digest, None)
+        if self._retired.pop(version.digest, None) is not None:
+            self._note(content_entry(version.digest))
 
     def _release(self, name: str, version: Version, after: History | None) -> None:
         kept = after.get(version.number) if after is not None else None
@@ -196,8 +219,12 @@ class Contents:
         content = self._contents[version.digest]
         del content.holders[name, version.number]
         if not content.holders:
-            self._num_retirements += 1
-            self._retired[version.digest] = self._num_retirements
+            self._retire(version.digest)
+
+    def _retire(self, digest: str) -> None:
+        self._num_retirements += 1
+        self._retired[digest] = self._num_retirements
+        self._note(content_entry(digest))
 
     def _check_pins(
         self,

@@ -19,7 +19,7 @@ class Outline(msgspec.Struct, frozen=True):
     """What config, header and file system say of an adapter whose tensors are not read yet."""
 
     source: Source
-    stamp: str  # device, inode, size and times of both files: equal unless they were touched
+    stamp: str  # inode, size and times of both files: equal unless they were touched
     identity: (
         str  # SHA-256 of config, header and stamp, hex: stands for the digest until it is known
     )
@@ -36,6 +36,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes: int  # of its shards, all ranks together
     device_bytes: int  # that it claims on each rank, at most
     stands_alone: bool = False  # cannot be summed with others
+    layout: str = ""  # how it was cut: the sizes are of this layout only
 
 
 class VersionRecord(msgspec.Struct, frozen=True):

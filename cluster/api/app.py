@@ -13,6 +13,7 @@ from cluster.api.routes.kv_events import kv_event_routes
 from cluster.api.routes.models import model_routes
 from cluster.api.routes.operations import operation_routes
 from cluster.api.routes.sglang import sglang_routes
+from cluster.api.routes.streams import stream_routes
 from cluster.api.routes.tokenize import tokenize_routes
 from cluster.router.router import Router
 
@@ -36,6 +37,7 @@ def create_app(
     for make_routes in (
         chat_routes,
         completion_routes,
+        stream_routes,
         tokenize_routes,
         adapter_routes,
         sglang_routes,

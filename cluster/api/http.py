@@ -164,9 +164,15 @@ class EventStream(StreamingResponse):
         await send_body({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def event_stream(events: AsyncGenerator[bytes]) -> EventStream:
-    """Wait for the first event, so that an error before it can still set the HTTP status."""
-    return EventStream(await anext(events), events)
+async def event_stream(events: AsyncGenerator[bytes], stream_id: str | None = None) -> EventStream:
+    """Wait for the first event, so that an error before it can still set the HTTP status.
+
+    `stream_id` is of a stream that can be read on, for its header.
+    """
+    response = EventStream(await anext(events), events)
+    if stream_id is not None:
+        response.headers["x-stream-id"] = stream_id
+    return response
 
 
 def safe_id(headers: Iterable[tuple[bytes, bytes]]) -> str:

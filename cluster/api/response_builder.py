@@ -22,8 +22,8 @@ from cluster.api.schemas.responses import (
     Usage,
 )
 from cluster.errors import TopworkError
+from cluster.router.generation import Generation
 from cluster.router.output_processor import CompletionOutput, OutputProcessor
-from cluster.router.router import Generation
 
 LOGPROB_FLOOR = -9999.0  # instead of minus infinity, which JSON cannot say
 _encode = msgspec.json.Encoder().encode
@@ -79,6 +79,14 @@ class ResponseBuilder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What there is of a stream when it is opened."""
+
+    counts: list[int]  # tokens of each choice that the reader has
+    missed: Sequence[tuple[int, CompletionOutput]]  # what came since, by choice
+
+
 async def full_response(
     http: HttpRequest, generation: Generation, choices: Choices, builder: ResponseBuilder
 ) -> Response:
@@ -87,11 +95,20 @@ async def full_response(
 
 
 async def stream_response(
-    http: HttpRequest, generation: Generation, builder: ResponseBuilder, include_usage: bool
+    http: HttpRequest,
+    generation: Generation,
+    builder: ResponseBuilder,
+    include_usage: bool,
+    begun: Begun | None = None,
 ) -> Response:
-    """Answer the call with a stream of events, one for each delta."""
-    events = _events(generation, builder, include_usage)
-    return await unless_disconnected(http, event_stream(events))
+    """Answer the call with a stream of events, one for each delta.
+
+    `begun` is of a stream that is read on.
+    """
+    if begun is None:
+        begun = Begun([0] * len(generation.processors), ())
+    events = _events(generation, builder, include_usage, begun)
+    return await unless_disconnected(http, event_stream(events, generation.stream_id))
 
 
 async def _full(generation: Generation, choices: Choices, builder: ResponseBuilder) -> Response:
@@ -121,20 +138,25 @@ def _joined(deltas: list[CompletionOutput]) -> CompletionOutput:
 
 
 async def _events(
-    generation: Generation, builder: ResponseBuilder, include_usage: bool
+    generation: Generation, builder: ResponseBuilder, include_usage: bool, start: Begun
 ) -> AsyncGenerator[bytes]:
     """Yield a stream's events, those that are here together as one, and its end.
 
     An error after the first event becomes one. An error before the first event is raised: the HTTP
     status can still carry it.
     """
-    begun: set[int] = set()
+    counts = list(start.counts)
+    begun = {index for index, count in enumerate(counts) if count}
     try:
         with generation:
-            while generation.is_running:
-                deltas = await generation.receive()
+            deltas: Sequence[tuple[int, CompletionOutput]] = start.missed
+            while deltas or generation.is_running:
+                if not deltas:
+                    deltas = await generation.receive()
                 if deltas:
-                    yield b"".join([_chunk(generation, builder, begun, *delta) for delta in deltas])
+                    chunks = [_chunk(generation, builder, begun, counts, *one) for one in deltas]
+                    yield b"".join(chunks)
+                    deltas = ()
             if include_usage:
                 yield builder.usage_chunk(usage_of(generation.prompts))
     except TopworkError as error:
@@ -149,13 +171,23 @@ def _chunk(
     generation: Generation,
     builder: ResponseBuilder,
     begun: set[int],
+    counts: list[int],
     index: int,
     delta: CompletionOutput,
 ) -> bytes:
     prompt = generation.processors[index].request.token_ids
     is_first = index not in begun
     begun.add(index)
-    return builder.chunk(Choice(index, prompt, delta, is_first))
+    chunk = builder.chunk(Choice(index, prompt, delta, is_first))
+    if generation.stream_id is None:
+        return chunk
+    counts[index] += len(delta.token_ids)
+    return event_id(generation.stream_id, counts) + chunk
+
+
+def event_id(stream_id: str, counts: Sequence[int]) -> bytes:
+    """Return the line of an event that says how many tokens of each choice its reader has then."""
+    return f"id: {stream_id}:{'.'.join(map(str, counts))}\n".encode()
 
 
 def best(outputs: Sequence[CompletionOutput], n: int) -> list[CompletionOutput]:

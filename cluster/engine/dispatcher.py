@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from cluster.engine.kept_streams import CLAIMED, KeptCall, KeptStreams
 from cluster.engine.metrics import SequenceTimes
 from cluster.engine.server import RouterConnection
 from cluster.engine.status import EngineStatus
 from cluster.errors import ErrorInfo, Overloaded, TopworkError, error_info
-from cluster.messages import Events
+from cluster.messages import Claimed, Events, Keep
 from cluster.request import Request, TokenEvent
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.update_from_output import EXPIRED
@@ -35,14 +36,17 @@ RETRY_AFTER_SECONDS = 5  # about what a restart of the ranks takes
 class Stream:
     """One request that has not ended."""
 
-    router: RouterConnection
+    router: RouterConnection | None  # None: nobody reads it, and it is kept
     request: Request  # as it was submitted
+    name: str  # what the router calls it
     choices: "list[Stream]"  # of the same prompt that have not ended, itself among them
     token_ids: list[int]  # all that the client has
     times: SequenceTimes
     timer: asyncio.TimerHandle | None = None
     seq_id: int | None = None  # None: parked
     num_losses: int = 0  # of ranks in its steps since its last token
+    kept: KeptCall | None = None
+    events: list[TokenEvent] | None = None  # of a call that is kept
 
     @property
     def continued(self) -> Request:
@@ -71,6 +75,7 @@ class Dispatcher:
         self._by_router: dict[RouterConnection, dict[str, Stream]] = {}  # and by request id
         self._parked: list[list[Stream]] = []  # choices of one prompt each, in order of arrival
         self._suspect: Stream | None = None  # that runs alone, while all others are parked
+        self._kept = KeptStreams(self._drop)
 
     @property
     def num_streams(self) -> int:
@@ -79,21 +84,27 @@ class Dispatcher:
 
     # What routers ask.
 
-    def submit(self, router: RouterConnection, requests: tuple[Request, ...]) -> None:
+    def submit(
+        self, router: RouterConnection, requests: tuple[Request, ...], keep: Keep | None = None
+    ) -> None:
         """Queue the choices of one prompt, all or none; or answer at once why not."""
         try:
             seq_ids = self._let_in(requests)
         except TopworkError as error:
             router.send(Events(tuple(_failed(r.request_id, error_info(error)) for r in requests)))
             return
+        kept = None if keep is None else self._kept.add(keep, requests)
         choices: list[Stream] = []
-        for request in requests:
-            times = self._metrics.arrival()
-            stream = Stream(router, request, choices, list(request.output_token_ids), times)
+        for index, request in enumerate(requests):
+            name, times = request.request_id, self._metrics.arrival()
+            given = list(request.output_token_ids)
+            stream = Stream(router, request, name, choices, given, times)
+            if kept is not None:
+                stream.kept, stream.events = kept, kept.events[index]
             if self._timeout is not None:
                 loop = asyncio.get_running_loop()
                 stream.timer = loop.call_later(self._timeout, self._expire, stream)
-            self._by_router.setdefault(router, {})[request.request_id] = stream
+            self._by_router.setdefault(router, {})[name] = stream
             choices.append(stream)
         if seq_ids is None:
             self._parked.append(choices)
@@ -104,19 +115,42 @@ class Dispatcher:
     def abort(self, router: RouterConnection, request_id: str) -> None:
         """Drop a request, unless it has just ended."""
         stream = self._by_router.get(router, {}).get(request_id)
-        if stream is None:
-            return
-        self._forget(stream)
-        if stream.seq_id is not None:
-            assert self._scheduler is not None, "a sequence has a scheduler"
-            self._scheduler.abort(stream.seq_id)
-        self._go_on_if_cleared()
-        self._wake()
+        if stream is not None:
+            self._abort(stream)
 
     def abort_all(self, router: RouterConnection) -> None:
-        """Drop everything of a router that has gone."""
-        for request_id in tuple(self._by_router.get(router, ())):
-            self.abort(router, request_id)
+        """Drop everything of a router that has gone, but for calls that are kept."""
+        for stream in tuple(self._by_router.get(router, {}).values()):
+            if stream.kept is None:
+                self._abort(stream)
+            else:
+                self._detach(stream.kept)
+
+    def detach(self, stream_id: str) -> None:
+        """Keep a call whose reader has gone, for as long as was asked."""
+        kept = self._kept.get(stream_id)
+        if kept is not None:
+            self._detach(kept)
+
+    def claim(self, router: RouterConnection, call_id: int, stream_id: str, prefix: str) -> None:
+        """Send a call that was kept to a router from now on; whoever read it before does no more.
+
+        Its answer says what there was so far.
+        """
+        kept = self._kept.get(stream_id)
+        if kept is None:
+            router.send(Claimed(call_id, prefix))
+            return
+        for stream in self._of(kept):
+            if stream.router is not None:
+                stream.router.send(Events((_failed(stream.name, CLAIMED),)))
+            self._unlist(stream)
+            index = kept.requests.index(stream.request)
+            stream.router, stream.name = router, f"{prefix}/{index}"
+            self._by_router.setdefault(router, {})[stream.name] = stream
+        self._kept.read(kept)
+        events = tuple(tuple(of_one) for of_one in kept.events)
+        router.send(Claimed(call_id, prefix, kept.keep.record, kept.requests, events))
 
     # What the step loop brings.
 
@@ -127,7 +161,7 @@ class Dispatcher:
             stream = self._streams.get(seq_id)
             if stream is None:
                 continue  # aborted while the step ran
-            by_router.setdefault(stream.router, []).append(event)
+            self._tell(stream, event, by_router)
             is_end = event.finish_reason is not None
             if event.token_ids:
                 stream.token_ids += event.token_ids
@@ -174,6 +208,10 @@ class Dispatcher:
         self._fail((*self._streams.values(), *self._all_parked()), error)
         self._parked.clear()
 
+    def close(self) -> None:
+        """Forget the calls that are kept."""
+        self._kept.close()
+
     # Parts of it.
 
     def _all_parked(self) -> list[Stream]:
@@ -183,7 +221,8 @@ class Dispatcher:
         """Return the sequences of requests, None if they must be parked; or raise why not."""
         if self.is_parking or self._suspect is not None:
             num_parked = len(self._all_parked())
-            if num_parked + len(requests) > self._max_parked:
+            had_begun = any(request.output_token_ids for request in requests)
+            if num_parked + len(requests) > self._max_parked and not had_begun:
                 message = f"the ranks are being restarted, and {num_parked} requests wait for that"
                 raise Overloaded(message, retry_after=RETRY_AFTER_SECONDS)
             return None
@@ -257,23 +296,71 @@ class Dispatcher:
     def _fail(self, streams: Iterable[Stream], error: ErrorInfo) -> None:
         by_router: dict[RouterConnection, list[TokenEvent]] = {}
         for stream in tuple(streams):
-            events = by_router.setdefault(stream.router, [])
-            events.append(_failed(stream.request.request_id, error))
+            self._tell(stream, _failed(stream.name, error), by_router)
             self._forget(stream)
         for router, router_events in by_router.items():
             router.send(Events(tuple(router_events)))
 
+    def _tell(
+        self,
+        stream: Stream,
+        event: TokenEvent,
+        by_router: dict[RouterConnection, list[TokenEvent]],
+    ) -> None:
+        """Add an event to what a stream's reader is sent, and to what is kept."""
+        if stream.events is not None:
+            stream.events.append(event)
+            if event.request_id != stream.name:  # it has been claimed
+                event = replace(event, request_id=stream.name)
+        if stream.router is not None:
+            by_router.setdefault(stream.router, []).append(event)
+
+    def _of(self, kept: KeptCall) -> list[Stream]:
+        """Return the streams of a call that have not ended."""
+        everywhere = (*self._streams.values(), *self._all_parked())
+        return [stream for stream in everywhere if stream.kept is kept]
+
+    def _detach(self, kept: KeptCall) -> None:
+        for stream in self._of(kept):
+            self._unlist(stream)
+            stream.router = None
+        self._kept.unread(kept)
+
+    def _drop(self, kept: KeptCall) -> None:
+        """End what runs of a call that nobody has claimed."""
+        for stream in self._of(kept):
+            self._abort(stream)
+
+    def _abort(self, stream: Stream) -> None:
+        seq_id = stream.seq_id
+        if stream.events is not None:  # to whoever claims it, its tokens say why it has ended
+            stream.events.append(TokenEvent(stream.name, finish_reason="abort"))
+        self._forget(stream)
+        if seq_id is not None:
+            assert self._scheduler is not None, "a sequence has a scheduler"
+            self._scheduler.abort(seq_id)
+        self._go_on_if_cleared()
+        self._wake()
+
     def _forget(self, stream: Stream) -> None:
         stream.choices.remove(stream)
-        of_router = self._by_router[stream.router]
-        del of_router[stream.request.request_id]
-        if not of_router:
-            del self._by_router[stream.router]
+        self._unlist(stream)
         if stream.seq_id is not None:
             self._streams.pop(stream.seq_id, None)
             self._metrics.removed(stream.seq_id)
         if stream.timer is not None:
             stream.timer.cancel()
+        if stream.kept is not None and stream.kept.has_ended:
+            self._kept.unread(stream.kept)
+
+    def _unlist(self, stream: Stream) -> None:
+        """Take a stream from what its router reads."""
+        if stream.router is None:
+            return
+        of_router = self._by_router[stream.router]
+        del of_router[stream.name]
+        if not of_router:
+            del self._by_router[stream.router]
 
 
 def _failed(request_id: str, error: ErrorInfo) -> TokenEvent:

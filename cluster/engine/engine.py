@@ -21,7 +21,7 @@ from cluster.engine.lora_loader import LoadLimits, LoraLoader, ShardSource
 from cluster.engine.recording import Recording, RecordingConfig
 from cluster.engine.server import EngineServer, RouterConnection
 from cluster.engine.status import EngineStatus
-from cluster.messages import SchedulerAddress, Status
+from cluster.messages import Keep, SchedulerAddress, Status
 from cluster.request import Request
 
 logger = logging.getLogger("topwork.scheduler")
@@ -123,15 +123,26 @@ class Engine:
         with contextlib.suppress(asyncio.CancelledError):
             await self._main
         await self._server.close()
+        self._dispatcher.close()
         self._recording.close()
         if self._publisher is not None:
             await self._publisher.close()
 
     # What routers ask; all on the event loop, between two awaits of the step loop.
 
-    def submit(self, router: RouterConnection, requests: tuple[Request, ...]) -> None:
+    def submit(
+        self, router: RouterConnection, requests: tuple[Request, ...], keep: Keep | None
+    ) -> None:
         """Queue the choices of one prompt, all or none; or answer at once why not."""
-        self._dispatcher.submit(router, requests)
+        self._dispatcher.submit(router, requests, keep)
+
+    def detach(self, stream_id: str) -> None:
+        """Keep a call whose reader has gone."""
+        self._dispatcher.detach(stream_id)
+
+    def claim(self, router: RouterConnection, call_id: int, stream_id: str, prefix: str) -> None:
+        """Give a call that was kept to a reader."""
+        self._dispatcher.claim(router, call_id, stream_id, prefix)
 
     def abort(self, router: RouterConnection, request_id: str) -> None:
         """Drop a request, unless it has just ended."""

@@ -13,7 +13,10 @@ from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.messages import (
     Abort,
     Allow,
+    Claim,
+    Detach,
     FollowKvEvents,
+    Keep,
     KeepPinned,
     KvEventsTaken,
     Leaving,
@@ -61,7 +64,13 @@ class RouterConnection:
 class FrameHandler(Protocol):
     """What the frames of a connection ask for; the engine."""
 
-    def submit(self, router: RouterConnection, requests: tuple[Request, ...]) -> None: ...
+    def submit(
+        self, router: RouterConnection, requests: tuple[Request, ...], keep: Keep | None
+    ) -> None: ...
+    def detach(self, stream_id: str) -> None: ...
+    def claim(
+        self, router: RouterConnection, call_id: int, stream_id: str, prefix: str
+    ) -> None: ...
     def abort(self, router: RouterConnection, request_id: str) -> None: ...
     def abort_all(self, router: RouterConnection) -> None: ...
     def unload(self, router: RouterConnection, call_id: int, adapter: str, force: bool) -> None: ...
@@ -143,8 +152,12 @@ class EngineServer:
 
     def _dispatch(self, router: RouterConnection, message: RouterFrame) -> None:
         match message:
-            case Submit(requests):
-                self._handler.submit(router, requests)
+            case Submit(requests, keep):
+                self._handler.submit(router, requests, keep)
+            case Detach(stream_id):
+                self._handler.detach(stream_id)
+            case Claim(call_id, stream_id, prefix):
+                self._handler.claim(router, call_id, stream_id, prefix)
             case Abort(request_id):
                 self._handler.abort(router, request_id)
             case Unload(call_id, adapter, force):

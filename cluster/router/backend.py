@@ -85,6 +85,10 @@ class Backend(Protocol):
         """Let all routers of the cluster refuse new calls, later ones too."""
         ...
 
+    async def undrain(self) -> None:
+        """Let routers take calls again."""
+        ...
+
     async def is_drained(self) -> bool:
         """Return whether routers are to refuse new calls."""
         ...

@@ -23,6 +23,11 @@ class RouterConfig:
     max_adapter_labels: int = 1000  # adapters with metric series of their own
     vllm_metrics: bool = False
     retry_after: int = 1
-    refresh_interval: float = 1.0  # between looks at the list of schedulers
-    scheduler_timeout: float = 10.0  # a scheduler that is silent for longer is taken for lost
+    refresh_interval: float = 1.0  # between looks at the list of schedulers, and at each of them
+    # A scheduler that is silent for longer is taken for lost. With the interval before it, one that
+    # is stopped is noticed within 5 s. One that is only slow, on a machine without a core to spare,
+    # is left for nothing then: its streams pause, and go on by its prefix cache.
+    scheduler_timeout: float = 3.5
+    recovery_timeout: float = 120.0  # that a stream waits for a scheduler when its own is lost
     health_timeout: float = 2.0
+    stream_keep: float = 60.0  # that a resumable stream waits for its reader to come back

@@ -2,12 +2,12 @@
 
 Owns the requests in flight over it and the replies still awaited. When the connection is lost,
 everything that waits on it ends with Unavailable and the client stays closed; whoever owns it
-opens another.
+opens another. A stream that ends so can go on elsewhere, behind the tokens that came before.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -16,8 +16,12 @@ from cluster.kv_events import KvEventBatch
 from cluster.messages import (
     Abort,
     Allow,
+    Claim,
+    Claimed,
+    Detach,
     Events,
     FollowKvEvents,
+    Keep,
     KeepPinned,
     KvEvents,
     KvEventsEnded,
@@ -38,27 +42,43 @@ from cluster.messages import (
 from cluster.request import Request, TokenEvent
 from worker.channel import BadFrame, Channel, ChannelClosed
 
+Reply = Claimed | Status | Unloaded
+
+# Why a stream had to go on elsewhere: the connection broke, the scheduler was silent for too long,
+# answered that it has no ranks, or is to end.
+LossReason = Literal["died", "hung", "unavailable", "leaving"]
+
 
 class EventQueue:
     """Where the events of one call's requests arrive; a slow reader finds several at once."""
 
     def __init__(self) -> None:
         self._events: list[TokenEvent] = []
+        self._is_woken = False
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
         """Add one event."""
         self._events.append(event)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        self._rouse()
+
+    def wake(self) -> None:
+        """Let the reader go on without an event."""
+        self._is_woken = True
+        self._rouse()
 
     async def get(self) -> list[TokenEvent]:
-        """Wait for events and return all that are here, in order of arrival."""
-        if not self._events:
+        """Wait for events and return all that are here, in order of arrival; after `wake`, none."""
+        if not self._events and not self._is_woken:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         events, self._events = self._events, []
+        self._is_woken = False
         return events
+
+    def _rouse(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 class KvFollower(Protocol):
@@ -86,12 +106,16 @@ class EngineClient:
         self.address = address
         self.closed = False
         self.is_leaving = False  # it has asked for no more requests
+        self.is_refusing = False  # it has answered Unavailable, and not been ready since
         self.last_status: Status | None = None
+        self.num_frames = 0  # received: signs of life
+        self._is_hung = False
         self._channel = channel
         self._on_change = on_change
         self._queues: dict[str, EventQueue] = {}
-        self._calls: dict[int, asyncio.Future[Status | Unloaded]] = {}
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._kv_followers: dict[int, KvFollower] = {}  # by call id
+        self._claims: dict[str, EventQueue] = {}  # that are not answered, by prefix
         self._num_calls = 0
         self._num_foreign = 0  # requests of other routers, by its last status
         self._reading = asyncio.create_task(self._read())
@@ -100,7 +124,7 @@ class EngineClient:
     async def connect(
         cls, address: SchedulerAddress, on_change: Callable[[], None]
     ) -> "EngineClient":
-        """Open a connection; `on_change` is called when it is to end, and when it has.
+        """Open a connection; `on_change` is called when it is to end, has, or `is_ready` changes.
 
         Raises:
             OSError: if nothing listens there.
@@ -120,8 +144,24 @@ class EngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its ranks were up by its last status."""
-        return self.last_status is not None and self.last_status.ready
+        """Whether its ranks are up, by its last status and what it has answered since."""
+        return self.last_status is not None and self.last_status.ready and not self.is_refusing
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether it has lost its ranks and keeps requests until they are back."""
+        status = self.last_status
+        is_down = status is not None and not status.ready and not status.starting
+        return is_down and not self.is_refusing
+
+    @property
+    def loss_reason(self) -> LossReason:
+        """Why its streams go on elsewhere, when they do."""
+        if self._is_hung:
+            return "hung"
+        if self.is_leaving:
+            return "leaving"
+        return "died" if self.closed else "unavailable"
 
     def holds(self, adapter: str) -> bool:
         """Return whether an adapter was in a slot by its last status."""
@@ -130,17 +170,19 @@ class EngineClient:
             slot.adapter == adapter and not slot.loading for slot in status.scheduler.slots
         )
 
-    def submit(self, requests: tuple[Request, ...], queue: EventQueue) -> None:
+    def submit(
+        self, requests: tuple[Request, ...], queue: EventQueue, keep: Keep | None = None
+    ) -> None:
         """Send the choices of one prompt; their events go to the queue.
 
-        The last event of each has a finish_reason.
+        The last event of each has a finish_reason. With `keep` they outlive this connection.
 
         Raises:
             Unavailable: if the connection is lost.
         """
         for request in requests:
             assert request.request_id not in self._queues, f"{request.request_id} is in use"
-        self._send(Submit(requests))
+        self._send(Submit(requests, keep))
         for request in requests:
             self._queues[request.request_id] = queue
 
@@ -148,6 +190,30 @@ class EngineClient:
         """Drop a request; nothing happens if it has ended."""
         if self._queues.pop(request_id, None) is not None:
             self._send(Abort(request_id))
+
+    def detach(self, stream_id: str, request_ids: Iterable[str]) -> None:
+        """Leave a call that is kept to its next reader; nothing happens if the connection is lost.
+
+        No more events of it come here.
+        """
+        for request_id in request_ids:
+            self._queues.pop(request_id, None)
+        if not self.closed:
+            self._send(Detach(stream_id))
+
+    async def claim(self, stream_id: str, prefix: str, queue: EventQueue) -> Claimed:
+        """Ask for a call that is kept; what follows of choice I goes to the queue, as PREFIX/I.
+
+        Raises:
+            Unavailable: if the connection is lost.
+        """
+        self._claims[prefix] = queue
+        try:
+            reply = await self._call(lambda call_id: Claim(call_id, stream_id, prefix))
+        finally:
+            del self._claims[prefix]
+        assert isinstance(reply, Claimed), f"{type(reply).__name__} in reply to Claim"
+        return reply
 
     async def unload(self, adapter: str, *, force: bool = False) -> Unloaded:
         """Make the scheduler forget an adapter; wait until it has, `force` ends what runs.
@@ -177,9 +243,6 @@ class EngineClient:
         """
         reply = await self._call(StatusCall)
         assert isinstance(reply, Status), f"{type(reply).__name__} in reply to StatusCall"
-        self.last_status = reply
-        num_requests = reply.scheduler.num_running + reply.scheduler.num_waiting
-        self._num_foreign = max(0, num_requests - self.num_in_flight)
         return reply
 
     def follow_kv_events(self, follower: KvFollower) -> int:
@@ -203,20 +266,29 @@ class EngineClient:
         if self._kv_followers.pop(call_id, None) is not None:
             self._send(UnfollowKvEvents(call_id))
 
-    def close(self, reason: str) -> None:
+    def hand_over(self) -> None:
+        """Drop all requests, whose streams are to go on elsewhere: they end with Unavailable."""
+        queues, self._queues = self._queues, {}
+        for request_id in queues:
+            self._send(Abort(request_id))
+        reason = f"scheduler {self.address.replica} leaves"
+        _end(queues, ErrorInfo("Unavailable", reason, retry_after=1))
+
+    def close(self, reason: str, *, is_hung: bool = False) -> None:
         """Close the connection and end everything that waits on it with Unavailable."""
         self._reading.cancel()
+        self._is_hung = is_hung
         self._lose(reason)
 
     async def wait_closed(self) -> None:
         """Wait until nothing of a closed client runs any more."""
         await asyncio.gather(self._reading, return_exceptions=True)
 
-    async def _call(self, make: Callable[[int], RouterFrame]) -> Status | Unloaded:
+    async def _call(self, make: Callable[[int], RouterFrame]) -> Reply:
         self._num_calls += 1
         call_id = self._num_calls
         self._send(make(call_id))
-        reply: asyncio.Future[Status | Unloaded] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = reply
         try:
             return await reply
@@ -231,7 +303,9 @@ class EngineClient:
     async def _read(self) -> None:
         try:
             while True:
-                self._dispatch(decode_scheduler_frame(await self._channel.receive()))
+                frame = decode_scheduler_frame(await self._channel.receive())
+                self.num_frames += 1
+                self._dispatch(frame)
         except ChannelClosed:
             self._lose("its connection closed")
         except (BadFrame, msgspec.DecodeError, OSError) as error:
@@ -241,17 +315,19 @@ class EngineClient:
         if isinstance(frame, Events):
             for event in frame.events:
                 self._deliver(event)
-            return
-        if isinstance(frame, KvEvents | KvEventsEnded):
+        elif isinstance(frame, KvEvents | KvEventsEnded):
             self._deliver_kv_events(frame)
-            return
-        if isinstance(frame, Leaving):
+        elif isinstance(frame, Leaving):
             self.is_leaving = True
             self._on_change()
-            return
-        reply = self._calls.get(frame.call_id)
-        if reply is not None and not reply.done():
-            reply.set_result(frame)
+        else:
+            if isinstance(frame, Status):
+                self._note_status(frame)
+            if isinstance(frame, Claimed):
+                self._note_claimed(frame)
+            reply = self._calls.get(frame.call_id)
+            if reply is not None and not reply.done():
+                reply.set_result(frame)
 
     def _deliver(self, event: TokenEvent) -> None:
         queue = self._queues.get(event.request_id)
@@ -259,7 +335,28 @@ class EngineClient:
             return
         if event.finish_reason is not None:
             del self._queues[event.request_id]
+            if event.error is not None and event.error.name == "Unavailable":
+                self.is_refusing = True
         queue.put(event)
+
+    def _note_claimed(self, claimed: Claimed) -> None:
+        """Have somewhere for the events that follow, which may be here already."""
+        queue = self._claims.get(claimed.prefix)
+        if queue is None:
+            return  # whoever asked has gone; the scheduler keeps it
+        for index, events in enumerate(claimed.events):
+            if not (events and events[-1].finish_reason is not None):
+                self._queues[f"{claimed.prefix}/{index}"] = queue
+
+    def _note_status(self, status: Status) -> None:
+        was_ready = self.is_ready
+        self.last_status = status
+        num_requests = status.scheduler.num_running + status.scheduler.num_waiting
+        self._num_foreign = max(0, num_requests - self.num_in_flight)
+        if status.ready:
+            self.is_refusing = False
+        if self.is_ready != was_ready:
+            self._on_change()
 
     def _deliver_kv_events(self, frame: KvEvents | KvEventsEnded) -> None:
         follower = self._kv_followers.get(frame.call_id)
@@ -279,8 +376,7 @@ class EngineClient:
         message = f"scheduler {self.address.replica} was lost: {reason}"
         error = ErrorInfo("Unavailable", message, retry_after=1)
         queues, self._queues = self._queues, {}
-        for request_id, queue in queues.items():
-            queue.put(TokenEvent(request_id, finish_reason="error", error=error))
+        _end(queues, error)
         for reply in self._calls.values():
             if not reply.done():
                 reply.set_exception(Unavailable(message, retry_after=1))
@@ -288,3 +384,8 @@ class EngineClient:
         for follower in followers.values():
             follower.lost(self)
         self._on_change()
+
+
+def _end(queues: dict[str, EventQueue], error: ErrorInfo) -> None:
+    for request_id, queue in queues.items():
+        queue.put(TokenEvent(request_id, finish_reason="error", error=error))

@@ -1,13 +1,14 @@
 """Which scheduler replica gets a request: the replicas, and the choice by prefix, adapter and load.
 
-Owns the connections to replicas: opens them, watches them, replaces them. Remembers which leading
-pages of prompts it has sent where; the order of choice is total, and the pull of a prefix bounded.
+Owns the connections to replicas: opens them, watches them, replaces them, and takes streams from
+those that are to end. Remembers which leading pages of prompts it has sent where; the order of
+choice is total, and the pull of a prefix bounded.
 """
 
 import asyncio
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,6 +23,9 @@ from cluster.router.engine_client import EngineClient
 LOAD_FACTOR = 1.25  # a replica may have this much of the average load before it is passed over
 MAX_PAGES = 256  # of one prompt: what differs later decides nothing here
 CAPACITY = 65_536  # pages
+SILENT_PARTS = 7  # in which silence is measured: see `_is_silent`
+
+Clients = Collection[EngineClient]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,7 @@ class ReplicaSet:
         self._listed: frozenset[SchedulerAddress] = frozenset()
         self._prefixes = PrefixAffinity(config.page_size)
         self._watchers: list[Callable[[EngineClient], None]] = []
+        self._listeners: dict[Callable[[], None], None] = {}
         self._changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
 
@@ -149,28 +154,28 @@ class ReplicaSet:
     def choose(self, request: Request) -> EngineClient:
         """Return the replica that should run a request, and remember that it gets the prompt.
 
+        One whose ranks are down is left alone while another one's are up. Without any that are up,
+        one that is getting them back keeps the request meanwhile.
+
         Raises:
             Unavailable: if none is connected.
         """
-        staying = [client for client in self.clients if not client.is_leaving]
-        # If none is known to be ready, the error of any says what is the matter.
-        clients = [client for client in staying if client.is_ready] or staying
-        if not clients:
-            raise Unavailable("no scheduler is up", retry_after=self._config.retry_after)
-        chain = self._prefixes.chain(request)
-        matched = self._prefixes.matched(chain)
-        candidates = [
-            Candidate(
-                replica=client.address.replica,
-                load=client.load,
-                cached_pages=matched.get(client.address.replica, 0),
-                is_resident=client.holds(request.adapter),
-            )
-            for client in clients
-        ]
-        chosen = clients[candidates.index(choose_replica(request.adapter, candidates))]
-        self._prefixes.note(chain, chosen.address.replica)
-        return chosen
+        client = self._best(request, self._able(()) or self._staying)
+        if client is not None:
+            return client
+        raise Unavailable("no scheduler is up", retry_after=self._config.retry_after)
+
+    def choose_again(self, request: Request, avoided: Clients) -> EngineClient | None:
+        """Return the replica where a request that was lost or refused goes on; None: none yet."""
+        return self._best(request, self._able(avoided))
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever `choose_again` may return another replica than before."""
+        self._listeners[listener] = None
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` no more; nothing happens if it was not to be called."""
+        self._listeners.pop(listener, None)
 
     def watch(self, watcher: Callable[[EngineClient], None]) -> None:
         """Call `watcher` with every connection that is up and with each that is opened later."""
@@ -210,51 +215,120 @@ class ReplicaSet:
         """Ask all replicas that are listed or connected how they are, in order of replica."""
         by_replica = {client.address.replica: client for client in self.clients}
         replicas = sorted({address.replica for address in self._listed} | by_replica.keys())
-        return tuple(
-            await asyncio.gather(*(self._report(name, by_replica.get(name)) for name in replicas))
-        )
+        asking = (self._report(name, by_replica.get(name)) for name in replicas)
+        return tuple(await asyncio.gather(*asking))
 
     async def close(self) -> None:
         """Close all connections."""
-        clients = list(self._clients.values())
-        for client in clients:
+        for client in self._clients.values():
             client.close("the router shuts down")
-        await asyncio.gather(*(client.wait_closed() for client in clients))
+        await asyncio.gather(*(client.wait_closed() for client in self._clients.values()))
         self._clients.clear()
         self._listed = frozenset()
 
+    @property
+    def _staying(self) -> list[EngineClient]:
+        return [client for client in self.clients if not client.is_leaving]
+
+    def _able(self, avoided: Clients) -> list[EngineClient]:
+        """Return the replicas that take requests: those that run them, or else keep them."""
+        clients = [client for client in self._staying if client not in avoided]
+        ready = [client for client in clients if client.is_ready]
+        return ready or [client for client in clients if client.is_recovering]
+
+    def _best(self, request: Request, clients: Sequence[EngineClient]) -> EngineClient | None:
+        if not clients:
+            return None
+        chain = self._prefixes.chain(request)
+        matched = self._prefixes.matched(chain)
+        candidates = [
+            Candidate(
+                replica=client.address.replica,
+                load=client.load,
+                cached_pages=matched.get(client.address.replica, 0),
+                is_resident=client.holds(request.adapter),
+            )
+            for client in clients
+        ]
+        chosen = clients[candidates.index(choose_replica(request.adapter, candidates))]
+        self._prefixes.note(chain, chosen.address.replica)
+        return chosen
+
+    def _on_change(self) -> None:
+        """Take in that a connection is up, has ended or says something else than before."""
+        self._changed.set()
+        if any(client.is_ready for client in self._staying):
+            for client in self.clients:
+                if client.is_leaving:
+                    client.hand_over()
+        for listener in tuple(self._listeners):
+            listener()
+
     async def _refresh(self) -> None:
-        listed = frozenset(await self._backend.schedulers())
-        self._listed = listed
+        """See `refresh`; a pool that is away has the list that it had."""
+        error: TopworkError | None = None
+        try:
+            async with asyncio.timeout(self._config.scheduler_timeout):
+                self._listed = frozenset(await self._backend.schedulers())
+        except TimeoutError:
+            error = Unavailable("the adapter pool does not answer", retry_after=1)
+        except TopworkError as caught:
+            error = caught
         for address, client in list(self._clients.items()):
             if client.closed or (client.is_leaving and not client.num_in_flight):
                 client.close("it leaves")
                 del self._clients[address]
                 self._prefixes.forget(address.replica)
-        missing = sorted(listed - self._clients.keys(), key=lambda address: address.replica)
+        missing = sorted(self._listed - self._clients.keys(), key=lambda one: one.replica)
         await asyncio.gather(*(self._connect(address) for address in missing))
+        if error is not None:
+            raise error
 
     async def _connect(self, address: SchedulerAddress) -> None:
+        """Connect to a replica and hear how it is; a stopped one accepts, but says nothing."""
+        client: EngineClient | None = None
         try:
             async with asyncio.timeout(self._config.health_timeout):
-                client = await EngineClient.connect(address, self._changed.set)
-        except (OSError, TimeoutError):
+                client = await EngineClient.connect(address, self._on_change)
+                await client.status()
+                self._clients[address] = client
+        except (OSError, TimeoutError, Unavailable):
             return  # not up yet, or down: the next look tries again
-        self._clients[address] = client
+        finally:
+            if client is not None and address not in self._clients:
+                client.close("it does not answer")
         for watcher in tuple(self._watchers):
             watcher(client)
+        self._on_change()
 
     async def _watch(self, client: EngineClient) -> None:
         """Ask for a sign of life at intervals; a process that is stopped keeps its sockets open."""
         while not client.closed:
-            try:
-                async with asyncio.timeout(self._config.scheduler_timeout):
-                    await client.status()
-            except TimeoutError:
-                client.close(f"silent for {self._config.scheduler_timeout:g} s")
-            except Unavailable:
-                return
-            await asyncio.sleep(self._config.refresh_interval)
+            if await self._is_silent(client):
+                client.close(f"silent for {self._config.scheduler_timeout:g} s", is_hung=True)
+            interval = self._config.refresh_interval
+            await asyncio.sleep(interval if client.is_ready else interval / 10)
+
+    async def _is_silent(self, client: EngineClient) -> bool:
+        """Ask a scheduler how it is; return whether nothing at all is heard of it for too long.
+
+        The time is measured in parts. If it is this process that stands still, only one part of
+        that counts, after which what has come meanwhile is read.
+        """
+        part = self._config.scheduler_timeout / SILENT_PARTS
+        asking = asyncio.create_task(client.status())
+        try:
+            silent_parts = 0
+            while silent_parts < SILENT_PARTS:
+                num_frames = client.num_frames
+                await asyncio.wait((asking,), timeout=part)
+                if asking.done():
+                    return False
+                silent_parts = silent_parts + 1 if client.num_frames == num_frames else 0
+            return True
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     async def _wait_for_change(self) -> None:
         self._changed.clear()

@@ -178,57 +178,66 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer, request: Request, options: TextOptions) -> None:
         decode = partial(tokenizer.decode, skip_special_tokens=options.skip_special_tokens)
         self.request = request
-        self.num_tokens = 0
+        self.output_token_ids: list[int] = []  # all that have come, shown or not
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self._options = options
         self._detokenizer = Detokenizer(decode, tokenizer.own_texts(options.skip_special_tokens))
         self._stops = StopStrings(options.stops, options.include_stop)
         self._stop_tokens = frozenset(request.stop_token_ids)
-        # Tokens whose text is held back; they leave with the next delta that has some.
-        self._token_ids: list[int] = []
+        # Tokens whose text is held back leave with the next delta that has some.
+        self._num_shown = 0
         self._logprobs: list[TokenLogprob] = []
+
+    @property
+    def num_shown(self) -> int:
+        """Tokens that have left with a delta."""
+        return self._num_shown
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that have come."""
+        return len(self.output_token_ids)
 
     def process(self, event: TokenEvent) -> CompletionOutput | None:
         """Take an event without error; return the next delta, None if nothing can be shown yet.
 
-        After a delta with a finish_reason no event may come: if the event had none, a stop string
-        was found and the request must be aborted.
+        After a delta with a finish_reason no event may come: if the event had none, the request
+        must be aborted. Its end follows from what has come: a stop string, a stop token or the
+        last token that was asked for, so that no scheduler is needed to say so.
         """
         assert self.finish_reason is None, "event after the end"
-        if event.num_cached_tokens > self.num_cached_tokens:
+        if not self.output_token_ids:
             self.num_cached_tokens = event.num_cached_tokens
         text = ""
+        finish_reason = event.finish_reason
         stop_reason: str | int | None = None
         for number, token_id in enumerate(event.token_ids):
             self._append(event, number)
-            if event.finish_reason == "stop" and self._ends_at(event, number):
-                stop_reason = token_id
+            if token_id in self._stop_tokens:
+                finish_reason, stop_reason = "stop", token_id
                 if not self._options.include_stop:
                     break
             text += self._until_stop(self._detokenizer.feed_one(token_id))
             if self._stops.matched is not None:
                 return self._delta(text, "stop", self._stops.matched)
-        if event.finish_reason is not None:
+        if finish_reason is None and len(self.output_token_ids) >= self.request.max_tokens:
+            finish_reason = "length"
+        if finish_reason is not None:
             text += self._until_stop(self._detokenizer.flush())
             if self._stops.matched is not None:
                 return self._delta(text, "stop", self._stops.matched)
             text += self._stops.flush()
         elif not text:
             return None
-        return self._delta(text, event.finish_reason, stop_reason)
+        return self._delta(text, finish_reason, stop_reason)
 
     def _append(self, event: TokenEvent, number: int) -> None:
         token_id = event.token_ids[number]
-        self.num_tokens += 1
-        self._token_ids.append(token_id)
+        self.output_token_ids.append(token_id)
         if event.logprobs:
             top = event.top_logprobs[number] if event.top_logprobs else ()
             self._logprobs.append(TokenLogprob(token_id, event.logprobs[number], top))
-
-    def _ends_at(self, event: TokenEvent, number: int) -> bool:
-        is_last = number == len(event.token_ids) - 1
-        return is_last and event.token_ids[number] in self._stop_tokens
 
     def _until_stop(self, text: str) -> str:
         if not text or not self._options.stops or self.num_tokens <= self._options.min_tokens:
@@ -239,8 +248,7 @@ class OutputProcessor:
         self, text: str, finish_reason: FinishReason | None, stop_reason: str | int | None
     ) -> CompletionOutput:
         self.finish_reason = finish_reason
-        delta = CompletionOutput(
-            text, tuple(self._token_ids), tuple(self._logprobs), finish_reason, stop_reason
-        )
-        self._token_ids, self._logprobs = [], []
+        token_ids = tuple(self.output_token_ids[self._num_shown :])
+        delta = CompletionOutput(text, token_ids, tuple(self._logprobs), finish_reason, stop_reason)
+        self._num_shown, self._logprobs = len(self.output_token_ids), []
         return delta

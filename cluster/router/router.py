@@ -1,8 +1,7 @@
-"""One router: what the routes share, and the generation of one call's answers.
+"""One router: what the routes share.
 
-Owns the tokenizer, the connections to schedulers and the limit on calls in flight. Each request of
-a call is aborted exactly once if it has not ended when the call is left, whether by a stop string,
-an error or a client that went away.
+Owns the tokenizer, the connections to schedulers, what runs in the background and the limit on
+calls in flight.
 """
 
 import asyncio
@@ -11,140 +10,27 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from cluster.adapters.records import AdapterRecord, UnloadResult
-from cluster.errors import (
-    Internal,
-    InvalidRequest,
-    Overloaded,
-    TopworkError,
-    Unavailable,
-    error_from,
-)
-from cluster.request import BASE, Request, TokenEvent
+from cluster.errors import InvalidRequest, Overloaded, Unavailable
+from cluster.messages import Claimed, Keep
+from cluster.request import BASE, Request
 from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
 from cluster.router.engine_client import EngineClient, EventQueue
+from cluster.router.generation import ClaimedCall, Generation
 from cluster.router.load_balancer import ReplicaSet
 from cluster.router.metrics.aggregation import MetricsAggregation
-from cluster.router.metrics.request_metrics import CallMetrics, RouterMetrics
+from cluster.router.metrics.request_metrics import TASKS, RouterMetrics
 from cluster.router.model_resolver import ModelResolver, ResolvedModel
-from cluster.router.output_processor import CompletionOutput, OutputProcessor, TextOptions
+from cluster.router.output_processor import OutputProcessor, TextOptions
 from cluster.router.tokenizer import Tokenizer
+from cluster.supervision import supervise
 
 # What is longer is rendered and tokenized in a thread, away from the streams.
 INLINE_CHARACTERS = 4096
 INLINE_MESSAGES = 64
-
-
-class Generation:
-    """A context: on entry all requests are submitted, on exit none is left running."""
-
-    def __init__(
-        self,
-        prompts: Sequence[tuple[OutputProcessor, ...]],
-        replicas: ReplicaSet,
-        metrics: CallMetrics,
-        admit: Callable[[int], Callable[[], None]],
-    ) -> None:
-        self.prompts = prompts  # the choices of each
-        self.processors = tuple(processor for choices in prompts for processor in choices)
-        self._replicas = replicas
-        self._metrics = metrics
-        self._admit = admit  # counts requests in; returns what counts them out
-        self._release: Callable[[], None] | None = None
-        self._queue = EventQueue()
-        self._clients: dict[int, EngineClient] = {}  # by index of the running requests
-        self._error: TopworkError | None = None
-        self._index_by_id = {
-            processor.request.request_id: index for index, processor in enumerate(self.processors)
-        }
-
-    def __enter__(self) -> "Generation":
-        self._release = self._admit(len(self.processors))
-        try:
-            for choices in self.prompts:
-                requests = tuple(processor.request for processor in choices)
-                client = self._replicas.choose(requests[0])
-                client.submit(requests, self._queue)
-                for request in requests:
-                    self._clients[self._index_by_id[request.request_id]] = client
-        except TopworkError as error:
-            self._metrics.failed(error)
-            self._leave()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit):
-            self._metrics.disconnected()
-        elif error is not None:
-            self._metrics.failed(error)
-        self._leave()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether there is more to receive."""
-        return bool(self._clients) or self._error is not None
-
-    async def receive(self) -> list[tuple[int, CompletionOutput]]:
-        """Wait for events; return (index of the request, delta) in order of arrival, maybe none.
-
-        Raises:
-            TopworkError: what a scheduler reports for any of the requests, after all the deltas
-                that came before it have been returned.
-        """
-        deltas: list[tuple[int, CompletionOutput]] = []
-        if self._error is None:
-            for event in await self._queue.get():
-                index = self._index_by_id[event.request_id]
-                if index not in self._clients:  # ended by a stop string before this event
-                    continue
-                if event.finish_reason == "error":
-                    self._fail(index, event)
-                    break
-                delta = self._process(index, event)
-                if delta is not None:
-                    deltas.append((index, delta))
-        if self._error is not None and not deltas:
-            raise self._error
-        return deltas
-
-    def broke_off(self) -> None:
-        """Note that a stream ended with an error after it had begun."""
-        self._metrics.broke_off()
-
-    def _fail(self, index: int, event: TokenEvent) -> None:
-        del self._clients[index]
-        self._error = (
-            Internal("the scheduler gave no reason for the failure of the request")
-            if event.error is None
-            else error_from(event.error)
-        )
-
-    def _process(self, index: int, event: TokenEvent) -> CompletionOutput | None:
-        processor = self.processors[index]
-        delta = processor.process(event)
-        self._metrics.tokens(index, len(event.token_ids))
-        if processor.finish_reason is not None:
-            client = self._clients.pop(index)
-            client.abort(processor.request.request_id)  # where a stop string ended it
-            self._metrics.finished(index, processor)
-        return delta
-
-    def _leave(self) -> None:
-        for index, client in self._clients.items():
-            client.abort(self.processors[index].request.request_id)
-        self._clients.clear()
-        assert self._release is not None, "left without being entered"
-        self._release()
 
 
 class Router:
@@ -163,6 +49,7 @@ class Router:
         self.models = ModelResolver(config.model_name, backend)
         self.replicas = ReplicaSet(backend, config)
         self.is_draining = False
+        self._must_drain = False  # the others have not been told yet
         self.num_in_flight = 0  # answers
         self._num_requests = 0
         self._running: tuple[asyncio.Task[None], ...] = ()
@@ -171,9 +58,10 @@ class Router:
         """Connect to the schedulers that are up and keep looking for others."""
         with suppress(Unavailable):
             await self.replicas.refresh()
-        self._running = (
-            asyncio.create_task(self._run()),
-            asyncio.create_task(self.aggregation.run()),
+        background = (self.replicas.run, self._follow_drain, self.aggregation.run)
+        self._running = tuple(
+            asyncio.create_task(supervise(name, make, self.metrics.task_failed))
+            for name, make in zip(TASKS, background, strict=True)
         )
 
     async def close(self) -> None:
@@ -190,19 +78,17 @@ class Router:
         Raises:
             Unavailable: if the others cannot be reached; this one refuses nevertheless.
         """
-        self.is_draining = True
+        self.is_draining = self._must_drain = True
         await self.backend.drain()
-
-    async def _run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.replicas.run())
-            tasks.create_task(self._follow_drain())
+        self._must_drain = False
 
     async def _follow_drain(self) -> None:
-        """Follow calls to drain the cluster that other routers have got."""
-        while not self.is_draining:
-            with suppress(Unavailable):  # the pool is away: no router can drain the cluster
-                self.is_draining = await self.backend.is_drained() or self.is_draining
+        """Follow calls to drain the cluster, or to end that, whichever router has got them."""
+        while True:
+            with suppress(Unavailable):  # the pool is away: it is as it was
+                if self._must_drain:
+                    await self.drain()
+                self.is_draining = await self.backend.is_drained() or self._must_drain
             await asyncio.sleep(self.config.refresh_interval)
 
     async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
@@ -247,10 +133,12 @@ class Router:
         prompts: Sequence[tuple[Request, ...]],
         options: TextOptions,
         arrival: float,
+        keep: Keep | None = None,
     ) -> Generation:
         """Return the context in which the requests of one call run: for each prompt, its choices.
 
         `arrival` is when the call came, in seconds of `time.monotonic`: latencies count from there.
+        With `keep` a call with a single prompt outlives its reader.
         Entering it raises Overloaded if the router has as many answers in flight as it may, and
         Unavailable if it is being drained or no scheduler is up.
         """
@@ -259,7 +147,31 @@ class Router:
             for choices in prompts
         ]
         metrics = self.metrics.call(model.names, [len(choices) for choices in prompts], arrival)
-        return Generation(processors, self.replicas, metrics, self._admit)
+        return Generation(processors, self.replicas, self.config, metrics, self._admit, keep)
+
+    async def claim(self, stream_id: str) -> ClaimedCall | None:
+        """Return a call that a scheduler has kept for its next reader, the one that has most of it.
+
+        None if there is none. Whoever reads it until now does no more.
+        """
+        prefix, calls = self.unique_id("claimed"), []
+        clients = [(client, EventQueue()) for client in self.replicas.clients]
+        answers = await asyncio.gather(
+            *(self._claimed(client, stream_id, prefix, queue) for client, queue in clients)
+        )
+        for (client, queue), answer in zip(clients, answers, strict=True):
+            if answer is not None and answer.requests:
+                calls.append(ClaimedCall(answer, client, prefix, queue))
+        return max(calls, key=_num_tokens, default=None)
+
+    async def _claimed(
+        self, client: EngineClient, stream_id: str, prefix: str, queue: EventQueue
+    ) -> Claimed | None:
+        try:
+            async with asyncio.timeout(self.config.health_timeout):
+                return await client.claim(stream_id, prefix, queue)
+        except (TimeoutError, Unavailable):
+            return None
 
     async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
         """Give an adapter directory a name.
@@ -303,3 +215,7 @@ class Router:
             self.metrics.num_in_flight = self.num_in_flight
 
         return release
+
+
+def _num_tokens(call: ClaimedCall) -> int:
+    return sum(len(event.token_ids) for events in call.claimed.events for event in events)

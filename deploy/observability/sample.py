@@ -28,7 +28,7 @@ def sample_view() -> View:
     )
     record = AdapterRecord("a", DIGEST, 1, "/a", 8, 1, ("q_proj",), False, "host")
     reads = {"ok": 1, "failed": 0}
-    pool = PoolCounts(1, 2, 0, reads, Histogram(LOAD_BUCKETS).counts())
+    pool = PoolCounts(1, 2, 0, reads, Histogram(LOAD_BUCKETS).counts(), {"adapter_state": 0})
     return View(
         version="1",
         model="m",

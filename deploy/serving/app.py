@@ -66,6 +66,7 @@ def _resolved(config: ServeConfig) -> ServeConfig:
             "adapter_dir": _absolute(config.adapter_dir),
             "adapter_root": _absolute(config.adapter_root),
             "api_key_file": config.api_key_file and config.api_key_file.absolute(),
+            "adapter_state": config.adapter_state and config.adapter_state.absolute(),
             "record": config.record and config.record.absolute(),
         }
     )

@@ -14,10 +14,11 @@ import ray
 from rich.console import Console
 
 from deploy.config import ConfigError, ServeConfig
-from deploy.engine_config import Checked, check_model, check_ray_address
+from deploy.engine_config import Checked, check_ray_address
 from deploy.memory import max_replicas_of, object_store_bytes
 from deploy.serving.process_setup import lower_cpu_priority
 from deploy.serving.terminal import show_greeting, show_steps, stop_on_signals, wait_for
+from deploy.start_check import check_start
 
 
 def run_server(config: ServeConfig) -> None:
@@ -28,7 +29,7 @@ def run_server(config: ServeConfig) -> None:
     """
     console = Console()
     stop = stop_on_signals()
-    checked = check_model(config)
+    checked = check_start(config, console)
     _check_port_free(config.host, config.port)
     if config.ray_address is not None:
         check_ray_address(config.ray_address)

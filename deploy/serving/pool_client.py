@@ -66,6 +66,9 @@ class PoolClient:
     async def drain(self) -> None:
         await self._call_twice("drain")
 
+    async def undrain(self) -> None:
+        await self._call_twice("undrain")
+
     async def is_drained(self) -> bool:
         return cast(bool, await self._call_twice("is_drained"))
 
@@ -78,11 +81,18 @@ class PoolClient:
     async def _call_twice(self, method: str, *arguments: object) -> Any:
         """Call a method, and once more if the actor was lost."""
         try:
-            return await self._call(method, *arguments)
+            return await self._call_once(method, *arguments)
         except _ActorLost:
             return await self._call(method, *arguments)
 
     async def _call(self, method: str, *arguments: object) -> Any:
+        """Call a method; that the actor was lost is an error like others."""
+        try:
+            return await self._call_once(method, *arguments)
+        except _ActorLost as error:
+            raise Unavailable(error.message, retry_after=error.retry_after) from error
+
+    async def _call_once(self, method: str, *arguments: object) -> Any:
         actor = await self._located_actor()
         try:
             return await getattr(actor, method).remote(*arguments)

@@ -1,11 +1,13 @@
 """The adapter pool as a Serve deployment: one replica, which makes the pool actor and owns it.
 
 The actor dies with the replica, so that Serve supervises both, and nothing of it outlives the
-application. An actor that has died alone is replaced at once, with what the configuration says;
-what calls had loaded is forgotten then.
+application but its state file. An actor that has died or does not answer is replaced, and goes on
+with what the file says.
 """
 
 import asyncio
+import logging
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -17,12 +19,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.errors import TopworkError
 from cluster.router.engine_client import EngineClient
 from deploy.config import ServeConfig
+from deploy.serving.launcher import end_process
 from deploy.serving.pool_process import PoolProcess
+from deploy.serving.pool_state_file import pool_state_file, server_id
 from deploy.serving.process_setup import POOL_CPU, set_log_level
 from deploy.serving.redeploy_scope import model_fingerprint
 from deploy.serving.settings import adapter_catalog, check_on_this_node, pool_config
+from worker.actor import ProcessIdentity
+
+logger = logging.getLogger("topwork.pool")
 
 POLL_INTERVAL = 0.1  # seconds between two questions whether an actor has died
+HANG_TIMEOUT = 4.0  # seconds without an answer until an actor that lives is given up
 
 
 class PoolReplica:
@@ -33,6 +41,7 @@ class PoolReplica:
         self._fingerprint = model_fingerprint(config)
         self._live: dict[str, Any] = {}
         self._actor: Any = None
+        self._process: ProcessIdentity | None = None
         self._create_lock = asyncio.Lock()
 
     async def reconfigure(self, live: dict[str, Any]) -> None:
@@ -64,21 +73,29 @@ class PoolReplica:
                 await self._create(is_first=False)
 
     async def _is_alive(self) -> bool:
-        """Tell whether the actor lives, as soon as Ray knows."""
-        while True:
-            try:
-                await self._actor.is_drained.remote()
-                return True
-            except ActorDiedError:
-                return False
-            except ActorUnavailableError:  # dead or slow: Ray is finding out
-                await asyncio.sleep(POLL_INTERVAL)
+        """Tell whether the actor lives and answers, as soon as Ray knows."""
+        try:
+            async with asyncio.timeout(HANG_TIMEOUT):
+                while True:
+                    try:
+                        await self._actor.identify.remote()
+                        return True
+                    except ActorDiedError:
+                        return False
+                    except ActorUnavailableError:  # dead or slow: Ray is finding out
+                        await asyncio.sleep(POLL_INTERVAL)
+        except TimeoutError:
+            logger.error("the adapter pool has not answered for %g s", HANG_TIMEOUT)
+            return False
 
     async def _create(self, *, is_first: bool) -> None:
         checked = await asyncio.to_thread(check_on_this_node, self._config)
         if self._actor is not None:
             ray.kill(self._actor)
+        if self._process is not None:  # a stopped one does not hear Ray, and it has the state file
+            await asyncio.to_thread(end_process, self._process, 0.0)
         adapters, directories = self._live["adapters"], tuple(self._live["adapter_dirs"])
+        server = server_id()
         here = ray.get_runtime_context().get_node_id()
         actor: Any = PoolProcess.options(
             num_cpus=0,
@@ -86,18 +103,23 @@ class PoolReplica:
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         ).remote(
             self._live["log_level"],
-            pool_config(checked, directories),
+            replace(
+                pool_config(checked, directories),
+                state=str(pool_state_file(self._config, server)),
+                server=server,
+            ),
             adapter_catalog(self._config),
             EngineClient.connect,
         )
-        if is_first:
-            try:
+        try:
+            self._process = await actor.identify.remote()
+            if is_first:
                 await actor.start.remote(adapters)
-            except RayError as error:
-                cause = getattr(error, "cause", None)
-                raise (cause if isinstance(cause, TopworkError) else error) from None
-        else:
-            await actor.follow.remote(adapters, directories)
+            else:
+                await actor.follow.remote(adapters, directories)
+        except RayError as error:
+            cause = getattr(error, "cause", None)
+            raise (cause if isinstance(cause, TopworkError) else error) from None
         self._actor = actor
 
 

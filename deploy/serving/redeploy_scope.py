@@ -29,10 +29,11 @@ LIVE_KEYS = frozenset(
 MODEL_KEYS = frozenset({"model", "dtype", "tp", "device"})
 ROUTER_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_model_len", "page_size", "api_key_file", "vllm_metrics"),
+    *("recovery_timeout", "stream_keep"),
 }
 POOL_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_loras", "max_lora_rank", "adapter_memory"),
-    *("host_adapter_memory", "adapter_root"),
+    *("host_adapter_memory", "adapter_root", "adapter_state"),
 }
 # A key that is named nowhere here is the schedulers': they have most of them.
 SCHEDULER_KEYS = (
@@ -40,8 +41,8 @@ SCHEDULER_KEYS = (
     - LIVE_KEYS
     - (
         {
-            *("served_model_name", "api_key_file", "vllm_metrics"),
-            *("max_lora_rank", "host_adapter_memory", "adapter_root"),
+            *("served_model_name", "api_key_file", "vllm_metrics", "stream_keep"),
+            *("max_lora_rank", "host_adapter_memory", "adapter_root", "adapter_state"),
         }
     )
 )

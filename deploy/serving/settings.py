@@ -157,4 +157,6 @@ def router_config(checked: Checked) -> RouterConfig:
         eos_token_ids=checked.model.eos_token_ids,
         version=version("topwork"),
         vllm_metrics=config.vllm_metrics,
+        recovery_timeout=config.recovery_timeout,
+        stream_keep=config.stream_keep,
     )

@@ -74,6 +74,9 @@
 {{- fail "ray.faultTolerance.redis.address: ray.faultTolerance.backend is redis, so say where it is" }}
 {{- end }}
 {{- $upgrade := .Values.ray.upgrade }}
+{{- if and .Values.topwork.adapter_state (ne $upgrade.type "None") }}
+{{- fail (printf "topwork.adapter_state: one adapter pool at a time has this file, and ray.upgrade.type %s runs two clusters beside each other: take None" $upgrade.type) }}
+{{- end }}
 {{- if eq $upgrade.type "NewClusterWithIncrementalUpgrade" }}
 {{- if not $upgrade.gatewayClassName }}
 {{- fail "ray.upgrade.gatewayClassName: an incremental upgrade moves requests by a Gateway: name its class" }}

@@ -109,15 +109,27 @@ def test_a_new_kv_budget_comes_with_new_ranks_and_refuses_nothing(cluster: Clust
     assert cluster.pids("ray::PoolActor") == others
 
 
-def test_a_pool_that_dies_is_back_with_what_the_configuration_says(cluster: Cluster) -> None:
+def test_a_pool_that_dies_is_back_with_what_calls_have_loaded(cluster: Cluster) -> None:
+    before = set(named(cluster))
+    assert before > {"smollm2", "pirate"}, "a call has loaded one"
     (pool,) = cluster.pids("ray::PoolActor")
     os.kill(pool, signal.SIGKILL)
-    with Load(cluster.url, ["smollm2", "pirate"], 2) as load:
-        cluster.wait_for(lambda: load.num_answers + len(load.failures) > 6)
+    with Load(cluster.url, sorted(before), 3) as load:
+        cluster.wait_for(lambda: load.num_answers + len(load.failures) > 9)
     assert load.failures == []
     assert cluster.pids("ray::PoolActor") != {pool}
-    assert set(named(cluster)) == {"smollm2", "pirate"}
+    assert set(named(cluster)) == before
     assert cluster.is_healthy()
+
+
+def test_a_new_pool_goes_on_with_what_calls_have_loaded_before_it(cluster: Cluster) -> None:
+    before, pools = set(named(cluster)), cluster.pids("ray::PoolActor")
+    cluster.deploy(adapter=[f"pirate={adapter_dirs()['pirate']}"], max_lora_rank=32)
+    cluster.wait_for(lambda: not cluster.pids("ray::PoolActor") & pools)
+    cluster.wait_for(cluster.is_running)
+    assert set(named(cluster)) == before
+    for name in before:
+        assert cluster.post("/v1/completions", {"model": name, "prompt": "x"}).is_success
 
 
 def test_a_mistake_is_told_by_serve_status_and_what_runs_goes_on(cluster: Cluster) -> None:

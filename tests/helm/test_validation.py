@@ -41,6 +41,10 @@ MISTAKES: list[tuple[Object, list[str]]] = [
         },
         ["ray.upgrade.type", "ingress.enabled"],
     ),
+    (
+        {"topwork": {"adapter_state": "/state/adapters"}},
+        ["topwork.adapter_state", "ray.upgrade.type", "take None"],
+    ),
     ({"autoscaling": {"hpa": {"enabled": True}}}, ["autoscaling", "deployment"]),
     ({"mode": "deployment", "scheduler": {"ranksPerHost": 2}}, ["scheduler.ranksPerHost", "0"]),
     (

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 
@@ -131,6 +132,24 @@ def test_end_tokens_of_both_files_count(read):
         ({"torch_dtype": "int8"}, "int8"),
         ({"sliding_window": 128}, "sliding_window"),
         ({"eos_token_id": 100}, "eos_token_id"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers is over 2147483647"),
+        ({"hidden_size": 10**4000}, "hidden_size is over"),
+        ({"head_dim": 2**40}, "head_dim is over"),
+        ({"vocab_size": 2**24 + 1}, "vocab_size is over 16777216"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": -4}, "sliding_window -4"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": -1,
+                }
+            },
+            "original_max_position_embeddings -1",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "beta_fast": -1}}, "beta_fast"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "mscale": -1.0}}, "mscale -1.0"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(read, changes, key):
@@ -138,9 +157,27 @@ def test_what_is_not_understood_is_refused_by_name(read, changes, key):
         read(**changes)
 
 
-def test_a_file_that_is_not_json_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text("{")
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"",
+        b"[]",
+        b'{"architectures":["\xff"]}',
+        b'{"x":' + b"[" * 100_000,
+        b'{"x":"' + b"x" * 2**22 + b'"}',
+    ],
+    ids=["cut", "empty", "list", "no text", "deep", "large"],
+)
+def test_a_file_that_is_not_json_is_refused(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"config\.json"):
+        read_model_config(tmp_path)
+
+
+def test_a_pipe_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ValueError, match=r"config\.json is not a regular file"):
         read_model_config(tmp_path)
 
 

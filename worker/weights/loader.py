@@ -1,8 +1,8 @@
 """Weight loader: reads one rank's slices of a checkpoint and prepares them for the forward pass.
 
-Owns the names of tensors in a Hugging Face checkpoint and their fusing into wide linears. Each rank
-reads from the files only what `worker.weights.partition` gives it, one linear at a time, so that
-the peak is one copy of its slices and one linear.
+Owns their fusing into wide linears. Each rank reads from the files only what
+`worker.weights.partition` gives it, one linear at a time, so that the peak is one copy of its
+slices and one linear.
 
 Shapes: H hidden, HQ / HK query and KV heads of this rank, D head_dim, I MLP features of this rank,
 V vocabulary entries of this rank.
@@ -17,11 +17,18 @@ from torch import Tensor
 from kernels.linear import LinearWeight, Prepare, prepare_linear
 from worker.model_config import ModelConfig
 from worker.weights.checkpoint import Checkpoint
+from worker.weights.checkpoint_files import check_checkpoint
 from worker.weights.model_weights import LayerWeights, Weights
 from worker.weights.partition import ROW_PARALLEL, Partition, Span, module_shape
+from worker.weights.tensor_names import (
+    EMBEDDING_NAME,
+    FINAL_NORM_NAME,
+    HEAD_NAME,
+    layer_name,
+    linear_name,
+)
 
-EMBEDDING_NAME = "model.embed_tokens.weight"
-HEAD_NAME = "lm_head.weight"
+__all__ = ["EMBEDDING_NAME", "HEAD_NAME", "linear_name", "load_weights", "release_free_heap"]
 
 
 class _Loader:
@@ -76,7 +83,7 @@ class _Loader:
     def layer(self, index: int) -> LayerWeights:
         """Return one decoder layer."""
         config = self._config
-        prefix = _layer_name(index)
+        prefix = layer_name(index)
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         norms = [
             self.vector(f"{attention}.{name}_norm.weight", config.head_dim)
@@ -95,16 +102,6 @@ class _Loader:
         )
 
 
-def linear_name(layer: int, module: str) -> str:
-    """Return the checkpoint's name of a linear module, without `.weight` or `.bias`."""
-    block = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-    return f"{_layer_name(layer)}.{block}.{module}"
-
-
-def _layer_name(index: int) -> str:
-    return f"model.layers.{index}"
-
-
 def load_weights(
     model_dir: Path,
     config: ModelConfig,
@@ -116,28 +113,21 @@ def load_weights(
     """Read one rank's slices of a checkpoint.
 
     Raises:
-        FileNotFoundError: if a file is missing.
+        OSError: if a file is missing or cannot be read.
         ValueError: if a tensor is missing, unknown, or of another shape or an integer type.
     """
+    check_checkpoint(model_dir, config)
     with Checkpoint(model_dir) as checkpoint:
         loader = _Loader(checkpoint, config, part, dtype, device, prepare)
         embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))
-        final_norm = loader.vector("model.norm.weight", config.hidden_size)
+        final_norm = loader.vector(FINAL_NORM_NAME, config.hidden_size)
         # Looking up needs plain rows and multiplying wants them packed, so on a CPU a tied
         # lm_head is a second copy: the memory of one embedding for half of its time per step.
         lm_head = prepare(
             embedding if config.tie_word_embeddings else loader.vocabulary(HEAD_NAME), None
         )
-        checkpoint.check_all_asked(lambda name: _is_ignored(name, config))
     return Weights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=lm_head)
-
-
-def _is_ignored(name: str, config: ModelConfig) -> bool:
-    """Tell whether a tensor may lie in a checkpoint without being used."""
-    if name == HEAD_NAME:
-        return config.tie_word_embeddings
-    return name.endswith(".rotary_emb.inv_freq")  # a constant that old checkpoints carry
 
 
 def release_free_heap() -> None:

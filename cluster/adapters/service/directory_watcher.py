@@ -14,7 +14,7 @@ from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.directories import AdapterDirectory, DirectoryChanges, probe, scan
 from cluster.adapters.records import Source
 from cluster.adapters.service.read_threads import ReadThreads
-from cluster.errors import TopworkError
+from cluster.errors import Internal, TopworkError
 
 logger = logging.getLogger("topwork.pool")
 
@@ -54,7 +54,7 @@ class DirectoryWatcher:
         self._threads = threads
         self._locks = locks
         self._on_change = on_change
-        self._changes = DirectoryChanges()
+        self.changes = DirectoryChanges()
 
     @property
     def is_watching(self) -> bool:
@@ -66,21 +66,29 @@ class DirectoryWatcher:
         self._directories = directories
         self._roots = roots
 
-    async def run(self, interval: float) -> None:
-        """Look every `interval` seconds until cancelled."""
+    def roots_of(self, directory: str) -> tuple[str, ...]:
+        """Return what confines the reading of sub-directories, if they are looked at here."""
+        return self._roots if directory in self._directories else ()
+
+    async def run(self, interval: float, delay: float) -> None:
+        """Look after `delay` seconds, then every `interval` seconds, until cancelled."""
+        await asyncio.sleep(delay)
         while True:
-            await asyncio.sleep(interval)
             await self.poll()
+            await asyncio.sleep(interval)
 
     async def poll(self) -> None:
         """Look once, and deal with what is new, touched or gone."""
         seen = await self._threads.run(lambda: scan(self._directories))
-        changed, gone = self._changes.pending(seen)
+        changed, gone = self.changes.pending(seen)
         for found in changed:
             try:
                 await self._take(found)
             except TopworkError as error:
                 self._refuse(found.name, error)
+            except Exception as error:  # a bug, which must not keep out those behind it
+                logger.exception("adapter directory %s", found.path)
+                self._refuse(found.name, Internal(f"{type(error).__name__}: {error}"))
         for name in gone:
             self._drop(name)
 
@@ -91,13 +99,13 @@ class DirectoryWatcher:
             TopworkError: if there is a directory of that name that fails a check.
         """
         found = await self._threads.run(lambda: probe(self._directories, name))
-        if found is not None and not self._changes.is_done(found):
+        if found is not None and not self.changes.is_done(found):
             await self._take(found)
         return name in self._catalog
 
     def dismiss(self, name: str) -> None:
         """Leave a name as a call has made it, until its directory is touched."""
-        self._changes.dismiss(name)
+        self.changes.dismiss(name)
 
     async def _take(self, found: AdapterDirectory) -> None:
         """Register what is new; publish what is touched, if anybody knows what it was."""
@@ -105,7 +113,7 @@ class DirectoryWatcher:
         async with self._locks.of(found.name):
             before = self._catalog.history(found.name)
             if before is not None and not before.watched:
-                self._changes.done(found)
+                self.changes.done(found)
                 return
             if before is None or before.current.digest is None:
                 outline = await self._threads.outline(source)
@@ -124,13 +132,13 @@ class DirectoryWatcher:
                 )
             is_fresh = time.time_ns() - found.touched < FRESH_NANOSECONDS
             read = AdapterDirectory(found.name, found.path, outline.stamp)
-            self._changes.done(read, is_fresh=is_fresh)
+            self.changes.done(read, is_fresh=is_fresh)
             self.refused.pop(found.name, None)
         self._on_change()
 
     def _drop(self, name: str) -> None:
         history = self._catalog.history(name)
-        self._changes.forget(name)
+        self.changes.forget(name)
         self.refused.pop(name, None)
         if history is not None and history.watched:
             self._catalog.unload(name)

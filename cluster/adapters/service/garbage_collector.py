@@ -5,33 +5,56 @@ requests end first; content that is loaded again meanwhile is let in again and s
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.records import Freed, UnloadResult
 from cluster.adapters.service.directory_watcher import DirectoryWatcher
 from cluster.adapters.service.registry import SchedulerRegistry, UnloadTotals
+from cluster.errors import Unavailable
+
+logger = logging.getLogger("topwork.pool")
+
+RETRY_SECONDS = 1.0
+TASK = "adapter_unloads"
 
 
 class AdapterGC:
-    """Follows the retirements of the catalogue."""
+    """Follows the retirements of the catalogue.
 
-    def __init__(self, catalog: AdapterCatalog, registry: SchedulerRegistry) -> None:
+    `saved` waits until they are saved, and `on_failure` counts tasks that fail.
+    """
+
+    def __init__(
+        self,
+        catalog: AdapterCatalog,
+        registry: SchedulerRegistry,
+        saved: Callable[[], Awaitable[None]],
+        on_failure: Callable[[str], None],
+    ) -> None:
         self._catalog = catalog
         self._registry = registry
+        self._saved = saved
+        self._on_failure = on_failure
+        self._is_closing = False
+        self._brought_back: dict[str, int] = {}  # retirements of the process before
+        self._waits_for_schedulers = False
         self._tasks: dict[str, asyncio.Task[Freed]] = {}
         self._allowed: set[str] = set()  # revived, and every replica knows it
         self._closed: set[str] = set()  # no request runs on it; one that comes now is late
 
     def update(self, *, force: bool = False) -> None:
         """Begin what has become due; `force` aborts running requests instead of waiting."""
-        for digest in self._catalog.retired():
-            if digest not in self._tasks:
+        for digest, number in self._catalog.retired().items():
+            is_early = self._waits_for_schedulers and self._brought_back.get(digest) == number
+            if digest not in self._tasks and not is_early:
                 task = asyncio.create_task(self._collect(digest, force))
                 self._tasks[digest] = task
                 task.add_done_callback(partial(self._end, digest))
-        for digest in self._tasks:
+        for digest in (*self._tasks, *self._brought_back):
             if self._catalog.retirement(digest) is not None:
                 self._allowed.discard(digest)
             elif digest not in self._allowed:
@@ -47,8 +70,23 @@ class AdapterGC:
             await asyncio.gather(*(self._unload(digest, force=True) for digest in under_way))
         return tuple([await asyncio.shield(task) for task in tasks])
 
+    def take_over(self, delay: float) -> None:
+        """Leave what the process before has retired for some seconds, in which schedulers attach.
+
+        Who has not said by then that requests run on it is not asked.
+        """
+        self._brought_back = self._catalog.retired()
+        self._waits_for_schedulers = True
+        asyncio.get_running_loop().call_later(delay, self._begin)
+
+    def revived(self) -> list[str]:
+        """Return what the process before may have had unloaded, and what is wanted again."""
+        retired = self._catalog.retired()
+        return [digest for digest in self._brought_back if digest not in retired]
+
     async def close(self) -> None:
         """End all work."""
+        self._is_closing = True
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -65,6 +103,8 @@ class AdapterGC:
         resolved before may come late, and what it brings back must go too; after the first round
         nothing can be brought back.
         """
+        with contextlib.suppress(Unavailable):  # unloads must end, saved or not
+            await self._saved()
         total = UnloadTotals()
         num_bytes, is_forgotten = 0, False
         while not is_forgotten and (number := self._catalog.retirement(digest)) is not None:
@@ -77,6 +117,7 @@ class AdapterGC:
             self._closed.discard(digest)
             if self._catalog.retirement(digest) == number:
                 num_bytes, is_forgotten = self._catalog.forget(digest), True
+                self._brought_back.pop(digest, None)
         self._allowed.discard(digest)
         return Freed(
             digest=digest,
@@ -89,8 +130,19 @@ class AdapterGC:
 
     def _end(self, digest: str, task: asyncio.Task[Freed]) -> None:
         del self._tasks[digest]
-        if not task.cancelled() and task.exception() is None:
+        if self._is_closing or task.cancelled():
+            return
+        if (error := task.exception()) is None:
             self.update()  # it may have been retired again since the task last looked
+            return
+        logger.error("adapter %s could not be unloaded", digest, exc_info=error)
+        self._on_failure(TASK)
+        asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)
+
+    def _begin(self) -> None:
+        if not self._is_closing:
+            self._waits_for_schedulers = False
+            self.update()
 
     async def _unload(self, digest: str, *, force: bool) -> UnloadTotals:
         return await self._registry.unload(

@@ -2,12 +2,12 @@
 
 Reads adapter files in threads and keeps the catalogue on its loop; what a name means and which
 adapters stay in host memory is decided by AdapterCatalog. Schedulers attach here, routers find them
-here and report what they count, for it is the one process that all of them know.
+here and report what they count, for it is the one process that all of them know. What a call has
+changed is saved before the call is answered.
 """
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +15,29 @@ import ray
 
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.host_cache import Shards
-from cluster.adapters.peft.checks import AdapterLimits
 from cluster.adapters.peft.files import resolve_roots
 from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.records import AdapterRecord, ResolvedAdapter, Source, UnloadResult
+from cluster.adapters.saved_state import name_entry
+from cluster.adapters.service import configured, garbage_collector, pool_state
+from cluster.adapters.service.cluster_registry import ClusterRegistry
 from cluster.adapters.service.configured import ConfiguredAdapters
 from cluster.adapters.service.directory_watcher import DirectoryWatcher, NameLocks
 from cluster.adapters.service.garbage_collector import AdapterGC, AdapterUnloads
+from cluster.adapters.service.pool_config import AdapterPoolConfig
+from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.read_threads import RateLimiter, ReadThreads
 from cluster.adapters.service.registry import Connect, SchedulerRegistry
 from cluster.adapters.service.store import AdapterStore, ShardBuilder
-from cluster.adapters.sharding import RankMemory
 from cluster.errors import NotFound
-from cluster.messages import SchedulerAddress
-from cluster.metrics_hub import ClusterCounts, MetricsHub, PoolCounts, RouterCounts
+from cluster.metrics_hub import MetricsHub, PoolCounts
 from cluster.request import parts_of
-from worker.model_config import ModelConfig
+
+__all__ = ["AdapterPoolActor", "AdapterPoolConfig"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterPoolConfig:
-    """What the actor needs beyond the catalogue's own rules; times in seconds."""
-
-    model: ModelConfig
-    limits: AdapterLimits
-    memory: RankMemory
-    adapter_dirs: tuple[str, ...] = ()  # every sub-directory is an adapter
-    adapter_roots: tuple[str, ...] = ()  # where `load` may read; (): anywhere
-    poll_interval: float = 2.0  # between looks at adapter_dirs
-    silence: float = 10.0  # until a scheduler without a sign of life is given up
-    read_threads: int = 8
-    load_gap: float = 0.1  # between loads by call, while sequences run
-
-
-class AdapterPoolActor:
+class AdapterPoolActor(ClusterRegistry):
     """One pool for all routers and schedulers of a cluster.
 
     `connect` opens a connection to a scheduler; `put` makes a shard fetchable and returns its
@@ -67,14 +55,23 @@ class AdapterPoolActor:
         self._catalog = catalog
         self._roots = resolve_roots(config.adapter_roots)
         reader = AdapterReader(config.model, config.limits)
-        builder = ShardBuilder(config.memory, put)
+        catalog.set_layout(config.layout)
+        builder = ShardBuilder(config.memory, put, config.layout)
         self._threads = ReadThreads(reader, builder.load, config.read_threads)
         self._store = AdapterStore(catalog, self._threads)
         self._locks = NameLocks()
-        self._registry = SchedulerRegistry(connect, config.silence, self._pinned)
+        # Of background tasks.
+        self._failures = dict.fromkeys(
+            (configured.TASK, pool_state.TASK, garbage_collector.TASK), 0
+        )
+        self._registry = SchedulerRegistry(
+            connect, config.silence, self._pinned, lambda: self._collector.revived()
+        )
         self._num_sent_pin_changes = 0
         self._rate_limiter = RateLimiter(self._registry.is_busy, config.load_gap)
-        self._collector = AdapterGC(catalog, self._registry)
+        self._collector = AdapterGC(
+            catalog, self._registry, lambda: self._state.saved(), self._count_failure
+        )
         self._watcher = DirectoryWatcher(
             config.adapter_dirs,
             resolve_roots((*config.adapter_dirs, *config.adapter_roots)),
@@ -84,23 +81,40 @@ class AdapterPoolActor:
             self._on_change,
         )
         self._configured = ConfiguredAdapters(
-            catalog, self._threads, self._locks, self._watcher, config.poll_interval
+            catalog,
+            self._threads,
+            self._locks,
+            self._watcher,
+            config.poll_interval,
+            self._count_failure,
+        )
+        self._state = PoolState(
+            config.state,
+            config.server,
+            catalog,
+            self._store,
+            self._watcher,
+            self._configured,
+            self._count_failure,
         )
         self._unloads = AdapterUnloads(catalog, self._watcher, self._collector, self._send_pins)
         self._hub = MetricsHub(time.monotonic, catalog.__contains__, self._counts)
-        self._is_drained = False
 
     @ray.method
     async def start(self, adapters: dict[str, str]) -> dict[str, str]:
-        """Register the operator's adapters, directory by name, and what adapter_dirs hold.
+        """Bring back what was saved, and do as `follow`, but end where an adapter cannot be served.
 
         Only what tells whether they fit is read. Returns why a sub-directory is no adapter, by
         name.
 
         Raises:
-            TopworkError: if one of `adapters` fails a check; the message names it.
+            TopworkError: if one of `adapters` fails a check that was not served before; the message
+                names it. Or if the saved state cannot be used.
         """
-        await self._configured.start(adapters)
+        is_restart = await self._open_state()
+        await self._configured.start(adapters, is_restart=is_restart)
+        self._on_change()
+        await self._state.saved()
         return self._configured.refused
 
     @ray.method
@@ -111,11 +125,16 @@ class AdapterPoolActor:
 
         Running requests end on what they began with. Returns why an adapter is not served, by
         name.
+
+        Raises:
+            Unavailable: if the saved state cannot be used, or what has changed cannot be saved.
         """
         roots = resolve_roots((*adapter_dirs, *self._config.adapter_roots))
         self._watcher.watch(adapter_dirs, roots)
-        await self._configured.follow(adapters)
+        is_restart = await self._open_state()
+        await self._configured.follow(adapters, is_restart=is_restart)
         self._on_change()
+        await self._state.saved()
         return self._configured.refused
 
     @ray.method
@@ -125,6 +144,7 @@ class AdapterPoolActor:
         await self._collector.close()
         self._registry.close()
         self._threads.close()
+        await self._state.close()
 
     @ray.method
     async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
@@ -134,13 +154,16 @@ class AdapterPoolActor:
             InvalidRequest: if the name cannot be taken, or no more can be pinned.
             NotFound: if there is no such directory.
             InvalidAdapter: if the directory fails a check or lies outside of adapter_roots.
+            Unavailable: if that cannot be saved, as for all calls that change something.
         """
+        self._state.check_open()
         async with self._locks.of(name):  # the last call to come is the last to publish
             self._catalog.check_name(name, load_inplace=load_inplace)
             await self._rate_limiter.acquire()
             loaded = await self._threads.whole(Source(str(Path(path).absolute()), self._roots))
             record = self._catalog.publish(name, loaded, load_inplace=load_inplace, pinned=pinned)
         self._on_change()
+        await self._state.saved()
         return record
 
     @ray.method
@@ -153,7 +176,10 @@ class AdapterPoolActor:
         Raises:
             NotFound: if there is no such name.
         """
-        return await self._unloads.unload(name, force=force)
+        self._state.check_open()
+        result = await self._unloads.unload(name, force=force)
+        await self._state.saved()
+        return result
 
     @ray.method
     async def rollback(self, name: str, version: int | None) -> AdapterRecord:
@@ -163,14 +189,16 @@ class AdapterPoolActor:
             NotFound: if there is no such name.
             Conflict: if that version is not kept, or its content cannot be had any more.
         """
+        self._state.check_open()
         async with self._locks.of(name):
             number = self._catalog.rollback_target(name, version).number
             loaded = await self._store.obtain(
                 name, lambda: (self._catalog.rollback_target(name, number),)
             )
             record = self._catalog.rollback(name, number, loaded)
-        self._watcher.dismiss(name)
+            self._watcher.dismiss(name)
         self._on_change()
+        await self._state.saved()
         return record
 
     @ray.method
@@ -182,13 +210,15 @@ class AdapterPoolActor:
             InvalidRequest: if the shares do not sum to 100.
             Conflict: if a version is not kept, or its content cannot be had any more.
         """
+        self._state.check_open()
         async with self._locks.of(name):
             loaded = await self._store.obtain(
                 name, lambda: self._catalog.split_targets(name, shares)
             )
             record = self._catalog.split(name, shares, loaded)
-        self._watcher.dismiss(name)
+            self._watcher.dismiss(name)
         self._on_change()
+        await self._state.saved()
         return record
 
     @ray.method
@@ -198,15 +228,20 @@ class AdapterPoolActor:
         Raises:
             NotFound: if there is no such name, or its directory is gone before its first use.
             InvalidAdapter: if its directory fails a check that needs the tensors.
+            Unavailable: if its directory was there before the pool restarted, and is missing.
         """
+        self._state.check_open()
         while True:
             if name not in self._catalog and self._watcher.is_watching:
                 await self._watcher.find(name)
-            source = self._catalog.unread(name, request_id)
-            if source is None:
-                return self._catalog.resolve(name, request_id)
-            self._catalog.complete(await self._threads.shared(source))
+            version = self._catalog.unread(name, request_id)
+            if version is None:
+                break
+            await self._store.read(version)
             self._on_change()
+        resolved = self._catalog.resolve(name, request_id)
+        await self._state.settled(name_entry(name))
+        return resolved
 
     @ray.method
     async def record(self, name: str) -> AdapterRecord:
@@ -215,14 +250,20 @@ class AdapterPoolActor:
         Raises:
             NotFound: if there is no such name.
         """
+        self._state.check_open()
         if name not in self._catalog and self._watcher.is_watching:
             await self._watcher.find(name)
-        return self._catalog.record(name)
+        record = self._catalog.record(name)
+        await self._state.settled(name_entry(name))
+        return record
 
     @ray.method
     async def records(self) -> tuple[AdapterRecord, ...]:
         """Return the whole catalogue by name."""
-        return self._catalog.records()
+        self._state.check_open()
+        records = self._catalog.records()
+        await self._state.settled()
+        return records
 
     @ray.method
     async def shards(self, adapter: str) -> tuple[Shards, ...]:
@@ -231,7 +272,8 @@ class AdapterPoolActor:
         Raises:
             NotFound: if a part has been unloaded, or its directory is gone.
             InvalidAdapter: if it must be read from disk again and is not what it was.
-            Unavailable: if there is no room for the shards.
+            Unavailable: if there is no room for the shards, or its directory was there before the
+                pool restarted, and is missing.
         """
         return await self._obtain(adapter)
 
@@ -240,39 +282,15 @@ class AdapterPoolActor:
         """Bring an adapter to host memory, because it will be wanted; raises as `shards` does."""
         await self._obtain(adapter)
 
-    # The registry of the cluster.
-
-    @ray.method
-    async def attach(self, address: SchedulerAddress) -> None:
-        """Make a scheduler replica known; the latest address of a replica counts."""
-        await self._registry.attach(address)
-
-    @ray.method
-    async def detach(self, replica: str) -> None:
-        """Forget a scheduler replica that has ended."""
-        await self._registry.detach(replica)
-
-    @ray.method
-    async def schedulers(self) -> tuple[SchedulerAddress, ...]:
-        """Return all attached scheduler replicas in order of their names."""
-        return self._registry.addresses
-
-    @ray.method
-    async def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
-        """Keep what a router has counted; return what it wants to know."""
-        return self._hub.report(counts, wants_all)
-
-    @ray.method
-    async def drain(self) -> None:
-        """Let all routers of the cluster refuse new calls, later ones too."""
-        self._is_drained = True
-
-    @ray.method
-    async def is_drained(self) -> bool:
-        """Return whether routers are to refuse new calls."""
-        return self._is_drained
+    async def _open_state(self) -> bool:
+        """Read what was saved, once; return whether this has brought anything back."""
+        has_brought_back = await self._state.open(self._roots)
+        if has_brought_back:
+            self._collector.take_over(self._config.silence)
+        return has_brought_back
 
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
+        self._state.check_open()
         digests = [digest for digest, _ in parts_of(adapter)]
         for digest in digests:
             if self._collector.is_closed(digest):
@@ -302,4 +320,8 @@ class AdapterPoolActor:
             host_evictions=host.num_evicted,
             reads=dict(self._threads.results),
             read_seconds=self._threads.seconds.counts(),
+            task_failures=dict(self._failures),
         )
+
+    def _count_failure(self, task: str) -> None:
+        self._failures[task] += 1

@@ -6,7 +6,7 @@ which they were given.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,14 +66,20 @@ class UnloadTotals:
 class SchedulerRegistry:
     """One connection to each attached replica, opened again when it is needed and was lost.
 
-    `pinned` returns the adapters that must keep their slots, with the bytes that each claims.
+    `pinned` returns the adapters that must keep their slots, with the bytes that each claims, and
+    `allowed` those that a pool before this one may have had unloaded, and that are wanted again.
     """
 
     def __init__(
-        self, connect: Connect, silence: float, pinned: Callable[[], dict[str, int]] = dict
+        self,
+        connect: Connect,
+        silence: float,
+        pinned: Callable[[], dict[str, int]] = dict,
+        allowed: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._connect = connect
         self._pinned = pinned
+        self._allowed = allowed
         self._silence = silence  # seconds without a sign of life until a replica is given up
         self._addresses: dict[str, SchedulerAddress] = {}
         self._connections: dict[SchedulerAddress, Connection] = {}
@@ -165,8 +171,10 @@ class SchedulerRegistry:
             connection.close("there is one already")
             return other
         self._connections[address] = connection
-        if pinned := self._pinned():
-            connection.keep_pinned(pinned)
+        # All that is wanted, nothing too: it may hold what an earlier pool wanted.
+        connection.keep_pinned(self._pinned())
+        for adapter in self._allowed():
+            connection.allow(adapter)
         return connection
 
     def _on_lost(self, address: SchedulerAddress) -> None:

@@ -17,7 +17,7 @@ from cluster.adapters.host_cache import Shards
 from cluster.adapters.loaded_adapters import LoadedAdapter
 from cluster.adapters.peft.checks import PARAM
 from cluster.adapters.peft.strict_json import shown
-from cluster.adapters.records import Facts, Outline
+from cluster.adapters.records import Facts, Outline, Source
 from cluster.adapters.service.read_threads import ReadThreads
 from cluster.adapters.sharding import RankMemory, cut_all
 from cluster.adapters.versions import Version
@@ -31,12 +31,14 @@ STORE_RETRY_SECONDS = 5
 class ShardBuilder:
     """Cuts adapters for one kind of group; `put` takes a shard to shared memory.
 
-    `put` returns a handle; the memory is freed when the last copy of the handle is gone.
+    `put` returns a handle; the memory is freed when the last copy of the handle is gone. `layout`
+    names all that decides how an adapter is cut.
     """
 
-    def __init__(self, memory: RankMemory, put: Callable[[Any], Any]) -> None:
+    def __init__(self, memory: RankMemory, put: Callable[[Any], Any], layout: str = "") -> None:
         self._memory = memory
         self._put = put
+        self._layout = layout
 
     def load(self, outline: Outline, adapter: Adapter) -> LoadedAdapter:
         """Cut an adapter.
@@ -76,6 +78,7 @@ class ShardBuilder:
             host_bytes=sum(shard.data.nbytes for shard in shards),
             device_bytes=device_bytes,
             stands_alone=any(module.magnitude is not None for module in adapter.modules),
+            layout=self._layout,
         )
         return LoadedAdapter(facts, handles)
 
@@ -86,6 +89,29 @@ class AdapterStore:
     def __init__(self, catalog: AdapterCatalog, threads: ReadThreads) -> None:
         self._catalog = catalog
         self._threads = threads
+        self._expected: set[str] = set()
+
+    def expect(self, path: str) -> None:
+        """Let a directory that is missing count as not there yet, until it has been read once."""
+        self._expected.add(path)
+
+    async def read(self, version: Version) -> None:
+        """Read a version, so that the catalogue has its digest, and its sizes as of now.
+
+        Raises:
+            NotFound: if its directory is gone, or what it was has been unloaded meanwhile.
+            InvalidAdapter: if its directory holds something else, or cannot be read.
+            Unavailable: if its directory is not there yet.
+        """
+        if version.digest is not None:
+            await self.take(version.digest)
+            return
+        source = version.outline.source
+        try:
+            loaded = await self._read_directory(source)
+        except NotFound as error:
+            raise self._explained(source, error) from error
+        self._catalog.complete(loaded)
 
     async def take(self, digest: str) -> Shards:
         """Return content, as the one used last.
@@ -93,6 +119,7 @@ class AdapterStore:
         Raises:
             NotFound: if it is not known any more, or its directory is gone.
             InvalidAdapter: if its directory holds something else, or cannot be read.
+            Unavailable: if its directory is not there yet.
         """
         while self._catalog.missing(digest):
             loaded = await self._read_again(digest)
@@ -128,7 +155,7 @@ class AdapterStore:
 
     async def _read_version(self, version: Version, loaded: dict[str, LoadedAdapter]) -> None:
         if version.digest is None:
-            self._catalog.complete(await self._threads.shared(version.outline.source))
+            await self.read(version)
             return
         one = await self._read_again(version.digest)
         if one is not None:
@@ -139,9 +166,9 @@ class AdapterStore:
         problem: TopworkError | None = None
         for source in self._catalog.missing(digest):
             try:
-                loaded = await self._threads.shared(source)
+                loaded = await self._read_directory(source)
             except (NotFound, InvalidAdapter) as error:
-                problem = problem or error
+                problem = problem or self._explained(source, error)
                 continue
             if loaded.facts.digest == digest:
                 return loaded
@@ -152,3 +179,19 @@ class AdapterStore:
         if problem is not None:
             raise problem
         return None
+
+    async def _read_directory(self, source: Source) -> LoadedAdapter:
+        """Read a directory, together with all who want it now."""
+        loaded = await self._threads.shared(source)
+        self._expected.discard(source.path)
+        return loaded
+
+    def _explained(self, source: Source, error: TopworkError) -> TopworkError:
+        """Return what to tell: a directory that was there before this process may come back."""
+        if not isinstance(error, NotFound) or source.path not in self._expected:
+            return error
+        return Unavailable(
+            f"{error.message}; the adapter was there before the adapter pool restarted. Bring the "
+            "directory back, or unload the adapter",
+            retry_after=STORE_RETRY_SECONDS,
+        )

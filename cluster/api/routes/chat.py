@@ -29,6 +29,7 @@ from cluster.api.response_builder import (
     metadata_of,
     stream_response,
 )
+from cluster.api.resumable import keep_of
 from cluster.api.schemas.requests import ChatBody, ConversationBody, Message
 from cluster.api.schemas.responses import (
     ChatChoice,
@@ -237,11 +238,10 @@ def chat_routes(router: Router, keys: KeyRing) -> APIRouter:
         model = await resolve_model(router, call)
         prompt = await conversation_tokens(router, body, bool(body.add_special_tokens))
         requests = build_requests(router, call, model, [prompt], limits)
-        generation = router.generate(model, requests, call.text_options, call.arrival)
-        metadata = metadata_of(call, "chatcmpl")
-        builder = ChatResponseBuilder(
-            router.tokenizer, metadata, shows_logprobs=limits.num_logprobs is not None
-        )
+        metadata, shows_logprobs = metadata_of(call, "chatcmpl"), limits.num_logprobs is not None
+        keep = keep_of(call, model, 1, "chat", metadata, router.config, shows_logprobs)
+        generation = router.generate(model, requests, call.text_options, call.arrival, keep)
+        builder = ChatResponseBuilder(router.tokenizer, metadata, shows_logprobs)
         if body.stream:
             return await stream_response(http, generation, builder, metadata.include_usage)
         return await full_response(http, generation, limits.choices, builder)

@@ -32,6 +32,7 @@ from cluster.api.response_builder import (
     metadata_of,
     stream_response,
 )
+from cluster.api.resumable import keep_of
 from cluster.api.schemas.requests import CompletionBody
 from cluster.api.schemas.responses import (
     Completion,
@@ -196,11 +197,12 @@ def completion_routes(router: Router, keys: KeyRing) -> APIRouter:
         model = await resolve_model(router, call)
         tokenized = await _tokens(router, given, body.add_special_tokens is not False)
         requests = build_requests(router, call, model, tokenized, limits)
-        generation = router.generate(model, requests, call.text_options, call.arrival)
-        metadata = metadata_of(call, "cmpl")
-        builder = CompletionResponseBuilder(
-            router.tokenizer, metadata, shows_logprobs=body.logprobs is not None
+        metadata, shows_logprobs = metadata_of(call, "cmpl"), body.logprobs is not None
+        keep = keep_of(
+            call, model, len(given), "completions", metadata, router.config, shows_logprobs
         )
+        generation = router.generate(model, requests, call.text_options, call.arrival, keep)
+        builder = CompletionResponseBuilder(router.tokenizer, metadata, shows_logprobs)
         if body.stream:
             return await stream_response(http, generation, builder, metadata.include_usage)
         return await full_response(http, generation, limits.choices, builder)

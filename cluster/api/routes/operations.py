@@ -117,4 +117,13 @@ def operation_routes(router: Router, keys: KeyRing) -> APIRouter:
             }
         )
 
+    @routes.delete("/v1/drain")
+    async def undrain(http: HttpRequest) -> Response:
+        keys.authenticate(http).require_admin()
+        await router.backend.undrain()  # which all routers follow, this one too
+        interval = router.config.refresh_interval
+        return json_response(
+            {"status": "serving", "admitting": f"all routers, within {interval:g} s"}
+        )
+
     return routes

@@ -119,6 +119,7 @@ class StreamOptions(Body):
     """What a stream carries beside the text."""
 
     include_usage: bool | None = None
+    resumable: bool | None = None  # ours: it can be read on after its connection broke
 
 
 class GenerationBody(Body):

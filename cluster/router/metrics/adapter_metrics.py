@@ -36,6 +36,11 @@ READ_SECONDS = histogram(
     "From the begin of reading an adapter directory to its shards in host memory.",
     LOAD_BUCKETS,
 )
+TASK_FAILURES = counter(
+    "adapter_pool_task_failures",
+    "Ends of the adapter pool's background tasks that must not end; each is begun again.",
+    "task",
+)
 
 
 def adapter_families(
@@ -74,3 +79,4 @@ def pool_families(pool: PoolCounts | None) -> Iterator[Metric]:
     yield HOST_EVICTIONS.metric([((), pool.host_evictions)])
     yield READS.metric(((result,), count) for result, count in pool.reads.items())
     yield READ_SECONDS.histogram([((), pool.read_seconds)])
+    yield TASK_FAILURES.metric(((task,), count) for task, count in pool.task_failures.items())

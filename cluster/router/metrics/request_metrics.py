@@ -7,10 +7,12 @@ those of schedulers and other routers.
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import get_args
 
 from cluster.errors import Overloaded, TopworkError
 from cluster.histogram import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS, Histogram
 from cluster.metrics_hub import RouterCounts
+from cluster.router.engine_client import LossReason
 from cluster.router.metrics.families import Family, counter, histogram
 from cluster.router.output_processor import OutputProcessor
 
@@ -31,6 +33,11 @@ COUNTERS = (
     counter("rejections", "Calls refused because a limit is reached.", "reason", "router"),
     counter("client_disconnects", "Calls whose client went away before the end.", "router"),
     counter("broken_streams", "Streams that ended with an error after they had begun.", "router"),
+    counter("stream_continuations",
+            "Answers that went on in another scheduler, or by another connection, by why they had "
+            "to: theirs died, hung, had no ranks or was to end.", "reason", "router"),
+    counter("background_task_failures",
+            "Ends of background tasks that must not end; each is begun again.", "task", "router"),
     counter("http_requests", "HTTP responses, by route and status; 499: the client had gone.",
             "route", "code", "router"),
 )  # fmt: skip
@@ -43,9 +50,13 @@ HISTOGRAMS = (
               ITL_BUCKETS, *BY_MODEL),
     histogram("e2e_request_latency_seconds", "From a call's arrival to its answer's end.",
               E2E_BUCKETS, *BY_MODEL),
+    histogram("stream_interruption_seconds",
+              "From the loss of an answer that had begun to its next token.",
+              TTFT_BUCKETS, *BY_MODEL),
 )  # fmt: skip
 ADAPTER_COUNTERS = tuple(family for family in COUNTERS if "adapter" in family.labels)
 REASONS = ("scheduler_queue", "router_in_flight", "draining")
+TASKS = ("replicas", "drain", "metrics")  # that a router runs in the background
 
 
 class RouterMetrics:
@@ -66,6 +77,10 @@ class RouterMetrics:
             self._add("rejections", 0, reason)
         for name in ("client_disconnects", "broken_streams"):
             self._add(name, 0)
+        for loss in get_args(LossReason):
+            self._add("stream_continuations", 0, loss)
+        for task in TASKS:
+            self._add("background_task_failures", 0, task)
 
     def counts(self, router: str, *, has_ended: bool = False) -> RouterCounts:
         """Return everything as it is now, for the metrics hub."""
@@ -108,6 +123,16 @@ class RouterMetrics:
     def broke_off(self) -> None:
         """Count a stream that ended with an error."""
         self._add("broken_streams", 1)
+
+    def continued(self, reason: LossReason, seconds: float | None) -> None:
+        """Count an answer that goes on elsewhere, `seconds` after its loss if it had begun."""
+        self._add("stream_continuations", 1, reason)
+        if seconds is not None:
+            self._histograms["stream_interruption_seconds"].observe(seconds)
+
+    def task_failed(self, task: str) -> None:
+        """Count the end of a background task."""
+        self._add("background_task_failures", 1, task)
 
     def first_token(self, label: str, seconds: float) -> None:
         """Note a time to first token."""
@@ -201,6 +226,10 @@ class CallMetrics:
         if self._is_first_choice[index]:
             self._metrics.prompted(self._label, output)
         self._metrics.answered(self._label, output, now - self._arrival, decoding)
+
+    def continued(self, reason: LossReason, seconds: float | None) -> None:
+        """Note that one answer goes on elsewhere, `seconds` after its loss if it had begun."""
+        self._metrics.continued(reason, seconds)
 
     def disconnected(self) -> None:
         """Note that the client is gone."""

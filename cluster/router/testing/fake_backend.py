@@ -102,6 +102,10 @@ class FakeBackend:
         """Let all routers refuse new calls."""
         self._is_drained = True
 
+    async def undrain(self) -> None:
+        """Let routers take calls again."""
+        self._is_drained = False
+
     async def is_drained(self) -> bool:
         """Return whether routers are to refuse new calls."""
         return self._is_drained

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from msgspec import structs
+
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.errors import ErrorInfo
 from cluster.messages import (
@@ -40,12 +42,13 @@ SECRET = b"a secret among fakes"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What becomes of one request, a token in each step."""
+    """What becomes of one request, a token in each step; what it has got elsewhere counts too."""
 
     tokens: tuple[int, ...] | None = None  # None: drawn from a hash of prompt and position
     error: ErrorInfo | None = None  # instead of the token after `tokens`, or of the first one
     dies_after: int | None = None  # tokens, then the connection breaks
     pauses_after: int | None = None  # tokens, then none before the scheduler's `resume`
+    forgets_end: bool = False  # the last token comes without a finish_reason, and nothing after it
     is_silent: bool = False  # no token ever
     num_cached_tokens: int = 0
     logprobs: tuple[float, ...] = ()  # of `tokens`; (): all the same
@@ -63,11 +66,19 @@ def hashed_token(request: Request, position: int, vocab_size: int) -> int:
     return tokens[drawn % len(tokens)]
 
 
+async def _stop_listening(server: asyncio.Server) -> None:
+    asyncio.get_running_loop().remove_reader(server.sockets[0])
+    for _ in range(5):  # a connection that the loop is about to make would be lost with it
+        await asyncio.sleep(0)
+    server.close()
+
+
 class _Running:
     def __init__(self, request: Request, script: Script) -> None:
         self.request = request
         self.script = script
-        self.num_tokens = 0
+        self.num_tokens = len(request.output_token_ids)  # of the answer
+        self.has_ended = False
 
 
 class _Line:
@@ -94,8 +105,11 @@ class FakeScheduler:
     ) -> None:
         self.replica = replica
         self.reason = ""  # why it is unhealthy; "" if it is not
+        self.is_starting = False  # its ranks have not been up yet
         self.is_hung = False  # answers nothing at all
+        self.answers_calls = True  # else it only sends tokens
         self.submitted: list[Request] = []
+        self.submits: list[tuple[Request, ...]] = []  # the same as they came
         self.aborted: list[str] = []
         self.unloaded: list[str] = []
         self.kv_feed = KvEventFeed(
@@ -110,23 +124,23 @@ class FakeScheduler:
         self._step = 0
         self._server: asyncio.Server | None = None
         self._channels: set[Channel] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
 
     async def start(self) -> SchedulerAddress:
         """Listen on a free port of this host and return where."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return SchedulerAddress(self.replica, "127.0.0.1", port, SECRET)
 
     async def close(self) -> None:
         """Stop listening and break all connections, as a killed process would."""
-        assert self._server is not None, "not started"
-        self._server.close()
+        server, self._server = self._server, None
+        if server is not None:
+            await _stop_listening(server)
         for channel in list(self._channels):
             channel.close()
-        async with asyncio.timeout(5.0):
-            async with self._changed:
-                await self._changed.wait_for(lambda: not self._channels)
+        await asyncio.gather(*self._tasks)
 
     @property
     def num_routers(self) -> int:
@@ -135,8 +149,9 @@ class FakeScheduler:
 
     def leave(self) -> None:
         """Let nobody else in, and ask for no more requests."""
-        assert self._server is not None, "not started"
-        self._server.close()
+        server, self._server = self._server, None
+        assert server is not None, "it does not listen"
+        self._tasks.add(asyncio.create_task(_stop_listening(server)))
         for channel in self._channels:
             channel.send(encode(Leaving()))
 
@@ -149,9 +164,15 @@ class FakeScheduler:
         async with asyncio.timeout(5.0), self._changed:
             await self._changed.wait_for(lambda: holds(self))
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.close())
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel = await Channel.accepted(reader, writer, SECRET)
-        if channel is None:
+        if channel is None or self._server is None:
             return
         self._channels.add(channel)
         running: dict[str, _Running] = {}
@@ -183,7 +204,7 @@ class FakeScheduler:
         elif isinstance(frame, Unload) and not self.is_hung:
             self.unloaded.append(frame.adapter)
             channel.send(encode(Unloaded(frame.call_id, 0, ())))
-        elif isinstance(frame, StatusCall) and not self.is_hung:
+        elif isinstance(frame, StatusCall) and self.answers_calls and not self.is_hung:
             channel.send(encode(self._status(frame.call_id, running)))
 
     def _take_kv_call(self, frame: RouterFrame, line: _Line) -> None:
@@ -198,10 +219,15 @@ class FakeScheduler:
         self, requests: tuple[Request, ...], channel: Channel, running: dict[str, _Running]
     ) -> None:
         self.submitted += requests
-        if len(running) + len(requests) <= self._max_requests:
+        self.submits.append(requests)
+        is_resumed = any(request.output_token_ids for request in requests)
+        if any(len(one.output_token_ids) >= one.max_tokens for one in requests):
+            error = ErrorInfo("InvalidRequest", "nothing is left to generate")
+        elif not is_resumed and len(running) + len(requests) > self._max_requests:
+            error = ErrorInfo("Overloaded", f"{len(running)} requests run already", retry_after=1)
+        else:
             running.update((r.request_id, _Running(r, self._script(r))) for r in requests)
             return
-        error = ErrorInfo("Overloaded", f"{len(running)} requests run already", retry_after=1)
         events = (TokenEvent(r.request_id, finish_reason="error", error=error) for r in requests)
         channel.send(encode(Events(tuple(events))))
 
@@ -211,15 +237,18 @@ class FakeScheduler:
             for request_id, sequence in list(running.items()):
                 script = sequence.script
                 is_paused = script.pauses_after == sequence.num_tokens and not self._is_resumed
-                if script.is_silent or is_paused or self.is_hung:
+                if script.is_silent or is_paused or self.is_hung or sequence.has_ended:
                     continue
                 if script.dies_after == sequence.num_tokens:
                     channel.close()
                     return
                 event = self._next_event(sequence)
-                events.append(event)
+                forgets = event.finish_reason is not None and script.forgets_end
+                events.append(structs.replace(event, finish_reason=None) if forgets else event)
                 if event.finish_reason is not None:
-                    del running[request_id]
+                    sequence.has_ended = True
+                    if not script.forgets_end:
+                        del running[request_id]
             if events:
                 self._step += 1
                 channel.send(encode(Events(tuple(events))))
@@ -260,6 +289,7 @@ class FakeScheduler:
             ready=not self.reason,
             healthy=not self.reason,
             reason=self.reason,
+            starting=self.is_starting,
             # All different, so that a test sees when one is shown under another's name.
             scheduler=SchedulerStats(
                 step=self._step,

@@ -437,7 +437,8 @@ def test_a_registered_name_has_no_digest_before_its_first_request() -> None:
     catalog.check()
     assert (record.digest, record.version, record.tier) == (None, 1, "disk")
     assert (record.lora_rank, record.num_bytes, record.modules) == (4, SIZE, ("q_proj",))
-    assert catalog.unread("law", "x") == Source("/adapters/1")
+    unread = catalog.unread("law", "x")
+    assert unread is not None and unread.outline.source == Source("/adapters/1")
     catalog.complete(loaded(1))
     catalog.check()
     assert catalog.unread("law", "x") is None

@@ -264,18 +264,18 @@ def test_a_router_with_too_much_in_flight_is_a_rate_limit_error(
 def test_an_error_in_mid_stream_is_an_event_after_the_tokens(
     serve: Callable[..., Any], saying: Saying
 ) -> None:
-    error = ErrorInfo("Unavailable", "a rank died", retry_after=1)
+    error = ErrorInfo("Internal", "the logits are no numbers")
     serving = serve(says(saying("half", ends=False), error=error))
     stream = serving.client().chat.completions.create(model="tiny", messages=HELLO, stream=True)
     text = ""
-    with pytest.raises(openai.APIError, match="a rank died"):
+    with pytest.raises(openai.APIError, match="the logits are no numbers"):
         for chunk in stream:
             text += chunk.choices[0].delta.content or ""
     assert text == "half"
     raw = httpx.post(
         f"{serving.url}/v1/completions", json={"model": "tiny", "prompt": "a", "stream": True}
     ).text
-    assert raw.endswith('"code":503}}\n\ndata: [DONE]\n\n')
+    assert raw.endswith('"code":500}}\n\ndata: [DONE]\n\n')
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -302,10 +302,33 @@ def test_a_stream_that_takes_too_long_ends_with_a_504_as_its_last_event(
     assert (end, rest) == ("data: [DONE]", "")
 
 
-def test_a_scheduler_that_dies_is_a_503_and_the_next_one_is_found(
+def test_a_stream_whose_scheduler_dies_says_what_it_would_have_said(
     serve: Callable[..., Any],
 ) -> None:
-    serving = serve(FakeScheduler(lambda _: Script(dies_after=2)))
+    events = []
+    for dies_after in (None, 3):
+
+        def script(request: Request, dies_after: int | None = dies_after) -> Script:
+            return Script(
+                dies_after=None if request.output_token_ids else dies_after, num_cached_tokens=3
+            )
+
+        serving = serve(FakeScheduler(script))
+        stream = serving.client().chat.completions.create(
+            model="tiny", messages=HELLO, stream=True, stream_options={"include_usage": True},
+            n=2, max_tokens=9, logprobs=True, top_logprobs=1,
+        )  # fmt: skip
+        same = {"id": "", "created": 0}
+        chunks = [chunk.model_copy(update=same) for chunk in stream]
+        events.append(sorted(chunk.model_dump_json() for chunk in chunks))
+    assert events[0] == events[1]
+    assert len(serving.schedulers[0].submitted) == 4
+
+
+def test_a_scheduler_that_dies_without_another_in_time_is_a_503_and_the_next_one_is_found(
+    serve: Callable[..., Any],
+) -> None:
+    serving = serve(FakeScheduler(lambda _: Script(dies_after=2)), recovery_timeout=0.05)
     with pytest.raises(openai.InternalServerError, match="was lost") as caught:
         serving.client().chat.completions.create(model="tiny", messages=HELLO)
     assert caught.value.status_code == 503
@@ -323,7 +346,7 @@ def test_a_scheduler_that_dies_is_a_503_and_the_next_one_is_found(
 
 def test_a_scheduler_that_is_stopped_is_given_up(serve: Callable[..., Any]) -> None:
     silent = FakeScheduler(lambda _: Script(is_silent=True))
-    serving = serve(silent, scheduler_timeout=1.0, health_timeout=0.1)
+    serving = serve(silent, scheduler_timeout=1.0, health_timeout=0.1, recovery_timeout=0.05)
     with ThreadPoolExecutor(1) as caller:
         client = serving.client()
         call = caller.submit(client.chat.completions.create, model="tiny", messages=HELLO)

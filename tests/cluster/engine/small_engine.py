@@ -38,8 +38,8 @@ SECRET = b"s" * 32
 class TroubledRank(FakeRank):
     """A fake rank that can be made to fail or to hang in its next step."""
 
-    def __init__(self) -> None:
-        super().__init__(page_size=4, num_slots=2)
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(page_size=4, num_slots=2, vocab_size=vocab_size)
         self.fails = False
         self.deadly_length = 0  # of a prompt that no step survives; 0: none
         self.hangs = threading.Event()
@@ -68,8 +68,8 @@ LOAD_ERRORS = {
 class ThreadHandle:
     """A rank in a thread of this process, with the face of an actor's handle."""
 
-    def __init__(self, index: int) -> None:
-        self.rank = TroubledRank()
+    def __init__(self, index: int, vocab_size: int) -> None:
+        self.rank = TroubledRank(vocab_size)
         self.fails_to_clear = False
         self._index = index
 
@@ -114,12 +114,13 @@ class ThreadLauncher:
         self.handles: list[ThreadHandle] = []
         self.launches = 0
         self.deadly_length = 0
+        self.vocab_size = 1000
         self.gate = asyncio.Event()
 
     async def launch(self) -> tuple[ThreadHandle, ...]:
         await self.gate.wait()
         self.launches += 1
-        self.handles = [ThreadHandle(i) for i in range(2)]
+        self.handles = [ThreadHandle(i, self.vocab_size) for i in range(2)]
         for handle in self.handles:
             handle.rank.deadly_length = self.deadly_length
         return tuple(self.handles)

@@ -4,14 +4,15 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from cluster.errors import Unavailable
+from cluster.errors import ErrorInfo, Unavailable
 from cluster.messages import SchedulerAddress
 from cluster.request import Request, TokenEvent
 from cluster.router.config import RouterConfig
-from cluster.router.engine_client import EventQueue
+from cluster.router.engine_client import EngineClient, EventQueue
 from cluster.router.load_balancer import ReplicaSet
 from cluster.router.testing.fake_backend import FakeBackend
 from cluster.router.testing.fake_scheduler import SECRET, FakeScheduler, Script
+from tests.patience import PATIENCE
 from worker.protocol import SamplingParams
 
 CONFIG = RouterConfig(
@@ -104,7 +105,9 @@ def test_a_scheduler_that_is_not_up_yet_is_found_later() -> None:
         assert [report.status for report in await schedulers.reports()] == [None]
         fake = FakeScheduler()
         backend.addresses = (await fake.start(),)
-        await fake.wait_until(lambda fake: fake.num_routers > 0)
+        async with asyncio.timeout(PATIENCE):
+            while not schedulers.clients:
+                await asyncio.sleep(0.001)
         assert [client.address for client in schedulers.clients] == [*backend.addresses]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -161,29 +164,107 @@ async def test_an_adapter_goes_where_it_is_in_a_slot() -> None:
     await close(schedulers, *fakes)
 
 
-async def test_a_replica_that_leaves_gets_nothing_more_and_is_left_when_it_has_answered() -> None:
+async def all_events(queue: EventQueue) -> list[TokenEvent]:
+    """Return the events of one request up to its last."""
+    events: list[TokenEvent] = []
+    while not events or events[-1].finish_reason is None:
+        events += await queue.get()
+    return events
+
+
+def replica_of(client: EngineClient) -> str:
+    return client.address.replica
+
+
+async def test_a_replica_that_leaves_gets_nothing_more_and_its_streams_go_elsewhere() -> None:
     fakes = [FakeScheduler(lambda _: Script(pauses_after=1), replica=name) for name in "ab"]
     schedulers = ReplicaSet(FakeBackend(*[await fake.start() for fake in fakes]), CONFIG)
     running = asyncio.create_task(schedulers.run())
     for fake in fakes:
         await fake.wait_until(lambda fake: fake.num_routers > 0)
-    leaving = next(client for client in schedulers.clients if client.address.replica == "a")
+    await schedulers.reports()
+    leaving = next(client for client in schedulers.clients if replica_of(client) == "a")
+    queue = EventQueue()
+    leaving.submit((request("r"),), queue)
+    assert len(await queue.get()) == 1
+    fakes[0].leave()
+    (event,) = await queue.get()
+    assert event.error is not None and event.error.name == "Unavailable"
+    await fakes[0].wait_until(lambda fake: fake.aborted == ["r"])
+    chosen = {replica_of(schedulers.choose(request("", f"adapter {n}"))) for n in range(20)}
+    assert chosen == {"b"}
+    await fakes[0].wait_until(lambda fake: fake.num_routers == 0)
+    await end(running)
+    await close(schedulers, *fakes)
+
+
+async def test_a_lone_replica_that_leaves_keeps_its_streams_and_is_left_at_their_end() -> None:
+    fakes = [FakeScheduler(lambda _: Script(pauses_after=1), replica=name) for name in "ab"]
+    fakes[1].reason = "the ranks are starting"
+    schedulers = ReplicaSet(FakeBackend(*[await fake.start() for fake in fakes]), CONFIG)
+    running = asyncio.create_task(schedulers.run())
+    for fake in fakes:
+        await fake.wait_until(lambda fake: fake.num_routers > 0)
+    await schedulers.reports()
+    leaving = next(client for client in schedulers.clients if replica_of(client) == "a")
     queue = EventQueue()
     leaving.submit((request("r"),), queue)
     fakes[0].leave()
-    await fakes[1].wait_until(lambda _: leaving.is_leaving)
-    chosen = {schedulers.choose(request("", f"adapter {n}")).address.replica for n in range(20)}
-    assert chosen == {"b"}
+    async with asyncio.timeout(PATIENCE):
+        while not leaving.is_leaving:
+            await asyncio.sleep(0)
     assert not leaving.closed
     fakes[0].resume()
-    events: list[TokenEvent] = []
-    while not events or events[-1].finish_reason is None:
-        events += await queue.get()
-    assert events[-1].finish_reason == "length"
+    assert (await all_events(queue))[-1].finish_reason == "length"
     await fakes[0].wait_until(lambda fake: fake.num_routers == 0)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await end(running)
     await close(schedulers, *fakes)
+
+
+async def test_a_replica_that_answers_unavailable_is_left_alone_until_it_is_ready() -> None:
+    error = ErrorInfo("Unavailable", "the ranks are down", retry_after=5)
+    fakes = [FakeScheduler(lambda _: Script(error=error), replica=name) for name in "ab"]
+    schedulers = ReplicaSet(FakeBackend(*[await fake.start() for fake in fakes]), CONFIG)
+    await schedulers.refresh()
+    asked = request("r")
+    refusing = schedulers.choose(asked)
+    queue = EventQueue()
+    refusing.submit((asked,), queue)
+    await queue.get()
+    others = {schedulers.choose(request("", f"adapter {n}")) for n in range(20)}
+    assert others == set(schedulers.clients) - {refusing}
+    fake = next(one for one in fakes if one.replica == replica_of(refusing))
+    fake.reason = "the ranks are being restarted"
+    await schedulers.reports()
+    assert schedulers.choose(asked) is not refusing
+    assert schedulers.choose_again(asked, others) is None
+    fake.reason = ""
+    await schedulers.reports()
+    assert schedulers.choose(asked) is refusing
+    await close(schedulers, *fakes)
+
+
+async def test_who_waits_is_told_when_a_replica_is_ready_again() -> None:
+    fake = FakeScheduler()
+    fake.reason, fake.is_starting = "the ranks are starting", True
+    schedulers = ReplicaSet(FakeBackend(await fake.start()), CONFIG)
+    await schedulers.refresh()
+    asked, told = request("r"), asyncio.Event()
+    assert schedulers.choose_again(asked, ()) is None
+    assert schedulers.choose(asked)  # which says what keeps it
+    schedulers.add_listener(told.set)
+    await schedulers.reports()
+    assert not told.is_set()
+    fake.reason = ""
+    await schedulers.reports()
+    assert told.is_set()
+    assert schedulers.choose_again(asked, ()) is not None
+    told.clear()
+    schedulers.remove_listener(told.set)
+    fake.reason = "on fire"
+    await schedulers.reports()
+    assert not told.is_set()
+    await close(schedulers, fake)
 
 
 async def test_ranks_that_are_down_are_passed_over_while_others_are_up() -> None:
@@ -203,6 +284,11 @@ async def test_ranks_that_are_down_are_passed_over_while_others_are_up() -> None
 
 def again(one: Request, request_id: str, salt: str = "") -> Request:
     return structs.replace(one, request_id=request_id, cache_salt=salt)
+
+
+async def end(running: asyncio.Task[None]) -> None:
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def close(schedulers: ReplicaSet, *fakes: FakeScheduler) -> None:

@@ -118,6 +118,7 @@ def test_what_is_outside_the_subset_is_refused(text: str) -> None:
         Pattern(text)
 
 
+@pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")
 @given(st.text("ab.*+?()[]{}|^$\\-,:12", max_size=40))
 def test_any_text_is_compiled_or_refused(text: str) -> None:
     try:

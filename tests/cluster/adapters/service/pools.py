@@ -11,6 +11,7 @@ import numpy as np
 from cluster.adapters.service.pool_actor import AdapterPoolActor
 from cluster.adapters.sharding import cut_all
 from tests.cluster.adapters.tiny import tiny_adapter
+from tests.patience import PATIENCE
 
 Make = Callable[..., AdapterPoolActor]
 
@@ -39,6 +40,13 @@ def digest_of(folder: Path, content: int) -> str:
     """Return the digest of a content."""
     shutil.rmtree(folder / "scratch", ignore_errors=True)
     return tiny_adapter("q_proj", "v_proj", seed=content).read(folder / "scratch").digest
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(PATIENCE):
+        while not holds():
+            await asyncio.sleep(0.005)
 
 
 async def calm() -> None:

@@ -17,6 +17,7 @@ from cluster.request import BASE
 from cluster.router.metrics.adapter_metrics import adapter_families
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script
 from cluster.scheduler.stats import SlotStats
+from tests.end_to_end.asking import wait_for
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
@@ -169,6 +170,16 @@ def test_draining_refuses_new_calls_and_ends_the_running_ones(serve: Callable[..
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
 
 
+def test_a_drain_that_is_taken_back_lets_new_calls_in(serve: Callable[..., Any]) -> None:
+    serving = serve(FakeScheduler())
+    httpx.post(f"{serving.url}/v1/drain")
+    assert httpx.get(f"{serving.url}/ready").status_code == 503
+    reply = httpx.delete(f"{serving.url}/v1/drain")
+    assert reply.json() == {"status": "serving", "admitting": "all routers, within 0.05 s"}
+    wait_for(lambda: httpx.get(f"{serving.url}/ready").status_code == 200)
+    serving.client().chat.completions.create(model="tiny", messages=HELLO, max_tokens=1)
+
+
 def test_metrics_parse_and_count(serve: Callable[..., Any]) -> None:
     serving = serve(FakeScheduler())
     load(serving, "sql")
@@ -308,6 +319,7 @@ def test_only_an_admin_changes_what_is_served(guarded: Any) -> None:
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             reply = httpx.post(f"{guarded.url}/v1/{path}", json=body, headers=headers)
             assert reply.status_code == status
+            assert httpx.delete(f"{guarded.url}/v1/drain", headers=headers).status_code == status
     reply = httpx.post(
         f"{guarded.url}/v1/load_lora_adapter",
         json=body,

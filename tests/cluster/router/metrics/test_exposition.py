@@ -195,7 +195,7 @@ def test_a_failure_of_our_own_is_counted_as_500(
 def test_a_stream_that_breaks_is_counted_beside_its_status(
     serve: Callable[..., Any], saying: Callable[..., tuple[int, ...]]
 ) -> None:
-    serving = serve(FakeScheduler(lambda _: Script(dies_after=1)))
+    serving = serve(FakeScheduler(lambda _: Script(dies_after=1)), recovery_timeout=0.05)
     with pytest.raises(openai.APIError):
         list(complete(serving, stream=True, extra_body={"ignore_eos": True}))
     seen = scrape(serving)

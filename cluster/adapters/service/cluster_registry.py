@@ -1,0 +1,47 @@
+"""The registry of the cluster: what schedulers and routers ask the pool that is not of adapters."""
+
+from cluster.adapters.service.pool_state import PoolState
+from cluster.adapters.service.registry import SchedulerRegistry
+from cluster.messages import SchedulerAddress
+from cluster.metrics_hub import ClusterCounts, MetricsHub, RouterCounts
+
+
+class ClusterRegistry:
+    """Methods of the pool's actor."""
+
+    _state: PoolState
+    _registry: SchedulerRegistry
+    _hub: MetricsHub
+
+    async def attach(self, address: SchedulerAddress) -> None:
+        """Make a scheduler replica known; the latest address of a replica counts."""
+        self._state.check_open()
+        await self._registry.attach(address)
+
+    async def detach(self, replica: str) -> None:
+        """Forget a scheduler replica that has ended."""
+        await self._registry.detach(replica)
+
+    async def schedulers(self) -> tuple[SchedulerAddress, ...]:
+        """Return all attached scheduler replicas in order of their names."""
+        self._state.check_open()
+        return self._registry.addresses
+
+    async def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
+        """Keep what a router has counted; return what it wants to know."""
+        return self._hub.report(counts, wants_all)
+
+    async def drain(self) -> None:
+        """Let all routers of the cluster refuse new calls, later ones too."""
+        self._state.check_open()
+        await self._state.drain(is_drained=True)
+
+    async def undrain(self) -> None:
+        """Let routers take calls again."""
+        self._state.check_open()
+        await self._state.drain(is_drained=False)
+
+    async def is_drained(self) -> bool:
+        """Return whether routers are to refuse new calls."""
+        self._state.check_open()
+        return self._state.is_drained

@@ -1,0 +1,32 @@
+"""What the adapter pool's actor is made from."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version as version_of
+
+from cluster.adapters.peft.checks import AdapterLimits
+from cluster.adapters.sharding import RankMemory
+from worker.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterPoolConfig:
+    """What the actor needs beyond the catalogue's own rules; times in seconds."""
+
+    model: ModelConfig
+    limits: AdapterLimits
+    memory: RankMemory
+    adapter_dirs: tuple[str, ...] = ()  # every sub-directory is an adapter
+    adapter_roots: tuple[str, ...] = ()  # where `load` may read; (): anywhere
+    state: str | None = None  # file that outlives the process; None: nothing does
+    server: str = ""  # which server this is; a drain ends with it
+    poll_interval: float = 2.0  # between looks at adapter_dirs
+    silence: float = 10.0  # until a scheduler without a sign of life is given up
+    read_threads: int = 8
+    load_gap: float = 0.1  # between loads by call, while sequences run
+
+    @property
+    def layout(self) -> str:
+        """What adapters are checked against and cut for, as a short digest."""
+        parts = (version_of("topwork"), self.model, self.limits, self.memory)
+        return sha256(repr(parts).encode()).hexdigest()[:16]

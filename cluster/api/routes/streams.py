@@ -1,0 +1,95 @@
+"""GET /v1/streams/{id}: a stream is read on after its connection broke, whichever router had it."""
+
+import time
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from cluster.api.auth import KeyRing
+from cluster.api.response_builder import Begun, Choice, ResponseBuilder, stream_response
+from cluster.api.resumable import StreamRecord, counts_of, fed, record_of, unknown_stream
+from cluster.api.routes.chat import ChatResponseBuilder
+from cluster.api.routes.completions import CompletionResponseBuilder
+from cluster.errors import TopworkError, error_from
+from cluster.messages import Keep
+from cluster.request import TokenEvent
+from cluster.router.generation import ClaimedCall, Generation
+from cluster.router.model_resolver import ResolvedModel
+from cluster.router.output_processor import CompletionOutput
+from cluster.router.router import Router
+
+BUILDERS: dict[str, type[ChatResponseBuilder | CompletionResponseBuilder]] = {
+    "chat": ChatResponseBuilder,
+    "completions": CompletionResponseBuilder,
+}
+
+
+def stream_routes(router: Router, keys: KeyRing) -> APIRouter:
+    """Return the route by which broken streams go on."""
+    routes = APIRouter()
+
+    @routes.get("/v1/streams/{stream_id}")
+    async def read_on(http: HttpRequest, stream_id: str) -> Response:
+        principal = keys.authenticate(http)
+        call = await router.claim(stream_id)
+        if call is None:
+            raise unknown_stream(stream_id)
+        try:
+            record = record_of(call.claimed.record, principal, stream_id)
+            counts = _counts(call, stream_id, http.headers.get("last-event-id", ""))
+            generation = _generation(router, call, record, stream_id)
+            builder = BUILDERS[record.endpoint](
+                router.tokenizer, record.metadata, record.shows_logprobs
+            )
+            begun = Begun(counts, _missed(generation, call.claimed.events, counts, builder))
+        except TopworkError:
+            call.release(stream_id)
+            raise
+        return await stream_response(
+            http, generation, builder, record.metadata.include_usage, begun
+        )
+
+    return routes
+
+
+def _counts(call: ClaimedCall, stream_id: str, last_event_id: str) -> list[int]:
+    """Return how many tokens of each choice the reader has.
+
+    Raises:
+        InvalidRequest: if it names no event of this stream.
+        TopworkError: what the call has ended with.
+    """
+    for events in call.claimed.events:
+        if events and events[-1].error is not None:
+            raise error_from(events[-1].error)
+    totals = [sum(len(e.token_ids) for e in events) for events in call.claimed.events]
+    return counts_of(stream_id, last_event_id, totals)
+
+
+def _generation(
+    router: Router, call: ClaimedCall, record: StreamRecord, stream_id: str
+) -> Generation:
+    requests = call.claimed.requests
+    model = ResolvedModel(record.names, requests[0].adapter, requests[0].adapter_bytes)
+    keep = Keep(stream_id, router.config.stream_keep, call.claimed.record)
+    generation = router.generate(model, [requests], record.options, time.monotonic(), keep)
+    return generation.claimed(call)
+
+
+def _missed(
+    generation: Generation,
+    events: Sequence[Sequence[TokenEvent]],
+    counts: list[int],
+    builder: ResponseBuilder,
+) -> list[tuple[int, CompletionOutput]]:
+    """Give the processors all events so far; return what their reader lacks of each choice."""
+    missed = []
+    for index, (processor, of_one) in enumerate(zip(generation.processors, events, strict=True)):
+        has, lacks = fed(processor, of_one, counts[index])
+        if has is not None:  # for the offsets of what follows
+            builder.chunk(Choice(index, processor.request.token_ids, has, is_first=True))
+        if lacks is not None:
+            missed.append((index, lacks))
+    return missed

@@ -1,0 +1,127 @@
+"""Calls that outlive their reader: kept for a while, claimed by another with nothing lost."""
+
+import asyncio
+
+from cluster.messages import Claim, Claimed, Detach, Events, Keep, Submit
+from tests.cluster.engine.small_engine import (
+    RouterEnd,
+    World,
+    ask_choices,
+    expected,
+    token_ids,
+    until_ready,
+    world_with,
+)
+from tests.patience import PATIENCE
+
+RECORD = b"whose it is"
+
+
+def ask_kept(*names: str, seconds: float = PATIENCE, n: int = 60) -> Submit:
+    requests = ask_choices(*names, n=n, length=10).requests
+    return Submit(requests, Keep("secret", seconds, RECORD))
+
+
+async def claimed(router: RouterEnd, stream_id: str = "secret") -> Claimed:
+    router.send(Claim(9, stream_id, "new"))
+    while not isinstance(message := await router.receive(), Claimed):
+        pass
+    return message
+
+
+async def begun(world: World, submit: Submit) -> RouterEnd:
+    """Connect a router and let a call of it begin."""
+    router = await world.connect()
+    await until_ready(router)
+    router.send(submit)
+    while not isinstance(await router.receive(), Events):
+        pass
+    return router
+
+
+async def whole(router: RouterEnd, answer: Claimed) -> list[tuple[int, ...]]:
+    """Return all tokens of each choice: what was told at the claim, and what follows."""
+    names = [f"new/{index}" for index in range(len(answer.requests))]
+    open_names = [
+        name
+        for name, events in zip(names, answer.events, strict=True)
+        if not events or events[-1].finish_reason is None
+    ]
+    later = await router.collect(*open_names)
+    return [
+        token_ids([*events, *later.get(name, [])])
+        for name, events in zip(names, answer.events, strict=True)
+    ]
+
+
+CHOICES = [expected(n=60, length=10, seed=seed) for seed in range(2)]
+
+
+async def test_a_call_whose_router_dies_is_claimed_by_another_and_goes_on() -> None:
+    async with world_with() as world:
+        first, second = await begun(world, ask_kept("a", "b")), await world.connect()
+        first.close()
+        answer = await claimed(second)
+        assert answer.record == RECORD
+        assert [request.request_id for request in answer.requests] == ["a", "b"]
+        assert await whole(second, answer) == CHOICES
+
+
+async def test_a_call_that_ends_while_nobody_reads_is_there_for_a_while() -> None:
+    async with world_with() as world:
+        first, second = await begun(world, ask_kept("a", "b")), await world.connect()
+        first.send(Detach("secret"))
+        async with asyncio.timeout(PATIENCE):
+            while (await second.status()).scheduler.num_running:
+                await asyncio.sleep(0.01)
+        for _ in range(2):  # its reader may be lost again
+            answer = await claimed(second)
+            assert [token_ids(list(events)) for events in answer.events] == CHOICES
+
+
+async def test_a_call_that_nobody_claims_in_time_ends() -> None:
+    async with world_with() as world:
+        first = await begun(world, ask_kept("a", seconds=0.05, n=110))
+        second = await world.connect()
+        world.launcher.handles[0].rank.hangs.set()
+        first.close()
+        async with asyncio.timeout(PATIENCE):
+            while (await claimed(second)).requests:
+                await asyncio.sleep(0.1)
+        world.launcher.handles[0].rank.hangs.clear()
+        world.launcher.handles[0].rank.freed.set()
+        async with asyncio.timeout(PATIENCE):
+            while (stats := (await second.status()).scheduler).num_running:
+                await asyncio.sleep(0.01)
+        assert stats.held_pages == 0
+        assert world.engine._dispatcher.num_streams == 0
+
+
+async def test_whoever_claims_a_call_that_is_read_takes_it_over() -> None:
+    async with world_with() as world:
+        first, second = await begun(world, ask_kept("a", "b")), await world.connect()
+        answer = await claimed(second)
+        told = await first.collect("a", "b")
+        assert {events[-1].error.name for events in told.values() if events[-1].error} == {
+            "Conflict"
+        }
+        assert await whole(second, answer) == CHOICES
+
+
+async def test_a_call_that_is_kept_outlives_its_ranks_too() -> None:
+    async with world_with() as world:
+        first, second = await begun(world, ask_kept("a", "b")), await world.connect()
+        first.close()
+        world.launcher.handles[1].rank.fails = True
+        assert await whole(second, await claimed(second)) == CHOICES
+
+
+async def test_a_call_that_nobody_asked_to_keep_cannot_be_claimed() -> None:
+    async with world_with() as world:
+        first, second = await begun(world, ask_choices("a", n=60)), await world.connect()
+        assert not (await claimed(second)).requests
+        assert not (await claimed(second, "a")).requests
+        first.close()
+        async with asyncio.timeout(PATIENCE):
+            while (await second.status()).scheduler.num_running:
+                await asyncio.sleep(0.01)
