@@ -28,7 +28,7 @@ def schedulers(server: Server) -> list[int]:
 
 def pools(server: Server) -> list[int]:
     """Return the adapter pool's process."""
-    return pids(server, "ray::AdapterPool")
+    return pids(server, "ray::PoolActor")
 
 
 def routers(server: Server) -> list[int]:
@@ -46,7 +46,7 @@ def one(find: Callable[[Server], list[int]], what: signal.Signals) -> Blow:
 
     def strike(server: Server, random: Random) -> None:
         found = find(server)
-        assert found, f"there is nothing to strike: {[title(p) for p in server.processes()]}"
+        assert found, "there is nothing to strike"
         os.kill(random.choice(found), what)
 
     return strike
