@@ -22,6 +22,7 @@ from deploy.serving.pool_client import PoolClient
 from deploy.serving.process_setup import ONE_CPU, set_log_level
 from deploy.serving.redeploy_scope import model_fingerprint
 from deploy.serving.settings import check_on_this_node, router_config
+from deploy.serving.watchdog import Watchdog
 
 
 class RouterReplica:
@@ -43,6 +44,7 @@ class RouterReplica:
 
         @asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+            Watchdog(HANG_TIMEOUT).start()
             await router.start()
             yield
             await router.close()

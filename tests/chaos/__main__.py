@@ -49,6 +49,14 @@ def differences(asks: list[Ask], answers: list[Answer], undisturbed: list[Answer
     return found
 
 
+def is_healthy(server: Server) -> bool:
+    """Tell whether the server says so, whoever has to pass it on."""
+    try:
+        return server.is_healthy()
+    except httpx.HTTPError:
+        return False
+
+
 def percentile(values: list[float], share: float) -> float:
     """Return the value that a share of all are not above."""
     ordered = sorted(values)
@@ -91,10 +99,12 @@ def main(
         num_wrong += len(wrong)
         pauses[name] += [answer.longest_gap for answer in answers]
         longest = max(answer.longest_gap for answer in answers)
-        print(f"{number} {name}: {len(wrong)} wrong, longest gap {longest:.1f} s", flush=True)
+        broken = sum(answer.num_breaks > 0 for answer in answers)
+        line = f"{len(wrong)} wrong, {broken} read on, longest gap {longest:.1f} s"
+        print(f"{number} {name}: {line}", flush=True)
         for line in wrong[:3]:
             print(f"   {line}", flush=True)
-        wait_for(server.is_healthy)
+        wait_for(lambda: is_healthy(server))
     summary = {
         "start_seconds": round(start_seconds, 1),
         "gap_undisturbed": round(normal, 2),

@@ -17,6 +17,9 @@ QUESTIONS = (
 )
 
 
+READ_ON_FOR = 60.0  # seconds that a broken stream is tried again
+
+
 @dataclass(frozen=True)
 class Ask:
     """One streamed call."""
@@ -36,6 +39,7 @@ class Answer:
     finish: dict[int, str] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    num_breaks: int = 0  # of its connection
     longest_gap: float = 0.0  # seconds between two chunks, the first counted from the call
 
     @property
@@ -56,7 +60,7 @@ def make_asks(models: list[str], count: int, seed: int) -> list[Ask]:
             "max_tokens": random.randint(60, 160),
             "ignore_eos": True,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "resumable": True},
             "return_token_ids": True,
             "temperature": 0.0,
         }
@@ -72,24 +76,55 @@ def make_asks(models: list[str], count: int, seed: int) -> list[Ask]:
     return asks
 
 
-def answer_of(client: httpx.Client, ask: Ask) -> Answer:
-    """Make a call and read it to the end, whatever that is."""
-    answer, last = Answer(), time.monotonic()
-    try:
-        with client.stream("POST", "/v1/completions", json=ask.body) as reply:
-            answer.status = reply.status_code
-            if reply.status_code != 200:
-                answer.error = reply.read().decode()
-                return answer
-            for line in reply.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                now = time.monotonic()
-                answer.longest_gap, last = max(answer.longest_gap, now - last), now
-                _take(answer, json.loads(line.removeprefix("data: ")))
-    except httpx.HTTPError as error:
-        answer.error = f"{type(error).__name__}: {error}"
+def answer_of(client: httpx.Client, ask: Ask, patience: float = READ_ON_FOR) -> Answer:
+    """Make a call and read it to the end; where its connection breaks, read on elsewhere."""
+    answer = Answer()
+    reader = _Reader(answer)
+    reader.read(client, "POST", "/v1/completions", json=ask.body)
+    deadline = time.monotonic() + patience
+    while reader.is_broken and reader.last_id and time.monotonic() < deadline:
+        time.sleep(0.2)
+        stream_id = reader.last_id.rpartition(":")[0]
+        answer.num_breaks += 1
+        headers = {"Last-Event-ID": reader.last_id}
+        reader.read(client, "GET", f"/v1/streams/{stream_id}", headers=headers)
     return answer
+
+
+class _Reader:
+    """Reads a stream, by one connection after the other."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.is_broken = False
+        self.last_id = ""
+        self._answer = answer
+        self._last = time.monotonic()
+
+    def read(self, client: httpx.Client, method: str, path: str, **words: Any) -> None:
+        answer = self._answer
+        self.is_broken, answer.error = True, ""
+        try:
+            with client.stream(method, path, **words) as reply:
+                if reply.status_code != 200:
+                    answer.error = f"{reply.status_code}: {reply.read().decode()}"
+                    self.is_broken = reply.status_code in (502, 503, 504) or bool(self.last_id)
+                    return
+                answer.status = 200
+                for line in reply.iter_lines():
+                    self._take_line(line)
+        except httpx.HTTPError as error:
+            answer.error = f"{type(error).__name__}: {error}"
+
+    def _take_line(self, line: str) -> None:
+        if line.startswith("id: "):
+            self.last_id = line.removeprefix("id: ")
+        elif line == "data: [DONE]":
+            self.is_broken = False
+        elif line.startswith("data: "):
+            now = time.monotonic()
+            self._answer.longest_gap = max(self._answer.longest_gap, now - self._last)
+            self._last = now
+            _take(self._answer, json.loads(line.removeprefix("data: ")))
 
 
 def _take(answer: Answer, chunk: dict[str, Any]) -> None:

@@ -1,0 +1,91 @@
+"""A process whose event loop stands still is killed; one that beats is left alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.asking import wait_for
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = """
+import asyncio, sys, time
+from deploy.serving.watchdog import Watchdog
+
+async def main():
+    watchdog = Watchdog(0.4)
+    watchdog.start()
+    print(watchdog._child.pid, flush=True)
+    await asyncio.sleep(float(sys.argv[1]))
+    time.sleep(float(sys.argv[2]))
+    watchdog.stop()
+    print("ended", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def started(beats: float, hangs: float) -> tuple[subprocess.Popen[str], int]:
+    """Start a process that beats and then hangs for so many seconds; return it and its watchdog."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(beats), str(hangs)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_one_that_beats_goes_on_and_its_watchdog_ends_with_it() -> None:
+    process, watchdog = started(beats=2.5, hangs=0.0)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, err) == (0, "ended\n", "")
+    wait_for(lambda: is_gone(watchdog))
+
+
+def test_one_whose_loop_hangs_is_killed() -> None:
+    process, watchdog = started(beats=0.5, hangs=PATIENCE)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL
+    assert "has stood still for 1.4 s and is killed" in err
+    wait_for(lambda: is_gone(watchdog))
+
+
+def test_one_that_is_stopped_is_killed() -> None:
+    process, _ = started(beats=PATIENCE, hangs=0.0)
+    process.send_signal(signal.SIGSTOP)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_watchdog_ends_with_a_process_that_is_killed(how: signal.Signals) -> None:
+    process, watchdog = started(beats=PATIENCE, hangs=0.0)
+    process.send_signal(how)
+    process.communicate(timeout=PATIENCE)
+    wait_for(lambda: is_gone(watchdog))
+
+
+def test_one_that_stood_still_with_the_whole_machine_is_left_alone() -> None:
+    process, watchdog = started(beats=3.0, hangs=0.0)
+    for pid in (watchdog, process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.0)
+    for pid in (watchdog, process.pid):
+        os.kill(pid, signal.SIGCONT)
+    out, _ = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (0, "ended\n")
