@@ -25,6 +25,9 @@ from deploy.serving.settings import check_on_this_node, router_config
 from deploy.serving.watchdog import Watchdog
 
 
+HANG_TIMEOUT = 10.0  # seconds that its event loop may stand still: a call may take some of them
+
+
 class RouterReplica:
     """One router as a Serve replica, whose own loop runs it."""
 
