@@ -13,7 +13,7 @@ from cluster.adapters.records import Facts, Outline
 from cluster.adapters.state_file import StateError
 from cluster.adapters.versions import WHOLE
 
-DRAINED = "drained"
+SERVER, DRAINED = "server", "drained"
 
 
 def name_entry(name: str) -> str:
@@ -87,7 +87,8 @@ class SavedState:
     contents: dict[str, SavedContent] = field(default_factory=dict)  # by digest
     directories: dict[str, SavedDirectory] = field(default_factory=dict)  # by name
     configured: dict[str, str] = field(default_factory=dict)  # directories by name
-    drained_server: str | None = None  # a drain ends with the server
+    server: str | None = None  # that the last pool belonged to
+    is_drained: bool = False
 
 
 def sizes_of(facts: Facts) -> Sizes:
@@ -131,8 +132,10 @@ def decode(entries: Mapping[str, Any]) -> SavedState:
                     state.directories[key] = _convert(value, SavedDirectory)
                 case "configured":
                     state.configured[key] = _convert(value, str)
+                case "server":
+                    state.server = _convert(value, str)
                 case "drained":
-                    state.drained_server = _convert(value, str)
+                    state.is_drained = _convert(value, bool)
                 case _:
                     raise ValueError("no such kind")
         except ValueError as error:

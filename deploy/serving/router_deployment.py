@@ -24,7 +24,6 @@ from deploy.serving.redeploy_scope import model_fingerprint
 from deploy.serving.settings import check_on_this_node, router_config
 from deploy.serving.watchdog import Watchdog
 
-
 HANG_TIMEOUT = 10.0  # seconds that its event loop may stand still: a call may take some of them
 
 

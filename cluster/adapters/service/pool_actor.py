@@ -108,13 +108,16 @@ class AdapterPoolActor(ClusterRegistry):
         name.
 
         Raises:
-            TopworkError: if one of `adapters` fails a check that was not served before; the message
+            TopworkError: if one of `adapters` fails a check, when the server starts; the message
                 names it. Or if the saved state cannot be used.
         """
         is_restart = await self._open_state()
-        await self._configured.start(adapters, is_restart=is_restart)
+        if self._state.is_of_same_server:
+            await self._configured.follow(adapters, is_restart=is_restart)
+        else:
+            await self._configured.start(adapters, is_restart=is_restart)
         self._on_change()
-        await self._state.saved()
+        await self._state.has_started()
         return self._configured.refused
 
     @ray.method
@@ -134,7 +137,7 @@ class AdapterPoolActor(ClusterRegistry):
         is_restart = await self._open_state()
         await self._configured.follow(adapters, is_restart=is_restart)
         self._on_change()
-        await self._state.saved()
+        await self._state.has_started()
         return self._configured.refused
 
     @ray.method

@@ -19,7 +19,7 @@ class AdapterPoolConfig:
     adapter_dirs: tuple[str, ...] = ()  # every sub-directory is an adapter
     adapter_roots: tuple[str, ...] = ()  # where `load` may read; (): anywhere
     state: str | None = None  # file that outlives the process; None: nothing does
-    server: str = ""  # which server this is; a drain ends with it
+    server: str = ""  # whose pool this is, one after the other; a drain ends with it
     poll_interval: float = 2.0  # between looks at adapter_dirs
     silence: float = 10.0  # until a scheduler without a sign of life is given up
     read_threads: int = 8

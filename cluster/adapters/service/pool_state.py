@@ -18,6 +18,7 @@ from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.records import Outline, Source
 from cluster.adapters.saved_state import (
     DRAINED,
+    SERVER,
     SavedContent,
     SavedName,
     SavedState,
@@ -46,7 +47,7 @@ TASK = "adapter_state"
 class PoolState:
     """Keeps a file, or nothing if there is no `path`; `on_failure` counts tasks that fail.
 
-    `server` is what all pools of one server have in common: a drain ends with it.
+    `server` names the server that this pool is of, one after the other.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class PoolState:
         configured: ConfiguredAdapters,
         on_failure: Callable[[str], None],
     ) -> None:
-        self.is_drained = False
+        self.is_drained = False  # which ends with the server
+        self.is_of_same_server = False  # which had started before this pool began
         self.writer: StateWriter | None = None
         self._own_paths: set[str] = set()  # that the configuration named
         self._path = path
@@ -106,7 +108,19 @@ class PoolState:
             asyncio.create_task(supervise(TASK, writer.run, self._on_failure)),
             asyncio.create_task(self._read_pinned()),
         )
-        return bool(file.entries)
+        return bool(state.names or state.directories)
+
+    async def has_started(self) -> None:
+        """Save that the server has started with what it was given, if it had not before.
+
+        Raises:
+            Unavailable: if that, or what has changed before, cannot be saved.
+        """
+        if self.writer is not None and not self.is_of_same_server:
+            self.is_of_same_server = True
+            self.writer.note(SERVER)
+            self.writer.note(DRAINED)
+        await self.saved()
 
     async def drain(self, *, is_drained: bool) -> None:
         """Begin or end a drain.
@@ -147,7 +161,8 @@ class PoolState:
 
     async def _bring_back(self, state: SavedState, roots: tuple[str, ...]) -> list[str]:
         """Take in what was saved; return the names of which more is known now."""
-        self.is_drained = state.drained_server == self._server
+        self.is_of_same_server = state.server == self._server
+        self.is_drained = state.is_drained and self.is_of_same_server
         self._configured.bring_back(state.configured)
         self._own_paths = {str(Path(path).absolute()) for path in state.configured.values()}
         for name, directory in state.directories.items():
@@ -222,7 +237,7 @@ class PoolState:
             case "configured":
                 return self._configured.saved(key)
             case _:
-                return self._server if self.is_drained else None
+                return self._server if entry == SERVER else self.is_drained or None
 
     def _saved_name(self, name: str) -> SavedName:
         history, number = self._catalog.history(name), self._catalog.last_number(name)

@@ -256,8 +256,13 @@ async def test_the_configuration_goes_on_from_what_it_said_before(
     changed = await actor.resolve("c", "")
     assert (changed.version, changed.digest != first) == (2, True)
     spoilt = adapters | {"c": str(tmp_path / "nowhere")}
-    with pytest.raises(NotFound, match="'c'.*no such directory"):
-        await restart(adapters=spoilt)
+    for _ in range(2):
+        with pytest.raises(NotFound, match="'c'.*no such directory"):
+            await restart(adapters=spoilt, server="that is started with this")
+    actor = await restart(adapters=adapters, server="that gets this later")
+    assert list(await actor.follow(spoilt, ())) == ["c"]
+    actor = await restart(adapters=spoilt, server="that gets this later")
+    assert list(actor._configured.refused) == ["c"]  # it serves already
     shutil.rmtree(tmp_path / "c")  # that was served before: the rest goes on
     actor = await restart(adapters=adapters)
     assert [record.name for record in await actor.records()] == ["b", "c", "d"]
