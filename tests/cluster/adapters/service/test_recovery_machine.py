@@ -38,6 +38,7 @@ folders = st.sampled_from(["one", "two", "three"])
 watched = st.sampled_from(["x", "y", "a"])
 contents = st.one_of(st.integers(0, 4), st.integers(0, 4), st.sampled_from([None, SPOILT]))
 versions = st.integers(1, 6)
+choices = st.integers(0, 1000)  # of one among those that there are
 Told = tuple[Any, ...]
 
 
@@ -165,12 +166,27 @@ class PoolLives(RuleBasedStateMachine):
         self.fetch_for_running_requests()
 
     @rule(
-        data=st.data(), seed=st.integers(), turns=st.integers(0, 90), pause=st.sampled_from([0, 3])
+        what=st.integers(0, 6),
+        choice=choices,
+        folder=folders,
+        is_pinned=st.booleans(),
+        seed=st.integers(),
+        turns=st.integers(0, 90),
+        pause=st.sampled_from([0, 3]),
     )
-    def kill_amid_a_call(self, data: st.DataObject, seed: int, turns: int, pause: int) -> None:
+    def kill_amid_a_call(
+        self,
+        what: int,
+        choice: int,
+        folder: str,
+        is_pinned: bool,
+        seed: int,
+        turns: int,
+        pause: int,
+    ) -> None:
         """Kill at a random moment; when the call was answered, at once after that."""
         before = self.run(self._answers())
-        call = data.draw(st.sampled_from(self._calls(data)))
+        call = self._calls(choice, str(self.root / folder), is_pinned)[what]
 
         async def begin() -> tuple[bytes, bytes | None]:
             task = asyncio.ensure_future(call())
@@ -179,7 +195,7 @@ class PoolLives(RuleBasedStateMachine):
                     await asyncio.sleep(pause / 10_000)
             left = self.disk.crash(random.Random(seed))
             is_answered = task.done() and task.exception() is None
-            await asyncio.wait({task}, timeout=1)  # an unload may wait for requests
+            await asyncio.wait({task}, timeout=0.2)  # an unload may wait for requests
             await calm()
             self.is_answered = is_answered
             task.cancel()
@@ -193,18 +209,18 @@ class PoolLives(RuleBasedStateMachine):
         assert found == after or (found == before and not self.is_answered)
         self.fetch_for_running_requests()
 
-    def _calls(self, data: st.DataObject) -> list[Callable[[], Coroutine[Any, Any, Any]]]:
+    def _calls(
+        self, choice: int, path: str, is_pinned: bool
+    ) -> list[Callable[[], Coroutine[Any, Any, Any]]]:
         """Return calls of which one is to be interrupted."""
-        there_are = [record.name for record in self.catalog.records()]
-        actor, name = self.actor, data.draw(st.sampled_from(there_are or ["a"]))
-        path = str(self.root / data.draw(folders))
-        pinned, force = data.draw(st.booleans()), data.draw(st.booleans())
+        there_are = [record.name for record in self.catalog.records()] or ["a"]
+        actor, name = self.actor, there_are[choice % len(there_are)]
         history = self.catalog.history(name)
         kept = [1, 2] if history is None else [version.number for version in history.versions]
-        number, other = data.draw(st.permutations([*kept, 99]))[:2]
+        number, other = kept[choice % len(kept)], kept[choice % (len(kept) + 1) - 1]
         return [
-            lambda: actor.load(name, path, True, pinned),
-            lambda: actor.unload(name, force),
+            lambda: actor.load(name, path, True, is_pinned),
+            lambda: actor.unload(name, is_pinned),
             lambda: actor.rollback(name, number),
             lambda: actor.split(name, {number: 40, other: 60}),
             lambda: actor.resolve(name, "another"),
@@ -332,8 +348,8 @@ class PoolLives(RuleBasedStateMachine):
 
 TestPoolLives = PoolLives.TestCase
 TestPoolLives.settings = settings(
-    max_examples=120,
-    stateful_step_count=50,  # 6,000 operations
+    max_examples=60,
+    stateful_step_count=50,  # 3,000 operations
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
