@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-cluster check demo-model bench-scheduler bench-adapters bench-peers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-cluster chaos check demo-model bench-scheduler bench-adapters bench-peers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -84,6 +84,11 @@ test-cluster: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(PYTEST) -m slow \
 	  tests/end_to_end/test_serve_deploy.py tests/end_to_end/test_scaling.py \
 	  tests/end_to_end/test_ray_up.py tests/end_to_end/test_prometheus.py $(ARGS)
+
+# Blows to a server's processes under mixed streams, every answer compared with an undisturbed one.
+# ARGS='--blows kill-rank,stop-scheduler --rounds 3' or ARGS='--minutes 30 --blows ...'.
+chaos: $(BIN)/.installed-dev $(DEMO)/config.json
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 check: $(BIN)/.installed-dev
 	$(BIN)/ruff check --no-cache .

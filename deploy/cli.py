@@ -3,6 +3,9 @@
 `topwork serve` has one flag for every key of ServeConfig, made from the schema itself.
 """
 
+from deploy.serving.lifecycle import early_signals  # noqa: F401 - before the rest takes its time
+
+# isort: split
 import inspect
 import ipaddress
 import json
@@ -10,6 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
@@ -20,23 +24,30 @@ from rich.console import Console
 from rich.markup import escape
 
 from deploy.config import ConfigError, ServeConfig, json_schema, load_config
-from deploy.serving.haproxy import (
+from deploy.serving.haproxy.environment import (
     cluster_environment,
     local_ray_environment,
     ray_environment,
     server_environment,
 )
+from deploy.serving.lifecycle.leftovers import MARK
+from deploy.serving.lifecycle.supervisor import Orders, supervise
 
 if TYPE_CHECKING:
     from deploy.bench.command import BenchOptions
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(stderr=True)
+END_TIMEOUT = 60.0  # seconds beyond the drain until a server that is told to end has ended
+
+
+def _say_error(text: str) -> None:
+    console.print(f"[bold red]error[/] {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def _exit_for(error: Exception) -> typer.Exit:
     """Say what is wrong, and return what ends the command."""
-    console.print(f"[bold red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    _say_error(str(error))
     return typer.Exit(2)
 
 
@@ -88,16 +99,35 @@ def _with_config_flags(command: Callable[..., None]) -> Callable[..., None]:
 def serve(config: ServeConfig) -> None:
     """Serve a model and its adapters over HTTP until Ctrl-C."""
     haproxy = _haproxy()
-    with TemporaryDirectory(prefix="topwork-") as directory:
+    with TemporaryDirectory(prefix="topwork-", ignore_cleanup_errors=True) as directory:
         # Ray and Serve read all of these when they are imported.
         values = ray_environment() | server_environment(Path(directory), haproxy, os.getpid())
         if config.ray_address is None:
             values |= local_ray_environment()
         for name, value in values.items():
             os.environ.setdefault(name, value)
-        from deploy.serving.command import run_server
+        os.environ[MARK] = directory
+        code = supervise(
+            partial(_run_server, config),
+            mark=directory,
+            owns_cluster=config.ray_address is None,
+            patience=config.drain_timeout + END_TIMEOUT,
+            say=_say_error,
+        )
+    if sys.stdout.isatty():
+        Console().show_cursor()  # a start that was broken off has hidden it
+    raise typer.Exit(code)
 
-        run_server(config)
+
+def _run_server(config: ServeConfig, orders: Orders) -> int:
+    """Serve, in a process of its own, and return the exit code."""
+    from deploy.serving.command import run_server
+
+    try:
+        run_server(config, orders)
+    except ConfigError as error:
+        return _exit_for(error).exit_code
+    return 0
 
 
 @app.command()
@@ -154,7 +184,7 @@ def _haproxy() -> str:
 @_with_config_flags
 def check(config: ServeConfig) -> None:
     """Check a configuration, its model and its adapters without starting anything."""
-    from deploy.check_command import check_all
+    from deploy.checks.check_command import check_all
 
     check_all(config, Console())
 

@@ -1,5 +1,6 @@
 """Starts Serve and the application on a Ray cluster until requests are served, and ends both."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import ray
 from ray import serve
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.serve import Application, RunTarget
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
@@ -24,6 +25,9 @@ from deploy.serving.settings import START_TIMEOUT
 
 POLL_INTERVAL = 0.02  # seconds between two looks for Serve's controller
 SHUTDOWN_TIMEOUT = 30.0  # seconds until Serve is left to Ray's own end
+DRAIN_INTERVAL = 0.1  # seconds between two questions to the routers what they still have to do
+CALL_TIMEOUT = 2.0  # seconds for such a question
+LAST_BYTES = 0.2  # seconds from a router's last byte until HAProxy has passed it on
 
 
 def bring_up(checked: Checked, stop: threading.Event) -> None:
@@ -51,6 +55,30 @@ def bring_up(checked: Checked, stop: threading.Event) -> None:
         )
         starting.result()
     _wait_until_ready(config, stop)
+
+
+def drain(timeout: float) -> int:
+    """Let all routers refuse new calls; return how many calls they have not answered in time."""
+    # Serve's handles belong to a loop, and complain on the terminal if it ends before Serve does.
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="drain", daemon=True).start()
+    return asyncio.run_coroutine_threadsafe(_drain(timeout), loop).result()
+
+
+async def _drain(timeout: float) -> int:
+    routers = serve.get_deployment_handle("Router", NAME)
+    left = 1
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            while left:
+                # One that has just died has no calls: Serve puts another in its place.
+                with suppress(RayError, RayServeException, TimeoutError):
+                    answers = routers.broadcast("drain").results_async(timeout_s=CALL_TIMEOUT)
+                    left = sum(await answers)
+                await asyncio.sleep(DRAIN_INTERVAL if left else LAST_BYTES)
+    client: Any = _get_global_client()
+    await client.shutdown_cached_handles_async()
+    return left
 
 
 def shut_down() -> None:

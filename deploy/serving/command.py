@@ -1,8 +1,9 @@
-"""`topwork serve`: starts the cluster, waits for a signal, and takes all of it down again.
+"""`topwork serve`: starts the cluster, waits for the order to end, and takes all of it down again.
 
 Serve is imported while Ray starts, for Ray leaves the processor idle then.
 """
 
+import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,44 +14,59 @@ from typing import Any
 import ray
 from rich.console import Console
 
+from deploy.checks.start_check import check_start
 from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import Checked, check_ray_address
 from deploy.memory import max_replicas_of, object_store_bytes
+from deploy.serving.lifecycle.leftovers import MARK
+from deploy.serving.lifecycle.loss import ClusterWatch
+from deploy.serving.lifecycle.supervisor import Orders, ignore_signals
 from deploy.serving.process_setup import lower_cpu_priority
-from deploy.serving.terminal import show_greeting, show_steps, stop_on_signals, wait_for
-from deploy.start_check import check_start
+from deploy.serving.terminal import show_greeting, show_steps
 
 
-def run_server(config: ServeConfig) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP.
+def run_server(config: ServeConfig, orders: Orders) -> None:
+    """Serve until the order to stop comes.
 
     Raises:
-        ConfigError: if the configuration cannot be served, before anything is left running.
+        ConfigError: if the configuration cannot be served. What has been started in a cluster of
+            its own is left to the supervising process.
     """
     console = Console()
-    stop = stop_on_signals()
     checked = check_start(config, console)
     _check_port_free(config.host, config.port)
     if config.ray_address is not None:
         check_ray_address(config.ray_address)
+    watch: ClusterWatch | None = None
+    is_complete = False
     try:
         with show_steps(console) as steps:
             steps.begin("starting the Ray cluster")
             with _import_beside("deploy.serving.bring_up"):
                 _start_ray(checked)
+                ignore_signals()  # Ray has set handlers of its own
+            if config.ray_address is None:
+                watch = ClusterWatch(orders, os.environ[MARK], config.drain_timeout, console)
             from deploy.serving.bring_up import bring_up
 
             steps.begin(f"loading the model into {config.tp} rank{'s' if config.tp > 1 else ''}")
-            bring_up(checked, stop)
-        if not stop.is_set():
+            bring_up(checked, orders.stop)
+        is_complete = True
+        if not orders.stop.is_set():
             show_greeting(console, checked)
-            wait_for(stop)
+            orders.tell_ready()
+            orders.stop.wait()
     finally:
-        if ray.is_initialized():
-            from deploy.serving.bring_up import shut_down
+        if ray.is_initialized() and (is_complete or config.ray_address is not None):
+            from deploy.serving.bring_up import drain, shut_down
 
             with console.status("taking everything down"):
+                drains = orders.is_ready and orders.drains
+                if drains and (left := drain(config.drain_timeout)):
+                    console.print(f"{left} calls did not end within {config.drain_timeout:g} s")
                 shut_down()
+                if watch is not None:
+                    watch.stop()
                 ray.shutdown()
 
 

@@ -1,30 +1,35 @@
-"""The router as a Serve deployment: the one that HTTP reaches.
-
-Also the middleware that Serve puts around all HTTP that reaches a router: Serve sends each request
-id back as it came, so an id must be safe before Serve sees it. `deploy.serving.haproxy` names it in
-the environment.
-"""
+"""The router as a Serve deployment: the one that HTTP reaches."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Deployment
 from ray.serve.handle import DeploymentHandle
-from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.api.http import REQUEST_ID_HEADER, safe_id
 from deploy.config import ServeConfig
 from deploy.serving.pool_client import PoolClient
 from deploy.serving.process_setup import ONE_CPU, set_log_level
 from deploy.serving.redeploy_scope import model_fingerprint
+from deploy.serving.running_calls import CALLS, RETURNING_ALLOCATOR
 from deploy.serving.settings import check_on_this_node, router_config
 from deploy.serving.watchdog import Watchdog
 
+if TYPE_CHECKING:
+    from cluster.router.router import Router
+
 HANG_TIMEOUT = 10.0  # seconds that its event loop may stand still: a call may take some of them
+
+
+class RouterPool(PoolClient):
+    """The pool as one router asks it: also one that is to go refuses calls."""
+
+    is_leaving = False
+
+    async def is_drained(self) -> bool:
+        return self.is_leaving or await super().is_drained()
 
 
 class RouterReplica:
@@ -35,7 +40,8 @@ class RouterReplica:
     ) -> None:
         # Schedulers are reached over sockets; their handle makes them part of the application.
         self._config = config
-        self._pool = PoolClient(pool, model_fingerprint(config))
+        self._pool = RouterPool(pool, model_fingerprint(config))
+        self._router: Router | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # They take seconds to import, and only routers need them.
@@ -43,6 +49,7 @@ class RouterReplica:
         from cluster.router.router import Router
 
         router = Router(router_config(check_on_this_node(self._config)), self._pool)
+        self._router = router
 
         @asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -52,6 +59,13 @@ class RouterReplica:
             await router.close()
 
         return create_app(router, lifespan, sends_ids=False)
+
+    def drain(self) -> int:
+        """Refuse new calls from now on; return how many have not been answered to their end."""
+        if self._router is None:
+            return 0
+        self._pool.is_leaving = self._router.is_draining = True
+        return max(self._router.num_in_flight, CALLS.num_running)
 
     def reconfigure(self, live: dict[str, Any]) -> None:
         """Take in the log level of a new configuration."""
@@ -66,28 +80,11 @@ def router_deployment(config: ServeConfig) -> Deployment:
         user_config={"log_level": config.log_level},
         max_ongoing_requests=100_000,  # the router's own limits answer 429 with a reason
         max_surge_percent=100,  # an update starts the new ones first
-        ray_actor_options={"num_cpus": ONE_CPU},
+        ray_actor_options={
+            "num_cpus": ONE_CPU,
+            "runtime_env": {"env_vars": RETURNING_ALLOCATOR},
+        },
         graceful_shutdown_timeout_s=config.drain_timeout + 5,
         graceful_shutdown_wait_loop_s=0.2,
         logging_config={"log_level": config.log_level, "enable_access_log": False},
     )(serve.ingress()(RouterReplica))
-
-
-class SafeRequestIds:
-    """Middleware behind which each HTTP request has one id, which a router takes as it is."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with one header for its id."""
-        if scope["type"] == "http":
-            others = [header for header in scope["headers"] if header[0] != REQUEST_ID_HEADER]
-            request_id = safe_id(scope["headers"])
-            scope = {**scope, "headers": [*others, (REQUEST_ID_HEADER, request_id.encode())]}
-        await self._app(scope, receive, send)
-
-
-def middlewares() -> list[Middleware]:
-    """Return what Serve is to put around its own middleware, as it asks for it."""
-    return [Middleware(SafeRequestIds)]

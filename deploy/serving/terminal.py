@@ -1,17 +1,12 @@
-"""What a server shows on its terminal, and the signals that end it."""
+"""What a server shows on its terminal."""
 
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from deploy.engine_config import Checked
-
-POLL_INTERVAL = 0.5  # seconds
 
 
 class StepDisplay:
@@ -62,23 +57,3 @@ def show_greeting(console: Console, checked: Checked) -> None:
         )
         console.print(command, highlight=False, soft_wrap=True, markup=False)
         console.print()
-
-
-def stop_on_signals() -> threading.Event:
-    """Return what is set at SIGINT, SIGTERM or SIGHUP; for the main thread to call."""
-    stop = threading.Event()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, on_signal)
-    return stop
-
-
-def wait_for(stop: threading.Event) -> None:
-    """Return when `stop` is set; for the main thread to call, which alone runs signal handlers."""
-    # A process that was halted may take a signal on any of its threads as it goes on, and the main
-    # thread sleeps through it: it must look by itself.
-    while not stop.wait(POLL_INTERVAL):
-        continue

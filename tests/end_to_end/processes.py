@@ -22,6 +22,11 @@ def program(pid: int) -> str:
     return _told(pid, "comm").strip()
 
 
+def runs(pid: int) -> bool:
+    """Tell whether a process has not ended."""
+    return _told(pid, "stat").rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
+
+
 def resident_bytes(pids: set[int]) -> int:
     """Return how much memory processes have together, what they share counted for each."""
     told = [_told(pid, "statm").split() for pid in pids]

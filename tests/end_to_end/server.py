@@ -44,18 +44,18 @@ def serve_command(port: int, *flags: str) -> list[str]:
 class Server(Endpoint):
     """`topwork serve` as a child process."""
 
-    def __init__(self, log: Path, *flags: str) -> None:
-        self.port = free_port()
+    def __init__(self, log: Path, *flags: str, port: int | None = None) -> None:
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        self._output = log.open("w")
-        self.process = subprocess.Popen(
-            serve_command(self.port, *flags),
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": ""},
-        )
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                serve_command(self.port, *flags),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": ""},
+            )
 
     def wait_until_ready(self) -> None:
         def is_ready() -> bool:
@@ -87,7 +87,6 @@ class Server(Endpoint):
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(PATIENCE)
-        self._output.close()
 
     def chat(self, model: str, text: str, **extra: Any) -> dict[str, Any]:
         body = {"model": model, "messages": [{"role": "user", "content": text}], **extra}

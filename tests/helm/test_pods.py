@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deploy.serving.haproxy import cluster_environment
+from deploy.serving.haproxy.environment import cluster_environment
 from tests.helm.charts import (
     KEYS,
     VALUES,

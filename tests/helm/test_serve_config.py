@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from deploy.config import ServeConfig
-from deploy.serving.haproxy import server_environment
+from deploy.serving.haproxy.environment import server_environment
 from tests.helm.charts import (
     KEYS,
     VALUES,

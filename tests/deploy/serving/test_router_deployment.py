@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from cluster.api.http import RequestContext, request_id_of
-from deploy.serving.haproxy import MIDDLEWARES
+from deploy.serving.haproxy.environment import MIDDLEWARES
 
 
 async def tell(http: Request) -> Response:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from deploy.check_command import check_all
+from deploy.checks.check_command import check_all
+from deploy.checks.memory_needs import needs_of, verdict
 from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import Checked
 from deploy.machine import Machine
-from deploy.memory_needs import needs_of, verdict
 from tests.cluster.adapters.tiny import MODEL
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs, free_port
 

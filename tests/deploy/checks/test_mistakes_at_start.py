@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.small_model import make_model
-from tests.deploy.spoilt_models import BY_HEADERS, BY_TOKENIZER
+from tests.deploy.checks.small_model import make_model
+from tests.deploy.checks.spoilt_models import BY_HEADERS, BY_TOKENIZER
 from tests.end_to_end.server import free_port
 
 TOPWORK = Path(sys.executable).with_name("topwork")

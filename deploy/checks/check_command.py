@@ -1,7 +1,7 @@
 """`topwork check`: what a server would find out, and what it would need, before anything starts.
 
 Owns what is printed, and reading adapters to their ends. What is a mistake is known to
-`deploy.start_check`, which a server's start asks as well.
+`deploy.checks.start_check`, which a server's start asks as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,12 +13,12 @@ from rich.table import Table
 from cluster.adapters.directories import scan
 from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.records import Source
+from deploy.checks.memory_needs import Needs
+from deploy.checks.start_check import look, mistakes_of_adapters, print_warnings
 from deploy.config import ServeConfig
 from deploy.config_errors import Mistake
 from deploy.engine_config import Checked, adapter_limits, rank_memory
 from deploy.memory import total
-from deploy.memory_needs import Needs
-from deploy.start_check import look, mistakes_of_adapters, print_warnings
 from worker.weights.partition import partition
 
 _MIB = 2**20

@@ -16,7 +16,10 @@ from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.records import Source
 from cluster.adapters.versions import check_name_form
 from cluster.errors import NotFound, TopworkError
-from deploy.address_checks import look_at_addresses
+from deploy.checks.address_checks import look_at_addresses
+from deploy.checks.file_checks import look_at_files
+from deploy.checks.memory_needs import Needs, needs_of, verdict
+from deploy.checks.tokenizer_check import looking_at_tokenizer
 from deploy.config import ConfigError, ServeConfig
 from deploy.config_errors import Mistake, one_line
 from deploy.engine_config import (
@@ -27,10 +30,7 @@ from deploy.engine_config import (
     check_ray_address,
     longest_sequence,
 )
-from deploy.file_checks import look_at_files
 from deploy.machine import Machine
-from deploy.memory_needs import Needs, needs_of, verdict
-from deploy.tokenizer_check import looking_at_tokenizer
 
 TOKENIZER_TIMEOUT = 120.0  # seconds that loading and trying it may take
 

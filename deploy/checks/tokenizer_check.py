@@ -1,4 +1,4 @@
-"""Has a tokenizer looked at by `deploy.tokenizer_probe`, a process, beside what is done here."""
+"""Has a tokenizer looked at by a process of its own, beside what is done here."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-_PROBE = "deploy.tokenizer_probe"
+_PROBE = "deploy.checks.tokenizer_probe"
 _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.deploy.small_model import INDEX, WEIGHTS, edit_header, edit_json, shard, split, write
+from tests.deploy.checks.small_model import (
+    INDEX,
+    WEIGHTS,
+    edit_header,
+    edit_json,
+    shard,
+    split,
+    write,
+)
 
 NORM = "model.norm.weight"
 SECOND_FILE = "model-00002-of-00002.safetensors"

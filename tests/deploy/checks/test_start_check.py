@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from deploy.address_checks import look_at_addresses
+from deploy.checks.address_checks import look_at_addresses
+from deploy.checks.file_checks import look_at_files
+from deploy.checks.start_check import Start, look, outline_adapters
 from deploy.config import ConfigError, ServeConfig
-from deploy.file_checks import look_at_files
-from deploy.start_check import Start, look, outline_adapters
-from tests.deploy.small_model import make_model, shard
-from tests.deploy.spoilt_models import BY_HEADERS, BY_TOKENIZER, content
+from tests.deploy.checks.small_model import make_model, shard
+from tests.deploy.checks.spoilt_models import BY_HEADERS, BY_TOKENIZER, content
 
 
 def free_port() -> int:
@@ -75,7 +75,7 @@ def test_a_template_that_refuses_a_plain_question_is_a_warning(
     model = make_model(tmp_path / "model")
     content("chat_template.jinja", template)(model)
     if fault == "time":
-        monkeypatch.setattr("deploy.start_check.TOKENIZER_TIMEOUT", 3.0)
+        monkeypatch.setattr("deploy.checks.start_check.TOKENIZER_TIMEOUT", 3.0)
         (line,) = told(model)
         assert "tokenizer: to load and to try it takes more than 3 s" in line
     else:
@@ -210,7 +210,7 @@ def test_what_this_user_must_not_touch_is_told(
 def test_a_recording_that_another_process_writes_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.file_checks.LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr("deploy.checks.file_checks.LOCK_PATIENCE", 0.1)
     record = tmp_path / "events"
     with record.open("wb") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)

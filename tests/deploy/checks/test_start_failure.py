@@ -1,6 +1,6 @@
 """One line out of what Serve says when ranks do not come up; texts as Ray 2.60 wrote them."""
 
-from deploy.start_failure import start_failure
+from deploy.checks.start_failure import start_failure
 
 SERVE = """Failed to update the deployments ['Scheduler'].
 The deployment failed to start 3 times in a row. This may be due to a problem with its constructor \

@@ -14,7 +14,7 @@ from jinja2 import TemplateSyntaxError
 
 from cluster.errors import InvalidRequest
 from cluster.router.tokenizer import Tokenizer
-from deploy.tokenizer_check import Finding
+from deploy.checks.tokenizer_check import Finding
 from worker.regular_file import open_regular_file
 
 CPU_SECONDS = 100  # after which the kernel ends the process, whoever waits for it

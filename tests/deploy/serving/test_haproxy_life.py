@@ -1,0 +1,207 @@
+"""HAProxy as our settings let Serve run it: clients that leave or stay, and what dies."""
+
+import json
+import os
+import queue
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from deploy.serving.haproxy import admin, guard, manager
+from tests.deploy.serving.running_haproxy import HEAD_TIMEOUT, IDLE_TIMEOUT, Front, running_front
+from tests.end_to_end.asking import wait_for
+from tests.patience import PATIENCE
+
+SILENCE = 4.5  # seconds that a router says nothing: longer than any limit on clients
+BODY = b'{"prompt": "x"}'
+HEAD = b"POST /long HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+LAST = b"1\r\nb\r\n0\r\n\r\n"
+PARTS = b"1\r\na\r\n" + LAST
+
+left: queue.SimpleQueue[float] = queue.SimpleQueue()  # when the router saw that a client had gone
+go_on = threading.Event()
+
+
+def answer(connection: socket.socket, head: bytes) -> None:
+    """Answer at once, late, in parts with a long silence, or only watch the client."""
+    path = head.split()[1]
+    if path == b"/short":
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    elif path == b"/late":
+        time.sleep(SILENCE)
+        connection.sendall(CHUNKED + LAST)
+    elif path == b"/parts":
+        connection.sendall(CHUNKED + b"1\r\na\r\n")
+        go_on.wait(PATIENCE)
+        connection.sendall(LAST)
+    else:
+        with suppress(ConnectionResetError):
+            while connection.recv(65536):
+                continue
+        left.put(time.monotonic())
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    """One HAProxy for all tests."""
+    with running_front(answer) as running:
+        yield running
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Return what comes until HAProxy closes a connection."""
+    received = b""
+    while part := client.recv(65536):
+        received += part
+    return received
+
+
+def ended_after(client: socket.socket) -> float:
+    """Return the seconds until HAProxy closes a connection."""
+    began = time.monotonic()
+    read_all(client)
+    return time.monotonic() - began
+
+
+def test_a_client_that_leaves_is_noticed_at_once_however_its_request_came(front: Front) -> None:
+    for pause in (0, 0.05):
+        for _ in range(20):
+            with front.connect() as client:
+                client.sendall(HEAD)
+                time.sleep(pause)
+                client.sendall(BODY)
+                time.sleep(0.05)
+            closed = time.monotonic()
+            assert left.get(timeout=5) - closed < 1
+
+
+def test_whoever_sends_no_request_or_half_of_a_head_is_sent_away(front: Front) -> None:
+    with front.connect() as idle, front.connect() as half:
+        half.sendall(HEAD[:20])
+        assert ended_after(half) < IDLE_TIMEOUT - 0.5
+        assert ended_after(idle) < IDLE_TIMEOUT - 0.5
+
+
+def test_whoever_sends_half_of_a_body_is_sent_away(front: Front) -> None:
+    with front.connect() as half:
+        half.sendall(HEAD + BODY[:5])
+        assert HEAD_TIMEOUT + 0.5 < ended_after(half) < IDLE_TIMEOUT + 2
+    left.get(timeout=5)
+
+
+def test_an_answer_may_be_silent_for_longer_than_a_client_may(front: Front) -> None:
+    go_on.clear()
+    with front.connect() as late, front.connect() as slow:
+        for client, path in ((late, b"late"), (slow, b"parts")):
+            client.sendall(b"GET /%b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+        time.sleep(SILENCE)
+        assert SILENCE > IDLE_TIMEOUT + 1
+        go_on.set()
+        assert read_all(late).endswith(LAST)
+        assert read_all(slow).endswith(PARTS)
+
+
+def test_haproxy_that_dies_is_back_within_two_seconds(front: Front) -> None:
+    before = front.managers[0].reload()
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        os.kill(before, number)
+        began = time.monotonic()
+        wait_for(lambda: front.status() == 200)
+        assert time.monotonic() - began < 2
+        after = front.managers[0].reload()  # Serve goes on with it
+        assert after != before
+        before = after
+
+
+def test_haproxy_goes_on_without_its_manager_and_the_next_one_takes_it_over(front: Front) -> None:
+    pid = front.managers[0].reload()
+    go_on.clear()
+    with front.connect() as client:
+        client.sendall(b"GET /parts HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received = client.recv(65536)
+        os.killpg(front.managers[0].process.pid, signal.SIGKILL)  # as the raylet does
+        front.managers[0].process.wait(PATIENCE)
+        assert front.status() == 200
+        front.managers.append(front.start_manager())
+        assert front.managers[-1].first_pid == pid
+        assert front.status() == 200
+        assert front.managers[-1].reload() != pid
+        assert front.status() == 200
+        go_on.set()
+        received += read_all(client)
+    assert received.endswith(PARTS)
+
+
+def test_a_haproxy_that_dies_with_its_manager_is_started_as_it_was(front: Front) -> None:
+    pid = front.managers[-1].reload()
+    os.killpg(front.managers[-1].process.pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    front.managers[-1].process.wait(PATIENCE)
+    assert front.status() == 0
+    front.managers.append(front.start_manager())
+    assert front.status() == 200  # without a word from Serve
+    assert front.managers[-1].reload() != pid
+
+
+def test_calls_that_no_router_answers_get_503_and_those_that_run_go_on(front: Front) -> None:
+    directory = front.folder.parent
+    go_on.clear()
+    with front.connect() as client:
+        client.sendall(b"GET /parts HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received = client.recv(65536)
+        wait_for(lambda: admin.num_in_flight(directory) == 1)
+        admin.refuse_calls(directory)
+        with front.connect() as other:
+            other.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            refusal = read_all(other)
+        head, _, body = refusal.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in head.splitlines()
+        assert json.loads(body)["error"]["type"] == "server_error"
+        go_on.set()
+        received += read_all(client)
+    assert received.endswith(PARTS)
+    wait_for(lambda: admin.num_in_flight(directory) == 0)
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"),
+    [(4096, 1536), (20_000, 7897), (10**6, 20_000), (resource.RLIM_INFINITY, 20_000)],
+)
+def test_as_many_connections_are_taken_as_haproxy_may_open_files_for(
+    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, files))
+    assert manager.max_connections() == connections
+
+
+def test_the_guard_ends_haproxy_when_the_raylet_has_gone(tmp_path: Path) -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    raylet = subprocess.Popen(sleep)
+    proxy = subprocess.Popen([*sleep, f"{tmp_path}/haproxy.cfg"])
+    other = subprocess.Popen([*sleep, f"{tmp_path}-2/haproxy.cfg"])
+    command = [sys.executable, "-I", "-S", guard.__file__, str(raylet.pid), str(tmp_path)]
+    watching = subprocess.Popen(command)
+    try:
+        wait_for((tmp_path / "guard.lock").exists)
+        time.sleep(0.5)
+        assert subprocess.run(command, timeout=PATIENCE).returncode == 0  # one is enough
+        assert watching.poll() is None and proxy.poll() is None
+        raylet.kill()
+        raylet.wait(PATIENCE)
+        assert proxy.wait(PATIENCE) == -signal.SIGKILL
+        assert watching.wait(PATIENCE) == 0
+        assert other.poll() is None
+    finally:
+        for process in (raylet, proxy, other, watching):
+            process.kill()
+            process.wait()

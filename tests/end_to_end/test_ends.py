@@ -1,0 +1,178 @@
+"""One server, from clients that leave over a dead HAProxy to SIGTERM, in the order of the file.
+
+What kills a server by force is in test_ends_by_force.py, for each needs a server of its own.
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.end_to_end.asking import wait_for
+from tests.end_to_end.processes import program, title
+from tests.end_to_end.server import Server
+from tests.end_to_end.test_terminal import ALARMING
+from tests.patience import PATIENCE
+
+pytestmark = [pytest.mark.model, pytest.mark.ray]
+
+NUM_CLIENTS = 200
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that the last test ends."""
+    running = Server(tmp_path_factory.mktemp("ends") / "log.txt", "--max-num-seqs", "16")
+    try:
+        running.wait_until_ready()
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.stop()
+
+
+def long_call(index: int, **extra: object) -> dict[str, object]:
+    """Return a call that takes long, for `index` another one."""
+    prompt = f"{index}: once upon a time"
+    body = {"model": "smollm2", "prompt": prompt, "ignore_eos": True, "temperature": 0}
+    return body | {"max_tokens": 1000} | extra
+
+
+def is_idle(server: Server) -> bool:
+    names = ("topwork_requests_running", "topwork_requests_waiting")
+    return sum(server.metric(name) for name in names) == 0
+
+
+@pytest.mark.parametrize("is_streamed", [True, False], ids=["streamed", "whole"])
+def test_what_clients_asked_who_have_left_is_not_computed(
+    server: Server, is_streamed: bool
+) -> None:
+    """They leave after half a second: 16 run, and the others wait for their first token."""
+    gate = threading.Barrier(NUM_CLIENTS + 1)
+
+    def leave(index: int) -> None:
+        body = json.dumps(long_call(index, stream=is_streamed)).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client:
+            client.sendall(head.encode())
+            time.sleep(0.002)  # as most clients do, that send head and body apart
+            client.sendall(body)
+            gate.wait(PATIENCE)
+            time.sleep(0.5)
+
+    with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+        asked = [clients.submit(leave, index) for index in range(NUM_CLIENTS)]
+        gate.wait(PATIENCE)
+        for one in asked:
+            one.result()
+    steps = server.metric("topwork_engine_step")
+    began = time.monotonic()
+    body = {"model": "smollm2", "prompt": "next", "max_tokens": 1}
+    assert server.post("/v1/completions", body).status_code == 200
+    # The next answer takes a step, or two; with 200 calls before it, it would take a minute.
+    assert server.metric("topwork_engine_step") - steps <= 6
+    assert is_idle(server)
+    assert time.monotonic() - began < 5
+
+
+def haproxy_of(server: Server) -> int:
+    (pid,) = [pid for pid in server.processes() if program(pid) == "haproxy"]
+    return pid
+
+
+def seconds_until_served(server: Server) -> float:
+    """Return how long a new call goes on being refused."""
+    began = time.monotonic()
+
+    def is_served() -> bool:
+        try:
+            return httpx.get(f"{server.url}/version", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    while not is_served():
+        assert time.monotonic() - began < PATIENCE
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def test_new_calls_are_served_at_once_when_haproxy_has_died(server: Server) -> None:
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        pid = haproxy_of(server)
+        os.kill(pid, number)
+        assert seconds_until_served(server) < 2
+        assert server.chat("smollm2", "Hello", max_tokens=1)["choices"]
+        assert haproxy_of(server) != pid
+
+
+def test_no_stream_notices_that_the_manager_of_haproxy_dies(server: Server) -> None:
+    (manager,) = [p for p in server.processes() if "HAProxyManager" in title(p)]
+    with ThreadPoolExecutor(1) as client:
+        stream = client.submit(streamed_tokens, server, long_call(0, max_tokens=400))
+        wait_for(lambda: not is_idle(server))
+        os.kill(manager, signal.SIGKILL)
+        assert seconds_until_served(server) < 2
+
+        def has_another() -> bool:
+            assert seconds_until_served(server) < 2
+            return any("HAProxyManager" in title(p) and p != manager for p in server.processes())
+
+        wait_for(has_another)
+        assert stream.result() == 400
+    pid = haproxy_of(server)
+    os.kill(pid, signal.SIGKILL)  # the new manager keeps it as the old one did
+    assert seconds_until_served(server) < 2
+
+
+def streamed_tokens(server: Server, body: dict[str, object]) -> int:
+    """Return how many tokens a stream has that ends as it should."""
+    count, last = 0, ""
+    asked = {**body, "stream": True, "return_token_ids": True}
+    with httpx.stream(
+        "POST", f"{server.url}/v1/completions", json=asked, timeout=PATIENCE
+    ) as reply:
+        assert reply.status_code == 200, reply.read()
+        for line in reply.iter_lines():
+            last = line or last
+            if line.startswith("data: {"):
+                count += len(json.loads(line[6:])["choices"][0]["token_ids"])
+    assert last == "data: [DONE]"
+    return count
+
+
+def test_at_sigterm_calls_that_run_end_as_they_should_and_then_nothing_is_left(
+    server: Server,
+) -> None:
+    before, said = server.processes(), server.log.read_text()
+    assert len(before) > 10, "Ray, Serve, HAProxy and a rank"
+    with ThreadPoolExecutor(8) as clients:
+        streams = [
+            clients.submit(streamed_tokens, server, long_call(index, max_tokens=100))
+            for index in range(4)
+        ]
+        whole: list[Future[httpx.Response]] = [
+            clients.submit(server.post, "/v1/completions", long_call(index, max_tokens=100))
+            for index in range(4, 8)
+        ]
+        wait_for(lambda: server.metric("topwork_requests_running") == 8)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.get("/ready").status_code == 503)
+        assert server.is_healthy()
+        refused = server.post("/v1/completions", long_call(9))
+        assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1
+        assert [one.result() for one in streams] == [100] * 4
+        answers = [one.result() for one in whole]
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [100] * 4
+    assert server.process.wait(PATIENCE) == 0
+    socket.create_server(("127.0.0.1", server.port)).close()
+    assert not {pid for pid in before if Path(f"/proc/{pid}").exists()}
+    assert not ALARMING.findall(server.log.read_text()[len(said) :])
