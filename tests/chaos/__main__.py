@@ -94,7 +94,7 @@ def main(
     while number < rounds * len(names) if not minutes else time.monotonic() < deadline:
         name = names[number % len(names)]
         number += 1
-        answers, _ = run_all(server, asks, random.uniform(0.5, 4.0), name, random)
+        answers, _ = run_all(server, asks, random.uniform(0.3, 2.0), name, random)
         wrong = differences(asks, answers, undisturbed)
         num_wrong += len(wrong)
         pauses[name] += [answer.longest_gap for answer in answers]

@@ -57,7 +57,7 @@ def make_asks(models: list[str], count: int, seed: int) -> list[Ask]:
         body: dict[str, Any] = {
             "model": models[number % len(models)],
             "prompt": f"{number}: {random.choice(QUESTIONS)}",
-            "max_tokens": random.randint(60, 160),
+            "max_tokens": random.randint(120, 240),
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True, "resumable": True},
