@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from deploy.serving.lifecycle.early_signals import ENDING, ending_signals
 from deploy.serving.lifecycle.leftovers import end_started
+from deploy.serving.process_setup import lower_cpu_priority
 
 DRAIN, END = b"d", b"e"  # orders: finish what runs first, or do not
 READY = b"r"  # news
@@ -108,6 +109,7 @@ def supervise(
         _run_server(run, orders_read, news_write, mark)
     os.close(orders_read)
     os.close(news_write)
+    lower_cpu_priority()  # it only waits, and must not halt a rank when it wakes up
     server = _Server(pid, orders_write, owns_cluster, patience)
     try:
         return server.wait(wake_read, news_read, say)
