@@ -20,7 +20,7 @@ from tests.end_to_end.asking import wait_for
 from tests.end_to_end.processes import program, title
 from tests.end_to_end.server import Server
 from tests.end_to_end.test_terminal import ALARMING
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, SOON
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 
@@ -80,7 +80,7 @@ def test_what_clients_asked_who_have_left_is_not_computed(
     # The next answer takes a step, or two; with 200 calls before it, it would take a minute.
     assert server.metric("topwork_engine_step") - steps <= 6
     assert is_idle(server)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON
 
 
 def haproxy_of(server: Server) -> int:
@@ -108,7 +108,7 @@ def test_new_calls_are_served_at_once_when_haproxy_has_died(server: Server) -> N
     for number in (signal.SIGKILL, signal.SIGTERM):
         pid = haproxy_of(server)
         os.kill(pid, number)
-        assert seconds_until_served(server) < 2
+        assert seconds_until_served(server) < SOON
         assert server.chat("smollm2", "Hello", max_tokens=1)["choices"]
         assert haproxy_of(server) != pid
 
@@ -119,17 +119,17 @@ def test_no_stream_notices_that_the_manager_of_haproxy_dies(server: Server) -> N
         stream = client.submit(streamed_tokens, server, long_call(0, max_tokens=400))
         wait_for(lambda: not is_idle(server))
         os.kill(manager, signal.SIGKILL)
-        assert seconds_until_served(server) < 2
+        assert seconds_until_served(server) < SOON
 
         def has_another() -> bool:
-            assert seconds_until_served(server) < 2
+            assert seconds_until_served(server) < SOON
             return any("HAProxyManager" in title(p) and p != manager for p in server.processes())
 
         wait_for(has_another)
         assert stream.result() == 400
     pid = haproxy_of(server)
     os.kill(pid, signal.SIGKILL)  # the new manager keeps it as the old one did
-    assert seconds_until_served(server) < 2
+    assert seconds_until_served(server) < SOON
 
 
 def streamed_tokens(server: Server, body: dict[str, object]) -> int:

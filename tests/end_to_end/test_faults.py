@@ -17,7 +17,7 @@ from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 
-ASKS = make_asks(MODELS[:5], 8, seed=3)
+ASKS = [Ask(ask.number, ask.body | {"max_tokens": 300}) for ask in make_asks(MODELS[:5], 8, seed=3)]
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,14 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def answers(server: Server, asks: list[Ask], strike: signal.Signals | None = None) -> list[Answer]:
-    """Make all calls at once; strike a rank when all of them run."""
+    """Make all calls at once; strike a rank when most of them run."""
     with (
         httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
         ThreadPoolExecutor(len(asks)) as threads,
     ):
         running = [threads.submit(answer_of, client, ask) for ask in asks]
         if strike is not None:
-            wait_for(lambda: server.metric("topwork_requests_running") >= len(asks))
+            wait_for(lambda: server.metric("topwork_requests_running") >= 6)
             os.kill(server.rank_pids()[0], strike)
         return [one.result() for one in running]
 

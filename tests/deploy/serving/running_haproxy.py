@@ -58,7 +58,7 @@ asyncio.run(main())
 """
 
 
-HEAD_TIMEOUT, IDLE_TIMEOUT = LIMITS = 1, 3  # seconds: shorter than those of servers
+HEAD_TIMEOUT, IDLE_TIMEOUT = LIMITS = 1, 6  # seconds: shorter than those of servers
 
 
 class Manager:

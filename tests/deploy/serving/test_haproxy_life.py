@@ -19,9 +19,9 @@ import pytest
 from deploy.serving.haproxy import admin, guard, manager
 from tests.deploy.serving.running_haproxy import HEAD_TIMEOUT, IDLE_TIMEOUT, Front, running_front
 from tests.end_to_end.asking import wait_for
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, SOON
 
-SILENCE = 4.5  # seconds that a router says nothing: longer than any limit on clients
+SILENCE = 7.5  # seconds that a router says nothing: longer than any limit on clients
 BODY = b'{"prompt": "x"}'
 HEAD = b"POST /long HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -82,7 +82,7 @@ def test_a_client_that_leaves_is_noticed_at_once_however_its_request_came(front:
                 client.sendall(BODY)
                 time.sleep(0.05)
             closed = time.monotonic()
-            assert left.get(timeout=5) - closed < 1
+            assert left.get(timeout=SOON) - closed < SOON
 
 
 def test_whoever_sends_no_request_or_half_of_a_head_is_sent_away(front: Front) -> None:
@@ -95,7 +95,7 @@ def test_whoever_sends_no_request_or_half_of_a_head_is_sent_away(front: Front) -
 def test_whoever_sends_half_of_a_body_is_sent_away(front: Front) -> None:
     with front.connect() as half:
         half.sendall(HEAD + BODY[:5])
-        assert HEAD_TIMEOUT + 0.5 < ended_after(half) < IDLE_TIMEOUT + 2
+        assert HEAD_TIMEOUT + 0.5 < ended_after(half) < IDLE_TIMEOUT + SOON
     left.get(timeout=5)
 
 
@@ -111,13 +111,13 @@ def test_an_answer_may_be_silent_for_longer_than_a_client_may(front: Front) -> N
         assert read_all(slow).endswith(PARTS)
 
 
-def test_haproxy_that_dies_is_back_within_two_seconds(front: Front) -> None:
+def test_haproxy_that_dies_is_soon_back(front: Front) -> None:
     before = front.managers[0].reload()
     for number in (signal.SIGKILL, signal.SIGTERM):
         os.kill(before, number)
         began = time.monotonic()
         wait_for(lambda: front.status() == 200)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < SOON
         after = front.managers[0].reload()  # Serve goes on with it
         assert after != before
         before = after

@@ -13,7 +13,7 @@ import pytest
 
 from deploy.serving.lifecycle.leftovers import end_started, started_processes
 from tests.end_to_end.asking import wait_for
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, SOON
 
 # Starts what Ray does: processes that begin a session of their own, that hide their environment,
 # and whose parent has died.
@@ -156,7 +156,7 @@ def test_nothing_is_left_when_the_process_that_was_started_is_killed(
         os.kill(server.process.pid, signal.SIGKILL)
         began = time.monotonic()
         wait_for(lambda: not server.left())
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < SOON
         assert not server.mark.exists(), "its files are gone, too"
 
 
