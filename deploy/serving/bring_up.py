@@ -66,6 +66,9 @@ def drain(timeout: float) -> int:
 
 
 async def _drain(timeout: float) -> int:
+    client: Any = _get_global_client()
+    # As in `shut_down`: Ray would say that the handle's last question to the controller has failed.
+    client._controller._method_shells["listen_for_change"]._max_task_retries = 0
     routers = serve.get_deployment_handle("Router", NAME)
     left = 1
     with suppress(TimeoutError):
@@ -76,7 +79,6 @@ async def _drain(timeout: float) -> int:
                     answers = routers.broadcast("drain").results_async(timeout_s=CALL_TIMEOUT)
                     left = sum(await answers)
                 await asyncio.sleep(DRAIN_INTERVAL if left else LAST_BYTES)
-    client: Any = _get_global_client()
     await client.shutdown_cached_handles_async()
     return left
 

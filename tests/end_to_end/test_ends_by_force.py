@@ -45,19 +45,19 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
 def test_a_server_that_has_lost_its_cluster_says_so_and_ends_when_streams_have(
     tmp_path: Path, victim: str
 ) -> None:
-    server = Server(tmp_path / "log.txt")
+    server = Server(tmp_path / "log.txt", "--drain-timeout", "45")
     server.wait_until_ready()
     before = server.processes()
     (pid,) = [pid for pid in before if program(pid) == victim]
     with ThreadPoolExecutor(1) as client:
-        stream = client.submit(streamed_tokens, server, long_call(0, max_tokens=400))
+        stream = client.submit(streamed_tokens, server, long_call(0, max_tokens=150))
         wait_for(lambda: not is_idle(server))
         os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
         while (reply := httpx.get(f"{server.url}/health", timeout=5)).status_code == 200:
             assert time.monotonic() - began < SOON
         assert reply.status_code == 503 and reply.headers["Retry-After"]
-        assert stream.result() == 400
+        assert stream.result() == 150
     assert server.process.wait(PATIENCE) == LOST
     assert f"(pid {pid}) has died" in server.log.read_text()
     assert_nothing_is_left(server, before)
