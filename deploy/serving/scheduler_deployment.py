@@ -59,8 +59,8 @@ class SchedulerReplica:
             await self._start()
 
     async def _start(self) -> None:
+        Watchdog(HANG_TIMEOUT).start()  # before: it must not halt a rank when it wakes up
         restore_cpu_priority()  # ranks wait for plans
-        Watchdog(HANG_TIMEOUT).start()
         settings = scheduler_settings(await asyncio.to_thread(check_on_this_node, self._config))
         group = ray.util.get_current_placement_group()
         assert group is not None, "the deployment asks for a placement group"
