@@ -30,6 +30,7 @@ from deploy.serving.haproxy.environment import (
     ray_environment,
     server_environment,
 )
+from deploy.serving.haproxy.ports import claimed_ports
 from deploy.serving.lifecycle.leftovers import MARK
 from deploy.serving.lifecycle.supervisor import Orders, supervise
 
@@ -99,9 +100,12 @@ def _with_config_flags(command: Callable[..., None]) -> Callable[..., None]:
 def serve(config: ServeConfig) -> None:
     """Serve a model and its adapters over HTTP until Ctrl-C."""
     haproxy = _haproxy()
-    with TemporaryDirectory(prefix="topwork-", ignore_cleanup_errors=True) as directory:
+    with (
+        TemporaryDirectory(prefix="topwork-", ignore_cleanup_errors=True) as directory,
+        claimed_ports(os.getpid()) as ports,
+    ):
         # Ray and Serve read all of these when they are imported.
-        values = ray_environment() | server_environment(Path(directory), haproxy, os.getpid())
+        values = ray_environment() | server_environment(Path(directory), haproxy, ports)
         if config.ray_address is None:
             values |= local_ray_environment()
         for name, value in values.items():

