@@ -36,6 +36,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, gc=False):
     adapter_bytes: int = 0  # that the adapter claims on each rank, at most
     # What the client has been given, by ranks or a scheduler that are lost: it goes on behind that.
     output_token_ids: tuple[int, ...] = ()
+    elapsed: float = 0.0  # seconds that it had taken when it was lost: its time limit goes on
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -197,7 +197,10 @@ class ServeConfig(BaseModel):
         bool,
         Field(description="Publish beyond this machine: whoever connects reads the prompts."),
     ] = False
-    routers: Annotated[int, Field(ge=1, description="Router replicas.")] = 1
+    routers: Annotated[
+        int | None,
+        Field(ge=1, description="Router replicas; default: two where cores allow, else one."),
+    ] = None
     ray_address: Annotated[
         str | None, Field(description="Ray cluster to join; default: start one on this machine.")
     ] = None

@@ -3,7 +3,6 @@
 Starts nothing. How much memory it takes, and whether its adapters are sound, is asked elsewhere.
 """
 
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from cluster.adapters.sharding import RankMemory
 from cluster.scheduler.config import SchedulerConfig
 from deploy.config import ConfigError, ServeConfig
 from deploy.config_errors import one_line
+from deploy.machine import num_cores
 from deploy.memory import ITEM_BYTES, largest_page
 from deploy.models import base_digest, find_model
 from kernels.gpu.constants import HEAD_DIMS, PAGE_SIZES
@@ -127,11 +127,6 @@ def _scheduler_config(checked: Checked, digest: str) -> SchedulerConfig:
         )
     except ValueError as error:
         raise ConfigError(f"max_num_batched_tokens, max_num_seqs, page_size: {error}") from error
-
-
-def num_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def find_device(wanted: str) -> str:

@@ -30,6 +30,11 @@ class Machine:
         return cls(memory, free, _shared_memory(root / "dev/shm"), _gpus(root / "dev/nvidiactl"))
 
 
+def num_cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def _number(file: Path) -> int | None:
     """Return the number in a file; None if there is no such file, or it says "max"."""
     try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deploy.config import ServeConfig
+from deploy.machine import num_cores
 from worker.model_config import ModelConfig
 from worker.weights.partition import LINEAR_MODULES, Partition, partition
 
@@ -28,6 +29,7 @@ _CUDA_CONTEXT = 1024 * _MIB  # with cuBLAS's and NCCL's workspaces
 _ROUTER = 450 * _MIB
 _SCHEDULER = 400 * _MIB
 _POOL = 200 * _MIB
+CORES_FOR_TWO_ROUTERS = 4  # on fewer the second one would take its time from the ranks
 _RAY = 700 * _MIB
 
 
@@ -71,10 +73,15 @@ def max_replicas_of(config: ServeConfig) -> int:
     return config.max_replicas or config.replicas
 
 
+def num_routers(config: ServeConfig) -> int:
+    """Return how many routers a server on this machine alone has: of two, one may die."""
+    return config.routers or (2 if num_cores() >= CORES_FOR_TWO_ROUTERS else 1)
+
+
 def host_parts(config: ServeConfig) -> tuple[Part, ...]:
     """Return what a host holds beside ranks if it holds everything else."""
     return (
-        Part("routers", "host", config.routers * _ROUTER),
+        Part("routers", "host", num_routers(config) * _ROUTER),
         Part("schedulers", "host", max_replicas_of(config) * _SCHEDULER),
         Part("adapter pool", "host", _POOL),
         Part("Ray", "host", _RAY),

@@ -103,7 +103,8 @@ class Dispatcher:
                 stream.kept, stream.events = kept, kept.events[index]
             if self._timeout is not None:
                 loop = asyncio.get_running_loop()
-                stream.timer = loop.call_later(self._timeout, self._expire, stream)
+                left = self._timeout - request.elapsed
+                stream.timer = loop.call_later(left, self._expire, stream)
             self._by_router.setdefault(router, {})[name] = stream
             choices.append(stream)
         if seq_ids is None:

@@ -19,7 +19,7 @@ from cluster.messages import Claimed, Keep
 from cluster.request import Request, TokenEvent
 from cluster.router.config import RouterConfig
 from cluster.router.engine_client import EngineClient, EventQueue, LossReason
-from cluster.router.load_balancer import ReplicaSet
+from cluster.router.replica_set import ReplicaSet
 from cluster.router.metrics.request_metrics import CallMetrics
 from cluster.router.output_processor import CompletionOutput, OutputProcessor
 
@@ -71,6 +71,7 @@ class Generation:
         self._keep = keep  # of a call with one prompt that outlives its reader
         self._claim: ClaimedCall | None = None
         self._queue = EventQueue()
+        self._entered_at = 0.0  # on the loop's clock
         self._prompt_of = [number for number, choices in enumerate(prompts) for _ in choices]
         self._clients: dict[int, EngineClient] = {}  # by index of the running requests
         self._index_by_id: dict[str, int] = {}  # of the running requests, as they were last sent
@@ -82,15 +83,14 @@ class Generation:
 
     def __enter__(self) -> "Generation":
         self._release = self._admit(len(self.processors))
+        self._entered_at = asyncio.get_running_loop().time()
         if self._claim is not None:
             self._take_over(self._claim)
             return self
         try:
             index = 0
             for choices in self.prompts:
-                requests = tuple(processor.request for processor in choices)
-                client = self._replicas.choose(requests[0])
-                self._submit(client, range(index, index + len(choices)), requests)
+                self._begin(range(index, index + len(choices)), choices)
                 index += len(choices)
         except TopworkError as error:
             self._metrics.failed(error)
@@ -163,9 +163,22 @@ class Generation:
         """Note that a stream ended with an error after it had begun."""
         self._metrics.broke_off()
 
+    def _begin(self, indexes: range, choices: Sequence[OutputProcessor]) -> None:
+        """Submit the choices of a prompt, or let them wait for a scheduler that is expected."""
+        requests = tuple(processor.request for processor in choices)
+        client = self._replicas.choose(requests[0])
+        deadline = self._replicas.expected_until
+        if client is None and deadline > self._entered_at:
+            error = Unavailable("no scheduler is up", retry_after=self._config.retry_after)
+            prompt = self._prompt_of[indexes[0]]
+            self._interruptions[prompt] = Interruption(error, deadline, list(indexes))
+            self._queue.wake()
+            return
+        self._submit(client or self._replicas.choose_any(requests[0]), indexes, requests)
+
     def _process(self, index: int, event: TokenEvent) -> CompletionOutput | None:
         processor = self.processors[index]
-        if index in self._losses:
+        if self._losses or self._interruptions:
             self._resumed(index)
         delta = processor.process(event)
         self._metrics.tokens(index, len(event.token_ids))
@@ -231,7 +244,7 @@ class Generation:
         """Give the choices of a prompt to a scheduler; False if there is none."""
         indexes = sorted(interruption.waiting)  # the first one computes the prompt for the others
         avoided = [client for client, until in interruption.avoided.items() if until > now]
-        client = self._replicas.choose_again(self.processors[indexes[0]].request, avoided)
+        client = self._replicas.choose(self.processors[indexes[0]].request, avoided)
         if client is None:
             return False
         self._submit(client, indexes, tuple(self._continued(index) for index in indexes))
@@ -246,14 +259,16 @@ class Generation:
             processor.request,
             request_id=f"{processor.request.request_id}.{self._num_resubmitted}",
             output_token_ids=tuple(processor.output_token_ids),
+            elapsed=asyncio.get_running_loop().time() - self._entered_at,
         )
 
     def _resumed(self, index: int) -> None:
-        """Note that a request that had been lost has a token again."""
-        reason, lost_at = self._losses.pop(index)
-        seconds = asyncio.get_running_loop().time() - lost_at
-        has_begun = bool(self.processors[index].output_token_ids)
-        self._metrics.continued(reason, seconds if has_begun else None)
+        """Note that a request that may have been lost has a token."""
+        if index in self._losses:
+            reason, lost_at = self._losses.pop(index)
+            seconds = asyncio.get_running_loop().time() - lost_at
+            has_begun = bool(self.processors[index].output_token_ids)
+            self._metrics.continued(reason, seconds if has_begun else None)
         interruption = self._interruptions.get(self._prompt_of[index])
         if interruption is not None and not interruption.waiting:
             del self._interruptions[self._prompt_of[index]]

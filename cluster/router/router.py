@@ -20,7 +20,7 @@ from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
 from cluster.router.engine_client import EngineClient, EventQueue
 from cluster.router.generation import ClaimedCall, Generation
-from cluster.router.load_balancer import ReplicaSet
+from cluster.router.replica_set import ReplicaSet
 from cluster.router.metrics.aggregation import MetricsAggregation
 from cluster.router.metrics.request_metrics import TASKS, RouterMetrics
 from cluster.router.model_resolver import ModelResolver, ResolvedModel

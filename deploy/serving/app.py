@@ -15,6 +15,7 @@ from ray.serve.exceptions import RayServeException
 
 from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
 from deploy.engine_config import find_device
+from deploy.memory import max_replicas_of
 from deploy.serving.pool_deployment import pool_deployment
 from deploy.serving.redeploy_scope import (
     POOL_KEYS,
@@ -54,12 +55,13 @@ def application(config: ServeConfig) -> Application:
 
 def _resolved(config: ServeConfig) -> ServeConfig:
     """Return a configuration that means the same in every process: absolute paths, no "auto"."""
-    model = Path(config.model).expanduser()
+    model, device = Path(config.model).expanduser(), _device(config.device)
     return config.model_copy(
         update={
             "model": str(model.resolve()) if model.is_dir() else config.model,
             "served_model_name": config.base_name,
-            "device": _device(config.device),
+            "device": device,
+            "routers": config.routers or num_routers(config, device, _resource("CPU")),
             "adapter": tuple(
                 f"{name}={Path(path).absolute()}" for name, path in config.adapters().items()
             ),
@@ -79,13 +81,25 @@ def _absolute(paths: tuple[str, ...]) -> tuple[str, ...]:
 def _device(wanted: str) -> str:
     """Return where the ranks compute; "auto" takes GPUs where the cluster has any."""
     if wanted == "auto" and ray.is_initialized():
-        return "cuda" if _num_gpus() >= 1 else "cpu"
+        return "cuda" if _resource("GPU") >= 1 else "cpu"
     return find_device(wanted) if wanted == "auto" else wanted
 
 
-def _num_gpus() -> float:
+def num_routers(config: ServeConfig, device: str, num_cpus: float) -> int:
+    """Return how many routers suit a cluster: two where all else leaves CPUs for two and two more.
+
+    The two more are those that replace them when their configuration changes.
+    """
+    per_replica = 1 + (config.tp if device == "cpu" else 0)
+    return 2 if num_cpus - per_replica * max_replicas_of(config) >= 4 else 1
+
+
+def _resource(name: str) -> float:
+    """Return how much of a resource the cluster has."""
+    if not ray.is_initialized():
+        return 0
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return resources.get("GPU", 0)
+    return resources.get(name, 0)
 
 
 def _check_http_options(config: ServeConfig, args: dict[str, Any]) -> None:

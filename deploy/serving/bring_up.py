@@ -20,6 +20,7 @@ from ray.serve.schema import ApplicationStatus
 
 from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import Checked
+from deploy.memory import num_routers
 from deploy.serving.app import NAME, build
 from deploy.serving.settings import START_TIMEOUT
 
@@ -108,11 +109,13 @@ def _wait_for_controller(starting: Future[Any]) -> None:
 def _application(checked: Checked) -> Application:
     config = checked.config
     # The device is this machine's, and a model from the hub is here already.
-    resolved = {
+    resolved: dict[str, object] = {
         "model": str(checked.model_dir),
         "served_model_name": config.base_name,
         "device": checked.device,
     }
+    if config.ray_address is None:
+        resolved["routers"] = num_routers(config)
     try:
         return build(config.model_dump(mode="json") | resolved)
     except RayServeException as error:

@@ -17,7 +17,7 @@ from rich.console import Console
 from deploy.checks.start_check import check_start
 from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import Checked, check_ray_address
-from deploy.memory import max_replicas_of, object_store_bytes
+from deploy.memory import max_replicas_of, num_routers, object_store_bytes
 from deploy.serving.lifecycle.leftovers import MARK
 from deploy.serving.lifecycle.loss import ClusterWatch
 from deploy.serving.lifecycle.supervisor import Orders, ignore_signals
@@ -89,7 +89,7 @@ def _start_ray(checked: Checked) -> None:
         lower_cpu_priority()  # and that of all Ray starts, but for what takes it back
     ray.init(
         # Logical CPUs: schedulers, routers and ranks take one each; the cores are shared.
-        num_cpus=(1 + config.tp) * max_replicas_of(config) + config.routers + 1,
+        num_cpus=(1 + config.tp) * max_replicas_of(config) + num_routers(config) + 1,
         object_store_memory=object_store_bytes(config),
         include_dashboard=False,
         _node_ip_address="127.0.0.1",

@@ -76,7 +76,7 @@ def router_deployment(config: ServeConfig) -> Deployment:
     """Return the HTTP face as a deployment."""
     return serve.deployment(
         name="Router",
-        num_replicas=config.routers,
+        num_replicas=config.routers or 1,
         user_config={"log_level": config.log_level},
         max_ongoing_requests=100_000,  # the router's own limits answer 429 with a reason
         max_surge_percent=100,  # an update starts the new ones first

@@ -21,10 +21,10 @@ from deploy.engine_config import (
     adapter_limits,
     check_device,
     check_model,
-    num_cores,
     rank_memory,
     scheduler_config,
 )
+from deploy.machine import num_cores
 from worker.actor import node_ip
 from worker.protocol import RankConfig
 

@@ -54,6 +54,11 @@
 {{- toJson $config }}
 {{- end }}
 
+{{/* Of two routers, in pods of their own, one may die. */}}
+{{- define "topwork.routers" -}}
+{{ int (default 2 .Values.topwork.routers) }}
+{{- end }}
+
 {{/* The Serve config of a RayService. */}}
 {{- define "topwork.serveConfig" -}}
 proxy_location: EveryNode
@@ -65,7 +70,9 @@ applications:
     route_prefix: /
     import_path: deploy.serving.app:build
     args:
-      {{- include "topwork.config" . | fromJson | toYaml | nindent 6 }}
+      {{- $config := include "topwork.config" . | fromJson }}
+      {{- $_ := set $config "routers" (include "topwork.routers" . | int) }}
+      {{- $config | toYaml | nindent 6 }}
     deployments:
       # A router needs a pod of the router group, which has this resource; while routers are
       # updated, two fit.

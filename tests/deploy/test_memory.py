@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deploy import memory
 from deploy.config import ServeConfig
 from deploy.memory import ITEM_BYTES, Part, rank_parts, total, weight_bytes
 from kernels.linear import LinearWeight
@@ -95,3 +96,12 @@ def test_on_a_gpu_only_the_process_and_host_pages_are_in_host_memory() -> None:
         "KV in host memory",
     }
     assert total(parts, "device") > config.kv_cache_memory + config.adapter_memory
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (3, 1), (4, 2), (64, 2)])
+def test_a_server_of_its_own_has_two_routers_where_ranks_do_not_miss_the_core(
+    monkeypatch: pytest.MonkeyPatch, cores: int, expected: int
+) -> None:
+    monkeypatch.setattr(memory, "num_cores", lambda: cores)
+    assert memory.num_routers(ServeConfig(model="some/model")) == expected
+    assert memory.num_routers(ServeConfig(model="some/model", routers=3)) == 3

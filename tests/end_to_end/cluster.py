@@ -17,7 +17,7 @@ import httpx
 import yaml
 
 from tests.end_to_end.asking import Endpoint, wait_for
-from tests.end_to_end.processes import title
+from tests.end_to_end.processes import program, title
 from tests.end_to_end.server import MODEL_DIR, ROOT, free_port
 from tests.patience import PATIENCE
 
@@ -33,22 +33,55 @@ class Cluster(Endpoint):
         self.url = f"http://127.0.0.1:{self.port}"
         self.dashboard = free_port()
         self.log = folder / "head.txt"
-        self._environment = self._make_environment()
+        self.environment = self._make_environment()
+        self._nodes: list[subprocess.Popen[bytes]] = []  # beside the head
+        self._gcs = f"127.0.0.1:{free_port()}"
         command = [
             *(str(BIN / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1"),
-            *(f"--port={free_port()}", "--dashboard-host=127.0.0.1"),
+            *(f"--port={self._gcs.rpartition(':')[2]}", "--dashboard-host=127.0.0.1"),
             *(f"--dashboard-port={self.dashboard}", f"--temp-dir={folder}"),
             *(f"--num-cpus={num_cpus}", "--object-store-memory=1000000000"),
         ]
-        with self.log.open("w") as output:
-            self.process = subprocess.Popen(
+        self.process = self._start(command, self.log)
+        self.wait_for(lambda: "Ray runtime started" in self.log.read_text())
+
+    def _start(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+        with log.open("w") as output:
+            return subprocess.Popen(
                 command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self._environment,
+                env=self.environment,
                 start_new_session=True,
             )
-        self.wait_for(lambda: "Ray runtime started" in self.log.read_text())
+
+    def add_node(self, num_cpus: int) -> tuple[str, int]:
+        """Start one more raylet on this machine; return its node id and the pid of the raylet."""
+        before = self._raylets()
+        log = self.folder / f"node-{len(before)}.txt"
+        command = [
+            *(str(BIN / "ray"), "start", "--block", f"--address={self._gcs}"),
+            *("--node-ip-address=127.0.0.1", f"--num-cpus={num_cpus}"),
+            "--object-store-memory=200000000",
+        ]
+        process = self._start(command, log)
+        self._nodes.append(process)
+
+        def is_there() -> bool:
+            assert process.poll() is None, log.read_text()
+            return "Ray runtime started" in log.read_text()
+
+        self.wait_for(is_there)
+        (node,) = self._raylets().items() - before.items()
+        return node
+
+    def _raylets(self) -> dict[str, int]:
+        """Return the pids of all raylets by the ids of their nodes."""
+        found: dict[str, int] = {}
+        for pid in self.family():
+            if program(pid) == "raylet":
+                found[title(pid).partition("--node_id=")[2].split()[0]] = pid
+        return found
 
     def _make_environment(self) -> dict[str, str]:
         command = [sys.executable, "-m", "deploy.cli", "environment", "--directory"]
@@ -74,7 +107,7 @@ class Cluster(Endpoint):
         """Run one of the commands beside this Python."""
         return subprocess.run(
             [str(BIN / command[0]), *command[1:]],
-            env=self._environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=PATIENCE,
@@ -82,7 +115,8 @@ class Cluster(Endpoint):
 
     def deploy(self, **arguments: Any) -> None:
         """`serve deploy` of a configuration whose `args` are these."""
-        arguments = {"model": str(MODEL_DIR), "served_model_name": "smollm2"} | arguments
+        default = {"model": str(MODEL_DIR), "served_model_name": "smollm2", "routers": 1}
+        arguments = default | arguments
         document = {
             "proxy_location": "HeadOnly",
             "http_options": {"host": "127.0.0.1", "port": self.port},
@@ -159,8 +193,9 @@ class Cluster(Endpoint):
 
     def stop(self) -> None:
         """End the cluster as Ctrl-C does, and make sure that nothing is left."""
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(PATIENCE)
+        for process in (*self._nodes, self.process):
+            process.send_signal(signal.SIGTERM)
+            process.wait(PATIENCE)
         gate = threading.Event()
         for _ in range(150):
             if not self.family():

@@ -21,7 +21,7 @@ from cluster.api.http import EventStream, sse
 from cluster.errors import ErrorInfo, Overloaded, TopworkError, Unavailable, error_from
 from cluster.kv_events import AllBlocksCleared, KvEventBatch, json_event
 from cluster.router.engine_client import EngineClient
-from cluster.router.load_balancer import ReplicaSet
+from cluster.router.replica_set import ReplicaSet
 from cluster.router.router import Router
 
 MAX_READERS = 16  # each costs every scheduler a snapshot and a queue

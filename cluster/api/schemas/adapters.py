@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, RootModel
 from cluster.adapters.records import AdapterRecord, VersionRecord
 from cluster.api.schemas.requests import Body
 from cluster.request import parts_of
-from cluster.router.load_balancer import Report
+from cluster.router.replica_set import Report
 
 AdapterName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[!-~]+$")]
 AdapterPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from cluster.adapters.records import AdapterRecord
 from cluster.metrics_hub import ClusterCounts
-from cluster.router.load_balancer import Report
+from cluster.router.replica_set import Report
 from cluster.router.metrics.adapter_metrics import adapter_families, pool_families
 from cluster.router.metrics.aggregation import SILENCE
 from cluster.router.metrics.families import Family, gauge

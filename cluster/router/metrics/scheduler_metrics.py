@@ -18,7 +18,7 @@ from cluster.histogram import (
     TTFT_BUCKETS,
 )
 from cluster.messages import EngineCounters, RankStatus, Status
-from cluster.router.load_balancer import Report
+from cluster.router.replica_set import Report
 from cluster.router.metrics.families import Family, counter, gauge, histogram
 from cluster.scheduler.stats import SchedulerCounters, SchedulerStats
 

@@ -10,7 +10,7 @@ from cluster.messages import SchedulerAddress
 from cluster.request import BASE, Request
 from cluster.router.config import RouterConfig
 from cluster.router.generation import Generation
-from cluster.router.load_balancer import ReplicaSet
+from cluster.router.replica_set import ReplicaSet
 from cluster.router.metrics.request_metrics import RouterMetrics
 from cluster.router.output_processor import (
     CompletionOutput,

@@ -41,8 +41,12 @@ async def test_a_stream_outlives_the_connection_to_its_only_scheduler(
         first, second = fake.submitted
         assert len(second.output_token_ids) == num_tokens
         assert second == structs.replace(
-            first, request_id="r.1", output_token_ids=second.output_token_ids
+            first,
+            request_id="r.1",
+            output_token_ids=second.output_token_ids,
+            elapsed=second.elapsed,
         )
+        assert second.elapsed > 0, "its time limit goes on"
         assert world.counted("stream_continuations") == {("died",): 1}
         pauses = world.metrics.counts("r").histograms["stream_interruption_seconds"]
         assert pauses.number == (1 if num_tokens else 0)

@@ -9,7 +9,7 @@ from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from cluster.router.config import RouterConfig
 from cluster.router.engine_client import EventQueue
-from cluster.router.load_balancer import SILENT_PARTS, ReplicaSet
+from cluster.router.replica_set import SILENT_PARTS, ReplicaSet
 from cluster.router.testing.fake_backend import FakeBackend
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script
 from tests.cluster.router.test_replica_set import CONFIG, all_events, close, end, request

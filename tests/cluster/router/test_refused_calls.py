@@ -60,6 +60,40 @@ async def test_a_full_queue_ends_a_call_that_was_never_let_in(tokenizer: Tokeniz
         assert sum(len(fake.submitted) for fake in fakes) == 1
 
 
+async def test_a_new_call_waits_for_a_scheduler_that_was_there_a_moment_ago(
+    tokenizer: Tokenizer,
+) -> None:
+    fake = FakeScheduler(replica="a")
+    async with World(tokenizer, fake) as world:
+        await world.answers((choice(),))
+        await fake.close()
+        world.backend.addresses = ()
+        with world.generation((choice(), choice("s", seed=1)), (choice("t", (8, 9)),)) as call:
+            receiving = asyncio.create_task(finish(call))
+            other = FakeScheduler(replica="b")
+            world.fakes[:] = [other]
+            await world.open(other)
+            expected = [(choice(), choice("s", seed=1)), (choice("t", (8, 9)),)]
+            assert await receiving == await undisturbed(tokenizer, *expected)
+        assert world.counted("stream_continuations") == {}, "nothing was interrupted"
+
+
+async def test_a_new_call_does_not_wait_where_no_scheduler_has_been_for_long(
+    tokenizer: Tokenizer,
+) -> None:
+    async with World(tokenizer) as world:
+        with pytest.raises(Unavailable, match="no scheduler is up"):
+            await world.answers((choice(),))
+    fake = FakeScheduler()
+    async with World(tokenizer, fake, config=SHORT) as world:
+        await fake.close()
+        world.backend.addresses = ()
+        with pytest.raises(Unavailable, match="no scheduler is up|was lost"):
+            await world.answers((choice(),))
+        with pytest.raises(Unavailable, match="no scheduler is up"):
+            await world.answers((choice(),))
+
+
 @pytest.mark.parametrize("name", ["Internal", "InvalidRequest"])
 async def test_other_errors_end_a_stream(tokenizer: Tokenizer, name: str) -> None:
     fake = FakeScheduler(lambda _: Script((5, 6), ErrorInfo(name, "NaN")))

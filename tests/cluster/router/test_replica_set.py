@@ -9,7 +9,7 @@ from cluster.messages import SchedulerAddress
 from cluster.request import Request, TokenEvent
 from cluster.router.config import RouterConfig
 from cluster.router.engine_client import EngineClient, EventQueue
-from cluster.router.load_balancer import ReplicaSet
+from cluster.router.replica_set import ReplicaSet
 from cluster.router.testing.fake_backend import FakeBackend
 from cluster.router.testing.fake_scheduler import SECRET, FakeScheduler, Script
 from tests.patience import PATIENCE
@@ -66,8 +66,9 @@ def test_events_of_a_lost_connection_end_with_unavailable() -> None:
         assert len(events) == 3
         assert events[-1].error is not None and events[-1].error.name == "Unavailable"
         assert client.closed
+        assert schedulers.choose(request("", "base")) is None
         with pytest.raises(Unavailable):
-            schedulers.choose(request("", "base"))
+            schedulers.choose_any(request("", "base"))
         with pytest.raises(Unavailable):
             await client.status()
         client.abort("r")  # ended: nothing to do
@@ -237,7 +238,7 @@ async def test_a_replica_that_answers_unavailable_is_left_alone_until_it_is_read
     fake.reason = "the ranks are being restarted"
     await schedulers.reports()
     assert schedulers.choose(asked) is not refusing
-    assert schedulers.choose_again(asked, others) is None
+    assert schedulers.choose(asked, others) is None
     fake.reason = ""
     await schedulers.reports()
     assert schedulers.choose(asked) is refusing
@@ -250,15 +251,15 @@ async def test_who_waits_is_told_when_a_replica_is_ready_again() -> None:
     schedulers = ReplicaSet(FakeBackend(await fake.start()), CONFIG)
     await schedulers.refresh()
     asked, told = request("r"), asyncio.Event()
-    assert schedulers.choose_again(asked, ()) is None
-    assert schedulers.choose(asked)  # which says what keeps it
+    assert schedulers.choose(asked) is None
+    assert schedulers.choose_any(asked)  # which says what keeps it
     schedulers.add_listener(told.set)
     await schedulers.reports()
     assert not told.is_set()
     fake.reason = ""
     await schedulers.reports()
     assert told.is_set()
-    assert schedulers.choose_again(asked, ()) is not None
+    assert schedulers.choose(asked) is not None
     told.clear()
     schedulers.remove_listener(told.set)
     fake.reason = "on fire"
