@@ -19,9 +19,9 @@ from cluster.messages import Claimed, Keep
 from cluster.request import Request, TokenEvent
 from cluster.router.config import RouterConfig
 from cluster.router.engine_client import EngineClient, EventQueue, LossReason
-from cluster.router.replica_set import ReplicaSet
 from cluster.router.metrics.request_metrics import CallMetrics
 from cluster.router.output_processor import CompletionOutput, OutputProcessor
+from cluster.router.replica_set import ReplicaSet
 
 
 @dataclass(slots=True, eq=False)

@@ -20,11 +20,11 @@ from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
 from cluster.router.engine_client import EngineClient, EventQueue
 from cluster.router.generation import ClaimedCall, Generation
-from cluster.router.replica_set import ReplicaSet
 from cluster.router.metrics.aggregation import MetricsAggregation
 from cluster.router.metrics.request_metrics import TASKS, RouterMetrics
 from cluster.router.model_resolver import ModelResolver, ResolvedModel
 from cluster.router.output_processor import OutputProcessor, TextOptions
+from cluster.router.replica_set import ReplicaSet
 from cluster.router.tokenizer import Tokenizer
 from cluster.supervision import supervise
 

@@ -10,9 +10,9 @@ from cluster.engine.status import EngineStatus
 from cluster.histogram import LOAD_BUCKETS, Histogram
 from cluster.messages import RankStatus
 from cluster.metrics_hub import ClusterCounts, PoolCounts, RouterCounts, RouterReport
-from cluster.router.replica_set import Report
 from cluster.router.metrics.exposition import View
 from cluster.router.metrics.request_metrics import COUNTERS, RouterMetrics
+from cluster.router.replica_set import Report
 from cluster.scheduler.stats import SlotStats
 
 DIGEST = "d" * 64

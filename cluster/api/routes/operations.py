@@ -15,8 +15,8 @@ from cluster.adapters.records import AdapterRecord
 from cluster.api.auth import KeyRing
 from cluster.api.http import json_response
 from cluster.errors import Unavailable
-from cluster.router.replica_set import Report
 from cluster.router.metrics.exposition import CONTENT_TYPE, View, exposition
+from cluster.router.replica_set import Report
 from cluster.router.router import Router
 
 

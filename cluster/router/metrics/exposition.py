@@ -13,13 +13,13 @@ from prometheus_client.registry import Collector
 
 from cluster.adapters.records import AdapterRecord
 from cluster.metrics_hub import ClusterCounts
-from cluster.router.replica_set import Report
 from cluster.router.metrics.adapter_metrics import adapter_families, pool_families
 from cluster.router.metrics.aggregation import SILENCE
 from cluster.router.metrics.families import Family, gauge
 from cluster.router.metrics.request_metrics import COUNTERS, HISTOGRAMS
 from cluster.router.metrics.scheduler_metrics import scheduler_families
 from cluster.router.metrics.vllm_names import vllm_families
+from cluster.router.replica_set import Report
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -18,8 +18,8 @@ from cluster.histogram import (
     TTFT_BUCKETS,
 )
 from cluster.messages import EngineCounters, RankStatus, Status
-from cluster.router.replica_set import Report
 from cluster.router.metrics.families import Family, counter, gauge, histogram
+from cluster.router.replica_set import Report
 from cluster.scheduler.stats import SchedulerCounters, SchedulerStats
 
 UP = gauge("scheduler_up", "1 if the scheduler answers.", "replica")

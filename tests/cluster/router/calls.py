@@ -10,7 +10,6 @@ from cluster.messages import SchedulerAddress
 from cluster.request import BASE, Request
 from cluster.router.config import RouterConfig
 from cluster.router.generation import Generation
-from cluster.router.replica_set import ReplicaSet
 from cluster.router.metrics.request_metrics import RouterMetrics
 from cluster.router.output_processor import (
     CompletionOutput,
@@ -18,6 +17,7 @@ from cluster.router.output_processor import (
     TextOptions,
     TokenLogprob,
 )
+from cluster.router.replica_set import ReplicaSet
 from cluster.router.testing.fake_backend import FakeBackend
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from cluster.router.tokenizer import Tokenizer
