@@ -32,9 +32,9 @@ MAX_CONNECTIONS, FILES_EACH, OWN_FILES = 20_000, 2.5, 256
 # Seconds that a client may take to send the head of a request, and to go on with a body or to take
 # more of an answer. Neither counts while it waits for an answer.
 HEAD_TIMEOUT, IDLE_TIMEOUT = 20, 120
-# A call is made again, at another router, where the first one ended before a byte of its answer: the
-# schedulers have heard that it ended, and what it would have computed comes again. Calls that change
-# something are not. What is larger than a buffer cannot be.
+# A call is made again, at another router, where the first one ended before a byte of its answer:
+# the schedulers have heard that it ended, and what it would have computed comes again. Calls that
+# change something are not. What is larger than a buffer cannot be.
 REPEATED = "conn-failure empty-response"
 REPEATS, BUFFER_BYTES = 2, 65_536
 NOT_REPEATED = (
