@@ -18,11 +18,14 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
+from deploy.checks.start_failure import start_failure
 from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import Checked
 from deploy.memory import num_routers
 from deploy.serving.app import NAME, build
 from deploy.serving.settings import START_TIMEOUT
+
+logger = logging.getLogger("topwork.serve")
 
 POLL_INTERVAL = 0.02  # seconds between two looks for Serve's controller
 SHUTDOWN_TIMEOUT = 30.0  # seconds until Serve is left to Ray's own end
@@ -141,7 +144,9 @@ def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
 
 
 def _raise_if_failed() -> None:
-    for name, application in serve.status().applications.items():
+    for application in serve.status().applications.values():
         if application.status == ApplicationStatus.DEPLOY_FAILED:
-            said = [one.message for one in application.deployments.values() if one.message]
-            raise ConfigError("\n".join([f"{name} cannot start: {application.message}", *said]))
+            said = [application.message]
+            said += [one.message for one in application.deployments.values() if one.message]
+            logger.debug("Serve says: %s", "\n".join(said))
+            raise ConfigError(start_failure(said))

@@ -4,7 +4,6 @@ Serve is imported while Ray starts, for Ray leaves the processor idle then.
 """
 
 import os
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,8 +14,8 @@ import ray
 from rich.console import Console
 
 from deploy.checks.start_check import check_start
-from deploy.config import ConfigError, ServeConfig
-from deploy.engine_config import Checked, check_ray_address
+from deploy.config import ServeConfig
+from deploy.engine_config import Checked
 from deploy.memory import max_replicas_of, num_routers, object_store_bytes
 from deploy.serving.lifecycle.leftovers import MARK
 from deploy.serving.lifecycle.loss import ClusterWatch
@@ -34,9 +33,6 @@ def run_server(config: ServeConfig, orders: Orders) -> None:
     """
     console = Console()
     checked = check_start(config, console)
-    _check_port_free(config.host, config.port)
-    if config.ray_address is not None:
-        check_ray_address(config.ray_address)
     watch: ClusterWatch | None = None
     is_complete = False
     try:
@@ -95,11 +91,3 @@ def _start_ray(checked: Checked) -> None:
         _node_ip_address="127.0.0.1",
         **common,
     )
-
-
-def _check_port_free(host: str, port: int) -> None:
-    try:
-        with socket.create_server((host, port)):
-            pass
-    except OSError as error:
-        raise ConfigError(f"port: cannot bind {host}:{port}: {error.strerror}") from error

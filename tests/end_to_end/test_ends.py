@@ -140,6 +140,9 @@ def test_no_stream_notices_that_the_manager_of_haproxy_dies(server: Server) -> N
     assert seconds_until_served(server) < SOON
 
 
+NUM_LAST = 250  # tokens: long enough that all calls run at once, short of what a drain waits
+
+
 def streamed_tokens(server: Server, body: dict[str, object]) -> int:
     """Return how many tokens a stream has that ends as it should."""
     count, last = 0, ""
@@ -163,11 +166,11 @@ def test_at_sigterm_calls_that_run_end_as_they_should_and_then_nothing_is_left(
     assert len(before) > 10, "Ray, Serve, HAProxy and a rank"
     with ThreadPoolExecutor(8) as clients:
         streams = [
-            clients.submit(streamed_tokens, server, long_call(index, max_tokens=100))
+            clients.submit(streamed_tokens, server, long_call(index, max_tokens=NUM_LAST))
             for index in range(4)
         ]
         whole: list[Future[httpx.Response]] = [
-            clients.submit(server.post, "/v1/completions", long_call(index, max_tokens=100))
+            clients.submit(server.post, "/v1/completions", long_call(index, max_tokens=NUM_LAST))
             for index in range(4, 8)
         ]
         wait_for(lambda: server.metric("topwork_requests_running") == 8)
@@ -176,10 +179,10 @@ def test_at_sigterm_calls_that_run_end_as_they_should_and_then_nothing_is_left(
         assert server.is_healthy()
         refused = server.post("/v1/completions", long_call(9))
         assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1
-        assert [one.result() for one in streams] == [100] * 4
+        assert [one.result() for one in streams] == [NUM_LAST] * 4
         answers = [one.result() for one in whole]
     assert [answer.status_code for answer in answers] == [200] * 4
-    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [100] * 4
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [NUM_LAST] * 4
     assert server.process.wait(PATIENCE) == 0
     socket.create_server(("127.0.0.1", server.port)).close()
     assert not {pid for pid in before if Path(f"/proc/{pid}").exists()}
