@@ -83,7 +83,9 @@ test-slow: $(BIN)/.installed-dev $(DEMO)/config.json
 test-cluster: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(PYTEST) -m slow \
 	  tests/end_to_end/test_serve_deploy.py tests/end_to_end/test_scaling.py \
-	  tests/end_to_end/test_ray_up.py tests/end_to_end/test_prometheus.py $(ARGS)
+	  tests/end_to_end/test_ray_up.py tests/end_to_end/test_prometheus.py \
+	  tests/end_to_end/test_planned_moves.py tests/end_to_end/test_hosts_lost.py \
+	  tests/end_to_end/test_host_leaves.py $(ARGS)
 
 # Blows to a server's processes under mixed streams, every answer compared with an undisturbed one.
 # ARGS='--blows kill-rank,stop-scheduler --rounds 3' or ARGS='--minutes 30 --blows ...'.

@@ -28,8 +28,11 @@ class Keep(msgspec.Struct, frozen=True):
     """How long a call outlives its reader, and what the next one must know."""
 
     stream_id: str  # nobody can guess it
-    seconds: float
+    seconds: float  # that it is kept when it has ended
     record: bytes  # the router's: whose call it is, and how its answer is spelled
+    # That it goes on while nobody reads it. None: as many as above; infinity: it needs no reader.
+    unread_seconds: float | None = None
+    tells: bool = False  # an event without tokens says that the call has been let in
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -57,6 +60,24 @@ class Claim(msgspec.Struct, frozen=True, tag=True):
     call_id: int
     stream_id: str
     prefix: str
+
+
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Router: what is there of this call that is kept? Its reader keeps it."""
+
+    call_id: int
+    stream_id: str
+
+
+class EndKept(msgspec.Struct, frozen=True, tag=True):
+    """Router: end what runs of this call, whoever reads it; its reader learns of it.
+
+    With `forgets` nothing of it is kept. The answer says what there was.
+    """
+
+    call_id: int
+    stream_id: str
+    forgets: bool
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -119,10 +140,10 @@ class Events(msgspec.Struct, frozen=True, tag=True):
 
 
 class Claimed(msgspec.Struct, frozen=True, tag=True):
-    """Scheduler: what there is of a call so far; what is to come follows as events."""
+    """Scheduler: what there is of a call so far; to who claims it, the rest comes as events."""
 
     call_id: int
-    prefix: str
+    prefix: str  # "" to whoever only looks
     record: bytes = b""
     requests: tuple[Request, ...] = ()  # none: nothing is known of such a call
     events: tuple[tuple[TokenEvent, ...], ...] = ()  # of each choice
@@ -231,6 +252,8 @@ RouterFrame = (
     | Abort
     | Detach
     | Claim
+    | Look
+    | EndKept
     | Unload
     | Allow
     | KeepPinned

@@ -185,6 +185,10 @@ class ServeConfig(BaseModel):
             description="Seconds that a resumable stream waits for its reader to come back.",
         ),
     ] = 60.0
+    response_keep: Annotated[
+        float,
+        Field(gt=0, description="Seconds that what a stored response said is kept."),
+    ] = 3600.0
     kv_events_endpoint: Annotated[
         str | None,
         Field(description="Where replica 0 publishes KV events over ZeroMQ: tcp://127.0.0.1:5557."),

@@ -13,24 +13,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from deploy.flag_aliases import alias_like, key_names
+
 _SHOWN = 80  # characters of a value that a message repeats
 _LONGEST = 1000  # characters of what a library says
-_ELSEWHERE = {  # what other servers call it
-    "tensor_parallel_size": "tp",
-    "tp_size": "tp",
-    "model_path": "model",
-    "lora_modules": "adapter",
-    "lora_paths": "adapter",
-    "max_loras_per_batch": "max_loras",
-    "gpu_memory_utilization": "kv_cache_memory",
-    "mem_fraction_static": "kv_cache_memory",
-    "swap_space": "kv_host_memory",
-    "max_running_requests": "max_num_seqs",
-    "context_length": "max_model_len",
-    "block_size": "page_size",
-    "enable_prefix_caching": "prefix_cache",
-    "api_key": "api_key_file",
-}
 
 
 class ConfigError(Exception):
@@ -72,15 +58,16 @@ def explain(error: ValidationError, keys: Iterable[str]) -> str:
 
 
 def nearest(word: str, keys: Iterable[str]) -> str | None:
-    """Return the key that was probably meant, None if none is like it."""
+    """Return the key that was probably meant, by our name or another server's; None if none is."""
     known = tuple(keys)
+    elsewhere = {name: key for name, key in key_names().items() if key in known}
     plain = word.strip().lstrip("-").lower().replace("-", "_")
     if plain in known:
         return plain
-    if _ELSEWHERE.get(plain) in known:
-        return _ELSEWHERE[plain]
-    close = get_close_matches(plain, known, n=1, cutoff=0.6)
-    return close[0] if close else None
+    if plain in elsewhere:
+        return elsewhere[plain]
+    close = get_close_matches(plain, (*known, *elsewhere), n=1, cutoff=0.6)
+    return elsewhere.get(close[0], close[0]) if close else None
 
 
 def one_line(error: object) -> str:
@@ -103,15 +90,22 @@ def _line(item: dict[str, Any], known: tuple[str, ...]) -> str:
         return said  # of several keys together, which it names
     match item["type"]:
         case "extra_forbidden":
-            meant = nearest(key, known)
-            hint = f"; did you mean {meant}?" if meant else "; `topwork serve --help` lists all"
-            return f"{shown(key)[1:-1]}: there is no such key{hint}"
+            return f"{shown(key)[1:-1]}: there is no such key{_hint(key, known)}"
         case "missing":
             return f"{key}: is missing, and has no default"
         case "value_error":
             return f"{key}: {said}"
     said = said.replace("a valid tuple", "a list")
     return f"{key}: {shown(item['input'])} will not do: {said[:1].lower()}{said[1:]}"
+
+
+def _hint(key: str, known: tuple[str, ...]) -> str:
+    """Return what is said of a key that there is not."""
+    alias = alias_like(key)
+    if alias is not None and alias.key not in known:
+        return f": {alias.why}"
+    meant = nearest(key, known)
+    return f"; did you mean {meant}?" if meant else "; `topwork serve --help` lists all"
 
 
 class _Loader(yaml.SafeLoader):

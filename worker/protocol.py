@@ -37,15 +37,21 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     min_tokens: int = 0  # `held_back` tokens cannot be among the first `min_tokens` output tokens
     held_back: tuple[int, ...] = ()
     num_logprobs: int | None = None  # None: no log-probabilities; 0: the sampled token's only
+    grammar: str = ""  # of the output, as llguidance reads it; "": anything
 
     @property
-    def needs_history(self) -> bool:
-        """Whether a rank must know the tokens so far to sample the next one."""
+    def has_penalties(self) -> bool:
+        """Whether tokens are less likely, or more, because they came before."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a rank must know the tokens so far to sample the next one."""
+        return self.has_penalties or bool(self.grammar)
 
 
 class SequenceStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -105,17 +111,22 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), best first
+    # That the grammar leaves no choice about: they follow, without being sampled. None where their
+    # log-probabilities are asked for.
+    forced: tuple[int, ...] = ()
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What rank 0 answers: one token for each chunk that samples, in plan order.
 
-    `failed` names the sequences whose logits were not finite; they have no token.
+    `failed` names the sequences that have no token: their logits were not finite, or their grammar
+    could be followed no further, for the reason in `grammar_errors`.
     """
 
     step: int
     tokens: tuple[SampledToken, ...]
     failed: tuple[int, ...] = ()
+    grammar_errors: tuple[tuple[int, str], ...] = ()  # by sequence
 
 
 class StepReply(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -184,6 +184,29 @@ class AdapterCatalog:
         self._change(name, self._history(name).split(shares), loaded)
         return self.record(name)
 
+    def pin_targets(self, name: str) -> tuple[Version, ...]:
+        """Return the versions that `pin` would keep in memory.
+
+        Raises:
+            NotFound: if there is no such name.
+        """
+        return self._history(name).active
+
+    def pin(self, name: str, loaded: dict[str, LoadedAdapter]) -> AdapterRecord:
+        """Pin a name, versions and shares as they are; `loaded` as for `rollback`.
+
+        Raises:
+            NotFound: if there is no such name.
+            InvalidRequest: if no more can be pinned.
+        """
+        self._change(name, replace(self._history(name), pinned=True), loaded)
+        return self.record(name)
+
+    def unpin(self, name: str) -> AdapterRecord:
+        """Take a name's pin away; raises NotFound as `pin`."""
+        self._change(name, replace(self._history(name), pinned=False), {})
+        return self.record(name)
+
     # Content, whatever names point at it.
 
     def missing(self, digest: str) -> tuple[Source, ...]:
@@ -264,15 +287,6 @@ class AdapterCatalog:
     def set_layout(self, layout: str) -> None:
         """Say how adapters are cut now: sizes of content that was cut otherwise are outdated."""
         self._contents.layout = layout
-
-    def pin(self, name: str) -> None:
-        """Pin a name.
-
-        Raises:
-            NotFound: if there is no such name.
-            InvalidRequest: if no more can be pinned.
-        """
-        self._change(name, replace(self._history(name), pinned=True), {})
 
     def check(self) -> None:
         """Assert that names, contents and host tier agree."""

@@ -12,6 +12,7 @@ from cluster.api.routes.completions import completion_routes
 from cluster.api.routes.kv_events import kv_event_routes
 from cluster.api.routes.models import model_routes
 from cluster.api.routes.operations import operation_routes
+from cluster.api.routes.responses import response_routes
 from cluster.api.routes.sglang import sglang_routes
 from cluster.api.routes.streams import stream_routes
 from cluster.api.routes.tokenize import tokenize_routes
@@ -37,6 +38,7 @@ def create_app(
     for make_routes in (
         chat_routes,
         completion_routes,
+        response_routes,
         stream_routes,
         tokenize_routes,
         adapter_routes,

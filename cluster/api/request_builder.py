@@ -15,6 +15,7 @@ from starlette.requests import Request as HttpRequest
 
 from cluster.api.http import arrival_of, request_id_of
 from cluster.api.schemas.requests import CompletionBody, GenerationBody
+from cluster.api.structured_output import grammar_of
 from cluster.errors import InvalidRequest
 from cluster.request import Request
 from cluster.router.config import RouterConfig
@@ -36,6 +37,8 @@ class Call:
     request_id: str
     arrival: float  # seconds of `time.monotonic`
     text_options: TextOptions
+    grammar: str  # of the answer; "": any text
+    grammar_param: str  # that asks for it
 
 
 def call_of(http: HttpRequest, principal: Principal, body: GenerationBody) -> Call:
@@ -50,7 +53,14 @@ def call_of(http: HttpRequest, principal: Principal, body: GenerationBody) -> Ca
         raise InvalidRequest(f"rid: {body.rid!r} is not the request_id, {body.request_id!r}", "rid")
     # Before the header, which proxies set on their own.
     request_id = body.request_id or body.rid or request_id_of(http)
-    return Call(principal, body, request_id, arrival_of(http), text_options(body))
+    grammar, param = grammar_of(body)
+    return Call(principal, body, request_id, arrival_of(http), text_options(body), grammar, param)
+
+
+async def check_grammar(router: Router, call: Call) -> None:
+    """Raise InvalidRequest if the form that a call asks for cannot be followed."""
+    if call.grammar:
+        await router.grammars.check(call.grammar, call.grammar_param)
 
 
 async def resolve_model(router: Router, call: Call) -> ResolvedModel:
@@ -133,7 +143,10 @@ def build_requests(
     num_logprobs = limits.num_logprobs
     if num_logprobs is None and limits.choices.are_ranked:
         num_logprobs = 0
-    samplings = seeded(sampling_params(body, num_logprobs, stops, config), limits.choices.best_of)
+    sampling = sampling_params(body, num_logprobs, stops, config)
+    if call.grammar:
+        sampling = msgspec.structs.replace(sampling, grammar=call.grammar)
+    samplings = seeded(sampling, limits.choices.best_of)
     requests = []
     for token_ids in prompts:
         max_tokens = max_tokens_of(

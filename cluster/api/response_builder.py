@@ -18,12 +18,16 @@ from cluster.api.error_handlers import error_body
 from cluster.api.http import SSE_DONE, event_stream, json_response, sse, unless_disconnected
 from cluster.api.request_builder import Call, Choices
 from cluster.api.schemas.responses import (
+    ChatLogprob,
+    ChatLogprobs,
     PromptTokensDetails,
+    TopLogprob,
     Usage,
 )
 from cluster.errors import TopworkError
 from cluster.router.generation import Generation
-from cluster.router.output_processor import CompletionOutput, OutputProcessor
+from cluster.router.output_processor import CompletionOutput, OutputProcessor, TokenLogprob
+from cluster.router.tokenizer import Tokenizer
 
 LOGPROB_FLOOR = -9999.0  # instead of minus infinity, which JSON cannot say
 _encode = msgspec.json.Encoder().encode
@@ -212,6 +216,24 @@ def usage_of(prompts: Sequence[Sequence[OutputProcessor]]) -> Usage:
         num_prompt_tokens + num_tokens,
         PromptTokensDetails(num_cached),
     )
+
+
+def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
+    """Return log-probabilities in the shape of chats."""
+
+    def alternative(token_id: int, logprob: float) -> TopLogprob:
+        return TopLogprob(
+            tokenizer.token_text(token_id),
+            max(logprob, LOGPROB_FLOOR),
+            list(tokenizer.token_bytes(token_id)),
+        )
+
+    content = []
+    for entry in entries:
+        own = alternative(entry.token_id, entry.logprob)
+        top = [alternative(token_id, logprob) for token_id, logprob in entry.top]
+        content.append(ChatLogprob(own.token, own.logprob, own.bytes, top))
+    return ChatLogprobs(content)
 
 
 class ChunkTemplate:

@@ -89,6 +89,8 @@ class Dispatcher:
     ) -> None:
         """Queue the choices of one prompt, all or none; or answer at once why not."""
         try:
+            if keep is not None:
+                self._kept.check_room(keep)
             seq_ids = self._let_in(requests)
         except TopworkError as error:
             router.send(Events(tuple(_failed(r.request_id, error_info(error)) for r in requests)))
@@ -111,6 +113,8 @@ class Dispatcher:
             self._parked.append(choices)
         else:
             self._bind(choices, seq_ids)
+        if keep is not None and keep.tells:
+            router.send(Events(tuple(TokenEvent(stream.name) for stream in choices)))
         self._wake()
 
     def abort(self, router: RouterConnection, request_id: str) -> None:
@@ -150,8 +154,27 @@ class Dispatcher:
             stream.router, stream.name = router, f"{prefix}/{index}"
             self._by_router.setdefault(router, {})[stream.name] = stream
         self._kept.read(kept)
-        events = tuple(tuple(of_one) for of_one in kept.events)
-        router.send(Claimed(call_id, prefix, kept.keep.record, kept.requests, events))
+        router.send(kept.claimed(call_id, prefix))
+
+    def look(self, router: RouterConnection, call_id: int, stream_id: str) -> None:
+        """Tell what there is of a call that is kept; whoever reads it goes on."""
+        kept = self._kept.get(stream_id)
+        router.send(Claimed(call_id, "") if kept is None else kept.claimed(call_id, ""))
+
+    def end_kept(
+        self, router: RouterConnection, call_id: int, stream_id: str, forgets: bool
+    ) -> None:
+        """End what runs of a call that is kept, and tell whoever reads it; `look` at the rest."""
+        kept = self._kept.get(stream_id)
+        if kept is not None:
+            for stream in self._of(kept):
+                if stream.router is not None:
+                    end = TokenEvent(stream.name, finish_reason="abort")
+                    stream.router.send(Events((end,)))
+                self._abort(stream)
+        self.look(router, call_id, stream_id)
+        if kept is not None and forgets:
+            self._kept.forget(kept)
 
     # What the step loop brings.
 
@@ -352,7 +375,7 @@ class Dispatcher:
         if stream.timer is not None:
             stream.timer.cancel()
         if stream.kept is not None and stream.kept.has_ended:
-            self._kept.unread(stream.kept)
+            self._kept.end(stream.kept)
 
     def _unlist(self, stream: Stream) -> None:
         """Take a stream from what its router reads."""

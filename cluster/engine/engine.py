@@ -144,6 +144,16 @@ class Engine:
         """Give a call that was kept to a reader."""
         self._dispatcher.claim(router, call_id, stream_id, prefix)
 
+    def look(self, router: RouterConnection, call_id: int, stream_id: str) -> None:
+        """Tell what there is of a call that is kept."""
+        self._dispatcher.look(router, call_id, stream_id)
+
+    def end_kept(
+        self, router: RouterConnection, call_id: int, stream_id: str, forgets: bool
+    ) -> None:
+        """End a call that is kept, whoever reads it."""
+        self._dispatcher.end_kept(router, call_id, stream_id, forgets)
+
     def abort(self, router: RouterConnection, request_id: str) -> None:
         """Drop a request, unless it has just ended."""
         self._dispatcher.abort(router, request_id)

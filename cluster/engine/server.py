@@ -15,11 +15,13 @@ from cluster.messages import (
     Allow,
     Claim,
     Detach,
+    EndKept,
     FollowKvEvents,
     Keep,
     KeepPinned,
     KvEventsTaken,
     Leaving,
+    Look,
     RouterFrame,
     SchedulerFrame,
     Status,
@@ -70,6 +72,10 @@ class FrameHandler(Protocol):
     def detach(self, stream_id: str) -> None: ...
     def claim(
         self, router: RouterConnection, call_id: int, stream_id: str, prefix: str
+    ) -> None: ...
+    def look(self, router: RouterConnection, call_id: int, stream_id: str) -> None: ...
+    def end_kept(
+        self, router: RouterConnection, call_id: int, stream_id: str, forgets: bool
     ) -> None: ...
     def abort(self, router: RouterConnection, request_id: str) -> None: ...
     def abort_all(self, router: RouterConnection) -> None: ...
@@ -158,6 +164,10 @@ class EngineServer:
                 self._handler.detach(stream_id)
             case Claim(call_id, stream_id, prefix):
                 self._handler.claim(router, call_id, stream_id, prefix)
+            case Look(call_id, stream_id):
+                self._handler.look(router, call_id, stream_id)
+            case EndKept(call_id, stream_id, forgets):
+                self._handler.end_kept(router, call_id, stream_id, forgets)
             case Abort(request_id):
                 self._handler.abort(router, request_id)
             case Unload(call_id, adapter, force):

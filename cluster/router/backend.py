@@ -69,6 +69,24 @@ class Backend(Protocol):
         """
         ...
 
+    async def pin(self, name: str) -> AdapterRecord:
+        """Keep an adapter in host memory and, once it has one, in its slot.
+
+        Raises:
+            NotFound: if no adapter has the name.
+            InvalidRequest: if no more can be pinned.
+            Conflict: if its content cannot be had any more.
+        """
+        ...
+
+    async def unpin(self, name: str) -> AdapterRecord:
+        """Take an adapter's pin away.
+
+        Raises:
+            NotFound: if no adapter has the name.
+        """
+        ...
+
     async def records(self) -> tuple[AdapterRecord, ...]:
         """Return all records, ordered by name."""
         ...

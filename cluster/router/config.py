@@ -31,3 +31,4 @@ class RouterConfig:
     recovery_timeout: float = 120.0  # that a stream waits for a scheduler when its own is lost
     health_timeout: float = 2.0
     stream_keep: float = 60.0  # that a resumable stream waits for its reader to come back
+    response_keep: float = 3600.0  # that what a stored response said is kept

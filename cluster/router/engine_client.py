@@ -19,6 +19,7 @@ from cluster.messages import (
     Claim,
     Claimed,
     Detach,
+    EndKept,
     Events,
     FollowKvEvents,
     Keep,
@@ -27,6 +28,7 @@ from cluster.messages import (
     KvEventsEnded,
     KvEventsTaken,
     Leaving,
+    Look,
     RouterFrame,
     SchedulerAddress,
     SchedulerFrame,
@@ -40,6 +42,7 @@ from cluster.messages import (
     encode,
 )
 from cluster.request import Request, TokenEvent
+from cluster.router.event_queue import EventQueue
 from worker.channel import BadFrame, Channel, ChannelClosed
 
 Reply = Claimed | Status | Unloaded
@@ -47,38 +50,6 @@ Reply = Claimed | Status | Unloaded
 # Why a stream had to go on elsewhere: the connection broke, the scheduler was silent for too long,
 # answered that it has no ranks, or is to end.
 LossReason = Literal["died", "hung", "unavailable", "leaving"]
-
-
-class EventQueue:
-    """Where the events of one call's requests arrive; a slow reader finds several at once."""
-
-    def __init__(self) -> None:
-        self._events: list[TokenEvent] = []
-        self._is_woken = False
-        self._reader: asyncio.Future[None] | None = None
-
-    def put(self, event: TokenEvent) -> None:
-        """Add one event."""
-        self._events.append(event)
-        self._rouse()
-
-    def wake(self) -> None:
-        """Let the reader go on without an event."""
-        self._is_woken = True
-        self._rouse()
-
-    async def get(self) -> list[TokenEvent]:
-        """Wait for events and return all that are here, in order of arrival; after `wake`, none."""
-        if not self._events and not self._is_woken:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        events, self._events = self._events, []
-        self._is_woken = False
-        return events
-
-    def _rouse(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
 
 
 class KvFollower(Protocol):
@@ -213,6 +184,26 @@ class EngineClient:
         finally:
             del self._claims[prefix]
         assert isinstance(reply, Claimed), f"{type(reply).__name__} in reply to Claim"
+        return reply
+
+    async def look(self, stream_id: str) -> Claimed:
+        """Ask what there is of a call that is kept; its reader keeps it.
+
+        Raises:
+            Unavailable: if the connection is lost.
+        """
+        reply = await self._call(lambda call_id: Look(call_id, stream_id))
+        assert isinstance(reply, Claimed), f"{type(reply).__name__} in reply to Look"
+        return reply
+
+    async def end_kept(self, stream_id: str, *, forgets: bool) -> Claimed:
+        """End what runs of a call that is kept; with `forgets` nothing of it is kept; see `look`.
+
+        Raises:
+            Unavailable: if the connection is lost.
+        """
+        reply = await self._call(lambda call_id: EndKept(call_id, stream_id, forgets))
+        assert isinstance(reply, Claimed), f"{type(reply).__name__} in reply to EndKept"
         return reply
 
     async def unload(self, adapter: str, *, force: bool = False) -> Unloaded:

@@ -18,9 +18,10 @@ from cluster.errors import Internal, Overloaded, TopworkError, Unavailable, erro
 from cluster.messages import Claimed, Keep
 from cluster.request import Request, TokenEvent
 from cluster.router.config import RouterConfig
-from cluster.router.engine_client import EngineClient, EventQueue, LossReason
+from cluster.router.engine_client import EngineClient, LossReason
+from cluster.router.event_queue import EventQueue
 from cluster.router.metrics.request_metrics import CallMetrics
-from cluster.router.output_processor import CompletionOutput, OutputProcessor
+from cluster.router.output_processor import CompletionOutput, OutputProcessor, by_token
 from cluster.router.replica_set import ReplicaSet
 
 
@@ -60,6 +61,7 @@ class Generation:
         metrics: CallMetrics,
         admit: Callable[[int], Callable[[], None]],
         keep: Keep | None = None,
+        is_by_token: bool = False,
     ) -> None:
         self.prompts = prompts  # the choices of each
         self.processors = tuple(processor for choices in prompts for processor in choices)
@@ -69,6 +71,10 @@ class Generation:
         self._admit = admit  # counts requests in; returns what counts them out
         self._release: Callable[[], None] | None = None
         self._keep = keep  # of a call with one prompt that outlives its reader
+        self._is_by_token = (
+            is_by_token  # how deltas are cut depends on tokens only, not on their arrival
+        )
+        self.is_let_in = False  # a scheduler has said that it runs, or will
         self._claim: ClaimedCall | None = None
         self._queue = EventQueue()
         self._entered_at = 0.0  # on the loop's clock
@@ -82,7 +88,12 @@ class Generation:
         self._error: TopworkError | None = None
 
     def __enter__(self) -> "Generation":
-        self._release = self._admit(len(self.processors))
+        try:
+            self._release = self._admit(len(self.processors))
+        except TopworkError:
+            if self._claim is not None and self._keep is not None:
+                self._claim.release(self._keep.stream_id)
+            raise
         self._entered_at = asyncio.get_running_loop().time()
         if self._claim is not None:
             self._take_over(self._claim)
@@ -104,7 +115,11 @@ class Generation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit):
+        self.leave(error)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Do what the end of the context does, for whoever goes on with it beyond a block."""
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
             self._metrics.disconnected()
             if self._keep is not None:
                 self._detach(self._keep)
@@ -137,9 +152,13 @@ class Generation:
                     if self._error is not None:
                         break
                     continue
-                delta = self._process(index, event)
-                if delta is not None:
-                    deltas.append((index, delta))
+                self.is_let_in = True
+                for part in by_token(event) if self._is_by_token else (event,):
+                    delta = self._process(index, part)
+                    if delta is not None:
+                        deltas.append((index, delta))
+                    if self.processors[index].finish_reason is not None:
+                        break
             if self._interruptions:
                 self._go_on()
         if self._error is not None and not deltas:
@@ -177,6 +196,8 @@ class Generation:
         self._submit(client or self._replicas.choose_any(requests[0]), indexes, requests)
 
     def _process(self, index: int, event: TokenEvent) -> CompletionOutput | None:
+        if not event.token_ids and event.finish_reason is None:
+            return None  # it only says that the request has been let in
         processor = self.processors[index]
         if self._losses or self._interruptions:
             self._resumed(index)

@@ -172,6 +172,24 @@ class CompletionOutput(msgspec.Struct, frozen=True, gc=False):
     stop_reason: str | int | None  # the stop string or stop token that ended the answer
 
 
+def by_token(event: TokenEvent) -> Sequence[TokenEvent]:
+    """Return an event as one for each of its tokens, the last of which ends as it does."""
+    if len(event.token_ids) <= 1:
+        return (event,)
+    last = len(event.token_ids) - 1
+    return [
+        TokenEvent(
+            event.request_id,
+            (token_id,),
+            event.logprobs[number : number + 1],
+            event.top_logprobs[number : number + 1],
+            event.num_cached_tokens,
+            event.finish_reason if number == last else None,
+        )
+        for number, token_id in enumerate(event.token_ids)
+    ]
+
+
 class OutputProcessor:
     """Turns the events of one request into deltas; says when the request must be aborted."""
 

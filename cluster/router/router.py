@@ -14,12 +14,14 @@ from typing import Any
 
 from cluster.adapters.records import AdapterRecord, UnloadResult
 from cluster.errors import InvalidRequest, Overloaded, Unavailable
-from cluster.messages import Claimed, Keep
+from cluster.messages import Keep
 from cluster.request import BASE, Request
 from cluster.router.backend import Backend
+from cluster.router.background import BackgroundCalls
 from cluster.router.config import RouterConfig
-from cluster.router.engine_client import EngineClient, EventQueue
-from cluster.router.generation import ClaimedCall, Generation
+from cluster.router.generation import Generation
+from cluster.router.grammars import GrammarChecker
+from cluster.router.kept_calls import KeptCalls
 from cluster.router.metrics.aggregation import MetricsAggregation
 from cluster.router.metrics.request_metrics import TASKS, RouterMetrics
 from cluster.router.model_resolver import ModelResolver, ResolvedModel
@@ -46,8 +48,13 @@ class Router:
         self.aggregation = MetricsAggregation(
             self.router_id, self.metrics, backend, config.health_timeout
         )
+        self.grammars = GrammarChecker(
+            Path(config.model_dir), config.vocab_size, config.eos_token_ids
+        )
         self.models = ModelResolver(config.model_name, backend)
         self.replicas = ReplicaSet(backend, config)
+        self.kept = KeptCalls(self.replicas, config.health_timeout, self.unique_id)
+        self.background = BackgroundCalls()
         self.is_draining = False
         self._must_drain = False  # the others have not been told yet
         self.num_in_flight = 0  # answers
@@ -69,6 +76,7 @@ class Router:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+        await self.background.close()
         await self.replicas.close()
         await self.aggregation.close()
 
@@ -111,7 +119,7 @@ class Router:
 
     async def render(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         add_generation_prompt: bool,
         continue_final_message: bool,
         variables: dict[str, Any],
@@ -134,11 +142,13 @@ class Router:
         options: TextOptions,
         arrival: float,
         keep: Keep | None = None,
+        is_by_token: bool = False,
     ) -> Generation:
         """Return the context in which the requests of one call run: for each prompt, its choices.
 
         `arrival` is when the call came, in seconds of `time.monotonic`: latencies count from there.
-        With `keep` a call with a single prompt outlives its reader.
+        With `keep` a call with a single prompt outlives its reader. With `is_by_token` deltas are
+        cut as the tokens demand, not as they come.
         Entering it raises Overloaded if the router has as many answers in flight as it may, and
         Unavailable if it is being drained or no scheduler is up.
         """
@@ -147,31 +157,9 @@ class Router:
             for choices in prompts
         ]
         metrics = self.metrics.call(model.names, [len(choices) for choices in prompts], arrival)
-        return Generation(processors, self.replicas, self.config, metrics, self._admit, keep)
-
-    async def claim(self, stream_id: str) -> ClaimedCall | None:
-        """Return a call that a scheduler has kept for its next reader, the one that has most of it.
-
-        None if there is none. Whoever reads it until now does no more.
-        """
-        prefix, calls = self.unique_id("claimed"), []
-        clients = [(client, EventQueue()) for client in self.replicas.clients]
-        answers = await asyncio.gather(
-            *(self._claimed(client, stream_id, prefix, queue) for client, queue in clients)
+        return Generation(
+            processors, self.replicas, self.config, metrics, self._admit, keep, is_by_token
         )
-        for (client, queue), answer in zip(clients, answers, strict=True):
-            if answer is not None and answer.requests:
-                calls.append(ClaimedCall(answer, client, prefix, queue))
-        return max(calls, key=_num_tokens, default=None)
-
-    async def _claimed(
-        self, client: EngineClient, stream_id: str, prefix: str, queue: EventQueue
-    ) -> Claimed | None:
-        try:
-            async with asyncio.timeout(self.config.health_timeout):
-                return await client.claim(stream_id, prefix, queue)
-        except (TimeoutError, Unavailable):
-            return None
 
     async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
         """Give an adapter directory a name.
@@ -215,7 +203,3 @@ class Router:
             self.metrics.num_in_flight = self.num_in_flight
 
         return release
-
-
-def _num_tokens(call: ClaimedCall) -> int:
-    return sum(len(event.token_ids) for events in call.claimed.events for event in events)

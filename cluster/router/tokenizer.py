@@ -124,7 +124,7 @@ class Tokenizer:
 
     def render(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         add_generation_prompt: bool,
         continue_final_message: bool,
         variables: dict[str, Any],

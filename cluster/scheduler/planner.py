@@ -95,11 +95,17 @@ class Planner:
     def _decode_ahead(self, batch: Batch, in_flight: Batch) -> bool:
         """Go on with everyone who draws a token now; False, and nothing, if there is no room."""
         drawing: list[tuple[Running, int]] = []
+        forced: list[tuple[Running, int]] = []  # what is drawn there is known already
         num_new_pages = 0
         for chunk in in_flight.chunks.values():
             running, start = self._running.get(chunk.seq_id), end_of(chunk)
             assert running is not None, f"sequence {chunk.seq_id} left while its step ran"
-            if chunk.samples and not running.is_ending and start + 1 < running.sequence.token_limit:
+            sequence = running.sequence
+            if not chunk.samples or running.is_ending or start + 1 >= sequence.token_limit:
+                continue
+            if start < len(sequence.tokens):
+                forced.append((running, start))
+            else:
                 drawing.append((running, start))
                 num_new_pages += start == len(running.pages) * self._page_size
         if num_new_pages > self._cache.num_available:
@@ -113,6 +119,9 @@ class Planner:
             costs[flow] = costs.get(flow, 0) + DECODE_COST
         if self._fairness.enabled:
             self._charge(costs)
+        for running, start in forced:
+            if self._cache.num_available:
+                self._continue_prefill(batch, running, start)
         return True
 
     def _decode(self, batch: Batch) -> None:
@@ -128,6 +137,7 @@ class Planner:
                     break  # it gave way itself, and all after it before
                 new_pages = self._kv.allocate(running, 1)
             sequence = running.sequence
+            assert start == len(sequence.tokens) - 1, f"sequence {sequence.seq_id} is no decode"
             last_token = (sequence.tokens[start],)
             chunk = Chunk(sequence.seq_id, start, last_token, new_pages, True)
             chunks[sequence.seq_id] = chunk

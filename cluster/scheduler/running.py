@@ -79,6 +79,12 @@ class RunningSet:
         running.is_decoding = True
         insort(self.decoding, running, key=_by_order)
 
+    def begin_prefill(self, running: Running) -> None:
+        """Move a sequence of which more than the last token is known and not computed."""
+        self._remove(self.decoding, running)
+        running.is_decoding = False
+        insort(self.prefilling, running, key=_by_order)
+
     def preempt(self, running: Running, step: int) -> None:
         """Running to waiting, at its arrival place: full pages stay in the namespace.
 

@@ -59,7 +59,13 @@ class SchedulerCounters(msgspec.Struct):
     cached_prompt_tokens: Annotated[
         int, metric("engine_cached_prompt_tokens", "Prompt tokens found in the prefix cache.")
     ] = 0
-    generated_tokens: Annotated[int, metric("engine_generation_tokens", "Tokens sampled.")] = 0
+    generated_tokens: Annotated[
+        int, metric("engine_generation_tokens", "Tokens sampled or forced by a grammar.")
+    ] = 0
+    forced_tokens: Annotated[
+        int,
+        metric("engine_forced_tokens", "Output tokens that a grammar left no choice about."),
+    ] = 0
     preemptions: Annotated[int, metric("preemptions", "Sequences whose pages were taken back.")] = 0
     forked_sequences: Annotated[
         int,

@@ -9,7 +9,7 @@ from cluster.errors import ErrorInfo
 from cluster.request import BASE, FinishReason, TokenEvent
 from cluster.scheduler.kv_cache_manager import KVCacheManager
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
-from cluster.scheduler.planner import Batch
+from cluster.scheduler.planner import Batch, end_of
 from cluster.scheduler.request_queue import Fairness
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Running, Sequence
@@ -61,6 +61,7 @@ class OutputUpdater:
         `following` is the step that the ranks are computing meanwhile, if there is one.
         """
         tokens, failed = iter(output.tokens), output.failed and frozenset(output.failed)
+        grammar_errors = dict(output.grammar_errors)
         events: list[tuple[int, TokenEvent]] = []
         running_by_id = self._running.by_id
         for chunk in batch.chunks.values():
@@ -71,23 +72,24 @@ class OutputUpdater:
             assert sampled is None or sampled.seq_id == chunk.seq_id, "tokens are out of order"
             # What was drawn for one that has ended already is no token of it.
             num_known = len(running.sequence.tokens)
-            running.num_computed = min(chunk.start + len(chunk.token_ids), num_known)
+            end = end_of(chunk)
+            running.num_computed = min(end, num_known)
             running.is_failed |= is_failed
             if running.is_ending:
                 continue
-            if sampled is not None and running.is_decoding and not running.is_failed:
-                self._counters.generated_tokens += 1
-                event: TokenEvent | None = take_token(running.sequence, sampled)
-            else:
-                event = self._advance(running, sampled, batch.step)
-            if event is None:
-                continue
-            events.append((chunk.seq_id, event))
-            if event.finish_reason is not None:
-                self._end(running, batch.step, following)
-            elif not running.is_decoding:
-                self._running.begin_decoding(running)
+            event = self._advance(running, sampled, batch.step, grammar_errors)
+            if event is not None:
+                events.append((chunk.seq_id, event))
+                if event.finish_reason is not None:
+                    self._end(running, batch.step, following)
+                    continue
+                if running.is_decoding and len(event.token_ids) == 1:
+                    continue
                 self._groups.release(running.seq_id)
+            if following is None or chunk.seq_id not in following.chunks:
+                self._regroup(running)
+            elif chunk.samples and not running.is_decoding:
+                self._running.begin_decoding(running)
         assert next(tokens, None) is None, "rank 0 sent more tokens than the plan samples"
         self._running.committed()
         if self._ending:
@@ -97,17 +99,41 @@ class OutputUpdater:
         return events
 
     def _advance(
-        self, running: Running, sampled: SampledToken | None, step: int
+        self,
+        running: Running,
+        sampled: SampledToken | None,
+        step: int,
+        grammar_errors: dict[int, str],
     ) -> TokenEvent | None:
         """Apply one computed chunk to its sequence."""
+        sequence = running.sequence
         if running.is_failed:
-            return failure(running.sequence, not_finite(running.adapter))
+            reason = grammar_errors.get(running.seq_id)
+            error = not_finite(running.adapter) if reason is None else no_way_on(reason)
+            return failure(sequence, error)
         if not running.is_decoding:
             self._kv.cache_full_pages(running, step)
         if sampled is None:
             return None
-        self._counters.generated_tokens += 1
-        return take_token(running.sequence, sampled)
+        if running.num_computed < len(sequence.tokens):  # drawn by a plan made ahead, but forced
+            expected = sequence.tokens[running.num_computed]
+            assert sampled.token_id == expected, f"{sampled} where {expected} was forced"
+            return None
+        return self._take(sequence, sampled)
+
+    def _take(self, sequence: Sequence, sampled: SampledToken) -> TokenEvent:
+        event = take_token(sequence, sampled)
+        self._counters.generated_tokens += len(event.token_ids)
+        self._counters.forced_tokens += len(event.token_ids) - 1
+        return event
+
+    def _regroup(self, running: Running) -> None:
+        """Let a sequence decode if all its tokens but the last are computed, else prefill."""
+        is_decode = running.num_computed == len(running.sequence.tokens) - 1
+        if is_decode and not running.is_decoding:
+            self._running.begin_decoding(running)
+        elif not is_decode and running.is_decoding:
+            self._running.begin_prefill(running)
 
     def _end(self, running: Running, step: int, following: Batch | None) -> None:
         """End a sequence now, or with the following step if that computes it once more."""
@@ -119,24 +145,34 @@ class OutputUpdater:
 
 
 def take_token(sequence: Sequence, sampled: SampledToken) -> TokenEvent:
-    """Append a drawn token and return the event, with a finish reason if it is the last."""
-    token_id, request, tokens = sampled.token_id, sequence.request, sequence.tokens
-    tokens.append(token_id)
-    reason: FinishReason | None = None
-    if token_id in sequence.stop_token_ids:
-        reason = "stop"
-    elif len(tokens) >= sequence.token_limit:
-        reason = "length"
-    num_cached = 0
-    if len(tokens) == len(request.token_ids) + 1:
-        num_cached = sequence.num_cached_tokens or 0
+    """Append a drawn token, and those that it forces, and return the event.
+
+    It has a finish reason if one of them is the last.
+    """
+    request, tokens = sequence.request, sequence.tokens
+    is_first = len(tokens) == len(request.token_ids)
+    num_cached = (sequence.num_cached_tokens or 0) if is_first else 0
+    token_ids: tuple[int, ...] = (sampled.token_id,)
+    reason = _append(sequence, sampled.token_id)
+    for token_id in sampled.forced:
+        if reason is not None:
+            break
+        reason = _append(sequence, token_id)
+        token_ids += (token_id,)
     if request.sampling.num_logprobs is None:
-        return TokenEvent(request.request_id, (token_id,), (), (), num_cached, reason)
+        return TokenEvent(request.request_id, token_ids, (), (), num_cached, reason)
     logprob = sampled.logprob
     assert logprob is not None, f"rank 0 sent no log-probability for sequence {sequence.seq_id}"
     return TokenEvent(
-        request.request_id, (token_id,), (logprob,), (sampled.top_logprobs,), num_cached, reason
+        request.request_id, token_ids, (logprob,), (sampled.top_logprobs,), num_cached, reason
     )
+
+
+def _append(sequence: Sequence, token_id: int) -> FinishReason | None:
+    sequence.tokens.append(token_id)
+    if token_id in sequence.stop_token_ids:
+        return "stop"
+    return "length" if len(sequence.tokens) >= sequence.token_limit else None
 
 
 def failure(sequence: Sequence, error: ErrorInfo) -> TokenEvent:
@@ -148,3 +184,9 @@ def not_finite(adapter: str) -> ErrorInfo:
     """Return what a sequence ends with whose logits are no numbers."""
     model = "the base model" if adapter == BASE else f"the model with adapter {adapter}"
     return ErrorInfo("Internal", f"{model} produced non-finite logits")
+
+
+def no_way_on(reason: str) -> ErrorInfo:
+    """Return what a sequence ends with whose grammar can be followed no further."""
+    message = f"the grammar of the answer can be followed no further: {reason}"
+    return ErrorInfo("InvalidRequest", message, param="response_format")

@@ -54,6 +54,12 @@ class PoolClient:
     async def split(self, name: str, shares: dict[int, int]) -> AdapterRecord:
         return cast(AdapterRecord, await self._call("split", name, shares))
 
+    async def pin(self, name: str) -> AdapterRecord:
+        return cast(AdapterRecord, await self._call("pin", name))
+
+    async def unpin(self, name: str) -> AdapterRecord:
+        return cast(AdapterRecord, await self._call("unpin", name))
+
     async def records(self) -> tuple[AdapterRecord, ...]:
         return cast(tuple[AdapterRecord, ...], await self._call_twice("records"))
 

@@ -30,7 +30,7 @@ from worker.actor import ProcessIdentity
 logger = logging.getLogger("topwork.pool")
 
 POLL_INTERVAL = 0.1  # seconds between two questions whether an actor has died
-HANG_TIMEOUT = 4.0  # seconds without an answer until an actor that lives is given up
+HANG_TIMEOUT = 3.0  # seconds without an answer until an actor that lives is given up
 
 
 class PoolReplica:

@@ -29,7 +29,7 @@ LIVE_KEYS = frozenset(
 MODEL_KEYS = frozenset({"model", "dtype", "tp", "device"})
 ROUTER_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_model_len", "page_size", "api_key_file", "vllm_metrics"),
-    *("recovery_timeout", "stream_keep"),
+    *("recovery_timeout", "stream_keep", "response_keep"),
 }
 POOL_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_loras", "max_lora_rank", "adapter_memory"),
@@ -41,7 +41,8 @@ SCHEDULER_KEYS = (
     - LIVE_KEYS
     - (
         {
-            *("served_model_name", "api_key_file", "vllm_metrics", "stream_keep"),
+            *("served_model_name", "api_key_file", "vllm_metrics"),
+            *("stream_keep", "response_keep"),
             *("max_lora_rank", "host_adapter_memory", "adapter_root", "adapter_state"),
         }
     )
@@ -78,7 +79,9 @@ def with_own_version(
     turn, and nothing worse.
     """
     own = _OwnVersion.model_construct(**dict(deployment._deployment_config))
-    own._own_version = fingerprint(config, keys)
+    # A replica reports the load that it measures itself only if it was made to be autoscaled.
+    scaled = "" if own.autoscaling_config is None else "-autoscaled"
+    own._own_version = fingerprint(config, keys) + scaled
     own.version = own._own_version
     return Deployment(
         deployment.name,

@@ -10,17 +10,17 @@ from ray.serve import Deployment
 from ray.serve.handle import DeploymentHandle
 
 from deploy.config import ServeConfig
+from deploy.serving.lifecycle.watchdog import Watchdog
 from deploy.serving.pool_client import PoolClient
 from deploy.serving.process_setup import ONE_CPU, set_log_level
 from deploy.serving.redeploy_scope import model_fingerprint
 from deploy.serving.running_calls import CALLS, RETURNING_ALLOCATOR
 from deploy.serving.settings import check_on_this_node, router_config
-from deploy.serving.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from cluster.router.router import Router
 
-HANG_TIMEOUT = 10.0  # seconds that its event loop may stand still: a call may take some of them
+HANG_TIMEOUT = 3.5  # seconds that its event loop may stand still: the worst body takes two
 
 
 class RouterPool(PoolClient):

@@ -22,11 +22,11 @@ from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from deploy.config import ServeConfig
 from deploy.serving.launcher import ActorLauncher, LaunchConfig
+from deploy.serving.lifecycle.watchdog import Watchdog
 from deploy.serving.pool_client import PoolClient
 from deploy.serving.process_setup import ONE_CPU, restore_cpu_priority, set_log_level
 from deploy.serving.redeploy_scope import model_fingerprint
 from deploy.serving.settings import check_on_this_node, scheduler_settings
-from deploy.serving.watchdog import Watchdog
 from worker.actor import node_ip
 
 logger = logging.getLogger("topwork.scheduler")
@@ -34,7 +34,7 @@ logger = logging.getLogger("topwork.scheduler")
 ATTACH_INTERVAL = 1.0  # seconds until a pool that has restarted hears of a scheduler
 DETACH_TIMEOUT = 5.0  # seconds that a pool may take to hear that one leaves
 END_TIMEOUT = 15.0  # seconds beyond the drain until the ranks have ended
-HANG_TIMEOUT = 4.0  # seconds that its event loop may stand still
+HANG_TIMEOUT = 3.5  # seconds that its event loop may stand still
 LOAD_METRIC = "requests"  # that run or wait on a replica, as it reports them to the autoscaler
 SCALE_DOWN_LOAD = 0.75  # a replica is given up only if the others are no fuller than this then
 

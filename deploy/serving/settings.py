@@ -159,4 +159,5 @@ def router_config(checked: Checked) -> RouterConfig:
         vllm_metrics=config.vllm_metrics,
         recovery_timeout=config.recovery_timeout,
         stream_keep=config.stream_keep,
+        response_keep=config.response_keep,
     )

@@ -1,7 +1,7 @@
 {{/* The pod template of one group of a Ray cluster. */}}
 
 {{/* dict "root" $ "group" .Values.router "component" "router" "flavour" "router"
-     "resources" TEXT "probes" TEXT */}}
+     "resources" TEXT "probes" TEXT, and "leaves" true if the node may leave its cluster */}}
 {{- define "topwork.rayPod" -}}
 metadata:
   {{- include "topwork.podMetadata" . | nindent 2 }}
@@ -41,7 +41,7 @@ spec:
 {{- $group := .Values.router }}
 {{- $serving := include "topwork.servingProbes" (dict "root" . "ready" "/ready" "live" "proxy") }}
 {{- include "topwork.rayPod" (dict
-  "root" . "group" $group "component" "router" "flavour" "router"
+  "root" . "group" $group "component" "router" "flavour" "router" "leaves" true
   "resources" (toYaml $group.resources)
   "probes" (printf "%s\n%s" (include "topwork.startupProbe" .) $serving)) }}
 {{- end }}
@@ -50,7 +50,7 @@ spec:
 {{- $group := .Values.scheduler }}
 {{- $serving := include "topwork.servingProbes" (dict "root" . "ready" "/health" "live" "ranks") }}
 {{- include "topwork.rayPod" (dict
-  "root" . "group" $group "component" "scheduler" "flavour" .Values.topwork.device
+  "root" . "group" $group "component" "scheduler" "flavour" .Values.topwork.device "leaves" true
   "resources" (include "topwork.schedulerResources" .)
   "probes" (printf "%s\n%s" (include "topwork.startupProbe" .) $serving)) }}
 {{- end }}

@@ -24,6 +24,8 @@
   value: "deploy.serving.haproxy.manager:install"
 - name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S
   value: "2"
+- name: RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S
+  value: "30"
 - name: RAY_SERVE_HAPROXY_NBTHREAD
   value: "1"
 - name: RAY_SERVE_CONTROL_LOOP_INTERVAL_S
@@ -46,6 +48,12 @@
   value: "0"
 - name: RAY_AUTH_MODE
   value: token
+- name: RAY_health_check_period_ms
+  value: "1000"
+- name: RAY_health_check_timeout_ms
+  value: "2000"
+- name: RAY_health_check_failure_threshold
+  value: "4"
 {{- if ne .Values.ray.faultTolerance.backend "off" }}
 # Workers wait so long for a head that comes back.
 - name: RAY_gcs_rpc_server_reconnect_timeout_s
@@ -169,8 +177,13 @@ securityContext:
 lifecycle:
   preStop:
     exec:
+      {{- if .leaves }}
+      # Serve starts elsewhere what it runs here, and hands streams over.
+      command: [python3, -m, deploy.ray.leave, {{ sub .root.Values.terminationGracePeriodSeconds 20 | quote }}]
+      {{- else }}
       # Until every endpoint has heard that this pod goes, it still answers.
       command: [sleep, "10"]
+      {{- end }}
 {{- /* Last, so that whoever includes this may add one. */}}
 volumeMounts:
   {{- include "topwork.mounts" .root | trim | nindent 2 }}

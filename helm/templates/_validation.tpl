@@ -31,9 +31,10 @@
 {{- end }}
 
 {{- define "topwork.validateGracePeriod" -}}
-{{- $drain := add 10 (float64 (default 30 .Values.topwork.drain_timeout) | ceil | int) }}
+{{- $own := ternary 35 10 (eq .Values.mode "rayservice") }}
+{{- $drain := add $own (float64 (default 30 .Values.topwork.drain_timeout) | ceil | int) }}
 {{- if le (int .Values.terminationGracePeriodSeconds) (int $drain) }}
-{{- fail (printf "terminationGracePeriodSeconds: %d is not more than topwork.drain_timeout and 10 s for the endpoints, %d together" (int .Values.terminationGracePeriodSeconds) $drain) }}
+{{- fail (printf "terminationGracePeriodSeconds: %d is not more than topwork.drain_timeout and %d s beside it, %d together" (int .Values.terminationGracePeriodSeconds) $own $drain) }}
 {{- end }}
 {{- end }}
 

@@ -144,8 +144,13 @@ class Values(Part):
     ] = AutoscalingValues()
     probes: Annotated[ProbeValues, Field(description="The probes.")] = ProbeValues()
     terminationGracePeriodSeconds: Annotated[
-        int, Field(ge=30, description="Time that a pod has to end; 10 s go to the endpoints.")
-    ] = 120
+        int,
+        Field(
+            ge=30,
+            description="Time that a pod has to end. With rayservice, what it runs is started on "
+            "another one first: give it as long as a model takes to load, and the drain.",
+        ),
+    ] = 300
     podSecurityContext: Annotated[Object, Field(description="Security of the pods.")] = Field(
         default_factory=lambda: {
             "runAsNonRoot": True,

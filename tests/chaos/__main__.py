@@ -6,27 +6,35 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import typer
 
 from tests.chaos.blows import BLOWS
+from tests.chaos.churn import Churn
+from tests.chaos.footprint import Footprint
 from tests.chaos.traffic import Answer, Ask, answer_of, make_asks
 from tests.end_to_end.asking import wait_for
-from tests.end_to_end.processes import resident_bytes
-from tests.end_to_end.server import MODELS, Server
+from tests.end_to_end.processes import runs
+from tests.end_to_end.server import MODELS, Server, adapter_dirs
 
+MAY_GROW = 0.15  # share of processes, memory, files and objects, after the first turn of blows
 READ_TIMEOUT = 180.0  # seconds without a chunk, far beyond any pause
 
 
 def run_all(
     server: Server, asks: list[Ask], strike: float | None, blow: str, random: Random
 ) -> tuple[list[Answer], float]:
-    """Make all calls at once, strike after some seconds; return the answers and the moment."""
-    struck = 0.0
+    """Make all calls at once and strike after some seconds.
+
+    Returns:
+        The answers, and the seconds until all that was struck had ended.
+    """
+    noticed = 0.0
     with (
         httpx.Client(base_url=server.url, timeout=READ_TIMEOUT) as client,
         ThreadPoolExecutor(len(asks)) as threads,
@@ -34,9 +42,11 @@ def run_all(
         running = [threads.submit(answer_of, client, ask) for ask in asks]
         if strike is not None:
             time.sleep(strike)
-            struck = time.time()
-            BLOWS[blow](server, random)
-        return [one.result() for one in running], struck
+            began = time.monotonic()
+            struck = BLOWS[blow](server, random)
+            wait_for(lambda: not any(runs(pid) for pid in struck))
+            noticed = time.monotonic() - began
+        return [one.result() for one in running], noticed
 
 
 def differences(asks: list[Ask], answers: list[Answer], undisturbed: list[Answer]) -> list[str]:
@@ -63,6 +73,39 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+class Tally:
+    """What came of all blows."""
+
+    def __init__(self) -> None:
+        self.num_streams = self.num_wrong = 0
+        self.footprints: list[Footprint] = []  # after each turn of all blows
+        self._pauses: dict[str, list[float]] = {}  # seconds, the longest gap of each stream
+        self._noticed: dict[str, list[float]] = {}  # seconds
+
+    def add(self, blow: str, answers: list[Answer], noticed: float, num_wrong: int) -> None:
+        """Take in one blow."""
+        self.num_streams += len(answers)
+        self.num_wrong += num_wrong
+        self._pauses.setdefault(blow, []).extend(answer.longest_gap for answer in answers)
+        self._noticed.setdefault(blow, []).append(noticed)
+
+    def summary(self) -> dict[str, Any]:
+        """Return all of it by blow, and the footprint after the first turn and the last."""
+        return {
+            "streams": self.num_streams,
+            "wrong": self.num_wrong,
+            "gap": {
+                name: {
+                    "p50": round(statistics.median(values), 2),
+                    "p99": round(percentile(values, 0.99), 2),
+                    "ended": round(max(self._noticed[name]), 2),
+                }
+                for name, values in self._pauses.items()
+            },
+            "footprints": [asdict(one) for one in self.footprints[:1] + self.footprints[-1:]],
+        }
+
+
 def main(
     blows: Annotated[str, typer.Option(help="Names, with commas.")] = "kill-rank",
     rounds: Annotated[int, typer.Option(help="Times that each blow is struck.")] = 10,
@@ -86,44 +129,51 @@ def main(
     wrong = differences(asks, again, undisturbed)
     assert not wrong, f"it differs without any blow: {wrong}"
     normal = max(answer.longest_gap for answer in again)
-    processes, memory = len(server.processes()), resident_bytes(server.processes())
-    names = blows.split(",")
-    pauses: dict[str, list[float]] = {name: [] for name in names}
+    told = {
+        "start_seconds": round(start_seconds, 1),
+        "gap_undisturbed": round(normal, 2),
+    }
+    name, directory = list(adapter_dirs().items())[-1]
+    with Churn(server.url, name, directory) as churn:
+        tally = strike_all(server, asks, undisturbed, blows.split(","), rounds, minutes, random)
+    server.stop()
+    print(json.dumps(told | tally.summary() | {"loads": churn.num_loads}))
+    grown = tally.footprints[-1].grown(tally.footprints[0], MAY_GROW)
+    for failure in (*churn.failures[:9], *grown):
+        print(failure)
+    sys.exit(bool(tally.num_wrong or churn.failures or grown))
+
+
+def strike_all(
+    server: Server,
+    asks: list[Ask],
+    undisturbed: list[Answer],
+    names: list[str],
+    rounds: int,
+    minutes: float,
+    random: Random,
+) -> Tally:
+    """Strike in turn, by rounds or for so many minutes, and compare all answers."""
+    tally = Tally()
     deadline = time.monotonic() + 60 * minutes
-    number = num_wrong = 0
+    number = 0
     while number < rounds * len(names) if not minutes else time.monotonic() < deadline:
         name = names[number % len(names)]
         number += 1
-        answers, _ = run_all(server, asks, random.uniform(0.3, 2.0), name, random)
+        answers, noticed = run_all(server, asks, random.uniform(0.3, 2.0), name, random)
         wrong = differences(asks, answers, undisturbed)
-        num_wrong += len(wrong)
-        pauses[name] += [answer.longest_gap for answer in answers]
+        tally.add(name, answers, noticed, len(wrong))
         longest = max(answer.longest_gap for answer in answers)
         broken = sum(answer.num_breaks > 0 for answer in answers)
         line = f"{len(wrong)} wrong, {broken} read on, longest gap {longest:.1f} s"
-        print(f"{number} {name}: {line}", flush=True)
+        print(f"{number} {name}: {line}, ended after {noticed:.1f} s", flush=True)
         for line in wrong[:3]:
             print(f"   {line}", flush=True)
         wait_for(lambda: is_healthy(server))
-    summary = {
-        "start_seconds": round(start_seconds, 1),
-        "gap_undisturbed": round(normal, 2),
-        "streams": number * streams,
-        "wrong": num_wrong,
-        "gap": {
-            name: {
-                "p50": round(statistics.median(values), 2),
-                "p99": round(percentile(values, 0.99), 2),
-            }
-            for name, values in pauses.items()
-            if values
-        },
-        "processes": [processes, len(server.processes())],
-        "mib": [memory >> 20, resident_bytes(server.processes()) >> 20],
-    }
-    server.stop()
-    print(json.dumps(summary))
-    sys.exit(bool(num_wrong))
+        # The first turn of each makes what stays: caches fill, logs are opened.
+        if number % len(names) == 0:
+            tally.footprints.append(Footprint.of(server))
+    return tally
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 
 from tests.end_to_end.processes import program, title
 from tests.end_to_end.server import Server
 
-Blow = Callable[[Server, Random], None]
+Blow = Callable[[Server, Random], list[int]]  # returns the processes that must not live on
 
 
 def pids(server: Server, *words: str) -> list[int]:
@@ -44,10 +46,28 @@ def proxies(server: Server) -> list[int]:
 def one(find: Callable[[Server], list[int]], what: signal.Signals) -> Blow:
     """Return a blow to one process of a kind."""
 
-    def strike(server: Server, random: Random) -> None:
+    def strike(server: Server, random: Random) -> list[int]:
         found = find(server)
         assert found, "there is nothing to strike"
-        os.kill(random.choice(found), what)
+        pid = random.choice(found)
+        os.kill(pid, what)
+        return [pid]
+
+    return strike
+
+
+def halt(find: Callable[[Server], list[int]], longest: float) -> Blow:
+    """Return a blow that lets one process of a kind stand still for so many seconds at most."""
+
+    def strike(server: Server, random: Random) -> list[int]:
+        found = find(server)
+        assert found, "there is nothing to strike"
+        pid = random.choice(found)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(random.uniform(0.05, longest))
+        with suppress(ProcessLookupError):  # it was taken for hung
+            os.kill(pid, signal.SIGCONT)
+        return []
 
     return strike
 
@@ -55,15 +75,17 @@ def one(find: Callable[[Server], list[int]], what: signal.Signals) -> Blow:
 def every(find: Callable[[Server], list[int]], what: signal.Signals) -> Blow:
     """Return a blow to all processes of a kind at once."""
 
-    def strike(server: Server, random: Random) -> None:
-        for pid in find(server):
+    def strike(server: Server, random: Random) -> list[int]:
+        found = find(server)
+        for pid in found:
             os.kill(pid, what)
+        return found
 
     return strike
 
 
 BLOWS: dict[str, Blow] = {
-    "none": lambda server, random: None,
+    "none": lambda server, random: [],
     "kill-rank": one(ranks, signal.SIGKILL),
     "stop-rank": one(ranks, signal.SIGSTOP),
     "kill-ranks": every(ranks, signal.SIGKILL),
@@ -74,4 +96,8 @@ BLOWS: dict[str, Blow] = {
     "kill-router": one(routers, signal.SIGKILL),
     "stop-router": one(routers, signal.SIGSTOP),
     "kill-proxy": one(proxies, signal.SIGKILL),
+    "halt-rank": halt(ranks, 3.0),
+    "halt-scheduler": halt(schedulers, 5.0),
+    "halt-pool": halt(pools, 5.0),
+    "halt-router": halt(routers, 5.0),
 }

@@ -9,17 +9,21 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from deploy.cli import app
+from deploy.cli.aliases import POSITIONAL, parameter_of
+from deploy.cli.commands import app
 from deploy.config import ConfigError, ServeConfig, json_schema, load_config, parse_bytes
 from deploy.config_errors import nearest
+from deploy.flag_aliases import ALIASES
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_every_key_is_a_flag_and_every_flag_is_a_key() -> None:
     serve = get_command(app).commands["serve"]  # type: ignore[attr-defined]
-    flags = {parameter.name for parameter in serve.params} - {"config", "help"}
-    assert flags == set(ServeConfig.model_fields)
+    aliases = {parameter_of(alias) for alias in ALIASES}
+    flags = {parameter.name for parameter in serve.params} - {"config", "help", POSITIONAL}
+    assert aliases < flags
+    assert flags - aliases == set(ServeConfig.model_fields)
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:

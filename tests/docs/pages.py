@@ -14,7 +14,7 @@ import typer
 
 from cluster.api.app import create_app
 from cluster.router.config import RouterConfig
-from deploy.cli import app
+from deploy.cli.commands import app
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ("README.md", "CONTRIBUTING.md", "helm/README.md", "deploy/demo/README.md")
@@ -99,10 +99,12 @@ def flags() -> frozenset[str]:
     """Return the flags of `topwork`, and of the modules that the pages have a reader run."""
     found: set[str] = set()
     command = cast(Any, typer.main.get_command(app))
-    for one in command.commands.values():
+    commands = [command]
+    for one in commands:
+        commands += getattr(one, "commands", {}).values()
         for parameter in one.params:
             found.update((*parameter.opts, *parameter.secondary_opts, "--help"))
-    for module in ("bench/adapters", "bench/peers", "bench/scheduler", "gpu", "kernels"):
+    for module in ("bench/adapters", "bench/peers", "bench/scheduler", "chaos", "gpu", "kernels"):
         for file in (ROOT / "tests" / module).glob("*.py"):
             found.update(re.findall(r'"(--[a-z][a-z-]*)"', file.read_text()))
             options = re.findall(r"^    (\w+): Annotated\[", file.read_text(), re.MULTILINE)

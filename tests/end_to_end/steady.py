@@ -98,7 +98,7 @@ class Steady:
 
     def stop(self, *, may_refuse: bool = False) -> None:
         """Make no more calls; those that run go on, and the last ones may be refused."""
-        self._may_refuse = may_refuse
+        self._may_refuse |= may_refuse
         self._stopping.set()
 
     def wait_for_more(self, count: int) -> None:

@@ -41,6 +41,14 @@ class Terminal:
         """Let the kernel interrupt all processes of the foreground, as it does for a keyboard."""
         os.write(self._master, b"\x03")
 
+    def type(self, text: str) -> None:
+        """Type a text, as a keyboard sends it."""
+        os.write(self._master, text.encode())
+
+    def press_ctrl_d(self) -> None:
+        """End what is read from here; nothing may be typed yet in the line."""
+        os.write(self._master, b"\x04")
+
     def wait(self) -> int:
         """Return the exit code of the command when it and all that writes here have ended."""
         code = self.process.wait(PATIENCE)

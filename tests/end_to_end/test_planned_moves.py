@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.chaos.traffic import Answer
 from tests.end_to_end.cluster import Cluster
 from tests.end_to_end.server import adapter_dirs
 from tests.end_to_end.steady import Steady, mixed_asks, undisturbed
+from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]
 
@@ -63,6 +65,11 @@ def continued(cluster: Cluster) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
+def num_ready_schedulers(cluster: Cluster) -> int:
+    lines = cluster.get("/metrics").text.splitlines()
+    return sum(line.startswith("topwork_engine_ready{") and line[-3:] == "1.0" for line in lines)
+
+
 def test_a_scheduler_that_is_replaced_hands_its_streams_over(
     cluster: Cluster, expected: list[Answer]
 ) -> None:
@@ -73,6 +80,36 @@ def test_a_scheduler_that_is_replaced_hands_its_streams_over(
         load.wait_for_more(3)
     assert load.failures == []
     assert continued(cluster) > moved
+
+
+def test_one_of_two_schedulers_goes_and_its_streams_go_on_at_the_other(
+    cluster: Cluster, expected: list[Answer]
+) -> None:
+    cluster.deploy(**FIRST, replicas=2)
+    cluster.wait_for(lambda: num_ready_schedulers(cluster) == 2)
+    cluster.wait_for(cluster.is_running)
+    moved = continued(cluster)
+    with Steady(cluster, ASKS, expected) as load:
+        load.wait_for_more(3)
+        cluster.deploy(**FIRST)
+        cluster.wait_for(lambda: len(pids(cluster, "Scheduler")) == 1)
+        load.wait_for_more(3)
+    assert load.failures == []
+    assert continued(cluster) > moved
+
+
+def test_autoscaling_is_turned_on_and_schedulers_come_with_load_and_go_without_it(
+    cluster: Cluster, expected: list[Answer]
+) -> None:
+    with Steady(cluster, ASKS[5:7], expected[5:7]) as light:
+        with Steady(cluster, ASKS, expected) as heavy:
+            cluster.deploy(**FIRST, max_replicas=2, scale_up_delay=1, scale_down_delay=3)
+            cluster.wait_for(lambda: num_ready_schedulers(cluster) == 2)
+            heavy.wait_for_more(3)
+        cluster.wait_for(lambda: len(pids(cluster, "Scheduler")) == 1)
+        light.wait_for_more(1)
+    assert heavy.failures == []
+    assert light.failures == []
 
 
 def test_new_calls_wait_for_a_lone_scheduler_that_is_replaced(
@@ -93,5 +130,46 @@ def test_a_router_that_is_replaced_ends_its_streams(
     with Steady(cluster, ASKS, expected) as load:
         cluster.deploy(**FIRST, stream_keep=61)
         replaced(cluster, "Router", before)
+        load.wait_for_more(3)
+    assert load.failures == []
+
+
+def test_routers_come_and_go_and_their_streams_end_before_them(
+    cluster: Cluster, expected: list[Answer]
+) -> None:
+    with Steady(cluster, ASKS, expected) as load:
+        cluster.deploy(**FIRST | {"routers": 3})
+        cluster.wait_for(lambda: len(pids(cluster, "Router")) == 3)
+        cluster.wait_for(cluster.is_running)
+        load.wait_for_more(6)  # at all of them
+        cluster.deploy(**FIRST)
+        cluster.wait_for(lambda: len(pids(cluster, "Router")) == 1)
+        load.wait_for_more(3)
+    assert load.failures == []
+
+
+def test_a_pool_that_is_replaced_is_missed_by_nobody(
+    cluster: Cluster, expected: list[Answer]
+) -> None:
+    before = cluster.pids("ray::PoolActor")
+    with Steady(cluster, ASKS, expected) as load:
+        cluster.deploy(**FIRST, max_lora_rank=32)
+        cluster.wait_for(lambda: len(cluster.pids("ray::PoolActor") - before) == 1)
+        cluster.wait_for(cluster.is_running)
+        load.wait_for_more(6)
+    assert load.failures == []
+
+
+def test_a_drain_cuts_no_stream_and_can_be_undone(cluster: Cluster, expected: list[Answer]) -> None:
+    with Steady(cluster, ASKS, expected) as load:
+        load.wait_for_more(3)
+        load.stop(may_refuse=True)
+        assert cluster.post("/v1/drain").status_code == 200
+    assert load.failures == []
+    told = cluster.post("/v1/completions", {"model": "smollm2", "prompt": "x", "max_tokens": 1})
+    assert told.status_code == 503
+    assert httpx.delete(f"{cluster.url}/v1/drain", timeout=PATIENCE).status_code == 200
+    cluster.wait_for(cluster.is_ready)  # each router hears of it by itself
+    with Steady(cluster, ASKS, expected) as load:
         load.wait_for_more(3)
     assert load.failures == []

@@ -12,14 +12,15 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from kernels.dispatch import kernels_for
 from kernels.interface import Readback
 from worker.cache.kv_cache import KVCache, page_num_bytes
 from worker.distributed.communicator import Communicator
 from worker.engine.sequences import SequenceTable, build_input_batch, pending_sequences
+from worker.engine.step_output import build_step_output
 from worker.engine.step_server import StartedStep
+from worker.grammar import GrammarVocabulary
 from worker.lora.adapter_bank import AdapterBank, bank_for
 from worker.lora.base_weights import BaseWeights
 from worker.lora.shard import AdapterShard
@@ -28,18 +29,19 @@ from worker.model_config_reader import read_model_config
 from worker.models.llama import Model
 from worker.protocol import (
     GENESIS,
+    PENDING_TOKEN,
     Plan,
     RankConfig,
     RankInfo,
-    SampledToken,
-    StepOutput,
+    SamplingParams,
     StepReply,
     decode_plan,
 )
 from worker.runners.model_runner import ModelRunner, model_runner_for
+from worker.sampling.grammar_masks import GrammarMasks, Mask
 from worker.sampling.pending_tokens import PendingTokens
 from worker.sampling.row_logits import MAX_VOCABULARY
-from worker.sampling.sampler import FAILED, SampledRows, Sampler, SampleRequest
+from worker.sampling.sampler import SampledRows, Sampler, SampleRequest
 from worker.weights.loader import load_weights, release_free_heap
 from worker.weights.model_weights import batch_variant_linears
 from worker.weights.partition import partition
@@ -80,6 +82,7 @@ class Rank:
         model_dir = Path(config.model_dir)
         self._model_config = read_model_config(model_dir)
         check_length(self._model_config, config.max_model_len)
+        self._grammars = self._grammar_masks(model_dir) if config.rank == 0 else None
         assert self._model_config.vocab_size <= MAX_VOCABULARY, "token ids are summed as float32"
         self._part = partition(self._model_config, config.tp, config.rank)
         weights = load_weights(
@@ -119,6 +122,12 @@ class Rank:
             batch_variant_linears=(
                 batch_variant_linears(weights, self._kernels) if self._is_batch_invariant else ()
             ),
+        )
+
+    def _grammar_masks(self, model_dir: Path) -> GrammarMasks:
+        model = self._model_config
+        return GrammarMasks(
+            partial(GrammarVocabulary, model_dir, model.vocab_size, model.eos_token_ids)
         )
 
     def _empty_bank(self, model_dir: Path) -> AdapterBank:
@@ -234,11 +243,13 @@ class Rank:
         with self._leaving_on_failure():
             end.read()
             is_first = self._config.rank == 0
-            return StepReply(step, build_step_output(step, sampled) if is_first else None)
+            output = build_step_output(step, sampled, self._grammars) if is_first else None
+            return StepReply(step, output)
 
     def _run(self, plan: Plan) -> SampledRows | None:
         pending = pending_sequences(plan.chunks)
         new_pages = self._table.apply(plan)
+        self._follow_grammars(plan)
         self._cache.copy(plan.copies)
         self._cache.clear(new_pages)
         if not plan.chunks:
@@ -253,12 +264,34 @@ class Rank:
             return None
         return self._sampler.sample(logits, self._sample_requests(plan))
 
+    def _follow_grammars(self, plan: Plan) -> None:
+        """Let masks be computed while the step is, as far as its tokens are known."""
+        grammars = self._grammars
+        if grammars is None:
+            return
+        for seq_id in plan.ends:
+            grammars.end(seq_id)
+        for start in plan.starts:
+            if start.sampling.grammar:
+                grammars.start(start.seq_id, start.sampling.grammar)
+        for chunk in plan.chunks:
+            if self._table[chunk.seq_id].sampling.grammar and PENDING_TOKEN not in chunk.token_ids:
+                self._feed_grammar(chunk.seq_id)
+
+    def _feed_grammar(self, seq_id: int) -> None:
+        """Take a sequence's grammar to the end of the tokens that are known."""
+        sequence = self._table[seq_id]
+        assert self._grammars is not None, "rank 0 draws"
+        self._grammars.feed(seq_id, sequence.history, sequence.num_prompt_tokens)
+
     def _complete_histories(self, pending: Sequence[int]) -> None:
         """Put pending tokens into the histories that sampling needs; this alone waits for them."""
         for seq_id in pending:
             sequence = self._table[seq_id]
             if sequence.sampling.needs_history:
                 sequence.history[-1] = self._pending.on_host(seq_id)
+            if sequence.sampling.grammar:
+                self._feed_grammar(seq_id)
 
     def _sample_requests(self, plan: Plan) -> list[SampleRequest]:
         sequences = [(c.seq_id, self._table[c.seq_id]) for c in plan.chunks if c.samples]
@@ -269,35 +302,12 @@ class Rank:
                 position=sequence.num_tokens,
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 history=sequence.history,
+                allowed=self._allowed(seq_id, sequence.sampling),
             )
             for seq_id, sequence in sequences
         ]
 
-
-def build_step_output(step: int, rows: SampledRows | None) -> StepOutput:
-    """Wait for the rows that a step has sampled, if any, and return its output."""
-    if rows is None:
-        return StepOutput(step, ())
-    token_ids, *logprobs = rows.readback.read()
-    of_row = dict(_logprobs(rows, *logprobs)) if rows.logprob_rows else {}
-    tokens: list[SampledToken] = []
-    failed: list[int] = []
-    for row, (request, token_id) in enumerate(zip(rows.requests, token_ids.tolist(), strict=True)):
-        if token_id == FAILED:
-            failed.append(request.seq_id)
-        else:
-            tokens.append(SampledToken(request.seq_id, token_id, *of_row.get(row, ())))
-    return StepOutput(step, tuple(tokens), tuple(failed))
-
-
-def _logprobs(
-    rows: SampledRows, chosen: Tensor, best_ids: Tensor, best: Tensor
-) -> Iterator[tuple[int, tuple[float, tuple[tuple[int, float], ...]]]]:
-    """Give each row that asks for log-probabilities, and the last two fields of its token."""
-    values: Sequence[tuple[float, list[int], list[float]]] = list(
-        zip(chosen.tolist(), best_ids.tolist(), best.tolist(), strict=True)
-    )
-    for row, (logprob, ids, logprobs) in zip(rows.logprob_rows, values, strict=True):
-        count = rows.requests[row].params.num_logprobs or 0
-        top = list(zip(ids, logprobs, strict=True))[:count]
-        yield row, (logprob, tuple((i, value) for i, value in top if value != -torch.inf))
+    def _allowed(self, seq_id: int, params: SamplingParams) -> Mask | None:
+        if self._grammars is None or not params.grammar:
+            return None
+        return self._grammars.mask(seq_id)

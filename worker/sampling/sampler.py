@@ -1,8 +1,9 @@
 """The sampler: the next token of every sequence from its logits.
 
-Owns the order in which sampling parameters take effect (vLLM's): logit bias, held-back tokens,
-penalties, temperature, min_p, top_k, top_p, then the random draw. A token is a function of (logits,
-parameters, seed, position): rows that share a step never touch each other's numbers.
+Owns the order in which sampling parameters take effect (vLLM's): the grammar, logit bias,
+held-back tokens, penalties, temperature, min_p, top_k, top_p, then the random draw. A token is a
+function of (logits, parameters, seed, position, and what came before where a grammar or a penalty
+looks at it): rows that share a step never touch each other's numbers.
 Everything is queued on the device without a wait, because the next step may overwrite the logits.
 
 Shapes: S rows, V vocabulary.
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,14 +37,20 @@ class SampleRequest:
     position: int  # of the token to be sampled
     num_prompt_tokens: int
     history: Sequence[int]  # tokens [0, position) if params.needs_history, else empty
+    allowed: npt.NDArray[np.bool_] | None = None  # [V], by the grammar; None: anything
+
+    @property
+    def output_index(self) -> int:
+        """Which of the output tokens is to be sampled: 0, 1, 2, ..."""
+        return self.position - self.num_prompt_tokens
 
     @property
     def is_held_back(self) -> bool:
-        """Whether `held_back` tokens are still forbidden."""
+        """Whether `held_back` tokens are still forbidden: unless nothing else is allowed."""
         params = self.params
-        return bool(params.held_back) and (
-            self.position - self.num_prompt_tokens < params.min_tokens
-        )
+        if not params.held_back or self.output_index >= params.min_tokens:
+            return False
+        return self.allowed is None or bool(np.delete(self.allowed, params.held_back).any())
 
     @property
     def row_sampling(self) -> RowSampling:
@@ -138,12 +146,15 @@ class Sampler:
         if not (params.logit_bias or params.needs_history or request.is_held_back):
             return logits
         adjusted = logits.clone()
+        if request.allowed is not None:
+            allowed = self._kernels.send(request.allowed, torch.bool, logits.device)
+            adjusted.masked_fill_(allowed.logical_not_(), -torch.inf)
         if params.logit_bias:
             ids, biases = zip(*params.logit_bias, strict=True)
             adjusted.index_add_(0, self._ids(ids, logits), self._values(biases, logits))
         if request.is_held_back:
             adjusted.index_fill_(0, self._ids(params.held_back, logits), -torch.inf)
-        if params.needs_history:
+        if params.has_penalties:
             self._penalize(adjusted, request)
         return adjusted
 

@@ -29,6 +29,8 @@ from worker.protocol import (
 from worker.testing.fake_pages import Entry, FakePages
 
 _HASH_BYTES = 16
+# Any grammar is the same one, see `fake_forced`; this one can be followed only so far.
+FAILING_GRAMMAR, FAILS_AFTER = "fails", 9
 
 
 def _hash(*parts: bytes | int | str) -> bytes:
@@ -62,6 +64,7 @@ def fake_continuation(
     *,
     seed: int = 0,
     vocab_size: int = 1000,
+    grammar: str = "",
 ) -> tuple[int, ...]:
     """Return the tokens that `FakeRank` samples after a prompt, for comparison."""
     content = _root(adapter)
@@ -69,9 +72,27 @@ def fake_continuation(
         content = _hash(content, token_id)
     tokens: list[int] = []
     for _ in range(num_tokens):
-        tokens.append(_sample(content, SamplingParams(seed=seed), vocab_size).token_id)
+        forced = fake_forced(tokens, vocab_size) if grammar else ()
+        if grammar == FAILING_GRAMMAR and not forced and len(tokens) >= FAILS_AFTER:
+            break
+        drawn = _sample(content, SamplingParams(seed=seed), vocab_size).token_id
+        tokens.append(forced[0] if forced else drawn)
         content = _hash(content, tokens[-1])
     return tuple(tokens)
+
+
+def fake_forced(output: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Return the tokens that the grammar of `FakeRank` forces behind an output.
+
+    Two come first, and up to five behind every third token that is not forced itself.
+    """
+    forced = [1, 2]
+    for token_id in output:
+        if forced:
+            assert token_id == forced.pop(0), f"{token_id} was not forced"
+        elif token_id % 3 == 0:
+            forced = [(31 * token_id + i) % vocab_size for i in range(token_id % 5 + 1)]
+    return tuple(forced)
 
 
 @dataclass(slots=True)
@@ -83,6 +104,7 @@ class _Sequence:
     owned: set[int]  # pages it was given to write, or starts within
     tokens: list[int]
     content: bytes
+    num_prompt_tokens: int
     sampled: int | None = None  # after its last chunk, which was in the last step
 
 
@@ -169,8 +191,10 @@ class FakeRank:
         tokens = [self._run(chunk) for chunk in plan.chunks]
         for seq_id in self._sequences.keys() - {chunk.seq_id for chunk in plan.chunks}:
             self._sequences[seq_id].sampled = None
-        sampled = tuple(token for token in tokens if token is not None)
-        return StepReply(plan.step, StepOutput(plan.step, sampled))
+        sampled = tuple(token for token in tokens if isinstance(token, SampledToken))
+        errors = tuple((token, "it ends here") for token in tokens if isinstance(token, int))
+        failed = tuple(seq_id for seq_id, _ in errors)
+        return StepReply(plan.step, StepOutput(plan.step, sampled, failed, errors))
 
     def _copy(self, copies: tuple[PageCopy, ...]) -> dict[int, int]:
         """Make the copies; return the pages that hold a fork then, and its positions in each."""
@@ -205,6 +229,7 @@ class FakeRank:
             owned=owned,
             tokens=tokens,
             content=content,
+            num_prompt_tokens=start.num_prompt_tokens,
         )
 
     def _own(self, start: SequenceStart, forks: dict[int, int]) -> set[int]:
@@ -245,8 +270,11 @@ class FakeRank:
         """Return the pages of all running sequences."""
         return {page for sequence in self._sequences.values() for page in sequence.pages}
 
-    def _run(self, chunk: Chunk) -> SampledToken | None:
-        """Write a chunk's positions and sample its token."""
+    def _run(self, chunk: Chunk) -> SampledToken | int | None:
+        """Write a chunk's positions and sample its token, if it does.
+
+        A sequence whose grammar can be followed no further is returned in place of its token.
+        """
         assert chunk.seq_id in self._sequences, f"sequence {chunk.seq_id} has not started"
         sequence = self._sequences[chunk.seq_id]
         assert chunk.start == len(sequence.tokens), (
@@ -267,8 +295,21 @@ class FakeRank:
         if not chunk.samples:
             return None
         token = _sample(sequence.content, sequence.sampling, self._vocab_size)
-        sequence.sampled = token.token_id
-        return SampledToken(chunk.seq_id, token.token_id, token.logprob, token.top_logprobs)
+        forced: tuple[int, ...] = ()
+        token_id = token.token_id
+        if sequence.sampling.grammar:
+            output = sequence.tokens[sequence.num_prompt_tokens :]
+            forced = fake_forced(output, self._vocab_size)
+            token_id = forced[0] if forced else token_id
+            fails = sequence.sampling.grammar == FAILING_GRAMMAR and not forced
+            if fails and len(output) >= FAILS_AFTER:
+                sequence.sampled = 0
+                return chunk.seq_id
+            forced = fake_forced([*output, token_id], self._vocab_size)
+            if sequence.sampling.num_logprobs is not None:
+                forced = ()
+        sequence.sampled = token_id
+        return SampledToken(chunk.seq_id, token_id, token.logprob, token.top_logprobs, forced)
 
     def _known(self, sequence: _Sequence, chunk: Chunk) -> tuple[int, ...]:
         """Return the tokens of a chunk, also one that was planned before its token was known."""

@@ -225,6 +225,37 @@ class AdapterPoolActor(ClusterRegistry):
         return record
 
     @ray.method
+    async def pin(self, name: str) -> AdapterRecord:
+        """Keep what a name's requests get in host memory and, once it has one, in its slot.
+
+        Raises:
+            NotFound: if there is no such name.
+            InvalidRequest: if no more can be pinned.
+            Conflict: if its content cannot be had any more.
+        """
+        self._state.check_open()
+        async with self._locks.of(name):
+            loaded = await self._store.obtain(name, lambda: self._catalog.pin_targets(name))
+            record = self._catalog.pin(name, loaded)
+        self._on_change()
+        await self._state.saved()
+        return record
+
+    @ray.method
+    async def unpin(self, name: str) -> AdapterRecord:
+        """Let a name's content go like others' when its place is needed.
+
+        Raises:
+            NotFound: if there is no such name.
+        """
+        self._state.check_open()
+        async with self._locks.of(name):
+            record = self._catalog.unpin(name)
+        self._on_change()
+        await self._state.saved()
+        return record
+
+    @ray.method
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
         """Return what one request gets for a name; read its tensors if none has needed them yet.
 

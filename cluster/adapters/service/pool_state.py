@@ -212,7 +212,7 @@ class PoolState:
                 if version.digest is not None and self._catalog.is_outdated(version.digest):
                     await self._store.take(version.digest)  # for its sizes
                     is_read = True
-            self._catalog.pin(name)
+            self._catalog.pin(name, {})
         except TopworkError as error:
             logger.warning("%s was pinned and is not any more: %s", name, error)
             return False

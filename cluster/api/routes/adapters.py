@@ -1,4 +1,4 @@
-"""Loading, unloading and listing adapters, spelled as vLLM spells them, and their versions."""
+"""Loading, unloading and listing adapters, spelled as vLLM spells them, their versions and pins."""
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -10,6 +10,7 @@ from cluster.api.http import json_response, openapi_body, page_query, read_body
 from cluster.api.schemas.adapters import (
     AdapterList,
     LoadAdapterBody,
+    PinBody,
     RollbackBody,
     SplitBody,
     UnloadAdapterBody,
@@ -38,6 +39,7 @@ def adapter_routes(router: Router, keys: KeyRing) -> APIRouter:
     routes = APIRouter()
     _add_loading(routes, router, keys)
     _add_versions(routes, router, keys)
+    _add_pins(routes, router, keys)
     _add_listing(routes, router, keys)
     return routes
 
@@ -84,6 +86,22 @@ def _add_versions(routes: APIRouter, router: Router, keys: KeyRing) -> None:
         body = await read_body(http, SplitBody, max_bytes)
         shares = {int(version): share for version, share in body.root.items()}
         return await _shown(router, await router.backend.split(name, shares))
+
+
+def _add_pins(routes: APIRouter, router: Router, keys: KeyRing) -> None:
+    max_bytes = router.config.max_body_bytes
+
+    @routes.post("/v1/adapters/{name:path}/pin")
+    async def pin(http: HttpRequest, name: str) -> Response:
+        keys.authenticate(http).require_admin()
+        if _has_body(http):
+            (await read_body(http, PinBody, max_bytes)).refuse_extras()
+        return await _shown(router, await router.backend.pin(name))
+
+    @routes.delete("/v1/adapters/{name:path}/pin")
+    async def unpin(http: HttpRequest, name: str) -> Response:
+        keys.authenticate(http).require_admin()
+        return await _shown(router, await router.backend.unpin(name))
 
 
 def _add_listing(routes: APIRouter, router: Router, keys: KeyRing) -> None:

@@ -4,6 +4,7 @@ Owns what a conversation may hold, and the spelling of the messages of its respo
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter
 from msgspec import UNSET
@@ -17,14 +18,15 @@ from cluster.api.request_builder import (
     GenerationLimits,
     build_requests,
     call_of,
+    check_grammar,
     choices_of,
     resolve_model,
 )
 from cluster.api.response_builder import (
-    LOGPROB_FLOOR,
     Choice,
     ChunkTemplate,
     ResponseMetadata,
+    chat_logprobs,
     full_response,
     metadata_of,
     stream_response,
@@ -36,22 +38,20 @@ from cluster.api.schemas.responses import (
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
-    ChatLogprob,
     ChatLogprobs,
     ChatMessage,
     DeltaMessage,
-    TopLogprob,
     Usage,
 )
 from cluster.errors import InvalidRequest
-from cluster.router.output_processor import CompletionOutput, TokenLogprob
+from cluster.router.output_processor import CompletionOutput
 from cluster.router.router import Router
 from cluster.router.tokenizer import Tokenizer
 
 
-def conversation(messages: list[Message]) -> list[dict[str, str]]:
+def conversation(messages: list[Message]) -> list[dict[str, Any]]:
     """Return the turns as a chat template takes them, their parts of text joined by newlines."""
-    turns = []
+    turns: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         param = f"messages.{number}"
         _refuse_extras(message.model_extra or {}, param)
@@ -118,24 +118,6 @@ def num_logprobs(body: ChatBody) -> int | None:
     if body.top_logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs=true", "top_logprobs")
     return None
-
-
-def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
-    """Return the shape of /v1/chat/completions."""
-
-    def alternative(token_id: int, logprob: float) -> TopLogprob:
-        return TopLogprob(
-            tokenizer.token_text(token_id),
-            max(logprob, LOGPROB_FLOOR),
-            list(tokenizer.token_bytes(token_id)),
-        )
-
-    content = []
-    for entry in entries:
-        own = alternative(entry.token_id, entry.logprob)
-        top = [alternative(token_id, logprob) for token_id, logprob in entry.top]
-        content.append(ChatLogprob(own.token, own.logprob, own.bytes, top))
-    return ChatLogprobs(content)
 
 
 class ChatResponseBuilder:
@@ -235,6 +217,7 @@ def chat_routes(router: Router, keys: KeyRing) -> APIRouter:
             num_logprobs=num_logprobs(body),
             choices=choices_of(body, 1, router.config),
         )
+        await check_grammar(router, call)
         model = await resolve_model(router, call)
         prompt = await conversation_tokens(router, body, bool(body.add_special_tokens))
         requests = build_requests(router, call, model, [prompt], limits)

@@ -19,6 +19,7 @@ from cluster.api.request_builder import (
     GenerationLimits,
     build_requests,
     call_of,
+    check_grammar,
     check_token_ids,
     choices_of,
     resolve_model,
@@ -194,6 +195,7 @@ def completion_routes(router: Router, keys: KeyRing) -> APIRouter:
             num_logprobs=body.logprobs,
             choices=choices_of(body, len(given), router.config),
         )
+        await check_grammar(router, call)
         model = await resolve_model(router, call)
         tokenized = await _tokens(router, given, body.add_special_tokens is not False)
         requests = build_requests(router, call, model, tokenized, limits)

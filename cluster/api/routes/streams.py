@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.response_builder import Begun, Choice, ResponseBuilder, stream_response
+from cluster.api.responses.record import is_response_id
 from cluster.api.resumable import StreamRecord, counts_of, fed, record_of, unknown_stream
 from cluster.api.routes.chat import ChatResponseBuilder
 from cluster.api.routes.completions import CompletionResponseBuilder
@@ -33,7 +34,8 @@ def stream_routes(router: Router, keys: KeyRing) -> APIRouter:
     @routes.get("/v1/streams/{stream_id}")
     async def read_on(http: HttpRequest, stream_id: str) -> Response:
         principal = keys.authenticate(http)
-        call = await router.claim(stream_id)
+        # A response has its own way to be read on.
+        call = None if is_response_id(stream_id) else await router.kept.claim(stream_id)
         if call is None:
             raise unknown_stream(stream_id)
         try:

@@ -36,6 +36,10 @@ class RollbackBody(Body):
     version: Annotated[int | None, Field(ge=1)] = None
 
 
+class PinBody(Body):
+    """POST /v1/adapters/{name}/pin, which needs none."""
+
+
 VersionNumber = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
 Percent = Annotated[int, Field(ge=0, le=100, strict=True)]
 

@@ -5,7 +5,8 @@ parameters of other servers. One that would change the answer and is not support
 name; one that asks for nothing is accepted. What fields mean together is `request_builder`'s.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -15,6 +16,7 @@ from cluster.request import PRIORITY_MAX, PRIORITY_MIN
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
 MAX_LORA_ENTRIES = 8  # of one sum
 MAX_LORA_WEIGHT = 100
+MAX_MESSAGES = 16384  # of one conversation
 
 # Said of the call or of the caller, not of the answer.
 HARMLESS = frozenset(
@@ -42,10 +44,6 @@ NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "http_worker_ipc": (),
     "include_reasoning": (True,),
     "kv_transfer_params": (),
@@ -59,12 +57,10 @@ NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
     "prompt_logprobs": (),
     "reasoning_effort": (),
     "request_id": (),  # of calls for text; they have it
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "rid": (),  # likewise
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -80,6 +76,7 @@ class Body(BaseModel):
     """A JSON object from outside: exact types, finite numbers."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
+    neutral_values: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = NEUTRAL_VALUES
 
     def refuse_extras(self, where: str = "") -> None:
         """Check that all that is not a field asks for nothing.
@@ -88,11 +85,12 @@ class Body(BaseModel):
             InvalidRequest: naming the first parameter, by name, that is not supported.
         """
         for name, value in sorted((self.model_extra or {}).items()):
-            if name in HARMLESS or (name in NEUTRAL_VALUES and value is None):
+            neutral = self.neutral_values.get(name)
+            if name in HARMLESS or (neutral is not None and value is None):
                 continue
-            if _is_neutral(value, NEUTRAL_VALUES.get(name, ())):
+            if _is_neutral(value, neutral or ()):
                 continue
-            known = "is not supported" if name in NEUTRAL_VALUES else "is not a known parameter"
+            known = "is not a known parameter" if neutral is None else "is not supported"
             raise InvalidRequest(
                 f"{where}{name[:100]} {known}", where + name[:100], "unsupported_parameter"
             )
@@ -120,6 +118,26 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     resumable: bool | None = None  # ours: it can be read on after its connection broke
+
+
+class ResponseFormat(Body):
+    """OpenAI's form of an answer."""
+
+    type: str
+    json_schema: JsonValue = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's form of an answer; one of them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: Annotated[JsonValue, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[list[str] | None, Field(fail_fast=True)] = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
 
 
 class GenerationBody(Body):
@@ -153,6 +171,16 @@ class GenerationBody(Body):
     n: Annotated[int | None, Field(ge=1)] = None
     priority: Annotated[int | None, Field(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonValue = None  # vLLM's, before it had structured_outputs
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str] | None, Field(fail_fast=True)] = None
+    guided_grammar: str | None = None
+    json_schema: str | None = None  # SGLang's
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
     request_id: RequestId | None = None  # goes before the header X-Request-Id
     rid: RequestId | None = None  # SGLang's word for it
 
@@ -165,10 +193,14 @@ class Message(Body):
     name: str | None = None
 
 
+# One mistake is enough: to find a million of them would halt every stream.
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class ConversationBody(Body):
     """The part of a body that a chat template renders."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -195,7 +227,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message] | None, Field(min_length=1)] = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -207,4 +239,4 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]

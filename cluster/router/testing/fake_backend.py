@@ -84,6 +84,14 @@ class FakeBackend:
         """Give shares of the requests to versions."""
         return self._pool.split(name, shares, {})
 
+    async def pin(self, name: str) -> AdapterRecord:
+        """Pin a name."""
+        return self._pool.pin(name, {})
+
+    async def unpin(self, name: str) -> AdapterRecord:
+        """Take a name's pin away."""
+        return self._pool.unpin(name)
+
     async def records(self) -> tuple[AdapterRecord, ...]:
         """Return all records, ordered by name."""
         return self._pool.records()

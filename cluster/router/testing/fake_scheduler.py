@@ -15,11 +15,15 @@ from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.errors import ErrorInfo
 from cluster.messages import (
     Abort,
+    Claim,
+    Claimed,
+    EndKept,
     EngineCounters,
     Events,
     FollowKvEvents,
     KvEventsTaken,
     Leaving,
+    Look,
     RankStatus,
     RouterFrame,
     SchedulerAddress,
@@ -204,6 +208,8 @@ class FakeScheduler:
         elif isinstance(frame, Unload) and not self.is_hung:
             self.unloaded.append(frame.adapter)
             channel.send(encode(Unloaded(frame.call_id, 0, ())))
+        elif isinstance(frame, Claim | Look | EndKept) and not self.is_hung:
+            channel.send(encode(Claimed(frame.call_id, "")))  # it keeps nothing
         elif isinstance(frame, StatusCall) and self.answers_calls and not self.is_hung:
             channel.send(encode(self._status(frame.call_id, running)))
 

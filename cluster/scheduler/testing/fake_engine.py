@@ -129,7 +129,8 @@ class FakeEngine:
         assert output is not None, "the only rank answers every plan"
         tokens = tuple(token for token in output.tokens if token.seq_id not in self._spoilt)
         failed = tuple(token.seq_id for token in output.tokens if token.seq_id in self._spoilt)
-        self._outputs.append(StepOutput(output.step, tokens, failed))
+        failed += output.failed
+        self._outputs.append(StepOutput(output.step, tokens, failed, output.grammar_errors))
 
     def spoil(self, seq_id: int) -> None:
         """Let the logits of a sequence not be finite in all steps that the rank runs from now."""

@@ -16,6 +16,12 @@ from deploy.serving.haproxy.ports import free_ports
 PORTS = (8404, 9101, 8500)
 MAX_SOCKET_PATH = 97  # HAProxy's; Serve puts a folder named by the node, of 56 letters, into it
 MAX_DIRECTORY = MAX_SOCKET_PATH - len("/metrics.sock") - 57
+# The head takes a node for lost after 12 s without an answer, not after a minute: streams wait.
+NODE_CHECKS = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "4",
+}
 MIDDLEWARES = "deploy.serving.router_middleware:middlewares"  # what Serve puts around all HTTP
 MANAGER = "deploy.serving.haproxy.manager:install"  # what Serve's controller calls when it starts
 
@@ -55,8 +61,10 @@ def cluster_environment(directory: Path, haproxy: str, host: str | None) -> dict
             f"directory: {directory} is too long for the path of a socket: at most "
             f"{MAX_DIRECTORY} letters"
         )
-    return ray_environment() | _haproxy_settings(
-        directory, _write_script(directory, haproxy, host), PORTS
+    return (
+        ray_environment()
+        | NODE_CHECKS
+        | _haproxy_settings(directory, _write_script(directory, haproxy, host), PORTS)
     )
 
 
@@ -128,6 +136,7 @@ def _haproxy_settings(directory: Path, script: Path, ports: Sequence[int]) -> di
         "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": MANAGER,
         # Seconds between two looks whether a manager of HAProxy lives; three make a new one.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # on a busy machine a start takes long
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # the cores are the ranks'
         # Seconds between two looks of Serve's controller at everything: ten a second take 3% of a
         # core from the ranks, and from what starts.

@@ -1,12 +1,15 @@
 """Hostile and mistaken calls: the status, the reason and the parameter's name."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel, ValidationError
 
+from cluster.api.schemas.requests import ChatBody, DetokenizeBody, TokenizeBody
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from tests.patience import PATIENCE
 
@@ -71,7 +74,6 @@ def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
         ({"priority": 0.5}, "priority", "valid integer"),
         ({"tools": [{"type": "function"}]}, "tools", "is not supported"),
         ({"tool_choice": "required"}, "tool_choice", "is not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "is not supported"),
         ({"echo": True}, "echo", "is not supported"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "is not supported"),
         ({"temprature": 1}, "temprature", "is not a known parameter"),
@@ -281,3 +283,20 @@ def test_parts_of_text_may_say_nothing_else_by_null(serve: Callable[..., Any]) -
     (request,) = serving.schedulers[0].submitted
     prompt = serving.router.tokenizer.decode(request.token_ids, skip_special_tokens=False)
     assert prompt.startswith("<|im_start|>user\na\nb<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (ChatBody, {"model": "m", "messages": [1] * 5000}),
+        (ChatBody, {"model": "m", "messages": [{"role": "u"}] * 5000}),
+        (DetokenizeBody, {"tokens": ["a"] * 5000}),
+        (TokenizeBody, {"messages": [1] * 5000}),
+    ],
+)
+def test_one_mistake_of_many_is_looked_for_because_all_of_them_would_halt_the_streams(
+    schema: type[BaseModel], body: dict[str, Any]
+) -> None:
+    with pytest.raises(ValidationError) as raised:
+        schema.model_validate_json(json.dumps(body))
+    assert raised.value.error_count() == 1

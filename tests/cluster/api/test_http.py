@@ -1,10 +1,12 @@
-"""The OpenAPI document: what a client generator reads."""
+"""The OpenAPI document, what a client generator reads, and the values of bodies."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import pytest
 
+from cluster.api.http import num_values
 from cluster.router.testing.fake_scheduler import FakeScheduler
 
 
@@ -38,3 +40,23 @@ def test_a_body_is_described_with_what_lies_within_it(serve: Callable[..., Any])
     message = schema["properties"]["messages"]["items"]
     assert {"role", "content"} <= set(message["properties"])
     assert "$defs" not in str(schema) and "$ref" not in str(schema)
+
+
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [
+        (b'{"a": [1, 2, {"b": "x,[{"}]}', 5),
+        (b'"a\\",[", [', 2),
+        (b'"\\\\", [', 2),
+        (b'"never ends, [', 0),
+        (b'"a\nb,", {', 2),
+        (b"", 0),
+    ],
+)
+def test_values_are_counted_outside_of_texts(data: bytes, count: int) -> None:
+    assert num_values(data, 1000) == count
+
+
+@pytest.mark.parametrize("sign", [b",", b"[", b'"",', b'""', b'{"":'])
+def test_more_values_than_the_limit_are_more_whatever_follows(sign: bytes) -> None:
+    assert num_values(sign * 10_000, 100) > 100

@@ -12,7 +12,7 @@ from cluster.adapters.service.pool_actor import AdapterPoolActor
 from cluster.engine.dispatcher import MAX_LOSSES
 from cluster.errors import BY_NAME, Internal, InvalidAdapter, NotFound, TopworkError, Unavailable
 from cluster.request import BASE, Request, TokenEvent
-from cluster.router.engine_client import EventQueue
+from cluster.router.event_queue import EventQueue
 from tests.cluster.engine.life_ranks import turns
 from tests.cluster.engine.life_world import Replica
 from worker.protocol import SamplingParams

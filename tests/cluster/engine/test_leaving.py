@@ -6,7 +6,8 @@ import pytest
 
 from cluster.errors import Unavailable
 from cluster.request import Request
-from cluster.router.engine_client import EngineClient, EventQueue
+from cluster.router.engine_client import EngineClient
+from cluster.router.event_queue import EventQueue
 from tests.cluster.engine.small_engine import World, world_with
 from worker.protocol import SamplingParams
 

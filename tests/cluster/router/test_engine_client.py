@@ -1,7 +1,7 @@
 import asyncio
 
 from cluster.request import TokenEvent
-from cluster.router.engine_client import EventQueue
+from cluster.router.event_queue import EventQueue
 from tests.patience import PATIENCE
 
 

@@ -8,7 +8,7 @@ import pytest
 from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from cluster.router.config import RouterConfig
-from cluster.router.engine_client import EventQueue
+from cluster.router.event_queue import EventQueue
 from cluster.router.replica_set import SILENT_PARTS, ReplicaSet
 from cluster.router.testing.fake_backend import FakeBackend
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script

@@ -8,7 +8,8 @@ from cluster.errors import ErrorInfo, Unavailable
 from cluster.messages import SchedulerAddress
 from cluster.request import Request, TokenEvent
 from cluster.router.config import RouterConfig
-from cluster.router.engine_client import EngineClient, EventQueue
+from cluster.router.engine_client import EngineClient
+from cluster.router.event_queue import EventQueue
 from cluster.router.replica_set import ReplicaSet
 from cluster.router.testing.fake_backend import FakeBackend
 from cluster.router.testing.fake_scheduler import SECRET, FakeScheduler, Script

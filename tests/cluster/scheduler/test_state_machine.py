@@ -20,7 +20,7 @@ from cluster.scheduler.planner import MAX_IN_FLIGHT
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.slot_waits import SlotWaits
 from worker.protocol import SamplingParams
-from worker.testing.fake_rank import fake_continuation
+from worker.testing.fake_rank import FAILING_GRAMMAR, fake_continuation
 
 SUM = "A:0.5,B:2.0"
 SIZES = {BASE: 0, "A": 1, "B": 2, "C": 3, "D": 4, SUM: 3}  # bytes
@@ -32,7 +32,9 @@ FEATURES = {
     "drained",
     "evicted",
     "expired",
+    "forced",
     "forked",
+    "grammar failed",
     "planned ahead",
     "restored",
     "preempted",
@@ -115,6 +117,8 @@ class Serving(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 0, -1, 1]),
         tenant=st.sampled_from(["", "t"]),
         weight=st.integers(1, 3),
+        grammar=st.sampled_from(["", "", "", "forces", FAILING_GRAMMAR]),
+        num_logprobs=st.sampled_from([None, None, 1]),
     )
     def add(
         self,
@@ -128,11 +132,16 @@ class Serving(RuleBasedStateMachine):
         priority: int,
         tenant: str,
         weight: int,
+        grammar: str,
+        num_logprobs: int | None,
     ) -> None:
         prompt = (*range(shared), *tail, 1)[: self.limit - 1]
         digest = None if adapter == BASE else adapter
         num_tokens = min(max_tokens, self.limit - len(prompt))
-        tokens = [fake_continuation(digest, prompt, num_tokens, seed=seed) for seed in range(count)]
+        tokens = [
+            fake_continuation(digest, prompt, num_tokens, seed=seed, grammar=grammar)
+            for seed in range(count)
+        ]
         # The token at which each choice stops, where it has one so far out.
         stops = [() if stop is None else one[stop : stop + 1] for one in tokens]
         choices = tuple(
@@ -141,7 +150,7 @@ class Serving(RuleBasedStateMachine):
                 adapter=adapter,
                 adapter_bytes=SIZES[adapter],
                 token_ids=prompt,
-                sampling=SamplingParams(seed=seed),
+                sampling=SamplingParams(seed=seed, grammar=grammar, num_logprobs=num_logprobs),
                 max_tokens=max_tokens,
                 stop_token_ids=stops[seed],
                 cache_salt=salt,
@@ -158,6 +167,8 @@ class Serving(RuleBasedStateMachine):
         for seed, seq_id in enumerate(seq_ids):
             end = tokens[seed].index(stops[seed][0]) + 1 if stops[seed] else num_tokens
             self.expected[seq_id] = tokens[seed][:end]
+            if len(self.expected[seq_id]) < num_tokens and not stops[seed]:
+                self.seen.add("grammar failed")
             self.adapters[seq_id] = adapter
 
     def _cut_short(self, back: int) -> int:
@@ -262,6 +273,7 @@ class Serving(RuleBasedStateMachine):
             assert adapter == table.get(slot) or slot in lingering, f"slot {slot} holds {adapter}"
         happened = {
             "crowded": any(len(load.clears) > 1 for load in self.engine.begun),
+            "forced": stats.counters.forced_tokens,
             "forked": stats.counters.forked_sequences,
             "preempted": stats.counters.preemptions,
             "evicted": stats.counters.evicted_pages,

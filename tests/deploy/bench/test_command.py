@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from deploy.cli import app
+from deploy.cli.commands import app
 from tests.end_to_end.server import MODEL_DIR, free_port
 
 pytestmark = pytest.mark.model

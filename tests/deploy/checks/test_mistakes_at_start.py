@@ -81,10 +81,30 @@ def test_a_good_model_is_all_good(tmp_path: Path) -> None:
     assert not (tmp_path / "ray").exists()
 
 
+def test_a_command_line_of_vllm_is_taken_as_it_stands(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    flags = ["--tensor-parallel-size", "2", "--enable-lora", "--max-lora-rank", "32"]
+    flags += ["--no-enable-prefix-caching", "--block-size", "32", "--max-num-seqs", "8"]
+    ran = subprocess.run(
+        [str(TOPWORK), "check", str(model), "--port", str(free_port()), *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "80"},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert (
+        ran.stderr == "note --enable-lora: nothing is needed for it: adapters are always served\n"
+    )
+    assert "all good" in ran.stdout
+
+
 def test_a_check_without_adapters_imports_neither_ray_nor_torch(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     code = (
-        "import sys; sys.modules['ray'] = sys.modules['torch'] = None; from deploy.cli import app; "
+        "import sys; sys.modules['ray'] = sys.modules['torch'] = None; "
+        "from deploy.cli.commands import app; "
         f"app(['check', '--model', {str(model)!r}, '--port', '{free_port()}'])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

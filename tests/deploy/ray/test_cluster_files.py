@@ -113,18 +113,6 @@ def test_no_host_starts_ray_without_its_environment(file: Path) -> None:
 
 
 @every_file
-def test_every_setting_of_ray_is_one_that_this_ray_reads(file: Path) -> None:
-    """An unknown one would be ignored without a word."""
-    named = set(re.findall(r"\bRAY_\w+", file.read_text())) - {"RAY_HEAD_IP"}
-    assert {"RAY_health_check_timeout_ms", "RAY_health_check_failure_threshold"} == named
-    compiled = (
-        Path(ray.__file__).parent / "core" / "src" / "ray" / "gcs" / "gcs_server"
-    ).read_bytes()
-    for name in named:
-        assert name.removeprefix("RAY_").encode() in compiled, name
-
-
-@every_file
 def test_commands_are_ones_that_a_shell_can_read(file: Path) -> None:
     content = read(file)
     commands = [
@@ -145,7 +133,9 @@ def test_every_setting_of_the_environment_is_one_that_this_ray_reads() -> None:
         *(package / "_common").glob("**/*.py"),
         *(package / "dashboard").glob("**/*.py"),
     ]
-    places += [package / "core" / "src" / "ray" / "raylet" / "raylet"]
+    places += [
+        package / "core" / "src" / "ray" / name for name in ("raylet/raylet", "gcs/gcs_server")
+    ]
     known = b"\n".join(place.read_bytes() for place in places)
     with TemporaryDirectory() as directory:  # its path must be short
         named = cluster_environment(Path(directory), "/usr/sbin/haproxy", None)

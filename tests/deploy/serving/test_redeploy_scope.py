@@ -66,6 +66,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "step_timeout": (9.0, "Scheduler"),
     "recovery_timeout": (9.0, "Router Scheduler"),
     "stream_keep": (9.0, "Router"),
+    "response_keep": (9.0, "Router"),
     "kv_events_endpoint": ("tcp://127.0.0.1:5557", "Scheduler"),
     "kv_events_replay_endpoint": ("tcp://127.0.0.1:5558", "Scheduler"),
     "kv_events_topic": ("t", "Scheduler"),
@@ -78,7 +79,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "vllm_metrics": (True, "Router"),
     "anonymous": (True, ""),
     "replicas": (3, ""),
-    "max_replicas": (4, ""),
+    "max_replicas": (4, "Scheduler"),  # from none; see below
     "scale_up_delay": (1.0, ""),
     "scale_down_delay": (1.0, ""),
     "drain_timeout": (1.0, ""),
@@ -97,6 +98,12 @@ def test_a_changed_key_replaces_the_replicas_of_its_scope_and_no_others(key: str
     before = versions(**NEEDS.get(key, {}))
     after = versions(**NEEDS.get(key, {}), **{key: value})
     assert {name for name in before if before[name] != after[name]} == set(scope.split())
+
+
+def test_schedulers_are_replaced_when_autoscaling_begins_or_ends_but_not_by_other_bounds() -> None:
+    fixed, two, four = (versions(max_replicas=most)["Scheduler"] for most in (None, 2, 4))
+    assert two == four
+    assert fixed != two
 
 
 class KeysRead(ServeConfig):

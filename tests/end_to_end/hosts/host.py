@@ -41,7 +41,7 @@ class Host:
             namespace: of its network.
             name: of the host.
             address: that it has in this network.
-            directory: empty; `hosts` and `authorized_keys` lie beside it.
+            directory: empty; `hosts`, `authorized_keys` and the folder `shared` lie beside it.
         """
         self.name = name
         self.address = address

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Makes a host out of the namespaces that this is started in, and becomes its sshd.
 # Usage: inside.sh DIRECTORY NAME HOSTS_FILE AUTHORIZED_KEYS
-# The host sees this machine's files as they are; what it writes is its own and lies in memory.
+# The host sees this machine's files as they are; what it writes is its own and lies in memory, but for
+# /shared, a volume that all hosts see and that outlives them.
 set -e
 directory=$1 name=$2 hosts=$3 keys=$4
 root=$directory/root
@@ -26,6 +27,8 @@ ln -s /proc/self/fd "$root/dev/fd"
 mount -t tmpfs run "$root/run"
 mount -t tmpfs -o mode=1777 tmp "$root/tmp"
 mkdir -m 755 "$root/run/sshd"
+mkdir "$root/shared"
+mount --bind "$(dirname "$directory")/shared" "$root/shared"
 
 hostname "$name"
 cp "$hosts" "$root/etc/hosts"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.torch_backend import CpuKernels
 from worker.distributed.communicator import SingleRank
-from worker.engine.rank import build_step_output
+from worker.engine.step_output import build_step_output
 from worker.protocol import SampledToken, SamplingParams
 from worker.sampling.row_logits import RowLogits
 from worker.sampling.sampler import SampledRows, Sampler, SampleRequest

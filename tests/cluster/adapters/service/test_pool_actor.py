@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import ObjectStoreFullError
 
 from cluster.adapters.sharding import RankMemory
-from cluster.errors import InvalidAdapter, InvalidRequest, NotFound, Unavailable
+from cluster.errors import Conflict, InvalidAdapter, InvalidRequest, NotFound, Unavailable
 from cluster.metrics_hub import ClusterCounts, RouterCounts
 from cluster.request import compose
 from tests.cluster.adapters.service.pools import Make, calm, digest_of, spoil, write
@@ -165,3 +165,31 @@ async def test_a_router_reports_its_counts_and_learns_what_it_shall_forget(
     assert everything.pool.reads == {"ok": 1, "failed": 1}
     assert everything.pool.read_seconds.number == 1
     assert 0 < everything.pool.host_bytes <= everything.pool.host_budget
+
+
+async def test_a_pin_reads_what_no_request_has_needed_yet_and_lets_the_rest_be(
+    make: Make, tmp_path: Path
+) -> None:
+    actor = make()
+    await actor.start({"law": str(write(tmp_path / "law", 1))})
+    assert (await actor.record("law")).digest is None
+    record = await actor.pin("law")
+    assert (record.pinned, record.digest) == (True, digest_of(tmp_path, 1))
+    assert [facts.digest for facts in actor._catalog.pinned()] == [record.digest]
+    again = await actor.unpin("law")
+    assert (again.pinned, again.versions) == (False, record.versions)
+    assert actor._catalog.pinned() == ()
+
+
+async def test_a_pin_of_what_cannot_be_had_any_more_is_a_conflict(
+    make: Make, tmp_path: Path
+) -> None:
+    actor = make()
+    await actor.start({"law": str(write(tmp_path / "law", 1))})
+    spoil(tmp_path / "law")
+    with pytest.raises(Conflict, match="version 1 of 'law' cannot be had.*NaN"):
+        await actor.pin("law")
+    assert not (await actor.record("law")).pinned
+    for call in (actor.pin, actor.unpin):
+        with pytest.raises(NotFound, match="nobody"):
+            await call("nobody")

@@ -210,6 +210,21 @@ class PoolLife(RuleBasedStateMachine):
             assert version is None or record.version == version
             assert [v.share for v in record.versions if v.version == record.version] == [100]
 
+    @rule(choice=choices, is_pinned=st.booleans())
+    def pin(self, choice: int, is_pinned: bool) -> None:
+        name = self.known(choice)
+        before = self.record(name)
+        try:
+            record = self.run(self.actor.pin(name) if is_pinned else self.actor.unpin(name))
+        except NotFound:
+            assert before is None
+        except (Conflict, InvalidRequest):
+            assert before is not None and is_pinned
+        else:
+            assert before is not None
+            assert record.pinned is is_pinned
+            assert [v.share for v in record.versions] == [v.share for v in before.versions]
+
     @rule(choice=choices, shares=st.lists(st.integers(0, 60), min_size=1, max_size=3))
     def split(self, choice: int, shares: list[int]) -> None:
         name = self.known(choice)

@@ -135,6 +135,8 @@ async def test_until_the_state_is_read_every_call_is_to_come_back(
         actor.unload("law", False),
         actor.rollback("law", None),
         actor.split("law", {1: 100}),
+        actor.pin("law"),
+        actor.unpin("law"),
         actor.shards("0" * 64),
         actor.attach(Replica().address),
         actor.schedulers(),

@@ -11,7 +11,7 @@ from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.service.pool_actor import AdapterPoolActor
 from cluster.errors import NotFound
 from cluster.request import BASE, Request
-from cluster.router.engine_client import EventQueue
+from cluster.router.event_queue import EventQueue
 from tests.cluster.engine import life_world
 from tests.cluster.engine.life_model import BY_DIGEST, DIGESTS, SIZE, UNUSABLE, Disk
 from tests.cluster.engine.life_ranks import Launcher, turns

@@ -99,9 +99,35 @@ def test_a_split_is_kept_by_request_id(serving: Any) -> None:
     assert {n: used(serving, "law", f"r{n}") for n in resolved} == resolved
 
 
+def test_a_pin_changes_neither_versions_nor_shares_and_can_be_taken_back(serving: Any) -> None:
+    for path in ("/a/1", "/a/2"):
+        load(serving, "my-org/law", path)
+    before = post(serving, "adapters/my-org/law/split", {"1": 30, "2": 70}).json()
+    route = f"{serving.url}/v1/adapters/my-org/law/pin"
+    for call, is_pinned in ((httpx.post, True), (httpx.post, True), (httpx.delete, False)):
+        reply = call(route)
+        assert (reply.status_code, reply.json()) == (200, before | {"pinned": is_pinned})
+        assert httpx.get(f"{serving.url}/v1/adapters/my-org/law").json() == reply.json()
+
+
+def test_one_pin_too_many_is_refused_and_changes_nothing(serving: Any) -> None:
+    for number in range(4):
+        load(serving, f"a{number}", f"/a/{number}")
+    replies = [post(serving, f"adapters/a{number}/pin") for number in range(4)]
+    assert [reply.status_code for reply in replies] == [200, 200, 200, 400]
+    assert "3 adapters are pinned already" in replies[3].json()["error"]["message"]
+    listed = httpx.get(f"{serving.url}/v1/adapters").json()["data"]
+    assert [entry["pinned"] for entry in listed] == [True, True, True, False]
+    httpx.delete(f"{serving.url}/v1/adapters/a1/pin")
+    assert post(serving, "adapters/a3/pin").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("route", "body", "status"),
     [
+        ("adapters/law/pin", {"pinned": False}, 400),
+        ("adapters/law/pin", [], 400),
+        ("adapters/nobody/pin", None, 404),
         ("adapters/law/split", {"1": 50, "2": 49}, 400),
         ("adapters/law/split", {"1": 101, "2": -1}, 400),
         ("adapters/law/split", {"one": 100}, 400),

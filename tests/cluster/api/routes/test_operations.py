@@ -314,12 +314,15 @@ def test_without_keys_any_priority_goes_through(serve: Callable[..., Any]) -> No
 
 def test_only_an_admin_changes_what_is_served(guarded: Any) -> None:
     body = {"lora_name": "c", "lora_path": "/adapters/c"}
-    for path in ("load_lora_adapter", "unload_lora_adapter", "drain"):
+    changes = [f"adapters/a/{change}" for change in ("rollback", "split", "pin")]
+    for path in ("load_lora_adapter", "unload_lora_adapter", "drain", *changes):
         for key, status in (("alice-secret", 403), (None, 401)):
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             reply = httpx.post(f"{guarded.url}/v1/{path}", json=body, headers=headers)
             assert reply.status_code == status
-            assert httpx.delete(f"{guarded.url}/v1/drain", headers=headers).status_code == status
+            for taken_back in ("drain", "adapters/a/pin"):
+                reply = httpx.delete(f"{guarded.url}/v1/{taken_back}", headers=headers)
+                assert reply.status_code == status
     reply = httpx.post(
         f"{guarded.url}/v1/load_lora_adapter",
         json=body,

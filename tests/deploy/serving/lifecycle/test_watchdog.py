@@ -12,10 +12,10 @@ import pytest
 from tests.end_to_end.asking import wait_for
 from tests.patience import PATIENCE
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PROGRAM = """
 import asyncio, signal, sys, time
-from deploy.serving.watchdog import Watchdog
+from deploy.serving.lifecycle.watchdog import Watchdog
 
 # A shell that starts the tests in the background has SIGINT ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)

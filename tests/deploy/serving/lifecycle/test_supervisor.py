@@ -177,7 +177,7 @@ def test_a_signal_while_python_imports_ends_it_with_code_0(after: float, number:
     script = (
         "import sys; sys.argv[1:] = ['serve', '--model', 'none']; print('up', flush=True); "
         "import deploy.serving.lifecycle.early_signals; print('armed', flush=True); "
-        "import deploy.cli, time; time.sleep(600)"
+        "import deploy.cli.commands, time; time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     with process:
@@ -201,7 +201,7 @@ def test_nohup_is_left_as_it_is() -> None:
 
 def test_other_commands_have_the_signals_that_python_gives_them() -> None:
     script = (
-        "import signal, sys; sys.argv[1:] = ['check']; import deploy.cli; "
+        "import signal, sys; sys.argv[1:] = ['check']; import deploy.cli.commands; "
         "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)

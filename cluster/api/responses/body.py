@@ -1,0 +1,128 @@
+"""The body of POST /v1/responses: types, ranges, and what of OpenAI's API is refused for now."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from cluster.api.schemas.requests import NEUTRAL_VALUES, GenerationBody
+from cluster.errors import InvalidRequest
+
+MAX_VALUES = 262_144  # of a body: see `read_body`
+LOGPROBS = "message.output_text.logprobs"
+# What `include` may name beside it: more of what an answer of this server never has.
+WITHOUT_EFFECT = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+# Of the other ways to ask for text; None where nothing here means the same.
+FOREIGN: dict[str, str | None] = {
+    "max_tokens": "max_output_tokens",
+    "n": None,
+    "stop": None,
+    "include_stop_str_in_output": None,
+    "return_token_ids": None,
+}
+
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+
+
+class ResponseBody(GenerationBody):
+    """POST /v1/responses; what it has in common with the other calls for text is theirs."""
+
+    neutral_values = NEUTRAL_VALUES | {
+        "conversation": (),
+        "max_tool_calls": (),
+        "prompt": (),  # a template that OpenAI keeps
+    }
+
+    input: JsonValue
+    instructions: str | None = None
+    max_output_tokens: Annotated[int | None, Field(ge=1)] = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    include: Annotated[list[str] | None, Field(max_length=16, fail_fast=True)] = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue] | None, Field(max_length=16)] = None
+    user: Annotated[str | None, Field(max_length=1024)] = None
+    parallel_tool_calls: bool | None = None
+    text: JsonValue = None
+    tools: JsonValue = None
+    tool_choice: JsonValue = None
+    reasoning: JsonValue = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response can be asked for later."""
+        return self.store is not False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives are shown for each token; None for no log-probabilities."""
+        return self.top_logprobs or 0 if LOGPROBS in (self.include or ()) else None
+
+    def check(self) -> None:
+        """Check what the fields mean together.
+
+        Raises:
+            InvalidRequest: for the first that cannot be served, with the reason.
+        """
+        self._check_foreign()
+        for name in self.include or ():
+            if name != LOGPROBS and name not in WITHOUT_EFFECT:
+                raise InvalidRequest(f"include: {name[:100]!r} is not known", "include")
+        if self.top_logprobs and self.num_logprobs is None:
+            raise InvalidRequest(f"top_logprobs: needs include=[{LOGPROBS!r}]", "top_logprobs")
+        if self.background and not self.is_stored:
+            raise InvalidRequest("background: needs store=true", "background")
+        refuse_for_now(self)
+
+    def _check_foreign(self) -> None:
+        for name, instead in FOREIGN.items():
+            if getattr(self, name) is None or (name == "n" and self.n == 1):
+                continue
+            hint = "" if instead is None else f"; use {instead}"
+            raise _unsupported(name, f"is not a parameter of this call{hint}")
+        if self.stream_options is not None and self.stream_options.resumable:
+            raise _unsupported(
+                "stream_options.resumable", "is not needed: GET /v1/responses/{id} reads it on"
+            )
+
+
+def refuse_for_now(body: ResponseBody) -> None:
+    """Raise InvalidRequest for what OpenAI's API has and this server does not, yet."""
+    if body.tools not in (None, []):
+        raise _unsupported("tools", "is not supported: the answer is never parsed into tool calls")
+    if body.tool_choice not in (None, "none", "auto"):
+        raise _unsupported("tool_choice", "is not supported: there are no tools")
+    text = {} if body.text is None else body.text
+    if not isinstance(text, dict):
+        raise InvalidRequest("text: must be an object", "text")
+    if text.get("format") not in (None, {"type": "text"}):
+        raise _unsupported("text.format", "is not supported but as {'type': 'text'}")
+    if text.get("verbosity") not in (None, "medium"):
+        raise _unsupported("text.verbosity", "is not supported")
+    _refuse_others("text", text, ("format", "verbosity"))
+    reasoning = {} if body.reasoning is None else body.reasoning
+    if not isinstance(reasoning, dict):
+        raise InvalidRequest("reasoning: must be an object", "reasoning")
+    _refuse_others("reasoning", reasoning, ())
+
+
+def _refuse_others(param: str, value: dict[str, JsonValue], known: tuple[str, ...]) -> None:
+    for name, one in sorted(value.items()):
+        if name not in known and one is not None:
+            raise _unsupported(f"{param}.{name[:100]}", "is not supported")
+
+
+def _unsupported(param: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} {reason}", param, "unsupported_parameter")

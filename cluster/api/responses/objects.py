@@ -1,0 +1,204 @@
+"""The shapes of OpenAI's Responses API, as messages that encode themselves.
+
+Owns field names and order: the response, its output, and the events of its stream.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from cluster.api.schemas.responses import ChatLogprob
+
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(msgspec.Struct):
+    """A text that the model says."""
+
+    text: str
+    logprobs: list[ChatLogprob]
+    annotations: tuple[()] = ()
+    type: Literal["output_text"] = "output_text"
+
+
+class OutputMessage(msgspec.Struct):
+    """A message of the model; the one item of an output."""
+
+    id: str
+    status: ItemStatus
+    content: list[OutputText]
+    role: Literal["assistant"] = "assistant"
+    type: Literal["message"] = "message"
+
+
+class InputTokensDetails(msgspec.Struct):
+    """What is known of the prompt's tokens."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0  # that cost more than others
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """What is known of the answer's tokens."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct):
+    """Counts of tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why a response ended early."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class TextFormat(msgspec.Struct, frozen=True):
+    """How the text is formed."""
+
+    type: Literal["text"] = "text"
+
+
+class TextSettings(msgspec.Struct, frozen=True):
+    """What was asked of the text."""
+
+    format: TextFormat = TextFormat()
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """What was asked of thoughts: nothing."""
+
+    effort: None = None
+    summary: None = None
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a response repeats of its call."""
+
+    model: str
+    background: bool
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    previous_response_id: str | None
+    parallel_tool_calls: bool
+    store: bool
+    temperature: float
+    tool_choice: str
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    user: str | None
+
+
+class Response(msgspec.Struct):
+    """A response as a whole."""
+
+    id: str
+    created_at: int  # seconds since 1970
+    status: ResponseStatus
+    background: bool
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool
+    temperature: float
+    tool_choice: str
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+    object: Literal["response"] = "response"
+    reasoning: Reasoning = Reasoning()
+    service_tier: Literal["default"] = "default"
+    text: TextSettings = TextSettings()
+    tools: tuple[()] = ()
+
+
+class ResponseEvent(msgspec.Struct):
+    """Something became of the response: `response.created` and so on."""
+
+    type: str
+    sequence_number: int
+    response: Response
+
+
+class ItemEvent(msgspec.Struct):
+    """An item of the output begins or is done."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    sequence_number: int
+    item: OutputMessage
+    output_index: int = 0
+
+
+class PartEvent(msgspec.Struct):
+    """A part of an item begins or is done."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    sequence_number: int
+    item_id: str
+    part: OutputText
+    output_index: int = 0
+    content_index: int = 0
+
+
+class TextDeltaEvent(msgspec.Struct, tag="response.output_text.delta"):
+    """What the text grew by."""
+
+    sequence_number: int
+    item_id: str
+    delta: str
+    logprobs: list[ChatLogprob]
+    output_index: int = 0
+    content_index: int = 0
+
+
+class TextDoneEvent(msgspec.Struct, tag="response.output_text.done"):
+    """The whole text."""
+
+    sequence_number: int
+    item_id: str
+    text: str
+    logprobs: list[ChatLogprob]
+    output_index: int = 0
+    content_index: int = 0
+
+
+class ErrorEvent(msgspec.Struct, tag="error"):
+    """The reading failed, not the response."""
+
+    sequence_number: int
+    code: str | None
+    message: str
+    param: str | None
+
+
+class DeletedResponse(msgspec.Struct):
+    """The answer to DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True

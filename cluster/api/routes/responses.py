@@ -1,0 +1,179 @@
+"""/v1/responses: conversations in OpenAI's Responses API, which are kept for whoever goes on."""
+
+import time
+from typing import Literal
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from cluster.api.auth import KeyRing
+from cluster.api.http import json_response, openapi_body, read_body
+from cluster.api.request_builder import (
+    Call,
+    Choices,
+    GenerationLimits,
+    build_requests,
+    call_of,
+    resolve_model,
+)
+from cluster.api.responses.body import MAX_VALUES, ResponseBody
+from cluster.api.responses.events import ResponseEvents
+from cluster.api.responses.items import Turn, turns_of
+from cluster.api.responses.objects import DeletedResponse, Settings
+from cluster.api.responses.prompt import prompt_of
+from cluster.api.responses.reading import (
+    answer_begun,
+    answer_claimed,
+    answer_ended,
+    answer_stream,
+    answer_whole,
+)
+from cluster.api.responses.record import (
+    ResponseRecord,
+    keep_of,
+    new_id,
+    packed,
+    unknown_response,
+)
+from cluster.api.responses.stored import StoredResponse, conversation_of, find
+from cluster.errors import InvalidRequest
+from cluster.router.model_resolver import ResolvedModel
+from cluster.router.router import Router
+
+PATH = "/v1/responses/{response_id}"
+ONE_ANSWER = Choices(1, 1)
+
+
+def response_routes(router: Router, keys: KeyRing) -> APIRouter:
+    """Return the routes of the Responses API."""
+    routes = APIRouter()
+
+    @routes.post("/v1/responses", openapi_extra=openapi_body(ResponseBody))
+    async def create_response(http: HttpRequest) -> Response:
+        principal = keys.authenticate(http)
+        body = await read_body(http, ResponseBody, router.config.max_body_bytes, MAX_VALUES)
+        body.check()
+        call = call_of(http, principal, body)
+        return await _create(http, router, call, body)
+
+    @routes.get(PATH)
+    async def retrieve_response(http: HttpRequest, response_id: str) -> Response:
+        principal = keys.authenticate(http)
+        wants_stream = _flag(http, "stream")
+        after = _starting_after(http, wants_stream)
+        stored = await find(router, principal, response_id)
+        if not wants_stream:
+            return json_response((await stored.followed(router)).response())
+        if not stored.has_ended:
+            call = await router.kept.claim(response_id)
+            if call is None:
+                raise unknown_response(response_id)
+            stored = StoredResponse(stored.record, call.claimed)
+            return await answer_claimed(http, router, call, stored, after)
+        return await answer_ended(http, router, stored, after)
+
+    @routes.post(f"{PATH}/cancel")
+    async def cancel_response(http: HttpRequest, response_id: str) -> Response:
+        principal = keys.authenticate(http)
+        stored = await find(router, principal, response_id)
+        if not stored.record.settings.background:
+            raise InvalidRequest(
+                "only responses in the background can be cancelled; others end with their client",
+                "response_id",
+            )
+        if not stored.has_ended:
+            stored = await _end(router, stored, forgets=False)
+        return json_response((await stored.followed(router)).response())
+
+    @routes.delete(PATH)
+    async def delete_response(http: HttpRequest, response_id: str) -> Response:
+        principal = keys.authenticate(http)
+        stored = await find(router, principal, response_id)
+        await _end(router, stored, forgets=True)
+        return json_response(DeletedResponse(response_id))
+
+    return routes
+
+
+async def _create(http: HttpRequest, router: Router, call: Call, body: ResponseBody) -> Response:
+    turns: list[Turn] = []
+    if body.previous_response_id is not None:
+        turns = await conversation_of(router, call.principal, body.previous_response_id)
+    turns += turns_of(body.input)
+    model = await resolve_model(router, call)
+    prompt, turns = await prompt_of(router, body, turns)
+    limits = GenerationLimits(body.max_output_tokens, None, body.num_logprobs, ONE_ANSWER)
+    requests = build_requests(router, call, model, [prompt], limits)
+    record = _record(router, call, body, model, turns)
+    keep = keep_of(record, router.config) if body.is_stored else None
+    generation = router.generate(
+        model, requests, call.text_options, call.arrival, keep, is_by_token=True
+    )
+    in_background = record.settings.background
+    if body.stream:
+        events = ResponseEvents(record, router.tokenizer, generation.processors[0])
+        return await answer_stream(http, router, generation, events, in_background)
+    events = ResponseEvents(record, router.tokenizer, generation.processors[0], after=float("inf"))
+    if in_background:
+        return await answer_begun(http, router, generation, events)
+    return await answer_whole(http, generation, events)
+
+
+def _record(
+    router: Router, call: Call, body: ResponseBody, model: ResolvedModel, turns: list[Turn]
+) -> ResponseRecord:
+    settings = Settings(
+        model=body.model,
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        metadata=body.metadata or {},
+        previous_response_id=body.previous_response_id,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        store=body.is_stored,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        tool_choice="none" if body.tool_choice == "none" else "auto",
+        top_logprobs=body.top_logprobs or 0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )
+    return ResponseRecord(
+        id=new_id(),
+        created_at=int(time.time()),
+        tenant=call.principal.tenant,
+        names=model.names,
+        options=call.text_options,
+        shows_logprobs=body.num_logprobs is not None,
+        is_streamed=bool(body.stream),
+        settings=settings,
+        turns=packed(turns if body.is_stored else [], router.config.max_body_bytes),
+    )
+
+
+async def _end(router: Router, stored: StoredResponse, *, forgets: bool) -> StoredResponse:
+    """End a response of the caller's; return what there is of it."""
+    claimed = await router.kept.end(stored.record.id, forgets=forgets)
+    if claimed is None:  # it was the oldest, or its time is over
+        raise unknown_response(stored.record.id)
+    return StoredResponse(stored.record, claimed)
+
+
+def _flag(http: HttpRequest, name: Literal["stream"]) -> bool:
+    value = http.query_params.get(name, "false").lower()
+    if value not in ("true", "false", "1", "0"):
+        raise InvalidRequest(f"{name}: must be true or false", name)
+    return value in ("true", "1")
+
+
+def _starting_after(http: HttpRequest, wants_stream: bool) -> int:
+    """Return the number of the last event that the reader has; -1: it has none."""
+    text = http.query_params.get("starting_after")
+    if text is None:
+        return -1
+    if not wants_stream:
+        raise InvalidRequest("starting_after: only with stream=true", "starting_after")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequest("starting_after: must be the number of an event", "starting_after")
+    return int(text)

@@ -1,0 +1,6 @@
+"""`python -m deploy.cli` is `topwork`."""
+
+from deploy.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The groups in which `topwork serve --help` shows the flags, and their order."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Model": (
+        *("model", "served_model_name", "tp", "dtype", "device", "threads_per_rank"),
+        *("deterministic", "max_model_len"),
+    ),
+    "Adapters": (
+        *("adapter", "adapter_dir", "adapter_root", "adapter_state"),
+        *("max_loras", "max_lora_rank"),
+    ),
+    "Memory": (
+        *("kv_cache_memory", "kv_host_memory", "page_size", "prefix_cache"),
+        *("adapter_memory", "host_adapter_memory"),
+    ),
+    "Scheduling": (
+        *("max_num_seqs", "max_num_batched_tokens", "max_waiting", "fairness"),
+        *("overlap", "step_timeout"),
+    ),
+    "HTTP": ("host", "port", "request_timeout", "stream_keep", "response_keep"),
+    "Security": ("api_key_file", "anonymous"),
+    "Cluster": (
+        *("ray_address", "replicas", "max_replicas", "scale_up_delay", "scale_down_delay"),
+        *("routers", "drain_timeout", "recovery_timeout", "surge"),
+    ),
+    "Logs, metrics and recording": ("log_level", "vllm_metrics", "record", "record_max_bytes"),
+    "KV events": (
+        *("kv_events_endpoint", "kv_events_replay_endpoint", "kv_events_topic"),
+        *("kv_events_public",),
+    ),
+}
+OTHER = "Other"  # of a key that is in no group yet
+
+_GROUP_BY_KEY = {key: group for group, keys in GROUPS.items() for key in keys}
+
+
+def group_of(key: str) -> str:
+    """Return the group of a key of ServeConfig."""
+    return _GROUP_BY_KEY.get(key, OTHER)
+
+
+def in_order(keys: list[str]) -> list[str]:
+    """Return keys of ServeConfig in the order in which a person looks for them."""
+    order = list(_GROUP_BY_KEY)
+    return sorted(keys, key=lambda key: order.index(key) if key in order else len(order))

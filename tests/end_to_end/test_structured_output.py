@@ -1,0 +1,189 @@
+"""Answers of a given form: always valid, and the same tokens whatever else happens."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from llguidance import LLMatcher
+
+from cluster.request import BASE, Request
+from deploy.local_engine import LocalEngine
+from tests.end_to_end.server import MODEL_DIR, adapter_dirs
+from tests.end_to_end.test_engine_tokens import make_engine
+from worker.grammar import GrammarVocabulary
+from worker.protocol import SamplingParams, encode_plan
+
+pytestmark = pytest.mark.model
+
+SCHEMAS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "email": {"type": "string", "pattern": "^[a-z]{1,8}@[a-z]{1,8}\\.org$"},
+        },
+        "required": ["name", "age", "email"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "object",
+        "properties": {
+            "answer": {"enum": ["yes", "no", "perhaps"]},
+            "reasons": {
+                "type": "array",
+                "items": {"type": "string", "minLength": 12, "maxLength": 20},
+                "minItems": 5,
+                "maxItems": 6,
+            },
+            "nested": {"type": "object", "properties": {"deep": {"type": "boolean"}}},
+        },
+        "required": ["answer", "reasons"],
+        "additionalProperties": False,
+    },
+]
+EOS = 2
+
+
+def grammar(schema: dict[str, Any]) -> str:
+    return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_flexible": False})
+
+
+def requests(adapters: list[str], num_logprobs: int | None = None) -> list[Request]:
+    """Return one request for each schema, adapter and way of drawing, and a free one for each."""
+    made = []
+    for adapter in (BASE, *adapters):
+        for number, schema in enumerate([*SCHEMAS, None]):
+            for temperature in (0.0, 1.0):
+                index = len(made)
+                sampling = SamplingParams(
+                    temperature=temperature,
+                    seed=index,
+                    grammar="" if schema is None else grammar(schema),
+                    num_logprobs=num_logprobs,
+                )
+                prompt = tuple(range(300 + 7 * number, 340 + 9 * number))
+                made.append(Request(f"r{index}", adapter, prompt, sampling, 160, (EOS,)))
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return GrammarVocabulary(MODEL_DIR, 49152, (EOS,)).tokenizer
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., LocalEngine]]:
+    """Makes engines of one size."""
+    made: list[LocalEngine] = []
+
+    def start(**scheduler: object) -> LocalEngine:
+        made.append(make_engine(request.param, "bfloat16", **scheduler))
+        return made[-1]
+
+    yield start
+    for engine in made:
+        engine.close()
+
+
+def asked_of(engine: LocalEngine, num_logprobs: int | None = None) -> list[Request]:
+    return requests([engine.add_adapter(adapter_dirs()["pirate"])], num_logprobs)
+
+
+@pytest.fixture(scope="module")
+def alone(make: Callable[..., LocalEngine]) -> list[list[int]]:
+    """The tokens of each request with nothing beside it: the measure of all others."""
+    engine = make()
+    answers = [engine.generate([one])[0] for one in asked_of(engine)]
+    assert [answer.error for answer in answers] == [None] * len(answers)
+    assert engine.scheduler.stats().counters.forced_tokens > 50
+    return [answer.token_ids for answer in answers]
+
+
+def test_every_answer_is_valid_and_ends_by_itself(alone: list[list[int]], tokenizer: Any) -> None:
+    forms = [schema for _ in range(2) for schema in (*SCHEMAS, None) for _ in range(2)]
+    assert len(forms) == len(alone)
+    for schema, token_ids in zip(forms, alone, strict=True):
+        if schema is not None:
+            assert token_ids[-1] == EOS
+            jsonschema.validate(json.loads(tokenizer.decode_str(token_ids[:-1])), schema)
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        {},
+        {"token_budget": 80, "max_chunk": 64, "max_running": 5},
+        {"num_pages": 5},
+        {"prefix_cache": False},
+    ],
+    ids=["together", "small chunks", "few pages", "no prefix cache"],
+)
+def test_company_chunks_and_preemption_change_no_token(
+    make: Callable[..., LocalEngine], alone: list[list[int]], scheduler: dict[str, Any]
+) -> None:
+    engine = make(**scheduler)
+    answers = engine.generate(asked_of(engine))
+    assert [answer.token_ids for answer in answers] == alone
+    if "num_pages" in scheduler:
+        assert engine.scheduler.stats().counters.preemptions > 0
+
+
+def test_steps_that_are_planned_ahead_change_no_token(
+    make: Callable[..., LocalEngine], alone: list[list[int]]
+) -> None:
+    engine = make()
+    answers = [engine.submit(one) for one in asked_of(engine)]
+    num_ahead = run_ahead(engine)
+    assert [answer.token_ids for answer in answers] == alone
+    assert num_ahead > 20
+
+
+def run_ahead(engine: LocalEngine) -> int:
+    """Run to the end, with the next step planned before one is committed; return how many were."""
+    frames: list[bytes] = []
+    num_ahead = 0
+    while True:
+        while len(frames) < 2:
+            plan = engine.scheduler.schedule()
+            for load in engine.scheduler.take_loads():
+                engine._load(load.slot, load.adapter)
+                engine.scheduler.adapter_ready(load.adapter)
+            if plan is None:
+                break
+            num_ahead += bool(frames)
+            frame, engine._digest = encode_plan(plan, engine._digest)
+            frames.append(frame)
+        if not frames:
+            return num_ahead
+        for seq_id, event in engine.scheduler.commit(engine._run(frames.pop(0))):
+            engine._answers[seq_id].take(event)
+
+
+def test_log_probabilities_change_no_token_and_there_is_one_for_each(
+    make: Callable[..., LocalEngine], alone: list[list[int]]
+) -> None:
+    engine = make()
+    answers = engine.generate(asked_of(engine, num_logprobs=0))
+    assert [answer.token_ids for answer in answers] == alone
+    assert all(len(answer.logprobs) == len(answer.token_ids) for answer in answers)
+    assert engine.scheduler.stats().counters.forced_tokens == 0
+
+
+def test_a_request_goes_on_behind_any_token_with_the_same_ones(
+    make: Callable[..., LocalEngine], alone: list[list[int]]
+) -> None:
+    engine = make()
+    asked = asked_of(engine)
+    for count in (1, 2, 3, 5, 8, 13):
+        resumed = [
+            msgspec.structs.replace(one, output_token_ids=tuple(tokens[:count]))
+            for one, tokens in zip(asked, alone, strict=True)
+            if len(tokens) > count
+        ]
+        answers = engine.generate(resumed)
+        expected = [tokens[count:] for tokens in alone if len(tokens) > count]
+        assert [answer.token_ids for answer in answers] == expected

@@ -1,0 +1,103 @@
+"""worker.sampling.grammar_masks: masks behind exactly the tokens that are known."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from tests.end_to_end.server import MODEL_DIR
+from tests.patience import PATIENCE
+from worker.grammar import GrammarVocabulary
+from worker.sampling.grammar_masks import GrammarMasks
+
+pytestmark = pytest.mark.model
+
+YES_OR_NO = 'start: "yes" | "no"'
+NAME = LLMatcher.grammar_from_json_schema(
+    {"type": "object", "properties": {"name": {"type": "integer"}}, "required": ["name"]},
+    defaults={"whitespace_flexible": False},
+)
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> GrammarVocabulary:
+    return GrammarVocabulary(MODEL_DIR, 49152, (2,))
+
+
+@pytest.fixture
+def masks(vocabulary: GrammarVocabulary) -> Iterator[GrammarMasks]:
+    made = GrammarMasks(lambda: vocabulary)
+    yield made
+    made.close()
+
+
+def test_a_mask_is_of_the_grammar_behind_what_was_fed(
+    masks: GrammarMasks, vocabulary: GrammarVocabulary
+) -> None:
+    masks.start(1, YES_OR_NO)
+    first = masks.mask(1)
+    assert np.array_equal(first, vocabulary.state(YES_OR_NO).allowed())
+    (no,) = vocabulary.tokenizer.tokenize_str("no")
+    assert first[no]
+    assert masks.sampled(1, 0, no) == (2,)
+    assert np.flatnonzero(masks.mask(1)).tolist() == [2]
+
+
+def test_tokens_are_fed_once_however_often_they_are_told(
+    masks: GrammarMasks, vocabulary: GrammarVocabulary
+) -> None:
+    forced = vocabulary.state(NAME).forced
+    masks.start(1, NAME)
+    rest = masks.sampled(1, 0, forced[0])
+    assert rest == forced[1:]
+    assert masks.sampled(1, 0, forced[0]) == rest
+    known = [*PROMPT, *forced]
+    masks.feed(1, known, len(PROMPT))
+    masks.feed(1, known, len(PROMPT))
+    assert np.array_equal(masks.mask(1), vocabulary.state(NAME, forced).allowed())
+
+
+def test_a_sequence_that_comes_back_goes_on_behind_its_output(
+    masks: GrammarMasks, vocabulary: GrammarVocabulary
+) -> None:
+    forced = vocabulary.state(NAME).forced
+    masks.start(1, NAME)
+    masks.feed(1, [*PROMPT, *forced], len(PROMPT))
+    masks.end(1)
+    masks.end(1)  # one that was never followed
+    masks.start(1, NAME)
+    masks.feed(1, [*PROMPT, *forced], len(PROMPT))
+    assert np.array_equal(masks.mask(1), vocabulary.state(NAME, forced).allowed())
+
+
+def test_sequences_of_one_grammar_do_not_touch_each_other(
+    masks: GrammarMasks, vocabulary: GrammarVocabulary
+) -> None:
+    (no,) = vocabulary.tokenizer.tokenize_str("no")
+    for seq_id in (1, 2):
+        masks.start(seq_id, YES_OR_NO)
+    masks.sampled(1, 0, no)
+    assert not masks.mask(1)[no]
+    assert masks.mask(2)[no]
+
+
+def test_a_mask_that_a_step_waits_for_is_counted(vocabulary: GrammarVocabulary) -> None:
+    gate = threading.Event()
+
+    def load() -> GrammarVocabulary:
+        gate.wait(PATIENCE)
+        return vocabulary
+
+    masks = GrammarMasks(load)
+    masks.start(1, YES_OR_NO)
+    opener = threading.Timer(0.05, gate.set)
+    opener.start()
+    assert masks.mask(1).any()
+    opener.join()
+    assert masks.num_late == 1
+    assert masks.mask(1).any()
+    assert masks.num_late == 1
+    masks.close()

@@ -1,0 +1,52 @@
+"""What rank 0 answers of a step: the tokens that were sampled, and who got none."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from worker.protocol import SampledToken, StepOutput
+from worker.sampling.grammar_masks import GrammarMasks
+from worker.sampling.sampler import FAILED, SampledRows
+
+
+def build_step_output(
+    step: int, rows: SampledRows | None, grammars: GrammarMasks | None = None
+) -> StepOutput:
+    """Wait for the rows that a step has sampled, if any, and return its output."""
+    if rows is None:
+        return StepOutput(step, ())
+    token_ids, *logprobs = rows.readback.read()
+    of_row = dict(_logprobs(rows, *logprobs)) if rows.logprob_rows else {}
+    tokens: list[SampledToken] = []
+    failed: list[int] = []
+    errors: list[tuple[int, str]] = []
+    for row, (request, token_id) in enumerate(zip(rows.requests, token_ids.tolist(), strict=True)):
+        logprob, top_logprobs = of_row.get(row, (None, ()))
+        forced: tuple[int, ...] = ()
+        if request.params.grammar:
+            assert grammars is not None, "rank 0 draws"
+            if error := grammars.error(request.seq_id):
+                errors.append((request.seq_id, error))
+                token_id = FAILED
+            elif token_id != FAILED:
+                following = grammars.sampled(request.seq_id, request.output_index, token_id)
+                forced = following if request.params.num_logprobs is None else ()
+        if token_id == FAILED:
+            failed.append(request.seq_id)
+        else:
+            tokens.append(SampledToken(request.seq_id, token_id, logprob, top_logprobs, forced))
+    return StepOutput(step, tuple(tokens), tuple(failed), tuple(errors))
+
+
+def _logprobs(
+    rows: SampledRows, chosen: Tensor, best_ids: Tensor, best: Tensor
+) -> Iterator[tuple[int, tuple[float, tuple[tuple[int, float], ...]]]]:
+    """Give each row that asks for log-probabilities, and the last two fields of its token."""
+    values: Sequence[tuple[float, list[int], list[float]]] = list(
+        zip(chosen.tolist(), best_ids.tolist(), best.tolist(), strict=True)
+    )
+    for row, (logprob, ids, logprobs) in zip(rows.logprob_rows, values, strict=True):
+        count = rows.requests[row].params.num_logprobs or 0
+        top = list(zip(ids, logprobs, strict=True))[:count]
+        yield row, (logprob, tuple((i, value) for i, value in top if value != -torch.inf))

@@ -1,0 +1,102 @@
+"""The grammars of a rank's running sequences, and the masks of what may be drawn next.
+
+A mask is computed in a thread of its own, while the ranks compute the step in whose end it is
+needed: it is asked for as soon as the token before it is known. Only rank 0 draws, and has masks.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.grammar import GrammarState, GrammarVocabulary
+
+Mask = npt.NDArray[np.bool_]  # [V]
+
+
+class _Following:
+    """A sequence's grammar, and the mask that is being made of it."""
+
+    def __init__(self, grammar: str, vocabulary: Future[GrammarVocabulary]) -> None:
+        self.lock = threading.Lock()  # tokens are fed where they become known first
+        self.mask: Future[Mask] | None = None  # behind all tokens that were fed
+        self._grammar = grammar
+        self._vocabulary = vocabulary
+        self._state: GrammarState | None = None
+
+    @property
+    def state(self) -> GrammarState:
+        """Where it is; compiled when it is first asked for."""
+        if self._state is None:
+            self._state = self._vocabulary.result().state(self._grammar)
+        return self._state
+
+
+class GrammarMasks:
+    """What may be drawn next, by sequence; `load` reads the vocabulary, in the thread."""
+
+    def __init__(self, load: Callable[[], GrammarVocabulary]) -> None:
+        self.num_late = 0  # masks that a step has waited for
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._vocabulary = self._thread.submit(load)
+        self._following: dict[int, _Following] = {}
+
+    def start(self, seq_id: int, grammar: str) -> None:
+        """Follow a sequence, that has no output yet."""
+        self._following[seq_id] = following = _Following(grammar, self._vocabulary)
+        self._compute(following)
+
+    def end(self, seq_id: int) -> None:
+        """Follow a sequence no more; nothing happens if it was not followed."""
+        self._following.pop(seq_id, None)
+
+    def feed(self, seq_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+        """Take in the tokens of a sequence, prompt and output, as far as they are not yet."""
+        following = self._following[seq_id]
+        with following.lock:
+            state = following.state
+            new = token_ids[num_prompt_tokens + state.num_fed :]
+            for token_id in new:
+                state.feed(token_id)
+        if new:
+            self._compute(following)
+
+    def sampled(self, seq_id: int, index: int, token_id: int) -> tuple[int, ...]:
+        """Take in an output token, unless it is already; return those that follow for certain."""
+        following = self._following[seq_id]
+        with following.lock:
+            state = following.state
+            assert index <= state.num_fed <= index + 1, f"output token {index} is out of turn"
+            is_new = state.num_fed == index
+            if is_new:
+                state.feed(token_id)
+            forced = state.forced
+        if is_new:
+            self._compute(following)
+        return forced
+
+    def error(self, seq_id: int) -> str:
+        """Return why the grammar of a sequence can be followed no further, or nothing."""
+        following = self._following[seq_id]
+        with following.lock:
+            return following.state.error
+
+    def mask(self, seq_id: int) -> Mask:
+        """Return [V], which tokens may be drawn behind all that were fed."""
+        mask = self._following[seq_id].mask
+        assert mask is not None, f"sequence {seq_id} has not started"
+        self.num_late += not mask.done()
+        return mask.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _compute(self, following: _Following) -> None:
+        def compute() -> Mask:
+            with following.lock:
+                return following.state.allowed()
+
+        following.mask = self._thread.submit(compute)
