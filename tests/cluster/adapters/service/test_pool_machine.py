@@ -142,6 +142,9 @@ class PoolLife(RuleBasedStateMachine):
         after = self.record(name)
         if before is not None and not before.watched:
             assert (after.version, after.digest) == (before.version, before.digest)
+        elif after is not None and after.digest is not None and name in self.actor._watcher.refused:
+            assert before is not None and before.pinned, "only a pin can be in the way"
+            assert after.digest == before.digest
         elif after is not None and after.digest is not None and content != SPOILT:
             assert after.digest == DIGESTS[content]
 
