@@ -1,28 +1,18 @@
-"""POST /v1/completions: one prompt or several, as text or as token ids.
-
-Owns what a prompt may be, and the spelling of the messages of its response.
-"""
+"""POST /v1/completions: prompts as text or as token ids, and the spelling of their response."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi import APIRouter
 from msgspec import UNSET
-from pydantic import JsonValue
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.http import openapi_body, read_body, sse
+from cluster.api.prepare import prepare_completion
 from cluster.api.request_builder import (
-    GenerationLimits,
-    build_requests,
     call_of,
-    check_grammar,
-    check_token_ids,
-    choices_of,
-    resolve_model,
 )
 from cluster.api.response_builder import (
     LOGPROB_FLOOR,
@@ -41,58 +31,9 @@ from cluster.api.schemas.responses import (
     CompletionLogprobs,
     Usage,
 )
-from cluster.errors import InvalidRequest
-from cluster.router.config import RouterConfig
 from cluster.router.output_processor import CompletionOutput, TokenLogprob
 from cluster.router.router import Router
 from cluster.router.tokenizer import Tokenizer
-
-DEFAULT_MAX_TOKENS = 16  # OpenAI's for this call; a chat may fill the context
-
-
-def prompts(value: JsonValue, config: RouterConfig) -> list[str | list[int]]:
-    """Return the prompts of a body of /v1/completions: texts or lists of token ids.
-
-    Raises:
-        InvalidRequest: unless it is a string, a list of token ids, or a list of such.
-    """
-    wrong = InvalidRequest(
-        "prompt: must be a string, a list of strings, a list of token ids or a list of such lists",
-        "prompt",
-    )
-    items: Any = [value] if isinstance(value, str) or _are_tokens(value) else value
-    if not isinstance(items, list):
-        raise wrong
-    if not 1 <= len(items) <= config.max_prompts:
-        raise InvalidRequest(
-            f"prompt: 1 to {config.max_prompts} prompts in one call, not {len(items)}", "prompt"
-        )
-    for item in items:
-        if not (isinstance(item, str) or _are_tokens(item)):
-            raise wrong
-        if not item:
-            raise InvalidRequest("prompt: must not be empty", "prompt")
-        if isinstance(item, list):
-            check_token_ids(item, config, "prompt")
-    return items
-
-
-def _are_tokens(value: JsonValue) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
-
-
-async def _tokens(
-    router: Router, prompts: list[str | list[int]], add_special_tokens: bool
-) -> list[tuple[int, ...]]:
-    tokenized = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            tokenized.append(await router.encode(prompt, add_special_tokens))
-        else:
-            tokenized.append(tuple(prompt))
-        if not tokenized[-1]:
-            raise InvalidRequest("prompt: it has no tokens", "prompt")
-    return tokenized
 
 
 def completion_logprobs(
@@ -188,25 +129,16 @@ def completion_routes(router: Router, keys: KeyRing) -> APIRouter:
         principal = keys.authenticate(http)
         body = await read_body(http, CompletionBody, router.config.max_body_bytes)
         call = call_of(http, principal, body)
-        given = prompts(body.prompt, router.config)
-        limits = GenerationLimits(
-            max_tokens=body.max_tokens,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            num_logprobs=body.logprobs,
-            choices=choices_of(body, len(given), router.config),
-        )
-        await check_grammar(router, call)
-        model = await resolve_model(router, call)
-        tokenized = await _tokens(router, given, body.add_special_tokens is not False)
-        requests = build_requests(router, call, model, tokenized, limits)
-        metadata, shows_logprobs = metadata_of(call, "cmpl"), body.logprobs is not None
+        prepared = await prepare_completion(router, call, body)
+        model, requests = prepared.model, prepared.requests
+        metadata, shows_logprobs = metadata_of(call, "cmpl"), prepared.shows_logprobs
         keep = keep_of(
-            call, model, len(given), "completions", metadata, router.config, shows_logprobs
+            call, model, len(requests), "completions", metadata, router.config, shows_logprobs
         )
         generation = router.generate(model, requests, call.text_options, call.arrival, keep)
         builder = CompletionResponseBuilder(router.tokenizer, metadata, shows_logprobs)
         if body.stream:
             return await stream_response(http, generation, builder, metadata.include_usage)
-        return await full_response(http, generation, limits.choices, builder)
+        return await full_response(http, generation, prepared.limits.choices, builder)
 
     return routes

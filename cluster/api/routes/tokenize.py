@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.http import json_response, openapi_body, read_body
+from cluster.api.prompts.conversation import conversation_tokens
 from cluster.api.request_builder import check_token_ids
-from cluster.api.routes.chat import conversation_tokens
 from cluster.api.schemas.requests import ConversationBody, DetokenizeBody, TokenizeBody
 from cluster.errors import InvalidRequest
 from cluster.router.model_resolver import Principal

@@ -1,0 +1,1 @@
+"""From what a body holds to the tokens of its prompts."""
