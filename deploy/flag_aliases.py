@@ -59,10 +59,8 @@ def _no_switch(name: str, servers: str, why: str, use: str | None = None) -> Ali
 
 _SHARE = "a share of a device's memory says nothing of what fits: give bytes"
 _COUNT = "adapters differ in size: give bytes"
-_NO_TOOLS = "answers are not parsed into tool calls"
-_NO_THOUGHTS = "answers are not split into thoughts and the rest"
 _NO_SEED = "each request without a `seed` draws one: give `seed` in requests"
-_NO_FORMAT = "there is no constrained decoding"
+_NO_FORMAT = "forms are followed by llguidance, which has nothing to choose"
 _NO_SPECULATION = "there is no speculative decoding"
 _TEMPLATE = "the template is the model's own: change its chat_template.jinja"
 _HUB = "a hub id has no revision here: download that revision, and give its directory"
@@ -107,6 +105,7 @@ ALIASES = (
     _needless("--enable-request-id-headers", VLLM, "answers always have X-Request-Id"),
     _needless("--enable-metrics", SGLANG, "/metrics is always there"),
     _needless("--enable-priority-scheduling", SGLANG, "`priority` always counts, smaller first"),
+    _needless("--enable-auto-tool-choice", VLLM, "tools are served wherever a model knows them"),
     _needless("--disable-log-requests", VLLM, "requests are never logged"),
     _needless("--no-enable-log-requests", VLLM, "requests are never logged"),
     _needless("--disable-log-stats", VLLM, "nothing is logged that /metrics tells"),
@@ -162,12 +161,8 @@ ALIASES = (
     _refused("--hf-overrides", VLLM, "change the model's config.json"),
     _refused("--json-model-override-args", SGLANG, "change the model's config.json"),
     _refused("--chat-template", BOTH, _TEMPLATE),
-    _refused("--generation-config", VLLM, "requests say how to sample", neutral=("vllm",)),
-    _refused("--sampling-defaults", SGLANG, "requests say how to sample", neutral=("openai",)),
+    _refused("--sampling-defaults", SGLANG, "say vllm for openai", "generation_config", ("model",)),
     _refused("--max-logprobs", VLLM, "20 at most", neutral=("20",)),
-    _no_switch("--enable-auto-tool-choice", VLLM, _NO_TOOLS),
-    _refused("--tool-call-parser", BOTH, _NO_TOOLS),
-    _refused("--reasoning-parser", BOTH, _NO_THOUGHTS),
     _refused("--structured-outputs-config", VLLM, _NO_FORMAT),
     _refused("--guided-decoding-backend", VLLM, _NO_FORMAT),
     _refused("--grammar-backend", SGLANG, _NO_FORMAT),
@@ -204,6 +199,9 @@ SAME: Mapping[str, str] = MappingProxyType(
         "page_size": SGLANG,
         "max_loras": VLLM,
         "max_lora_rank": BOTH,
+        "generation_config": VLLM,
+        "override_generation_config": VLLM,
+        "trust_request_chat_template": VLLM,
         "log_level": SGLANG,
     }
 )

@@ -20,7 +20,7 @@ from worker.distributed.thread_group import ThreadGroup
 from worker.engine.rank import Rank
 from worker.lora.shard import AdapterShard
 from worker.model_config_reader import read_model_config
-from worker.protocol import GENESIS, RankConfig, StepOutput, encode_plan
+from worker.protocol import GENESIS, RankConfig, StepOutput, TokenLogprobs, encode_plan
 from worker.weights.partition import partition
 
 
@@ -33,6 +33,8 @@ class Answer:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    embedding: bytes = b""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def take(self, event: TokenEvent) -> None:
         """Add the news of one step."""
@@ -40,6 +42,8 @@ class Answer:
         self.logprobs += event.logprobs
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
         self.finish_reason = event.finish_reason
+        self.embedding = event.embedding
+        self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
         if event.error is not None:
             self.error = event.error.message
 

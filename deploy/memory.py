@@ -23,6 +23,8 @@ _PANEL = 32  # outputs that packed weights are padded to, as kernels.native.pack
 _FIRST = 64, 16, 16  # rows, samples and lora_rank that worker.runners.native_runner starts with
 _GRAPH_ROWS = 256  # of the largest graph of worker.runners.gpu_runner
 
+# What llguidance keeps of a token of the model: 750 bytes at 49,152 of them, rounded up.
+_GRAMMAR_TOKEN = 2**10
 # What a process takes before it has done anything: VmRSS of those of `topwork serve`, rounded up.
 _RANK_PROCESS = 400 * _MIB  # Python, torch, Ray
 _CUDA_CONTEXT = 1024 * _MIB  # with cuBLAS's and NCCL's workspaces
@@ -113,6 +115,8 @@ def rank_parts(
     if config.kv_host_memory:
         host_kv = _kv_bytes(config, model, part, config.kv_host_memory)
         parts.append(Part("KV in host memory", "host", host_kv))
+    if rank == 0:  # which draws
+        parts.append(Part("vocabulary of grammars", "host", model.vocab_size * _GRAMMAR_TOKEN))
     if is_gpu:
         parts.append(Part("CUDA context", "device", _CUDA_CONTEXT))
     return (*parts, Part("process", "host", _RANK_PROCESS))

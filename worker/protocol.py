@@ -18,6 +18,9 @@ GENESIS = bytes(DIGEST_BYTES)  # the digest "before step 1" of a freshly started
 # In place of a token that the step before samples, in a plan that was made before its reply came.
 PENDING_TOKEN = -1
 
+# How a prompt's final hidden states become one embedding: those of its last token, or their mean.
+Pooling = Literal["", "last", "mean"]
+
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How the next token of one sequence is sampled from its logits; the defaults are OpenAI's.
@@ -38,6 +41,13 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     held_back: tuple[int, ...] = ()
     num_logprobs: int | None = None  # None: no log-probabilities; 0: the sampled token's only
     grammar: str = ""  # of the output, as llguidance reads it; "": anything
+    pooling: Pooling = ""  # the output is the prompt's embedding and no token
+    # Log-probabilities of the prompt's tokens, from the second on, and of so many of the best
+    # others; None: none.
+    prompt_logprobs: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # tokens that the output must not end in
+    # A bit for each token that may be drawn, the lowest id in the lowest bit; b"": all may.
+    allowed_tokens: bytes = b""
 
     @property
     def has_penalties(self) -> bool:
@@ -51,7 +61,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def needs_history(self) -> bool:
         """Whether a rank must know the tokens so far to sample the next one."""
-        return self.has_penalties or bool(self.grammar)
+        if self.has_penalties or self.grammar:
+            return True
+        return any(len(word) > 1 for word in self.bad_words)
 
 
 class SequenceStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -74,6 +86,10 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token_ids: tuple[int, ...]  # or (PENDING_TOKEN,)
     new_pages: tuple[int, ...]  # appended to the page table before the step; their content is stale
     samples: bool  # sample the token at position start + len(token_ids)
+    # The last of the prompt's tokens behind this chunk's first row: those whose log-probabilities
+    # are wanted, each by the row before it. The last of them follows the chunk, unless the prompt
+    # ends in it.
+    targets: tuple[int, ...] = ()
 
 
 class PageCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -114,6 +130,19 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # That the grammar leaves no choice about: they follow, without being sampled. None where their
     # log-probabilities are asked for.
     forced: tuple[int, ...] = ()
+    # Of the prompt, if its sampling asks for it, after the final norm: [H] float32, little-endian.
+    embedding: bytes = b""
+
+
+# A token's log-probability, and (token id, log-probability) of the best, best first.
+TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The log-probabilities of a chunk's targets, in their order."""
+
+    seq_id: int
+    of_targets: tuple[TokenLogprobs, ...]
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -127,6 +156,10 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: tuple[SampledToken, ...]
     failed: tuple[int, ...] = ()
     grammar_errors: tuple[tuple[int, str], ...] = ()  # by sequence
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # in plan order
+    # For operators; nothing decides by them.
+    num_masks: int = 0  # of grammars, that tokens were drawn by
+    num_late_masks: int = 0  # that the ranks had to wait for
 
 
 class StepReply(msgspec.Struct, frozen=True, array_like=True, gc=False):

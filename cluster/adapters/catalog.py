@@ -257,6 +257,14 @@ class AdapterCatalog:
         self._note = note
         self._contents.note_changes(note)
 
+    def note_released(self, on_release: Callable[[str], None]) -> None:
+        """Have `on_release` called with each directory that something reads no more."""
+        self._contents.note_released(on_release)
+
+    def uses(self, path: str) -> bool:
+        """Tell whether a version, or content that requests run on, is read from a directory."""
+        return path in self._unread or self._contents.uses(path)
+
     def last_number(self, name: str) -> int:
         """Return the number of the newest version that a name has ever had; 0: none."""
         return self._last_numbers.get(name, 0)

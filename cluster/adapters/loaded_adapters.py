@@ -44,6 +44,7 @@ class Contents:
         self._num_retirements = 0
         self._host = HostCache(limits.host_bytes)
         self._note: Callable[[str], None] = lambda entry: None
+        self._on_release: Callable[[str], None] = lambda path: None
 
     @property
     def host_cache(self) -> HostCache:
@@ -138,6 +139,19 @@ class Contents:
         """Have `note` called with each entry of a SavedState that changes from now on."""
         self._note = note
 
+    def note_released(self, on_release: Callable[[str], None]) -> None:
+        """Have `on_release` called with each directory that something reads no more."""
+        self._on_release = on_release
+
+    def uses(self, path: str) -> bool:
+        """Tell whether any content would be read from a directory."""
+        digest = self._digest_by_path.get(path)
+        if digest is None:
+            return False
+        content = self._contents[digest]
+        sources = (content.facts.outline.source, *content.holders.values())
+        return any(source.path == path for source in sources)
+
     def pinned(self) -> tuple[Facts, ...]:
         """Return what is pinned, ordered by digest."""
         return tuple(self.facts(digest) for digest in self._pins.digests())
@@ -155,6 +169,7 @@ class Contents:
         if digest not in self._contents:
             return 0
         assert digest in self._retired, f"{digest} is forgotten under its holders"
+        self._on_release(self.facts(digest).outline.source.path)
         del self._contents[digest], self._retired[digest]
         for path in [path for path, found in self._digest_by_path.items() if found == digest]:
             del self._digest_by_path[path]
@@ -192,6 +207,7 @@ class Contents:
             if content.facts.layout != loaded.facts.layout:
                 for name, _ in content.holders:
                     self._note(name_entry(name))
+            self._on_release(content.facts.outline.source.path)
             content.facts = loaded.facts
         self._digest_by_path[loaded.facts.outline.source.path] = digest
 
@@ -207,7 +223,9 @@ class Contents:
             return
         content = self._contents[version.digest]
         if content.holders.get((name, version.number)) != version.outline.source:
-            content.holders.pop((name, version.number), None)
+            before = content.holders.pop((name, version.number), None)
+            if before is not None:
+                self._on_release(before.path)
             content.holders[name, version.number] = version.outline.source
         if self._retired.pop(version.digest, None) is not None:
             self._note(content_entry(version.digest))
@@ -217,7 +235,7 @@ class Contents:
         if version.digest is None or (kept is not None and kept.digest == version.digest):
             return
         content = self._contents[version.digest]
-        del content.holders[name, version.number]
+        self._on_release(content.holders.pop((name, version.number)).path)
         if not content.holders:
             self._retire(version.digest)
 

@@ -66,6 +66,14 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     versions: tuple[VersionRecord, ...] = ()  # all that are kept, ascending
 
 
+class LoadOptions(msgspec.Struct, frozen=True):
+    """How what is loaded gets its name."""
+
+    load_inplace: bool = False  # the name may be taken: this is its next version
+    pinned: bool = False
+    sha256: str | None = None  # that the weights file must have, hex
+
+
 class ResolvedAdapter(msgspec.Struct, frozen=True):
     """What one request gets for a name."""
 

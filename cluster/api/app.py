@@ -9,13 +9,18 @@ from cluster.api.http import CountResponses, RequestContext
 from cluster.api.routes.adapters import adapter_routes
 from cluster.api.routes.chat import chat_routes
 from cluster.api.routes.completions import completion_routes
+from cluster.api.routes.embeddings import embedding_routes
 from cluster.api.routes.kv_events import kv_event_routes
+from cluster.api.routes.messages import message_routes
 from cluster.api.routes.models import model_routes
 from cluster.api.routes.operations import operation_routes
+from cluster.api.routes.render import render_routes
 from cluster.api.routes.responses import response_routes
 from cluster.api.routes.sglang import sglang_routes
 from cluster.api.routes.streams import stream_routes
 from cluster.api.routes.tokenize import tokenize_routes
+from cluster.api.routes.uploads import upload_routes
+from cluster.api.schemas.extras import ExtraParameters
 from cluster.router.router import Router
 
 
@@ -30,6 +35,7 @@ def create_app(
         ValueError: if the router's file of API keys cannot be used.
     """
     app = FastAPI(title="Topwork", version=router.config.version, lifespan=lifespan)
+    app.state.extra_parameters = ExtraParameters(router.config.lenient_parameters)
     app.add_middleware(CountResponses, metrics=router.metrics)
     # Outside of what counts: it knows how bodies are sent.
     app.add_middleware(RequestContext, sends_ids=sends_ids)
@@ -39,10 +45,14 @@ def create_app(
         chat_routes,
         completion_routes,
         response_routes,
+        embedding_routes,
+        message_routes,
         stream_routes,
         tokenize_routes,
+        render_routes,
         adapter_routes,
         sglang_routes,
+        upload_routes,
         model_routes,
         operation_routes,
         kv_event_routes,

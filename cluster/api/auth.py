@@ -87,8 +87,16 @@ class KeyRing:
         return cls([], is_off=True) if path is None else cls.load(Path(path))
 
     def authenticate(self, http: HttpRequest) -> Principal:
-        """Return who calls; raises as `identify`."""
-        return ANYONE if self._is_off else self.identify(http.headers.get("authorization"))
+        """Return who calls; raises as `identify`.
+
+        A key may come as Anthropic's clients send it, in X-Api-Key; Authorization goes first.
+        """
+        if self._is_off:
+            return ANYONE
+        authorization, key = http.headers.get("authorization"), http.headers.get("x-api-key")
+        if authorization is None and key is not None:
+            authorization = f"Bearer {key}"
+        return self.identify(authorization)
 
     def identify(self, authorization: str | None) -> Principal:
         """Return whose key an Authorization header carries.
@@ -98,7 +106,7 @@ class KeyRing:
         """
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
-            raise Unauthorized("an API key is needed: Authorization: Bearer KEY")
+            raise Unauthorized("an API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")
         presented = sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
         matching: Principal | None = None
         for digest, principal in self._principals:  # all of them, whichever matches

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.adapters.records import AdapterRecord
 from cluster.api.error_handlers import CLIENT_CLOSED_REQUEST, validation_error
+from cluster.api.schemas.extras import ExtraParameters
 from cluster.errors import InvalidRequest
 from cluster.router.metrics.request_metrics import OTHER, RouterMetrics
 
@@ -236,6 +237,12 @@ def send_body_of(scope: Scope) -> Send:
     """
     send_body: Send = scope["state"]["send_body"]
     return send_body
+
+
+def extra_parameters_of(http: Request) -> ExtraParameters:
+    """Return what decides about parameters that are unknown or not supported."""
+    extras: ExtraParameters = http.app.state.extra_parameters
+    return extras
 
 
 def request_id_of(http: Request) -> str:

@@ -5,8 +5,17 @@ Every route that answers, counts or shows a call of either kind goes through her
 
 from dataclasses import dataclass
 
-from cluster.api.prompts.conversation import conversation_tokens
-from cluster.api.prompts.texts import prompt_tokens, prompts
+from cluster.api.echo import check_echo, echoed_texts
+from cluster.api.enforced_calls import formed
+from cluster.api.message_format import (
+    begins_in_thought,
+    check_tools,
+    format_of,
+    template_variables,
+)
+from cluster.api.prompt_logprobs import num_prompt_logprobs
+from cluster.api.prompts.conversation import conversation_text, text_tokens
+from cluster.api.prompts.texts import prompt_tokens, prompts, truncated
 from cluster.api.request_builder import (
     Call,
     GenerationLimits,
@@ -16,9 +25,11 @@ from cluster.api.request_builder import (
     resolve_model,
 )
 from cluster.api.schemas.requests import ChatBody, CompletionBody
+from cluster.api.tools import tool_use_of
 from cluster.errors import InvalidRequest
 from cluster.request import Request
 from cluster.router.model_resolver import ResolvedModel
+from cluster.router.parser.families import MessageFormat
 from cluster.router.router import Router
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's for a completion; a chat may fill the context
@@ -32,6 +43,8 @@ class PreparedCall:
     model: ResolvedModel
     limits: GenerationLimits
     requests: list[tuple[Request, ...]]  # for each prompt those of its choices
+    echoes: tuple[str, ...] = ()  # the text of each prompt, if it is to be shown
+    message_format: MessageFormat | None = None  # None: the answer is text and nothing else
 
     @property
     def shows_logprobs(self) -> bool:
@@ -52,28 +65,49 @@ async def prepare_chat(router: Router, call: Call, body: ChatBody) -> PreparedCa
         default_max_tokens=None,
         num_logprobs=num_logprobs(body),
         choices=choices_of(body, 1, router.config),
+        num_prompt_logprobs=num_prompt_logprobs(body),
     )
+    tools = tool_use_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    check_tools(router, tools)
+    variables = template_variables(router, body.reasoning_effort)
     await check_grammar(router, call)
     model = await resolve_model(router, call)
-    prompt = await conversation_tokens(router, body, bool(body.add_special_tokens))
+    text = await conversation_text(router, body, tools.rendered, variables)
+    prompt = await text_tokens(router, text, bool(body.add_special_tokens))
+    if body.truncate_prompt_tokens is not None:
+        prompt = truncated(prompt, body, limits, router.config)
+    message_format = format_of(
+        router,
+        tools,
+        begins_in_thought=begins_in_thought(
+            router, text, body.messages[-1].content if body.continue_final_message else None
+        ),
+        shows_reasoning=body.include_reasoning is not False,
+    )
+    if message_format is not None:
+        call = await formed(router, call, tools, message_format, text)
     requests = build_requests(router, call, model, [prompt], limits)
-    return PreparedCall(call, model, limits, requests)
+    return PreparedCall(call, model, limits, requests, message_format=message_format)
 
 
 async def prepare_completion(router: Router, call: Call, body: CompletionBody) -> PreparedCall:
     """Return a call of /v1/completions as requests; raises as `prepare_chat`."""
     given = prompts(body.prompt, router.config)
+    check_echo(body)
     limits = GenerationLimits(
-        max_tokens=body.max_tokens,
+        max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         num_logprobs=body.logprobs,
         choices=choices_of(body, len(given), router.config),
+        num_prompt_logprobs=num_prompt_logprobs(body),
     )
     await check_grammar(router, call)
     model = await resolve_model(router, call)
     tokenized = await prompt_tokens(router, given, body.add_special_tokens is not False)
-    requests = build_requests(router, call, model, tokenized, limits)
-    return PreparedCall(call, model, limits, requests)
+    kept = [truncated(prompt, body, limits, router.config) for prompt in tokenized]
+    requests = build_requests(router, call, model, kept, limits)
+    echoes = await echoed_texts(router, given, tokenized, kept) if body.echo else ()
+    return PreparedCall(call, model, limits, requests, echoes)
 
 
 def num_logprobs(body: ChatBody) -> int | None:

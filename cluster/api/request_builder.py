@@ -6,14 +6,16 @@ Ranges of single values are in `schemas.requests`.
 
 import math
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 from pydantic import JsonValue
 from starlette.requests import Request as HttpRequest
 
-from cluster.api.http import arrival_of, request_id_of
+from cluster.api.http import arrival_of, extra_parameters_of, request_id_of
+from cluster.api.prompt_logprobs import scored
+from cluster.api.restrictions import check_token_ids, restricted
+from cluster.api.schemas.extras import ExtraParameters
 from cluster.api.schemas.requests import CompletionBody, GenerationBody
 from cluster.api.structured_output import grammar_of
 from cluster.errors import InvalidRequest
@@ -47,8 +49,9 @@ def call_of(http: HttpRequest, principal: Principal, body: GenerationBody) -> Ca
     Raises:
         InvalidRequest: for unknown, unsupported and clashing fields.
     """
-    body.refuse_extras()
-    check_stream_options(body)
+    extras = extra_parameters_of(http)
+    body.refuse_extras(extras=extras)
+    check_stream_options(body, extras)
     if None not in (body.request_id, body.rid) and body.request_id != body.rid:
         raise InvalidRequest(f"rid: {body.rid!r} is not the request_id, {body.request_id!r}", "rid")
     # Before the header, which proxies set on their own.
@@ -119,9 +122,10 @@ class GenerationLimits:
     """What chat and text completions spell differently in their bodies."""
 
     max_tokens: int | None
-    default_max_tokens: int | None  # None: what the context leaves
+    default_max_tokens: int | None  # None: the server's, or what the context leaves
     num_logprobs: int | None  # shown; None: no log-probabilities
     choices: Choices
+    num_prompt_logprobs: int | None = None  # computed; None: none
 
 
 def build_requests(
@@ -144,33 +148,35 @@ def build_requests(
     if num_logprobs is None and limits.choices.are_ranked:
         num_logprobs = 0
     sampling = sampling_params(body, num_logprobs, stops, config)
+    if body.bad_words or body.allowed_token_ids is not None:
+        sampling = restricted(sampling, body, router.tokenizer, config, call.grammar_param)
     if call.grammar:
         sampling = msgspec.structs.replace(sampling, grammar=call.grammar)
     samplings = seeded(sampling, limits.choices.best_of)
+    default = limits.default_max_tokens or config.sampling_defaults.max_tokens
     requests = []
     for token_ids in prompts:
-        max_tokens = max_tokens_of(
-            len(token_ids), limits.max_tokens, limits.default_max_tokens, config
-        )
+        max_tokens = max_tokens_of(len(token_ids), limits.max_tokens, default, config)
         check_lengths(body, max_tokens)
-        requests.append(
-            tuple(
-                Request(
-                    request_id=router.unique_id(call.request_id),
-                    adapter=model.adapter,
-                    token_ids=token_ids,
-                    sampling=sampling,
-                    max_tokens=max_tokens,
-                    stop_token_ids=stops,
-                    cache_salt=body.cache_salt or "",
-                    priority=priority,
-                    tenant=principal.tenant,
-                    weight=principal.weight,
-                    adapter_bytes=model.adapter_bytes,
-                )
-                for sampling in samplings
+        choices = tuple(
+            Request(
+                request_id=router.unique_id(call.request_id),
+                adapter=model.adapter,
+                token_ids=token_ids,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                stop_token_ids=stops,
+                cache_salt=body.cache_salt or "",
+                priority=priority,
+                tenant=principal.tenant,
+                weight=principal.weight,
+                adapter_bytes=model.adapter_bytes,
             )
+            for sampling in samplings
         )
+        if limits.num_prompt_logprobs is not None:
+            choices = scored(choices, limits.num_prompt_logprobs)
+        requests.append(choices)
     return requests
 
 
@@ -223,17 +229,9 @@ def text_options(body: GenerationBody) -> TextOptions:
 def stop_tokens(body: GenerationBody, config: RouterConfig) -> tuple[int, ...]:
     """Return the tokens that end the answer, in ascending order."""
     given = body.stop_token_ids or []
-    check_token_ids(given, config, "stop_token_ids")
+    if given:
+        check_token_ids(given, config, "stop_token_ids")
     return tuple(sorted({*given, *(() if body.ignore_eos else config.eos_token_ids)}))
-
-
-def check_token_ids(token_ids: Sequence[int], config: RouterConfig, param: str) -> None:
-    """Raise InvalidRequest unless all tokens are in the vocabulary."""
-    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
-        if not 0 <= token_id < config.vocab_size:
-            raise InvalidRequest(
-                f"{param}: token {token_id} is not in the vocabulary of {config.vocab_size}", param
-            )
 
 
 def sampling_params(
@@ -241,14 +239,15 @@ def sampling_params(
 ) -> SamplingParams:
     """Return how tokens are drawn; without a seed, one is drawn here, so that the core has none."""
     min_tokens = body.min_tokens or 0
+    defaults = config.sampling_defaults
     seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
     return SamplingParams(
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),
-        min_p=_or(body.min_p, 0.0),
+        temperature=_or(body.temperature, defaults.temperature),
+        top_p=_or(body.top_p, defaults.top_p),
+        top_k=defaults.top_k if body.top_k is None else max(0, body.top_k),
+        min_p=_or(body.min_p, defaults.min_p),
         seed=seed,
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         logit_bias=_logit_bias(body.logit_bias or {}, config),
@@ -269,7 +268,8 @@ def _logit_bias(bias: dict[str, float], config: RouterConfig) -> tuple[tuple[int
             raise InvalidRequest(f"logit_bias: {key[:40]!r} is not a token id", "logit_bias")
         assert math.isfinite(value), "the schema lets only finite numbers in"
         by_token[int(key)] = float(value)
-    check_token_ids(list(by_token), config, "logit_bias")
+    if by_token:
+        check_token_ids(list(by_token), config, "logit_bias")
     return tuple(sorted(by_token.items()))
 
 
@@ -310,13 +310,13 @@ def check_lengths(body: GenerationBody, max_tokens: int) -> None:
         )
 
 
-def check_stream_options(body: GenerationBody) -> None:
+def check_stream_options(body: GenerationBody, extras: ExtraParameters) -> None:
     """Raise InvalidRequest for options of a stream that is none, or that are not supported."""
     if body.stream_options is None:
         return
     if not body.stream:
         raise InvalidRequest("stream_options: only allowed with stream=true", "stream_options")
     for name, value in sorted((body.stream_options.model_extra or {}).items()):
-        if value not in (None, False):
-            param = f"stream_options.{name[:100]}"
+        param = f"stream_options.{name[:100]}"
+        if value not in (None, False) and not extras.ignores(param):
             raise InvalidRequest(f"{param} is not supported", param, "unsupported_parameter")

@@ -4,6 +4,7 @@ Owns which delta belongs to which choice, and their order. How a message is spel
 ResponseBuilder's.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from starlette.responses import Response
 from cluster.api.error_handlers import error_body
 from cluster.api.http import SSE_DONE, event_stream, json_response, sse, unless_disconnected
 from cluster.api.request_builder import Call, Choices
+from cluster.api.schemas.requests import TextBody
 from cluster.api.schemas.responses import (
+    LOGPROB_FLOOR,
     ChatLogprob,
     ChatLogprobs,
     PromptTokensDetails,
@@ -28,9 +31,10 @@ from cluster.errors import TopworkError
 from cluster.router.generation import Generation
 from cluster.router.output_processor import CompletionOutput, OutputProcessor, TokenLogprob
 from cluster.router.tokenizer import Tokenizer
+from worker.protocol import TokenLogprobs
 
-LOGPROB_FLOOR = -9999.0  # instead of minus infinity, which JSON cannot say
 _encode = msgspec.json.Encoder().encode
+INLINE_CHARACTERS = 65536  # longer answers are spelled in a thread, away from the streams
 _SOME_TEXT = "\0text\0"
 _SOME_TOKENS = (-(2**62), 2**62)
 
@@ -44,17 +48,31 @@ class ResponseMetadata:
     model: str
     include_usage: bool
     return_token_ids: bool
+    return_tokens_as_token_ids: bool = False
+    continuous_usage: bool = False  # with each event of a stream
+    echoes: tuple[str, ...] = ()  # the text of each prompt, that its answers begin with
+    num_choices: int = 1  # of each prompt
+    num_prompt_logprobs: int | None = None  # alternatives of each token of a prompt, if asked for
+
+    def echo(self, index: int) -> str:
+        """Return what a choice begins with before its answer."""
+        return self.echoes[index // self.num_choices] if self.echoes else ""
 
 
 def metadata_of(call: Call, prefix: str) -> ResponseMetadata:
     """Return what the responses to a call repeat; its id begins with `prefix`."""
     body = call.body
+    options = body.stream_options
+    include_usage = bool(options and options.include_usage)
     return ResponseMetadata(
         id=f"{prefix}-{call.request_id}",
         created=int(time.time()),
         model=body.model,
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        include_usage=include_usage,
         return_token_ids=bool(body.return_token_ids),
+        return_tokens_as_token_ids=isinstance(body, TextBody)
+        and bool(body.return_tokens_as_token_ids),
+        continuous_usage=bool(include_usage and options and options.continuous_usage_stats),
     )
 
 
@@ -65,6 +83,19 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     prompt: tuple[int, ...]  # token ids
     output: CompletionOutput
     is_first: bool  # nothing of this choice has been sent before
+    num_tokens: int = 0  # of the answer, that have been sent with this
+    num_cached_tokens: int = 0  # of the prompt
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # if asked for, from the second token on
+
+    @property
+    def usage(self) -> Usage:
+        """The counts of this choice so far."""
+        return Usage(
+            len(self.prompt),
+            self.num_tokens,
+            len(self.prompt) + self.num_tokens,
+            PromptTokensDetails(self.num_cached_tokens),
+        )
 
 
 class ResponseBuilder(Protocol):
@@ -75,7 +106,7 @@ class ResponseBuilder(Protocol):
         ...
 
     def chunk(self, choice: Choice) -> bytes:
-        """Return the event of a stream that says what a choice grew by."""
+        """Return the event of a stream that says what a choice grew by, nothing for nothing yet."""
         ...
 
     def usage_chunk(self, usage: Usage) -> bytes:
@@ -124,11 +155,16 @@ async def _full(generation: Generation, choices: Choices, builder: ResponseBuild
     outputs = [_joined(of_one) for of_one in deltas]
     shown: list[Choice] = []
     for start in range(0, len(outputs), choices.best_of):
-        prompt = generation.processors[start].request.token_ids
+        first = generation.processors[start]
+        prompt, scores = first.request.token_ids, first.prompt_logprobs
         of_prompt = outputs[start : start + choices.best_of]
         for output in best(of_prompt, choices.n) if choices.are_ranked else of_prompt:
-            shown.append(Choice(len(shown), prompt, output, is_first=True))
-    return json_response(builder.full_response(shown, usage_of(generation.prompts)))
+            choice = Choice(len(shown), prompt, output, is_first=True, prompt_logprobs=scores)
+            shown.append(choice)
+    usage = usage_of(generation.prompts)
+    if sum(len(output.text) for output in outputs) > INLINE_CHARACTERS:  # it may be taken apart
+        return json_response(await asyncio.to_thread(builder.full_response, shown, usage))
+    return json_response(builder.full_response(shown, usage))
 
 
 def _joined(deltas: list[CompletionOutput]) -> CompletionOutput:
@@ -159,7 +195,9 @@ async def _events(
                     deltas = await generation.receive()
                 if deltas:
                     chunks = [_chunk(generation, builder, begun, counts, *one) for one in deltas]
-                    yield b"".join(chunks)
+                    event = b"".join(chunks)
+                    if event:
+                        yield event
                     deltas = ()
             if include_usage:
                 yield builder.usage_chunk(usage_of(generation.prompts))
@@ -179,13 +217,19 @@ def _chunk(
     index: int,
     delta: CompletionOutput,
 ) -> bytes:
-    prompt = generation.processors[index].request.token_ids
+    processor = generation.processors[index]
     is_first = index not in begun
     begun.add(index)
-    chunk = builder.chunk(Choice(index, prompt, delta, is_first))
+    counts[index] += len(delta.token_ids)
+    prompt, num_cached = processor.request.token_ids, processor.num_cached_tokens
+    # The first choice computes the prompt for the others, whose tokens come behind its first.
+    scores = generation.prompts[index // len(generation.prompts[0])][0].prompt_logprobs
+    choice = Choice(index, prompt, delta, is_first, counts[index], num_cached, scores)
+    chunk = builder.chunk(choice)
     if generation.stream_id is None:
         return chunk
-    counts[index] += len(delta.token_ids)
+    if not chunk:
+        return chunk
     return event_id(generation.stream_id, counts) + chunk
 
 
@@ -218,12 +262,19 @@ def usage_of(prompts: Sequence[Sequence[OutputProcessor]]) -> Usage:
     )
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
+def shown_token(tokenizer: Tokenizer, token_id: int, as_id: bool) -> str:
+    """Return how log-probabilities name a token."""
+    return f"token_id:{token_id}" if as_id else tokenizer.token_text(token_id)
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprob], as_ids: bool = False
+) -> ChatLogprobs:
     """Return log-probabilities in the shape of chats."""
 
     def alternative(token_id: int, logprob: float) -> TopLogprob:
         return TopLogprob(
-            tokenizer.token_text(token_id),
+            shown_token(tokenizer, token_id, as_ids),
             max(logprob, LOGPROB_FLOOR),
             list(tokenizer.token_bytes(token_id)),
         )

@@ -19,6 +19,7 @@ from cluster.request import TokenEvent
 from cluster.router.config import RouterConfig
 from cluster.router.model_resolver import Principal, ResolvedModel
 from cluster.router.output_processor import CompletionOutput, OutputProcessor, TextOptions
+from cluster.router.parser.families import MessageFormat
 
 _ID_BYTES = 18
 
@@ -32,6 +33,7 @@ class StreamRecord(msgspec.Struct, frozen=True):
     metadata: ResponseMetadata
     options: TextOptions
     shows_logprobs: bool
+    message_format: MessageFormat | None = None  # of chats
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -46,6 +48,7 @@ def keep_of(
     metadata: ResponseMetadata,
     config: RouterConfig,
     shows_logprobs: bool,
+    message_format: MessageFormat | None = None,
 ) -> Keep | None:
     """Return how a call is kept for a reader that comes back, if it is to be.
 
@@ -60,7 +63,13 @@ def keep_of(
             "stream_options.resumable: only with a single prompt", "stream_options.resumable"
         )
     record = StreamRecord(
-        endpoint, call.principal.tenant, model.names, metadata, call.text_options, shows_logprobs
+        endpoint=endpoint,
+        tenant=call.principal.tenant,
+        names=model.names,
+        metadata=metadata,
+        options=call.text_options,
+        shows_logprobs=shows_logprobs,
+        message_format=message_format,
     )
     return Keep(secrets.token_urlsafe(_ID_BYTES), config.stream_keep, _encode(record))
 

@@ -112,7 +112,7 @@ class StepLoop:
             output = await self._executor.output(plan.step)
             self._end_step()
             events = self._scheduler.commit(output)
-            self._metrics.committed()
+            self._metrics.committed(output)
 
     def _begin_step(self) -> None:
         """Send the next plan, if there is one."""

@@ -21,8 +21,9 @@ from cluster.engine.lora_loader import LoadLimits, LoraLoader, ShardSource
 from cluster.engine.recording import Recording, RecordingConfig
 from cluster.engine.server import EngineServer, RouterConnection
 from cluster.engine.status import EngineStatus
-from cluster.messages import Keep, SchedulerAddress, Status
+from cluster.messages import Keep, PrefixCacheReset, SchedulerAddress, Status
 from cluster.request import Request
+from cluster.scheduler.stats import CacheReset
 
 logger = logging.getLogger("topwork.scheduler")
 
@@ -173,6 +174,13 @@ class Engine:
     def keep_pinned(self, adapters: dict[str, int]) -> None:
         """Keep exactly these adapters in their slots, also when the ranks have restarted."""
         self._lora_loader.keep_pinned(self._supervisor.scheduler, adapters)
+
+    def reset_prefix_cache(self, router: RouterConnection, call_id: int) -> None:
+        """Forget the cached prefixes that nothing running uses; lost ranks have none."""
+        scheduler = self._supervisor.scheduler
+        result = CacheReset(0, 0, 0) if scheduler is None else scheduler.reset_prefix_cache()
+        self._kv_feed.flush()
+        router.send(PrefixCacheReset(call_id, result))
 
     def status(self, call_id: int) -> Status:
         """Return counts and health as of now."""

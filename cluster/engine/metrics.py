@@ -19,7 +19,7 @@ from cluster.histogram import (
     HistogramCounts,
 )
 from cluster.messages import EngineCounters
-from worker.protocol import Plan
+from worker.protocol import Plan, StepOutput
 
 BUCKETS: dict[str, tuple[float, ...]] = {
     "queue_time_seconds": TTFT_BUCKETS,
@@ -133,8 +133,10 @@ class EngineMetrics:
         self._step_answered = self._clock()
         self._observe("step_seconds/ranks", seconds)
 
-    def committed(self) -> None:
+    def committed(self, output: StepOutput) -> None:
         """Note that the answer has been taken in."""
+        self.counters.grammar_masks += output.num_masks
+        self.counters.late_grammar_masks += output.num_late_masks
         self._observe("step_seconds/commit", self._clock() - self._step_answered)
 
     # An adapter's life in a slot.

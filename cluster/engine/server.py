@@ -22,6 +22,7 @@ from cluster.messages import (
     KvEventsTaken,
     Leaving,
     Look,
+    ResetPrefixCache,
     RouterFrame,
     SchedulerFrame,
     Status,
@@ -82,6 +83,7 @@ class FrameHandler(Protocol):
     def unload(self, router: RouterConnection, call_id: int, adapter: str, force: bool) -> None: ...
     def allow(self, adapter: str) -> None: ...
     def keep_pinned(self, adapters: dict[str, int]) -> None: ...
+    def reset_prefix_cache(self, router: RouterConnection, call_id: int) -> None: ...
     def status(self, call_id: int) -> Status: ...
 
 
@@ -176,6 +178,8 @@ class EngineServer:
                 self._handler.allow(adapter)
             case KeepPinned(adapters):
                 self._handler.keep_pinned(adapters)
+            case ResetPrefixCache(call_id):
+                self._handler.reset_prefix_cache(router, call_id)
             case StatusCall(call_id):
                 router.send(self._handler.status(call_id))
             case FollowKvEvents(call_id):

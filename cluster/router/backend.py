@@ -5,7 +5,7 @@ An actor answers in a cluster, an object in a test.
 
 from typing import Protocol
 
-from cluster.adapters.records import AdapterRecord, ResolvedAdapter, UnloadResult
+from cluster.adapters.records import AdapterRecord, LoadOptions, ResolvedAdapter, UnloadResult
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, RouterCounts
 
@@ -30,13 +30,60 @@ class Backend(Protocol):
         """
         ...
 
-    async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
-        """Check an adapter directory and point the name at its content.
+    async def load(
+        self, name: str, path: str, load_inplace: bool, pinned: bool, sha256: str | None = None
+    ) -> AdapterRecord:
+        """Check an adapter and point the name at its content.
+
+        `path` is a directory of the pool's host, or where it may fetch an adapter from, whose
+        weights must have the checksum `sha256`.
 
         Raises:
             InvalidAdapter: if the directory fails a check.
             InvalidRequest: if the name is taken and `load_inplace` is false, or no more can be
                 pinned.
+        """
+        ...
+
+    async def begin_upload(self, name: str, load_inplace: bool, num_bytes: int | None) -> str:
+        """Return the id of an upload, whose weights come in pieces; see `cluster.router.uploads`.
+
+        Raises:
+            InvalidRequest: if the name is taken and `load_inplace` is false.
+            InvalidAdapter: if `num_bytes`, the size that is announced, is too much.
+            Overloaded: if too many uploads are under way.
+        """
+        ...
+
+    async def upload_piece(self, upload: str, offset: int, data: bytes) -> None:
+        """Take in the piece of an upload that follows the one before.
+
+        Raises:
+            InvalidAdapter: if it is too much.
+        """
+        ...
+
+    async def finish_upload(
+        self, upload: str, name: str, config: bytes | None, options: LoadOptions
+    ) -> AdapterRecord:
+        """Point the name at an upload; without `config` it is in the header of the weights.
+
+        Raises:
+            InvalidRequest, InvalidAdapter: as `load`.
+        """
+        ...
+
+    async def abort_upload(self, upload: str) -> None:
+        """Forget an upload that will not be finished."""
+        ...
+
+    async def load_tensors(
+        self, name: str, path: str, config: bytes, options: LoadOptions
+    ) -> AdapterRecord:
+        """Point the name at the tensors of a safetensors file in the pool's shared memory.
+
+        Raises:
+            InvalidRequest, InvalidAdapter: as `load`.
         """
         ...
 

@@ -4,6 +4,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """How requests are sampled that do not say it themselves: OpenAI's way, unless changed."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None  # None: what the context leaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """Limits and names of one router; times are in seconds."""
 
@@ -12,6 +24,7 @@ class RouterConfig:
     context_length: int  # tokens of prompt and answer together
     vocab_size: int  # rows of the model's embedding
     eos_token_ids: tuple[int, ...]  # end an answer unless the request says ignore_eos
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
     page_size: int = 64  # tokens of one KV page, by which prompts are remembered
     version: str = "unknown"
     api_key_file: str | None = None  # None: anyone may do anything
@@ -22,6 +35,11 @@ class RouterConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     max_adapter_labels: int = 1000  # adapters with metric series of their own
     vllm_metrics: bool = False
+    trust_request_chat_template: bool = False
+    template_timeout: float = 2.0  # that a template of a request may take
+    lenient_parameters: bool = False  # what is unknown or not supported is ignored, not refused
+    tool_call_parser: str = "auto"  # auto: what the chat template says; none; or a name
+    reasoning_parser: str = "auto"
     retry_after: int = 1
     refresh_interval: float = 1.0  # between looks at the list of schedulers, and at each of them
     # A scheduler that is silent for longer is taken for lost. With the interval before it, one that

@@ -29,6 +29,8 @@ from cluster.messages import (
     KvEventsTaken,
     Leaving,
     Look,
+    PrefixCacheReset,
+    ResetPrefixCache,
     RouterFrame,
     SchedulerAddress,
     SchedulerFrame,
@@ -43,9 +45,10 @@ from cluster.messages import (
 )
 from cluster.request import Request, TokenEvent
 from cluster.router.event_queue import EventQueue
+from cluster.scheduler.stats import CacheReset
 from worker.channel import BadFrame, Channel, ChannelClosed
 
-Reply = Claimed | Status | Unloaded
+Reply = Claimed | PrefixCacheReset | Status | Unloaded
 
 # Why a stream had to go on elsewhere: the connection broke, the scheduler was silent for too long,
 # answered that it has no ranks, or is to end.
@@ -225,6 +228,16 @@ class EngineClient:
         """Make the scheduler keep exactly these in their slots; as `allow` if it is lost."""
         if not self.closed:
             self._send(KeepPinned(adapters))
+
+    async def reset_prefix_cache(self) -> CacheReset:
+        """Make the scheduler forget all cached prefixes that no running sequence uses.
+
+        Raises:
+            Unavailable: if the connection is lost.
+        """
+        reply = await self._call(ResetPrefixCache)
+        assert isinstance(reply, PrefixCacheReset), f"{type(reply).__name__} in reply to a reset"
+        return reply.result
 
     async def status(self) -> Status:
         """Ask for the scheduler's counts.

@@ -1,13 +1,14 @@
 """What the names in a call stand for, as far as its caller may use them.
 
-A name is the base model's, an adapter's, or several adapters' with weights; a principal is a caller
-that is known, with its adapters, priorities and share.
+A name is the base model's, an adapter's, which may have the base model's and a colon in front, or
+several adapters' with weights; a principal is a caller that is known, with its adapters, priorities
+and share.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.adapters.records import ResolvedAdapter
+from cluster.adapters.records import AdapterRecord, ResolvedAdapter
 from cluster.errors import MODEL_NOT_FOUND, Forbidden, InvalidRequest, NotFound, model_not_found
 from cluster.request import BASE, PRIORITY_MIN, compose, parts_of
 from cluster.router.backend import Backend
@@ -83,11 +84,16 @@ class ModelResolver:
             Forbidden: if the caller may not use it, whether it exists or not.
         """
         if name != self._base_name:
-            principal.require_adapter(name)
-            try:
-                await self._backend.record(name)
-            except NotFound:
-                raise model_not_found(name) from None
+            await self.record(name, principal)
+
+    async def record(self, name: str, principal: Principal) -> AdapterRecord:
+        """Return the record of the adapter that a model name stands for; raises as `require`."""
+        adapter = await self._adapter_name(name)
+        principal.require_adapter(adapter)
+        try:
+            return await self._backend.record(adapter)
+        except NotFound:
+            raise model_not_found(name) from None
 
     async def resolve(
         self, name: str, lora: Sequence[NamedWeight] | None, principal: Principal, request_id: str
@@ -106,13 +112,30 @@ class ModelResolver:
             return await self._sum(name, lora, principal, request_id)
         if name == self._base_name:
             return ResolvedModel((name,), BASE, 0)
-        principal.require_adapter(name)
-        adapter = await self._adapter(name, request_id, "model")
-        return ResolvedModel((name,), adapter.digest, adapter.num_bytes)
+        adapter_name = await self._adapter_name(name)
+        principal.require_adapter(adapter_name)
+        adapter = await self._adapter(adapter_name, request_id, "model")
+        return ResolvedModel((adapter_name,), adapter.digest, adapter.num_bytes)
+
+    async def _adapter_name(self, name: str) -> str:
+        """Return the name of the adapter that is meant: BASE:ADAPTER is ADAPTER, if none has it.
+
+        It is the same for every caller, whatever its rights.
+        """
+        prefix = f"{self._base_name}:"
+        adapter = name.removeprefix(prefix)
+        if adapter in (name, ""):
+            return name
+        try:
+            await self._backend.record(name)
+        except NotFound:
+            return adapter
+        return name
 
     async def _sum(
         self, name: str, lora: Sequence[NamedWeight], principal: Principal, request_id: str
     ) -> ResolvedModel:
+        lora = [(await self._adapter_name(adapter), weight) for adapter, weight in lora]
         self._check_names(name, lora, principal)
         names = tuple(dict.fromkeys(adapter for adapter, _ in lora))
         # Each name once: between two calls it could get a new version.

@@ -15,6 +15,7 @@ import msgspec
 
 from cluster.request import FinishReason, Request, TokenEvent
 from cluster.router.tokenizer import REPLACEMENT, Tokenizer
+from worker.protocol import TokenLogprobs
 
 # A character has four bytes at most, so at most three bytes wait for the rest of it. Decoders show
 # those as one replacement character together (byte-level BPE) or one for each (byte fallback).
@@ -152,6 +153,7 @@ class TextOptions:
     include_stop: bool  # a stop string, or a stop token's text, belongs to the answer
     skip_special_tokens: bool
     min_tokens: int  # stop strings count only after so many tokens
+    shown_special_tokens: tuple[int, ...] = ()  # whatever becomes of the others
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -185,6 +187,7 @@ def by_token(event: TokenEvent) -> Sequence[TokenEvent]:
             event.top_logprobs[number : number + 1],
             event.num_cached_tokens,
             event.finish_reason if number == last else None,
+            prompt_logprobs=event.prompt_logprobs if number == 0 else (),
         )
         for number, token_id in enumerate(event.token_ids)
     ]
@@ -194,13 +197,16 @@ class OutputProcessor:
     """Turns the events of one request into deltas; says when the request must be aborted."""
 
     def __init__(self, tokenizer: Tokenizer, request: Request, options: TextOptions) -> None:
-        decode = partial(tokenizer.decode, skip_special_tokens=options.skip_special_tokens)
+        skips, shown = options.skip_special_tokens, options.shown_special_tokens
+        decode = partial(tokenizer.decode, skip_special_tokens=skips, shown=shown)
         self.request = request
         self.output_token_ids: list[int] = []  # all that have come, shown or not
         self.num_cached_tokens = 0
+        self.embedding = b""  # of the prompt, of a request that pools it
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # from the second token on
         self.finish_reason: FinishReason | None = None
         self._options = options
-        self._detokenizer = Detokenizer(decode, tokenizer.own_texts(options.skip_special_tokens))
+        self._detokenizer = Detokenizer(decode, tokenizer.own_texts(skips, shown))
         self._stops = StopStrings(options.stops, options.include_stop)
         self._stop_tokens = frozenset(request.stop_token_ids)
         # Tokens whose text is held back leave with the next delta that has some.
@@ -227,6 +233,8 @@ class OutputProcessor:
         assert self.finish_reason is None, "event after the end"
         if not self.output_token_ids:
             self.num_cached_tokens = event.num_cached_tokens
+        self.embedding = event.embedding
+        self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
         text = ""
         finish_reason = event.finish_reason
         stop_reason: str | int | None = None

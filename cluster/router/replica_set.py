@@ -17,6 +17,7 @@ from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
 from cluster.router.engine_client import EngineClient
 from cluster.router.load_balancer import Candidate, PrefixAffinity, choose_replica
+from cluster.scheduler.stats import CacheReset
 
 SILENT_PARTS = 7  # in which silence is measured: see `_is_silent`
 
@@ -128,10 +129,26 @@ class ReplicaSet:
 
     async def reports(self) -> tuple[Report, ...]:
         """Ask all replicas that are listed or connected how they are, in order of replica."""
-        by_replica = {client.address.replica: client for client in self.clients}
-        replicas = sorted({address.replica for address in self._listed} | by_replica.keys())
-        asking = (self._report(name, by_replica.get(name)) for name in replicas)
+        asking = (self._report(name, client) for name, client in self._by_replica().items())
         return tuple(await asyncio.gather(*asking))
+
+    async def reset_prefix_caches(self) -> dict[str, CacheReset]:
+        """Reset the prefix cache of every replica that is listed or connected; return what went.
+
+        Raises:
+            Unavailable: if one did not answer in time; the others have done it.
+        """
+        by_replica = self._by_replica()
+        results = await asyncio.gather(*(self._reset(one) for one in by_replica.values()))
+        resets = {}
+        for replica, result in zip(by_replica, results, strict=True):
+            if result is None:
+                raise Unavailable(
+                    f"scheduler {replica} does not answer; what the others had cached is reset",
+                    retry_after=self._config.retry_after,
+                )
+            resets[replica] = result
+        return resets
 
     async def close(self) -> None:
         """Close all connections."""
@@ -140,6 +157,12 @@ class ReplicaSet:
         await asyncio.gather(*(client.wait_closed() for client in self._clients.values()))
         self._clients.clear()
         self._listed = frozenset()
+
+    def _by_replica(self) -> dict[str, EngineClient | None]:
+        """Return the connections to all replicas that are listed or connected, in their order."""
+        connected = {client.address.replica: client for client in self.clients}
+        listed = {address.replica for address in self._listed}
+        return {name: connected.get(name) for name in sorted(listed | connected.keys())}
 
     @property
     def _staying(self) -> list[EngineClient]:
@@ -268,3 +291,13 @@ class ReplicaSet:
                 return Report(replica, await client.status())
         except (TimeoutError, Unavailable):
             return Report(replica, None)
+
+    async def _reset(self, client: EngineClient | None) -> CacheReset | None:
+        """Reset the cache of one replica; None if it does not answer."""
+        if client is None:
+            return None
+        try:
+            async with asyncio.timeout(self._config.health_timeout):
+                return await client.reset_prefix_cache()
+        except (TimeoutError, Unavailable):
+            return None

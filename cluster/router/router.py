@@ -7,12 +7,13 @@ calls in flight.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cluster.adapters.records import AdapterRecord, UnloadResult
+from cluster.adapters.records import AdapterRecord, LoadOptions, UnloadResult
 from cluster.errors import InvalidRequest, Overloaded, Unavailable
 from cluster.messages import Keep
 from cluster.request import BASE, Request
@@ -26,8 +27,16 @@ from cluster.router.metrics.aggregation import MetricsAggregation
 from cluster.router.metrics.request_metrics import TASKS, RouterMetrics
 from cluster.router.model_resolver import ModelResolver, ResolvedModel
 from cluster.router.output_processor import OutputProcessor, TextOptions
+from cluster.router.parser.families import (
+    REASONING_PARSERS,
+    reasoning_parser,
+    tool_call_parser,
+)
+from cluster.router.pooling_config import PoolingConfig
 from cluster.router.replica_set import ReplicaSet
+from cluster.router.request_templates import RequestTemplates
 from cluster.router.tokenizer import Tokenizer
+from cluster.router.uploads import Upload, send
 from cluster.supervision import supervise
 
 # What is longer is rendered and tokenized in a thread, away from the streams.
@@ -44,12 +53,19 @@ class Router:
         self.router_id = secrets.token_hex(4)  # label of this router's metrics
         self.started_at = int(time.time())
         self.tokenizer = Tokenizer.load(Path(config.model_dir))
+        template = self.tokenizer.chat_template
+        self.tool_call_parser = tool_call_parser(config.tool_call_parser, template)
+        self.reasoning_parser = reasoning_parser(config.reasoning_parser, template)
+        self.begins_in_thought = REASONING_PARSERS.get(config.reasoning_parser, False)
         self.metrics = RouterMetrics(config.model_name, config.max_adapter_labels)
         self.aggregation = MetricsAggregation(
             self.router_id, self.metrics, backend, config.health_timeout
         )
         self.grammars = GrammarChecker(
             Path(config.model_dir), config.vocab_size, config.eos_token_ids
+        )
+        self.request_templates = RequestTemplates(
+            config.model_dir, config.template_timeout, config.retry_after
         )
         self.models = ModelResolver(config.model_name, backend)
         self.replicas = ReplicaSet(backend, config)
@@ -60,6 +76,11 @@ class Router:
         self.num_in_flight = 0  # answers
         self._num_requests = 0
         self._running: tuple[asyncio.Task[None], ...] = ()
+
+    @cached_property
+    def pooling(self) -> PoolingConfig:
+        """How embeddings are made of prompts."""
+        return PoolingConfig.read(Path(self.config.model_dir))
 
     async def start(self) -> None:
         """Connect to the schedulers that are up and keep looking for others."""
@@ -77,6 +98,7 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         await self.background.close()
+        await self.request_templates.close()
         await self.replicas.close()
         await self.aggregation.close()
 
@@ -123,12 +145,32 @@ class Router:
         add_generation_prompt: bool,
         continue_final_message: bool,
         variables: dict[str, Any],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
     ) -> str:
-        """Return a conversation as text; see Tokenizer.render."""
-        arguments = (messages, add_generation_prompt, continue_final_message, variables)
-        if len(messages) <= INLINE_MESSAGES:
-            return self.tokenizer.render(*arguments)
-        return await asyncio.to_thread(self.tokenizer.render, *arguments)
+        """Return a conversation as text; see Tokenizer.render.
+
+        Raises:
+            InvalidRequest: as it does, and for a template of a request that takes too much.
+            Overloaded: if too many requests with a template of their own wait.
+        """
+        arguments: dict[str, Any] = {
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "variables": variables,
+            "tools": tools,
+            "documents": documents,
+        }
+        if chat_template is not None:
+            return await self.request_templates.render(
+                {**arguments, "chat_template": chat_template}
+            )
+        if len(messages) + len(tools or ()) + len(documents or ()) <= INLINE_MESSAGES:
+            return self.tokenizer.render(**arguments)
+        return await asyncio.to_thread(self.tokenizer.render, **arguments)
 
     def unique_id(self, request_id: str) -> str:
         """Return an id for the wire: the client's own may come twice."""
@@ -161,15 +203,28 @@ class Router:
             processors, self.replicas, self.config, metrics, self._admit, keep, is_by_token
         )
 
-    async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
-        """Give an adapter directory a name.
+    async def load(
+        self, name: str, path: str, load_inplace: bool, pinned: bool, sha256: str | None = None
+    ) -> AdapterRecord:
+        """Give an adapter a name; `sha256` is what weights that are fetched must have.
 
         Raises:
             InvalidRequest: if the base model has the name, or the directory fails a check.
         """
-        if name in (self.config.model_name, BASE):
-            raise InvalidRequest(f"{name!r} is the name of the base model", "lora_name")
-        return await self.backend.load(name, path, load_inplace, pinned)
+        self._refuse_base_name(name)
+        return await self.backend.load(name, path, load_inplace, pinned, sha256)
+
+    async def upload(self, name: str, parts: AsyncIterator[bytes], upload: Upload) -> AdapterRecord:
+        """Give an adapter whose weights come in parts a name; raises as `load`."""
+        self._refuse_base_name(name)
+        return await send(self.backend, name, parts, upload)
+
+    async def load_tensors(
+        self, name: str, path: str, config: bytes, options: LoadOptions
+    ) -> AdapterRecord:
+        """Give a safetensors file in the pool's shared memory a name; raises as `load`."""
+        self._refuse_base_name(name)
+        return await self.backend.load_tensors(name, path, config, options)
 
     async def unload(self, name: str, force: bool = False) -> UnloadResult:
         """Take a name away; wait until what it stood for is gone, if no other name does.
@@ -182,6 +237,10 @@ class Router:
         result = await self.backend.unload(name, force)
         self.metrics.forget_adapter(name)
         return result
+
+    def _refuse_base_name(self, name: str) -> None:
+        if name in (self.config.model_name, BASE):
+            raise InvalidRequest(f"{name!r} is the name of the base model", "lora_name")
 
     def _admit(self, count: int) -> Callable[[], None]:
         """Count in the answers of a call; return what counts them out."""

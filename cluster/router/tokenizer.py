@@ -5,7 +5,7 @@ AutoTokenizer, because that imports torch, which a router does not need.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,20 @@ from cluster.errors import InvalidRequest
 # What a template may raise on a conversation it was not written for: its own raise_exception, a
 # missing key, a filter on the wrong type. The template is the model's, the conversation is not.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole character
+
+_SOME_MESSAGES = [{"role": "user", "content": "a"}]
+_SOME_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "description": "d",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    }
+]
+LARGEST_INT = 2**63
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 
 TEMPLATE_ERRORS = (
     jinja2.TemplateError,
@@ -78,13 +92,11 @@ class Tokenizer:
         self._backend = tokenizer.backend_tokenizer  # encodes and decodes without shared state
         self._byte_by_character = _byte_by_character()
         # This decoder, and no other, strings the bytes of tokens together and does nothing else.
-        is_bytewise = isinstance(self._backend.decoder, ByteLevel)
-        self._own_texts = {
-            skips: _OwnTexts(
-                partial(self.decode, skip_special_tokens=skips) if is_bytewise else None
-            )
-            for skips in (False, True)
-        }
+        self._is_bytewise = isinstance(self._backend.decoder, ByteLevel)
+        self._own_texts: dict[tuple[bool, Sequence[int]], _OwnTexts] = {}
+        added = self._backend.get_added_tokens_decoder().items()
+        self._special_ids = frozenset(number for number, token in added if token.special)
+        self._added_ids = {token.content: number for number, token in added}
         vocabulary = tokenizer.get_vocab()
         self.num_tokens = len(tokenizer)
         self.longest_token = max(len(token) for token in vocabulary)  # characters
@@ -109,18 +121,66 @@ class Tokenizer:
         """Whether conversations can be rendered."""
         return bool(self._tokenizer.chat_template)
 
+    def info(self) -> dict[str, Any]:
+        """Return what tokenizer_config.json says, with its keys, of what is in use."""
+        info: dict[str, Any] = {"tokenizer_class": type(self._tokenizer).__name__}
+        info |= self._tokenizer.special_tokens_map
+        if self._tokenizer.model_max_length < LARGEST_INT:  # else it is said nowhere
+            info["model_max_length"] = self._tokenizer.model_max_length
+        info["chat_template"] = self._tokenizer.chat_template
+        info["added_tokens_decoder"] = {
+            str(token_id): {"content": token.content} | {key: getattr(token, key) for key in FLAGS}
+            for token_id, token in sorted(self._tokenizer.added_tokens_decoder.items())
+        }
+        return info
+
     def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the tokens of a text."""
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Return the text of tokens, as a whole."""
+    def decode(
+        self, token_ids: Sequence[int], skip_special_tokens: bool, shown: Sequence[int] = ()
+    ) -> str:
+        """Return the text of tokens, as a whole; with the special ones of `shown` in any case."""
+        if skip_special_tokens and shown:
+            hidden = self._special_ids.difference(shown)
+            token_ids = [token_id for token_id in token_ids if token_id not in hidden]
+            skip_special_tokens = False
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def own_texts(self, skip_special_tokens: bool) -> Mapping[int, str | None]:
+    def own_texts(
+        self, skip_special_tokens: bool, shown: Sequence[int] = ()
+    ) -> Mapping[int, str | None]:
         """Return the text of each token that says the same between any others, None for others."""
-        return self._own_texts[skip_special_tokens]
+        key = (skip_special_tokens, tuple(shown))
+        if key not in self._own_texts:
+            decode = partial(self.decode, skip_special_tokens=skip_special_tokens, shown=key[1])
+            self._own_texts[key] = _OwnTexts(decode if self._is_bytewise else None)
+        return self._own_texts[key]
+
+    def added_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return which of these texts are tokens of their own, whatever is beside them."""
+        return {text: self._added_ids[text] for text in texts if text in self._added_ids}
+
+    @cached_property
+    def chat_template(self) -> str:
+        """The source of the chat template, of all of them if there are several."""
+        template = self._tokenizer.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else template or ""
+
+    @cached_property
+    def renders_tools(self) -> bool:
+        """Whether the chat template tells the model of tools: a conversation with one differs."""
+        if not self.has_chat_template:
+            return False
+        texts = []
+        for tools in (None, _SOME_TOOLS):
+            try:
+                texts.append(self.render(_SOME_MESSAGES, True, False, {}, tools))
+            except InvalidRequest:  # it wants a conversation of another kind
+                return "tools" in self.chat_template
+        return texts[0] != texts[1]
 
     def render(
         self,
@@ -128,13 +188,26 @@ class Tokenizer:
         add_generation_prompt: bool,
         continue_final_message: bool,
         variables: dict[str, Any],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
     ) -> str:
         """Return a conversation as the model was trained to read it.
+
+        Args:
+            messages: the turns.
+            add_generation_prompt: whether the assistant's turn is begun.
+            continue_final_message: whether the last turn is left open.
+            variables: that the template gets by their names.
+            tools: that the model is told of.
+            documents: that the template may show to the model.
+            chat_template: in place of the model's own.
 
         Raises:
             InvalidRequest: if the model has no chat template, or the template refuses.
         """
-        if not self.has_chat_template:
+        if chat_template is None and not self.has_chat_template:
             raise InvalidRequest("this model has no chat template; use /v1/completions")
         for name in variables:
             if name in RESERVED_VARIABLES:
@@ -144,6 +217,9 @@ class Tokenizer:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 messages,
+                tools=tools,
+                documents=documents,
+                chat_template=chat_template,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,

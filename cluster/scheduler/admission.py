@@ -144,6 +144,10 @@ def refuse_impossible(config: SchedulerConfig, request: Request) -> None:
             param="prompt",
             code="context_length_exceeded",
         )
+    if request.sampling.pooling and (request.max_tokens != 1 or request.sampling.grammar):
+        raise InvalidRequest("a prompt that is pooled has no output", param="max_tokens")
+    if request.sampling.pooling and request.sampling.prompt_logprobs is not None:
+        raise InvalidRequest("a prompt is pooled or scored", param="prompt_logprobs")
     num_drawn = len(request.output_token_ids)
     if num_drawn and num_drawn >= min(request.max_tokens, config.token_limit - num_tokens):
         raise InvalidRequest(f"nothing is left to generate behind {num_drawn} output tokens")

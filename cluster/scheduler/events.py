@@ -75,6 +75,10 @@ class Allow(Event, frozen=True, array_like=True, gc=False, tag="allow"):
     digest: str
 
 
+class ResetPrefixCache(Event, frozen=True, array_like=True, gc=False, tag="resetprefixcache"):
+    """Forget all cached prefixes that no running sequence uses."""
+
+
 class TakeLoads(Event, frozen=True, array_like=True, gc=False, tag="takeloads"):
     """Hand out the loads that can start."""
 
@@ -103,6 +107,7 @@ AnyEvent = (
     | Unpin
     | Unload
     | Allow
+    | ResetPrefixCache
     | TakeLoads
     | TakeUnloaded
     | Schedule

@@ -25,10 +25,15 @@ class KVCacheManager:
     def match(self, sequence: Sequence) -> Match:
         """Return the cached prefix, short of the last token: its logits must be computed.
 
+        So must all of a prompt whose mean is asked for, and what is not scored yet of one whose
+        log-probabilities are.
+
         A waiting sequence may be asked for at every step: it is matched anew only when its
         namespace's tree has changed.
         """
         num_pages = (len(sequence.tokens) - 1) // self._page_size if self._is_caching else 0
+        if sequence.computes_whole_prompt:
+            num_pages = min(num_pages, sequence.num_scored // self._page_size)
         version = self.cache.version(sequence.namespace)
         if sequence.match is None or sequence.matched_at != (version, num_pages):
             sequence.match = self.cache.match(sequence.namespace, sequence.keys(num_pages))

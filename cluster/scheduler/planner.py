@@ -201,6 +201,8 @@ class Planner:
         num_shared = sequence.num_prompt_tokens - 1
         if sequence.leader is None or len(sequence.tokens) - 1 > num_shared:
             return None
+        if sequence.wants_prompt_logprobs:
+            return None  # of all its tokens
         num_pages, rest = divmod(num_shared, self._page_size)
         source = self._running.get(sequence.leader.seq_id)
         if rest == 0 or match.num_pages < num_pages or source is None:
@@ -218,7 +220,9 @@ class Planner:
         num_new = self._kv.num_pages(end) - len(running.pages)
         new_pages = self._kv.allocate(running, num_new)
         samples = end == len(tokens)
-        batch.put(Chunk(running.seq_id, start, tuple(tokens[start:end]), new_pages, samples))
+        targets = _targets(running, start, end)
+        token_ids = tuple(tokens[start:end])
+        batch.put(Chunk(running.seq_id, start, token_ids, new_pages, samples, targets))
         self._charge({running.sequence.flow: (end - start) * PREFILL_COST})
 
     def _chunk_end(self, start: int, num_tokens: int, budget: int) -> int:
@@ -270,6 +274,15 @@ class Planner:
             sequence.num_cached_tokens = num_cached_tokens
             self._counters.prompt_tokens += sequence.num_prompt_tokens
             self._counters.cached_prompt_tokens += num_cached_tokens
+
+
+def _targets(running: Running, start: int, end: int) -> tuple[int, ...]:
+    """Return the prompt's tokens that are to be scored by positions [start, end)."""
+    sequence = running.sequence
+    if not sequence.wants_prompt_logprobs:
+        return ()
+    first, stop = max(start, running.score_from), min(end, sequence.num_prompt_tokens - 1)
+    return tuple(sequence.tokens[first + 1 : stop + 1])
 
 
 def end_of(chunk: Chunk) -> int:

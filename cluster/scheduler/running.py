@@ -68,6 +68,7 @@ class RunningSet:
             pages=pages,
             num_kept=match.num_pages,
             num_computed=match.num_pages * sequence.page_size,
+            score_from=sequence.num_scored,
         )
         self.by_id[running.seq_id] = running
         insort(self.prefilling, running, key=_by_order)

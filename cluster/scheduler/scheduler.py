@@ -30,6 +30,7 @@ from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Sequence, Status
 from cluster.scheduler.stats import (
     AdapterLoad,
+    CacheReset,
     SchedulerCounters,
     SchedulerStats,
     SlotStats,
@@ -190,6 +191,14 @@ class Scheduler(EventHandlers):
     def allow(self, digest: str) -> None:
         """Take an unload back that is not complete yet; `take_unloaded` says that nothing went."""
         self._unloads.unfence(digest)
+
+    @handles(events.ResetPrefixCache)
+    def reset_prefix_cache(self) -> CacheReset:
+        """Forget all cached prefixes that no running sequence uses, on both tiers.
+
+        What running sequences have computed stays, and is cached when they end.
+        """
+        return self._cache.reset()
 
     @handles(events.TakeUnloaded)
     def take_unloaded(self) -> list[UnloadedAdapter]:

@@ -11,6 +11,7 @@ from enum import Enum
 from cluster.request import Request
 from cluster.scheduler.kv_cache.radix_tree import Match, Namespace, Node, PageKey
 from cluster.scheduler.request_queue import Flow
+from worker.protocol import TokenLogprobs
 
 
 class Status(Enum):
@@ -40,7 +41,25 @@ class Sequence:
     num_cached_tokens: int | None = None  # at the first admission; None: never admitted
     match: Match | None = None  # the cached prefix while it waits, and what it was matched at:
     matched_at: tuple[int, int] = (0, 0)  # version of the tree, and pages asked for
+    # Of the prompt's tokens from the second on, as far as they are computed, until they are sent.
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_scored: int = 0  # how many have been computed
     _keys: list[PageKey] = field(default_factory=list)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether its first event carries the log-probabilities of its prompt."""
+        return (
+            self.request.sampling.prompt_logprobs is not None
+            and not self.request.output_token_ids  # the client has them
+        )
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether cached pages do not do for its prompt: its output is of all hidden states."""
+        if self.wants_prompt_logprobs:
+            return self.num_scored < self.num_prompt_tokens - 1
+        return self.request.sampling.pooling == "mean"
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -71,6 +90,7 @@ class Running:
     pages: list[int]
     num_kept: int
     num_computed: int  # positions whose K/V is in `pages`
+    score_from: int = 0  # rows before this one have been scored by an earlier run
     duplicates: list[int] = field(default_factory=list)
     is_decoding: bool = False
     is_ending: bool = False  # ends when the last step in flight that has it is committed

@@ -38,6 +38,14 @@ class UnloadedAdapter:
     freed_slots: tuple[tuple[int, str], ...]  # (slot, adapter that was in it)
 
 
+class CacheReset(msgspec.Struct, frozen=True):
+    """What came of a reset of the prefix cache; in pages."""
+
+    freed_pages: int  # on the device
+    freed_host_pages: int
+    kept_pages: int  # on either tier: prefixes of running sequences
+
+
 class SlotStats(msgspec.Struct, frozen=True):
     """One occupied adapter slot."""
 
@@ -86,7 +94,8 @@ class SchedulerCounters(msgspec.Struct):
         int, metric("kv_host_blocks_evicted", "KV pages evicted from the host tier.")
     ] = 0
     dropped_host_pages: Annotated[
-        int, metric("kv_host_blocks_dropped", "KV pages of the host tier freed by unloads.")
+        int,
+        metric("kv_host_blocks_dropped", "Host pages freed by unloads and resets."),
     ] = 0
     adapter_loads: Annotated[
         int, metric("adapter_loads", "Loads of an adapter into a slot that have begun.")

@@ -14,7 +14,7 @@ from cluster.scheduler.request_queue import Fairness
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Running, Sequence
 from cluster.scheduler.stats import SchedulerCounters
-from worker.protocol import SampledToken, StepOutput
+from worker.protocol import Chunk, SampledToken, StepOutput, TokenLogprobs
 
 EXPIRED = ErrorInfo("DeadlineExceeded", "the request has taken longer than it may")
 UNLOADED = ErrorInfo("NotFound", "the adapter has been unloaded", param="model")
@@ -62,6 +62,7 @@ class OutputUpdater:
         """
         tokens, failed = iter(output.tokens), output.failed and frozenset(output.failed)
         grammar_errors = dict(output.grammar_errors)
+        scored = {one.seq_id: one.of_targets for one in output.prompt_logprobs}
         events: list[tuple[int, TokenEvent]] = []
         running_by_id = self._running.by_id
         for chunk in batch.chunks.values():
@@ -75,6 +76,8 @@ class OutputUpdater:
             end = end_of(chunk)
             running.num_computed = min(end, num_known)
             running.is_failed |= is_failed
+            if chunk.targets and not is_failed:
+                _take_scores(running.sequence, chunk, scored[chunk.seq_id])
             if running.is_ending:
                 continue
             event = self._advance(running, sampled, batch.step, grammar_errors)
@@ -111,7 +114,10 @@ class OutputUpdater:
             reason = grammar_errors.get(running.seq_id)
             error = not_finite(running.adapter) if reason is None else no_way_on(reason)
             return failure(sequence, error)
-        if not running.is_decoding:
+        # One that computes what the cache may have already would hold both until its prompt is
+        # whole, and start anew for ever where there is no room for both.
+        is_part = running.num_computed < sequence.num_prompt_tokens
+        if not running.is_decoding and not (is_part and sequence.computes_whole_prompt):
             self._kv.cache_full_pages(running, step)
         if sampled is None:
             return None
@@ -122,6 +128,8 @@ class OutputUpdater:
         return self._take(sequence, sampled)
 
     def _take(self, sequence: Sequence, sampled: SampledToken) -> TokenEvent:
+        if sequence.request.sampling.pooling:
+            return pooled(sequence, sampled)
         event = take_token(sequence, sampled)
         self._counters.generated_tokens += len(event.token_ids)
         self._counters.forced_tokens += len(event.token_ids) - 1
@@ -144,6 +152,12 @@ class OutputUpdater:
             self._ending.append(running)
 
 
+def _take_scores(sequence: Sequence, chunk: Chunk, scores: tuple[TokenLogprobs, ...]) -> None:
+    assert len(scores) == len(chunk.targets), f"rank 0 scored {len(scores)} targets of {chunk}"
+    sequence.prompt_logprobs += scores
+    sequence.num_scored += len(scores)
+
+
 def take_token(sequence: Sequence, sampled: SampledToken) -> TokenEvent:
     """Append a drawn token, and those that it forces, and return the event.
 
@@ -159,12 +173,25 @@ def take_token(sequence: Sequence, sampled: SampledToken) -> TokenEvent:
             break
         reason = _append(sequence, token_id)
         token_ids += (token_id,)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    if is_first and sequence.wants_prompt_logprobs:
+        assert sequence.num_scored == sequence.num_prompt_tokens - 1, "a prompt is scored in part"
+        prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
     if request.sampling.num_logprobs is None:
-        return TokenEvent(request.request_id, token_ids, (), (), num_cached, reason)
+        return TokenEvent(
+            request.request_id, token_ids, (), (), num_cached, reason, None, prompt_logprobs
+        )
     logprob = sampled.logprob
     assert logprob is not None, f"rank 0 sent no log-probability for sequence {sequence.seq_id}"
     return TokenEvent(
-        request.request_id, token_ids, (logprob,), (sampled.top_logprobs,), num_cached, reason
+        request.request_id,
+        token_ids,
+        (logprob,),
+        (sampled.top_logprobs,),
+        num_cached,
+        reason,
+        None,
+        prompt_logprobs,
     )
 
 
@@ -173,6 +200,17 @@ def _append(sequence: Sequence, token_id: int) -> FinishReason | None:
     if token_id in sequence.stop_token_ids:
         return "stop"
     return "length" if len(sequence.tokens) >= sequence.token_limit else None
+
+
+def pooled(sequence: Sequence, sampled: SampledToken) -> TokenEvent:
+    """Return the event that ends a sequence whose prompt is an embedding now."""
+    assert sampled.embedding, f"rank 0 sent no embedding for sequence {sequence.seq_id}"
+    return TokenEvent(
+        sequence.request.request_id,
+        num_cached_tokens=sequence.num_cached_tokens or 0,
+        finish_reason="stop",
+        embedding=sampled.embedding,
+    )
 
 
 def failure(sequence: Sequence, error: ErrorInfo) -> TokenEvent:

@@ -18,6 +18,7 @@ from deploy.checks.start_check import look, mistakes_of_adapters, print_warnings
 from deploy.config import ServeConfig
 from deploy.config_errors import Mistake
 from deploy.engine_config import Checked, adapter_limits, rank_memory
+from deploy.generation_config import shown_defaults
 from deploy.memory import total
 from worker.weights.partition import partition
 
@@ -41,6 +42,7 @@ def check_all(config: ServeConfig, console: Console) -> None:
     with console.status("looking at the model") as status:
         start = look(config, look_at_adapters)
     console.print(_table(start.checked, start.needs))
+    console.print(shown_defaults(start.checked.sampling_defaults), highlight=False)
     print_warnings(start.warnings, console)
     checked, replicas = start.checked, start.needs.replicas
     of_replicas = f"{replicas} replicas of these ranks, " if replicas > 1 else ""

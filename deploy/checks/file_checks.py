@@ -35,6 +35,20 @@ def look_at_files(config: ServeConfig) -> Iterator[Mistake]:
         yield from _look_at_written("record", config.record, _record_fault)
     if config.adapter_state is not None:
         yield from _look_at_written("adapter_state", config.adapter_state, _state_fault)
+    if config.adapter_staging is not None:
+        yield from _look_at_staging(config.adapter_staging.absolute())
+
+
+def _look_at_staging(folder: Path) -> Iterator[Mistake]:
+    """Say why the pool could not have a folder, or make it."""
+    try:
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        if not there.is_dir():
+            yield Mistake(f"adapter_staging: {there} is not a directory")
+        elif not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+            yield Mistake(f"adapter_staging: {there} cannot be written to by this user")
+    except (OSError, ValueError) as error:
+        yield Mistake(f"adapter_staging: {one_line(error)}")
 
 
 def _look_at_keys(file: Path) -> Iterator[Mistake]:

@@ -6,7 +6,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("deterministic", "max_model_len"),
     ),
     "Adapters": (
-        *("adapter", "adapter_dir", "adapter_root", "adapter_state"),
+        *("adapter", "adapter_dir", "adapter_root", "adapter_sources"),
+        *("adapter_state", "adapter_staging", "max_upload"),
         *("max_loras", "max_lora_rank"),
     ),
     "Memory": (
@@ -16,6 +17,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Scheduling": (
         *("max_num_seqs", "max_num_batched_tokens", "max_waiting", "fairness"),
         *("overlap", "step_timeout"),
+    ),
+    "Requests": (
+        *("generation_config", "override_generation_config", "lenient_parameters"),
+        "trust_request_chat_template",
+        *("tool_call_parser", "reasoning_parser"),
     ),
     "HTTP": ("host", "port", "request_timeout", "stream_keep", "response_keep"),
     "Security": ("api_key_file", "anonymous"),

@@ -69,6 +69,7 @@ def _resolved(config: ServeConfig) -> ServeConfig:
             "adapter_root": _absolute(config.adapter_root),
             "api_key_file": config.api_key_file and config.api_key_file.absolute(),
             "adapter_state": config.adapter_state and config.adapter_state.absolute(),
+            "adapter_staging": config.adapter_staging and config.adapter_staging.absolute(),
             "record": config.record and config.record.absolute(),
         }
     )

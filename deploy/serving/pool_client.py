@@ -11,7 +11,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from cluster.adapters.records import AdapterRecord, ResolvedAdapter, UnloadResult
+from cluster.adapters.records import AdapterRecord, LoadOptions, ResolvedAdapter, UnloadResult
 from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, RouterCounts
@@ -42,8 +42,32 @@ class PoolClient:
     async def record(self, name: str) -> AdapterRecord:
         return cast(AdapterRecord, await self._call_twice("record", name))
 
-    async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
-        return cast(AdapterRecord, await self._call("load", name, path, load_inplace, pinned))
+    async def load(
+        self, name: str, path: str, load_inplace: bool, pinned: bool, sha256: str | None = None
+    ) -> AdapterRecord:
+        record = await self._call("load", name, path, load_inplace, pinned, sha256)
+        return cast(AdapterRecord, record)
+
+    async def begin_upload(self, name: str, load_inplace: bool, num_bytes: int | None) -> str:
+        return cast(str, await self._call("begin_upload", name, load_inplace, num_bytes))
+
+    async def upload_piece(self, upload: str, offset: int, data: bytes) -> None:
+        await self._call("upload_piece", upload, offset, data)
+
+    async def finish_upload(
+        self, upload: str, name: str, config: bytes | None, options: LoadOptions
+    ) -> AdapterRecord:
+        record = await self._call("finish_upload", upload, name, config, options)
+        return cast(AdapterRecord, record)
+
+    async def abort_upload(self, upload: str) -> None:
+        await self._call_twice("abort_upload", upload)
+
+    async def load_tensors(
+        self, name: str, path: str, config: bytes, options: LoadOptions
+    ) -> AdapterRecord:
+        record = await self._call("load_tensors", name, path, config, options)
+        return cast(AdapterRecord, record)
 
     async def unload(self, name: str, force: bool) -> UnloadResult:
         return cast(UnloadResult, await self._call("unload", name, force))

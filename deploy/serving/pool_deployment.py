@@ -96,6 +96,7 @@ class PoolReplica:
             await asyncio.to_thread(end_process, self._process, 0.0)
         adapters, directories = self._live["adapters"], tuple(self._live["adapter_dirs"])
         server = server_id()
+        state = pool_state_file(self._config, server)
         here = ray.get_runtime_context().get_node_id()
         actor: Any = PoolProcess.options(
             num_cpus=0,
@@ -105,7 +106,8 @@ class PoolReplica:
             self._live["log_level"],
             replace(
                 pool_config(checked, directories),
-                state=str(pool_state_file(self._config, server)),
+                state=str(state),
+                staging=str(self._config.adapter_staging or f"{state}.staging"),
                 server=server,
             ),
             adapter_catalog(self._config),

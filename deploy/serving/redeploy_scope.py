@@ -30,10 +30,14 @@ MODEL_KEYS = frozenset({"model", "dtype", "tp", "device"})
 ROUTER_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_model_len", "page_size", "api_key_file", "vllm_metrics"),
     *("recovery_timeout", "stream_keep", "response_keep"),
+    *("generation_config", "override_generation_config", "lenient_parameters"),
+    "trust_request_chat_template",
+    *("tool_call_parser", "reasoning_parser"),
 }
 POOL_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_loras", "max_lora_rank", "adapter_memory"),
     *("host_adapter_memory", "adapter_root", "adapter_state"),
+    *("adapter_staging", "adapter_sources", "max_upload"),
 }
 # A key that is named nowhere here is the schedulers': they have most of them.
 SCHEDULER_KEYS = (
@@ -42,8 +46,11 @@ SCHEDULER_KEYS = (
     - (
         {
             *("served_model_name", "api_key_file", "vllm_metrics"),
-            *("stream_keep", "response_keep"),
+            *("stream_keep", "response_keep", "tool_call_parser", "reasoning_parser"),
+            *("generation_config", "override_generation_config", "lenient_parameters"),
+            "trust_request_chat_template",
             *("max_lora_rank", "host_adapter_memory", "adapter_root", "adapter_state"),
+            *("adapter_staging", "adapter_sources", "max_upload"),
         }
     )
 )

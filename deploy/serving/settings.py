@@ -66,6 +66,8 @@ def pool_config(checked: Checked, adapter_dirs: tuple[str, ...]) -> AdapterPoolC
         memory=rank_memory(checked),
         adapter_dirs=adapter_dirs,
         adapter_roots=config.adapter_root,
+        max_upload=config.max_upload,
+        sources=config.adapter_sources,
     )
 
 
@@ -157,7 +159,12 @@ def router_config(checked: Checked) -> RouterConfig:
         eos_token_ids=checked.model.eos_token_ids,
         version=version("topwork"),
         vllm_metrics=config.vllm_metrics,
+        trust_request_chat_template=config.trust_request_chat_template,
+        lenient_parameters=config.lenient_parameters,
+        sampling_defaults=checked.sampling_defaults,
         recovery_timeout=config.recovery_timeout,
         stream_keep=config.stream_keep,
         response_keep=config.response_keep,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
     )

@@ -44,6 +44,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ({"model": "m", "adapter": ["a=x", "a=y"]}, "twice"),
         ({"model": "m", "host": "0.0.0.0"}, "api_key_file"),
         ({}, "model"),
+        ({"model": "m", "adapter_sources": ["https://"]}, "the host is malformed"),
+        ({"model": "m", "adapter_sources": ["s3://a/../b"]}, "the part"),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_by_name(values: dict[str, object], named: str) -> None:

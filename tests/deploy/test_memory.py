@@ -93,6 +93,7 @@ def test_on_a_gpu_only_the_process_and_host_pages_are_in_host_memory() -> None:
     parts = rank_parts(config, MODEL, 0, "cuda", 64)
     assert {part.name for part in parts if part.place == "host"} == {
         "process",
+        "vocabulary of grammars",
         "KV in host memory",
     }
     assert total(parts, "device") > config.kv_cache_memory + config.adapter_memory

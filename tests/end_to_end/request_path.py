@@ -175,7 +175,7 @@ class LocalServer:
         self._router = Router(config, pool)
         await self._router.start()
         await self._router.replicas.refresh()
-        await pool.load(ADAPTER, adapter_dirs()[ADAPTER], False, False)
+        await pool.load(ADAPTER, str(adapter_dirs()[ADAPTER]), False, False)
         self._server = uvicorn.Server(
             uvicorn.Config(create_app(self._router), port=0, log_level="critical", lifespan="off")
         )

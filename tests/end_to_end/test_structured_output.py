@@ -75,7 +75,10 @@ def tokenizer() -> Any:
     return GrammarVocabulary(MODEL_DIR, 49152, (EOS,)).tokenizer
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+SIZES = [pytest.param(2, id="tp2"), pytest.param(1, id="tp1", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=SIZES)
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., LocalEngine]]:
     """Makes engines of one size."""
     made: list[LocalEngine] = []
@@ -115,12 +118,11 @@ def test_every_answer_is_valid_and_ends_by_itself(alone: list[list[int]], tokeni
 @pytest.mark.parametrize(
     "scheduler",
     [
-        {},
-        {"token_budget": 80, "max_chunk": 64, "max_running": 5},
-        {"num_pages": 5},
-        {"prefix_cache": False},
+        pytest.param({"token_budget": 80, "max_chunk": 64, "max_running": 5}, id="small chunks"),
+        pytest.param({"num_pages": 5}, id="few pages"),
+        pytest.param({}, id="together", marks=pytest.mark.slow),
+        pytest.param({"prefix_cache": False}, id="no prefix cache", marks=pytest.mark.slow),
     ],
-    ids=["together", "small chunks", "few pages", "no prefix cache"],
 )
 def test_company_chunks_and_preemption_change_no_token(
     make: Callable[..., LocalEngine], alone: list[list[int]], scheduler: dict[str, Any]

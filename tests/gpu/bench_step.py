@@ -170,7 +170,7 @@ class _Bench:
         start = time.perf_counter()
         with torch.inference_mode():
             for _ in range(count):
-                logits = runner.run(rows, ids)
+                logits = runner.run(rows, ids).logits
                 assert logits is not None, "every step samples"
                 _, ids = self._kernels.argmax(logits.part)
                 asked.append(self._kernels.start_readback((ids,), device))
@@ -231,7 +231,7 @@ class _Bench:
                 start = time.perf_counter()
                 if not with_graphs:
                     self._clock.begin()
-                logits = runner.run(rows)
+                logits = runner.run(rows).logits
                 assert logits is not None, "every step samples"
                 _, ids = self._kernels.argmax(logits.part)
                 on_device = self._clock.seconds()

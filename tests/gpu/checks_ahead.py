@@ -38,10 +38,17 @@ class _Params:
     min_tokens: int = 0
     held_back: tuple[int, ...] = ()
     num_logprobs: int | None = None
+    grammar: str = ""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_tokens: bytes = b""
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0
 
     @property
     def needs_history(self) -> bool:
-        return self.repetition_penalty != 1.0
+        return self.has_penalties
 
 
 _PARAMS: tuple[Any, ...] = (
@@ -111,7 +118,7 @@ class _Steps:
 
     def _ask(self, step: int, rows: InputBatch, tokens: PendingTokens | None) -> SampledRows:
         pending = None if tokens is None else tokens.on_device(self._rows(step)[1])
-        logits = self._runner.run(rows, pending)
+        logits = self._runner.run(rows, pending).logits
         assert logits is not None, "every step samples"
         sampled = self._sampler.sample(logits, self._requests(step))
         assert sampled is not None, "there is no other rank"

@@ -24,7 +24,7 @@ def run_script(
     found: list[Tensor | None] = []
     with torch.inference_mode():
         for step in range(len(script.steps)):
-            parts = runner.run(script.rows(step))
+            parts = runner.run(script.rows(step)).logits
             logits = None if parts is None else parts.whole()
             found.append(None if logits is None else logits.cpu().clone())
     return found

@@ -94,7 +94,7 @@ class LogitRank:
             runner = model_runner_for(
                 CPU, self.kernels, self.group, self.model, cache, self.bank, 256
             )
-            found = runner.run(rows)
+            found = runner.run(rows).logits
             assert found is not None, "every prompt samples"
             return found.whole()
 

@@ -62,6 +62,8 @@ def test_a_plan_out_of_turn_is_noticed():
         (SamplingParams(repetition_penalty=1.1), True),
         (SamplingParams(presence_penalty=-0.1), True),
         (SamplingParams(frequency_penalty=0.1), True),
+        (SamplingParams(bad_words=((1,), (2,)), allowed_tokens=b"\x06"), False),
+        (SamplingParams(bad_words=((1,), (2, 3))), True),
     ],
 )
 def test_only_penalties_need_the_history(params, needs):

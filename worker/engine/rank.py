@@ -12,13 +12,21 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kernels.dispatch import kernels_for
 from kernels.interface import Readback
 from worker.cache.kv_cache import KVCache, page_num_bytes
 from worker.distributed.communicator import Communicator
-from worker.engine.sequences import SequenceTable, build_input_batch, pending_sequences
-from worker.engine.step_output import build_step_output
+from worker.engine.pooling import PromptPooler
+from worker.engine.prompt_scorer import PromptScorer, Target
+from worker.engine.sequences import (
+    SequenceTable,
+    build_input_batch,
+    hidden_places,
+    pending_sequences,
+)
+from worker.engine.step_output import NO_PROMPTS, PromptOutput, build_step_output
 from worker.engine.step_server import StartedStep
 from worker.grammar import GrammarVocabulary
 from worker.lora.adapter_bank import AdapterBank, bank_for
@@ -26,11 +34,14 @@ from worker.lora.base_weights import BaseWeights
 from worker.lora.shard import AdapterShard
 from worker.model_config import check_length
 from worker.model_config_reader import read_model_config
+from worker.models.forward_batch import InputBatch
 from worker.models.llama import Model
 from worker.protocol import (
     GENESIS,
     PENDING_TOKEN,
+    Chunk,
     Plan,
+    Pooling,
     RankConfig,
     RankInfo,
     SamplingParams,
@@ -38,7 +49,8 @@ from worker.protocol import (
     decode_plan,
 )
 from worker.runners.model_runner import ModelRunner, model_runner_for
-from worker.sampling.grammar_masks import GrammarMasks, Mask
+from worker.sampling.forbidden_tokens import Mask
+from worker.sampling.grammar_masks import GrammarMasks
 from worker.sampling.pending_tokens import PendingTokens
 from worker.sampling.row_logits import MAX_VOCABULARY
 from worker.sampling.sampler import SampledRows, Sampler, SampleRequest
@@ -170,6 +182,8 @@ class Rank:
             self._bank,
             config.max_model_len,
         )
+        self._pooler = PromptPooler(config.page_size, self._kernels)
+        self._scorer = PromptScorer(self._model, self._bank, self._kernels)
         self._table = SequenceTable(
             page_size=config.page_size,
             num_pages=num_pages,
@@ -224,13 +238,13 @@ class Rank:
             plan, self._digest = decode_plan(frame, self._digest, self._last_step + 1)
             self._last_step = plan.step
             with torch.inference_mode():
-                sampled = self._run(plan)
+                sampled, prompts = self._run(plan)
                 self._pending.put([c.seq_id for c in plan.chunks if c.samples], sampled)
                 if sampled is None:  # no token is read, but the end of the step is waited for
                     end = self._kernels.start_readback((), self._device)
                 else:
                     end = sampled.readback
-        return StartedStep(end.is_ready, partial(self._reply, plan.step, end, sampled))
+        return StartedStep(end.is_ready, partial(self._reply, plan.step, end, sampled, prompts))
 
     @contextmanager
     def _leaving_on_failure(self) -> Iterator[None]:
@@ -239,30 +253,58 @@ class Rank:
             yield
             stack.pop_all()
 
-    def _reply(self, step: int, end: Readback, sampled: SampledRows | None) -> StepReply:
+    def _reply(
+        self, step: int, end: Readback, sampled: SampledRows | None, prompts: PromptOutput
+    ) -> StepReply:
         with self._leaving_on_failure():
             end.read()
             is_first = self._config.rank == 0
-            output = build_step_output(step, sampled, self._grammars) if is_first else None
-            return StepReply(step, output)
+            if not is_first:
+                return StepReply(step)
+            return StepReply(step, build_step_output(step, sampled, self._grammars, prompts))
 
-    def _run(self, plan: Plan) -> SampledRows | None:
+    def _run(self, plan: Plan) -> tuple[SampledRows | None, PromptOutput]:
         pending = pending_sequences(plan.chunks)
         new_pages = self._table.apply(plan)
         self._follow_grammars(plan)
         self._cache.copy(plan.copies)
         self._cache.clear(new_pages)
+        for seq_id in plan.ends:
+            self._pooler.end(seq_id)
         if not plan.chunks:
-            return None
+            return None, NO_PROMPTS
         rows = build_input_batch(plan.chunks, self._table)
         for run in rows.runs:
             assert self._bank.adapter(run.slot) is not None, f"slot {run.slot} is empty"
-        logits = self._runner.run(rows, self._pending.on_device(pending))
+        logits, hidden = self._runner.run(rows, self._pending.on_device(pending))
         if self._config.rank == 0:  # no other rank samples, and so needs a history
             self._complete_histories(pending)
-        if logits is None:
-            return None
-        return self._sampler.sample(logits, self._sample_requests(plan))
+        sampled = None
+        if logits is not None:
+            sampled = self._sampler.sample(logits, self._sample_requests(plan))
+        return sampled, NO_PROMPTS if hidden is None else self._prompt_output(plan, rows, hidden)
+
+    def _prompt_output(self, plan: Plan, rows: InputBatch, hidden: Tensor) -> PromptOutput:
+        """Make what prompts ask for of the final hidden states [R, H] of a step."""
+        targets: list[Target] = []
+        pooled: list[tuple[Chunk, Pooling, Tensor]] = []
+        first = 0
+        for chunk in plan.chunks:
+            sequence = self._table[chunk.seq_id]
+            count, sampling = len(hidden_places(chunk, sequence)), sequence.sampling
+            if chunk.targets:
+                num_best = sampling.prompt_logprobs or 0
+                targets += (
+                    Target(chunk.seq_id, row, token_id, num_best)
+                    for row, token_id in enumerate(chunk.targets, first)
+                )
+            elif count:
+                pooled.append((chunk, sampling.pooling, hidden[first : first + count]))
+            first += count
+        assert first == len(hidden), "hidden states that nobody asked for"
+        scored = self._scorer.score(hidden, rows, targets) if targets else None
+        is_first = self._config.rank == 0
+        return PromptOutput(self._pooler.pool(pooled) if is_first else None, scored)
 
     def _follow_grammars(self, plan: Plan) -> None:
         """Let masks be computed while the step is, as far as its tokens are known."""

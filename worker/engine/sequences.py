@@ -170,7 +170,24 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
         pending_rows=[
             last_row[chunk.seq_id] for chunk in chunks if chunk.token_ids == (PENDING_TOKEN,)
         ],
+        hidden_rows=[
+            last_row[chunk.seq_id] + 1 - len(chunk.token_ids) + place
+            for chunk in chunks
+            for place in hidden_places(chunk, table[chunk.seq_id])
+        ],
     )
+
+
+def hidden_places(chunk: Chunk, sequence: RunningSequence) -> range:
+    """Return which of a chunk's tokens final hidden states are wanted of."""
+    if chunk.targets:
+        # Behind the prompt's last token comes none.
+        stop = min(len(chunk.token_ids), sequence.num_prompt_tokens - 1 - chunk.start)
+        assert len(chunk.targets) <= stop, f"targets of {chunk.seq_id} are not in its chunk"
+        return range(stop - len(chunk.targets), stop)
+    num_pooled = {"": 0, "last": int(chunk.samples), "mean": len(chunk.token_ids)}
+    count = num_pooled[sequence.sampling.pooling]
+    return range(len(chunk.token_ids) - count, len(chunk.token_ids))
 
 
 def _is_decode(chunk: Chunk, sequence: RunningSequence) -> bool:

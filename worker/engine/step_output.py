@@ -1,21 +1,39 @@
 """What rank 0 answers of a step: the tokens that were sampled, and who got none."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from worker.engine.pooling import PooledRows
+from worker.engine.prompt_scorer import ScoredTargets
 from worker.protocol import SampledToken, StepOutput
 from worker.sampling.grammar_masks import GrammarMasks
 from worker.sampling.sampler import FAILED, SampledRows
 
 
+class PromptOutput(NamedTuple):
+    """What a step has made of prompts beside tokens; None where nothing of that kind is wanted."""
+
+    pooled: PooledRows | None = None
+    scored: ScoredTargets | None = None
+
+
+NO_PROMPTS = PromptOutput()
+
+
 def build_step_output(
-    step: int, rows: SampledRows | None, grammars: GrammarMasks | None = None
+    step: int,
+    rows: SampledRows | None,
+    grammars: GrammarMasks | None = None,
+    prompts: PromptOutput = NO_PROMPTS,
 ) -> StepOutput:
-    """Wait for the rows that a step has sampled, if any, and return its output."""
+    """Wait for what a step has sampled, pooled and scored, if anything, and return its output."""
+    embeddings = {} if prompts.pooled is None else prompts.pooled.read()
+    scored, not_scored = ((), frozenset()) if prompts.scored is None else prompts.scored.read()
     if rows is None:
-        return StepOutput(step, ())
+        return StepOutput(step, (), tuple(sorted(not_scored)), prompt_logprobs=scored)
     token_ids, *logprobs = rows.readback.read()
     of_row = dict(_logprobs(rows, *logprobs)) if rows.logprob_rows else {}
     tokens: list[SampledToken] = []
@@ -32,11 +50,18 @@ def build_step_output(
             elif token_id != FAILED:
                 following = grammars.sampled(request.seq_id, request.output_index, token_id)
                 forced = following if request.params.num_logprobs is None else ()
-        if token_id == FAILED:
+        if token_id == FAILED or request.seq_id in not_scored:
             failed.append(request.seq_id)
         else:
-            tokens.append(SampledToken(request.seq_id, token_id, logprob, top_logprobs, forced))
-    return StepOutput(step, tuple(tokens), tuple(failed), tuple(errors))
+            embedding = embeddings.get(request.seq_id, b"")
+            tokens.append(
+                SampledToken(request.seq_id, token_id, logprob, top_logprobs, forced, embedding)
+            )
+    num_masks, num_late = (0, 0) if grammars is None else grammars.take_counts()
+    failed += sorted(not_scored.difference(failed))
+    return StepOutput(
+        step, tuple(tokens), tuple(failed), tuple(errors), scored, num_masks, num_late
+    )
 
 
 def _logprobs(

@@ -1,6 +1,7 @@
 """The rows of one step: as host lists (`InputBatch`) and as the model takes them (`ForwardBatch`).
 
-A row is one token of one sequence. Shapes: T rows, S sampled rows.
+A row is one token of one sequence. Shapes: T rows, S sampled rows, R rows whose hidden states are
+wanted.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ class InputBatch:
     runs: tuple[SlotRows, ...]  # rows of each adapter; rows in none are the base model's
     sample_rows: list[int]  # S: the last row of each chunk that samples, in plan order
     pending_rows: Sequence[int] = ()  # rows whose token only the device knows, in plan order
+    hidden_rows: Sequence[int] = ()  # R: rows whose final hidden states are wanted, in plan order
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
-from worker.lora.adapter_weights import DOWN, GATE_UP, OUT, QKV
+from worker.lora.adapter_bank import AdaptedRows
+from worker.lora.adapter_weights import DOWN, GATE_UP, OUT, QKV, AdapterHead
 from worker.model_config import ModelConfig
 from worker.models.embedding import embed, head_logits
 from worker.models.forward_batch import ForwardBatch
@@ -165,16 +167,20 @@ class Model:
         """Bytes of this rank's weights."""
         return self._weights.num_bytes
 
-    def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor | None:
-        """Write K and V of every row and return this rank's logits of the sampled rows.
+    def forward(
+        self, batch: ForwardBatch, cache: KVCache, hidden_rows: Sequence[int] = ()
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Write K and V of every row.
 
         Returns:
-            [S, V] float32; None where nothing is sampled.
+            This rank's logits of the sampled rows, [S, V] float32, and what `hidden` returns; None
+            where nothing of that kind is wanted.
         """
         x_TH, residual_TH = self.run_layers(
             self.embed(batch), batch.attention, batch.loras, cache, self._group
         )
-        return self.logits(x_TH, residual_TH, batch)
+        hidden = self.hidden(x_TH, residual_TH, hidden_rows)
+        return self.logits(x_TH, residual_TH, batch), hidden
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """Return the embeddings [T, H] of a batch."""
@@ -213,7 +219,7 @@ class Model:
         return x_TH, residual_TH
 
     def logits(self, x_TH: Tensor, residual_TH: Tensor, batch: ForwardBatch) -> Tensor | None:
-        """Return what `forward` does, of what `run_layers` returned."""
+        """Return the logits that `forward` does, of what `run_layers` returned."""
         if not batch.sample_rows:
             return None
         x_SH = self._normed(x_TH[batch.sample_index], residual_TH[batch.sample_index])
@@ -221,6 +227,24 @@ class Model:
             x_SH, batch.sample_rows, self._weights.lm_head, batch.heads, self._kernels
         )
         return y_SV.float()
+
+    def hidden(self, x_TH: Tensor, residual_TH: Tensor, rows: Sequence[int]) -> Tensor | None:
+        """Return the states of R rows after the final norm, of what `run_layers` returned.
+
+        Returns:
+            [R, H] as linears take it; None where no rows are wanted.
+        """
+        if not rows:
+            return None
+        index = self._kernels.send(rows, torch.int64, x_TH.device)
+        return self._normed(x_TH[index], residual_TH[index])
+
+    def hidden_logits(
+        self, x_RH: Tensor, rows: Sequence[int], heads: Sequence[AdaptedRows[AdapterHead]]
+    ) -> Tensor:
+        """Return this rank's logits [R, V] float32 of rows of a batch that `hidden` returned."""
+        lm_head = self._weights.lm_head
+        return head_logits(x_RH, rows, lm_head, heads, self._kernels).float()
 
     def head(self, x_SH: Tensor, residual_SH: Tensor) -> Tensor:
         """Return what `logits` does for sampled rows whose adapters leave the head alone."""

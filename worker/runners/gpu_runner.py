@@ -18,7 +18,7 @@ from worker.lora.adapter_bank import AdapterBank
 from worker.models.forward_batch import InputBatch
 from worker.models.llama import Model
 from worker.runners.gpu_batch import BatchSize, GpuBatch, cut_rows, exact_size
-from worker.sampling.row_logits import RowLogits
+from worker.runners.model_output import ModelOutput
 
 Work = Callable[[], Tensor | None]
 Capture = Callable[[Work], Work]  # returns what does the same again, into the same tensor
@@ -69,31 +69,32 @@ class GpuRunner:
         self._block_rows = block_rows(model.group_size, model.head_dim)
         self._graphs: dict[BatchSize, _Graph] = {}
 
-    def run(self, rows: InputBatch, pending: Tensor | None = None) -> RowLogits | None:
+    def run(self, rows: InputBatch, pending: Tensor | None = None) -> ModelOutput:
         """See `worker.runners.model_runner.ModelRunner`."""
-        logits = self._logits(rows, pending)
-        return None if logits is None else self._model.row_logits(logits)
+        logits, hidden = self._run(rows, pending)
+        return ModelOutput(None if logits is None else self._model.row_logits(logits), hidden)
 
-    def _logits(self, rows: InputBatch, pending: Tensor | None) -> Tensor | None:
+    def _run(self, rows: InputBatch, pending: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         cut = cut_rows(rows, self._block_rows)
         exact = exact_size(rows, cut, self._bank, self._cache.page_size)
         size = self._graph_size(rows, exact)
         if size is None:
             batch = GpuBatch(exact, self._bank, self._device, self._pins_memory)
             batch.send(rows, cut, self._cache.page_size, pending)
-            return self._model.forward(batch.forward_batch(rows), self._cache)
+            return self._model.forward(batch.forward_batch(rows), self._cache, rows.hidden_rows)
         graph = self._graphs.get(size)
         if graph is None:
             graph = self._graphs[size] = self._capture_graph(size)
         graph.batch.send(rows, cut, self._cache.page_size, pending)
         logits = graph.replay()
-        return None if logits is None else logits[: len(rows.sample_rows)]
+        return (None if logits is None else logits[: len(rows.sample_rows)]), None
 
     def _graph_size(self, rows: InputBatch, exact: BatchSize) -> BatchSize | None:
         """Return the size of the graph for these rows, None if they run by themselves."""
         only_decodes = exact.decodes == exact.rows == exact.samples
         if self._capture is None or not only_decodes or exact.rows > CAPTURE_SIZES[-1]:
             return None
+        assert not rows.hidden_rows, "prompts are pooled, not what follows them"
         if self._bank.embeddings(rows.runs) or self._bank.heads(rows.runs):
             return None
         num_rows = next(size for size in CAPTURE_SIZES if size >= exact.rows)
@@ -123,7 +124,7 @@ class GpuRunner:
         batch.send(empty, cut_rows(empty, self._block_rows), self._cache.page_size)
         # As many samples as rows: how many of them count is known at each replay.
         whole = replace(batch.forward_batch(empty), sample_rows=range(size.samples))
-        return _Graph(batch, self._capture(lambda: self._model.forward(whole, self._cache)))
+        return _Graph(batch, self._capture(lambda: self._model.forward(whole, self._cache)[0]))
 
 
 class CudaCapture:

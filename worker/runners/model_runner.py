@@ -17,14 +17,14 @@ from worker.distributed.communicator import Communicator
 from worker.lora.adapter_bank import AdapterBank
 from worker.models.forward_batch import InputBatch, cpu_forward_batch
 from worker.models.llama import Model
+from worker.runners.model_output import ModelOutput
 from worker.runners.native_runner import NativeRunner
-from worker.sampling.row_logits import RowLogits
 
 
 class ModelRunner(Protocol):
     """What a rank asks of the device."""
 
-    def run(self, rows: InputBatch, pending: Tensor | None = None) -> RowLogits | None:
+    def run(self, rows: InputBatch, pending: Tensor | None = None) -> ModelOutput:
         """Write K and V of every row and return the logits of the sampled rows.
 
         It is queued on the device behind everything before it; the host waits for nothing.
@@ -34,7 +34,7 @@ class ModelRunner(Protocol):
             pending: tokens [n] int64 on the device, of `rows.pending_rows`.
 
         Returns:
-            This rank's part, until the next call; None where nothing is sampled.
+            This rank's part, until the next call.
         """
         ...
 
@@ -47,12 +47,15 @@ class TorchRunner:
         self._cache = cache
         self._bank = bank
 
-    def run(self, rows: InputBatch, pending: Tensor | None = None) -> RowLogits | None:
+    def run(self, rows: InputBatch, pending: Tensor | None = None) -> ModelOutput:
         """See `ModelRunner`."""
         batch = cpu_forward_batch(rows, self._bank, self._cache.page_size, pending)
         segments = self._bank.segments(rows.runs) or None
-        logits = self._model.forward(replace(batch, loras=segments), self._cache)
-        return None if logits is None else self._model.row_logits(logits)
+        logits, hidden = self._model.forward(
+            replace(batch, loras=segments), self._cache, rows.hidden_rows
+        )
+        row_logits = None if logits is None else self._model.row_logits(logits)
+        return ModelOutput(row_logits, hidden)
 
 
 def model_runner_for(

@@ -21,7 +21,8 @@ from worker.lora.adapter_bank import AdapterBank
 from worker.lora.shard import FUSED_MODULES
 from worker.models.forward_batch import InputBatch, cpu_forward_batch
 from worker.models.llama import Model
-from worker.sampling.row_logits import Argmax, RowLogits
+from worker.runners.model_output import ModelOutput
+from worker.sampling.row_logits import Argmax
 
 _FIRST_ROWS = 64
 _FIRST_SAMPLES = 16
@@ -93,7 +94,7 @@ class NativeRunner:
         self._group = group
         self._by_adapters: dict[bool, _Recording] = {}
 
-    def run(self, rows: InputBatch, pending: Tensor | None = None) -> RowLogits | None:
+    def run(self, rows: InputBatch, pending: Tensor | None = None) -> ModelOutput:
         """See `worker.runners.model_runner.ModelRunner`."""
         thread_pool = self._kernels.thread_pool
         thread_pool.wake()
@@ -103,16 +104,17 @@ class NativeRunner:
         recording = self._recording(step, [slot for slot, _, _ in runs])
         recording.x[: step.num_rows].copy_(self._model.embed(batch))
         recording.program.run(thread_pool, step)
+        x, residual = (of_all[: step.num_rows] for of_all in recording.out)
+        hidden = self._model.hidden(x, residual, rows.hidden_rows)
         if not rows.sample_rows:
-            return None
+            return ModelOutput(None, hidden)
         if batch.heads:
-            x, residual = recording.out
-            logits = self._model.logits(x[: step.num_rows], residual[: step.num_rows], batch)
-            return None if logits is None else self._model.row_logits(logits)
+            logits = self._model.logits(x, residual, batch)
+            return ModelOutput(None if logits is None else self._model.row_logits(logits), hidden)
         logits, values, ids = (
             of_all[: step.num_samples] for of_all in (recording.logits, *recording.argmax)
         )
-        return self._model.row_logits(logits, (values, ids))
+        return ModelOutput(self._model.row_logits(logits, (values, ids)), hidden)
 
     def _recording(self, step: Step, slots: Sequence[int]) -> _Recording:
         """Return a recording large enough for a step; without adapters it has fewer ops."""

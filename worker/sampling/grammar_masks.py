@@ -8,12 +8,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
-import numpy.typing as npt
-
 from worker.grammar import GrammarState, GrammarVocabulary
-
-Mask = npt.NDArray[np.bool_]  # [V]
+from worker.sampling.forbidden_tokens import Mask
 
 
 class _Following:
@@ -38,7 +34,8 @@ class GrammarMasks:
     """What may be drawn next, by sequence; `load` reads the vocabulary, in the thread."""
 
     def __init__(self, load: Callable[[], GrammarVocabulary]) -> None:
-        self.num_late = 0  # masks that a step has waited for
+        self.num_masks = 0  # that tokens were drawn by
+        self.num_late = 0  # that a step has waited for
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._vocabulary = self._thread.submit(load)
         self._following: dict[int, _Following] = {}
@@ -87,8 +84,15 @@ class GrammarMasks:
         """Return [V], which tokens may be drawn behind all that were fed."""
         mask = self._following[seq_id].mask
         assert mask is not None, f"sequence {seq_id} has not started"
+        self.num_masks += 1
         self.num_late += not mask.done()
         return mask.result()
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return how many masks there were since the last call, and how many came late."""
+        counts = self.num_masks, self.num_late
+        self.num_masks = self.num_late = 0
+        return counts
 
     def close(self) -> None:
         """End the thread."""

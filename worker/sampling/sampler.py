@@ -1,9 +1,10 @@
 """The sampler: the next token of every sequence from its logits.
 
-Owns the order in which sampling parameters take effect (vLLM's): the grammar, logit bias,
-held-back tokens, penalties, temperature, min_p, top_k, top_p, then the random draw. A token is a
-function of (logits, parameters, seed, position, and what came before where a grammar or a penalty
-looks at it): rows that share a step never touch each other's numbers.
+Owns the order in which sampling parameters take effect (vLLM's): the grammar or the allowed
+tokens, logit bias, forbidden tokens, penalties, temperature, min_p, top_k, top_p, then the random
+draw. A token is a function of (logits, parameters, seed, position, and what came before where a
+grammar, a bad word or a penalty looks at it): rows that share a step never touch each other's
+numbers.
 Everything is queued on the device without a wait, because the next step may overwrite the logits.
 
 Shapes: S rows, V vocabulary.
@@ -14,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kernels.interface import AnyKernels, Numbers, Readback
 from kernels.sampling import GREEDY_BELOW, RowSampling
+from worker.sampling.forbidden_tokens import Mask, completing, forbidden_tokens, mask_of
 from worker.sampling.row_logits import Argmax, RowLogits
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class SampleRequest:
     position: int  # of the token to be sampled
     num_prompt_tokens: int
     history: Sequence[int]  # tokens [0, position) if params.needs_history, else empty
-    allowed: npt.NDArray[np.bool_] | None = None  # [V], by the grammar; None: anything
+    allowed: Mask | None = None  # [V], by the grammar; None: anything
 
     @property
     def output_index(self) -> int:
@@ -45,12 +46,25 @@ class SampleRequest:
         return self.position - self.num_prompt_tokens
 
     @property
-    def is_held_back(self) -> bool:
-        """Whether `held_back` tokens are still forbidden: unless nothing else is allowed."""
+    def held_back(self) -> tuple[int, ...]:
+        """The tokens that the answer is too short for."""
+        return self.params.held_back if self.output_index < self.params.min_tokens else ()
+
+    @property
+    def restricts(self) -> bool:
+        """Whether some tokens cannot be drawn; the same on every rank."""
         params = self.params
-        if not params.held_back or self.output_index >= params.min_tokens:
-            return False
-        return self.allowed is None or bool(np.delete(self.allowed, params.held_back).any())
+        return bool(params.grammar or params.bad_words or params.allowed_tokens or self.held_back)
+
+    def restrictions(self, vocab_size: int) -> tuple[Mask | None, list[int]]:
+        """Return (what may be drawn if not all of it, tokens that are forbidden besides)."""
+        params, allowed = self.params, self.allowed
+        if params.allowed_tokens:
+            assert allowed is None, "a grammar says which tokens may come"
+            allowed = mask_of(params.allowed_tokens, vocab_size)
+        output = self.history[self.num_prompt_tokens :]
+        bad = completing(params.bad_words, output)
+        return allowed, forbidden_tokens(allowed, bad, self.held_back, vocab_size)
 
     @property
     def row_sampling(self) -> RowSampling:
@@ -73,8 +87,8 @@ class SampleRequest:
             params.temperature < GREEDY_BELOW
             and params.num_logprobs is None
             and not params.logit_bias
-            and not params.needs_history
-            and not self.is_held_back
+            and not params.has_penalties
+            and not self.restricts
         )
 
 
@@ -141,19 +155,20 @@ class Sampler:
         return SampledRows(requests, token_ids, logprob_rows, readback)
 
     def _adjusted(self, logits: Tensor, request: SampleRequest) -> Tensor:
-        """Return the row [V] after logit bias, held-back tokens and penalties."""
+        """Return the row [V] after logit bias, forbidden tokens and penalties."""
         params = request.params
-        if not (params.logit_bias or params.needs_history or request.is_held_back):
+        if not (params.logit_bias or params.has_penalties or request.restricts):
             return logits
         adjusted = logits.clone()
-        if request.allowed is not None:
-            allowed = self._kernels.send(request.allowed, torch.bool, logits.device)
+        may_come, forbidden = request.restrictions(len(logits)) if request.restricts else (None, [])
+        if may_come is not None:
+            allowed = self._kernels.send(may_come, torch.bool, logits.device)
             adjusted.masked_fill_(allowed.logical_not_(), -torch.inf)
         if params.logit_bias:
             ids, biases = zip(*params.logit_bias, strict=True)
             adjusted.index_add_(0, self._ids(ids, logits), self._values(biases, logits))
-        if request.is_held_back:
-            adjusted.index_fill_(0, self._ids(params.held_back, logits), -torch.inf)
+        if forbidden:
+            adjusted.index_fill_(0, self._ids(forbidden, logits), -torch.inf)
         if params.has_penalties:
             self._penalize(adjusted, request)
         return adjusted

@@ -6,9 +6,11 @@ page given away or copied over too early, fails an assertion here.
 """
 
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 
 from worker.engine.step_server import StartedStep
 from worker.lora.shard import AdapterShard
@@ -18,12 +20,14 @@ from worker.protocol import (
     Chunk,
     PageCopy,
     Plan,
+    PromptLogprobs,
     RankInfo,
     SampledToken,
     SamplingParams,
     SequenceStart,
     StepOutput,
     StepReply,
+    TokenLogprobs,
     decode_plan,
 )
 from worker.testing.fake_pages import Entry, FakePages
@@ -95,6 +99,33 @@ def fake_forced(output: Sequence[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(forced)
 
 
+def fake_embedding(adapter: str | None, token_ids: Sequence[int]) -> bytes:
+    """Return what `FakeRank` makes of a prompt that is to be pooled, [4] float32."""
+    content = _root(adapter)
+    for token_id in token_ids:
+        content = _hash(content, token_id)
+    return _embedding(content)
+
+
+def fake_prompt_logprobs(
+    adapter: str | None, token_ids: Sequence[int]
+) -> tuple[TokenLogprobs, ...]:
+    """Return how `FakeRank` scores the tokens of a prompt from the second on."""
+    content, scores = _root(adapter), []
+    for token_id, following in pairwise(token_ids):
+        content = _hash(content, token_id)
+        scores.append(_score(content, following))
+    return tuple(scores)
+
+
+def _score(content: bytes, token_id: int) -> TokenLogprobs:
+    return -int.from_bytes(_hash(content, "scored", token_id)[:4], "little") / 2**32, ()
+
+
+def _embedding(content: bytes) -> bytes:
+    return struct.pack("<4f", *(byte - 127.5 for byte in content[:4]))
+
+
 @dataclass(slots=True)
 class _Sequence:
     slot: int | None
@@ -105,6 +136,7 @@ class _Sequence:
     tokens: list[int]
     content: bytes
     num_prompt_tokens: int
+    computed_from: int  # what it began with
     sampled: int | None = None  # after its last chunk, which was in the last step
 
 
@@ -188,13 +220,14 @@ class FakeRank:
         for start in plan.starts:
             self._start(start, forks)
         self._give_out(plan)
+        scored = tuple(self._score(chunk) for chunk in plan.chunks if chunk.targets)
         tokens = [self._run(chunk) for chunk in plan.chunks]
         for seq_id in self._sequences.keys() - {chunk.seq_id for chunk in plan.chunks}:
             self._sequences[seq_id].sampled = None
         sampled = tuple(token for token in tokens if isinstance(token, SampledToken))
         errors = tuple((token, "it ends here") for token in tokens if isinstance(token, int))
         failed = tuple(seq_id for seq_id, _ in errors)
-        return StepReply(plan.step, StepOutput(plan.step, sampled, failed, errors))
+        return StepReply(plan.step, StepOutput(plan.step, sampled, failed, errors, scored))
 
     def _copy(self, copies: tuple[PageCopy, ...]) -> dict[int, int]:
         """Make the copies; return the pages that hold a fork then, and its positions in each."""
@@ -230,6 +263,7 @@ class FakeRank:
             tokens=tokens,
             content=content,
             num_prompt_tokens=start.num_prompt_tokens,
+            computed_from=start.num_cached_tokens,
         )
 
     def _own(self, start: SequenceStart, forks: dict[int, int]) -> set[int]:
@@ -277,6 +311,9 @@ class FakeRank:
         """
         assert chunk.seq_id in self._sequences, f"sequence {chunk.seq_id} has not started"
         sequence = self._sequences[chunk.seq_id]
+        assert sequence.sampling.pooling != "mean" or sequence.computed_from == 0, (
+            "read, not computed"
+        )
         assert chunk.start == len(sequence.tokens), (
             f"sequence {chunk.seq_id}: chunk at {chunk.start}, not {len(sequence.tokens)}"
         )
@@ -309,7 +346,26 @@ class FakeRank:
             if sequence.sampling.num_logprobs is not None:
                 forced = ()
         sequence.sampled = token_id
-        return SampledToken(chunk.seq_id, token_id, token.logprob, token.top_logprobs, forced)
+        embedding = _embedding(sequence.content) if sequence.sampling.pooling else b""
+        return SampledToken(
+            chunk.seq_id, token_id, token.logprob, token.top_logprobs, forced, embedding
+        )
+
+    def _score(self, chunk: Chunk) -> PromptLogprobs:
+        """Score a chunk's targets, each by the tokens before it."""
+        sequence = self._sequences[chunk.seq_id]
+        stop = min(chunk.start + len(chunk.token_ids), sequence.num_prompt_tokens - 1)
+        first = stop - len(chunk.targets)
+        assert chunk.start <= first, f"targets of {chunk.seq_id} are not in its chunk"
+        known = [*sequence.tokens, *chunk.token_ids]
+        following = (*chunk.token_ids, *chunk.targets[-1:])[first + 1 - chunk.start :]
+        assert following[: len(chunk.targets)] == chunk.targets, "targets are not what follows"
+        content, scores = _root(sequence.adapter), []
+        for position, token_id in enumerate(known[:stop]):
+            content = _hash(content, token_id)
+            if position >= first:
+                scores.append(_score(content, chunk.targets[position - first]))
+        return PromptLogprobs(chunk.seq_id, tuple(scores))
 
     def _known(self, sequence: _Sequence, chunk: Chunk) -> tuple[int, ...]:
         """Return the tokens of a chunk, also one that was planned before its token was known."""

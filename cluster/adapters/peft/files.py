@@ -7,12 +7,14 @@ is met by the second check, which looks at what is open and not at a name.
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from cluster.errors import InvalidAdapter
+
+COPIED_AT_ONCE = 1 << 20  # bytes
 
 
 def resolve_roots(directories: Iterable[str]) -> tuple[str, ...]:
@@ -69,6 +71,15 @@ def open_regular_file(
         raise InvalidAdapter(f"{path.name} is missing") from error
     except OSError as error:
         raise InvalidAdapter(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def copy_regular_file(
+    path: Path, max_bytes: int, roots: tuple[str, ...], write: Callable[[bytes], None]
+) -> None:
+    """Hand a file to `write` in pieces; raises as `open_regular_file`."""
+    with open_regular_file(path, max_bytes, roots) as (file, _):
+        while piece := file.read(COPIED_AT_ONCE):
+            write(piece)
 
 
 def stamp(*statuses: os.stat_result) -> str:

@@ -8,7 +8,6 @@ changed is saved before the call is answered.
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -18,18 +17,25 @@ from cluster.adapters.host_cache import Shards
 from cluster.adapters.peft.files import resolve_roots
 from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.peft.strict_json import shown
-from cluster.adapters.records import AdapterRecord, ResolvedAdapter, Source, UnloadResult
+from cluster.adapters.records import AdapterRecord, ResolvedAdapter, UnloadResult
 from cluster.adapters.saved_state import name_entry
 from cluster.adapters.service import configured, garbage_collector, pool_state
 from cluster.adapters.service.cluster_registry import ClusterRegistry
 from cluster.adapters.service.configured import ConfiguredAdapters
 from cluster.adapters.service.directory_watcher import DirectoryWatcher, NameLocks
 from cluster.adapters.service.garbage_collector import AdapterGC, AdapterUnloads
+from cluster.adapters.service.loading_calls import LoadingCalls
 from cluster.adapters.service.pool_config import AdapterPoolConfig
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.read_threads import RateLimiter, ReadThreads
 from cluster.adapters.service.registry import Connect, SchedulerRegistry
 from cluster.adapters.service.store import AdapterStore, ShardBuilder
+from cluster.adapters.service.version_calls import VersionCalls
+from cluster.adapters.sources import staged
+from cluster.adapters.sources.allow_list import AllowList
+from cluster.adapters.sources.fetcher import Fetcher
+from cluster.adapters.sources.staged import StagedAdapters
+from cluster.adapters.sources.uploads import Uploads
 from cluster.errors import NotFound
 from cluster.metrics_hub import MetricsHub, PoolCounts
 from cluster.request import parts_of
@@ -37,7 +43,7 @@ from cluster.request import parts_of
 __all__ = ["AdapterPoolActor", "AdapterPoolConfig"]
 
 
-class AdapterPoolActor(ClusterRegistry):
+class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
     """One pool for all routers and schedulers of a cluster.
 
     `connect` opens a connection to a scheduler; `put` makes a shard fetchable and returns its
@@ -62,7 +68,7 @@ class AdapterPoolActor(ClusterRegistry):
         self._locks = NameLocks()
         # Of background tasks.
         self._failures = dict.fromkeys(
-            (configured.TASK, pool_state.TASK, garbage_collector.TASK), 0
+            (configured.TASK, pool_state.TASK, garbage_collector.TASK, staged.TASK), 0
         )
         self._registry = SchedulerRegistry(
             connect, config.silence, self._pinned, lambda: self._collector.revived()
@@ -88,11 +94,18 @@ class AdapterPoolActor(ClusterRegistry):
             config.poll_interval,
             self._count_failure,
         )
+        self._staged = StagedAdapters(
+            config.staging, catalog.uses, lambda: self._state.saved(), self._count_failure
+        )
+        catalog.note_released(self._staged.release)
+        self._uploads = Uploads(self._staged, config.max_upload, self._threads.run)
+        self._fetcher = Fetcher(AllowList(config.sources), self._staged, config.max_upload)
         self._state = PoolState(
             config.state,
             config.server,
             catalog,
             self._store,
+            self._staged,
             self._watcher,
             self._configured,
             self._count_failure,
@@ -145,29 +158,12 @@ class AdapterPoolActor(ClusterRegistry):
         """End all work in the background."""
         await self._configured.close()
         await self._collector.close()
+        await self._uploads.close()
+        self._fetcher.close()
         self._registry.close()
         self._threads.close()
+        await self._staged.close()
         await self._state.close()
-
-    @ray.method
-    async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
-        """Read an adapter directory whole and publish it under a name.
-
-        Raises:
-            InvalidRequest: if the name cannot be taken, or no more can be pinned.
-            NotFound: if there is no such directory.
-            InvalidAdapter: if the directory fails a check or lies outside of adapter_roots.
-            Unavailable: if that cannot be saved, as for all calls that change something.
-        """
-        self._state.check_open()
-        async with self._locks.of(name):  # the last call to come is the last to publish
-            self._catalog.check_name(name, load_inplace=load_inplace)
-            await self._rate_limiter.acquire()
-            loaded = await self._threads.whole(Source(str(Path(path).absolute()), self._roots))
-            record = self._catalog.publish(name, loaded, load_inplace=load_inplace, pinned=pinned)
-        self._on_change()
-        await self._state.saved()
-        return record
 
     @ray.method
     async def unload(self, name: str, force: bool) -> UnloadResult:
@@ -183,77 +179,6 @@ class AdapterPoolActor(ClusterRegistry):
         result = await self._unloads.unload(name, force=force)
         await self._state.saved()
         return result
-
-    @ray.method
-    async def rollback(self, name: str, version: int | None) -> AdapterRecord:
-        """Give all requests to an earlier version; asked for none, to the one before.
-
-        Raises:
-            NotFound: if there is no such name.
-            Conflict: if that version is not kept, or its content cannot be had any more.
-        """
-        self._state.check_open()
-        async with self._locks.of(name):
-            number = self._catalog.rollback_target(name, version).number
-            loaded = await self._store.obtain(
-                name, lambda: (self._catalog.rollback_target(name, number),)
-            )
-            record = self._catalog.rollback(name, number, loaded)
-            self._watcher.dismiss(name)
-        self._on_change()
-        await self._state.saved()
-        return record
-
-    @ray.method
-    async def split(self, name: str, shares: dict[int, int]) -> AdapterRecord:
-        """Give shares of the requests, in percent by version, to kept versions.
-
-        Raises:
-            NotFound: if there is no such name.
-            InvalidRequest: if the shares do not sum to 100.
-            Conflict: if a version is not kept, or its content cannot be had any more.
-        """
-        self._state.check_open()
-        async with self._locks.of(name):
-            loaded = await self._store.obtain(
-                name, lambda: self._catalog.split_targets(name, shares)
-            )
-            record = self._catalog.split(name, shares, loaded)
-            self._watcher.dismiss(name)
-        self._on_change()
-        await self._state.saved()
-        return record
-
-    @ray.method
-    async def pin(self, name: str) -> AdapterRecord:
-        """Keep what a name's requests get in host memory and, once it has one, in its slot.
-
-        Raises:
-            NotFound: if there is no such name.
-            InvalidRequest: if no more can be pinned.
-            Conflict: if its content cannot be had any more.
-        """
-        self._state.check_open()
-        async with self._locks.of(name):
-            loaded = await self._store.obtain(name, lambda: self._catalog.pin_targets(name))
-            record = self._catalog.pin(name, loaded)
-        self._on_change()
-        await self._state.saved()
-        return record
-
-    @ray.method
-    async def unpin(self, name: str) -> AdapterRecord:
-        """Let a name's content go like others' when its place is needed.
-
-        Raises:
-            NotFound: if there is no such name.
-        """
-        self._state.check_open()
-        async with self._locks.of(name):
-            record = self._catalog.unpin(name)
-        self._on_change()
-        await self._state.saved()
-        return record
 
     @ray.method
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
@@ -321,6 +246,7 @@ class AdapterPoolActor(ClusterRegistry):
         has_brought_back = await self._state.open(self._roots)
         if has_brought_back:
             self._collector.take_over(self._config.silence)
+        await self._staged.open()
         return has_brought_back
 
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:

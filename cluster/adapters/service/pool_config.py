@@ -18,6 +18,9 @@ class AdapterPoolConfig:
     memory: RankMemory
     adapter_dirs: tuple[str, ...] = ()  # every sub-directory is an adapter
     adapter_roots: tuple[str, ...] = ()  # where `load` may read; (): anywhere
+    staging: str | None = None  # folder of what comes without a directory; None: nothing can
+    max_upload: int = 4 << 30  # bytes of the weights of one adapter
+    sources: tuple[str, ...] = ()  # prefixes of what may be fetched; (): nothing
     state: str | None = None  # file that outlives the process; None: nothing does
     server: str = ""  # whose pool this is, one after the other; a drain ends with it
     poll_interval: float = 2.0  # between looks at adapter_dirs

@@ -32,6 +32,7 @@ from cluster.adapters.service.configured import ConfiguredAdapters
 from cluster.adapters.service.directory_watcher import DirectoryWatcher
 from cluster.adapters.service.state_writer import StateWriter
 from cluster.adapters.service.store import AdapterStore
+from cluster.adapters.sources.staged import StagedAdapters
 from cluster.adapters.state_file import StateError, StateFile, StateLocked
 from cluster.adapters.versions import History, Version
 from cluster.errors import InvalidRequest, TopworkError, Unavailable
@@ -56,6 +57,7 @@ class PoolState:
         server: str,
         catalog: AdapterCatalog,
         store: AdapterStore,
+        staged: StagedAdapters,
         watcher: DirectoryWatcher,
         configured: ConfiguredAdapters,
         on_failure: Callable[[str], None],
@@ -68,6 +70,7 @@ class PoolState:
         self._server = server
         self._catalog = catalog
         self._store = store
+        self._staged = staged
         self._watcher = watcher
         self._configured = configured
         self._on_failure = on_failure
@@ -196,6 +199,8 @@ class PoolState:
         """Return an outline whose directory is read within what confines it now."""
         path = outline.source.path
         self._store.expect(path)
+        if self._staged.holds(path):
+            return structs.replace(outline, source=self._staged.source(path))
         if Source(path) == outline.source and path in self._own_paths:
             roots = ()  # the configuration names it
         else:

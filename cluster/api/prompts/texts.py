@@ -7,41 +7,67 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from cluster.api.request_builder import check_token_ids
+from cluster.api.request_builder import GenerationLimits
+from cluster.api.restrictions import check_token_ids
+from cluster.api.schemas.requests import TextBody
 from cluster.errors import InvalidRequest
 from cluster.router.config import RouterConfig
 from cluster.router.router import Router
 
 
-def prompts(value: JsonValue, config: RouterConfig) -> list[str | list[int]]:
-    """Return the prompts of a body of /v1/completions: texts or lists of token ids.
+def prompts(
+    value: JsonValue, config: RouterConfig, param: str = "prompt", max_prompts: int | None = None
+) -> list[str | list[int]]:
+    """Return the prompts of a body: texts or lists of token ids, at most `max_prompts`.
 
     Raises:
         InvalidRequest: unless it is a string, a list of token ids, or a list of such.
     """
     wrong = InvalidRequest(
-        "prompt: must be a string, a list of strings, a list of token ids or a list of such lists",
-        "prompt",
+        f"{param}: must be a string, a list of strings, a list of token ids or a list of such "
+        "lists",
+        param,
     )
     items: Any = [value] if isinstance(value, str) or _are_tokens(value) else value
     if not isinstance(items, list):
         raise wrong
-    if not 1 <= len(items) <= config.max_prompts:
-        raise InvalidRequest(
-            f"prompt: 1 to {config.max_prompts} prompts in one call, not {len(items)}", "prompt"
-        )
+    limit = config.max_prompts if max_prompts is None else max_prompts
+    if not 1 <= len(items) <= limit:
+        raise InvalidRequest(f"{param}: 1 to {limit} prompts in one call, not {len(items)}", param)
     for item in items:
         if not (isinstance(item, str) or _are_tokens(item)):
             raise wrong
         if not item:
-            raise InvalidRequest("prompt: must not be empty", "prompt")
+            raise InvalidRequest(f"{param}: must not be empty", param)
         if isinstance(item, list):
-            check_token_ids(item, config, "prompt")
+            check_token_ids(item, config, param)
     return items
 
 
 def _are_tokens(value: JsonValue) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def truncated(
+    prompt: tuple[int, ...], body: TextBody, limits: GenerationLimits, config: RouterConfig
+) -> tuple[int, ...]:
+    """Return the last tokens of a prompt, as many as a body wants of it; -1: as many as fit.
+
+    Raises:
+        InvalidRequest: if none would be left.
+    """
+    wanted = body.truncate_prompt_tokens
+    if wanted is None:
+        return prompt
+    if wanted == 0:
+        raise InvalidRequest(
+            "truncate_prompt_tokens: 0 leaves no prompt; -1 leaves what fits the context",
+            "truncate_prompt_tokens",
+        )
+    if wanted == -1:
+        answer = limits.max_tokens or limits.default_max_tokens or 1
+        wanted = max(1, config.context_length - answer)
+    return prompt[-wanted:]
 
 
 async def prompt_tokens(

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from cluster.api.schemas.requests import NEUTRAL_VALUES, GenerationBody
+from cluster.api.tools import ToolUse, tool_use_of
 from cluster.errors import InvalidRequest
 
 MAX_VALUES = 262_144  # of a body: see `read_body`
@@ -61,6 +62,19 @@ class ResponseBody(GenerationBody):
     reasoning: JsonValue = None
 
     @property
+    def effort(self) -> str | None:
+        """How hard the model is to think."""
+        effort = self.reasoning.get("effort") if isinstance(self.reasoning, dict) else None
+        return effort if isinstance(effort, str) else None
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """What the call says of tools; raises InvalidRequest for what cannot be served."""
+        return tool_use_of(
+            _wrapped(self.tools), _wrapped_choice(self.tool_choice), self.parallel_tool_calls
+        )
+
+    @property
     def is_stored(self) -> bool:
         """Whether the response can be asked for later."""
         return self.store is not False
@@ -100,10 +114,6 @@ class ResponseBody(GenerationBody):
 
 def refuse_for_now(body: ResponseBody) -> None:
     """Raise InvalidRequest for what OpenAI's API has and this server does not, yet."""
-    if body.tools not in (None, []):
-        raise _unsupported("tools", "is not supported: the answer is never parsed into tool calls")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise _unsupported("tool_choice", "is not supported: there are no tools")
     text = {} if body.text is None else body.text
     if not isinstance(text, dict):
         raise InvalidRequest("text: must be an object", "text")
@@ -115,7 +125,35 @@ def refuse_for_now(body: ResponseBody) -> None:
     reasoning = {} if body.reasoning is None else body.reasoning
     if not isinstance(reasoning, dict):
         raise InvalidRequest("reasoning: must be an object", "reasoning")
-    _refuse_others("reasoning", reasoning, ())
+    _refuse_others("reasoning", reasoning, ("effort", "summary"))
+    if not isinstance(reasoning.get("effort"), str | None):
+        raise InvalidRequest("reasoning.effort: must be a string", "reasoning.effort")
+    if reasoning.get("summary") not in (None, "auto"):
+        raise _unsupported("reasoning.summary", "is not supported: thoughts are shown as they are")
+
+
+def _wrapped(tools: JsonValue) -> JsonValue:
+    """Return tools as chats have them: all but the type within `function`."""
+    if not isinstance(tools, list):
+        return tools
+    wrapped: list[JsonValue] = []
+    for tool in tools:
+        if isinstance(tool, dict) and tool.get("type") == "function" and "function" not in tool:
+            function = {name: one for name, one in tool.items() if name != "type"}
+            wrapped.append({"type": "function", "function": function})
+        else:
+            wrapped.append(tool)
+    return wrapped
+
+
+def _wrapped_choice(choice: JsonValue) -> JsonValue:
+    match choice:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
+            allowed: JsonValue = {"mode": mode, "tools": _wrapped(tools)}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
 
 
 def _refuse_others(param: str, value: dict[str, JsonValue], known: tuple[str, ...]) -> None:

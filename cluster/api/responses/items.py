@@ -7,10 +7,10 @@ turns of the role `tool`.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
 from pydantic import JsonValue
 
 from cluster.api.http import num_values
+from cluster.api.prompts.tool_turns import object_of
 from cluster.api.responses.body import MAX_VALUES
 from cluster.api.schemas.requests import MAX_MESSAGES
 from cluster.errors import InvalidRequest
@@ -45,6 +45,8 @@ def turns_of(value: JsonValue) -> list[Turn]:
     turns: list[Turn] = []
     for number, item in enumerate(value):
         _add(turns, item, f"input.{number}")
+    if not turns:
+        raise InvalidRequest("input: there is nothing in it that the model would read", "input")
     return turns
 
 
@@ -68,18 +70,9 @@ def _with_objects(turn: Turn) -> Turn:
     calls = []
     for call in turn["tool_calls"]:
         function = call["function"]
-        arguments = _arguments(function["arguments"])
+        arguments = object_of(function["arguments"])
         calls.append({**call, "function": {**function, "arguments": arguments}})
     return {**turn, "tool_calls": calls}
-
-
-def _arguments(text: str) -> Any:
-    """Return an object, or what the model said instead."""
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, ValueError):
-        return text
-    return value if isinstance(value, dict) else text
 
 
 def _add(turns: list[Turn], item: JsonValue, param: str) -> None:
@@ -87,7 +80,15 @@ def _add(turns: list[Turn], item: JsonValue, param: str) -> None:
         raise InvalidRequest(f"{param}: must be an object", param)
     match item.get("type", "message"):
         case "message":
-            turns.append(_message(item, param))
+            message = _message(item, param)
+            if message["role"] == "assistant" and turns and _is_thought(turns[-1]):
+                turns[-1]["content"] = message["content"]
+            else:
+                turns.append(message)
+        case "reasoning":
+            thoughts = _thoughts(item, param)
+            if thoughts:
+                turns.append({"role": "assistant", "content": "", "reasoning_content": thoughts})
         case "function_call":
             if not (turns and turns[-1]["role"] == "assistant"):
                 turns.append({"role": "assistant", "content": ""})
@@ -103,11 +104,33 @@ def _add(turns: list[Turn], item: JsonValue, param: str) -> None:
             )
         case kind:
             raise InvalidRequest(
-                f"{param}.type: only message, function_call and function_call_output are "
-                f"supported, not {str(kind)[:100]!r}",
+                f"{param}.type: only message, function_call, function_call_output and "
+                f"reasoning are supported, not {str(kind)[:100]!r}",
                 f"{param}.type",
                 "unsupported_parameter",
             )
+
+
+def _is_thought(turn: Turn) -> bool:
+    return "reasoning_content" in turn and not turn["content"] and "tool_calls" not in turn
+
+
+def _thoughts(item: dict[str, JsonValue], param: str) -> str:
+    """Return the thoughts of an earlier answer; a summary of them is not what the model thought."""
+    _refuse_extras(item, _OF_ITEMS | {"content", "summary", "encrypted_content"}, param)
+    parts = item.get("content") or []
+    if not isinstance(parts, list):
+        raise InvalidRequest(f"{param}.content: must be a list of parts", f"{param}.content")
+    texts = []
+    for number, part in enumerate(parts):
+        text = part.get("text") if isinstance(part, dict) else None
+        if not (isinstance(part, dict) and part.get("type") == "reasoning_text") or not isinstance(
+            text, str
+        ):
+            where = f"{param}.content.{number}"
+            raise InvalidRequest(f"{where}: must be a part of type reasoning_text", where)
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def _message(item: dict[str, JsonValue], param: str) -> Turn:

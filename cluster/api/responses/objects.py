@@ -3,7 +3,7 @@
 Owns field names and order: the response, its output, and the events of its stream.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -30,6 +30,37 @@ class OutputMessage(msgspec.Struct):
     content: list[OutputText]
     role: Literal["assistant"] = "assistant"
     type: Literal["message"] = "message"
+
+
+class ReasoningText(msgspec.Struct):
+    """A text that the model thinks."""
+
+    text: str
+    type: Literal["reasoning_text"] = "reasoning_text"
+
+
+class ReasoningItem(msgspec.Struct):
+    """Thoughts of the model."""
+
+    id: str
+    status: ItemStatus
+    content: list[ReasoningText]
+    summary: tuple[()] = ()
+    type: Literal["reasoning"] = "reasoning"
+
+
+class FunctionCallItem(msgspec.Struct):
+    """A call that the model makes."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+    type: Literal["function_call"] = "function_call"
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -81,9 +112,9 @@ class TextSettings(msgspec.Struct, frozen=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """What was asked of thoughts: nothing."""
+    """What was asked of thoughts."""
 
-    effort: None = None
+    effort: str | None = None
     summary: None = None
 
 
@@ -99,11 +130,13 @@ class Settings(msgspec.Struct, frozen=True):
     parallel_tool_calls: bool
     store: bool
     temperature: float
-    tool_choice: str
+    tool_choice: Any  # as it was given
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
     user: str | None
+    tools: list[Any] = []
+    reasoning: Reasoning = Reasoning()
 
 
 class Response(msgspec.Struct):
@@ -119,12 +152,12 @@ class Response(msgspec.Struct):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     store: bool
     temperature: float
-    tool_choice: str
+    tool_choice: Any
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
@@ -134,7 +167,7 @@ class Response(msgspec.Struct):
     reasoning: Reasoning = Reasoning()
     service_tier: Literal["default"] = "default"
     text: TextSettings = TextSettings()
-    tools: tuple[()] = ()
+    tools: list[Any] = []
 
 
 class ResponseEvent(msgspec.Struct):
@@ -150,7 +183,7 @@ class ItemEvent(msgspec.Struct):
 
     type: Literal["response.output_item.added", "response.output_item.done"]
     sequence_number: int
-    item: OutputMessage
+    item: OutputItem
     output_index: int = 0
 
 
@@ -160,7 +193,7 @@ class PartEvent(msgspec.Struct):
     type: Literal["response.content_part.added", "response.content_part.done"]
     sequence_number: int
     item_id: str
-    part: OutputText
+    part: OutputText | ReasoningText
     output_index: int = 0
     content_index: int = 0
 
@@ -185,6 +218,45 @@ class TextDoneEvent(msgspec.Struct, tag="response.output_text.done"):
     logprobs: list[ChatLogprob]
     output_index: int = 0
     content_index: int = 0
+
+
+class ReasoningDeltaEvent(msgspec.Struct, tag="response.reasoning_text.delta"):
+    """What the thoughts grew by."""
+
+    sequence_number: int
+    item_id: str
+    delta: str
+    output_index: int = 0
+    content_index: int = 0
+
+
+class ReasoningDoneEvent(msgspec.Struct, tag="response.reasoning_text.done"):
+    """All the thoughts."""
+
+    sequence_number: int
+    item_id: str
+    text: str
+    output_index: int = 0
+    content_index: int = 0
+
+
+class ArgumentsDeltaEvent(msgspec.Struct, tag="response.function_call_arguments.delta"):
+    """What the arguments of a call grew by."""
+
+    sequence_number: int
+    item_id: str
+    delta: str
+    output_index: int = 0
+
+
+class ArgumentsDoneEvent(msgspec.Struct, tag="response.function_call_arguments.done"):
+    """All arguments of a call."""
+
+    sequence_number: int
+    item_id: str
+    name: str
+    arguments: str
+    output_index: int = 0
 
 
 class ErrorEvent(msgspec.Struct, tag="error"):

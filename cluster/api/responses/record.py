@@ -18,6 +18,7 @@ from cluster.messages import Keep
 from cluster.router.config import RouterConfig
 from cluster.router.model_resolver import Principal
 from cluster.router.output_processor import TextOptions
+from cluster.router.parser.families import MessageFormat
 
 _ID = re.compile(r"resp_[0-9a-f]{48}")
 
@@ -34,6 +35,7 @@ class ResponseRecord(msgspec.Struct, frozen=True):
     is_streamed: bool
     settings: Settings
     turns: msgspec.Raw  # see `conversation`
+    message_format: MessageFormat | None = None  # None: the answer is text and nothing else
 
     def conversation(self) -> list[Turn]:
         """Return the turns before the answer, without the instructions."""

@@ -99,7 +99,7 @@ async def conversation_of(router: Router, principal: Principal, response_id: str
             "or incomplete can be gone on with",
             "previous_response_id",
         )
-    return [*stored.record.conversation(), {"role": "assistant", "content": events.text}]
+    return [*stored.record.conversation(), events.turn()]
 
 
 async def replay(

@@ -30,7 +30,8 @@ def _has_body(http: HttpRequest) -> bool:
     return http.headers.get("content-length", "0") != "0" or "transfer-encoding" in http.headers
 
 
-async def _shown(router: Router, record: AdapterRecord) -> Response:
+async def shown_record(router: Router, record: AdapterRecord) -> Response:
+    """Return what is shown of an adapter as a response."""
     return json_response(entry_of(record, slots_by_digest(await router.replicas.reports())))
 
 
@@ -53,9 +54,11 @@ def _add_loading(routes: APIRouter, router: Router, keys: KeyRing) -> None:
         body = await read_body(http, LoadAdapterBody, max_bytes)
         body.refuse_extras()
         name = body.lora_name
-        record = await router.load(name, body.lora_path, body.load_inplace, body.pinned)
+        record = await router.load(
+            name, body.lora_path, body.load_inplace, body.pinned, body.sha256
+        )
         if wants_json(http):
-            return await _shown(router, record)
+            return await shown_record(router, record)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @routes.post("/v1/unload_lora_adapter", openapi_extra=openapi_body(UnloadAdapterBody))
@@ -78,14 +81,14 @@ def _add_versions(routes: APIRouter, router: Router, keys: KeyRing) -> None:
         keys.authenticate(http).require_admin()
         body = await read_body(http, RollbackBody, max_bytes) if _has_body(http) else RollbackBody()
         body.refuse_extras()
-        return await _shown(router, await router.backend.rollback(name, body.version))
+        return await shown_record(router, await router.backend.rollback(name, body.version))
 
     @routes.post("/v1/adapters/{name:path}/split", openapi_extra=openapi_body(SplitBody))
     async def split(http: HttpRequest, name: str) -> Response:
         keys.authenticate(http).require_admin()
         body = await read_body(http, SplitBody, max_bytes)
         shares = {int(version): share for version, share in body.root.items()}
-        return await _shown(router, await router.backend.split(name, shares))
+        return await shown_record(router, await router.backend.split(name, shares))
 
 
 def _add_pins(routes: APIRouter, router: Router, keys: KeyRing) -> None:
@@ -96,12 +99,12 @@ def _add_pins(routes: APIRouter, router: Router, keys: KeyRing) -> None:
         keys.authenticate(http).require_admin()
         if _has_body(http):
             (await read_body(http, PinBody, max_bytes)).refuse_extras()
-        return await _shown(router, await router.backend.pin(name))
+        return await shown_record(router, await router.backend.pin(name))
 
     @routes.delete("/v1/adapters/{name:path}/pin")
     async def unpin(http: HttpRequest, name: str) -> Response:
         keys.authenticate(http).require_admin()
-        return await _shown(router, await router.backend.unpin(name))
+        return await shown_record(router, await router.backend.unpin(name))
 
 
 def _add_listing(routes: APIRouter, router: Router, keys: KeyRing) -> None:
@@ -119,7 +122,7 @@ def _add_listing(routes: APIRouter, router: Router, keys: KeyRing) -> None:
     async def retrieve_adapter(http: HttpRequest, name: str) -> Response:
         keys.authenticate(http).require_adapter(name)
         try:
-            return await _shown(router, await router.backend.record(name))
+            return await shown_record(router, await router.backend.record(name))
         except NotFound as error:
             if error.code == MODEL_NOT_FOUND:
                 raise model_not_found(name) from None

@@ -1,15 +1,18 @@
 """POST /v1/chat/completions: one conversation, and the spelling of its response."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fastapi import APIRouter
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
+from cluster.api.chat_messages import ParsedMessages
 from cluster.api.http import openapi_body, read_body, sse
 from cluster.api.prepare import prepare_chat
+from cluster.api.prompt_logprobs import spelled
 from cluster.api.request_builder import (
     call_of,
 )
@@ -32,9 +35,11 @@ from cluster.api.schemas.responses import (
     ChatLogprobs,
     ChatMessage,
     DeltaMessage,
+    PromptLogprobsList,
     Usage,
 )
 from cluster.router.output_processor import CompletionOutput
+from cluster.router.parser.families import MessageFormat
 from cluster.router.router import Router
 from cluster.router.tokenizer import Tokenizer
 
@@ -43,11 +48,19 @@ class ChatResponseBuilder:
     """Spells the messages of one call of /v1/chat/completions."""
 
     def __init__(
-        self, tokenizer: Tokenizer, metadata: ResponseMetadata, shows_logprobs: bool
+        self,
+        tokenizer: Tokenizer,
+        metadata: ResponseMetadata,
+        shows_logprobs: bool,
+        message_format: MessageFormat | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._metadata = metadata
         self._shows_logprobs = shows_logprobs
+        self._is_uneven = shows_logprobs or metadata.continuous_usage  # more than texts differ
+        self._messages = (
+            None if message_format is None else ParsedMessages(message_format, metadata.id)
+        )
         self._templates: dict[int, ChunkTemplate] = {}  # of what a choice grows by, by its index
 
     def full_response(self, choices: Sequence[Choice], usage: Usage) -> ChatCompletion:
@@ -58,11 +71,20 @@ class ChatResponseBuilder:
             choices=[self._choice(choice) for choice in choices],
             usage=usage,
             prompt_token_ids=choices[0].prompt if self._metadata.return_token_ids else UNSET,
+            prompt_logprobs=self._prompt_logprobs(choices[0]),
         )
 
+    def _prompt_logprobs(self, choice: Choice) -> PromptLogprobsList | UnsetType:
+        num_best = self._metadata.num_prompt_logprobs
+        if num_best is None:
+            return UNSET
+        return spelled(self._tokenizer, choice.prompt, choice.prompt_logprobs, num_best)
+
     def chunk(self, choice: Choice) -> bytes:
+        if self._messages is not None:
+            return self._parsed_chunk(self._messages, choice)
         delta, index = choice.output, choice.index
-        if choice.is_first or delta.finish_reason is not None or self._shows_logprobs:
+        if choice.is_first or delta.finish_reason is not None or self._is_uneven:
             return sse(self._chunk_of(choice))
         if index not in self._templates:
             self._templates[index] = ChunkTemplate(
@@ -70,12 +92,26 @@ class ChatResponseBuilder:
             )
         return self._templates[index].render(delta.text, delta.token_ids)
 
+    def _parsed_chunk(self, messages: ParsedMessages, choice: Choice) -> bytes:
+        """Return the event of what is certain now, nothing if nothing is."""
+        finish_reason = choice.output.finish_reason
+        message = messages.grow(choice.index, choice.output.text, finish_reason is not None)
+        is_silent = not (message or choice.is_first or finish_reason)
+        if is_silent and not (self._shows_logprobs or self._metadata.return_token_ids):
+            return b""
+        chunk = self._chunk_of(choice)
+        chunk.choices[0].delta = messages.delta(choice.index, message, choice.is_first)
+        chunk.choices[0].finish_reason = messages.finish_reason(choice.index, finish_reason)
+        return sse(chunk)
+
     def _next_chunk(self, index: int, text: str, token_ids: tuple[int, ...]) -> ChatChunk:
         delta = CompletionOutput(text, token_ids, (), None, None)
         return self._chunk_of(Choice(index, (), delta, is_first=False))
 
     def _chunk_of(self, choice: Choice) -> ChatChunk:
         chunk = self._message([self._delta(choice)])
+        if self._metadata.continuous_usage:
+            chunk.usage = choice.usage
         if self._metadata.return_token_ids and choice.is_first and choice.index == 0:
             chunk.prompt_token_ids = choice.prompt
         return chunk
@@ -87,11 +123,16 @@ class ChatResponseBuilder:
 
     def _choice(self, choice: Choice) -> ChatChoice:
         output = choice.output
+        message = ChatMessage(output.text)
+        finish_reason: str | None = output.finish_reason
+        if self._messages is not None:
+            message = self._messages.whole(choice.index, output.text)
+            finish_reason = self._messages.finish_reason(choice.index, output.finish_reason)
         return ChatChoice(
             index=choice.index,
-            message=ChatMessage(output.text),
+            message=message,
             logprobs=self._logprobs(output),
-            finish_reason=output.finish_reason,
+            finish_reason=finish_reason,
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self._metadata.return_token_ids else UNSET,
         )
@@ -118,7 +159,8 @@ class ChatResponseBuilder:
     def _logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
         if not self._shows_logprobs:
             return None
-        return chat_logprobs(self._tokenizer, output.logprobs)
+        as_ids = self._metadata.return_tokens_as_token_ids
+        return chat_logprobs(self._tokenizer, output.logprobs, as_ids)
 
 
 def chat_routes(router: Router, keys: KeyRing) -> APIRouter:
@@ -132,10 +174,15 @@ def chat_routes(router: Router, keys: KeyRing) -> APIRouter:
         call = call_of(http, principal, body)
         prepared = await prepare_chat(router, call, body)
         model, requests = prepared.model, prepared.requests
+        call, message_format = prepared.call, prepared.message_format
         metadata, shows_logprobs = metadata_of(call, "chatcmpl"), prepared.shows_logprobs
-        keep = keep_of(call, model, 1, "chat", metadata, router.config, shows_logprobs)
+        if body.prompt_logprobs is not None:
+            metadata = replace(metadata, num_prompt_logprobs=body.prompt_logprobs)
+        keep = keep_of(
+            call, model, 1, "chat", metadata, router.config, shows_logprobs, message_format
+        )
         generation = router.generate(model, requests, call.text_options, call.arrival, keep)
-        builder = ChatResponseBuilder(router.tokenizer, metadata, shows_logprobs)
+        builder = ChatResponseBuilder(router.tokenizer, metadata, shows_logprobs, message_format)
         if body.stream:
             return await stream_response(http, generation, builder, metadata.include_usage)
         return await full_response(http, generation, prepared.limits.choices, builder)

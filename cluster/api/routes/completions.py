@@ -2,33 +2,36 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fastapi import APIRouter
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.http import openapi_body, read_body, sse
+from cluster.api.echo import echo_response, scored_echo_response
+from cluster.api.http import openapi_body, read_body, sse, unless_disconnected
 from cluster.api.prepare import prepare_completion
-from cluster.api.request_builder import (
-    call_of,
-)
+from cluster.api.prompt_logprobs import entries_of, spelled
+from cluster.api.request_builder import call_of
 from cluster.api.response_builder import (
-    LOGPROB_FLOOR,
     Choice,
     ChunkTemplate,
     ResponseMetadata,
     full_response,
     metadata_of,
+    shown_token,
     stream_response,
 )
 from cluster.api.resumable import keep_of
 from cluster.api.schemas.requests import CompletionBody
 from cluster.api.schemas.responses import (
+    LOGPROB_FLOOR,
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    PromptLogprobsList,
     Usage,
 )
 from cluster.router.output_processor import CompletionOutput, TokenLogprob
@@ -36,39 +39,48 @@ from cluster.router.router import Router
 from cluster.router.tokenizer import Tokenizer
 
 
-def completion_logprobs(
-    tokenizer: Tokenizer, entries: Sequence[TokenLogprob], offset: int
-) -> tuple[CompletionLogprobs, int]:
-    """Return the shape of /v1/completions, and the offset after its tokens.
+def add_logprobs(
+    shape: CompletionLogprobs,
+    tokenizer: Tokenizer,
+    entries: Sequence[TokenLogprob],
+    offset: int,
+    as_ids: bool = False,
+) -> int:
+    """Add tokens to the shape of /v1/completions; return the offset behind them.
 
     Offsets count the tokens' own texts, so that they stay in step with `tokens`.
     """
-    shape = CompletionLogprobs([], [], [], [])
     for entry in entries:
         text = tokenizer.token_text(entry.token_id)
         shape.text_offset.append(offset)
         shape.token_logprobs.append(max(entry.logprob, LOGPROB_FLOOR))
-        shape.tokens.append(text)
+        shape.tokens.append(shown_token(tokenizer, entry.token_id, as_ids))
         best = ((entry.token_id, entry.logprob), *entry.top)
         shape.top_logprobs.append(
             {
-                tokenizer.token_text(token_id): max(logprob, LOGPROB_FLOOR)
+                shown_token(tokenizer, token_id, as_ids): max(logprob, LOGPROB_FLOOR)
                 for token_id, logprob in best
             }
         )
         offset += len(text)
-    return shape, offset
+    return offset
 
 
 class CompletionResponseBuilder:
     """Spells the messages of one call of /v1/completions."""
 
     def __init__(
-        self, tokenizer: Tokenizer, metadata: ResponseMetadata, shows_logprobs: bool
+        self,
+        tokenizer: Tokenizer,
+        metadata: ResponseMetadata,
+        shows_logprobs: bool,
+        num_logprobs: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         self._metadata = metadata
         self._shows_logprobs = shows_logprobs
+        self._num_logprobs = num_logprobs  # alternatives of a prompt's tokens that are shown
+        self._is_uneven = shows_logprobs or metadata.continuous_usage  # more than texts differ
         self._templates: dict[int, ChunkTemplate] = {}  # of what a choice grows by, by its index
         self._offsets: defaultdict[int, int] = defaultdict(int)  # characters, by choice
 
@@ -79,8 +91,11 @@ class CompletionResponseBuilder:
 
     def chunk(self, choice: Choice) -> bytes:
         delta, index = choice.output, choice.index
-        if choice.is_first or delta.finish_reason is not None or self._shows_logprobs:
-            return sse(self._message([self._choice(choice)]))
+        if choice.is_first or delta.finish_reason is not None or self._is_uneven:
+            message = self._message([self._choice(choice)])
+            if self._metadata.continuous_usage:
+                message.usage = choice.usage
+            return sse(message)
         if index not in self._templates:
             self._templates[index] = ChunkTemplate(
                 lambda text, ids: self._message([self._next_choice(index, text, ids)])
@@ -100,12 +115,15 @@ class CompletionResponseBuilder:
         output, shows_ids = choice.output, self._metadata.return_token_ids
         return CompletionChoice(
             index=choice.index,
-            text=output.text,
+            text=self._metadata.echo(choice.index) + output.text
+            if choice.is_first
+            else output.text,
             logprobs=self._logprobs(choice) if self._shows_logprobs else None,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if shows_ids else UNSET,
             prompt_token_ids=choice.prompt if shows_ids and choice.is_first else UNSET,
+            prompt_logprobs=self._prompt_logprobs(choice),
         )
 
     def _message(self, choices: list[CompletionChoice]) -> Completion:
@@ -113,10 +131,26 @@ class CompletionResponseBuilder:
         usage = None if metadata.include_usage else UNSET
         return Completion(metadata.id, metadata.created, metadata.model, choices, usage=usage)
 
+    def _prompt_logprobs(self, choice: Choice) -> PromptLogprobsList | UnsetType:
+        num_best = self._metadata.num_prompt_logprobs
+        if num_best is None or not choice.is_first:
+            return UNSET
+        return spelled(self._tokenizer, choice.prompt, choice.prompt_logprobs, num_best)
+
     def _logprobs(self, choice: Choice) -> CompletionLogprobs:
-        shape, self._offsets[choice.index] = completion_logprobs(
-            self._tokenizer, choice.output.logprobs, self._offsets[choice.index]
-        )
+        as_ids, offset = self._metadata.return_tokens_as_token_ids, self._offsets[choice.index]
+        shape = CompletionLogprobs([], [], [], [])
+        if choice.is_first and self._metadata.echoes:
+            first = choice.prompt[0]
+            shape.text_offset.append(offset)
+            shape.token_logprobs.append(None)
+            shape.tokens.append(shown_token(self._tokenizer, first, as_ids))
+            shape.top_logprobs.append(None)
+            offset += len(self._tokenizer.token_text(first))
+            scores = entries_of(choice.prompt, choice.prompt_logprobs, self._num_logprobs)
+            offset = add_logprobs(shape, self._tokenizer, scores, offset, as_ids)
+        entries = choice.output.logprobs
+        self._offsets[choice.index] = add_logprobs(shape, self._tokenizer, entries, offset, as_ids)
         return shape
 
 
@@ -132,13 +166,26 @@ def completion_routes(router: Router, keys: KeyRing) -> APIRouter:
         prepared = await prepare_completion(router, call, body)
         model, requests = prepared.model, prepared.requests
         metadata, shows_logprobs = metadata_of(call, "cmpl"), prepared.shows_logprobs
+        choices = prepared.limits.choices
+        if prepared.echoes:
+            metadata = replace(metadata, echoes=prepared.echoes, num_choices=choices.n)
+        if body.prompt_logprobs is not None:
+            metadata = replace(metadata, num_prompt_logprobs=body.prompt_logprobs)
         keep = keep_of(
             call, model, len(requests), "completions", metadata, router.config, shows_logprobs
         )
+        builder = CompletionResponseBuilder(
+            router.tokenizer, metadata, shows_logprobs, body.logprobs or 0
+        )
+        is_stream = bool(body.stream)
+        if body.max_tokens == 0 and prepared.limits.num_prompt_logprobs is None:
+            return await echo_response(requests, builder, metadata, is_stream)
         generation = router.generate(model, requests, call.text_options, call.arrival, keep)
-        builder = CompletionResponseBuilder(router.tokenizer, metadata, shows_logprobs)
+        if body.max_tokens == 0:
+            work = scored_echo_response(generation, requests, builder, metadata, is_stream)
+            return await unless_disconnected(http, work)
         if body.stream:
             return await stream_response(http, generation, builder, metadata.include_usage)
-        return await full_response(http, generation, prepared.limits.choices, builder)
+        return await full_response(http, generation, choices, builder)
 
     return routes

@@ -8,7 +8,6 @@ from cluster.adapters.records import AdapterRecord
 from cluster.api.auth import KeyRing
 from cluster.api.http import json_response, page_query
 from cluster.api.schemas.responses import ModelCard, ModelList
-from cluster.errors import NotFound, model_not_found
 from cluster.router.router import Router
 
 
@@ -53,11 +52,7 @@ def model_routes(router: Router, keys: KeyRing) -> APIRouter:
         if name == router.config.model_name:
             card = _base_card(router)
         else:
-            principal.require_adapter(name)
-            try:
-                card = _adapter_card(router, await router.backend.record(name))
-            except NotFound:
-                raise model_not_found(name) from None
+            card = _adapter_card(router, await router.models.record(name, principal))
         return json_response(card)
 
     return routes

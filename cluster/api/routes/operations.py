@@ -1,4 +1,4 @@
-"""Health, readiness, version, metrics and draining.
+"""Health, readiness, version, metrics, draining and the reset of prefix caches.
 
 Owns what "healthy" means for the whole: every scheduler replica answers and makes progress, but for
 those that have just been added and are not up yet.
@@ -8,13 +8,14 @@ import asyncio
 import time
 
 from fastapi import APIRouter
+from msgspec.structs import asdict
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.adapters.records import AdapterRecord
 from cluster.api.auth import KeyRing
 from cluster.api.http import json_response
-from cluster.errors import Unavailable
+from cluster.errors import InvalidRequest, Unavailable
 from cluster.router.metrics.exposition import CONTENT_TYPE, View, exposition
 from cluster.router.replica_set import Report
 from cluster.router.router import Router
@@ -67,8 +68,30 @@ async def _view(router: Router) -> View:
     )
 
 
+def check_reset(http: HttpRequest) -> None:
+    """Check what the query of a reset asks for, in vLLM's words.
+
+    Raises:
+        InvalidRequest: if that is not done here, or not known.
+    """
+    for name, value in sorted(http.query_params.multi_items()):
+        param = name[:100]
+        if name not in ("reset_running_requests", "reset_external"):
+            raise InvalidRequest(f"{param} is not a known parameter", param)
+        if value.lower() not in ("true", "false", "1", "0"):
+            raise InvalidRequest(f"{param}: must be true or false", param)
+        # There is no cache outside: host memory is reset with the rest, asked for or not.
+        if name == "reset_running_requests" and value.lower() in ("true", "1"):
+            raise InvalidRequest(
+                f"{param} is not supported: what a running request has computed is right, and "
+                "it keeps it to its end; wait for that, or abort it",
+                param,
+                "unsupported_parameter",
+            )
+
+
 def operation_routes(router: Router, keys: KeyRing) -> APIRouter:
-    """Return the routes of operations; all but draining are open to everyone."""
+    """Return the routes of operations; those that change something are for admins."""
     routes = APIRouter()
 
     @routes.get("/health")
@@ -77,6 +100,12 @@ def operation_routes(router: Router, keys: KeyRing) -> APIRouter:
         if reasons:
             return json_response({"status": "unhealthy", "reasons": reasons}, 503)
         return json_response({"status": "ok"})
+
+    @routes.get("/ping")
+    @routes.post("/ping")
+    async def ping() -> Response:
+        reasons = reasons_against_health(await router.replicas.reports())
+        return Response(status_code=503 if reasons else 200)  # SageMaker reads no more
 
     @routes.get("/ready")
     async def ready() -> Response:
@@ -98,6 +127,14 @@ def operation_routes(router: Router, keys: KeyRing) -> APIRouter:
         view = await _view(router)
         text = await asyncio.to_thread(exposition, view)  # of thousands of series: streams go on
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
+    @routes.post("/reset_prefix_cache")
+    async def reset_prefix_cache(http: HttpRequest) -> Response:
+        keys.authenticate(http).require_admin()
+        check_reset(http)
+        resets = await router.replicas.reset_prefix_caches()
+        counts = [{"replica": name, **asdict(result)} for name, result in resets.items()]
+        return json_response({"status": "reset", "schedulers": counts})
 
     @routes.post("/v1/drain")
     async def drain(http: HttpRequest) -> Response:

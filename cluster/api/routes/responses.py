@@ -8,20 +8,28 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
+from cluster.api.enforced_calls import formed
 from cluster.api.http import json_response, openapi_body, read_body
+from cluster.api.message_format import (
+    begins_in_thought,
+    check_tools,
+    format_of,
+    template_variables,
+)
 from cluster.api.request_builder import (
     Call,
     Choices,
     GenerationLimits,
     build_requests,
     call_of,
+    check_grammar,
     resolve_model,
 )
 from cluster.api.responses.body import MAX_VALUES, ResponseBody
 from cluster.api.responses.events import ResponseEvents
 from cluster.api.responses.items import Turn, turns_of
-from cluster.api.responses.objects import DeletedResponse, Settings
-from cluster.api.responses.prompt import prompt_of
+from cluster.api.responses.objects import DeletedResponse, Reasoning, Settings
+from cluster.api.responses.prompt import Told, prompt_of
 from cluster.api.responses.reading import (
     answer_begun,
     answer_claimed,
@@ -39,6 +47,7 @@ from cluster.api.responses.record import (
 from cluster.api.responses.stored import StoredResponse, conversation_of, find
 from cluster.errors import InvalidRequest
 from cluster.router.model_resolver import ResolvedModel
+from cluster.router.parser.families import MessageFormat
 from cluster.router.router import Router
 
 PATH = "/v1/responses/{response_id}"
@@ -101,11 +110,23 @@ async def _create(http: HttpRequest, router: Router, call: Call, body: ResponseB
     if body.previous_response_id is not None:
         turns = await conversation_of(router, call.principal, body.previous_response_id)
     turns += turns_of(body.input)
+    tools = body.tool_use
+    check_tools(router, tools)
+    told = Told(tools.rendered, template_variables(router, body.effort, "reasoning.effort"))
+    await check_grammar(router, call)
     model = await resolve_model(router, call)
-    prompt, turns = await prompt_of(router, body, turns)
+    prompt, turns = await prompt_of(router, body, turns, told)
+    message_format = format_of(
+        router,
+        tools,
+        begins_in_thought=begins_in_thought(router, prompt.text),
+        shows_reasoning=True,
+    )
+    if message_format is not None:
+        call = await formed(router, call, tools, message_format, prompt.text)
     limits = GenerationLimits(body.max_output_tokens, None, body.num_logprobs, ONE_ANSWER)
-    requests = build_requests(router, call, model, [prompt], limits)
-    record = _record(router, call, body, model, turns)
+    requests = build_requests(router, call, model, [prompt.token_ids], limits)
+    record = _record(router, call, body, model, turns, message_format)
     keep = keep_of(record, router.config) if body.is_stored else None
     generation = router.generate(
         model, requests, call.text_options, call.arrival, keep, is_by_token=True
@@ -121,8 +142,14 @@ async def _create(http: HttpRequest, router: Router, call: Call, body: ResponseB
 
 
 def _record(
-    router: Router, call: Call, body: ResponseBody, model: ResolvedModel, turns: list[Turn]
+    router: Router,
+    call: Call,
+    body: ResponseBody,
+    model: ResolvedModel,
+    turns: list[Turn],
+    message_format: MessageFormat | None,
 ) -> ResponseRecord:
+    defaults = router.config.sampling_defaults
     settings = Settings(
         model=body.model,
         background=bool(body.background),
@@ -132,12 +159,14 @@ def _record(
         previous_response_id=body.previous_response_id,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         store=body.is_stored,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        tool_choice="none" if body.tool_choice == "none" else "auto",
+        temperature=defaults.temperature if body.temperature is None else body.temperature,
+        tool_choice=body.tool_choice or "auto",
         top_logprobs=body.top_logprobs or 0,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        top_p=defaults.top_p if body.top_p is None else body.top_p,
         truncation=body.truncation or "disabled",
         user=body.user,
+        tools=body.tools if isinstance(body.tools, list) else [],
+        reasoning=Reasoning(body.effort),
     )
     return ResponseRecord(
         id=new_id(),
@@ -149,6 +178,7 @@ def _record(
         is_streamed=bool(body.stream),
         settings=settings,
         turns=packed(turns if body.is_stored else [], router.config.max_body_bytes),
+        message_format=message_format,
     )
 
 

@@ -57,21 +57,27 @@ async def _loaded(router: Router, principal: Principal, first: str) -> dict[str,
     return {record.name: record.path for record in islice(records, MAX_SHOWN)}
 
 
+async def respond_as_sglang(
+    router: Router, keys: KeyRing, http: HttpRequest, work: Callable[[], Awaitable[str]]
+) -> Response:
+    """Do the work, which returns the name it was about, for an admin."""
+    try:
+        principal = keys.authenticate(http)
+        principal.require_admin()
+        name = await work()
+        update = LoraUpdate(True, loaded_adapters=await _loaded(router, principal, name))
+    except TopworkError as error:
+        return error_response_as(LoraUpdate(False, error.message), error)
+    return Response(msgspec.json.encode(update), media_type="application/json")
+
+
 def sglang_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes."""
     routes = APIRouter()
     max_bytes = router.config.max_body_bytes
 
     async def respond(http: HttpRequest, work: Callable[[], Awaitable[str]]) -> Response:
-        """Do the work, which returns the name it was about, for an admin."""
-        try:
-            principal = keys.authenticate(http)
-            principal.require_admin()
-            name = await work()
-            update = LoraUpdate(True, loaded_adapters=await _loaded(router, principal, name))
-        except TopworkError as error:
-            return error_response_as(LoraUpdate(False, error.message), error)
-        return Response(msgspec.json.encode(update), media_type="application/json")
+        return await respond_as_sglang(router, keys, http, work)
 
     @routes.post("/load_lora_adapter", openapi_extra=openapi_body(SglangLoadBody))
     async def load_lora_adapter(http: HttpRequest) -> Response:

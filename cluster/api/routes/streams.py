@@ -21,11 +21,6 @@ from cluster.router.model_resolver import ResolvedModel
 from cluster.router.output_processor import CompletionOutput
 from cluster.router.router import Router
 
-BUILDERS: dict[str, type[ChatResponseBuilder | CompletionResponseBuilder]] = {
-    "chat": ChatResponseBuilder,
-    "completions": CompletionResponseBuilder,
-}
-
 
 def stream_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the route by which broken streams go on."""
@@ -42,9 +37,7 @@ def stream_routes(router: Router, keys: KeyRing) -> APIRouter:
             record = record_of(call.claimed.record, principal, stream_id)
             counts = _counts(call, stream_id, http.headers.get("last-event-id", ""))
             generation = _generation(router, call, record, stream_id)
-            builder = BUILDERS[record.endpoint](
-                router.tokenizer, record.metadata, record.shows_logprobs
-            )
+            builder = _builder(router, record)
             begun = Begun(counts, _missed(generation, call.claimed.events, counts, builder))
         except TopworkError:
             call.release(stream_id)
@@ -54,6 +47,13 @@ def stream_routes(router: Router, keys: KeyRing) -> APIRouter:
         )
 
     return routes
+
+
+def _builder(router: Router, record: StreamRecord) -> ResponseBuilder:
+    tokenizer, metadata, shows_logprobs = router.tokenizer, record.metadata, record.shows_logprobs
+    if record.endpoint == "chat":
+        return ChatResponseBuilder(tokenizer, metadata, shows_logprobs, record.message_format)
+    return CompletionResponseBuilder(tokenizer, metadata, shows_logprobs)
 
 
 def _counts(call: ClaimedCall, stream_id: str, last_event_id: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: the tokenizer as the completions use it."""
+"""POST /tokenize, /detokenize, GET /tokenizer_info: the tokenizer as the completions use it."""
 
 import asyncio
 
@@ -8,10 +8,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.http import json_response, openapi_body, read_body
+from cluster.api.http import extra_parameters_of, json_response, openapi_body, read_body
+from cluster.api.message_format import check_tools
 from cluster.api.prompts.conversation import conversation_tokens
-from cluster.api.request_builder import check_token_ids
+from cluster.api.restrictions import check_token_ids
 from cluster.api.schemas.requests import ConversationBody, DetokenizeBody, TokenizeBody
+from cluster.api.tools import tool_use_of
 from cluster.errors import InvalidRequest
 from cluster.router.model_resolver import Principal
 from cluster.router.router import Router
@@ -34,7 +36,11 @@ async def _check_model(router: Router, name: str | None, principal: Principal) -
 async def _tokens(router: Router, body: TokenizeBody) -> tuple[int, ...]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("either prompt or messages is needed", "prompt")
+    tools = tool_use_of(body.tools, None, None)
+    check_tools(router, tools)
     if body.messages is None:
+        if tools.rendered:
+            raise InvalidRequest("tools: only with messages", "tools")
         return await router.encode(body.prompt or "", body.add_special_tokens is not False)
     talk = ConversationBody(
         messages=body.messages,
@@ -42,7 +48,8 @@ async def _tokens(router: Router, body: TokenizeBody) -> tuple[int, ...]:
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return await conversation_tokens(router, talk, bool(body.add_special_tokens))
+    special = bool(body.add_special_tokens)
+    return await conversation_tokens(router, talk, special, tools.rendered)
 
 
 def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
@@ -53,7 +60,7 @@ def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
     async def tokenize(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, TokenizeBody, router.config.max_body_bytes)
-        body.refuse_extras()
+        body.refuse_extras(extras=extra_parameters_of(http))
         await _check_model(router, body.model, principal)
         token_ids = await _tokens(router, body)
         texts = (
@@ -68,10 +75,15 @@ def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
     async def detokenize(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, DetokenizeBody, router.config.max_body_bytes)
-        body.refuse_extras()
+        body.refuse_extras(extras=extra_parameters_of(http))
         await _check_model(router, body.model, principal)
         check_token_ids(body.tokens, router.config, "tokens")
         text = await asyncio.to_thread(router.tokenizer.decode, body.tokens, False)
         return json_response({"prompt": text})
+
+    @routes.get("/tokenizer_info")
+    async def tokenizer_info(http: HttpRequest) -> Response:
+        keys.authenticate(http)
+        return json_response(router.tokenizer.info())
 
     return routes

@@ -21,6 +21,8 @@ class LoadAdapterBody(Body):
     lora_path: AdapterPath
     load_inplace: bool = False
     pinned: bool = False
+    # Of the weights that are fetched.
+    sha256: Annotated[str | None, Field(pattern=r"^[0-9a-fA-F]{64}$")] = None
 
 
 class UnloadAdapterBody(Body):

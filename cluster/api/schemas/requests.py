@@ -2,20 +2,25 @@
 
 Owns types and single-value ranges, and what all bodies have in common: exact types, and the
 parameters of other servers. One that would change the answer and is not supported is refused by
-name; one that asks for nothing is accepted. What fields mean together is `request_builder`'s.
+name; one that asks for nothing, as null does, is accepted. What fields mean together is
+`request_builder`'s.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from cluster.api.schemas.extras import STRICT, ExtraParameters
 from cluster.errors import InvalidRequest
 from cluster.request import PRIORITY_MAX, PRIORITY_MIN
 
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
 MAX_LORA_ENTRIES = 8  # of one sum
 MAX_LORA_WEIGHT = 100
+MAX_BAD_WORDS = 256
+MAX_DOCUMENTS = 1024
+MAX_TEMPLATE = 128 * 1024  # characters
 MAX_MESSAGES = 16384  # of one conversation
 
 # Said of the call or of the caller, not of the answer.
@@ -34,14 +39,12 @@ HARMLESS = frozenset(
 # Parameters that other servers know, with the values beside null that ask for nothing.
 NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
     "added_tokens_config": ({},),
-    "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),  # of chats; completions have it
-    "chat_template": (),
-    "documents": ([],),
+    "chat_template": (),  # of calls without a conversation
+    "documents": ([],),  # likewise
     "early_stopping": (False,),
-    "echo": (False,),
+    "echo": (False,),  # of chats; completions have it
     "function_call": ("none", "auto"),
     "functions": ([],),
     "http_worker_ipc": (),
@@ -54,7 +57,7 @@ NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
+    "prompt_logprobs": (),  # of calls for text; they have it
     "reasoning_effort": (),
     "request_id": (),  # of calls for text; they have it
     "return_tokens_as_token_ids": (False,),
@@ -62,6 +65,7 @@ NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
+    "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
@@ -71,6 +75,11 @@ NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
     "web_search_options": (),
 }
 
+# Why some of them are refused, where the name does not say it.
+WHY_NOT = {
+    "use_beam_search": "tokens are drawn one after the other; for several answers use n or best_of",
+}
+
 
 class Body(BaseModel):
     """A JSON object from outside: exact types, finite numbers."""
@@ -78,21 +87,22 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
     neutral_values: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = NEUTRAL_VALUES
 
-    def refuse_extras(self, where: str = "") -> None:
-        """Check that all that is not a field asks for nothing.
+    def refuse_extras(self, where: str = "", extras: ExtraParameters = STRICT) -> None:
+        """Check that all that is not a field asks for nothing, or may be ignored.
 
         Raises:
             InvalidRequest: naming the first parameter, by name, that is not supported.
         """
         for name, value in sorted((self.model_extra or {}).items()):
             neutral = self.neutral_values.get(name)
-            if name in HARMLESS or (neutral is not None and value is None):
+            if value is None or name in HARMLESS or _is_neutral(value, neutral or ()):
                 continue
-            if _is_neutral(value, neutral or ()):
+            if extras.ignores(where + name):
                 continue
             known = "is not a known parameter" if neutral is None else "is not supported"
+            why = f": {WHY_NOT[name]}" if name in WHY_NOT else ""
             raise InvalidRequest(
-                f"{where}{name[:100]} {known}", where + name[:100], "unsupported_parameter"
+                f"{where}{name[:100]} {known}{why}", where + name[:100], "unsupported_parameter"
             )
 
 
@@ -101,6 +111,11 @@ def _is_neutral(value: JsonValue, neutral: tuple[JsonValue, ...]) -> bool:
     return any(value == other and type(value) is type(other) for other in neutral)
 
 
+Temperature = Annotated[float | None, Field(ge=0, le=2)]
+TopP = Annotated[float | None, Field(gt=0, le=1)]
+TopK = Annotated[int | None, Field(ge=-1, le=2**31)]  # -1 and 0: all tokens
+MinP = Annotated[float | None, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float | None, Field(gt=0, le=1000)]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 
@@ -117,6 +132,7 @@ class StreamOptions(Body):
     """What a stream carries beside the text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with each event, beside include_usage
     resumable: bool | None = None  # ours: it can be read on after its connection broke
 
 
@@ -149,13 +165,13 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     min_tokens: Annotated[int | None, Field(ge=0)] = None
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
-    top_k: Annotated[int | None, Field(ge=-1, le=2**31)] = None
-    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
     presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    repetition_penalty: Annotated[float | None, Field(gt=0, le=1000)] = None
+    repetition_penalty: RepetitionPenalty = None
     seed: Annotated[int | None, Field(ge=SEED_MIN, le=SEED_MAX)] = None
     stop: JsonValue = None
     stop_token_ids: Annotated[list[int] | None, Field(max_length=256)] = None
@@ -167,6 +183,8 @@ class GenerationBody(Body):
         Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
         | None
     ) = None
+    bad_words: Annotated[list[str] | None, Field(max_length=MAX_BAD_WORDS, fail_fast=True)] = None
+    allowed_token_ids: Annotated[list[int] | None, Field(min_length=1, fail_fast=True)] = None
     cache_salt: Annotated[str | None, Field(min_length=1, max_length=1024)] = None
     n: Annotated[int | None, Field(ge=1)] = None
     priority: Annotated[int | None, Field(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = None
@@ -185,12 +203,24 @@ class GenerationBody(Body):
     rid: RequestId | None = None  # SGLang's word for it
 
 
+class TextBody(GenerationBody):
+    """What those have in common that show tokens, and take a prompt as it is."""
+
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=-1)] = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+
+
 class Message(Body):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Annotated[str, Field(min_length=1, max_length=64)]  # the template knows which there are
     content: JsonValue = None
     name: str | None = None
+    tool_calls: JsonValue = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # vLLM's newer word for it
 
 
 # One mistake is enough: to find a million of them would halt every stream.
@@ -204,20 +234,31 @@ class ConversationBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Annotated[str | None, Field(min_length=1, max_length=MAX_TEMPLATE)] = None
+    documents: Annotated[
+        list[dict[str, Any]] | None, Field(max_length=MAX_DOCUMENTS, fail_fast=True)
+    ] = None
 
 
-class ChatBody(GenerationBody, ConversationBody):
+class ChatBody(TextBody, ConversationBody):
     """POST /v1/chat/completions."""
 
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    tools: JsonValue = None
+    tool_choice: JsonValue = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str | None, Field(max_length=64)] = None
+    include_reasoning: bool | None = None
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(TextBody):
     """POST /v1/completions."""
 
     prompt: JsonValue
+    echo: bool | None = None
+    max_tokens: Annotated[int | None, Field(ge=0)] = None  # 0: with echo, the prompt only
     best_of: Annotated[int | None, Field(ge=1)] = None
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
 
@@ -232,6 +273,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: JsonValue = None
     return_token_strs: bool | None = None
 
 

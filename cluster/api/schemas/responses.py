@@ -8,6 +8,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+LOGPROB_FLOOR = -9999.0  # instead of minus infinity, which JSON cannot say
+
 
 class PromptTokensDetails(msgspec.Struct):
     """What is known of the prompt's tokens."""
@@ -51,16 +53,55 @@ class CompletionLogprobs(msgspec.Struct):
     """The tokens of a completion; offsets are in characters of its text."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]  # None: the first token of a prompt
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(msgspec.Struct):
+    """What one token had at one place, as vLLM spells it."""
+
+    logprob: float
+    rank: int | None  # among all tokens, from 1; null where it is not among those asked for
+    decoded_token: str
+
+
+# By token id, of each place of the prompt; None for the first.
+PromptLogprobsList = list[dict[str, PromptLogprob] | None]
+
+
+class FunctionCall(msgspec.Struct):
+    """The function of a call, and its arguments as JSON; in a stream a part of them."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(msgspec.Struct):
+    """A call that the model makes."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class ToolCallPart(msgspec.Struct):
+    """What a call grows by: the first part has its id, type and name."""
+
+    index: int
+    function: FunctionCall
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
 
 
 class ChatMessage(msgspec.Struct):
-    """What the model says."""
+    """What the model says, thinks and calls."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same, as vLLM spells it now
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -84,6 +125,7 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobsList | UnsetType = UNSET
 
 
 class DeltaMessage(msgspec.Struct):
@@ -91,6 +133,9 @@ class DeltaMessage(msgspec.Struct):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallPart] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -126,6 +171,7 @@ class CompletionChoice(msgspec.Struct):
     stop_reason: str | int | None
     token_ids: tuple[int, ...] | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobsList | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):

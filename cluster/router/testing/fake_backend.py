@@ -14,6 +14,7 @@ from cluster.adapters.records import (
     AdapterRecord,
     Facts,
     Freed,
+    LoadOptions,
     Outline,
     ResolvedAdapter,
     Source,
@@ -38,6 +39,9 @@ class FakeBackend:
         self.forgotten: list[str] = []
         self.forced: list[str] = []  # names unloaded by force
         self.resolved: list[tuple[str, str]] = []  # names and request ids
+        self.uploads: dict[str, bytes] = {}  # under way
+        self.upload_calls: list[tuple[str, bytes | None, LoadOptions]] = []
+        self.aborted: list[str] = []
         self._is_drained = False
         self._pool = AdapterCatalog("tiny", Limits(host_bytes=1 << 30, num_slots=max_pinned + 1))
         self.hub = MetricsHub(time.monotonic, self._pool.__contains__, _made_up_counts)
@@ -55,13 +59,49 @@ class FakeBackend:
         """Return the record of a name."""
         return self._pool.record(name)
 
-    async def load(self, name: str, path: str, load_inplace: bool, pinned: bool) -> AdapterRecord:
+    async def load(
+        self, name: str, path: str, load_inplace: bool, pinned: bool, sha256: str | None = None
+    ) -> AdapterRecord:
         """Point the name at a path; one with "broken" in it fails the check."""
         if "broken" in path:
             raise InvalidAdapter(f"{path}: no adapter_config.json", "lora_path")
         record = self._pool.publish(name, _loaded(path), load_inplace=load_inplace, pinned=pinned)
         await self._reclaim()
         return record
+
+    async def begin_upload(self, name: str, load_inplace: bool, num_bytes: int | None) -> str:
+        """Begin to take in bytes."""
+        self._pool.check_name(name, load_inplace=load_inplace)
+        self.uploads[name] = b""
+        return name
+
+    async def upload_piece(self, upload: str, offset: int, data: bytes) -> None:
+        """Take in bytes."""
+        assert offset == len(self.uploads[upload]), "a piece is missing"
+        self.uploads[upload] += data
+
+    async def finish_upload(
+        self, upload: str, name: str, config: bytes | None, options: LoadOptions
+    ) -> AdapterRecord:
+        """Point the name at a path that these bytes make; "broken" ones fail the check."""
+        data = self.uploads.pop(upload)
+        if b"broken" in data:
+            raise InvalidAdapter("adapter_model.safetensors: damaged", "lora_path")
+        self.upload_calls.append((name, config, options))
+        path = "/staged/" + sha256((config or b"") + data).hexdigest()
+        return await self.load(name, path, options.load_inplace, options.pinned)
+
+    async def abort_upload(self, upload: str) -> None:
+        """Forget the bytes."""
+        self.uploads.pop(upload, None)
+        self.aborted.append(upload)
+
+    async def load_tensors(
+        self, name: str, path: str, config: bytes, options: LoadOptions
+    ) -> AdapterRecord:
+        """Point the name at the path of a file."""
+        self.upload_calls.append((name, config, options))
+        return await self.load(name, path, options.load_inplace, options.pinned)
 
     async def unload(self, name: str, force: bool) -> UnloadResult:
         """Take the name away, and its content from all schedulers if no other name has it."""

@@ -4,6 +4,7 @@ What it answers is a script: a function of the request. Owns no pages, no slots,
 """
 
 import asyncio
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ from cluster.messages import (
     KvEventsTaken,
     Leaving,
     Look,
+    PrefixCacheReset,
     RankStatus,
+    ResetPrefixCache,
     RouterFrame,
     SchedulerAddress,
     SchedulerFrame,
@@ -38,8 +41,9 @@ from cluster.messages import (
     encode,
 )
 from cluster.request import FinishReason, Request, TokenEvent
-from cluster.scheduler.stats import SchedulerCounters, SchedulerStats, SlotStats
+from cluster.scheduler.stats import CacheReset, SchedulerCounters, SchedulerStats, SlotStats
 from worker.channel import Channel, ChannelClosed
+from worker.protocol import TokenLogprobs
 
 SECRET = b"a secret among fakes"
 
@@ -56,6 +60,25 @@ class Script:
     is_silent: bool = False  # no token ever
     num_cached_tokens: int = 0
     logprobs: tuple[float, ...] = ()  # of `tokens`; (): all the same
+
+
+def _scored(request: Request) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of a prompt: of token t it is -t, others are less likely."""
+    num_best = request.sampling.prompt_logprobs
+    if num_best is None:
+        return ()
+    return tuple(
+        (-float(token_id), tuple((token_id + i, -float(token_id + i)) for i in range(num_best)))
+        for token_id in request.token_ids[1:]
+    )
+
+
+def _pooled(request: Request) -> TokenEvent:
+    """Return a prompt as three numbers: its length, its first token and its last."""
+    numbers = len(request.token_ids), request.token_ids[0], request.token_ids[-1]
+    return TokenEvent(
+        request.request_id, finish_reason="stop", embedding=struct.pack("<3f", *numbers)
+    )
 
 
 def hashed_token(request: Request, position: int, vocab_size: int) -> int:
@@ -116,6 +139,8 @@ class FakeScheduler:
         self.submits: list[tuple[Request, ...]] = []  # the same as they came
         self.aborted: list[str] = []
         self.unloaded: list[str] = []
+        self.num_resets = 0  # of its prefix cache
+        self.reset_result = CacheReset(3, 2, 1)
         self.kv_feed = KvEventFeed(
             "fake base", time.time
         )  # a test plays the cache that it observes
@@ -208,6 +233,9 @@ class FakeScheduler:
         elif isinstance(frame, Unload) and not self.is_hung:
             self.unloaded.append(frame.adapter)
             channel.send(encode(Unloaded(frame.call_id, 0, ())))
+        elif isinstance(frame, ResetPrefixCache) and not self.is_hung:
+            self.num_resets += 1
+            channel.send(encode(PrefixCacheReset(frame.call_id, self.reset_result)))
         elif isinstance(frame, Claim | Look | EndKept) and not self.is_hung:
             channel.send(encode(Claimed(frame.call_id, "")))  # it keeps nothing
         elif isinstance(frame, StatusCall) and self.answers_calls and not self.is_hung:
@@ -265,6 +293,8 @@ class FakeScheduler:
         num_scripted = None if script.tokens is None else len(script.tokens)
         if script.error is not None and position == (num_scripted or 0):
             return TokenEvent(request.request_id, finish_reason="error", error=script.error)
+        if request.sampling.pooling:
+            return _pooled(request)
         if script.tokens is None:
             token_id = hashed_token(request, position, self._vocab_size)
         else:
@@ -284,6 +314,7 @@ class FakeScheduler:
             top_logprobs=(((token_id, logprob), (0, logprob - 1))[:num_top],) if num_top else (),
             num_cached_tokens=script.num_cached_tokens if position == 0 else 0,
             finish_reason=finish_reason,
+            prompt_logprobs=_scored(request) if position == 0 else (),
         )
 
     def _status(self, call_id: int, running: dict[str, _Running]) -> Status:
@@ -318,6 +349,6 @@ class FakeScheduler:
                     late_slots=10,
                 ),
             ),
-            engine=EngineCounters(steps_ahead=11),
+            engine=EngineCounters(steps_ahead=11, grammar_masks=12, late_grammar_masks=13),
             ranks=(RankStatus(0, 1, True, self._step, 0.0, "cpu", 1, 1),),
         )

@@ -8,7 +8,7 @@ from cluster.errors import Conflict
 from cluster.scheduler.kv_cache.events import CacheEvents, CacheObserver
 from cluster.scheduler.kv_cache.page_pool import PagePool, PageTiers
 from cluster.scheduler.kv_cache.radix_tree import Match, Namespace, Node, PageKey, RadixTrees
-from cluster.scheduler.stats import SchedulerCounters
+from cluster.scheduler.stats import CacheReset, SchedulerCounters
 from worker.protocol import PageCopy
 
 
@@ -172,6 +172,23 @@ class PrefixCache:
                     self._tiers.discard(node, node.num_pages)
         self.counters.dropped_host_pages += self.host_pool.num_free - num_host_free
         return self.pool.num_free - num_free
+
+    def reset(self) -> CacheReset:
+        """Forget all that no lock keeps, on both tiers; return how much that was.
+
+        What is locked can still be found.
+        """
+        num_free, num_host_free = self.pool.num_free, self.host_pool.num_free
+        for tree in list(self._trees):
+            for node in reversed(list(tree.nodes())):
+                if not node.locks:
+                    self._tiers.of(node).keep(node)
+                    self._tiers.discard(node, node.num_pages)
+            self._trees.drop_if_empty(tree)
+        num_freed = self.pool.num_free - num_free
+        num_host_freed = self.host_pool.num_free - num_host_free
+        self.counters.dropped_host_pages += num_host_freed
+        return CacheReset(num_freed, num_host_freed, self.num_locked + self._host.num_locked)
 
     def clear(self) -> None:
         """Forget all that is cached, on both tiers.

@@ -3,6 +3,8 @@
 Checks every invariant after every call; the fake rank checks every page that a plan reads.
 """
 
+from msgspec import structs
+
 from cluster.errors import ErrorInfo
 from cluster.request import BASE, FinishReason, Request, TokenEvent
 from cluster.scheduler.config import SchedulerConfig
@@ -130,7 +132,7 @@ class FakeEngine:
         tokens = tuple(token for token in output.tokens if token.seq_id not in self._spoilt)
         failed = tuple(token.seq_id for token in output.tokens if token.seq_id in self._spoilt)
         failed += output.failed
-        self._outputs.append(StepOutput(output.step, tokens, failed, output.grammar_errors))
+        self._outputs.append(structs.replace(output, tokens=tokens, failed=failed))
 
     def spoil(self, seq_id: int) -> None:
         """Let the logits of a sequence not be finite in all steps that the rank runs from now."""

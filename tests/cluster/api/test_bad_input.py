@@ -61,8 +61,8 @@ def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
         ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
         (
-            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-            "stream_options.continuous_usage_stats",
+            {"stream": True, "stream_options": {"chunk_size": 2}},
+            "stream_options.chunk_size",
             "is not supported",
         ),
         ({"n": 0}, "n", "greater than or equal to 1"),
@@ -72,13 +72,16 @@ def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
         ({"priority": 2**31}, "priority", "less than or equal to 2147483647"),
         ({"priority": -(2**31) - 1}, "priority", "greater than or equal to -2147483648"),
         ({"priority": 0.5}, "priority", "valid integer"),
-        ({"tools": [{"type": "function"}]}, "tools", "is not supported"),
-        ({"tool_choice": "required"}, "tool_choice", "is not supported"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function", "must be an object"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"echo": True}, "echo", "is not supported"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "is not supported"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "no effort"),
         ({"temprature": 1}, "temprature", "is not a known parameter"),
+        ({"use_beam_search": True}, "use_beam_search", "tokens are drawn one after the other"),
         ({"messages": []}, "messages", "at least 1 item"),
-        ({"messages": [{"role": "king", "content": "a"}]}, "messages.0.role", "'system'"),
+        ({"messages": [{"role": "", "content": "a"}]}, "messages.0.role", "at least 1 character"),
+        ({"messages": [{"role": "k" * 65, "content": "a"}]}, "messages.0.role", "at most 64"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "a list of text"),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "a string or a list of text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -86,9 +89,34 @@ def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
             "only parts of type text",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]},
-            "messages.0.content.0.b",
-            "is not supported",
+            {"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]},
+            "messages.0.content",
+            "has no refusal",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a"} | {f"k{n}": n for n in range(65)}]},
+            "messages.0",
+            "more than 64 other keys",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "k": [0] * 20_000}]},
+            "messages.0",
+            "more than 16384 values",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "k": [0] * 9_000}] * 2},
+            "messages.1",
+            "more than 16384 values",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "k": json.loads("[" * 40 + "]" * 40)}]},
+            "messages.0",
+            "more than 32 values in one another",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "k" * 129: 1}]},
+            "messages.0." + "k" * 100,
+            "over 128 characters",
         ),
         ({"request_id": "a b"}, "request_id", "should match pattern"),
         ({"request_id": "x" * 65}, "request_id", "should match pattern"),
@@ -96,8 +124,8 @@ def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
         ({"request_id": "a", "rid": "b"}, "rid", "is not the request_id"),
         (
             {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
-            "messages.0.tool_calls",
-            "is not supported",
+            "messages.0.tool_calls.0",
+            "must be a call of type function",
         ),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "no tools here"),
         ({"chat_template_kwargs": {"tokenize": 1}}, "chat_template_kwargs", "cannot be set"),
@@ -223,7 +251,7 @@ def test_bad_parameters_are_openais_bad_request(serve: Callable[..., Any]) -> No
 
 def test_unknown_routes_have_the_same_shape(serve: Callable[..., Any]) -> None:
     serving = serve(FakeScheduler())
-    missing = httpx.post(f"{serving.url}/v1/embeddings", json={})
+    missing = httpx.post(f"{serving.url}/v1/files", json={})
     wrong = httpx.get(f"{serving.url}/v1/chat/completions")
     assert (missing.status_code, wrong.status_code) == (404, 405)
     assert missing.json()["error"]["type"] == "not_found_error"
@@ -289,7 +317,7 @@ def test_parts_of_text_may_say_nothing_else_by_null(serve: Callable[..., Any]) -
     ("schema", "body"),
     [
         (ChatBody, {"model": "m", "messages": [1] * 5000}),
-        (ChatBody, {"model": "m", "messages": [{"role": "u"}] * 5000}),
+        (ChatBody, {"model": "m", "messages": [{"role": ""}] * 5000}),
         (DetokenizeBody, {"tokens": ["a"] * 5000}),
         (TokenizeBody, {"messages": [1] * 5000}),
     ],

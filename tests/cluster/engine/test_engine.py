@@ -14,6 +14,8 @@ from cluster.messages import (
     FollowKvEvents,
     KvEvents,
     KvEventsTaken,
+    PrefixCacheReset,
+    ResetPrefixCache,
     StatusCall,
     UnfollowKvEvents,
     Unload,
@@ -21,6 +23,7 @@ from cluster.messages import (
     encode,
 )
 from cluster.scheduler.replay.replayer import Replay
+from cluster.scheduler.stats import CacheReset
 from tests.cluster.engine.small_engine import (
     RouterEnd,
     ThreadHandle,
@@ -391,6 +394,28 @@ async def test_a_router_that_follows_hears_of_pages_unloads_and_lost_ranks() -> 
         await read_kv_events(router, early, 0)
         await read_kv_events(router, early, 8)  # c goes on
         assert late.blocks != early.blocks  # what nobody follows is not told
+
+
+async def test_a_reset_forgets_what_nobody_uses_and_tells_who_follows() -> None:
+    async with world_with("cafe") as world:
+        router, mirror = await world.connect(), Mirror()
+        router.send(ResetPrefixCache(1))  # maybe before the ranks are up: they have nothing
+        assert await router.receive() == PrefixCacheReset(1, CacheReset(0, 0, 0))
+        await until_ready(router)
+        router.send(FollowKvEvents(2))
+        router.send(ask("a", "cafe", length=17))
+        await read_kv_events(router, mirror, 5)
+        router.send(ask("b", length=9))
+        await read_kv_events(router, mirror, 8)
+        router.send(ResetPrefixCache(3))
+        await read_kv_events(router, mirror, 0)
+        async with asyncio.timeout(PATIENCE):
+            while not isinstance(reply := await router.receive(), PrefixCacheReset):
+                pass
+        assert reply == PrefixCacheReset(3, CacheReset(8, 0, 0))
+        router.send(ask("c", "cafe", length=17))
+        (first, *_) = (await router.collect("c"))["c"]
+        assert first.num_cached_tokens == 0
 
 
 async def test_what_was_recorded_over_two_lives_of_the_ranks_replays(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from cluster.engine.metrics import EngineMetrics, SequenceTimes
 from cluster.messages import Status
 from tests.cluster.engine.small_engine import RouterEnd, ask, until_ready, world_with
 from tests.patience import PATIENCE
-from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
+from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart, StepOutput
 
 
 class Clock:
@@ -95,7 +95,7 @@ def test_a_step_is_measured_in_parts_with_its_sequences_and_adapters(
     metrics.planned(plan(1, {1: 0, 2: 0, 3: None}, [1, 2, 3], []))
     metrics.answered(5.0)
     clock.now += 3
-    metrics.committed()
+    metrics.committed(StepOutput(1, (), num_masks=3, num_late_masks=1))
     for name, seconds in (("plan", 2.0), ("ranks", 5.0), ("commit", 3.0)):
         assert counted(metrics, f"step_seconds/{name}") == (1, seconds)
     assert counted(metrics, "batch_size") == (1, 3.0)

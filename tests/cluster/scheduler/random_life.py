@@ -146,6 +146,7 @@ class RandomLife:
                 scheduler.allow,
                 lambda digest: scheduler.pin(digest, SIZES[digest]),
                 scheduler.unpin,
+                lambda _: scheduler.reset_prefix_cache(),
             )
         )
         try:

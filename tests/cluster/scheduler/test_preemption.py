@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from cluster.request import BASE
 from cluster.scheduler.testing.fake_engine import FakeEngine
-from worker.testing.fake_rank import fake_continuation
+from worker.protocol import SamplingParams
+from worker.testing.fake_rank import fake_continuation, fake_prompt_logprobs
 
 MakeEngine = Callable[..., FakeEngine]
 
@@ -83,6 +86,36 @@ def test_equal_prompts_whose_copies_fill_the_pool_still_end(make_engine: MakeEng
     engine.run()
     for seq_id, num_tokens in ((1, 2), (2, 28), (3, 28)):
         assert engine.tokens(seq_id) == fake_continuation(None, prompt(1, 12), num_tokens)
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(pooling="mean"), SamplingParams(prompt_logprobs=0)]
+)
+def test_a_prompt_that_is_computed_though_it_is_cached_ends_in_a_pool_too_small_for_both(
+    make_engine: MakeEngine, sampling: SamplingParams
+) -> None:
+    engine = make_engine(num_pages=6, max_chunk=8)
+    engine.add(prompt(1, 20), 1)
+    engine.run()
+    seq_id = engine.add(prompt(1, 20), 1, sampling=sampling)
+    engine.run(max_steps=100)
+    assert engine.finish_reason(seq_id) in ("stop", "length")
+    (start,) = [start for plan in engine.plans for start in plan.starts if start.seq_id == seq_id]
+    assert start.num_cached_tokens == 0
+
+
+def test_a_scored_prompt_is_not_scored_again_after_a_preemption(make_engine: MakeEngine) -> None:
+    engine = make_engine(num_pages=9)
+    scores = SamplingParams(prompt_logprobs=0)
+    seq_ids = [engine.add(prompt(salt), 24, sampling=scores) for salt in (1, 2)]
+    engine.run(max_steps=200)
+    assert engine.scheduler.stats().counters.preemptions > 0
+    for salt, seq_id in zip((1, 2), seq_ids, strict=True):
+        first, *others = engine.events[seq_id]
+        assert first.prompt_logprobs == fake_prompt_logprobs(None, prompt(salt))
+        assert not any(event.prompt_logprobs for event in others)
+        starts = [start for plan in engine.plans for start in plan.starts if start.seq_id == seq_id]
+        assert [start.num_cached_tokens > 0 for start in starts] == [False, True][: len(starts)]
 
 
 def test_an_exhausted_pool_defers_an_admission_without_touching_anything(

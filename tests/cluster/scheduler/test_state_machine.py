@@ -14,13 +14,18 @@ from hypothesis.stateful import (
 )
 
 from cluster.errors import Conflict, ErrorInfo, NotFound, Overloaded
-from cluster.request import BASE, Request, has_part
+from cluster.request import BASE, Request, TokenEvent, has_part
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.planner import MAX_IN_FLIGHT
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.slot_waits import SlotWaits
-from worker.protocol import SamplingParams
-from worker.testing.fake_rank import FAILING_GRAMMAR, fake_continuation
+from worker.protocol import Pooling, SamplingParams, TokenLogprobs
+from worker.testing.fake_rank import (
+    FAILING_GRAMMAR,
+    fake_continuation,
+    fake_embedding,
+    fake_prompt_logprobs,
+)
 
 SUM = "A:0.5,B:2.0"
 SIZES = {BASE: 0, "A": 1, "B": 2, "C": 3, "D": 4, SUM: 3}  # bytes
@@ -36,9 +41,12 @@ FEATURES = {
     "forked",
     "grammar failed",
     "planned ahead",
+    "pooled",
     "restored",
     "preempted",
+    "reset",
     "saved",
+    "scored",
     "unloaded",
 }
 
@@ -103,6 +111,8 @@ class Serving(RuleBasedStateMachine):
         SlotWaits(self.engine.scheduler)
         self.limit = self.config.token_limit
         self.expected: dict[int, tuple[int, ...]] = {}
+        self.embeddings: dict[int, bytes] = {}
+        self.scores: dict[int, tuple[TokenLogprobs, ...]] = {}
         self.cut_short: set[int] = set()
         self.adapters: dict[int, str] = {}
 
@@ -119,6 +129,8 @@ class Serving(RuleBasedStateMachine):
         weight=st.integers(1, 3),
         grammar=st.sampled_from(["", "", "", "forces", FAILING_GRAMMAR]),
         num_logprobs=st.sampled_from([None, None, 1]),
+        pooling=st.sampled_from(["", "", "", "", "", "last", "mean"]),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
     )
     def add(
         self,
@@ -134,9 +146,13 @@ class Serving(RuleBasedStateMachine):
         weight: int,
         grammar: str,
         num_logprobs: int | None,
+        pooling: Pooling,
+        prompt_logprobs: int | None,
     ) -> None:
         prompt = (*range(shared), *tail, 1)[: self.limit - 1]
         digest = None if adapter == BASE else adapter
+        if pooling:
+            max_tokens, count, stop, grammar, prompt_logprobs = 1, 1, None, "", None
         num_tokens = min(max_tokens, self.limit - len(prompt))
         tokens = [
             fake_continuation(digest, prompt, num_tokens, seed=seed, grammar=grammar)
@@ -150,7 +166,13 @@ class Serving(RuleBasedStateMachine):
                 adapter=adapter,
                 adapter_bytes=SIZES[adapter],
                 token_ids=prompt,
-                sampling=SamplingParams(seed=seed, grammar=grammar, num_logprobs=num_logprobs),
+                sampling=SamplingParams(
+                    seed=seed,
+                    grammar=grammar,
+                    num_logprobs=num_logprobs,
+                    pooling=pooling,
+                    prompt_logprobs=prompt_logprobs,
+                ),
                 max_tokens=max_tokens,
                 stop_token_ids=stops[seed],
                 cache_salt=salt,
@@ -167,7 +189,12 @@ class Serving(RuleBasedStateMachine):
         for seed, seq_id in enumerate(seq_ids):
             end = tokens[seed].index(stops[seed][0]) + 1 if stops[seed] else num_tokens
             self.expected[seq_id] = tokens[seed][:end]
-            if len(self.expected[seq_id]) < num_tokens and not stops[seed]:
+            if prompt_logprobs is not None:
+                self.scores[seq_id] = fake_prompt_logprobs(digest, prompt)
+            if pooling:
+                self.expected[seq_id] = ()
+                self.embeddings[seq_id] = fake_embedding(digest, prompt)
+            elif len(self.expected[seq_id]) < num_tokens and not stops[seed]:
                 self.seen.add("grammar failed")
             self.adapters[seq_id] = adapter
 
@@ -230,6 +257,20 @@ class Serving(RuleBasedStateMachine):
                     self.cut_short.add(seq_id)
         self.engine.unload(adapter, force=force)
 
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        scheduler = self.engine.scheduler
+        before = scheduler.stats()
+        result = scheduler.reset_prefix_cache()
+        scheduler.check()
+        after = scheduler.stats()
+        assert after.cached_pages == after.cached_host_pages == 0
+        assert after.held_pages == before.held_pages
+        assert result.freed_pages == after.free_pages - before.free_pages
+        assert result.freed_host_pages == after.free_host_pages - before.free_host_pages
+        if result.freed_pages and result.freed_host_pages and result.kept_pages:
+            self.seen.add("reset")
+
     @rule(adapter=DIGESTS, pins=st.booleans())
     def allow_or_unpin(self, adapter: str, pins: bool) -> None:
         self.engine.scheduler.allow(adapter)
@@ -260,6 +301,18 @@ class Serving(RuleBasedStateMachine):
         for seq_id, tokens in self.expected.items():
             sent = self.engine.tokens(seq_id)
             assert sent == (tokens[: len(sent)] if seq_id in self.cut_short else tokens)
+            scores = [event.prompt_logprobs for event in self.engine.events[seq_id]]
+            first = self.scores.get(seq_id, ()) if sent else ()
+            assert scores in ([], [first, *[()] * (len(scores) - 1)])
+            if first:
+                self.seen.add("scored")
+        for seq_id, embedding in self.embeddings.items():
+            *before, last = self.engine.events[seq_id] or [TokenEvent("")]
+            assert not any(event.embedding for event in before), "it came twice"
+            assert last.embedding == (embedding if last.finish_reason == "stop" else b"")
+            assert last.embedding or last.error or seq_id in self.cut_short
+            if last.embedding:
+                self.seen.add("pooled")
 
     def _check_rest(self) -> None:
         stats = self.engine.scheduler.stats()
@@ -301,7 +354,7 @@ def _run(max_examples: int, *, derandomize: bool) -> None:
 
 
 def test_any_order_of_calls_keeps_every_invariant_for_twenty_thousand_steps() -> None:
-    _run(1600, derandomize=True)
+    _run(2300, derandomize=True)
     assert Serving.num_steps >= 20_000
 
 

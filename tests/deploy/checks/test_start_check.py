@@ -192,6 +192,9 @@ def test_files_and_directories_that_are_not_what_they_should_be_are_told(tmp_pat
     assert of_files(record=file) == [f"record: {file} holds something else than recorded events"]
     assert of_files(record=tmp_path / "events") == of_files(record=tmp_path / "new") == []
     assert of_files(adapter_state=tmp_path / "state") == []
+    assert of_files(adapter_staging=tmp_path / "new" / "staging") == []
+    assert of_files(adapter_staging=file) == [f"adapter_staging: {file} is not a directory"]
+    assert of_files(adapter_staging=file / "x")[0].startswith(f"adapter_staging: {file} is not a")
     assert not (tmp_path / "new").exists() and not (tmp_path / "state").exists()
     (line,) = of_files(adapter_state=file)
     assert line.startswith(f"adapter_state: adapter state {file} was not written by this version")

@@ -13,9 +13,9 @@ from tests.end_to_end.tiny_models import make_tiny_model
 from tests.worker.group import Prompt, RankGroup, random_tokens
 from tests.worker.models.test_llama import make_adapter
 from worker.models.forward_batch import InputBatch, cpu_forward_batch
+from worker.runners.model_output import ModelOutput
 from worker.runners.model_runner import TorchRunner
 from worker.runners.native_runner import NativeRunner
-from worker.sampling.row_logits import RowLogits
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +36,10 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[InputBatch, Tensor | No
     seen: list[tuple[InputBatch, Tensor | None]] = []
     run = NativeRunner.run
 
-    def watched(
-        self: NativeRunner, rows: InputBatch, pending: Tensor | None = None
-    ) -> RowLogits | None:
-        logits = run(self, rows, pending)
-        seen.append((rows, None if logits is None else logits.part.clone()))
-        return logits
+    def watched(self: NativeRunner, rows: InputBatch, pending: Tensor | None = None) -> ModelOutput:
+        output = run(self, rows, pending)
+        seen.append((rows, None if output.logits is None else output.logits.part.clone()))
+        return output
 
     monkeypatch.setattr(NativeRunner, "run", watched)
     return seen
@@ -57,7 +55,7 @@ def op_by_op(runner: NativeRunner, rows: InputBatch) -> Tensor | None:
     loras = runner._loras(step, max_lora_rank) if max_lora_rank else None
     with torch.inference_mode():
         whole = replace(batch, attention=step, loras=loras)
-        return runner._model.forward(whole, runner._cache)
+        return runner._model.forward(whole, runner._cache)[0]
 
 
 def bits(prompt: Prompt) -> list[tuple[tuple[int, float], ...]]:

@@ -20,6 +20,7 @@ from cluster.adapters.pins import Limits
 from cluster.adapters.service.pool_actor import AdapterPoolActor, AdapterPoolConfig
 from cluster.errors import Conflict, InvalidAdapter, InvalidRequest, NotFound, TopworkError
 from tests.cluster.adapters.service.replicas import Replica, connector
+from tests.cluster.adapters.sources.uploading import staged, upload
 from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL, tiny_adapter
 from tests.patience import PATIENCE
 
@@ -93,6 +94,7 @@ class PoolLife(RuleBasedStateMachine):
                 silence=30,
                 read_threads=2,
                 load_gap=0,
+                staging=str(self.root / "staged"),
             ),
             self.catalog,
             connector(self.replica),
@@ -175,6 +177,39 @@ class PoolLife(RuleBasedStateMachine):
         assert self.run(self.actor.resolve(name, "first after the call")).digest == record.digest
         if before is not None:
             assert (record.version == before.version) == (record.digest == before.digest)
+
+    @rule(
+        name=names,
+        content=st.one_of(contents, contents, st.just(SPOILT)),
+        in_place=st.booleans(),
+        pinned=st.booleans(),
+    )
+    def upload(self, name: str, content: int, in_place: bool, pinned: bool) -> None:
+        before = self.record(name)
+        try:
+            record = self.run(self._upload(name, content, in_place, pinned))
+        except TopworkError as error:
+            assert self.record(name) == before or before is None
+            is_taken = before is not None and not in_place
+            assert is_taken or pinned or content == SPOILT, error
+            return
+        assert record.digest == DIGESTS[content]
+        assert self.run(self.actor.resolve(name, "first after the call")).digest == record.digest
+
+    async def _upload(self, name: str, content: int, in_place: bool, pinned: bool) -> Any:
+        files = FILES[content]
+        return await upload(
+            self.actor, name, files[CONFIG], files[WEIGHTS], in_place, pinned, piece=4096
+        )
+
+    @rule(name=names, content=contents)
+    def break_an_upload_off(self, name: str, content: int) -> None:
+        async def half() -> None:
+            upload_id = await self.actor.begin_upload(name, True, None)
+            await self.actor.upload_piece(upload_id, 0, FILES[content][WEIGHTS][:50])
+            await self.actor.abort_upload(upload_id)
+
+        self.run(half())
 
     @rule(name=all_names, force=st.booleans())
     def unload(self, name: str, force: bool) -> None:
@@ -296,6 +331,7 @@ class PoolLife(RuleBasedStateMachine):
             works += [actor.load(name, path, True, False) for name in names if name in "abc"]
             works += [actor.resolve(name, "any") for name in names]
             works += [actor.rollback(names[1], None)]
+            works += [self._upload(n, number, True, False) for number, n in enumerate(names)]
             tasks = [asyncio.ensure_future(work) for work in works]
             self.unloading.append(tasks[0])
             return await asyncio.gather(*tasks[1:], return_exceptions=True)
@@ -317,6 +353,8 @@ class PoolLife(RuleBasedStateMachine):
             one.digest: one.device_bytes for one in self.catalog.pinned()
         }
         assert set(self.actor._collector._tasks) == set(self.catalog.retired())
+        self.run(self.actor._staged.idle())
+        assert staged(self.root / "staged") == needed(self.catalog, self.root / "staged")
 
     def teardown(self) -> None:
         try:
@@ -342,12 +380,25 @@ class PoolLife(RuleBasedStateMachine):
         assert self.catalog._contents._host.held_bytes == 0
         assert self.catalog._contents._digest_by_path == {}
         assert self.replica.pinned == {}
+        self.run(self.actor._staged.idle())
+        assert staged(self.root / "staged") == set()
 
     async def _await_unloads(self) -> None:
         async with asyncio.timeout(PATIENCE):
             results = await asyncio.gather(*self.unloading, return_exceptions=True)
         for result in results:
             assert not isinstance(result, BaseException) or isinstance(result, NotFound), result
+
+
+def needed(catalog: AdapterCatalog, folder: Path) -> set[str]:
+    """Return the adapters in a staging folder that a version or a request is read from."""
+    sources = [content.facts.outline.source for content in catalog._contents._contents.values()]
+    for record in catalog.records():
+        history = catalog.history(record.name)
+        assert history is not None
+        sources += [version.outline.source for version in history.versions]
+    paths = [Path(source.path) for source in sources]
+    return {path.name for path in paths if path.parent == folder}
 
 
 async def calm() -> None:

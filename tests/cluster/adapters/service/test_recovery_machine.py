@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
@@ -26,10 +27,19 @@ from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.pins import Limits
 from cluster.adapters.records import AdapterRecord
 from cluster.adapters.service.pool_actor import AdapterPoolActor, AdapterPoolConfig
+from cluster.adapters.sources.staging import StagingFolder
 from cluster.errors import InvalidAdapter, NotFound, TopworkError
 from tests.cluster.adapters.service.pools import calm
 from tests.cluster.adapters.service.replicas import Replica, connector
-from tests.cluster.adapters.service.test_pool_machine import FILES, SIZE, SPOILT
+from tests.cluster.adapters.service.test_pool_machine import (
+    CONFIG,
+    FILES,
+    SIZE,
+    SPOILT,
+    WEIGHTS,
+    needed,
+)
+from tests.cluster.adapters.sources.uploading import staged, upload
 from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL
 
 names = st.sampled_from(["a", "b", "c"])
@@ -40,13 +50,20 @@ contents = st.one_of(st.integers(0, 4), st.integers(0, 4), st.sampled_from([None
 versions = st.integers(1, 6)
 choices = st.integers(0, 1000)  # of one among those that there are
 Told = tuple[Any, ...]
+Left = tuple[bytes, bytes | None, Path]  # of the state, of one that is written anew, of uploads
 
 
 class Disk:
-    """What a crash would leave of the state file."""
+    """What a crash would leave of the state file, and of the folder of uploads.
+
+    A folder has its name once its files are on the disk; it is whole, or it is not there.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.staged = path.with_name("staged")
+        self.turn = threading.Lock()  # held while folders get or lose their names
+        self.num_crashes = 0
         self.num_synced: dict[int, int] = {}  # bytes that are safe, by inode
 
     def sync(self, descriptor: int) -> None:
@@ -55,8 +72,18 @@ class Disk:
         status = os.fstat(descriptor)
         self.num_synced[status.st_ino] = status.st_size
 
-    def crash(self, chance: random.Random) -> tuple[bytes, bytes | None]:
-        """Return the file, and the one that was to take its place."""
+    def crash(self, chance: random.Random) -> Left:
+        """Return the file, the one that was to take its place, and a copy of the folder."""
+        self.num_crashes += 1
+        copy = self.path.with_name(f"staged-{self.num_crashes}")
+        with self.turn:
+            state = self._crash(chance)
+            for folder in self.staged.iterdir():
+                if len(folder.name) == 64:
+                    shutil.copytree(folder, copy / folder.name)
+        return *state, copy
+
+    def _crash(self, chance: random.Random) -> tuple[bytes, bytes | None]:
         new = self.path.with_name(self.path.name + ".new")
         with self.path.open("rb") as file:
             safe = self.num_synced.get(os.fstat(file.fileno()).st_ino, 0)
@@ -65,8 +92,12 @@ class Disk:
         torn = bytes(len(data) - len(kept)) if chance.random() < 0.3 else b""
         return kept + torn, new.read_bytes() if new.exists() else None
 
-    def put_back(self, left: tuple[bytes, bytes | None]) -> None:
+    def put_back(self, left: Left) -> None:
         """Leave what a crash has left."""
+        shutil.rmtree(self.staged)
+        left[2].mkdir(exist_ok=True)
+        left[2].rename(self.staged)
+        (self.staged / "incoming-1").mkdir()  # what was arriving
         new = self.path.with_name(self.path.name + ".new")
         self.path.unlink()
         self.path.write_bytes(left[0])
@@ -94,6 +125,8 @@ class PoolLives(RuleBasedStateMachine):
         for name in ("fsync", "fdatasync"):
             self.patches.enter_context(patch.object(state_file.os, name, self.disk.sync))
         self.patches.enter_context(patch.object(state_file, "MIN_OUTDATED", 12))
+        for name in ("place", "remove"):
+            self.patches.enter_context(patch.object(StagingFolder, name, self._in_turn(name)))
         self.is_answered = False
         self.loop = asyncio.new_event_loop()
         self.replica = Replica()
@@ -111,6 +144,16 @@ class PoolLives(RuleBasedStateMachine):
                 await calm()
 
         return self.loop.run_until_complete(do())
+
+    def _in_turn(self, name: str) -> Callable[..., None]:
+        """Return a method of the folder of uploads that no crash meets in the middle."""
+        method = getattr(StagingFolder, name)
+
+        def in_turn(*arguments: Any) -> None:
+            with self.disk.turn:
+                method(*arguments)
+
+        return in_turn
 
     @initialize(lazy=st.booleans())
     def start(self, lazy: bool) -> None:
@@ -131,6 +174,7 @@ class PoolLives(RuleBasedStateMachine):
             read_threads=2,
             load_gap=0,
             state=str(self.disk.path),
+            staging=str(self.disk.staged),
         )
         connect = connector(self.replica)
         self.actor = AdapterPoolActor(config, self.catalog, connect, lambda shard: shard)
@@ -149,7 +193,7 @@ class PoolLives(RuleBasedStateMachine):
         drained = await self.actor.is_drained()
         return [told(record) for record in records], resolved, drained
 
-    def _live_again(self, left: tuple[bytes, bytes | None]) -> None:
+    def _live_again(self, left: Left) -> None:
         """End this life, with what the disk had at some moment, and begin the next."""
         for task in self.unloading:
             task.cancel()
@@ -166,7 +210,7 @@ class PoolLives(RuleBasedStateMachine):
         self.fetch_for_running_requests()
 
     @rule(
-        what=st.integers(0, 6),
+        what=st.integers(0, 9),
         choice=choices,
         folder=folders,
         is_pinned=st.booleans(),
@@ -188,7 +232,7 @@ class PoolLives(RuleBasedStateMachine):
         before = self.run(self._answers())
         call = self._calls(choice, str(self.root / folder), is_pinned)[what]
 
-        async def begin() -> tuple[bytes, bytes | None]:
+        async def begin() -> Left:
             task = asyncio.ensure_future(call())
             for _ in range(turns):
                 if not task.done():
@@ -226,7 +270,14 @@ class PoolLives(RuleBasedStateMachine):
             lambda: actor.resolve(name, "another"),
             lambda: actor.drain(),
             lambda: actor.undrain(),
+            *[lambda: self._upload(name, choice % 5, is_pinned)] * 3,
         ]
+
+    async def _upload(self, name: str, content: int, is_pinned: bool) -> Any:
+        files = FILES[content]
+        return await upload(
+            self.actor, name, files[CONFIG], files[WEIGHTS], True, is_pinned, piece=4096
+        )
 
     def attempt(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Do what may be refused."""
@@ -238,6 +289,10 @@ class PoolLives(RuleBasedStateMachine):
     @rule(name=names, folder=folders, in_place=st.booleans(), pinned=st.booleans())
     def load(self, name: str, folder: str, in_place: bool, pinned: bool) -> None:
         self.attempt(self.actor.load(name, str(self.root / folder), in_place, pinned))
+
+    @rule(name=names, content=st.integers(0, 4), pinned=st.booleans())
+    def upload(self, name: str, content: int, pinned: bool) -> None:
+        self.attempt(self._upload(name, content, pinned))
 
     @rule(name=all_names, force=st.booleans())
     def unload(self, name: str, force: bool) -> None:
@@ -324,6 +379,8 @@ class PoolLives(RuleBasedStateMachine):
             self.catalog.check()
             pinned = {one.digest: one.device_bytes for one in self.catalog.pinned()}
             assert self.replica.pinned == pinned
+            self.run(self.actor._staged.idle())
+            assert staged(self.disk.staged) == needed(self.catalog, self.disk.staged)
 
     def teardown(self) -> None:
         try:

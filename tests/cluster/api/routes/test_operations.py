@@ -34,6 +34,8 @@ STATUS_METRICS = (
     "adapter_slot_wait_bound_steps",
     "adapter_slot_late_hand_overs",
     "engine_steps_ahead",
+    "engine_grammar_masks",
+    "engine_late_grammar_masks",
 )
 
 

@@ -155,3 +155,17 @@ def test_a_call_with_several_prompts_cannot_be_kept(routers: tuple[Serving, Serv
     reply = httpx.post(f"{routers[0].url}/v1/completions", json=body, timeout=PATIENCE)
     assert reply.status_code == 400
     assert "single prompt" in reply.text
+
+
+def test_an_echo_is_not_sent_twice_to_a_reader_that_comes_back(
+    routers: tuple[Serving, Serving],
+) -> None:
+    first, second = (serving.url for serving in routers)
+    plain = said(whole(first, ASK | {"logprobs": None}))[0]["text"]
+    begun = read(first, ASK | {"logprobs": None, "echo": True}, 3, "/v1/completions")
+    rest = list(events_of(read_on(second, begun[-1][0]).iter_lines()))
+    assert said(begun)[0]["text"].startswith("hello")
+    assert said(begun + rest)[0]["text"] == "hello" + plain
+    again = begun[-1][0].rpartition(":")[0]
+    anew = httpx.get(f"{second}/v1/streams/{again}", timeout=PATIENCE)
+    assert said(list(events_of(anew.iter_lines())))[0]["text"] == "hello" + plain

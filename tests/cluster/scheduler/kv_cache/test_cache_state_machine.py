@@ -177,6 +177,16 @@ class Caching(RuleBasedStateMachine):
         )
 
     @rule(now=RARELY)
+    def reset(self, now: bool) -> None:
+        if not now:
+            return
+        locks = [*(client.lock for client in self.clients), *self.idle_locks]
+        kept = {n.number: n.num_pages for lock in locks for n in lock.path()}
+        result = self.cache.reset()
+        assert self.cache.num_unlocked == self.cache.num_host_cached == 0
+        assert result.kept_pages == sum(kept.values())
+
+    @rule(now=RARELY)
     def clear(self, now: bool) -> None:
         if not now:
             return

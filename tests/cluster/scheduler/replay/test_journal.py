@@ -21,6 +21,7 @@ from cluster.scheduler.events import (
     Event,
     Expire,
     Pin,
+    ResetPrefixCache,
     Schedule,
     TakeLoads,
     TakeUnloaded,
@@ -71,6 +72,7 @@ def test_every_call_that_changes_something_is_one_event(path: Path, log: EventFi
     scheduler.unpin("A")
     scheduler.unload("A")
     scheduler.allow("A")
+    scheduler.reset_prefix_cache()
     scheduler.abort(1)
     scheduler.expire(1)
     assert len(scheduler.take_unloaded()) == 1
@@ -97,6 +99,7 @@ def test_every_call_that_changes_something_is_one_event(path: Path, log: EventFi
         Unpin,
         Unload,
         Allow,
+        ResetPrefixCache,
         Abort,
         Expire,
         TakeUnloaded,

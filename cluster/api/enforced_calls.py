@@ -1,0 +1,88 @@
+"""The grammar of an answer to a conversation: its calls, its form, and thoughts before either."""
+
+from dataclasses import replace
+
+from cluster.api.request_builder import Call, check_grammar
+from cluster.api.tools import ToolUse
+from cluster.errors import InvalidRequest
+from cluster.router.parser.call_grammar import (
+    CallSyntax,
+    Thoughts,
+    behind_thoughts,
+    possible_calls,
+    required_calls,
+)
+from cluster.router.parser.families import ALL_MARKERS, MessageFormat
+from cluster.router.parser.json_calls import ARGS
+from cluster.router.parser.thoughts import CLOSE
+from cluster.router.router import Router
+
+NO_SCHEMA = {"type": "object"}  # of a function that need not be strict
+
+
+async def formed(
+    router: Router, call: Call, tools: ToolUse, message_format: MessageFormat, prompt: str
+) -> Call:
+    """Return a call with the grammar of its answer, and with what must be seen of that.
+
+    Raises:
+        InvalidRequest: as `_with_grammar`, and if the grammar cannot be followed.
+    """
+    call = _with_grammar(router, call, tools, message_format, prompt)
+    await check_grammar(router, call)
+    shown = tuple(sorted(router.tokenizer.added_tokens(message_format.markers).values()))
+    return replace(call, text_options=replace(call.text_options, shown_special_tokens=shown))
+
+
+def _with_grammar(
+    router: Router, call: Call, tools: ToolUse, message_format: MessageFormat, prompt: str
+) -> Call:
+    """Return a call with the grammar of its answer, if that has any form.
+
+    Raises:
+        InvalidRequest: if the tools clash with the form of the answer, or a schema cannot be
+            followed.
+    """
+    if tools.functions and call.grammar:
+        raise InvalidRequest(
+            f"{call.grammar_param}: cannot be together with tools; an answer has one form only",
+            call.grammar_param,
+        )
+    syntax = _syntax(router, message_format, prompt)
+    try:
+        if call.grammar and syntax.thoughts != "none":
+            return replace(call, grammar=behind_thoughts(syntax, call.grammar))
+        if not tools.is_enforced:
+            return call
+        _check_end(call)
+        make = required_calls if tools.must_call else possible_calls
+        schemas = {
+            one.name: one.parameters if tools.must_call or one.is_strict else NO_SCHEMA
+            for one in tools.functions
+        }
+        grammar = make(syntax, schemas, is_parallel=tools.is_parallel)
+    except ValueError as error:
+        param = call.grammar_param or "tools"
+        raise InvalidRequest(f"{param}: {str(error)[:300]}", param) from None
+    return replace(call, grammar=grammar, grammar_param="tools")
+
+
+def _check_end(call: Call) -> None:
+    for name, clash in (("ignore_eos", call.body.ignore_eos), ("min_tokens", call.body.min_tokens)):
+        if clash:
+            raise InvalidRequest(f"{name}: with these tools, the answer ends when it may", name)
+
+
+def _syntax(router: Router, message_format: MessageFormat, prompt: str) -> CallSyntax:
+    tokens = router.tokenizer.added_tokens(ALL_MARKERS)
+    thoughts: Thoughts = "none"
+    if message_format.begins_in_thought:
+        thoughts = "begun"
+    elif message_format.reasoning and not prompt.rstrip().endswith(CLOSE):
+        thoughts = "possible"
+    return CallSyntax(
+        family=message_format.tool_calls,
+        thoughts=thoughts,
+        tokens={text: one for text, one in tokens.items() if one < router.config.vocab_size},
+        names_first=ARGS in router.tokenizer.chat_template,
+    )

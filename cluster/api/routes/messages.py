@@ -1,0 +1,127 @@
+"""/v1/messages: conversations in Anthropic's Messages API, and what they count."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from cluster.api.auth import KeyRing
+from cluster.api.error_handlers import error_response_as
+from cluster.api.http import (
+    event_stream,
+    json_response,
+    openapi_body,
+    read_body,
+    request_id_of,
+    unless_disconnected,
+)
+from cluster.api.message_format import check_tools
+from cluster.api.messages.body import MAX_VALUES, CountTokensBody, MessageBody, as_spelled
+from cluster.api.messages.events import MessageEvents
+from cluster.api.messages.objects import TokenCount, message_error
+from cluster.api.prepare import prepare_chat
+from cluster.api.prompts.conversation import conversation_text, text_tokens
+from cluster.api.request_builder import call_of
+from cluster.errors import InvalidRequest, TopworkError
+from cluster.router.generation import Generation
+from cluster.router.model_resolver import Principal
+from cluster.router.router import Router
+
+REQUEST_ID_HEADER = "request-id"  # Anthropic's; the other one is there as always
+
+
+def message_routes(router: Router, keys: KeyRing) -> APIRouter:
+    """Return the routes of the Messages API."""
+    routes = APIRouter()
+    max_bytes = router.config.max_body_bytes
+
+    @routes.post("/v1/messages", openapi_extra=openapi_body(MessageBody))
+    async def create_message(http: HttpRequest) -> Response:
+        async def work() -> Response:
+            principal = keys.authenticate(http)
+            body = await read_body(http, MessageBody, max_bytes, MAX_VALUES)
+            body.check()
+            return await _create(http, router, principal, body)
+
+        return await _answer(http, work)
+
+    @routes.post("/v1/messages/count_tokens", openapi_extra=openapi_body(CountTokensBody))
+    async def count_tokens(http: HttpRequest) -> Response:
+        async def work() -> Response:
+            principal = keys.authenticate(http)
+            body = await read_body(http, CountTokensBody, max_bytes, MAX_VALUES)
+            body.check()
+            await router.models.require(body.model, principal)
+            tools = body.tool_use()
+            check_tools(router, tools)
+            text = await conversation_text(router, body.conversation(), tools.rendered, {})
+            tokens = await text_tokens(router, text, False)
+            return json_response(TokenCount(len(tokens)))
+
+        return await _answer(http, work)
+
+    return routes
+
+
+async def _answer(http: HttpRequest, work: Callable[[], Awaitable[Response]]) -> Response:
+    """Return what `work` makes, or its error in Anthropic's shape."""
+    request_id = request_id_of(http)
+    try:
+        response = await work()
+    except TopworkError as error:
+        spelled = as_spelled(error) if isinstance(error, InvalidRequest) else error
+        response = error_response_as(message_error(spelled, request_id), spelled)
+    response.headers[REQUEST_ID_HEADER] = request_id
+    return response
+
+
+async def _create(
+    http: HttpRequest, router: Router, principal: Principal, body: MessageBody
+) -> Response:
+    chat = body.chat_body()
+    prepared = await prepare_chat(router, call_of(http, principal, chat), chat)
+    call = prepared.call
+    generation = router.generate(prepared.model, prepared.requests, call.text_options, call.arrival)
+    events = MessageEvents(
+        f"msg_{call.request_id}",
+        body.model,
+        generation.processors[0],
+        prepared.message_format,
+    )
+    if body.stream:
+        reading = _stream(generation, events, request_id_of(http))
+        return await unless_disconnected(http, event_stream(reading))
+    return await unless_disconnected(http, _whole(generation, events))
+
+
+async def _whole(generation: Generation, events: MessageEvents) -> Response:
+    with generation:
+        while generation.is_running:
+            await _grow(generation, events)
+    return json_response(events.message())
+
+
+async def _stream(
+    generation: Generation, events: MessageEvents, request_id: str
+) -> AsyncGenerator[bytes]:
+    """Yield a stream's events, those that are here together as one.
+
+    An error after the first event becomes one. An error before the first event is raised: the HTTP
+    status can still carry it.
+    """
+    try:
+        with generation:
+            while generation.is_running:
+                grown = await _grow(generation, events)
+                if grown:
+                    yield grown
+    except TopworkError as error:
+        if not events.has_begun:
+            raise
+        generation.broke_off()
+        yield events.fail(error, request_id)
+
+
+async def _grow(generation: Generation, events: MessageEvents) -> bytes:
+    return b"".join([events.grow(delta) for _, delta in await generation.receive()])

@@ -1,0 +1,123 @@
+"""Embeddings of the demo model are those of transformers, and the same bits in any company."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from cluster.request import BASE, Request
+from deploy.local_engine import LocalEngine
+from tests.end_to_end.reference import demo_reference
+from tests.end_to_end.server import adapter_dirs
+from tests.end_to_end.test_engine_tokens import GREEDY, make_engine, random_prompt
+from worker.protocol import Pooling, SamplingParams
+
+pytestmark = pytest.mark.model
+POOLINGS: tuple[Pooling, ...] = ("last", "mean")
+LENGTHS = (1, 64, 150)
+
+
+SIZES = [
+    pytest.param((2, "float32"), id="tp2"),
+    pytest.param((1, "bfloat16"), id="tp1", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., LocalEngine]]:
+    """Makes engines of one size; `dtype` tells of what type."""
+    made: list[LocalEngine] = []
+    tp, dtype = request.param
+
+    def start(**scheduler: object) -> LocalEngine:
+        made.append(make_engine(tp, dtype, **scheduler))
+        return made[-1]
+
+    start.dtype = dtype  # type: ignore[attr-defined]
+    yield start
+    for engine in made:
+        engine.close()
+
+
+def requests(engine: LocalEngine) -> list[Request]:
+    """Return one request for each adapter, pooling and length; prompts begin alike."""
+    pirate = engine.add_adapter(adapter_dirs()["pirate"])
+    prompt = random_prompt(max(LENGTHS))
+    return [
+        Request(
+            f"r{adapter[:4]}{pooling}{length}",
+            adapter,
+            tuple(prompt[:length]),
+            SamplingParams(temperature=0.0, pooling=pooling),
+            max_tokens=1,
+        )
+        for adapter in (BASE, pirate)
+        for pooling in POOLINGS
+        for length in LENGTHS
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(make: Callable[..., LocalEngine]) -> list[bytes]:
+    """The embedding of each request with nothing beside it: the measure of all others."""
+    engine = make()
+    answers = [engine.generate([one])[0] for one in requests(engine)]
+    assert all(answer.token_ids == [] and answer.error is None for answer in answers)
+    return [answer.embedding for answer in answers]
+
+
+@torch.inference_mode()
+def reference(adapter: str | None, token_ids: list[int], pooling: Pooling) -> npt.NDArray[Any]:
+    model = demo_reference()._model
+    if adapter is None:
+        with model.disable_adapter():
+            states = model(torch.tensor([token_ids]), output_hidden_states=True).hidden_states
+    else:
+        model.set_adapter(adapter)
+        states = model(torch.tensor([token_ids]), output_hidden_states=True).hidden_states
+    last = states[-1][0]
+    return (last[-1] if pooling == "last" else last.mean(0)).numpy()
+
+
+def test_embeddings_are_those_of_transformers_and_peft(
+    make: Callable[..., LocalEngine], alone: list[bytes]
+) -> None:
+    prompt = random_prompt(max(LENGTHS))
+    found = iter(alone)
+    limit = 1e-5 if make.dtype == "float32" else 0.02  # type: ignore[attr-defined]
+    for adapter in (None, "pirate"):
+        for pooling in POOLINGS:
+            for length in LENGTHS:
+                ours = np.frombuffer(next(found), dtype="<f4")
+                wanted = reference(adapter, prompt[:length], pooling)
+                cosine = ours @ wanted / np.linalg.norm(ours) / np.linalg.norm(wanted)
+                assert 1 - cosine < limit, (adapter, pooling, length)
+                ratio = np.linalg.norm(ours) / np.linalg.norm(wanted)
+                assert abs(ratio - 1) < limit, (adapter, pooling, length)
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        pytest.param({"token_budget": 80, "max_chunk": 64, "max_running": 5}, id="small chunks"),
+        pytest.param({"num_pages": 4}, id="few pages"),
+        pytest.param({}, id="together", marks=pytest.mark.slow),
+        pytest.param({"prefix_cache": False}, id="no prefix cache", marks=pytest.mark.slow),
+    ],
+)
+def test_company_chunks_and_caches_change_no_bit(
+    make: Callable[..., LocalEngine], alone: list[bytes], scheduler: dict[str, Any]
+) -> None:
+    engine = make(**scheduler)
+    asked = requests(engine)
+    chats = [engine.submit(Request(f"c{i}", BASE, (5, i), GREEDY, 40)) for i in range(3)]
+    answers = engine.generate([*asked, *asked])
+    assert [answer.embedding for answer in answers] == [*alone, *alone]
+    assert all(len(chat.token_ids) == 40 for chat in chats)
+    counters = engine.scheduler.stats().counters
+    assert counters.generated_tokens == 120, "an embedding is no token"
+    if not scheduler:
+        assert counters.cached_prompt_tokens > 0
