@@ -5,8 +5,14 @@ from collections.abc import AsyncGenerator, Sequence
 
 from starlette.responses import Response
 
-from cluster.api.http import SSE_DONE, event_stream, json_response
-from cluster.api.response_builder import Choice, ResponseBuilder, ResponseMetadata
+from cluster.api.http import SSE_DONE, event_stream
+from cluster.api.response_builder import (
+    INLINE_TOKENS,
+    Choice,
+    ResponseBuilder,
+    ResponseMetadata,
+    spelled_response,
+)
 from cluster.api.schemas.requests import CompletionBody
 from cluster.api.schemas.responses import PromptTokensDetails, Usage
 from cluster.errors import InvalidRequest
@@ -61,11 +67,14 @@ async def echo_response(
                 Choice(len(shown), prompt, _NOTHING, is_first=True, prompt_logprobs=of_prompt)
             )
     if not is_stream:
-        return json_response(builder.full_response(shown, usage))
+        return await spelled_response(builder, shown, usage)
 
     async def events() -> AsyncGenerator[bytes]:
         for choice in shown:
-            yield builder.chunk(choice)
+            if len(choice.prompt_logprobs) > INLINE_TOKENS:
+                yield await asyncio.to_thread(builder.chunk, choice)
+            else:
+                yield builder.chunk(choice)
         if metadata.include_usage:
             yield builder.usage_chunk(usage)
         yield SSE_DONE

@@ -34,6 +34,7 @@ from cluster.router.tokenizer import Tokenizer
 from worker.protocol import TokenLogprobs
 
 _encode = msgspec.json.Encoder().encode
+INLINE_TOKENS = 256  # of prompts with log-probabilities, likewise
 INLINE_CHARACTERS = 65536  # longer answers are spelled in a thread, away from the streams
 _SOME_TEXT = "\0text\0"
 _SOME_TOKENS = (-(2**62), 2**62)
@@ -161,10 +162,21 @@ async def _full(generation: Generation, choices: Choices, builder: ResponseBuild
         for output in best(of_prompt, choices.n) if choices.are_ranked else of_prompt:
             choice = Choice(len(shown), prompt, output, is_first=True, prompt_logprobs=scores)
             shown.append(choice)
-    usage = usage_of(generation.prompts)
-    if sum(len(output.text) for output in outputs) > INLINE_CHARACTERS:  # it may be taken apart
-        return json_response(await asyncio.to_thread(builder.full_response, shown, usage))
-    return json_response(builder.full_response(shown, usage))
+    return await spelled_response(builder, shown, usage_of(generation.prompts))
+
+
+async def spelled_response(
+    builder: ResponseBuilder, choices: Sequence[Choice], usage: Usage
+) -> Response:
+    """Return a whole response; one that takes long to spell is spelled away from the streams."""
+    # A text may be taken apart; each token of a prompt has its own text and alternatives.
+    is_long = (
+        sum(len(choice.output.text) for choice in choices) > INLINE_CHARACTERS
+        or sum(len(choice.prompt_logprobs) for choice in choices) > INLINE_TOKENS
+    )
+    if is_long:
+        return json_response(await asyncio.to_thread(builder.full_response, choices, usage))
+    return json_response(builder.full_response(choices, usage))
 
 
 def _joined(deltas: list[CompletionOutput]) -> CompletionOutput:
@@ -194,8 +206,7 @@ async def _events(
                 if not deltas:
                     deltas = await generation.receive()
                 if deltas:
-                    chunks = [_chunk(generation, builder, begun, counts, *one) for one in deltas]
-                    event = b"".join(chunks)
+                    event = await _spelled(generation, builder, begun, counts, deltas)
                     if event:
                         yield event
                     deltas = ()
@@ -207,6 +218,30 @@ async def _events(
         generation.broke_off()
         yield sse(error_body(error))
     yield SSE_DONE
+
+
+async def _spelled(
+    generation: Generation,
+    builder: ResponseBuilder,
+    begun: set[int],
+    counts: list[int],
+    deltas: Sequence[tuple[int, CompletionOutput]],
+) -> bytes:
+    """Return the events of some deltas; what takes long to spell is spelled in a thread."""
+
+    def spell() -> bytes:
+        return b"".join([_chunk(generation, builder, begun, counts, *one) for one in deltas])
+
+    num_scored = sum(len(_scores(generation, one)) for one, _ in deltas if one not in begun)
+    return await asyncio.to_thread(spell) if num_scored > INLINE_TOKENS else spell()
+
+
+def _scores(generation: Generation, index: int) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of the prompt of a choice.
+
+    The first choice computes the prompt for the others, whose tokens come behind its first.
+    """
+    return generation.prompts[index // len(generation.prompts[0])][0].prompt_logprobs
 
 
 def _chunk(
@@ -222,8 +257,7 @@ def _chunk(
     begun.add(index)
     counts[index] += len(delta.token_ids)
     prompt, num_cached = processor.request.token_ids, processor.num_cached_tokens
-    # The first choice computes the prompt for the others, whose tokens come behind its first.
-    scores = generation.prompts[index // len(generation.prompts[0])][0].prompt_logprobs
+    scores = _scores(generation, index)
     choice = Choice(index, prompt, delta, is_first, counts[index], num_cached, scores)
     chunk = builder.chunk(choice)
     if generation.stream_id is None:

@@ -38,7 +38,7 @@ class PoolingConfig:
         try:
             dimensions = _dimensions(config)
             pooling, normalize = _pooling(model_dir)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             return cls(hidden_size, "", refusal=str(error))
         return cls(hidden_size, pooling, normalize, dimensions)
 

@@ -173,6 +173,7 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
         hidden_rows=[
             last_row[chunk.seq_id] + 1 - len(chunk.token_ids) + place
             for chunk in chunks
+            if chunk.targets or table[chunk.seq_id].sampling.pooling
             for place in hidden_places(chunk, table[chunk.seq_id])
         ],
     )

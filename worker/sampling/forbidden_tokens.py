@@ -24,8 +24,12 @@ def completing(bad_words: Sequence[Sequence[int]], output: Sequence[int]) -> fro
     return frozenset(
         word[-1]
         for word in bad_words
-        if len(word) <= len(output) + 1
-        and (len(word) == 1 or tuple(output[1 - len(word) :]) == tuple(word[:-1]))
+        if len(word) == 1
+        or (
+            len(word) <= len(output) + 1
+            and word[-2] == output[-1]  # of thousands of words hardly one goes further
+            and tuple(output[1 - len(word) :]) == tuple(word[:-1])
+        )
     )
 
 

@@ -62,8 +62,9 @@ class SampleRequest:
         if params.allowed_tokens:
             assert allowed is None, "a grammar says which tokens may come"
             allowed = mask_of(params.allowed_tokens, vocab_size)
-        output = self.history[self.num_prompt_tokens :]
-        bad = completing(params.bad_words, output)
+        bad: frozenset[int] = frozenset()
+        if params.bad_words:
+            bad = completing(params.bad_words, self.history[self.num_prompt_tokens :])
         return allowed, forbidden_tokens(allowed, bad, self.held_back, vocab_size)
 
     @property

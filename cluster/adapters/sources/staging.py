@@ -5,6 +5,7 @@ both are whole and on the disk. What arrives is written beside it, under another
 needed is not known here. Blocks on the disk, so call it in a thread.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -62,10 +63,17 @@ class Incoming:
         self.num_bytes += len(data)
 
     def head(self, num_bytes: int) -> bytes:
-        """Return the first bytes of the weights."""
-        self._file.flush()
-        with open(self._folder / WEIGHTS, "rb") as file:
-            return file.read(num_bytes)
+        """Return the first bytes of the weights.
+
+        Raises:
+            Unavailable: if the disk does not take what has come so far.
+        """
+        try:
+            self._file.flush()
+            with open(self._folder / WEIGHTS, "rb") as file:
+                return file.read(num_bytes)
+        except OSError as error:
+            raise unwritable(error) from error
 
     def seal(self, config: bytes, checksum: str | None) -> None:
         """Have both files whole and on the disk; `checksum` is what the weights must have, in hex.
@@ -98,7 +106,8 @@ class Incoming:
 
     def discard(self) -> None:
         """Delete what has arrived, unless it has been placed."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk refuses what is left in the buffer, too
+            self._file.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -3,6 +3,7 @@
 Owns what a prompt may be.
 """
 
+import asyncio
 from typing import Any
 
 from pydantic import JsonValue
@@ -78,6 +79,7 @@ async def prompt_tokens(
     for prompt in prompts:
         if isinstance(prompt, str):
             tokenized.append(await router.encode(prompt, add_special_tokens))
+            await asyncio.sleep(0)  # thousands of short ones would halt every stream
         else:
             tokenized.append(tuple(prompt))
         if not tokenized[-1]:
