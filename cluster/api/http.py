@@ -121,6 +121,18 @@ def page_query(http: Request) -> PageQuery:
     return PageQuery(None if limit is None else int(limit), http.query_params.get("after", ""))
 
 
+def query_flag(http: Request, name: str) -> bool:
+    """Return whether a query string switches something on; without it, it is off.
+
+    Raises:
+        InvalidRequest: if it says neither.
+    """
+    value = http.query_params.get(name, "false").lower()
+    if value not in ("true", "false", "1", "0"):
+        raise InvalidRequest(f"{name}: must be true or false", name)
+    return value in ("true", "1")
+
+
 def json_response(body: object, status: int = 200) -> Response:
     """Return a message as a JSON response."""
     return Response(_encode(body), status, media_type="application/json")

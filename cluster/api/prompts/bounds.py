@@ -12,7 +12,7 @@ MAX_VALUES = 16_384  # of objects and lists, one in another, in one call
 MAX_DEPTH = 32
 
 
-def num_values(value: Any, param: str, limit: int = MAX_VALUES) -> int:
+def values_in(value: Any, param: str, limit: int = MAX_VALUES) -> int:
     """Return how many values are in a JSON value.
 
     Raises:

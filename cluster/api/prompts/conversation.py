@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from cluster.api.prompts.bounds import MAX_VALUES, num_values
+from cluster.api.prompts.bounds import MAX_VALUES, values_in
 from cluster.api.prompts.tool_turns import ToolTurns
 from cluster.api.schemas.requests import ConversationBody, Message
 from cluster.errors import InvalidRequest
@@ -34,7 +34,7 @@ def conversation(messages: list[Message]) -> list[dict[str, Any]]:
         param = f"messages.{number}"
         extras = _extras(message.model_extra or {}, param)
         if extras:
-            num_left -= num_values(extras, param, num_left)
+            num_left -= values_in(extras, param, num_left)
         fields = tool_turns.fields_of(message, param)
         content = _content(message, f"{param}.content")
         turn = {**extras, "role": message.role, "content": content, **fields}
@@ -120,7 +120,7 @@ async def conversation_text(
         ("documents", body.documents),
     ):
         if value:
-            num_values(value, name)
+            values_in(value, name)
     return await router.render(
         conversation(body.messages),
         add_generation_prompt=not continues and opens is not False,

@@ -1,7 +1,6 @@
 """/v1/responses: conversations in OpenAI's Responses API, which are kept for whoever goes on."""
 
 import time
-from typing import Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -9,7 +8,7 @@ from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.enforced_calls import formed
-from cluster.api.http import json_response, openapi_body, read_body
+from cluster.api.http import json_response, openapi_body, query_flag, read_body
 from cluster.api.message_format import (
     begins_in_thought,
     check_tools,
@@ -69,7 +68,7 @@ def response_routes(router: Router, keys: KeyRing) -> APIRouter:
     @routes.get(PATH)
     async def retrieve_response(http: HttpRequest, response_id: str) -> Response:
         principal = keys.authenticate(http)
-        wants_stream = _flag(http, "stream")
+        wants_stream = query_flag(http, "stream")
         after = _starting_after(http, wants_stream)
         stored = await find(router, principal, response_id)
         if not wants_stream:
@@ -188,13 +187,6 @@ async def _end(router: Router, stored: StoredResponse, *, forgets: bool) -> Stor
     if claimed is None:  # it was the oldest, or its time is over
         raise unknown_response(stored.record.id)
     return StoredResponse(stored.record, claimed)
-
-
-def _flag(http: HttpRequest, name: Literal["stream"]) -> bool:
-    value = http.query_params.get(name, "false").lower()
-    if value not in ("true", "false", "1", "0"):
-        raise InvalidRequest(f"{name}: must be true or false", name)
-    return value in ("true", "1")
 
 
 def _starting_after(http: HttpRequest, wants_stream: bool) -> int:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from cluster.adapters.records import LoadOptions
 from cluster.api.auth import KeyRing
 from cluster.api.error_handlers import validation_error
-from cluster.api.http import openapi_body
+from cluster.api.http import openapi_body, query_flag
 from cluster.api.routes.adapters import shown_record
 from cluster.api.routes.sglang import respond_as_sglang
 from cluster.api.schemas.adapters import AdapterName
@@ -33,7 +33,6 @@ MAX_VALUES = 100_000  # lists, objects and what is in them: to make millions tak
 BODY_SECONDS = 60.0  # that one such body may take: others wait
 SHARED_MEMORY = "/dev/shm/"
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-_SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 _QUERY = frozenset({"load_inplace", "pinned", "sha256"})
 _PICKLES = (b"\x80", b"PK")  # of a pickle, and of the archive that torch.save makes
 
@@ -113,14 +112,7 @@ def _options(http: HttpRequest) -> LoadOptions:
     sha256 = query.get("sha256")
     if sha256 is not None and _SHA256.fullmatch(sha256) is None:
         raise InvalidRequest("sha256: must be 64 hex digits", "sha256")
-    return LoadOptions(_switch(http, "load_inplace"), _switch(http, "pinned"), sha256)
-
-
-def _switch(http: HttpRequest, key: str) -> bool:
-    value = http.query_params.get(key, "false").lower()
-    if value not in _SWITCHES:
-        raise InvalidRequest(f"{key}: must be true or false", key)
-    return _SWITCHES[value]
+    return LoadOptions(query_flag(http, "load_inplace"), query_flag(http, "pinned"), sha256)
 
 
 async def _whole_body(http: HttpRequest) -> bytes:
