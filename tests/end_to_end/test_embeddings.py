@@ -1,6 +1,6 @@
 """Embeddings of the demo model are those of transformers, and the same bits in any company."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,9 @@ import torch
 
 from cluster.request import BASE, Request
 from deploy.local_engine import LocalEngine
+from tests.end_to_end.engines import GREEDY, EngineMaker, random_prompt
 from tests.end_to_end.reference import demo_reference
 from tests.end_to_end.server import adapter_dirs
-from tests.end_to_end.test_engine_tokens import GREEDY, make_engine, random_prompt
 from worker.protocol import Pooling, SamplingParams
 
 pytestmark = pytest.mark.model
@@ -27,19 +27,9 @@ SIZES = [
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., LocalEngine]]:
-    """Makes engines of one size; `dtype` tells of what type."""
-    made: list[LocalEngine] = []
-    tp, dtype = request.param
-
-    def start(**scheduler: object) -> LocalEngine:
-        made.append(make_engine(tp, dtype, **scheduler))
-        return made[-1]
-
-    start.dtype = dtype  # type: ignore[attr-defined]
-    yield start
-    for engine in made:
-        engine.close()
+def make(request: pytest.FixtureRequest) -> Iterator[EngineMaker]:
+    with EngineMaker(*request.param) as maker:
+        yield maker
 
 
 def requests(engine: LocalEngine) -> list[Request]:
@@ -61,7 +51,7 @@ def requests(engine: LocalEngine) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def alone(make: Callable[..., LocalEngine]) -> list[bytes]:
+def alone(make: EngineMaker) -> list[bytes]:
     """The embedding of each request with nothing beside it: the measure of all others."""
     engine = make()
     answers = [engine.generate([one])[0] for one in requests(engine)]
@@ -83,11 +73,11 @@ def reference(adapter: str | None, token_ids: list[int], pooling: Pooling) -> np
 
 
 def test_embeddings_are_those_of_transformers_and_peft(
-    make: Callable[..., LocalEngine], alone: list[bytes]
+    make: EngineMaker, alone: list[bytes]
 ) -> None:
     prompt = random_prompt(max(LENGTHS))
     found = iter(alone)
-    limit = 1e-5 if make.dtype == "float32" else 0.02  # type: ignore[attr-defined]
+    limit = 1e-5 if make.dtype == "float32" else 0.02
     for adapter in (None, "pirate"):
         for pooling in POOLINGS:
             for length in LENGTHS:
@@ -109,7 +99,7 @@ def test_embeddings_are_those_of_transformers_and_peft(
     ],
 )
 def test_company_chunks_and_caches_change_no_bit(
-    make: Callable[..., LocalEngine], alone: list[bytes], scheduler: dict[str, Any]
+    make: EngineMaker, alone: list[bytes], scheduler: dict[str, Any]
 ) -> None:
     engine = make(**scheduler)
     asked = requests(engine)

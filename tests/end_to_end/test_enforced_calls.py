@@ -12,8 +12,8 @@ from cluster.router.parser.call_grammar import CallSyntax, possible_calls, requi
 from cluster.router.parser.families import MessageFormat, MessageParser
 from cluster.router.tokenizer import Tokenizer
 from deploy.local_engine import LocalEngine
+from tests.end_to_end.engines import make_engine
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
-from tests.end_to_end.test_engine_tokens import make_engine
 from worker.protocol import SamplingParams
 
 pytestmark = pytest.mark.model

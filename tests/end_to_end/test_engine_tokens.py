@@ -1,6 +1,5 @@
 """The engine's greedy tokens are those of transformers + peft, at every tensor-parallel size."""
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from cluster.request import BASE, Request
 from cluster.scheduler.config import SchedulerConfig
 from deploy.local_engine import LocalEngine
+from tests.end_to_end.engines import GREEDY, make_engine, random_prompt
 from tests.end_to_end.reference import (
     QUESTIONS,
     TIE_IN_BFLOAT16,
@@ -17,41 +17,10 @@ from tests.end_to_end.reference import (
     chat_prompt,
     demo_reference,
 )
-from tests.end_to_end.server import MODEL_DIR, adapter_dirs
-from worker.protocol import RankConfig, SamplingParams
+from tests.end_to_end.server import adapter_dirs
+from worker.protocol import RankConfig
 
 pytestmark = pytest.mark.model
-GREEDY = SamplingParams(temperature=0.0)
-
-
-def make_engine(tp: int, dtype: str, **scheduler: object) -> LocalEngine:
-    rank = RankConfig(
-        model_dir=str(MODEL_DIR),
-        rank=0,
-        tp=tp,
-        dtype=dtype,  # type: ignore[arg-type]
-        kv_memory_bytes=2**28,
-        num_slots=4,
-        max_model_len=2048,
-        num_threads=1,
-    )
-    settings = {
-        "num_pages": 0,
-        "page_size": 64,
-        "num_slots": 4,
-        "max_running": 16,
-        "max_waiting": 256,
-        "token_budget": 256,
-        "max_model_len": 2048,
-        "base_digest": "demo",
-        **scheduler,
-    }
-    return LocalEngine(rank, SchedulerConfig(**settings))  # type: ignore[arg-type]
-
-
-def random_prompt(length: int) -> list[int]:
-    source = random.Random(700)
-    return [source.randrange(100, 49000) for _ in range(length)]
 
 
 QUICK = [

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.asking import complete, tokens
+from tests.end_to_end.engines import random_prompt
 from tests.end_to_end.reference import QUESTIONS, chat_prompt, demo_reference
 from tests.end_to_end.server import MODELS, Server
-from tests.end_to_end.test_engine_tokens import random_prompt
 
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]
 

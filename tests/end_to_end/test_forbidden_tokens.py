@@ -1,6 +1,6 @@
 """Bad words and allowed tokens over the real engine: kept to, and no token changed by company."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -9,8 +9,8 @@ import pytest
 
 from cluster.request import BASE, Request
 from deploy.local_engine import Answer, LocalEngine
+from tests.end_to_end.engines import EngineMaker
 from tests.end_to_end.server import adapter_dirs
-from tests.end_to_end.test_engine_tokens import make_engine
 from tests.end_to_end.test_structured_output import run_ahead
 from worker.protocol import SamplingParams
 
@@ -31,17 +31,9 @@ SIZES = [pytest.param(2, id="tp2"), pytest.param(1, id="tp1", marks=pytest.mark.
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., LocalEngine]]:
-    """Makes engines of one size."""
-    made: list[LocalEngine] = []
-
-    def start(**scheduler: object) -> LocalEngine:
-        made.append(make_engine(request.param, "bfloat16", **scheduler))
-        return made[-1]
-
-    yield start
-    for engine in made:
-        engine.close()
+def make(request: pytest.FixtureRequest) -> Iterator[EngineMaker]:
+    with EngineMaker(request.param, "bfloat16") as maker:
+        yield maker
 
 
 def free(engine: LocalEngine) -> list[Request]:
@@ -74,13 +66,13 @@ def ruled(engine: LocalEngine, said: list[list[int]]) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def said(make: Callable[..., LocalEngine]) -> list[list[int]]:
+def said(make: EngineMaker) -> list[list[int]]:
     engine = make()
     return [answer.token_ids for answer in engine.generate(free(engine))]
 
 
 @pytest.fixture(scope="module")
-def alone(make: Callable[..., LocalEngine], said: list[list[int]]) -> list[list[int]]:
+def alone(make: EngineMaker, said: list[list[int]]) -> list[list[int]]:
     """The tokens of each request with nothing beside it: the measure of all others."""
     engine = make()
     answers = [engine.generate([one])[0] for one in ruled(engine, said)]
@@ -89,7 +81,7 @@ def alone(make: Callable[..., LocalEngine], said: list[list[int]]) -> list[list[
 
 
 def test_what_is_forbidden_never_comes_and_would_have(
-    make: Callable[..., LocalEngine], said: list[list[int]], alone: list[list[int]]
+    make: EngineMaker, said: list[list[int]], alone: list[list[int]]
 ) -> None:
     requests = ruled(make(), said)
     for number, (request, tokens) in enumerate(zip(requests, alone, strict=True)):
@@ -112,7 +104,7 @@ def test_what_is_forbidden_never_comes_and_would_have(
     ],
 )
 def test_company_chunks_and_preemption_change_no_token(
-    make: Callable[..., LocalEngine],
+    make: EngineMaker,
     said: list[list[int]],
     alone: list[list[int]],
     scheduler: dict[str, Any],
@@ -125,7 +117,7 @@ def test_company_chunks_and_preemption_change_no_token(
 
 
 def test_steps_that_are_planned_ahead_change_no_token(
-    make: Callable[..., LocalEngine], said: list[list[int]], alone: list[list[int]]
+    make: EngineMaker, said: list[list[int]], alone: list[list[int]]
 ) -> None:
     engine = make()
     answers = [engine.submit(one) for one in ruled(engine, said)]
@@ -135,7 +127,7 @@ def test_steps_that_are_planned_ahead_change_no_token(
 
 
 def test_a_request_goes_on_behind_any_token_with_the_same_ones(
-    make: Callable[..., LocalEngine], said: list[list[int]], alone: list[list[int]]
+    make: EngineMaker, said: list[list[int]], alone: list[list[int]]
 ) -> None:
     engine = make()
     asked = ruled(engine, said)
@@ -149,7 +141,7 @@ def test_a_request_goes_on_behind_any_token_with_the_same_ones(
 
 
 def test_choices_of_one_prompt_keep_to_the_rules_as_if_each_were_asked_alone(
-    make: Callable[..., LocalEngine], said: list[list[int]]
+    make: EngineMaker, said: list[list[int]]
 ) -> None:
     engine = make()
     choices = []

@@ -19,8 +19,8 @@ from tests.bench.adapters.counts import count_tiers, read_counts
 from tests.bench.adapters.directories import adapter_directory, adapter_names, mean_shard_bytes
 from tests.bench.adapters.popularity import by_zipf, in_turn
 from tests.end_to_end.asking import wait_for
+from tests.end_to_end.engines import GREEDY, make_engine
 from tests.end_to_end.server import MODEL_DIR, Server, adapter_dirs
-from tests.end_to_end.test_engine_tokens import GREEDY, make_engine
 from worker.model_config_reader import read_model_config
 
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]

@@ -1,7 +1,7 @@
 """Log-probabilities of prompts: those of transformers, those that the same tokens had as output,
 and the same bits in any company."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,9 +9,9 @@ import torch
 
 from cluster.request import BASE, Request
 from deploy.local_engine import LocalEngine
+from tests.end_to_end.engines import EngineMaker, random_prompt
 from tests.end_to_end.reference import demo_reference
 from tests.end_to_end.server import adapter_dirs
-from tests.end_to_end.test_engine_tokens import make_engine, random_prompt
 from worker.protocol import SamplingParams, TokenLogprobs
 
 pytestmark = pytest.mark.model
@@ -26,19 +26,9 @@ SIZES = [
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., LocalEngine]]:
-    """Makes engines of one size; `dtype` tells of what type."""
-    made: list[LocalEngine] = []
-    tp, dtype = request.param
-
-    def start(**scheduler: object) -> LocalEngine:
-        made.append(make_engine(tp, dtype, **scheduler))
-        return made[-1]
-
-    start.dtype = dtype  # type: ignore[attr-defined]
-    yield start
-    for engine in made:
-        engine.close()
+def make(request: pytest.FixtureRequest) -> Iterator[EngineMaker]:
+    with EngineMaker(*request.param) as maker:
+        yield maker
 
 
 def requests(engine: LocalEngine) -> list[Request]:
@@ -54,7 +44,7 @@ def requests(engine: LocalEngine) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def alone(make: Callable[..., LocalEngine]) -> list[tuple[TokenLogprobs, ...]]:
+def alone(make: EngineMaker) -> list[tuple[TokenLogprobs, ...]]:
     """What each request gets with nothing beside it: the measure of all others."""
     engine = make()
     answers = [engine.generate([one])[0] for one in requests(engine)]
@@ -62,10 +52,10 @@ def alone(make: Callable[..., LocalEngine]) -> list[tuple[TokenLogprobs, ...]]:
 
 
 def test_they_are_those_of_transformers_and_peft(
-    make: Callable[..., LocalEngine], alone: list[tuple[TokenLogprobs, ...]]
+    make: EngineMaker, alone: list[tuple[TokenLogprobs, ...]]
 ) -> None:
     prompt = random_prompt(max(LENGTHS))
-    limit = 1e-4 if make.dtype == "float32" else 0.3  # type: ignore[attr-defined]
+    limit = 1e-4 if make.dtype == "float32" else 0.3
     found = iter(alone)
     for adapter in (None, "pirate"):
         logprobs = torch.log_softmax(demo_reference().logits(adapter, prompt), dim=-1)
@@ -81,7 +71,7 @@ def test_they_are_those_of_transformers_and_peft(
 
 
 def test_a_token_has_the_log_probability_as_prompt_that_it_had_as_output(
-    make: Callable[..., LocalEngine],
+    make: EngineMaker,
 ) -> None:
     engine = make()
     prompt = tuple(random_prompt(70))
@@ -103,7 +93,7 @@ def test_a_token_has_the_log_probability_as_prompt_that_it_had_as_output(
     ],
 )
 def test_company_chunks_and_caches_change_no_bit(
-    make: Callable[..., LocalEngine],
+    make: EngineMaker,
     alone: list[tuple[TokenLogprobs, ...]],
     scheduler: dict[str, Any],
 ) -> None:

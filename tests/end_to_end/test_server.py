@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.end_to_end.asking import cached, complete, tokens, wait_for
+from tests.end_to_end.engines import random_prompt
 from tests.end_to_end.processes import program
 from tests.end_to_end.reference import QUESTIONS, chat_prompt, demo_reference
 from tests.end_to_end.server import MODELS, Server, adapter_dirs
-from tests.end_to_end.test_engine_tokens import random_prompt
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 

@@ -16,8 +16,8 @@ import pytest
 
 from deploy.demo.many_adapters import WEIGHTS, make_many
 from tests.end_to_end.asking import cached, complete, tokens, wait_for
+from tests.end_to_end.engines import random_prompt
 from tests.end_to_end.server import Server
-from tests.end_to_end.test_engine_tokens import random_prompt
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 PROMPT = random_prompt(140)  # two pages and a part

@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from tests.end_to_end.asking import wait_for
+from tests.end_to_end.engines import random_prompt
 from tests.end_to_end.reference import QUESTIONS
 from tests.end_to_end.server import MODELS, Server
-from tests.end_to_end.test_engine_tokens import random_prompt
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 SEED = 2**64 - 2  # so that the third choice's is 0

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from deploy.demo.many_adapters import CONFIG, WEIGHTS
 from tests.end_to_end.asking import cached, complete, tokens
+from tests.end_to_end.engines import random_prompt
 from tests.end_to_end.server import Server, adapter_dirs
-from tests.end_to_end.test_engine_tokens import random_prompt
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 PROMPT = random_prompt(140)  # two pages and a part

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from deploy.demo.many_adapters import make_many
 from tests.end_to_end.asking import complete, tokens, wait_for
+from tests.end_to_end.engines import random_prompt
 from tests.end_to_end.server import MODEL_DIR, Server
-from tests.end_to_end.test_engine_tokens import random_prompt
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 PAGE = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.asking import complete, tokens, wait_for
+from tests.end_to_end.engines import random_prompt
 from tests.end_to_end.server import MODELS, Server
-from tests.end_to_end.test_engine_tokens import random_prompt
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 

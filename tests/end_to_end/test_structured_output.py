@@ -1,7 +1,7 @@
 """Answers of a given form: always valid, and the same tokens whatever else happens."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -11,8 +11,8 @@ from llguidance import LLMatcher
 
 from cluster.request import BASE, Request
 from deploy.local_engine import LocalEngine
+from tests.end_to_end.engines import EngineMaker
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
-from tests.end_to_end.test_engine_tokens import make_engine
 from worker.grammar import GrammarVocabulary
 from worker.protocol import SamplingParams, encode_plan
 
@@ -79,17 +79,9 @@ SIZES = [pytest.param(2, id="tp2"), pytest.param(1, id="tp1", marks=pytest.mark.
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., LocalEngine]]:
-    """Makes engines of one size."""
-    made: list[LocalEngine] = []
-
-    def start(**scheduler: object) -> LocalEngine:
-        made.append(make_engine(request.param, "bfloat16", **scheduler))
-        return made[-1]
-
-    yield start
-    for engine in made:
-        engine.close()
+def make(request: pytest.FixtureRequest) -> Iterator[EngineMaker]:
+    with EngineMaker(request.param, "bfloat16") as maker:
+        yield maker
 
 
 def asked_of(engine: LocalEngine, num_logprobs: int | None = None) -> list[Request]:
@@ -97,7 +89,7 @@ def asked_of(engine: LocalEngine, num_logprobs: int | None = None) -> list[Reque
 
 
 @pytest.fixture(scope="module")
-def alone(make: Callable[..., LocalEngine]) -> list[list[int]]:
+def alone(make: EngineMaker) -> list[list[int]]:
     """The tokens of each request with nothing beside it: the measure of all others."""
     engine = make()
     answers = [engine.generate([one])[0] for one in asked_of(engine)]
@@ -125,7 +117,7 @@ def test_every_answer_is_valid_and_ends_by_itself(alone: list[list[int]], tokeni
     ],
 )
 def test_company_chunks_and_preemption_change_no_token(
-    make: Callable[..., LocalEngine], alone: list[list[int]], scheduler: dict[str, Any]
+    make: EngineMaker, alone: list[list[int]], scheduler: dict[str, Any]
 ) -> None:
     engine = make(**scheduler)
     answers = engine.generate(asked_of(engine))
@@ -135,7 +127,7 @@ def test_company_chunks_and_preemption_change_no_token(
 
 
 def test_steps_that_are_planned_ahead_change_no_token(
-    make: Callable[..., LocalEngine], alone: list[list[int]]
+    make: EngineMaker, alone: list[list[int]]
 ) -> None:
     engine = make()
     answers = [engine.submit(one) for one in asked_of(engine)]
@@ -166,7 +158,7 @@ def run_ahead(engine: LocalEngine) -> int:
 
 
 def test_log_probabilities_change_no_token_and_there_is_one_for_each(
-    make: Callable[..., LocalEngine], alone: list[list[int]]
+    make: EngineMaker, alone: list[list[int]]
 ) -> None:
     engine = make()
     answers = engine.generate(asked_of(engine, num_logprobs=0))
@@ -176,7 +168,7 @@ def test_log_probabilities_change_no_token_and_there_is_one_for_each(
 
 
 def test_a_request_goes_on_behind_any_token_with_the_same_ones(
-    make: Callable[..., LocalEngine], alone: list[list[int]]
+    make: EngineMaker, alone: list[list[int]]
 ) -> None:
     engine = make()
     asked = asked_of(engine)

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from cluster.router.testing.fake_scheduler import FakeScheduler, Script
+from cluster.router.tokenizer import Tokenizer
+from tests.cluster.conftest import EOS, Serving
+
 SYSTEM = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}\nWrite OPEN<|im_end|>\n{% endif %}"
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -70,3 +74,22 @@ def model_of(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
         return made[name]
 
     return make
+
+
+@pytest.fixture
+def start(serve: Callable[..., Serving], model_of: Callable[[str], Path]) -> Callable[..., Serving]:
+    """Return a function that serves a model whose answers say a text."""
+
+    def made(template: str, text: str, *, ends: bool = True, **changes: Any) -> Serving:
+        path = model_of(template)
+        tokenizer = Tokenizer.load(path)
+        tokens = tokenizer.encode(text, False) + ((EOS,) if ends else ())
+        return serve(
+            FakeScheduler(lambda _: Script(tokens), vocab_size=tokenizer.num_tokens),
+            model_dir=str(path),
+            vocab_size=tokenizer.num_tokens,
+            context_length=4096,
+            **changes,
+        )
+
+    return made

@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from cluster.router.testing.fake_scheduler import FakeScheduler, Script
-from cluster.router.tokenizer import Tokenizer
+from cluster.router.testing.fake_scheduler import FakeScheduler
 from tests.cluster.api.tools.conftest import NOW, WEATHER
-from tests.cluster.conftest import EOS, Serving
+from tests.cluster.conftest import Serving
 from tests.patience import PATIENCE
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -21,25 +19,6 @@ ARGUMENTS = '{"city": "Zürich 🌳", "days": 2}'
 ONE = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 TWO = f'I look.\n{ONE}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
 Start = Callable[..., Serving]
-
-
-@pytest.fixture
-def start(serve: Start, model_of: Callable[[str], Path]) -> Start:
-    """Return a function that serves a model whose answers say a text."""
-
-    def made(template: str, text: str, *, ends: bool = True, **changes: Any) -> Serving:
-        path = model_of(template)
-        tokenizer = Tokenizer.load(path)
-        tokens = tokenizer.encode(text, False) + ((EOS,) if ends else ())
-        return serve(
-            FakeScheduler(lambda _: Script(tokens), vocab_size=tokenizer.num_tokens),
-            model_dir=str(path),
-            vocab_size=tokenizer.num_tokens,
-            context_length=4096,
-            **changes,
-        )
-
-    return made
 
 
 def ask(serving: Serving, **body: Any) -> Any:

@@ -1,40 +1,19 @@
 """Tools and thoughts in Anthropic's Messages API."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from cluster.router.testing.fake_scheduler import FakeScheduler, Script
-from cluster.router.tokenizer import Tokenizer
 from tests.cluster.api.tools.conftest import WEATHER
-from tests.cluster.conftest import EOS, Serving
+from tests.cluster.conftest import Serving
 from tests.patience import PATIENCE
 
 SCHEMA = WEATHER["function"]["parameters"]
 TOOLS = [{"name": "get_weather", "description": "the weather", "input_schema": SCHEMA}]
 CALL = '{"name": "get_weather", "arguments": {"city": "Bern", "days": 2}}'
 Start = Callable[..., Serving]
-
-
-@pytest.fixture
-def start(serve: Start, model_of: Callable[[str], Path]) -> Start:
-    """Return a function that serves a model whose answers say a text."""
-
-    def made(template: str, text: str) -> Serving:
-        path = model_of(template)
-        tokenizer = Tokenizer.load(path)
-        tokens = (*tokenizer.encode(text, False), EOS)
-        return serve(
-            FakeScheduler(lambda _: Script(tokens), vocab_size=tokenizer.num_tokens),
-            model_dir=str(path),
-            vocab_size=tokenizer.num_tokens,
-            context_length=4096,
-        )
-
-    return made
 
 
 def post(serving: Serving, path: str = "", **body: Any) -> dict[str, Any]:

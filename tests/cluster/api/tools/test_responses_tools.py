@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +17,6 @@ from cluster.errors import InvalidRequest
 from cluster.request import Request, TokenEvent
 from cluster.router.output_processor import OutputProcessor
 from cluster.router.parser.families import MessageFormat
-from cluster.router.testing.fake_scheduler import FakeScheduler, Script
 from cluster.router.tokenizer import Tokenizer
 from tests.cluster.api.responses.test_events import RECORD
 from tests.cluster.api.tools.conftest import NOW, WEATHER
@@ -32,24 +30,6 @@ TEXT = f"<think>\nhm\n</think>\n\nI look.\n{CALL}\n" + '<tool_call>{"name": "now
 TOOLS = [{"type": "function", **one["function"]} for one in (WEATHER, NOW)]
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 Start = Callable[..., Serving]
-
-
-@pytest.fixture
-def start(serve: Start, model_of: Callable[[str], Path]) -> Start:
-    """Return a function that serves a model whose answers say a text."""
-
-    def made(template: str, text: str, *, ends: bool = True) -> Serving:
-        path = model_of(template)
-        tokenizer = Tokenizer.load(path)
-        tokens = tokenizer.encode(text, False) + ((EOS,) if ends else ())
-        return serve(
-            FakeScheduler(lambda _: Script(tokens), vocab_size=tokenizer.num_tokens),
-            model_dir=str(path),
-            vocab_size=tokenizer.num_tokens,
-            context_length=4096,
-        )
-
-    return made
 
 
 def post(serving: Serving, **body: Any) -> httpx.Response:

@@ -1,0 +1,71 @@
+"""Engines on the demo model, in this process."""
+
+import random
+from types import TracebackType
+
+from cluster.scheduler.config import SchedulerConfig
+from deploy.local_engine import LocalEngine
+from tests.end_to_end.server import MODEL_DIR
+from worker.protocol import RankConfig, SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def make_engine(tp: int, dtype: str, **scheduler: object) -> LocalEngine:
+    rank = RankConfig(
+        model_dir=str(MODEL_DIR),
+        rank=0,
+        tp=tp,
+        dtype=dtype,  # type: ignore[arg-type]
+        kv_memory_bytes=2**28,
+        num_slots=4,
+        max_model_len=2048,
+        num_threads=1,
+    )
+    settings = {
+        "num_pages": 0,
+        "page_size": 64,
+        "num_slots": 4,
+        "max_running": 16,
+        "max_waiting": 256,
+        "token_budget": 256,
+        "max_model_len": 2048,
+        "base_digest": "demo",
+        **scheduler,
+    }
+    return LocalEngine(rank, SchedulerConfig(**settings))  # type: ignore[arg-type]
+
+
+def random_prompt(length: int) -> list[int]:
+    source = random.Random(700)
+    return [source.randrange(100, 49000) for _ in range(length)]
+
+
+class EngineMaker:
+    """Makes engines of one size, one at a time: the next one ends the one before."""
+
+    def __init__(self, tp: int, dtype: str) -> None:
+        self.dtype = dtype
+        self._tp = tp
+        self._engine: LocalEngine | None = None
+
+    def __call__(self, **scheduler: object) -> LocalEngine:
+        self._end()
+        self._engine = make_engine(self._tp, self.dtype, **scheduler)
+        return self._engine
+
+    def __enter__(self) -> "EngineMaker":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
