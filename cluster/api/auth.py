@@ -4,6 +4,7 @@ Keys are kept as their SHA-256 only, and appear in no message.
 """
 
 import hmac
+from collections import defaultdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal
@@ -42,6 +43,11 @@ class KeyRing:
     """The keys that are known; a ring of none refuses all calls, unless keys are off."""
 
     def __init__(self, entries: list[KeyEntry], *, is_off: bool = False) -> None:
+        """Take the keys.
+
+        Raises:
+            ValueError: if an entry has no key or two, or two entries have the same one.
+        """
         self._is_off = is_off  # anyone may do anything
         self._principals: list[tuple[bytes, Principal]] = []
         for number, entry in enumerate(entries):
@@ -60,6 +66,21 @@ class KeyRing:
                 weight=entry.weight,
             )
             self._principals.append((digest, principal))
+        self._check_that_keys_differ()
+
+    @property
+    def are_on(self) -> bool:
+        """Whether callers need a key."""
+        return not self._is_off
+
+    def _check_that_keys_differ(self) -> None:
+        numbers: dict[bytes, list[int]] = defaultdict(list)
+        for number, (digest, _) in enumerate(self._principals):
+            numbers[digest].append(number)
+        for same in (same for same in numbers.values() if len(same) > 1):
+            tenants = dict.fromkeys(repr(self._principals[number][1].tenant) for number in same)
+            listed = " and ".join(map(str, same))
+            raise ValueError(f"{listed} are the same key, of tenant {', '.join(tenants)}")
 
     @classmethod
     def load(cls, path: Path) -> "KeyRing":
@@ -80,6 +101,8 @@ class KeyRing:
             first = error.errors(include_input=False, include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"])
             raise ValueError(f"{path}: {field}: {first['msg']}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     @classmethod
     def of_file(cls, path: str | None) -> "KeyRing":

@@ -6,17 +6,12 @@ Nothing is made, and nothing is written.
 import fcntl
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 from pathlib import Path
-
-import yaml
-from pydantic import TypeAdapter
 
 from cluster.adapters.saved_state import decode
 from cluster.adapters.state_file import StateError, read_entries
-from cluster.api.auth import KeyEntry, KeyRing
+from cluster.api.auth import KeyRing
 from cluster.scheduler.replay.event_log import MAGIC
 from deploy.config import ServeConfig
 from deploy.config_errors import Mistake, one_line
@@ -54,24 +49,12 @@ def _look_at_staging(folder: Path) -> Iterator[Mistake]:
 def _look_at_keys(file: Path) -> Iterator[Mistake]:
     try:
         KeyRing.load(file)
-        entries = TypeAdapter(list[KeyEntry]).validate_python(yaml.safe_load(file.read_text()))
     except FileNotFoundError as error:
         yield Mistake(f"api_key_file: {error}", is_absent=True)
-        return
     except UnicodeDecodeError:
         yield Mistake(f"api_key_file: {file} is no text")
-        return
     except (OSError, ValueError, RecursionError) as error:
         yield Mistake(f"api_key_file: {one_line(error)}")
-        return
-    numbers: dict[str, list[int]] = defaultdict(list)
-    for number, entry in enumerate(entries):
-        digest = entry.key_sha256 or sha256((entry.key or "").encode()).hexdigest()
-        numbers[digest.lower()].append(number)
-    for same in (same for same in numbers.values() if len(same) > 1):
-        tenants = ", ".join(dict.fromkeys(repr(entries[number].tenant) for number in same))
-        listed = " and ".join(map(str, same))
-        yield Mistake(f"api_key_file: {file}: {listed} are the same key, of tenant {tenants}")
 
 
 def _look_at_directory(key: str, directory: Path) -> Iterator[Mistake]:

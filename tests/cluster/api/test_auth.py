@@ -1,3 +1,4 @@
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ from cluster.router.model_resolver import ANYONE
         ("- {key: top-secret-1, tenant: a, weight: 1001}", "weight"),
         ("- {key: top-secret-1, tenant: a, weight: 1.5}", "weight"),
         ("- {key: top-secret-1, tenant: a, min_priority: -2147483649}", "min_priority"),
+        (
+            "- {key: top-secret-1, tenant: a}\n- {key: top-secret-2, tenant: a}\n"
+            "- {key: top-secret-1, tenant: b}",
+            "keys.yaml: 0 and 2 are the same key, of tenant 'a', 'b'",
+        ),
+        (
+            "- {key: top-secret-1, tenant: a}\n"
+            f"- {{key_sha256: {sha256(b'top-secret-1').hexdigest().upper()}, tenant: a}}",
+            "0 and 1 are the same key, of tenant 'a'",
+        ),
     ],
 )
 def test_a_bad_key_file_is_refused_without_showing_a_key(
