@@ -6,6 +6,7 @@
     ├── Unauthorized          401  no key, or an unknown one
     ├── Forbidden             403  a known key that may not do this
     ├── NotFound              404  unknown model, adapter or route
+    ├── MethodNotAllowed      405  a route that is not called so
     ├── Conflict              409  the adapter is in a state that forbids the call
     ├── Overloaded            429  a queue limit is reached; Retry-After tells when to come back
     ├── Internal              500  our fault, with what is known
@@ -75,6 +76,13 @@ class NotFound(TopworkError):
     kind = "not_found_error"
 
 
+class MethodNotAllowed(TopworkError):
+    """A route that knows no such method."""
+
+    status = 405
+    kind = "invalid_request_error"
+
+
 class Conflict(TopworkError):
     """A call that the present state of its object forbids."""
 
@@ -123,6 +131,7 @@ BY_NAME: dict[str, type[TopworkError]] = {
         Unauthorized,
         Forbidden,
         NotFound,
+        MethodNotAllowed,
         Conflict,
         Overloaded,
         Internal,

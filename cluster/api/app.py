@@ -6,17 +6,18 @@ from starlette.types import Lifespan
 from cluster.api.auth import KeyRing
 from cluster.api.error_handlers import add_error_handlers
 from cluster.api.http import CountResponses, RequestContext
+from cluster.api.openapi.document import openapi_document
 from cluster.api.routes.adapters import adapter_routes
 from cluster.api.routes.chat import chat_routes
 from cluster.api.routes.completions import completion_routes
 from cluster.api.routes.embeddings import embedding_routes
 from cluster.api.routes.kv_events import kv_event_routes
-from cluster.api.routes.messages import message_routes
+from cluster.api.routes.messages import MESSAGES, anthropic_error, message_routes
 from cluster.api.routes.models import model_routes
 from cluster.api.routes.operations import operation_routes
 from cluster.api.routes.render import render_routes
 from cluster.api.routes.responses import response_routes
-from cluster.api.routes.sglang import sglang_routes
+from cluster.api.routes.sglang import SGLANG_PATHS, sglang_error, sglang_routes
 from cluster.api.routes.streams import stream_routes
 from cluster.api.routes.tokenize import tokenize_routes
 from cluster.api.routes.uploads import upload_routes
@@ -39,23 +40,32 @@ def create_app(
     app.add_middleware(CountResponses, metrics=router.metrics)
     # Outside of what counts: it knows how bodies are sent.
     app.add_middleware(RequestContext, sends_ids=sends_ids)
-    add_error_handlers(app)
+    shapes = dict.fromkeys(SGLANG_PATHS, sglang_error) | {MESSAGES: anthropic_error}
+    add_error_handlers(app, shapes, sends_ids=sends_ids)
     keys = KeyRing.of_file(router.config.api_key_file)
-    for make_routes in (
-        chat_routes,
-        completion_routes,
-        response_routes,
-        embedding_routes,
-        message_routes,
-        stream_routes,
-        tokenize_routes,
-        render_routes,
-        adapter_routes,
-        sglang_routes,
-        upload_routes,
-        model_routes,
-        operation_routes,
-        kv_event_routes,
-    ):
-        app.include_router(make_routes(router, keys))
+    routers = [
+        make_routes(router, keys)
+        for make_routes in (
+            chat_routes,
+            completion_routes,
+            response_routes,
+            embedding_routes,
+            message_routes,
+            stream_routes,
+            tokenize_routes,
+            render_routes,
+            adapter_routes,
+            sglang_routes,
+            upload_routes,
+            model_routes,
+            operation_routes,
+            kv_event_routes,
+        )
+    ]
+    for one in routers:
+        app.include_router(one)
+    document = openapi_document(
+        app, routers, has_keys=keys.are_on, is_lenient=router.config.lenient_parameters
+    )
+    app.openapi = lambda: document  # type: ignore[method-assign]
     return app

@@ -1,9 +1,9 @@
-"""Errors as HTTP responses in OpenAI's shape.
+"""Errors as HTTP responses, in OpenAI's shape where a route has no other.
 
 Owns the body {"error": {message, type, param, code}} and the headers that go with it.
 """
 
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import msgspec
 from fastapi import FastAPI
@@ -12,21 +12,41 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from cluster.errors import Internal, InvalidRequest, NotFound, TopworkError, Unauthorized
+from cluster.errors import (
+    Internal,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    TopworkError,
+    Unauthorized,
+)
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads the response; access logs know the number
 
 
-def error_body(error: TopworkError) -> dict[str, Any]:
+class ErrorDetails(msgspec.Struct):
+    """What went wrong; `code` is the status where no word says more."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | int
+
+
+class ErrorReply(msgspec.Struct):
+    """The body of an error, and the last event of a stream that broke off."""
+
+    error: ErrorDetails
+
+
+# How some routes spell their errors.
+ErrorShape = Callable[[Request, TopworkError], Response]
+
+
+def error_body(error: TopworkError) -> ErrorReply:
     """Return the body of an error."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.kind,
-            "param": error.param,
-            "code": error.code if error.code is not None else error.status,
-        }
-    }
+    code = error.code if error.code is not None else error.status
+    return ErrorReply(ErrorDetails(error.message, error.kind, error.param, code))
 
 
 def error_response(error: TopworkError) -> Response:
@@ -55,29 +75,41 @@ def validation_error(error: ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{param}: {first['msg']}"[:500], param)
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Make an application answer every error in this shape."""
+def add_error_handlers(
+    app: FastAPI, shapes: Mapping[str, ErrorShape], *, sends_ids: bool = True
+) -> None:
+    """Make an application answer every error.
 
-    async def on_topwork_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, TopworkError), f"handler called for {type(error).__name__}"
+    Args:
+        shapes: of the errors of a path and of those below it, where they are not OpenAI's.
+        sends_ids: whether an unexpected error carries the id of its request, which is made outside
+            of what gives it to all other responses.
+    """
+
+    def respond(http: Request, error: TopworkError) -> Response:
+        path = http.url.path
+        for prefix, shape in shapes.items():
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return shape(http, error)
         return error_response(error)
 
-    async def on_http_exception(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException), f"handler called for {type(error).__name__}"
-        route = f"{request.method} {request.url.path[:200]}"
-        body = {
-            "error": {
-                "message": f"{error.detail}: {route}",
-                "type": NotFound.kind if error.status_code == 404 else InvalidRequest.kind,
-                "param": None,
-                "code": error.status_code,
-            }
-        }
-        headers = dict(error.headers or {})
-        return Response(msgspec.json.encode(body), error.status_code, headers, "application/json")
+    async def on_topwork_error(http: Request, error: Exception) -> Response:
+        assert isinstance(error, TopworkError), f"handler called for {type(error).__name__}"
+        return respond(http, error)
 
-    async def on_unexpected(_: Request, error: Exception) -> Response:
-        return error_response(Internal(f"an internal error: {type(error).__name__}"))
+    async def on_http_exception(http: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), f"handler called for {type(error).__name__}"
+        known: dict[int, type[TopworkError]] = {404: NotFound, 405: MethodNotAllowed}
+        kind = known.get(error.status_code, InvalidRequest)
+        response = respond(http, kind(f"{error.detail}: {http.method} {http.url.path[:200]}"))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def on_unexpected(http: Request, error: Exception) -> Response:
+        response = respond(http, Internal(f"an internal error: {type(error).__name__}"))
+        if sends_ids:
+            response.headers["x-request-id"] = http.state.request_id
+        return response
 
     async def on_client_disconnect(_: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

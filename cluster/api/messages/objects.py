@@ -17,6 +17,7 @@ ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     409: "conflict_error",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -147,6 +148,19 @@ class ErrorBody(msgspec.Struct, tag="error"):
 
     error: ErrorDetail
     request_id: str
+
+
+# What the data of a stream's events is.
+EVENTS = (
+    MessageStart,
+    BlockStart,
+    Ping,
+    BlockDelta,
+    BlockStop,
+    MessageDelta,
+    MessageStop,
+    ErrorBody,
+)
 
 
 class TokenCount(msgspec.Struct):

@@ -13,43 +13,39 @@ ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "fa
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(msgspec.Struct):
+class OutputText(msgspec.Struct, tag="output_text"):
     """A text that the model says."""
 
     text: str
     logprobs: list[ChatLogprob]
     annotations: tuple[()] = ()
-    type: Literal["output_text"] = "output_text"
 
 
-class OutputMessage(msgspec.Struct):
+class OutputMessage(msgspec.Struct, tag="message"):
     """A message of the model; the one item of an output."""
 
     id: str
     status: ItemStatus
     content: list[OutputText]
     role: Literal["assistant"] = "assistant"
-    type: Literal["message"] = "message"
 
 
-class ReasoningText(msgspec.Struct):
+class ReasoningText(msgspec.Struct, tag="reasoning_text"):
     """A text that the model thinks."""
 
     text: str
-    type: Literal["reasoning_text"] = "reasoning_text"
 
 
-class ReasoningItem(msgspec.Struct):
+class ReasoningItem(msgspec.Struct, tag="reasoning"):
     """Thoughts of the model."""
 
     id: str
     status: ItemStatus
     content: list[ReasoningText]
     summary: tuple[()] = ()
-    type: Literal["reasoning"] = "reasoning"
 
 
-class FunctionCallItem(msgspec.Struct):
+class FunctionCallItem(msgspec.Struct, tag="function_call"):
     """A call that the model makes."""
 
     id: str
@@ -57,7 +53,6 @@ class FunctionCallItem(msgspec.Struct):
     name: str
     arguments: str
     status: ItemStatus
-    type: Literal["function_call"] = "function_call"
 
 
 OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
@@ -266,6 +261,21 @@ class ErrorEvent(msgspec.Struct, tag="error"):
     code: str | None
     message: str
     param: str | None
+
+
+# What the data of a stream's events is.
+EVENTS = (
+    ResponseEvent,
+    ItemEvent,
+    PartEvent,
+    TextDeltaEvent,
+    TextDoneEvent,
+    ReasoningDeltaEvent,
+    ReasoningDoneEvent,
+    ArgumentsDeltaEvent,
+    ArgumentsDoneEvent,
+    ErrorEvent,
+)
 
 
 class DeletedResponse(msgspec.Struct):

@@ -4,10 +4,22 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
-from cluster.adapters.records import AdapterRecord
+from cluster.adapters.records import AdapterRecord, UnloadResult
 from cluster.api.auth import KeyRing
-from cluster.api.http import json_response, openapi_body, page_query, read_body
+from cluster.api.http import json_response, page_query, read_body
+from cluster.api.openapi.operation import (
+    AFTER,
+    CHANGE,
+    FLAG,
+    LIMIT,
+    LISTING,
+    TEXT,
+    Operation,
+    Parameter,
+    declared,
+)
 from cluster.api.schemas.adapters import (
+    AdapterEntry,
     AdapterList,
     LoadAdapterBody,
     PinBody,
@@ -17,8 +29,87 @@ from cluster.api.schemas.adapters import (
     entry_of,
     slots_by_digest,
 )
-from cluster.errors import MODEL_NOT_FOUND, NotFound, model_not_found
+from cluster.errors import (
+    MODEL_NOT_FOUND,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+    model_not_found,
+)
 from cluster.router.router import Router
+
+LOAD = Operation(
+    tag="adapters",
+    summary="Loads an adapter under a name, as vLLM spells it.",
+    right="admin",
+    body=LoadAdapterBody,
+    answer=AdapterEntry,
+    text=TEXT,
+    errors=CHANGE,
+    example={"lora_name": "json", "lora_path": "/adapters/json"},
+)
+UNLOAD = Operation(
+    tag="adapters",
+    summary="Unloads an adapter, as vLLM spells it.",
+    right="admin",
+    body=UnloadAdapterBody,
+    answer=UnloadResult,
+    text=TEXT,
+    errors=(InvalidRequest, NotFound, Conflict, Unavailable),
+    parameters=(Parameter("force", FLAG, "whether running answers are ended"),),
+    example={"lora_name": "json"},
+)
+ROLLBACK = Operation(
+    tag="adapters",
+    summary="Goes back to an earlier version.",
+    right="admin",
+    body=RollbackBody,
+    body_is_optional=True,
+    answer=AdapterEntry,
+    errors=CHANGE,
+    example={"version": 1},
+)
+SPLIT = Operation(
+    tag="adapters",
+    summary="Gives shares of the requests to versions.",
+    right="admin",
+    body=SplitBody,
+    answer=AdapterEntry,
+    errors=CHANGE,
+    example={"1": 90, "2": 10},
+)
+PIN = Operation(
+    tag="adapters",
+    summary="Keeps an adapter in a slot of every rank.",
+    right="admin",
+    body=PinBody,
+    body_is_optional=True,
+    answer=AdapterEntry,
+    errors=CHANGE,
+)
+UNPIN = Operation(
+    tag="adapters",
+    summary="Takes a pin back.",
+    right="admin",
+    answer=AdapterEntry,
+    errors=(NotFound, Unavailable),
+)
+LIST = Operation(
+    tag="adapters",
+    summary="Lists the adapters that the caller may use, and where they are.",
+    right="any",
+    answer=AdapterList,
+    errors=LISTING,
+    parameters=(LIMIT, AFTER),
+)
+RETRIEVE = Operation(
+    tag="adapters",
+    summary="Shows one of them.",
+    right="model",
+    answer=AdapterEntry,
+    errors=(NotFound, Unavailable),
+)
 
 
 def wants_json(http: HttpRequest) -> bool:
@@ -48,7 +139,7 @@ def adapter_routes(router: Router, keys: KeyRing) -> APIRouter:
 def _add_loading(routes: APIRouter, router: Router, keys: KeyRing) -> None:
     max_bytes = router.config.max_body_bytes
 
-    @routes.post("/v1/load_lora_adapter", openapi_extra=openapi_body(LoadAdapterBody))
+    @routes.post("/v1/load_lora_adapter", openapi_extra=declared(LOAD))
     async def load_lora_adapter(http: HttpRequest) -> Response:
         keys.authenticate(http).require_admin()
         body = await read_body(http, LoadAdapterBody, max_bytes)
@@ -61,7 +152,7 @@ def _add_loading(routes: APIRouter, router: Router, keys: KeyRing) -> None:
             return await shown_record(router, record)
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
-    @routes.post("/v1/unload_lora_adapter", openapi_extra=openapi_body(UnloadAdapterBody))
+    @routes.post("/v1/unload_lora_adapter", openapi_extra=declared(UNLOAD))
     async def unload_lora_adapter(http: HttpRequest) -> Response:
         keys.authenticate(http).require_admin()
         body = await read_body(http, UnloadAdapterBody, max_bytes)
@@ -76,14 +167,14 @@ def _add_loading(routes: APIRouter, router: Router, keys: KeyRing) -> None:
 def _add_versions(routes: APIRouter, router: Router, keys: KeyRing) -> None:
     max_bytes = router.config.max_body_bytes
 
-    @routes.post("/v1/adapters/{name:path}/rollback", openapi_extra=openapi_body(RollbackBody))
+    @routes.post("/v1/adapters/{name:path}/rollback", openapi_extra=declared(ROLLBACK))
     async def roll_back(http: HttpRequest, name: str) -> Response:
         keys.authenticate(http).require_admin()
         body = await read_body(http, RollbackBody, max_bytes) if _has_body(http) else RollbackBody()
         body.refuse_extras()
         return await shown_record(router, await router.backend.rollback(name, body.version))
 
-    @routes.post("/v1/adapters/{name:path}/split", openapi_extra=openapi_body(SplitBody))
+    @routes.post("/v1/adapters/{name:path}/split", openapi_extra=declared(SPLIT))
     async def split(http: HttpRequest, name: str) -> Response:
         keys.authenticate(http).require_admin()
         body = await read_body(http, SplitBody, max_bytes)
@@ -94,21 +185,21 @@ def _add_versions(routes: APIRouter, router: Router, keys: KeyRing) -> None:
 def _add_pins(routes: APIRouter, router: Router, keys: KeyRing) -> None:
     max_bytes = router.config.max_body_bytes
 
-    @routes.post("/v1/adapters/{name:path}/pin")
+    @routes.post("/v1/adapters/{name:path}/pin", openapi_extra=declared(PIN))
     async def pin(http: HttpRequest, name: str) -> Response:
         keys.authenticate(http).require_admin()
         if _has_body(http):
             (await read_body(http, PinBody, max_bytes)).refuse_extras()
         return await shown_record(router, await router.backend.pin(name))
 
-    @routes.delete("/v1/adapters/{name:path}/pin")
+    @routes.delete("/v1/adapters/{name:path}/pin", openapi_extra=declared(UNPIN))
     async def unpin(http: HttpRequest, name: str) -> Response:
         keys.authenticate(http).require_admin()
         return await shown_record(router, await router.backend.unpin(name))
 
 
 def _add_listing(routes: APIRouter, router: Router, keys: KeyRing) -> None:
-    @routes.get("/v1/adapters")
+    @routes.get("/v1/adapters", openapi_extra=declared(LIST))
     async def list_adapters(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         page = page_query(http)
@@ -118,7 +209,7 @@ def _add_listing(routes: APIRouter, router: Router, keys: KeyRing) -> None:
         entries = [entry_of(record, by_digest) for record in records]
         return json_response(AdapterList(entries, has_more, records[-1].name if records else None))
 
-    @routes.get("/v1/adapters/{name:path}")
+    @routes.get("/v1/adapters/{name:path}", openapi_extra=declared(RETRIEVE))
     async def retrieve_adapter(http: HttpRequest, name: str) -> Response:
         keys.authenticate(http).require_adapter(name)
         try:

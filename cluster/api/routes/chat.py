@@ -10,7 +10,9 @@ from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.chat_messages import ParsedMessages
-from cluster.api.http import openapi_body, read_body, sse
+from cluster.api.error_handlers import ErrorReply
+from cluster.api.http import read_body, sse
+from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
 from cluster.api.prepare import prepare_chat
 from cluster.api.prompt_logprobs import spelled
 from cluster.api.request_builder import (
@@ -163,11 +165,28 @@ class ChatResponseBuilder:
         return chat_logprobs(self._tokenizer, output.logprobs, as_ids)
 
 
+CHAT = Operation(
+    tag="inference",
+    summary="Goes on with a conversation.",
+    right="model",
+    body=ChatBody,
+    answer=ChatCompletion,
+    events=(ChatChunk, ErrorReply),
+    errors=GENERATION,
+    headers=OF_STREAMS,
+    example={
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Where is Riga?"}],
+        "max_tokens": 64,
+    },
+)
+
+
 def chat_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of chat completions."""
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions", openapi_extra=openapi_body(ChatBody))
+    @routes.post("/v1/chat/completions", openapi_extra=declared(CHAT))
     async def create_chat_completion(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, ChatBody, router.config.max_body_bytes)

@@ -11,7 +11,9 @@ from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.echo import echo_response, scored_echo_response
-from cluster.api.http import openapi_body, read_body, sse, unless_disconnected
+from cluster.api.error_handlers import ErrorReply
+from cluster.api.http import read_body, sse, unless_disconnected
+from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
 from cluster.api.prepare import prepare_completion
 from cluster.api.prompt_logprobs import entries_of, spelled
 from cluster.api.request_builder import call_of
@@ -154,11 +156,24 @@ class CompletionResponseBuilder:
         return shape
 
 
+COMPLETIONS = Operation(
+    tag="inference",
+    summary="Goes on with prompts.",
+    right="model",
+    body=CompletionBody,
+    answer=Completion,
+    events=(Completion, ErrorReply),
+    errors=GENERATION,
+    headers=OF_STREAMS,
+    example={"model": "smollm2", "prompt": "Riga is", "max_tokens": 16},
+)
+
+
 def completion_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of text completions."""
     routes = APIRouter()
 
-    @routes.post("/v1/completions", openapi_extra=openapi_body(CompletionBody))
+    @routes.post("/v1/completions", openapi_extra=declared(COMPLETIONS))
     async def create_completion(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, CompletionBody, router.config.max_body_bytes)

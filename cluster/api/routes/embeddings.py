@@ -18,11 +18,11 @@ from cluster.api.auth import KeyRing
 from cluster.api.http import (
     arrival_of,
     json_response,
-    openapi_body,
     read_body,
     request_id_of,
     unless_disconnected,
 )
+from cluster.api.openapi.operation import GENERATION, Operation, declared
 from cluster.api.prompts.texts import prompt_tokens, prompts
 from cluster.api.request_builder import max_tokens_of
 from cluster.api.schemas.embeddings import Embedding, EmbeddingBody, Embeddings, EmbeddingUsage
@@ -125,11 +125,22 @@ async def _vectors(
     return [processor.embedding for processor in generation.processors]
 
 
+EMBEDDINGS = Operation(
+    tag="inference",
+    summary="Makes vectors of prompts.",
+    right="model",
+    body=EmbeddingBody,
+    answer=Embeddings,
+    errors=GENERATION,
+    example={"model": "smollm2", "input": ["Riga", "Latvia's capital"]},
+)
+
+
 def embedding_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of embeddings."""
     routes = APIRouter()
 
-    @routes.post("/v1/embeddings", openapi_extra=openapi_body(EmbeddingBody))
+    @routes.post("/v1/embeddings", openapi_extra=declared(EMBEDDINGS))
     async def create_embeddings(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, EmbeddingBody, router.config.max_body_bytes, MAX_VALUES)

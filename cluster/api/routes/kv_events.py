@@ -18,6 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.api.auth import KeyRing
 from cluster.api.http import EventStream, sse
+from cluster.api.openapi.operation import Operation, declared
+from cluster.api.schemas.operations import KvMessage
 from cluster.errors import ErrorInfo, Overloaded, TopworkError, Unavailable, error_from
 from cluster.kv_events import AllBlocksCleared, KvEventBatch, json_event
 from cluster.router.engine_client import EngineClient
@@ -29,15 +31,18 @@ KEEP_ALIVE_SECONDS = 15.0  # between signs of life for the proxies on the way
 KEEP_ALIVE = b": nothing new\n\n"
 
 
+KV_EVENTS = Operation(
+    tag="operations",
+    summary="Streams what the prefix caches hold and how that changes.",
+    right="admin",
+    events=(KvMessage,),
+    errors=(Overloaded, Unavailable),
+)
+
+
 def _message(replica: str, batch: KvEventBatch) -> bytes:
-    return sse(
-        {
-            "replica": replica,
-            "sequence": batch.sequence,
-            "ts": batch.ts,
-            "events": [json_event(event) for event in batch.events],
-        }
-    )
+    events = [json_event(event) for event in batch.events]
+    return sse(KvMessage(replica, batch.sequence, batch.ts, events))
 
 
 class KvReader:
@@ -162,7 +167,7 @@ def kv_event_routes(router: Router, keys: KeyRing) -> APIRouter:
         finally:
             readers.discard(reader)
 
-    @routes.get("/v1/kv_events")
+    @routes.get("/v1/kv_events", openapi_extra=declared(KV_EVENTS))
     async def kv_events(http: HttpRequest) -> Response:
         """Stream one line of JSON per batch: {"replica", "sequence", "ts", "events"}.
 

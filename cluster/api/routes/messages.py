@@ -11,7 +11,6 @@ from cluster.api.error_handlers import error_response_as
 from cluster.api.http import (
     event_stream,
     json_response,
-    openapi_body,
     read_body,
     request_id_of,
     unless_disconnected,
@@ -19,7 +18,8 @@ from cluster.api.http import (
 from cluster.api.message_format import check_tools
 from cluster.api.messages.body import MAX_VALUES, CountTokensBody, MessageBody, as_spelled
 from cluster.api.messages.events import MessageEvents
-from cluster.api.messages.objects import TokenCount, message_error
+from cluster.api.messages.objects import EVENTS, ErrorBody, Message, TokenCount, message_error
+from cluster.api.openapi.operation import GENERATION, LOOKUP, Operation, declared
 from cluster.api.prepare import prepare_chat
 from cluster.api.prompts.conversation import conversation_text, text_tokens
 from cluster.api.request_builder import call_of
@@ -28,7 +28,35 @@ from cluster.router.generation import Generation
 from cluster.router.model_resolver import Principal
 from cluster.router.router import Router
 
+MESSAGES = "/v1/messages"
 REQUEST_ID_HEADER = "request-id"  # Anthropic's; the other one is there as always
+
+
+_EXAMPLE = {"model": "smollm2", "messages": [{"role": "user", "content": "Where is Riga?"}]}
+_HEADERS = {REQUEST_ID_HEADER: "Anthropic's name for X-Request-Id"}
+CREATE = Operation(
+    tag="inference",
+    summary="Goes on with a conversation, in Anthropic's Messages API.",
+    right="model",
+    body=MessageBody,
+    answer=Message,
+    events=EVENTS,
+    errors=GENERATION,
+    errors_as=ErrorBody,
+    headers=_HEADERS,
+    example=_EXAMPLE | {"max_tokens": 64},
+)
+COUNT = Operation(
+    tag="inference",
+    summary="Counts the tokens of a conversation's prompt.",
+    right="model",
+    body=CountTokensBody,
+    answer=TokenCount,
+    errors=LOOKUP,
+    errors_as=ErrorBody,
+    headers=_HEADERS,
+    example=_EXAMPLE,
+)
 
 
 def message_routes(router: Router, keys: KeyRing) -> APIRouter:
@@ -36,7 +64,7 @@ def message_routes(router: Router, keys: KeyRing) -> APIRouter:
     routes = APIRouter()
     max_bytes = router.config.max_body_bytes
 
-    @routes.post("/v1/messages", openapi_extra=openapi_body(MessageBody))
+    @routes.post(MESSAGES, openapi_extra=declared(CREATE))
     async def create_message(http: HttpRequest) -> Response:
         async def work() -> Response:
             principal = keys.authenticate(http)
@@ -46,7 +74,7 @@ def message_routes(router: Router, keys: KeyRing) -> APIRouter:
 
         return await _answer(http, work)
 
-    @routes.post("/v1/messages/count_tokens", openapi_extra=openapi_body(CountTokensBody))
+    @routes.post(f"{MESSAGES}/count_tokens", openapi_extra=declared(COUNT))
     async def count_tokens(http: HttpRequest) -> Response:
         async def work() -> Response:
             principal = keys.authenticate(http)
@@ -65,13 +93,19 @@ def message_routes(router: Router, keys: KeyRing) -> APIRouter:
 
 
 async def _answer(http: HttpRequest, work: Callable[[], Awaitable[Response]]) -> Response:
-    """Return what `work` makes, or its error in Anthropic's shape."""
-    request_id = request_id_of(http)
+    """Return what `work` makes; its errors are in the words of this API."""
     try:
         response = await work()
-    except TopworkError as error:
-        spelled = as_spelled(error) if isinstance(error, InvalidRequest) else error
-        response = error_response_as(message_error(spelled, request_id), spelled)
+    except InvalidRequest as error:
+        raise as_spelled(error) from None
+    response.headers[REQUEST_ID_HEADER] = request_id_of(http)
+    return response
+
+
+def anthropic_error(http: HttpRequest, error: TopworkError) -> Response:
+    """Return an error in Anthropic's shape."""
+    request_id = request_id_of(http)
+    response = error_response_as(message_error(error, request_id), error)
     response.headers[REQUEST_ID_HEADER] = request_id
     return response
 

@@ -7,7 +7,9 @@ from starlette.responses import Response
 from cluster.adapters.records import AdapterRecord
 from cluster.api.auth import KeyRing
 from cluster.api.http import json_response, page_query
+from cluster.api.openapi.operation import AFTER, LIMIT, LISTING, Operation, declared
 from cluster.api.schemas.responses import ModelCard, ModelList
+from cluster.errors import NotFound, Unavailable
 from cluster.router.router import Router
 
 
@@ -32,11 +34,28 @@ def _adapter_card(router: Router, record: AdapterRecord) -> ModelCard:
     )
 
 
+LIST = Operation(
+    tag="models",
+    summary="Lists the base model and the adapters that the caller may use.",
+    right="any",
+    answer=ModelList,
+    errors=LISTING,
+    parameters=(LIMIT, AFTER),
+)
+RETRIEVE = Operation(
+    tag="models",
+    summary="Shows one of them.",
+    right="model",
+    answer=ModelCard,
+    errors=(NotFound, Unavailable),
+)
+
+
 def model_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of models."""
     routes = APIRouter()
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", openapi_extra=declared(LIST))
     async def list_models(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         page = page_query(http)
@@ -46,7 +65,7 @@ def model_routes(router: Router, keys: KeyRing) -> APIRouter:
         cards += [_adapter_card(router, record) for record in records]
         return json_response(ModelList(cards))
 
-    @routes.get("/v1/models/{name:path}")
+    @routes.get("/v1/models/{name:path}", openapi_extra=declared(RETRIEVE))
     async def retrieve_model(http: HttpRequest, name: str) -> Response:
         principal = keys.authenticate(http)
         if name == router.config.model_name:

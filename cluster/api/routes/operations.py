@@ -6,6 +6,7 @@ those that have just been added and are not up yet.
 
 import asyncio
 import time
+from types import NoneType
 
 from fastapi import APIRouter
 from msgspec.structs import asdict
@@ -15,10 +16,75 @@ from starlette.responses import Response
 from cluster.adapters.records import AdapterRecord
 from cluster.api.auth import KeyRing
 from cluster.api.http import json_response
+from cluster.api.openapi.operation import FLAG, LISTING, TEXT, Operation, Parameter, declared
+from cluster.api.schemas.operations import (
+    Draining,
+    Health,
+    Readiness,
+    Remaining,
+    Resets,
+    SchedulerReset,
+    Undrained,
+    Version,
+)
 from cluster.errors import InvalidRequest, Unavailable
 from cluster.router.metrics.exposition import CONTENT_TYPE, View, exposition
 from cluster.router.replica_set import Report
 from cluster.router.router import Router
+
+HEALTH = Operation(
+    tag="operations",
+    summary="Tells whether every scheduler answers and every rank makes progress.",
+    right="open",
+    answer=Health,
+    unwell=Health,
+)
+PING = Operation(
+    tag="operations",
+    summary="The status of /health with an empty body, as SageMaker asks for it.",
+    right="open",
+    unwell=NoneType,
+    ids={"get": "ping", "post": "post_ping"},
+)
+READY = Operation(
+    tag="operations",
+    summary="Tells whether a scheduler takes requests.",
+    right="open",
+    answer=Readiness,
+    unwell=Readiness,
+)
+VERSION = Operation(tag="operations", summary="Tells what runs here.", right="open", answer=Version)
+METRICS = Operation(
+    tag="operations",
+    summary="Shows the metrics of the whole cluster, for Prometheus.",
+    right="open",
+    text=TEXT,
+)
+RESET = Operation(
+    tag="operations",
+    summary="Forgets cached prefixes.",
+    right="admin",
+    answer=Resets,
+    errors=LISTING,
+    parameters=(
+        Parameter("reset_running_requests", FLAG, "must not be on"),
+        Parameter("reset_external", FLAG, "without effect: host memory is reset with the rest"),
+    ),
+)
+DRAIN = Operation(
+    tag="operations",
+    summary="Refuses new calls at all routers; tells what is left to do.",
+    right="admin",
+    answer=Draining,
+    errors=(Unavailable,),
+)
+UNDRAIN = Operation(
+    tag="operations",
+    summary="Takes calls again.",
+    right="admin",
+    answer=Undrained,
+    errors=(Unavailable,),
+)
 
 
 def reasons_against_health(reports: tuple[Report, ...]) -> list[str]:
@@ -36,15 +102,12 @@ def reasons_against_health(reports: tuple[Report, ...]) -> list[str]:
     return reasons
 
 
-def _rest_of(report: Report) -> dict[str, object]:
+def _rest_of(report: Report) -> Remaining:
     """Return what a scheduler still has to do."""
     if report.status is None:
-        return {"replica": report.replica, "error": "does not answer"}
-    return {
-        "replica": report.replica,
-        "running": report.status.scheduler.num_running,
-        "waiting": report.status.scheduler.num_waiting,
-    }
+        return Remaining(report.replica, error="does not answer")
+    scheduler = report.status.scheduler
+    return Remaining(report.replica, scheduler.num_running, scheduler.num_waiting)
 
 
 async def _view(router: Router) -> View:
@@ -94,73 +157,68 @@ def operation_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of operations; those that change something are for admins."""
     routes = APIRouter()
 
-    @routes.get("/health")
+    @routes.get("/health", openapi_extra=declared(HEALTH))
     async def health() -> Response:
         reasons = reasons_against_health(await router.replicas.reports())
         if reasons:
-            return json_response({"status": "unhealthy", "reasons": reasons}, 503)
-        return json_response({"status": "ok"})
+            return json_response(Health("unhealthy", reasons), 503)
+        return json_response(Health("ok"))
 
-    @routes.get("/ping")
-    @routes.post("/ping")
+    @routes.get("/ping", openapi_extra=declared(PING))
+    @routes.post("/ping", openapi_extra=declared(PING))
     async def ping() -> Response:
         reasons = reasons_against_health(await router.replicas.reports())
         return Response(status_code=503 if reasons else 200)  # SageMaker reads no more
 
-    @routes.get("/ready")
+    @routes.get("/ready", openapi_extra=declared(READY))
     async def ready() -> Response:
         reports = await router.replicas.reports()
         if router.is_draining:
-            return json_response({"status": "draining"}, 503)
+            return json_response(Readiness("draining"), 503)
         if not any(report.status is not None and report.status.ready for report in reports):
-            return json_response(
-                {"status": "not ready", "reasons": reasons_against_health(reports)}, 503
-            )
-        return json_response({"status": "ready"})
+            return json_response(Readiness("not ready", reasons_against_health(reports)), 503)
+        return json_response(Readiness("ready"))
 
-    @routes.get("/version")
+    @routes.get("/version", openapi_extra=declared(VERSION))
     async def version() -> Response:
-        return json_response({"version": router.config.version})
+        return json_response(Version(router.config.version))
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", openapi_extra=declared(METRICS))
     async def metrics() -> Response:
         view = await _view(router)
         text = await asyncio.to_thread(exposition, view)  # of thousands of series: streams go on
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
-    @routes.post("/reset_prefix_cache")
+    @routes.post("/reset_prefix_cache", openapi_extra=declared(RESET))
     async def reset_prefix_cache(http: HttpRequest) -> Response:
         keys.authenticate(http).require_admin()
         check_reset(http)
         resets = await router.replicas.reset_prefix_caches()
-        counts = [{"replica": name, **asdict(result)} for name, result in resets.items()]
-        return json_response({"status": "reset", "schedulers": counts})
+        counts = [SchedulerReset(name, **asdict(result)) for name, result in resets.items()]
+        return json_response(Resets(counts))
 
-    @routes.post("/v1/drain")
+    @routes.post("/v1/drain", openapi_extra=declared(DRAIN))
     async def drain(http: HttpRequest) -> Response:
         keys.authenticate(http).require_admin()
         await router.drain()
         reports = await router.replicas.reports()
         return json_response(
-            {
-                "status": "draining",
-                "refusing": f"all routers, within {router.config.refresh_interval:g} s",
-                "in_flight": sum(
+            Draining(
+                refusing=f"all routers, within {router.config.refresh_interval:g} s",
+                in_flight=sum(
                     report.status.scheduler.num_running + report.status.scheduler.num_waiting
                     for report in reports
                     if report.status is not None
                 ),
-                "schedulers": [_rest_of(report) for report in reports],
-            }
+                schedulers=[_rest_of(report) for report in reports],
+            )
         )
 
-    @routes.delete("/v1/drain")
+    @routes.delete("/v1/drain", openapi_extra=declared(UNDRAIN))
     async def undrain(http: HttpRequest) -> Response:
         keys.authenticate(http).require_admin()
         await router.backend.undrain()  # which all routers follow, this one too
         interval = router.config.refresh_interval
-        return json_response(
-            {"status": "serving", "admitting": f"all routers, within {interval:g} s"}
-        )
+        return json_response(Undrained(f"all routers, within {interval:g} s"))
 
     return routes

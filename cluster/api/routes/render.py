@@ -12,7 +12,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.http import json_response, openapi_body, read_body
+from cluster.api.http import json_response, read_body
+from cluster.api.openapi.operation import PREPARATION, Operation, declared
 from cluster.api.prepare import PreparedCall, prepare_chat, prepare_completion
 from cluster.api.request_builder import call_of
 from cluster.api.schemas.requests import ChatBody, CompletionBody
@@ -59,12 +60,32 @@ class RenderedCall(msgspec.Struct):
     features: None = None  # of images and sounds
 
 
+CHAT = Operation(
+    tag="tokenizer",
+    summary="Shows what a call of /v1/chat/completions would be.",
+    right="model",
+    body=ChatBody,
+    answer=RenderedCall,
+    errors=PREPARATION,
+    example={"model": "smollm2", "messages": [{"role": "user", "content": "Where is Riga?"}]},
+)
+COMPLETION = Operation(
+    tag="tokenizer",
+    summary="Shows what a call of /v1/completions would be, for each prompt.",
+    right="model",
+    body=CompletionBody,
+    answer=list[RenderedCall],
+    errors=PREPARATION,
+    example={"model": "smollm2", "prompt": ["Riga is", "Tallinn is"]},
+)
+
+
 def render_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes that show calls of both kinds."""
     routes = APIRouter()
     max_bytes = router.config.max_body_bytes
 
-    @routes.post("/v1/chat/completions/render", openapi_extra=openapi_body(ChatBody))
+    @routes.post("/v1/chat/completions/render", openapi_extra=declared(CHAT))
     async def render_chat_completion(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, ChatBody, max_bytes)
@@ -72,7 +93,7 @@ def render_routes(router: Router, keys: KeyRing) -> APIRouter:
         (rendered,) = await _rendered(router, prepared, "chatcmpl")
         return json_response(rendered)
 
-    @routes.post("/v1/completions/render", openapi_extra=openapi_body(CompletionBody))
+    @routes.post("/v1/completions/render", openapi_extra=declared(COMPLETION))
     async def render_completion(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, CompletionBody, max_bytes)

@@ -8,13 +8,14 @@ from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.enforced_calls import formed
-from cluster.api.http import json_response, openapi_body, query_flag, read_body
+from cluster.api.http import json_response, query_flag, read_body
 from cluster.api.message_format import (
     begins_in_thought,
     check_tools,
     format_of,
     template_variables,
 )
+from cluster.api.openapi.operation import FLAG, GENERATION, LOOKUP, Operation, Parameter, declared
 from cluster.api.request_builder import (
     Call,
     Choices,
@@ -24,6 +25,7 @@ from cluster.api.request_builder import (
     check_grammar,
     resolve_model,
 )
+from cluster.api.responses import objects
 from cluster.api.responses.body import MAX_VALUES, ResponseBody
 from cluster.api.responses.events import ResponseEvents
 from cluster.api.responses.items import Turn, turns_of
@@ -44,7 +46,7 @@ from cluster.api.responses.record import (
     unknown_response,
 )
 from cluster.api.responses.stored import StoredResponse, conversation_of, find
-from cluster.errors import InvalidRequest
+from cluster.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from cluster.router.model_resolver import ResolvedModel
 from cluster.router.parser.families import MessageFormat
 from cluster.router.router import Router
@@ -53,11 +55,53 @@ PATH = "/v1/responses/{response_id}"
 ONE_ANSWER = Choices(1, 1)
 
 
+CREATE = Operation(
+    tag="inference",
+    summary="Goes on with a conversation, in OpenAI's Responses API.",
+    right="model",
+    body=ResponseBody,
+    answer=objects.Response,
+    events=objects.EVENTS,
+    errors=GENERATION,
+    example={"model": "smollm2", "input": "Where is Riga?", "max_output_tokens": 64},
+)
+RETRIEVE = Operation(
+    tag="inference",
+    summary="Shows a stored response as it is now, or its events.",
+    right="any",
+    answer=objects.Response,
+    events=objects.EVENTS,
+    errors=(InvalidRequest, NotFound, Overloaded, Unavailable),
+    parameters=(
+        Parameter("stream", FLAG, "whether events are wanted"),
+        Parameter(
+            "starting_after",
+            {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+            "the number of the last event that the reader has; with stream=true",
+        ),
+    ),
+)
+CANCEL = Operation(
+    tag="inference",
+    summary="Ends a response in the background.",
+    right="any",
+    answer=objects.Response,
+    errors=LOOKUP,
+)
+DELETE = Operation(
+    tag="inference",
+    summary="Forgets a stored response, and ends what runs of it.",
+    right="any",
+    answer=DeletedResponse,
+    errors=(NotFound, Unavailable),
+)
+
+
 def response_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of the Responses API."""
     routes = APIRouter()
 
-    @routes.post("/v1/responses", openapi_extra=openapi_body(ResponseBody))
+    @routes.post("/v1/responses", openapi_extra=declared(CREATE))
     async def create_response(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, ResponseBody, router.config.max_body_bytes, MAX_VALUES)
@@ -65,7 +109,7 @@ def response_routes(router: Router, keys: KeyRing) -> APIRouter:
         call = call_of(http, principal, body)
         return await _create(http, router, call, body)
 
-    @routes.get(PATH)
+    @routes.get(PATH, openapi_extra=declared(RETRIEVE))
     async def retrieve_response(http: HttpRequest, response_id: str) -> Response:
         principal = keys.authenticate(http)
         wants_stream = query_flag(http, "stream")
@@ -81,7 +125,7 @@ def response_routes(router: Router, keys: KeyRing) -> APIRouter:
             return await answer_claimed(http, router, call, stored, after)
         return await answer_ended(http, router, stored, after)
 
-    @routes.post(f"{PATH}/cancel")
+    @routes.post(f"{PATH}/cancel", openapi_extra=declared(CANCEL))
     async def cancel_response(http: HttpRequest, response_id: str) -> Response:
         principal = keys.authenticate(http)
         stored = await find(router, principal, response_id)
@@ -94,7 +138,7 @@ def response_routes(router: Router, keys: KeyRing) -> APIRouter:
             stored = await _end(router, stored, forgets=False)
         return json_response((await stored.followed(router)).response())
 
-    @routes.delete(PATH)
+    @routes.delete(PATH, openapi_extra=declared(DELETE))
     async def delete_response(http: HttpRequest, response_id: str) -> Response:
         principal = keys.authenticate(http)
         stored = await find(router, principal, response_id)

@@ -15,13 +15,15 @@ from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.error_handlers import error_response_as
-from cluster.api.http import openapi_body, read_body
+from cluster.api.http import json_response, read_body
+from cluster.api.openapi.operation import CHANGE, Operation, declared
 from cluster.api.schemas.adapters import AdapterName, AdapterPath
 from cluster.api.schemas.requests import Body
-from cluster.errors import TopworkError, Unavailable
+from cluster.errors import Conflict, InvalidRequest, NotFound, TopworkError, Unavailable
 from cluster.router.model_resolver import Principal
 from cluster.router.router import Router
 
+SGLANG_PATHS = ("/load_lora_adapter", "/unload_lora_adapter", "/load_lora_adapter_from_tensors")
 MAX_SHOWN = 1000  # adapters in one answer
 
 
@@ -47,6 +49,30 @@ class LoraUpdate(msgspec.Struct):
     loaded_adapters: dict[str, str] | None = None  # path by name; null after a failure
 
 
+LOAD = Operation(
+    tag="adapters",
+    summary="Loads an adapter under a name, as SGLang spells it.",
+    right="admin",
+    body=SglangLoadBody,
+    answer=LoraUpdate,
+    errors=CHANGE,
+    errors_as=LoraUpdate,
+    example={"lora_name": "json", "lora_path": "/adapters/json"},
+    ids={"post": "load_lora_adapter_as_sglang"},
+)
+UNLOAD = Operation(
+    tag="adapters",
+    summary="Unloads an adapter, as SGLang spells it.",
+    right="admin",
+    body=SglangUnloadBody,
+    answer=LoraUpdate,
+    errors=(InvalidRequest, NotFound, Conflict, Unavailable),
+    errors_as=LoraUpdate,
+    example={"lora_name": "json"},
+    ids={"post": "unload_lora_adapter_as_sglang"},
+)
+
+
 async def _loaded(router: Router, principal: Principal, first: str) -> dict[str, str] | None:
     """Return the path of the adapter that is called `first`, if any, and of others by name."""
     try:
@@ -61,14 +87,15 @@ async def respond_as_sglang(
     router: Router, keys: KeyRing, http: HttpRequest, work: Callable[[], Awaitable[str]]
 ) -> Response:
     """Do the work, which returns the name it was about, for an admin."""
-    try:
-        principal = keys.authenticate(http)
-        principal.require_admin()
-        name = await work()
-        update = LoraUpdate(True, loaded_adapters=await _loaded(router, principal, name))
-    except TopworkError as error:
-        return error_response_as(LoraUpdate(False, error.message), error)
-    return Response(msgspec.json.encode(update), media_type="application/json")
+    principal = keys.authenticate(http)
+    principal.require_admin()
+    name = await work()
+    return json_response(LoraUpdate(True, loaded_adapters=await _loaded(router, principal, name)))
+
+
+def sglang_error(_: HttpRequest, error: TopworkError) -> Response:
+    """Return an error in SGLang's shape."""
+    return error_response_as(LoraUpdate(False, error.message), error)
 
 
 def sglang_routes(router: Router, keys: KeyRing) -> APIRouter:
@@ -79,7 +106,7 @@ def sglang_routes(router: Router, keys: KeyRing) -> APIRouter:
     async def respond(http: HttpRequest, work: Callable[[], Awaitable[str]]) -> Response:
         return await respond_as_sglang(router, keys, http, work)
 
-    @routes.post("/load_lora_adapter", openapi_extra=openapi_body(SglangLoadBody))
+    @routes.post("/load_lora_adapter", openapi_extra=declared(LOAD))
     async def load_lora_adapter(http: HttpRequest) -> Response:
         async def load() -> str:
             body = await read_body(http, SglangLoadBody, max_bytes)
@@ -89,7 +116,7 @@ def sglang_routes(router: Router, keys: KeyRing) -> APIRouter:
 
         return await respond(http, load)
 
-    @routes.post("/unload_lora_adapter", openapi_extra=openapi_body(SglangUnloadBody))
+    @routes.post("/unload_lora_adapter", openapi_extra=declared(UNLOAD))
     async def unload_lora_adapter(http: HttpRequest) -> Response:
         async def unload() -> str:
             body = await read_body(http, SglangUnloadBody, max_bytes)

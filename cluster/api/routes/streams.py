@@ -8,11 +8,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
+from cluster.api.error_handlers import ErrorReply
+from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, Parameter, declared
 from cluster.api.response_builder import Begun, Choice, ResponseBuilder, stream_response
 from cluster.api.responses.record import is_response_id
 from cluster.api.resumable import StreamRecord, counts_of, fed, record_of, unknown_stream
 from cluster.api.routes.chat import ChatResponseBuilder
 from cluster.api.routes.completions import CompletionResponseBuilder
+from cluster.api.schemas.responses import ChatChunk, Completion
 from cluster.errors import TopworkError, error_from
 from cluster.messages import Keep
 from cluster.request import TokenEvent
@@ -21,12 +24,26 @@ from cluster.router.model_resolver import ResolvedModel
 from cluster.router.output_processor import CompletionOutput
 from cluster.router.router import Router
 
+READ_ON = Operation(
+    tag="inference",
+    summary="Reads a resumable stream on after its connection broke.",
+    right="any",
+    events=(ChatChunk, Completion, ErrorReply),
+    errors=GENERATION,
+    parameters=(
+        Parameter(
+            "Last-Event-ID", {"type": "string"}, "the id of the last event there is", "header"
+        ),
+    ),
+    headers=OF_STREAMS,
+)
+
 
 def stream_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the route by which broken streams go on."""
     routes = APIRouter()
 
-    @routes.get("/v1/streams/{stream_id}")
+    @routes.get("/v1/streams/{stream_id}", openapi_extra=declared(READ_ON))
     async def read_on(http: HttpRequest, stream_id: str) -> Response:
         principal = keys.authenticate(http)
         # A response has its own way to be read on.

@@ -1,6 +1,7 @@
 """POST /tokenize, /detokenize, GET /tokenizer_info: the tokenizer as the completions use it."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter
@@ -8,8 +9,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.http import extra_parameters_of, json_response, openapi_body, read_body
+from cluster.api.http import extra_parameters_of, json_response, read_body
 from cluster.api.message_format import check_tools
+from cluster.api.openapi.operation import LOOKUP, Operation, declared
 from cluster.api.prompts.conversation import conversation_tokens
 from cluster.api.restrictions import check_token_ids
 from cluster.api.schemas.requests import ConversationBody, DetokenizeBody, TokenizeBody
@@ -26,6 +28,38 @@ class Tokens(msgspec.Struct):
     max_model_len: int
     tokens: tuple[int, ...]
     token_strs: list[str] | None
+
+
+class Text(msgspec.Struct):
+    """The response of /detokenize."""
+
+    prompt: str
+
+
+TOKENIZE = Operation(
+    tag="tokenizer",
+    summary="Makes tokens of a prompt or a conversation.",
+    right="model",
+    body=TokenizeBody,
+    answer=Tokens,
+    errors=LOOKUP,
+    example={"prompt": "Riga is", "return_token_strs": True},
+)
+DETOKENIZE = Operation(
+    tag="tokenizer",
+    summary="Makes text of tokens.",
+    right="model",
+    body=DetokenizeBody,
+    answer=Text,
+    errors=LOOKUP,
+    example={"tokens": [66, 4, 17]},
+)
+INFO = Operation(
+    tag="tokenizer",
+    summary="Shows the tokenizer's class, special tokens and chat template.",
+    right="any",
+    answer=dict[str, Any],
+)
 
 
 async def _check_model(router: Router, name: str | None, principal: Principal) -> None:
@@ -56,7 +90,7 @@ def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes of the tokenizer."""
     routes = APIRouter()
 
-    @routes.post("/tokenize", openapi_extra=openapi_body(TokenizeBody))
+    @routes.post("/tokenize", openapi_extra=declared(TOKENIZE))
     async def tokenize(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, TokenizeBody, router.config.max_body_bytes)
@@ -71,7 +105,7 @@ def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
         reply = Tokens(len(token_ids), router.config.context_length, token_ids, texts)
         return json_response(reply)
 
-    @routes.post("/detokenize", openapi_extra=openapi_body(DetokenizeBody))
+    @routes.post("/detokenize", openapi_extra=declared(DETOKENIZE))
     async def detokenize(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, DetokenizeBody, router.config.max_body_bytes)
@@ -79,9 +113,9 @@ def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
         await _check_model(router, body.model, principal)
         check_token_ids(body.tokens, router.config, "tokens")
         text = await asyncio.to_thread(router.tokenizer.decode, body.tokens, False)
-        return json_response({"prompt": text})
+        return json_response(Text(text))
 
-    @routes.get("/tokenizer_info")
+    @routes.get("/tokenizer_info", openapi_extra=declared(INFO))
     async def tokenizer_info(http: HttpRequest) -> Response:
         keys.authenticate(http)
         return json_response(router.tokenizer.info())

@@ -18,10 +18,11 @@ from starlette.responses import Response
 from cluster.adapters.records import LoadOptions
 from cluster.api.auth import KeyRing
 from cluster.api.error_handlers import validation_error
-from cluster.api.http import openapi_body, query_flag
+from cluster.api.http import query_flag
+from cluster.api.openapi.operation import CHANGE, FLAG, Operation, Parameter, declared
 from cluster.api.routes.adapters import shown_record
-from cluster.api.routes.sglang import respond_as_sglang
-from cluster.api.schemas.adapters import AdapterName
+from cluster.api.routes.sglang import LoraUpdate, respond_as_sglang
+from cluster.api.schemas.adapters import AdapterEntry, AdapterName
 from cluster.api.schemas.requests import Body
 from cluster.errors import DeadlineExceeded, InvalidRequest
 from cluster.router.router import Router
@@ -49,6 +50,36 @@ class SglangTensorsBody(Body):
     load_inplace: bool = False
 
 
+UPLOAD = Operation(
+    tag="adapters",
+    summary="Loads an adapter from a body, a safetensors file.",
+    right="admin",
+    takes_bytes=True,
+    answer=AdapterEntry,
+    errors=CHANGE,
+    parameters=(
+        Parameter("load_inplace", FLAG, "whether a name that is known gets a new version"),
+        Parameter("pinned", FLAG, "whether it is kept in a slot of every rank"),
+        Parameter("sha256", {"type": "string", "pattern": _SHA256.pattern}, "of the body, in hex"),
+        Parameter(
+            CONFIG_HEADER,
+            {"type": "string"},
+            "adapter_config.json in one line, where the file's own header has none",
+            "header",
+        ),
+    ),
+)
+TENSORS = Operation(
+    tag="adapters",
+    summary="Loads an adapter from tensors, as SGLang spells it.",
+    right="admin",
+    body=SglangTensorsBody,
+    answer=LoraUpdate,
+    errors=(*CHANGE, DeadlineExceeded),
+    errors_as=LoraUpdate,
+)
+
+
 def upload_routes(router: Router, keys: KeyRing) -> APIRouter:
     """Return the routes."""
     routes = APIRouter()
@@ -58,10 +89,7 @@ def upload_routes(router: Router, keys: KeyRing) -> APIRouter:
 
 
 def _add_put(routes: APIRouter, router: Router, keys: KeyRing) -> None:
-    body = {"schema": {"type": "string", "format": "binary"}}
-    extra = {"requestBody": {"required": True, "content": {"application/octet-stream": body}}}
-
-    @routes.put("/v1/adapters/{name:path}", openapi_extra=extra)
+    @routes.put("/v1/adapters/{name:path}", openapi_extra=declared(UPLOAD))
     async def upload_adapter(http: HttpRequest, name: str) -> Response:
         keys.authenticate(http).require_admin()
         upload = Upload(num_bytes=_length(http), config=_config(http), options=_options(http))
@@ -71,7 +99,7 @@ def _add_put(routes: APIRouter, router: Router, keys: KeyRing) -> None:
 def _add_tensors(routes: APIRouter, router: Router, keys: KeyRing) -> None:
     turn = asyncio.Semaphore(1)  # one such body in memory at a time
 
-    @routes.post("/load_lora_adapter_from_tensors", openapi_extra=openapi_body(SglangTensorsBody))
+    @routes.post("/load_lora_adapter_from_tensors", openapi_extra=declared(TENSORS))
     async def load_lora_adapter_from_tensors(http: HttpRequest) -> Response:
         async def load() -> str:
             async with turn:

@@ -39,12 +39,15 @@ class EmbeddingBody(Body):
     request_id: RequestId | None = None
 
 
+_VECTOR = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}
+
+
 class Embedding(msgspec.Struct, kw_only=True):
     """One vector: numbers, or base64 of [D] float32 in little-endian order."""
 
     object: str = "embedding"
     index: int
-    embedding: msgspec.Raw
+    embedding: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_VECTOR)]
 
 
 class EmbeddingUsage(msgspec.Struct):
