@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits
+
+from worker.grammar_tokens import read_tokens
 
 MAX_GRAMMAR_BYTES = 256 * 1024  # of a grammar as text
 NUM_KEPT = 64  # grammars that were compiled last
@@ -33,9 +35,7 @@ class GrammarVocabulary:
         assert eos_token_ids, "nothing could end an answer"
         self.num_tokens = num_tokens
         self.eos_token_ids = tuple(eos_token_ids)
-        self.tokenizer = LLTokenizer(
-            str(model_dir / "tokenizer.json"), n_vocab=num_tokens, eos_token=list(eos_token_ids)
-        )
+        self.tokenizer = read_tokens(model_dir, num_tokens, eos_token_ids)
         self._compiled: dict[str, LLMatcher] = {}  # that nothing was fed, the last used behind
 
     def mistake(self, grammar: str) -> str:
@@ -51,6 +51,10 @@ class GrammarVocabulary:
         for token_id in token_ids:
             state.feed(token_id)
         return state
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token says; the name of one that is special."""
+        return bytes(self.tokenizer.decode_bytes([token_id]))
 
     def _matcher(self, grammar: str) -> LLMatcher:
         """Return a matcher of a grammar that nothing was fed."""

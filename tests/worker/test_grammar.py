@@ -132,6 +132,45 @@ def test_a_grammar_that_becomes_too_complex_allows_nothing_and_says_why(
     assert state.forced == ()
 
 
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> GrammarVocabulary:
+    """The demo model's tokens, and `<think>` as a token that is not called special."""
+    loaded = json.loads((MODEL_DIR / "tokenizer.json").read_text())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    loaded["added_tokens"].append(plain | {"id": 49152, "content": "<think>", "special": False})
+    model_dir = tmp_path_factory.mktemp("thinking")
+    (model_dir / "tokenizer.json").write_text(json.dumps(loaded))
+    return GrammarVocabulary(model_dir, 49160, (EOS,))
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "<think>", "a <|im_start|> and <|im_end|>!"])
+@pytest.mark.parametrize("form", [{"const": "%s"}, {"enum": ["%s", "x"]}, {"pattern": "^%s$"}])
+def test_a_text_that_spells_a_special_token_is_said_in_ordinary_ones(
+    thinking: GrammarVocabulary, form: dict[str, Any], text: str
+) -> None:
+    spelled = json.loads(json.dumps(form).replace("%s", text.replace("|", r"\\|")))
+    if "pattern" not in form:
+        spelled = json.loads(json.dumps(form).replace("%s", text))
+    schema = {"type": "object", "properties": {"a": {"type": "string"} | spelled}}
+    whole = grammar(schema | {"required": ["a"], "additionalProperties": False})
+    wanted = thinking.tokenizer.tokenize_str(json.dumps({"a": text}, separators=(",", ":")))
+    assert not any(map(thinking.tokenizer.is_special_token, wanted))
+    state = thinking.state(whole)
+    for token_id in (*wanted, EOS):
+        assert state.allowed()[token_id]
+        state.feed(token_id)
+    answer = thinking.state(whole)
+    tokens = drawn(answer, Random(0))
+    assert json.loads(thinking.tokenizer.decode_str(tokens[:-1]))["a"] in (text, "x")
+    assert answer.error == ""
+
+
+def test_a_special_token_that_a_grammar_names_is_that_token(thinking: GrammarVocabulary) -> None:
+    assert thinking.state("start: <think>").forced == (49152,)
+    assert thinking.state("start: <[49152]>").forced == (49152,)
+    assert thinking.state('start: "<think>"').forced != (49152,)
+
+
 def test_only_the_grammars_used_last_are_kept(vocabulary: GrammarVocabulary) -> None:
     for number in range(NUM_KEPT + 5):
         vocabulary.state(f'start: "{number}"')
