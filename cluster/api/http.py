@@ -26,6 +26,11 @@ from cluster.api.schemas.extras import ExtraParameters
 from cluster.errors import InvalidRequest
 from cluster.router.metrics.request_metrics import OTHER, RouterMetrics
 
+# Of a body. What is more would stop all streams for a fifth of a second and longer.
+MAX_VALUES = 262_144
+MAX_VALUES_OF_TOKENS = 2**20  # where token ids are nearly all of it
+MAX_TEXTS = 131_072  # keys are such, too
+MAX_CONTAINERS = 65_536
 MAX_LIMIT = 10_000  # entries of one page
 SSE_DONE = b"data: [DONE]\n\n"
 REQUEST_ID_HEADER = b"x-request-id"
@@ -39,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def read_body(
-    http: Request, model: type[BodyT], max_bytes: int, max_values: int | None = None
+    http: Request, model: type[BodyT], max_bytes: int, max_values: int = MAX_VALUES
 ) -> BodyT:
     """Return the JSON body as a model.
 
@@ -48,49 +53,44 @@ async def read_body(
     Raises:
         InvalidRequest: if it is too large, not JSON, or not what the model takes.
     """
+    data = await read_bytes(http, max_bytes)
+    if num_values(data, max_values) > max_values:
+        raise InvalidRequest(
+            f"the body has more than {max_values} values, {MAX_TEXTS} texts and keys, or "
+            f"{MAX_CONTAINERS} lists and objects"
+        )
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise validation_error(error) from None
+
+
+async def read_bytes(http: Request, max_bytes: int) -> bytes:
+    """Return a body that is JSON, as far as its type says.
+
+    Raises:
+        InvalidRequest: if it is too large, or of another type.
+    """
     data = bytearray()
     async for part in http.stream():
         data += part
         if len(data) > max_bytes:
             raise InvalidRequest(f"the body is over the limit of {max_bytes} bytes")
-    if max_values is not None and num_values(data, max_values) > max_values:
-        raise InvalidRequest(f"the body has more than {max_values} values")
-    try:
-        return model.model_validate_json(bytes(data))
-    except ValidationError as error:
-        raise validation_error(error) from None
+    return bytes(data)
 
 
 def num_values(data: bytes | bytearray, limit: int) -> int:
-    """Return how many values JSON has at most; over the limit, some number that is.
+    """Return how many values JSON has at most; over that or another limit, some number over it.
 
     The time that it takes depends on the limit and the size, not on what the JSON says.
     """
-    # A text is a value or a key: what is left of more than those counts as it stands.
-    rest, num_texts = _STRING.subn(b"", data, 2 * limit + 2)
-    return max(sum(rest.count(sign) for sign in (b",", b"[", b"{")), num_texts // 2)
-
-
-def openapi_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what an OpenAPI document says of a body that `read_body` reads."""
-    schema = model.model_json_schema()
-    schema = _inlined(schema, schema.pop("$defs", {}))
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Return a schema with definitions in place of what refers to them; none contains itself.
-
-    A reference counts from the root of the document, where the definitions of a body are not.
-    """
-    if isinstance(schema, list):
-        return [_inlined(one, definitions) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    reference = schema.get("$ref")
-    if reference is not None:
-        return _inlined(definitions[reference.rpartition("/")[2]], definitions)
-    return {key: _inlined(value, definitions) for key, value in schema.items()}
+    # A text is a value or a key. A million of them takes half a second to count alone.
+    most = min(2 * limit + 1, MAX_TEXTS)
+    rest, num_texts = _STRING.subn(b"", data, most + 1)
+    num_containers = rest.count(b"[") + rest.count(b"{")
+    if num_texts > most or num_containers > MAX_CONTAINERS:
+        return limit + 1
+    return max(rest.count(b",") + num_containers, num_texts // 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from cluster.api.auth import KeyRing
 from cluster.api.echo import echo_response, scored_echo_response
 from cluster.api.error_handlers import ErrorReply
-from cluster.api.http import read_body, sse, unless_disconnected
+from cluster.api.http import MAX_VALUES_OF_TOKENS, read_body, sse, unless_disconnected
 from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
 from cluster.api.prepare import prepare_completion
 from cluster.api.prompt_logprobs import entries_of, spelled
@@ -176,7 +176,9 @@ def completion_routes(router: Router, keys: KeyRing) -> APIRouter:
     @routes.post("/v1/completions", openapi_extra=declared(COMPLETIONS))
     async def create_completion(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
-        body = await read_body(http, CompletionBody, router.config.max_body_bytes)
+        body = await read_body(
+            http, CompletionBody, router.config.max_body_bytes, MAX_VALUES_OF_TOKENS
+        )
         call = call_of(http, principal, body)
         prepared = await prepare_completion(router, call, body)
         model, requests = prepared.model, prepared.requests

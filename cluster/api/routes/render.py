@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.http import json_response, read_body
+from cluster.api.http import MAX_VALUES_OF_TOKENS, json_response, read_body
 from cluster.api.openapi.operation import PREPARATION, Operation, declared
 from cluster.api.prepare import PreparedCall, prepare_chat, prepare_completion
 from cluster.api.request_builder import call_of
@@ -96,7 +96,7 @@ def render_routes(router: Router, keys: KeyRing) -> APIRouter:
     @routes.post("/v1/completions/render", openapi_extra=declared(COMPLETION))
     async def render_completion(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
-        body = await read_body(http, CompletionBody, max_bytes)
+        body = await read_body(http, CompletionBody, max_bytes, MAX_VALUES_OF_TOKENS)
         prepared = await prepare_completion(router, call_of(http, principal, body), body)
         return json_response(await _rendered(router, prepared, "cmpl"))
 

@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.http import extra_parameters_of, json_response, read_body
+from cluster.api.http import MAX_VALUES_OF_TOKENS, extra_parameters_of, json_response, read_body
 from cluster.api.message_format import check_tools
 from cluster.api.openapi.operation import LOOKUP, Operation, declared
 from cluster.api.prompts.conversation import conversation_tokens
@@ -108,7 +108,9 @@ def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
     @routes.post("/detokenize", openapi_extra=declared(DETOKENIZE))
     async def detokenize(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
-        body = await read_body(http, DetokenizeBody, router.config.max_body_bytes)
+        body = await read_body(
+            http, DetokenizeBody, router.config.max_body_bytes, MAX_VALUES_OF_TOKENS
+        )
         body.refuse_extras(extras=extra_parameters_of(http))
         await _check_model(router, body.model, principal)
         check_token_ids(body.tokens, router.config, "tokens")
