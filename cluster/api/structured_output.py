@@ -15,13 +15,14 @@ from pydantic import JsonValue
 
 from cluster.api.schemas.requests import GenerationBody
 from cluster.errors import InvalidRequest
+from cluster.router.parser.json_schemas import ESCAPES, followed
 
 MAX_TEXT = 128 * 1024  # characters of a schema, a regex or a grammar
 MAX_CHOICES = 4096
 MAX_TAGS = 128
 # Without white space between its parts: a model could go on with that for ever, and what is
 # certain need not be sampled.
-_JSON_OPTIONS: Any = {"whitespace_flexible": False}
+_JSON_OPTIONS: Any = {"whitespace_flexible": False, **ESCAPES}
 _OF_ANYTHING: dict[str, JsonValue] = {"type": "object"}
 
 
@@ -111,8 +112,8 @@ def _json(value: JsonValue, param: str) -> str:
     schema = _loaded(value)
     if not isinstance(schema, dict | bool):
         raise ValueError("a JSON schema is an object")
-    text = json.dumps(schema)
-    _check_length(text)
+    _check_length(json.dumps(schema))
+    text = json.dumps(followed(schema))
     return str(LLMatcher.grammar_from_json_schema(text, defaults=_JSON_OPTIONS))
 
 
@@ -168,7 +169,8 @@ def _tag(structure: Any, triggers: list[Any]) -> StructTag:
     if not fitting:
         raise ValueError(f"no trigger is the beginning of {begin[:60]!r}")
     _check_length(json.dumps(schema) + begin + end)
-    return StructTag(trigger=fitting[0], begin=begin, grammar=schema, end=end)
+    grammar = {**followed(schema), "x-guidance": _JSON_OPTIONS}
+    return StructTag(trigger=fitting[0], begin=begin, grammar=grammar, end=end)
 
 
 def _check_length(text: str) -> None:

@@ -5,36 +5,26 @@ end. That process is started by the first call, and again if it has died.
 """
 
 import asyncio
-import os
-import subprocess
-import sys
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from cluster.errors import Internal, InvalidRequest, Overloaded
-from cluster.router.template_process import Rendered, read_frame, write_frame
+from cluster.router.forking import ForkingProcess
+from cluster.router.template_process import Rendered
 
 MAX_CALLS = 8  # that wait or run; each may take all of the time
 _MODULE = "cluster.router.template_process"
-_QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TRANSFORMERS_VERBOSITY": "error",
-}
 
 
 class RequestTemplates:
     """Renders conversations by templates that the model does not have."""
 
     def __init__(self, model_dir: str, seconds: float, retry_after: int) -> None:
-        self._command = [sys.executable, "-m", _MODULE, model_dir, str(seconds)]
+        self.process = ForkingProcess(_MODULE, model_dir, str(seconds))
         self._retry_after = retry_after
-        self._process: subprocess.Popen[bytes] | None = None
         self._turn = asyncio.Lock()
         self._calls: set[asyncio.Task[Rendered | None]] = set()
-        self._is_closed = False
 
     async def render(self, arguments: dict[str, Any]) -> str:
         """Return what `Tokenizer.render` makes of these arguments.
@@ -61,53 +51,13 @@ class RequestTemplates:
 
     async def close(self) -> None:
         """End the process."""
-        self._is_closed = True
-        if self._process is not None:
-            self._process.kill()
+        self.process.kill()
         if self._calls:
             await asyncio.wait(self._calls)
-        if self._process is not None:
-            await asyncio.to_thread(self._end, self._process)
+        await asyncio.to_thread(self.process.end)
 
     async def _in_turn(self, arguments: dict[str, Any]) -> Rendered | None:
+        call = msgspec.json.encode(arguments)
         async with self._turn:
-            return await asyncio.to_thread(self._exchange, arguments)
-
-    def _exchange(self, arguments: dict[str, Any]) -> Rendered | None:
-        """Return what came of a call; None if the process has died."""
-        if self._is_closed:
-            return None
-        process = self._process or self._start()
-        assert process.stdin is not None and process.stdout is not None, "both are pipes"
-        try:
-            write_frame(process.stdin, msgspec.json.encode(arguments))
-            answer = read_frame(process.stdout)
-        except BrokenPipeError:
-            answer = None
-        if answer is None:
-            self._end(process)
-            return None
-        return msgspec.json.decode(answer, type=Rendered)
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = None
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None, "both are pipes"
-            with suppress(BrokenPipeError):
-                pipe.close()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | _QUIET,
-            start_new_session=True,
-        )
-        self._process = process
-        assert process.stdout is not None, "a pipe"
-        read_frame(process.stdout)  # that it is ready; if it died, the call finds out
-        return process
+            answer = await asyncio.to_thread(self.process.exchange, call)
+        return None if answer is None else msgspec.json.decode(answer, type=Rendered)

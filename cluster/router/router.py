@@ -99,6 +99,7 @@ class Router:
         await asyncio.gather(*self._running, return_exceptions=True)
         await self.background.close()
         await self.request_templates.close()
+        await self.grammars.close()
         await self.replicas.close()
         await self.aggregation.close()
 

@@ -16,12 +16,18 @@ from cluster.router.parser.json_calls import (
     PYTHON_TAG,
     TOOL_CALLS,
 )
+from cluster.router.parser.json_schemas import ESCAPES, followed
 from cluster.router.parser.thoughts import CLOSE, OPEN
 from cluster.router.parser.xml_grammar import text_rules, xml_call
 
 # As models have learned it from Python's json.dumps; without other white space, which a model
 # could go on with for ever.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    **ESCAPES,
+}
 Thoughts = Literal["none", "possible", "begun"]  # before the answer
 
 
@@ -146,7 +152,8 @@ def _unit_rules(
 
 
 def _json_call(syntax: CallSyntax, name: str, schema: dict[str, Any]) -> list[str]:
-    arguments = f"%json {json.dumps({'type': 'object', **schema, 'x-guidance': JSON_STYLE})}"
+    whole = {"type": "object", **followed(schema), "x-guidance": JSON_STYLE}
+    arguments = f"%json {json.dumps(whole)}"
     if syntax.names_first:
         return [_quoted(name), syntax.marker(ARGS), arguments]
     key = "parameters" if syntax.family == "llama3_json" else "arguments"

@@ -8,12 +8,19 @@ properties there are.
 import json
 from typing import Any
 
+from cluster.router.parser.json_schemas import ESCAPES, followed
+
 _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _SAYS_NOTHING = {"title", "description", "default", "examples", "$schema", "$id", "$comment"}
 _OF_TEXTS = {"minLength", "maxLength", "pattern", "format", "contentEncoding"}
 # The tags by which a parser would end it, but for its own.
 _TEXT = r"/(?s:.*)\n<\/parameter>\n/ & ~/(?s:.*)(<parameter=|<\/function>)(?s:.*)/"
-_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_STYLE = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    **ESCAPES,
+}
 
 
 def xml_call(name: str, schema: dict[str, Any]) -> list[str]:
@@ -69,7 +76,7 @@ def _value(where: str, schema: Any, definitions: dict[str, Any]) -> str:
     is_plain = "$ref" not in schema or types <= {"object", "array"}
     if "string" in types or not types or not is_plain:
         raise ValueError(f"{where}: a text or something else cannot be told apart between tags")
-    whole = {**schema, **definitions, "x-guidance": _STYLE}
+    whole = {**followed({**schema, **definitions}), "x-guidance": _STYLE}
     return f"%json {json.dumps(whole)} {end}"
 
 

@@ -116,7 +116,7 @@ def test_without_the_operators_leave_there_is_no_template_of_a_request(
     reply = post(serving, chat_template="a")
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "chat_template")
     assert "--trust-request-chat-template" in reply.json()["error"]["message"]
-    assert serving.router.request_templates._process is None
+    assert serving.router.request_templates.process.pid is None
 
 
 def render(templates: RequestTemplates, template: str) -> Any:
@@ -155,8 +155,8 @@ async def test_a_process_that_died_is_started_again(model_dir: Any) -> None:
     templates = RequestTemplates(str(model_dir), 1.0, 1)
     try:
         assert await render(templates, "a") == "a"
-        assert templates._process is not None
-        os.kill(templates._process.pid, signal.SIGKILL)
+        assert templates.process.pid is not None
+        os.kill(templates.process.pid, signal.SIGKILL)
         with pytest.raises(Internal, match="has died"):
             await render(templates, "b")
         assert await render(templates, "c") == "c"
@@ -167,7 +167,7 @@ async def test_a_process_that_died_is_started_again(model_dir: Any) -> None:
 async def test_closing_ends_the_process_and_whoever_waits_for_it(model_dir: Any) -> None:
     templates = RequestTemplates(str(model_dir), 30.0, 1)
     assert await render(templates, "a") == "a"
-    process = templates._process
+    process = templates.process._process
     assert process is not None
     waiting = [asyncio.create_task(render(templates, ENDLESS)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -175,3 +175,54 @@ async def test_closing_ends_the_process_and_whoever_waits_for_it(model_dir: Any)
     for result in await asyncio.gather(*waiting, return_exceptions=True):
         assert isinstance(result, Internal)
     assert process.returncode == -signal.SIGKILL
+
+
+TOOL = {"type": "function", "function": {"name": "now"}}
+
+
+def test_a_request_with_its_own_template_is_judged_by_that(serving: Serving) -> None:
+    error = post(serving, tools=[TOOL]).json()["error"]
+    assert error["message"].startswith("tools: this model's chat template does not tell it of")
+    silent = "{{ messages[0].content }}"
+    error = post(serving, tools=[TOOL], chat_template=silent).json()["error"]
+    assert error["message"].startswith("tools: the chat_template does not tell it of tools")
+    unknown = "{{ tools }}" + silent
+    error = post(serving, tools=[TOOL], chat_template=unknown).json()["error"]
+    assert "set tool_call_parser" in error["message"]
+    known = "{{ tools | tojson }}[TOOL_CALLS]" + silent
+    assert '"now"' in rendered(serving, tools=[TOOL], chat_template=known)
+    error = post(serving, reasoning_effort="high", chat_template=silent).json()["error"]
+    assert error["message"] == "reasoning_effort: the chat_template has no effort 'high'"
+    effort = "{{ reasoning_effort }}" + silent
+    assert rendered(serving, reasoning_effort="high", chat_template=effort) == "higha"
+    error = post(serving, thinking_token_budget=5, chat_template=silent).json()["error"]
+    assert error["message"].startswith("thinking_token_budget: the chat_template knows no")
+    thinks = silent + "<think>{# </think> #}"
+    rendered(serving, thinking_token_budget=5, chat_template=thinks)
+    budget = serving.schedulers[0].submitted[-1].sampling.thinking
+    assert budget is not None
+    assert budget.is_open
+
+
+def test_a_conversation_is_tokenized_by_the_template_of_its_request(serving: Serving) -> None:
+    said = {
+        "chat_template": "{{ documents[0].title }}{{ mood }}{{ messages[0].content }}",
+        "documents": [{"title": "t"}],
+        "chat_template_kwargs": {"mood": "gay"},
+    }
+    text = rendered(serving, **said)
+    body = {"messages": MESSAGES, **said}
+    reply = httpx.post(f"{serving.url}/tokenize", json=body, timeout=PATIENCE).json()
+    assert tuple(reply["tokens"]) == serving.schedulers[0].submitted[-1].token_ids
+    assert text == "tgaya"
+    for name in ("chat_template", "documents"):
+        wrong = {"prompt": "a", name: said[name]}
+        error = httpx.post(f"{serving.url}/tokenize", json=wrong, timeout=PATIENCE).json()["error"]
+        assert error["message"] == f"{name}: only with messages"
+
+
+def test_without_the_operators_leave_none_is_tokenized(serve: Callable[..., Serving]) -> None:
+    serving = serve(FakeScheduler())
+    body = {"messages": MESSAGES, "chat_template": "a"}
+    reply = httpx.post(f"{serving.url}/tokenize", json=body, timeout=PATIENCE)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "chat_template")
