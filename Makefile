@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-cluster chaos check demo-model bench-scheduler bench-adapters bench-trainer bench-peers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-cluster chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-peers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -91,6 +91,17 @@ test-cluster: $(BIN)/.installed-dev $(DEMO)/config.json
 # ARGS='--blows kill-rank,stop-scheduler --rounds 3' or ARGS='--minutes 30 --blows ...'.
 chaos: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+# Calls that no client makes, to a server of its own: 5,000 hostile bodies and 2,000 cases that
+# schemathesis, in an environment of its own, makes of the OpenAPI document. ARGS='--bodies 500 --seed 7'.
+FUZZ := $(HOME)/.cache/topwork/fuzz/venv
+$(FUZZ)/.installed:
+	$(PYTHON) -m venv $(FUZZ)
+	$(FUZZ)/bin/pip install --quiet --disable-pip-version-check schemathesis==4.32.5
+	touch $@
+
+fuzz: $(BIN)/.installed-dev $(DEMO)/config.json $(FUZZ)/.installed
+	$(BIN)/python -m tests.fuzz --schemathesis $(FUZZ)/bin/schemathesis $(ARGS)
 
 check: $(BIN)/.installed-dev
 	$(BIN)/ruff check --no-cache .

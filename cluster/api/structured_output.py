@@ -145,7 +145,12 @@ def _choice(value: list[str], param: str) -> str:
 def _grammar(value: str, param: str) -> str:
     """Return a grammar in Lark's syntax from one in that or in GBNF's."""
     _check_length(value)
-    return any_to_lark(value)
+    try:
+        return any_to_lark(value)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise ValueError(str(error)) from None  # llguidance says so of a rule that is missing
 
 
 def _structural_tag(value: JsonValue, param: str) -> str:

@@ -127,6 +127,8 @@ def deep(levels: int) -> dict[str, Any]:
         ({"guided_json": {"type": "bogus"}}, "guided_json", "bogus"),
         ({"guided_json": {"not": {"type": "string"}}}, "guided_json", "not"),
         ({"guided_json": "{"}, "guided_json", "Expecting"),
+        ({"ebnf": "root ::= other"}, "ebnf", "'other' not found"),
+        ({"guided_grammar": ""}, "guided_grammar", "No 'root' rule"),
         ({"guided_json": 7}, "guided_json", "a JSON schema is an object"),
         ({"guided_json": {"type": "object", "pattern": "x" * 200_000}}, "guided_json", "limit"),
         ({"guided_json": {"$ref": "http://elsewhere/schema"}}, "guided_json", ""),
