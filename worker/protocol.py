@@ -22,6 +22,16 @@ PENDING_TOKEN = -1
 Pooling = Literal["", "last", "mean"]
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many tokens of thought an answer may have before it is made to close it."""
+
+    num_tokens: int
+    opening: str  # the tag that opens a thought at the beginning of an answer
+    closing: str  # the tag that closes it
+    closing_tokens: tuple[int, ...]  # that say it
+    is_open: bool  # the answer begins in a thought that its prompt has opened
+
+
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How the next token of one sequence is sampled from its logits; the defaults are OpenAI's.
 
@@ -48,6 +58,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     bad_words: tuple[tuple[int, ...], ...] = ()  # tokens that the output must not end in
     # A bit for each token that may be drawn, the lowest id in the lowest bit; b"": all may.
     allowed_tokens: bytes = b""
+    thinking: ThinkingBudget | None = None  # None: an answer may think as long as it likes
 
     @property
     def has_penalties(self) -> bool:
@@ -61,7 +72,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def needs_history(self) -> bool:
         """Whether a rank must know the tokens so far to sample the next one."""
-        if self.has_penalties or self.grammar:
+        if self.has_penalties or self.grammar or self.thinking is not None:
             return True
         return any(len(word) > 1 for word in self.bad_words)
 

@@ -16,6 +16,7 @@ from cluster.api.routes.messages import MESSAGES, anthropic_error, message_route
 from cluster.api.routes.models import model_routes
 from cluster.api.routes.operations import operation_routes
 from cluster.api.routes.render import render_routes
+from cluster.api.routes.response_inputs import response_input_routes
 from cluster.api.routes.responses import response_routes
 from cluster.api.routes.sglang import SGLANG_PATHS, sglang_error, sglang_routes
 from cluster.api.routes.streams import stream_routes
@@ -49,6 +50,7 @@ def create_app(
             chat_routes,
             completion_routes,
             response_routes,
+            response_input_routes,
             embedding_routes,
             message_routes,
             stream_routes,

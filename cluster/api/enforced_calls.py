@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from cluster.api.message_format import TemplateFormat
 from cluster.api.request_builder import Call, check_grammar
 from cluster.api.tools import ToolUse
 from cluster.errors import InvalidRequest
@@ -21,22 +22,34 @@ NO_SCHEMA = {"type": "object"}  # of a function that need not be strict
 
 
 async def formed(
-    router: Router, call: Call, tools: ToolUse, message_format: MessageFormat, prompt: str
+    router: Router,
+    call: Call,
+    template: TemplateFormat,
+    tools: ToolUse,
+    message_format: MessageFormat,
+    prompt: str,
 ) -> Call:
     """Return a call with the grammar of its answer, and with what must be seen of that.
 
     Raises:
         InvalidRequest: as `_with_grammar`, and if the grammar cannot be followed.
     """
-    call = _with_grammar(router, call, tools, message_format, prompt)
+    syntax = _syntax(router, template, message_format, prompt)
+    call = _with_grammar(call, tools, syntax)
     await check_grammar(router, call)
-    shown = tuple(sorted(router.tokenizer.added_tokens(message_format.markers).values()))
-    return replace(call, text_options=replace(call.text_options, shown_special_tokens=shown))
+    options = replace(
+        call.text_options,
+        shown_special_tokens=tuple(
+            sorted(router.tokenizer.added_tokens(message_format.markers).values())
+        ),
+    )
+    if message_format.reasoning:
+        thoughts = "begun" if message_format.begins_in_thought else "possible"
+        options = replace(options, thoughts=thoughts)
+    return replace(call, text_options=options)
 
 
-def _with_grammar(
-    router: Router, call: Call, tools: ToolUse, message_format: MessageFormat, prompt: str
-) -> Call:
+def _with_grammar(call: Call, tools: ToolUse, syntax: CallSyntax) -> Call:
     """Return a call with the grammar of its answer, if that has any form.
 
     Raises:
@@ -48,7 +61,6 @@ def _with_grammar(
             f"{call.grammar_param}: cannot be together with tools; an answer has one form only",
             call.grammar_param,
         )
-    syntax = _syntax(router, message_format, prompt)
     try:
         if call.grammar and syntax.thoughts != "none":
             return replace(call, grammar=behind_thoughts(syntax, call.grammar))
@@ -73,7 +85,9 @@ def _check_end(call: Call) -> None:
             raise InvalidRequest(f"{name}: with these tools, the answer ends when it may", name)
 
 
-def _syntax(router: Router, message_format: MessageFormat, prompt: str) -> CallSyntax:
+def _syntax(
+    router: Router, template: TemplateFormat, message_format: MessageFormat, prompt: str
+) -> CallSyntax:
     tokens = router.tokenizer.added_tokens(ALL_MARKERS)
     thoughts: Thoughts = "none"
     if message_format.begins_in_thought:
@@ -84,5 +98,5 @@ def _syntax(router: Router, message_format: MessageFormat, prompt: str) -> CallS
         family=message_format.tool_calls,
         thoughts=thoughts,
         tokens={text: one for text, one in tokens.items() if one < router.config.vocab_size},
-        names_first=ARGS in router.tokenizer.chat_template,
+        names_first=ARGS in template.source,
     )

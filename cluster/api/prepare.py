@@ -11,6 +11,7 @@ from cluster.api.message_format import (
     begins_in_thought,
     check_tools,
     format_of,
+    template_format,
     template_variables,
 )
 from cluster.api.prompt_logprobs import num_prompt_logprobs
@@ -25,6 +26,7 @@ from cluster.api.request_builder import (
     resolve_model,
 )
 from cluster.api.schemas.requests import ChatBody, CompletionBody
+from cluster.api.thinking_budget import budgeted, budgeted_prompts, thinking_budget
 from cluster.api.tools import tool_use_of
 from cluster.errors import InvalidRequest
 from cluster.request import Request
@@ -68,25 +70,32 @@ async def prepare_chat(router: Router, call: Call, body: ChatBody) -> PreparedCa
         num_prompt_logprobs=num_prompt_logprobs(body),
     )
     tools = tool_use_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    check_tools(router, tools)
-    variables = template_variables(router, body.reasoning_effort)
+    template = template_format(router, body.chat_template)
+    check_tools(template, tools)
+    variables = template_variables(template, body.reasoning_effort)
     await check_grammar(router, call)
     model = await resolve_model(router, call)
     text = await conversation_text(router, body, tools.rendered, variables)
     prompt = await text_tokens(router, text, bool(body.add_special_tokens))
     if body.truncate_prompt_tokens is not None:
         prompt = truncated(prompt, body, limits, router.config)
+    is_open = begins_in_thought(
+        template, text, body.messages[-1].content if body.continue_final_message else None
+    )
+    budget = None
+    if body.thinking_token_budget is not None:
+        budget = thinking_budget(router, template, body.thinking_token_budget, is_open=is_open)
     message_format = format_of(
-        router,
+        template,
         tools,
-        begins_in_thought=begins_in_thought(
-            router, text, body.messages[-1].content if body.continue_final_message else None
-        ),
+        begins_in_thought=is_open,
         shows_reasoning=body.include_reasoning is not False,
     )
     if message_format is not None:
-        call = await formed(router, call, tools, message_format, text)
+        call = await formed(router, call, template, tools, message_format, text)
     requests = build_requests(router, call, model, [prompt], limits)
+    if budget is not None:
+        requests = [budgeted(choices, budget) for choices in requests]
     return PreparedCall(call, model, limits, requests, message_format=message_format)
 
 
@@ -106,6 +115,8 @@ async def prepare_completion(router: Router, call: Call, body: CompletionBody) -
     tokenized = await prompt_tokens(router, given, body.add_special_tokens is not False)
     kept = [truncated(prompt, body, limits, router.config) for prompt in tokenized]
     requests = build_requests(router, call, model, kept, limits)
+    if body.thinking_token_budget is not None:
+        requests = await budgeted_prompts(router, requests, body.thinking_token_budget)
     echoes = await echoed_texts(router, given, tokenized, kept) if body.echo else ()
     return PreparedCall(call, model, limits, requests, echoes)
 

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -23,6 +24,7 @@ from cluster.api.schemas.responses import (
     LOGPROB_FLOOR,
     ChatLogprob,
     ChatLogprobs,
+    CompletionTokensDetails,
     PromptTokensDetails,
     TopLogprob,
     Usage,
@@ -96,6 +98,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
             self.num_tokens,
             len(self.prompt) + self.num_tokens,
             PromptTokensDetails(self.num_cached_tokens),
+            _details(self.output.num_reasoning_tokens),
         )
 
 
@@ -186,6 +189,7 @@ def _joined(deltas: list[CompletionOutput]) -> CompletionOutput:
         logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
         finish_reason=deltas[-1].finish_reason,
         stop_reason=deltas[-1].stop_reason,
+        num_reasoning_tokens=deltas[-1].num_reasoning_tokens,
     )
 
 
@@ -288,12 +292,21 @@ def usage_of(prompts: Sequence[Sequence[OutputProcessor]]) -> Usage:
     num_prompt_tokens = sum(len(choices[0].request.token_ids) for choices in prompts)
     num_tokens = sum(choice.num_tokens for choices in prompts for choice in choices)
     num_cached = sum(choices[0].num_cached_tokens for choices in prompts)
+    thoughts = [choice.num_reasoning_tokens for choices in prompts for choice in choices]
+    counted = [count for count in thoughts if count is not None]
     return Usage(
         num_prompt_tokens,
         num_tokens,
         num_prompt_tokens + num_tokens,
         PromptTokensDetails(num_cached),
+        _details(sum(counted) if counted else None),
     )
+
+
+def _details(num_reasoning_tokens: int | None) -> CompletionTokensDetails | UnsetType:
+    if num_reasoning_tokens is None:
+        return UNSET
+    return CompletionTokensDetails(num_reasoning_tokens)
 
 
 def shown_token(tokenizer: Tokenizer, token_id: int, as_id: bool) -> str:

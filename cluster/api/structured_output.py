@@ -79,6 +79,7 @@ def _spellings(body: GenerationBody) -> list[tuple[str, Maker, Any]]:
         ]
     if body.response_format is not None:
         found.append(("response_format", _response_format, _plain(body.response_format)))
+    found.append(("text.format", _text_format, body.text_format))
     return found
 
 
@@ -101,6 +102,13 @@ def _response_format(value: dict[str, Any], param: str) -> str:
             return _structural_tag(value, param)
     known = "text, json_object, json_schema and structural_tag"
     raise ValueError(f"the type {str(value['type'])[:60]!r} is not one of {known}")
+
+
+def _text_format(value: dict[str, Any], param: str) -> str:
+    """Return the grammar of a form that /v1/responses has checked."""
+    if value["type"] == "json_object":
+        return _json(_OF_ANYTHING, param)
+    return _json(value["schema"], f"{param}.schema")
 
 
 def _json_object(_: bool, param: str) -> str:

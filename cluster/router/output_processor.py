@@ -10,12 +10,15 @@ machine, without connections, HTTP or clock.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import msgspec
 
 from cluster.request import FinishReason, Request, TokenEvent
+from cluster.router.parser.thoughts import CLOSE, OPEN
 from cluster.router.tokenizer import REPLACEMENT, Tokenizer
 from worker.protocol import TokenLogprobs
+from worker.thoughts import ThoughtTracker
 
 # A character has four bytes at most, so at most three bytes wait for the rest of it. Decoders show
 # those as one replacement character together (byte-level BPE) or one for each (byte fallback).
@@ -154,6 +157,7 @@ class TextOptions:
     skip_special_tokens: bool
     min_tokens: int  # stop strings count only after so many tokens
     shown_special_tokens: tuple[int, ...] = ()  # whatever becomes of the others
+    thoughts: Literal["", "possible", "begun"] = ""  # at the beginning; "": none are told apart
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -172,6 +176,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, gc=False):
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None
     stop_reason: str | int | None  # the stop string or stop token that ended the answer
+    num_reasoning_tokens: int | None = None  # of the whole so far; None: none are told apart
 
 
 def by_token(event: TokenEvent) -> Sequence[TokenEvent]:
@@ -206,6 +211,10 @@ class OutputProcessor:
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # from the second token on
         self.finish_reason: FinishReason | None = None
         self._options = options
+        self._token_bytes = tokenizer.token_bytes
+        self._thought: ThoughtTracker | None = None
+        if options.thoughts:
+            self._thought = ThoughtTracker(OPEN, CLOSE, is_open=options.thoughts == "begun")
         self._detokenizer = Detokenizer(decode, tokenizer.own_texts(skips, shown))
         self._stops = StopStrings(options.stops, options.include_stop)
         self._stop_tokens = frozenset(request.stop_token_ids)
@@ -222,6 +231,11 @@ class OutputProcessor:
     def num_tokens(self) -> int:
         """Tokens that have come."""
         return len(self.output_token_ids)
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens of the thought that have come; None: none are told apart."""
+        return None if self._thought is None else self._thought.num_tokens
 
     def process(self, event: TokenEvent) -> CompletionOutput | None:
         """Take an event without error; return the next delta, None if nothing can be shown yet.
@@ -244,6 +258,8 @@ class OutputProcessor:
                 finish_reason, stop_reason = "stop", token_id
                 if not self._options.include_stop:
                     break
+            elif self._thought is not None and not self._thought.is_over:
+                self._thought.feed(self._token_bytes(token_id))
             text += self._until_stop(self._detokenizer.feed_one(token_id))
             if self._stops.matched is not None:
                 return self._delta(text, "stop", self._stops.matched)
@@ -275,6 +291,13 @@ class OutputProcessor:
     ) -> CompletionOutput:
         self.finish_reason = finish_reason
         token_ids = tuple(self.output_token_ids[self._num_shown :])
-        delta = CompletionOutput(text, token_ids, tuple(self._logprobs), finish_reason, stop_reason)
+        delta = CompletionOutput(
+            text,
+            token_ids,
+            tuple(self._logprobs),
+            finish_reason,
+            stop_reason,
+            self.num_reasoning_tokens,
+        )
         self._num_shown, self._logprobs = len(self.output_token_ids), []
         return delta

@@ -10,6 +10,7 @@ from worker.protocol import (
     Plan,
     SamplingParams,
     SequenceStart,
+    ThinkingBudget,
     decode_plan,
     encode_plan,
 )
@@ -64,7 +65,8 @@ def test_a_plan_out_of_turn_is_noticed():
         (SamplingParams(frequency_penalty=0.1), True),
         (SamplingParams(bad_words=((1,), (2,)), allowed_tokens=b"\x06"), False),
         (SamplingParams(bad_words=((1,), (2, 3))), True),
+        (SamplingParams(thinking=ThinkingBudget(5, "<t>", "</t>", (7,), True)), True),
     ],
 )
-def test_only_penalties_need_the_history(params, needs):
+def test_only_what_looks_back_needs_the_history(params, needs):
     assert params.needs_history is needs

@@ -21,6 +21,7 @@ from worker.distributed.communicator import Communicator
 from worker.engine.pooling import PromptPooler
 from worker.engine.prompt_scorer import PromptScorer, Target
 from worker.engine.sequences import (
+    RunningSequence,
     SequenceTable,
     build_input_batch,
     hidden_places,
@@ -345,6 +346,7 @@ class Rank:
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 history=sequence.history,
                 allowed=self._allowed(seq_id, sequence.sampling),
+                forced=self._forced(seq_id, sequence),
             )
             for seq_id, sequence in sequences
         ]
@@ -353,3 +355,9 @@ class Rank:
         if self._grammars is None or not params.grammar:
             return None
         return self._grammars.mask(seq_id)
+
+    def _forced(self, seq_id: int, sequence: RunningSequence) -> int | None:
+        budget = sequence.sampling.thinking
+        if self._grammars is None or budget is None:
+            return None
+        return self._grammars.forced(seq_id, budget, sequence.history, sequence.num_prompt_tokens)

@@ -1,4 +1,4 @@
-"""The grammars of a rank's running sequences, and the masks of what may be drawn next.
+"""The grammars and budgeted thoughts of a rank's running sequences: what may be drawn next.
 
 A mask is computed in a thread of its own, while the ranks compute the step in whose end it is
 needed: it is asked for as soon as the token before it is known. Only rank 0 draws, and has masks.
@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from worker.grammar import GrammarState, GrammarVocabulary
+from worker.protocol import ThinkingBudget
 from worker.sampling.forbidden_tokens import Mask
+from worker.thoughts import BudgetedThought
 
 
 class _Following:
@@ -39,6 +41,7 @@ class GrammarMasks:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._vocabulary = self._thread.submit(load)
         self._following: dict[int, _Following] = {}
+        self._thoughts: dict[int, BudgetedThought] = {}
 
     def start(self, seq_id: int, grammar: str) -> None:
         """Follow a sequence, that has no output yet."""
@@ -48,6 +51,7 @@ class GrammarMasks:
     def end(self, seq_id: int) -> None:
         """Follow a sequence no more; nothing happens if it was not followed."""
         self._following.pop(seq_id, None)
+        self._thoughts.pop(seq_id, None)
 
     def feed(self, seq_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         """Take in the tokens of a sequence, prompt and output, as far as they are not yet."""
@@ -87,6 +91,29 @@ class GrammarMasks:
         self.num_masks += 1
         self.num_late += not mask.done()
         return mask.result()
+
+    def forced(
+        self,
+        seq_id: int,
+        budget: ThinkingBudget,
+        token_ids: Sequence[int],
+        num_prompt_tokens: int,
+    ) -> int | None:
+        """Return the token by which a sequence must close its thought now; None: it need not.
+
+        Args:
+            seq_id: of the sequence.
+            budget: of its thought.
+            token_ids: all of prompt and output.
+            num_prompt_tokens: of them.
+        """
+        thought = self._thoughts.get(seq_id)
+        if thought is None:
+            thought = BudgetedThought(budget, self._vocabulary.result().token_bytes)
+            self._thoughts[seq_id] = thought
+        for token_id in token_ids[num_prompt_tokens + thought.num_fed :]:
+            thought.feed(token_id)
+        return thought.forced
 
     def take_counts(self) -> tuple[int, int]:
         """Return how many masks there were since the last call, and how many came late."""

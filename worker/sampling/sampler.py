@@ -1,10 +1,10 @@
 """The sampler: the next token of every sequence from its logits.
 
-Owns the order in which sampling parameters take effect (vLLM's): the grammar or the allowed
-tokens, logit bias, forbidden tokens, penalties, temperature, min_p, top_k, top_p, then the random
-draw. A token is a function of (logits, parameters, seed, position, and what came before where a
-grammar, a bad word or a penalty looks at it): rows that share a step never touch each other's
-numbers.
+Owns the order in which sampling parameters take effect (vLLM's): a token that closes a thought,
+the grammar or the allowed tokens, logit bias, forbidden tokens, penalties, temperature, min_p,
+top_k, top_p, then the random draw. A token is a function of (logits, parameters, seed, position,
+and what came before where a grammar, a bad word, a penalty or a budget of thoughts looks at it):
+rows that share a step never touch each other's numbers.
 Everything is queued on the device without a wait, because the next step may overwrite the logits.
 
 Shapes: S rows, V vocabulary.
@@ -39,6 +39,7 @@ class SampleRequest:
     num_prompt_tokens: int
     history: Sequence[int]  # tokens [0, position) if params.needs_history, else empty
     allowed: Mask | None = None  # [V], by the grammar; None: anything
+    forced: int | None = None  # that comes next unless a grammar forbids it; only on rank 0
 
     @property
     def output_index(self) -> int:
@@ -54,11 +55,17 @@ class SampleRequest:
     def restricts(self) -> bool:
         """Whether some tokens cannot be drawn; the same on every rank."""
         params = self.params
+        if params.thinking is not None and self.output_index >= params.thinking.num_tokens:
+            return True
         return bool(params.grammar or params.bad_words or params.allowed_tokens or self.held_back)
 
     def restrictions(self, vocab_size: int) -> tuple[Mask | None, list[int]]:
         """Return (what may be drawn if not all of it, tokens that are forbidden besides)."""
         params, allowed = self.params, self.allowed
+        if self.forced is not None and (allowed is None or allowed[self.forced]):
+            only = np.zeros(vocab_size, dtype=np.bool_)
+            only[self.forced] = True
+            return only, []
         if params.allowed_tokens:
             assert allowed is None, "a grammar says which tokens may come"
             allowed = mask_of(params.allowed_tokens, vocab_size)

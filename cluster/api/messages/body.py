@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/messages and count_tokens: types, ranges, and what is refused for now.
+"""The bodies of POST /v1/messages and count_tokens: types, ranges, and what is refused.
 
 A call that is accepted is a chat in another spelling: `chat_body` says which.
 """
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue
 
 from cluster.api.messages.blocks import system_turns, turns_of
+from cluster.api.messages.thinking import Thinking, thinking_of
 from cluster.api.messages.tools import chat_choice, chat_tools
 from cluster.api.request_builder import MAX_STOP_LENGTH, MAX_STOPS
 from cluster.api.schemas.requests import (
@@ -91,12 +92,12 @@ class PromptBody(Body):
             self.output_config.refuse_extras("output_config.")
             if self.output_config.effort not in (None, "high"):
                 raise _unsupported("output_config.effort", "is not supported but as 'high'")
-        refuse_for_now(self)
+        thinking_of(self.thinking)
 
     @property
-    def shows_thoughts(self) -> bool:
-        """Whether an answer says what the model thinks."""
-        return self.thinking == {"type": "adaptive"}
+    def thoughts(self) -> Thinking:
+        """What the call says of thoughts."""
+        return thinking_of(self.thinking)
 
     def tool_use(self) -> ToolUse:
         """Return which tools the model is told of, and which it may or must use.
@@ -138,8 +139,15 @@ class PromptBody(Body):
                 for turn in [*system_turns(self.system), *turns]
             ],
             continue_final_message=is_prefilled,
-            chat_template_kwargs=self.chat_template_kwargs,
+            chat_template_kwargs=self._variables(),
         )
+
+    def _variables(self) -> dict[str, Any] | None:
+        """Return what the template is told: whether to think, and what the body says."""
+        wanted = self.thoughts.is_wanted
+        if wanted is None:
+            return self.chat_template_kwargs
+        return {"enable_thinking": wanted} | (self.chat_template_kwargs or {})
 
 
 class CountTokensBody(PromptBody):
@@ -166,14 +174,18 @@ class MessageBody(PromptBody):
     priority: Annotated[int | None, Field(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = None
     request_id: RequestId | None = None
 
-    def chat_body(self) -> ChatBody:
-        """Return the chat that this call is.
+    def chat_body(self, *, has_thoughts: bool) -> ChatBody:
+        """Return the chat that this call is, to a model that has thoughts or has none to bound.
 
         Raises:
             InvalidRequest: for what no chat can mean, with the reason.
         """
         if self.metadata is not None:
             self.metadata.refuse_extras("metadata.")
+        thoughts = self.thoughts
+        if thoughts.budget is not None and thoughts.budget >= self.max_tokens:
+            param = "thinking.budget_tokens"
+            raise InvalidRequest(f"{param}: must be less than max_tokens", param)
         talk = self.conversation()
         schema = self._schema()
         if schema is not None and talk.continue_final_message:
@@ -186,9 +198,10 @@ class MessageBody(PromptBody):
             model=self.model,
             messages=talk.messages,
             continue_final_message=talk.continue_final_message,
-            chat_template_kwargs=self.chat_template_kwargs,
+            chat_template_kwargs=talk.chat_template_kwargs,
             stream=self.stream,
-            include_reasoning=self.shows_thoughts,
+            include_reasoning=thoughts.is_shown,
+            thinking_token_budget=thoughts.budget if has_thoughts else None,
             tools=chat_tools(self.tools),
             **chat_choice(self.tool_choice),
             max_tokens=self.max_tokens,
@@ -239,16 +252,6 @@ def as_spelled(error: InvalidRequest) -> InvalidRequest:
             message = error.message.replace(of_chat, ours, 1)
             return InvalidRequest(message, error.param.replace(of_chat, ours, 1), error.code)
     return error
-
-
-def refuse_for_now(body: PromptBody) -> None:
-    """Raise InvalidRequest for what Anthropic's API has and this server does not, yet."""
-    if body.thinking not in (None, {"type": "disabled"}, {"type": "adaptive"}):
-        raise _unsupported(
-            "thinking",
-            "is not supported but as {'type': 'adaptive'} or {'type': 'disabled'}: a budget of "
-            "tokens would not be kept",
-        )
 
 
 def _unsupported(param: str, reason: str) -> InvalidRequest:

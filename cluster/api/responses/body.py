@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
+from cluster.api.responses.text import text_settings
 from cluster.api.schemas.requests import NEUTRAL_VALUES, GenerationBody
 from cluster.api.tools import ToolUse, tool_use_of
 from cluster.errors import InvalidRequest
@@ -75,6 +76,12 @@ class ResponseBody(GenerationBody):
         )
 
     @property
+    def text_format(self) -> JsonValue:
+        """The form of the answer that `text` asks for, if any."""
+        form = self.text.get("format") if isinstance(self.text, dict) else None
+        return None if form == {"type": "text"} else form
+
+    @property
     def is_stored(self) -> bool:
         """Whether the response can be asked for later."""
         return self.store is not False
@@ -98,6 +105,7 @@ class ResponseBody(GenerationBody):
             raise InvalidRequest(f"top_logprobs: needs include=[{LOGPROBS!r}]", "top_logprobs")
         if self.background and not self.is_stored:
             raise InvalidRequest("background: needs store=true", "background")
+        text_settings(self.text)
         refuse_for_now(self)
 
     def _check_foreign(self) -> None:
@@ -114,14 +122,6 @@ class ResponseBody(GenerationBody):
 
 def refuse_for_now(body: ResponseBody) -> None:
     """Raise InvalidRequest for what OpenAI's API has and this server does not, yet."""
-    text = {} if body.text is None else body.text
-    if not isinstance(text, dict):
-        raise InvalidRequest("text: must be an object", "text")
-    if text.get("format") not in (None, {"type": "text"}):
-        raise _unsupported("text.format", "is not supported but as {'type': 'text'}")
-    if text.get("verbosity") not in (None, "medium"):
-        raise _unsupported("text.verbosity", "is not supported")
-    _refuse_others("text", text, ("format", "verbosity"))
     reasoning = {} if body.reasoning is None else body.reasoning
     if not isinstance(reasoning, dict):
         raise InvalidRequest("reasoning: must be an object", "reasoning")

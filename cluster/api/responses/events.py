@@ -248,7 +248,7 @@ class ResponseEvents:
             num_input,
             InputTokensDetails(self._processor.num_cached_tokens),
             num_output,
-            OutputTokensDetails(),
+            OutputTokensDetails(self._processor.num_reasoning_tokens or 0),
             num_input + num_output,
         )
 

@@ -6,6 +6,7 @@ Owns field names and order: the response, its output, and the events of its stre
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from cluster.api.schemas.responses import ChatLogprob
 
@@ -97,13 +98,19 @@ class IncompleteDetails(msgspec.Struct):
 class TextFormat(msgspec.Struct, frozen=True):
     """How the text is formed."""
 
-    type: Literal["text"] = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    # Of a schema.
+    name: str | UnsetType = UNSET
+    schema: dict[str, Any] | UnsetType = UNSET
+    strict: bool | UnsetType = UNSET
+    description: str | UnsetType = UNSET
 
 
 class TextSettings(msgspec.Struct, frozen=True):
     """What was asked of the text."""
 
     format: TextFormat = TextFormat()
+    verbosity: Literal["medium"] = "medium"
 
 
 class Reasoning(msgspec.Struct, frozen=True):
@@ -132,6 +139,7 @@ class Settings(msgspec.Struct, frozen=True):
     user: str | None
     tools: list[Any] = []
     reasoning: Reasoning = Reasoning()
+    text: TextSettings = TextSettings()
 
 
 class Response(msgspec.Struct):

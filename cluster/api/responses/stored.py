@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from math import inf
 
+from cluster.api.responses.body import ResponseBody
 from cluster.api.responses.events import ResponseEvents
-from cluster.api.responses.items import Turn
+from cluster.api.responses.items import Turn, turns_of
 from cluster.api.responses.record import (
     ResponseRecord,
     is_response_id,
@@ -75,6 +76,21 @@ async def find(router: Router, principal: Principal, response_id: str) -> Stored
     if claimed is None:
         raise unknown_response(response_id)
     return StoredResponse(record_of(claimed.record, principal, response_id), claimed)
+
+
+async def whole_conversation(
+    router: Router, principal: Principal, body: ResponseBody
+) -> list[Turn]:
+    """Return the turns of a call, behind those of the response that it goes on with, if any.
+
+    Raises:
+        InvalidRequest: as `turns_of` and `conversation_of`.
+        Unavailable: as `find`.
+    """
+    turns: list[Turn] = []
+    if body.previous_response_id is not None:
+        turns = await conversation_of(router, principal, body.previous_response_id)
+    return turns + turns_of(body.input)
 
 
 async def conversation_of(router: Router, principal: Principal, response_id: str) -> list[Turn]:

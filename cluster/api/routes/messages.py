@@ -15,7 +15,7 @@ from cluster.api.http import (
     request_id_of,
     unless_disconnected,
 )
-from cluster.api.message_format import check_tools
+from cluster.api.message_format import check_tools, template_format
 from cluster.api.messages.body import MAX_VALUES, CountTokensBody, MessageBody, as_spelled
 from cluster.api.messages.events import MessageEvents
 from cluster.api.messages.objects import EVENTS, ErrorBody, Message, TokenCount, message_error
@@ -82,7 +82,7 @@ def message_routes(router: Router, keys: KeyRing) -> APIRouter:
             body.check()
             await router.models.require(body.model, principal)
             tools = body.tool_use()
-            check_tools(router, tools)
+            check_tools(template_format(router), tools)
             text = await conversation_text(router, body.conversation(), tools.rendered, {})
             tokens = await text_tokens(router, text, False)
             return json_response(TokenCount(len(tokens)))
@@ -113,7 +113,7 @@ def anthropic_error(http: HttpRequest, error: TopworkError) -> Response:
 async def _create(
     http: HttpRequest, router: Router, principal: Principal, body: MessageBody
 ) -> Response:
-    chat = body.chat_body()
+    chat = body.chat_body(has_thoughts=bool(router.reasoning_parser))
     prepared = await prepare_chat(router, call_of(http, principal, chat), chat)
     call = prepared.call
     generation = router.generate(prepared.model, prepared.requests, call.text_options, call.arrival)

@@ -43,6 +43,7 @@ class RenderedSampling(msgspec.Struct):
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     structured_outputs: dict[str, str] | None  # the grammar that masks are computed from
+    thinking_token_budget: int | None
 
 
 class RenderedCall(msgspec.Struct):
@@ -150,4 +151,5 @@ def _sampling(prepared: PreparedCall, request: Request) -> RenderedSampling:
         include_stop_str_in_output=options.include_stop,
         skip_special_tokens=options.skip_special_tokens,
         structured_outputs={"grammar": drawn.grammar} if drawn.grammar else None,
+        thinking_token_budget=None if drawn.thinking is None else drawn.thinking.num_tokens,
     )

@@ -13,6 +13,7 @@ from cluster.api.message_format import (
     begins_in_thought,
     check_tools,
     format_of,
+    template_format,
     template_variables,
 )
 from cluster.api.openapi.operation import FLAG, GENERATION, LOOKUP, Operation, Parameter, declared
@@ -28,7 +29,7 @@ from cluster.api.request_builder import (
 from cluster.api.responses import objects
 from cluster.api.responses.body import MAX_VALUES, ResponseBody
 from cluster.api.responses.events import ResponseEvents
-from cluster.api.responses.items import Turn, turns_of
+from cluster.api.responses.items import Turn
 from cluster.api.responses.objects import DeletedResponse, Reasoning, Settings
 from cluster.api.responses.prompt import Told, prompt_of
 from cluster.api.responses.reading import (
@@ -45,7 +46,9 @@ from cluster.api.responses.record import (
     packed,
     unknown_response,
 )
-from cluster.api.responses.stored import StoredResponse, conversation_of, find
+from cluster.api.responses.stored import StoredResponse, find, whole_conversation
+from cluster.api.responses.text import text_settings
+from cluster.api.thinking_budget import budgeted, thinking_budget
 from cluster.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from cluster.router.model_resolver import ResolvedModel
 from cluster.router.parser.families import MessageFormat
@@ -149,26 +152,30 @@ def response_routes(router: Router, keys: KeyRing) -> APIRouter:
 
 
 async def _create(http: HttpRequest, router: Router, call: Call, body: ResponseBody) -> Response:
-    turns: list[Turn] = []
-    if body.previous_response_id is not None:
-        turns = await conversation_of(router, call.principal, body.previous_response_id)
-    turns += turns_of(body.input)
+    turns = await whole_conversation(router, call.principal, body)
     tools = body.tool_use
-    check_tools(router, tools)
-    told = Told(tools.rendered, template_variables(router, body.effort, "reasoning.effort"))
+    template = template_format(router)
+    check_tools(template, tools)
+    told = Told(tools.rendered, template_variables(template, body.effort, "reasoning.effort"))
     await check_grammar(router, call)
     model = await resolve_model(router, call)
     prompt, turns = await prompt_of(router, body, turns, told)
+    is_open = begins_in_thought(template, prompt.text)
+    budget = None
+    if body.thinking_token_budget is not None:
+        budget = thinking_budget(router, template, body.thinking_token_budget, is_open=is_open)
     message_format = format_of(
-        router,
+        template,
         tools,
-        begins_in_thought=begins_in_thought(router, prompt.text),
+        begins_in_thought=is_open,
         shows_reasoning=True,
     )
     if message_format is not None:
-        call = await formed(router, call, tools, message_format, prompt.text)
+        call = await formed(router, call, template, tools, message_format, prompt.text)
     limits = GenerationLimits(body.max_output_tokens, None, body.num_logprobs, ONE_ANSWER)
     requests = build_requests(router, call, model, [prompt.token_ids], limits)
+    if budget is not None:
+        requests = [budgeted(choices, budget) for choices in requests]
     record = _record(router, call, body, model, turns, message_format)
     keep = keep_of(record, router.config) if body.is_stored else None
     generation = router.generate(
@@ -210,6 +217,7 @@ def _record(
         user=body.user,
         tools=body.tools if isinstance(body.tools, list) else [],
         reasoning=Reasoning(body.effort),
+        text=text_settings(body.text),
     )
     return ResponseRecord(
         id=new_id(),

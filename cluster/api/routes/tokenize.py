@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.http import MAX_VALUES_OF_TOKENS, extra_parameters_of, json_response, read_body
-from cluster.api.message_format import check_tools
+from cluster.api.message_format import check_tools, template_format
 from cluster.api.openapi.operation import LOOKUP, Operation, declared
 from cluster.api.prompts.conversation import conversation_tokens
 from cluster.api.restrictions import check_token_ids
@@ -71,16 +71,23 @@ async def _tokens(router: Router, body: TokenizeBody) -> tuple[int, ...]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("either prompt or messages is needed", "prompt")
     tools = tool_use_of(body.tools, None, None)
-    check_tools(router, tools)
+    check_tools(template_format(router, body.chat_template), tools)
     if body.messages is None:
-        if tools.rendered:
-            raise InvalidRequest("tools: only with messages", "tools")
+        for name, value in (
+            ("tools", tools.rendered),
+            ("chat_template", body.chat_template),
+            ("documents", body.documents),
+        ):
+            if value:
+                raise InvalidRequest(f"{name}: only with messages", name)
         return await router.encode(body.prompt or "", body.add_special_tokens is not False)
     talk = ConversationBody(
         messages=body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
+        chat_template=body.chat_template,
+        documents=body.documents,
     )
     special = bool(body.add_special_tokens)
     return await conversation_tokens(router, talk, special, tools.rendered)

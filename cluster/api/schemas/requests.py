@@ -53,6 +53,7 @@ NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "lora_id": (),
+    "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prediction": (),
@@ -65,7 +66,6 @@ NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
-    "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
@@ -185,6 +185,7 @@ class GenerationBody(Body):
     ) = None
     bad_words: Annotated[list[str] | None, Field(max_length=MAX_BAD_WORDS, fail_fast=True)] = None
     allowed_token_ids: Annotated[list[int] | None, Field(min_length=1, fail_fast=True)] = None
+    thinking_token_budget: Annotated[int | None, Field(ge=-1, le=2**31)] = None  # -1: none
     cache_salt: Annotated[str | None, Field(min_length=1, max_length=1024)] = None
     n: Annotated[int | None, Field(ge=1)] = None
     priority: Annotated[int | None, Field(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = None
@@ -201,6 +202,11 @@ class GenerationBody(Body):
     structural_tag: str | None = None
     request_id: RequestId | None = None  # goes before the header X-Request-Id
     rid: RequestId | None = None  # SGLang's word for it
+
+    @property
+    def text_format(self) -> JsonValue:
+        """The form of the answer as /v1/responses spells it; None: it says nothing of it."""
+        return None
 
 
 class TextBody(GenerationBody):
@@ -225,6 +231,8 @@ class Message(Body):
 
 # One mistake is enough: to find a million of them would halt every stream.
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+ChatTemplate = Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE)]
+Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS, fail_fast=True)]
 
 
 class ConversationBody(Body):
@@ -234,10 +242,8 @@ class ConversationBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    chat_template: Annotated[str | None, Field(min_length=1, max_length=MAX_TEMPLATE)] = None
-    documents: Annotated[
-        list[dict[str, Any]] | None, Field(max_length=MAX_DOCUMENTS, fail_fast=True)
-    ] = None
+    chat_template: ChatTemplate | None = None
+    documents: Documents | None = None
 
 
 class ChatBody(TextBody, ConversationBody):
@@ -273,6 +279,8 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: ChatTemplate | None = None
+    documents: Documents | None = None
     tools: JsonValue = None
     return_token_strs: bool | None = None
 

@@ -17,6 +17,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """What is known of the answers' tokens."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Counts of tokens."""
 
@@ -24,6 +30,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of a model that thinks
 
 
 class TopLogprob(msgspec.Struct):

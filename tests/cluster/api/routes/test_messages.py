@@ -248,10 +248,7 @@ def refusing(serve_once: Serve) -> Serving:
         ({"tool_choice": {"type": "any"}}, "there are no tools to choose from"),
         ({"tool_choice": "auto"}, "tool_choice: must be an object of type"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice: must be an object of type"),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-            "a budget of tokens would not be kept",
-        ),
+        ({"thinking": {"type": "sometimes"}}, "thinking: must be an object of type enabled"),
         ({"output_config": {"effort": "max"}}, "output_config.effort is not supported"),
         ({"output_config": {"task_budget": {}}}, "output_config.task_budget is not a known"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format: must be"),

@@ -64,6 +64,7 @@ def test_a_chat_is_shown_as_it_would_be_generated(serve: Serve) -> None:
         "include_stop_str_in_output": False,
         "skip_special_tokens": True,
         "structured_outputs": None,
+        "thinking_token_budget": None,
     }
     rest = {name: shown[name] for name in ("model", "stream", "stream_options", "cache_salt")}
     assert rest == {
