@@ -363,7 +363,7 @@ def test_callers_without_a_key_or_the_right(
             concrete = pattern.replace("{name}", "law").replace("{", "").replace("}", "")
             content: dict[str, Any] = {}
             told = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-            if call.has_field(told.get("schema"), "model"):
+            if "model" in told.get("example", ()) or call.has_field(told.get("schema"), "model"):
                 content = {"json": told["example"] | {"model": "law"}}
             for headers, status in (({}, "401"), (with_key, "403")):
                 if status in operation["responses"]:
