@@ -145,8 +145,9 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     embedding: bytes = b""
 
 
-# A token's log-probability, and (token id, log-probability) of the best, best first.
-TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]
+# A token's log-probability, (token id, log-probability) of the best, best first, and how many
+# tokens are no less likely than it: its rank among all, from 1.
+TokenLogprobs = tuple[float, tuple[tuple[int, float], ...], int]
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -63,7 +63,7 @@ def entries_of(
     assert len(logprobs) == len(prompt) - 1, f"{len(logprobs)} of {len(prompt)} tokens are scored"
     return [
         TokenLogprob(token_id, logprob, top[:num_best])
-        for token_id, (logprob, top) in zip(prompt[1:], logprobs, strict=True)
+        for token_id, (logprob, top, _) in zip(prompt[1:], logprobs, strict=True)
     ]
 
 
@@ -72,15 +72,16 @@ def spelled(
 ) -> PromptLogprobsList:
     """Return them in vLLM's shape."""
     shown: PromptLogprobsList = [None]
-    for entry in entries_of(prompt, logprobs, num_best):
+    ranks = [rank for _, _, rank in logprobs]
+    for entry, own_rank in zip(entries_of(prompt, logprobs, num_best), ranks, strict=True):
         at: dict[str, PromptLogprob] = {}
         for rank, (token_id, logprob) in enumerate(entry.top, 1):
             at[str(token_id)] = _of(tokenizer, token_id, logprob, rank)
         if str(entry.token_id) not in at:
-            at[str(entry.token_id)] = _of(tokenizer, entry.token_id, entry.logprob, None)
+            at[str(entry.token_id)] = _of(tokenizer, entry.token_id, entry.logprob, own_rank)
         shown.append(at)
     return shown
 
 
-def _of(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int | None) -> PromptLogprob:
+def _of(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int) -> PromptLogprob:
     return PromptLogprob(max(logprob, LOGPROB_FLOOR), rank, tokenizer.token_text(token_id))

@@ -62,9 +62,13 @@ def test_they_are_those_of_transformers_and_peft(
         for length in LENGTHS:
             ours = next(found)
             assert len(ours) == length - 1
-            for position, (logprob, top) in enumerate(ours):
+            for position, (logprob, top, rank) in enumerate(ours):
                 assert abs(logprob - float(logprobs[position, prompt[position + 1]])) < limit
                 assert len(top) == NUM_BEST
+                own = logprobs[position, prompt[position + 1]]
+                num_above = int((logprobs[position] > own + 2 * limit).sum())
+                assert num_above < rank <= int((logprobs[position] >= own - 2 * limit).sum())
+                assert rank > NUM_BEST or prompt[position + 1] in dict(top)
                 for token_id, value in top:
                     assert abs(value - float(logprobs[position, token_id])) < limit
                 assert [value for _, value in top] == sorted((v for _, v in top), reverse=True)
@@ -80,7 +84,7 @@ def test_a_token_has_the_log_probability_as_prompt_that_it_had_as_output(
     whole = (*prompt, *output.token_ids)
     scored = SamplingParams(temperature=0.0, prompt_logprobs=0)
     (again,) = engine.generate([Request("p", BASE, whole, scored, 1)])
-    assert [logprob for logprob, _ in again.prompt_logprobs[-40:]] == output.logprobs
+    assert [logprob for logprob, _, _ in again.prompt_logprobs[-40:]] == output.logprobs
 
 
 @pytest.mark.parametrize(

@@ -38,16 +38,17 @@ class ScoredTargets:
     """The log-probabilities of a step's targets, on their way to the host."""
 
     targets: Sequence[Target]
-    readback: Readback  # as `Kernels.token_logprobs` returns them
+    readback: Readback  # as `Kernels.token_logprobs` returns them, and their ranks
 
     def read(self) -> tuple[tuple[PromptLogprobs, ...], frozenset[int]]:
         """Wait for them; return them by sequence, and the sequences that have one that is NaN."""
-        chosen, best_ids, best = (one.tolist() for one in self.readback.read())
+        columns = (one.tolist() for one in self.readback.read())
         by_sequence: dict[int, list[TokenLogprobs]] = {}
         failed: set[int] = set()
-        for target, logprob, ids, values in zip(self.targets, chosen, best_ids, best, strict=True):
+        rows = zip(self.targets, *columns, strict=True)
+        for target, logprob, ids, values, rank in rows:
             top = list(zip(ids, values, strict=True))[: target.num_best]
-            of_target = logprob, tuple((i, value) for i, value in top if value != -torch.inf)
+            of_target = logprob, tuple((i, value) for i, value in top if value != -torch.inf), rank
             by_sequence.setdefault(target.seq_id, []).append(of_target)
             if logprob != logprob:
                 failed.add(target.seq_id)
@@ -78,7 +79,7 @@ class PromptScorer:
             targets: at least one.
         """
         heads = self._bank.heads(rows.runs)
-        scored: list[tuple[Tensor, Tensor, Tensor]] = []
+        scored: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for first in range(0, len(targets), ROWS_AT_ONCE):
             some = targets[first : first + ROWS_AT_ONCE]
             index = self._kernels.send([one.row for one in some], torch.int64, hidden_RH.device)
@@ -89,20 +90,23 @@ class PromptScorer:
                 scored.append(self._logprobs(logits, some))
         if not scored:
             return None
-        chosen, best_ids, best = zip(*scored, strict=True)
+        chosen, best_ids, best, ranks = zip(*scored, strict=True)
         num_best = max(one.shape[1] for one in best)
         columns = (
             torch.cat(chosen),
             torch.cat([F.pad(one, (0, num_best - one.shape[1])) for one in best_ids]),
             torch.cat([F.pad(one, (0, num_best - one.shape[1]), value=-torch.inf) for one in best]),
+            torch.cat(ranks),
         )
         return ScoredTargets(targets, self._kernels.start_readback(columns, hidden_RH.device))
 
     def _logprobs(
         self, logits_RV: Tensor, targets: Sequence[Target]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         token_ids = self._kernels.send(
             [one.token_id for one in targets], torch.int64, logits_RV.device
         )
         counts = [one.num_best for one in targets]
-        return self._kernels.token_logprobs(logits_RV, range(len(targets)), token_ids, counts)
+        found = self._kernels.token_logprobs(logits_RV, range(len(targets)), token_ids, counts)
+        own = logits_RV.gather(1, token_ids[:, None])
+        return *found, (logits_RV >= own).sum(dim=1)

@@ -119,7 +119,7 @@ def fake_prompt_logprobs(
 
 
 def _score(content: bytes, token_id: int) -> TokenLogprobs:
-    return -int.from_bytes(_hash(content, "scored", token_id)[:4], "little") / 2**32, ()
+    return -int.from_bytes(_hash(content, "scored", token_id)[:4], "little") / 2**32, (), 1
 
 
 def _embedding(content: bytes) -> bytes:

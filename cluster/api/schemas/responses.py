@@ -69,7 +69,7 @@ class PromptLogprob(msgspec.Struct):
     """What one token had at one place, as vLLM spells it."""
 
     logprob: float
-    rank: int | None  # among all tokens, from 1; null where it is not among those asked for
+    rank: int  # among all tokens, from 1
     decoded_token: str
 
 

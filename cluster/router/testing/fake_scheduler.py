@@ -63,12 +63,16 @@ class Script:
 
 
 def _scored(request: Request) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities of a prompt: of token t it is -t, others are less likely."""
+    """Return the log-probabilities of a prompt: of token t it is -t, and its rank is t + 1."""
     num_best = request.sampling.prompt_logprobs
     if num_best is None:
         return ()
     return tuple(
-        (-float(token_id), tuple((token_id + i, -float(token_id + i)) for i in range(num_best)))
+        (
+            -float(token_id),
+            tuple((token_id + i, -float(token_id + i)) for i in range(num_best)),
+            token_id + 1,
+        )
         for token_id in request.token_ids[1:]
     )
 

@@ -110,7 +110,7 @@ def test_prompt_logprobs_come_in_the_shape_of_vllm(
     body["prompt_logprobs"] = 0
     whole = post(serving, path, **body)
     holder = whole["choices"][0] if path == "completions" else whole
-    assert holder["prompt_logprobs"][1][str(prompt[1])]["rank"] is None
+    assert holder["prompt_logprobs"][1][str(prompt[1])]["rank"] == prompt[1] + 1
 
 
 def test_what_cannot_be_told_is_refused(serving: Serving) -> None:
