@@ -55,7 +55,8 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: ErrorInfo | None = None
     # Of the prompt's tokens from the second on, if asked for; on the first event with a token.
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    embedding: bytes = b""  # of the prompt, if its sampling pools: [H] float32, little-endian
+    # Of the prompt, if its sampling pools: [H], or [labels] of a head, float32, little-endian.
+    pooled: bytes = b""
 
 
 Part = tuple[str, float]  # digest and weight

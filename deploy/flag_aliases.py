@@ -59,6 +59,7 @@ def _no_switch(name: str, servers: str, why: str, use: str | None = None) -> Ali
 
 _SHARE = "a share of a device's memory says nothing of what fits: give bytes"
 _COUNT = "adapters differ in size: give bytes"
+_TASK = "config.json says what a model does, and embeddings are served of any"
 _NO_SEED = "each request without a `seed` draws one: give `seed` in requests"
 _NO_FORMAT = "forms are followed by llguidance, which has nothing to choose"
 _NO_SPECULATION = "there is no speculative decoding"
@@ -169,9 +170,9 @@ ALIASES = (
     _refused("--speculative-config", VLLM, _NO_SPECULATION),
     _refused("--speculative-algorithm", SGLANG, _NO_SPECULATION),
     _refused("--limit-mm-per-prompt", VLLM, "models of text only"),
-    _refused("--runner", VLLM, "models that generate only", neutral=("auto", "generate")),
-    _refused("--task", VLLM, "models that generate only", neutral=("auto", "generate")),
-    _no_switch("--is-embedding", SGLANG, "models that generate only"),
+    _refused("--runner", VLLM, _TASK, neutral=("auto", "generate", "pooling")),
+    _refused("--task", VLLM, _TASK, neutral=("auto", "generate", "embed", "classify", "score")),
+    _no_switch("--is-embedding", SGLANG, _TASK),
     _refused("--kv-transfer-config", VLLM, "prefill and decode are not separated"),
     _refused("--disaggregation-mode", SGLANG, "they are not separated", neutral=("null",)),
     _refused("--kv-events-config", BOTH, "give the endpoint", "kv_events_endpoint"),

@@ -33,7 +33,7 @@ class Answer:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
-    embedding: bytes = b""
+    pooled: bytes = b""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def take(self, event: TokenEvent) -> None:
@@ -42,7 +42,7 @@ class Answer:
         self.logprobs += event.logprobs
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
         self.finish_reason = event.finish_reason
-        self.embedding = event.embedding
+        self.pooled = event.pooled
         self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
         if event.error is not None:
             self.error = event.error.message

@@ -146,9 +146,12 @@ def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_pac
         layer += _panels(rows, is_packed) * columns * item_bytes + rows * bias_bytes * has_bias
     # Rows to look up and panels to multiply by are two copies; as plain rows one serves both.
     has_head = is_packed or not model.tie_word_embeddings
+    score_bytes = 0
+    if model.classifier is not None:  # whole on every rank, in float32, in place of the head
+        has_head, score_bytes = False, model.classifier.num_labels * model.hidden_size * 4
     head = _panels(len(part.vocab), is_packed) * _up_to(model.hidden_size, per_word) * has_head
     table = (len(part.vocab) + 1) * model.hidden_size  # and the last norm
-    return model.num_layers * layer + (head + table) * item_bytes
+    return model.num_layers * layer + (head + table) * item_bytes + score_bytes
 
 
 def _panels(outputs: int, is_packed: bool) -> int:

@@ -1,11 +1,14 @@
 """The shape of a model, as its Hugging Face `config.json` says it.
 
-Architectures: Llama, Mistral, Qwen2 and Qwen3, dense. Anything this reader does not understand is
+Architectures: Llama, Mistral, Qwen2 and Qwen3, dense, with an lm_head or, to classify texts, with a
+head called score in its place. Anything this reader does not understand is
 refused with the key that says so: a model is never served on a guess.
 """
 
 from dataclasses import dataclass
 from typing import Literal
+
+from worker.classifier_config import ClassifierConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class ModelConfig:
     dtype: str  # as stored: "bfloat16", "float16" or "float32"
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None = None
+    classifier: ClassifierConfig | None = None  # of a head in place of lm_head
 
 
 def check_length(model: ModelConfig, max_model_len: int) -> None:

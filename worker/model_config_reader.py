@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from worker.classifier_config import ClassifierConfig, read_classifier, read_num_labels
 from worker.model_config import ModelConfig, RopeConfig
 from worker.regular_file import read_bounded
 
@@ -21,6 +22,10 @@ _ARCHITECTURES: dict[str, _Architecture] = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+}
+_CLASSIFIERS = {
+    name.replace("CausalLM", "SequenceClassification"): architecture
+    for name, architecture in _ARCHITECTURES.items()
 }
 _DTYPES = ("bfloat16", "float16", "float32")
 _MAX_BYTES = 2**22  # of a file
@@ -110,10 +115,11 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     for key in _FOREIGN_KEYS:
         _require(keys.get(key) is None, f"{key} is not supported")
     _require(len(file.architectures) == 1, f"architectures {file.architectures} is not one name")
-    architecture = _ARCHITECTURES.get(file.architectures[0])
+    name = file.architectures[0]
+    architecture = _ARCHITECTURES.get(name) or _CLASSIFIERS.get(name)
     if architecture is None:
         raise ValueError(
-            f"architectures: {file.architectures[0]} is not one of {', '.join(_ARCHITECTURES)}"
+            f"architectures: {name} is not one of {', '.join((*_ARCHITECTURES, *_CLASSIFIERS))}"
         )
     _require(file.hidden_act == "silu", f"hidden_act {file.hidden_act!r} is not silu")
     head_dim = _head_dim(file, architecture)
@@ -139,7 +145,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         max_position=_positive("max_position_embeddings", file.max_position_embeddings),
         rms_norm_eps=file.rms_norm_eps,
         rope=_rope(file),
-        tie_word_embeddings=file.tie_word_embeddings,
+        tie_word_embeddings=file.tie_word_embeddings and name in _ARCHITECTURES,
         qkv_bias=architecture == "qwen2" or has_attention_bias,
         o_bias=has_attention_bias,
         mlp_bias=file.mlp_bias and architecture == "llama",
@@ -148,6 +154,8 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         dtype=dtype,
         bos_token_id=file.bos_token_id,
         eos_token_ids=_eos_token_ids(model_dir, file),
+        pad_token_id=_pad_token_id(keys),
+        classifier=_classifier(keys) if name in _CLASSIFIERS else None,
     )
 
 
@@ -276,6 +284,18 @@ def _eos_token_ids(model_dir: Path, file: _File) -> tuple[int, ...]:
     for token_id in token_ids:
         _require(0 <= token_id < file.vocab_size, f"eos_token_id {token_id} is not a token")
     return tuple(sorted(token_ids))
+
+
+def _pad_token_id(keys: dict[str, Any]) -> int | None:
+    value = keys.get("pad_token_id")
+    return value if type(value) is int else None
+
+
+def _classifier(keys: dict[str, Any]) -> ClassifierConfig:
+    try:
+        return read_classifier(keys, read_num_labels(keys))
+    except ValueError as error:
+        raise ValueError(f"config.json: {error}") from error
 
 
 def _as_list(token_ids: int | list[int] | None) -> list[int]:

@@ -18,8 +18,9 @@ GENESIS = bytes(DIGEST_BYTES)  # the digest "before step 1" of a freshly started
 # In place of a token that the step before samples, in a plan that was made before its reply came.
 PENDING_TOKEN = -1
 
-# How a prompt's final hidden states become one embedding: those of its last token, or their mean.
-Pooling = Literal["", "last", "mean"]
+# What a prompt's final hidden states become: an embedding, of its last token or the mean of all, or
+# the logits of a classification head behind its last token.
+Pooling = Literal["", "last", "mean", "classify"]
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -51,7 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     held_back: tuple[int, ...] = ()
     num_logprobs: int | None = None  # None: no log-probabilities; 0: the sampled token's only
     grammar: str = ""  # of the output, as llguidance reads it; "": anything
-    pooling: Pooling = ""  # the output is the prompt's embedding and no token
+    pooling: Pooling = ""  # what the output is made of, in place of tokens
     # Log-probabilities of the prompt's tokens, from the second on, and of so many of the best
     # others; None: none.
     prompt_logprobs: int | None = None
@@ -96,7 +97,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start: int
     token_ids: tuple[int, ...]  # or (PENDING_TOKEN,)
     new_pages: tuple[int, ...]  # appended to the page table before the step; their content is stale
-    samples: bool  # sample the token at position start + len(token_ids)
+    samples: bool  # sample the token at position start + len(token_ids), or pool what came before
     # The last of the prompt's tokens behind this chunk's first row: those whose log-probabilities
     # are wanted, each by the row before it. The last of them follows the chunk, unless the prompt
     # ends in it.
@@ -141,8 +142,13 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # That the grammar leaves no choice about: they follow, without being sampled. None where their
     # log-probabilities are asked for.
     forced: tuple[int, ...] = ()
-    # Of the prompt, if its sampling asks for it, after the final norm: [H] float32, little-endian.
-    embedding: bytes = b""
+
+
+class PooledPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a prompt's final hidden states, behind the final norm, have become."""
+
+    seq_id: int
+    values: bytes  # [H], or [labels] of a head, float32, little-endian
 
 
 # A token's log-probability, (token id, log-probability) of the best, best first, and how many
@@ -160,8 +166,8 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class StepOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What rank 0 answers: one token for each chunk that samples, in plan order.
 
-    `failed` names the sequences that have no token: their logits were not finite, or their grammar
-    could be followed no further, for the reason in `grammar_errors`.
+    `failed` names the sequences that have none: their logits, or what was pooled of them, were not
+    finite, or their grammar could be followed no further, for the reason in `grammar_errors`.
     """
 
     step: int
@@ -172,6 +178,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # For operators; nothing decides by them.
     num_masks: int = 0  # of grammars, that tokens were drawn by
     num_late_masks: int = 0  # that the ranks had to wait for
+    pooled: tuple[PooledPrompt, ...] = ()  # of the other chunks that sample, in plan order
 
 
 class StepReply(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from worker.lora.shard import ADAPTED_MODULES
+from worker.classifier_config import ClassifierConfig
+from worker.lora.shard import ADAPTED_MODULES, SCORE
 from worker.model_config import ModelConfig
 
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -59,6 +61,14 @@ class SavedTable:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreHead:
+    """A classification head, behind the last token's final hidden state."""
+
+    weight: Bits  # [labels, hidden]
+    classifier: ClassifierConfig
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
     """A whole adapter that fits `model`; equal digests mean equal answers."""
 
@@ -68,12 +78,14 @@ class Adapter:
     dtype: Dtype  # of all its tensors
     modules: tuple[LoraModule, ...]  # by (layer, ADAPTED_MODULES), the vocabulary's at the end
     tables: tuple[SavedTable, ...] = ()  # in the order of VOCABULARY_MODULES
+    score: ScoreHead | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors; a table that serves two modules counts once."""
         tables = {id(table.weight): table.weight.nbytes for table in self.tables}
-        return sum(module.num_bytes for module in self.modules) + sum(tables.values())
+        score_bytes = 0 if self.score is None else self.score.weight.nbytes
+        return sum(one.num_bytes for one in self.modules) + sum(tables.values()) + score_bytes
 
     @property
     def lora_rank(self) -> int:
@@ -82,14 +94,18 @@ class Adapter:
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """The modules touched in any layer, in the order of ADAPTED_MODULES."""
+        """The modules touched in any layer, in the order of ADAPTED_MODULES, and the score head."""
         touched = {module.module for module in self.modules}
         touched.update(table.module for table in self.tables)
-        return tuple(name for name in ADAPTED_MODULES if name in touched)
+        score = () if self.score is None else (SCORE,)
+        return (*(name for name in ADAPTED_MODULES if name in touched), *score)
 
 
 def adapter_digest(
-    dtype: Dtype, modules: Iterable[LoraModule], tables: Iterable[SavedTable] = ()
+    dtype: Dtype,
+    modules: Iterable[LoraModule],
+    tables: Iterable[SavedTable] = (),
+    score: ScoreHead | None = None,
 ) -> str:
     """Return the SHA-256, hex, of what an adapter computes.
 
@@ -121,4 +137,8 @@ def adapter_digest(
         frame(b"table")
         frame(table.module.encode())
         frame_tensor(table.weight)
+    if score is not None:
+        frame(b"score")
+        frame(msgspec.msgpack.encode(score.classifier))
+        frame_tensor(score.weight)
     return digest.hexdigest()

@@ -113,7 +113,12 @@ class AdapterCatalog:
         assert version.digest is not None, f"{name} must be completed first"
         facts = self._contents.facts(version.digest)
         return ResolvedAdapter(
-            name, version.number, version.digest, facts.device_bytes, facts.stands_alone
+            name,
+            version.number,
+            version.digest,
+            facts.device_bytes,
+            facts.stands_alone,
+            facts.outline.classifier,
         )
 
     def record(self, name: str) -> AdapterRecord:

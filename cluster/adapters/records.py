@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from worker.classifier_config import ClassifierConfig
+
 # Where the pool would take content from; "gone" if its directory holds something else by now.
 Tier = Literal["host", "disk", "gone"]
 
@@ -26,6 +28,7 @@ class Outline(msgspec.Struct, frozen=True):
     lora_rank: int  # the largest of its modules
     num_bytes: int  # tensors as stored
     modules: tuple[str, ...]  # linear modules it touches
+    classifier: ClassifierConfig | None = None  # of a head that it brings
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +84,9 @@ class ResolvedAdapter(msgspec.Struct, frozen=True):
     version: int
     digest: str
     num_bytes: int = 0  # it claims on the device of each rank, at most
-    stands_alone: bool = False  # DoRA or tables of its own: cannot be summed with others
+    # DoRA, tables or a classification head of its own: cannot be summed with others.
+    stands_alone: bool = False
+    classifier: ClassifierConfig | None = None  # of a head that it brings
 
 
 class FreedSlot(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Cuts an adapter into what each tensor-parallel rank holds of it.
 
 Column-parallel modules and the head: A whole, B's rows cut. Row-parallel ones and the embedding:
-A's columns cut, B whole. Tables: the rows of the rank's vocabulary.
+A's columns cut, B whole. Tables: the rows of the rank's vocabulary. A classification head: whole.
 The layout of a shard's buffer is decided here.
 """
 
@@ -20,6 +20,7 @@ from worker.lora.shard import (
     VOCABULARY_MODULES,
     AdapterShard,
     LoraEntry,
+    ScoreEntry,
     TableEntry,
     adapted_slices,
 )
@@ -70,6 +71,10 @@ def cut(adapter: Adapter, part: Partition) -> AdapterShard:
     buffer = _Buffer()
     entries = _place_modules(buffer, [_slice(module, part) for module in adapter.modules])
     tables = _place_tables(buffer, adapter, part)
+    score = None
+    if adapter.score is not None:
+        num_labels, hidden = adapter.score.weight.shape
+        score = ScoreEntry(buffer.place(adapter.score.weight), (num_labels, hidden))
     return AdapterShard(
         digest=adapter.digest,
         rank=part.rank,
@@ -79,11 +84,13 @@ def cut(adapter: Adapter, part: Partition) -> AdapterShard:
         data=buffer.packed(ITEM_BYTES[adapter.dtype]),
         tables=tables,
         is_packed=_is_packed(adapter),
+        score=score,
     )
 
 
 def _is_packed(adapter: Adapter) -> bool:
-    return not adapter.tables and all(
+    has_more = adapter.tables or adapter.score is not None
+    return not has_more and all(
         one.magnitude is None and one.module not in VOCABULARY_MODULES for one in adapter.modules
     )
 

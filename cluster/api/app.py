@@ -9,6 +9,7 @@ from cluster.api.http import CountResponses, RequestContext
 from cluster.api.openapi.document import openapi_document
 from cluster.api.routes.adapters import adapter_routes
 from cluster.api.routes.chat import chat_routes
+from cluster.api.routes.classify import classify_routes
 from cluster.api.routes.completions import completion_routes
 from cluster.api.routes.embeddings import embedding_routes
 from cluster.api.routes.kv_events import kv_event_routes
@@ -18,6 +19,7 @@ from cluster.api.routes.operations import operation_routes
 from cluster.api.routes.render import render_routes
 from cluster.api.routes.response_inputs import response_input_routes
 from cluster.api.routes.responses import response_routes
+from cluster.api.routes.score import score_routes
 from cluster.api.routes.sglang import SGLANG_PATHS, sglang_error, sglang_routes
 from cluster.api.routes.streams import stream_routes
 from cluster.api.routes.tokenize import tokenize_routes
@@ -52,6 +54,8 @@ def create_app(
             response_routes,
             response_input_routes,
             embedding_routes,
+            classify_routes,
+            score_routes,
             message_routes,
             stream_routes,
             tokenize_routes,

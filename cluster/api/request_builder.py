@@ -67,10 +67,27 @@ async def check_grammar(router: Router, call: Call) -> None:
 
 
 async def resolve_model(router: Router, call: Call) -> ResolvedModel:
-    """Return what the names in a body stand for; raises as ModelResolver.resolve."""
+    """Return what the names in a body stand for.
+
+    Raises:
+        InvalidRequest: if that is a classifier; otherwise as ModelResolver.resolve.
+    """
     lora = call.body.lora
     parts = None if lora is None else tuple((entry.name, entry.weight) for entry in lora)
-    return await router.models.resolve(call.body.model, parts, call.principal, call.request_id)
+    model = await router.models.resolve(call.body.model, parts, call.principal, call.request_id)
+    if router.config.classifier is not None:
+        raise InvalidRequest(
+            f"model: {router.config.model_name!r} has a classification head and no lm_head, so "
+            "it generates nothing; use /v1/classify or /v1/score",
+            "model",
+        )
+    if model.classifier is not None:
+        raise InvalidRequest(
+            f"model: the adapter {model.names[0]!r} was trained with a classification head, not "
+            "to generate; use /v1/classify or /v1/score",
+            "model",
+        )
+    return model
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from worker.classifier_config import ClassifierConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
@@ -24,6 +26,8 @@ class RouterConfig:
     context_length: int  # tokens of prompt and answer together
     vocab_size: int  # rows of the model's embedding
     eos_token_ids: tuple[int, ...]  # end an answer unless the request says ignore_eos
+    pad_token_id: int | None = None  # what prompts to classify may end in
+    classifier: ClassifierConfig | None = None  # of the model's head, in place of lm_head
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     page_size: int = 64  # tokens of one KV page, by which prompts are remembered
     version: str = "unknown"

@@ -12,6 +12,7 @@ from cluster.adapters.records import AdapterRecord, ResolvedAdapter
 from cluster.errors import MODEL_NOT_FOUND, Forbidden, InvalidRequest, NotFound, model_not_found
 from cluster.request import BASE, PRIORITY_MIN, compose, parts_of
 from cluster.router.backend import Backend
+from worker.classifier_config import ClassifierConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class ResolvedModel:
     names: tuple[str, ...]  # the base model's, or those of the adapters: sorted, each once
     adapter: str  # as in a Request
     adapter_bytes: int  # as in a Request
+    classifier: ClassifierConfig | None = None  # of a head that an adapter brings
 
 
 class ModelResolver:
@@ -115,7 +117,7 @@ class ModelResolver:
         adapter_name = await self._adapter_name(name)
         principal.require_adapter(adapter_name)
         adapter = await self._adapter(adapter_name, request_id, "model")
-        return ResolvedModel((adapter_name,), adapter.digest, adapter.num_bytes)
+        return ResolvedModel((adapter_name,), adapter.digest, adapter.num_bytes, adapter.classifier)
 
     async def _adapter_name(self, name: str) -> str:
         """Return the name of the adapter that is meant: BASE:ADAPTER is ADAPTER, if none has it.
@@ -147,11 +149,14 @@ class ModelResolver:
             if by_digest[digest].stands_alone and (len(parts) > 1 or weight != 1.0):
                 raise InvalidRequest(
                     f"lora: {by_digest[digest].name!r} can only be used alone with weight 1: it "
-                    "is a DoRA or replaces whole tables, which have no weighted sum with others",
+                    "is a DoRA, or replaces whole tables or brings a classification head, which "
+                    "have no weighted sum with others",
                     "lora",
                 )
         num_bytes = sum(by_digest[digest].num_bytes for digest, _ in parts)
-        return ResolvedModel(tuple(sorted(names)), adapter, num_bytes)
+        # One with a head stands alone.
+        classifier = by_digest[parts[0][0]].classifier if len(parts) == 1 else None
+        return ResolvedModel(tuple(sorted(names)), adapter, num_bytes, classifier)
 
     def _check_names(self, name: str, lora: Sequence[NamedWeight], principal: Principal) -> None:
         if name != self._base_name:

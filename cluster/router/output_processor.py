@@ -207,7 +207,7 @@ class OutputProcessor:
         self.request = request
         self.output_token_ids: list[int] = []  # all that have come, shown or not
         self.num_cached_tokens = 0
-        self.embedding = b""  # of the prompt, of a request that pools it
+        self.pooled = b""  # what the prompt has become, of a request that pools it
         self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # from the second token on
         self.finish_reason: FinishReason | None = None
         self._options = options
@@ -247,7 +247,7 @@ class OutputProcessor:
         assert self.finish_reason is None, "event after the end"
         if not self.output_token_ids:
             self.num_cached_tokens = event.num_cached_tokens
-        self.embedding = event.embedding
+        self.pooled = event.pooled
         self.prompt_logprobs = self.prompt_logprobs or event.prompt_logprobs
         text = ""
         finish_reason = event.finish_reason

@@ -122,23 +122,26 @@ class Router:
                 self.is_draining = await self.backend.is_drained() or self._must_drain
             await asyncio.sleep(self.config.refresh_interval)
 
-    async def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        """Return the tokens of a prompt.
+    async def encode(
+        self, text: str, add_special_tokens: bool, pair: str | None = None
+    ) -> tuple[int, ...]:
+        """Return the tokens of a prompt, which may be a pair of texts.
 
         Raises:
             InvalidRequest: if the text is too long for the context, whatever its tokens are.
         """
         limit = self.config.context_length * self.tokenizer.longest_token
-        if len(text) > limit:
+        num_characters = len(text) + len(pair or "")
+        if num_characters > limit:
             raise InvalidRequest(
                 f"this model's context length is {self.config.context_length} tokens, which a "
-                f"prompt of {len(text)} characters cannot fit",
+                f"prompt of {num_characters} characters cannot fit",
                 "prompt",
                 "context_length_exceeded",
             )
-        if len(text) <= INLINE_CHARACTERS:
-            return self.tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+        if num_characters <= INLINE_CHARACTERS:
+            return self.tokenizer.encode(text, add_special_tokens, pair)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens, pair)
 
     async def render(
         self,

@@ -134,9 +134,12 @@ class Tokenizer:
         }
         return info
 
-    def encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        """Return the tokens of a text."""
-        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+    def encode(
+        self, text: str, add_special_tokens: bool, pair: str | None = None
+    ) -> tuple[int, ...]:
+        """Return the tokens of a text, or of two as the tokenizer puts them together."""
+        encoding = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
     def decode(
         self, token_ids: Sequence[int], skip_special_tokens: bool, shown: Sequence[int] = ()
@@ -168,6 +171,12 @@ class Tokenizer:
         """The source of the chat template, of all of them if there are several."""
         template = self._tokenizer.chat_template
         return "\n".join(template.values()) if isinstance(template, dict) else template or ""
+
+    @property
+    def score_template(self) -> str | None:
+        """The source of the chat template named score: of a query and a document, in this order."""
+        template = self._tokenizer.chat_template
+        return template.get("score") if isinstance(template, dict) else None
 
     @cached_property
     def renders_tools(self) -> bool:

@@ -14,7 +14,7 @@ from cluster.scheduler.request_queue import Fairness
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Running, Sequence
 from cluster.scheduler.stats import SchedulerCounters
-from worker.protocol import Chunk, SampledToken, StepOutput, TokenLogprobs
+from worker.protocol import Chunk, PooledPrompt, SampledToken, StepOutput, TokenLogprobs
 
 EXPIRED = ErrorInfo("DeadlineExceeded", "the request has taken longer than it may")
 UNLOADED = ErrorInfo("NotFound", "the adapter has been unloaded", param="model")
@@ -60,7 +60,8 @@ class OutputUpdater:
 
         `following` is the step that the ranks are computing meanwhile, if there is one.
         """
-        tokens, failed = iter(output.tokens), output.failed and frozenset(output.failed)
+        tokens, pooled = iter(output.tokens), iter(output.pooled)
+        failed = output.failed and frozenset(output.failed)
         grammar_errors = dict(output.grammar_errors)
         scored = {one.seq_id: one.of_targets for one in output.prompt_logprobs}
         events: list[tuple[int, TokenEvent]] = []
@@ -69,7 +70,10 @@ class OutputUpdater:
             running = running_by_id.get(chunk.seq_id)
             assert running is not None, f"sequence {chunk.seq_id} left while its step ran"
             is_failed = chunk.seq_id in failed
-            sampled = next(tokens) if chunk.samples and not is_failed else None
+            sampled: SampledToken | PooledPrompt | None = None
+            if chunk.samples and not is_failed:
+                is_pooled = running.sequence.request.sampling.pooling
+                sampled = next(pooled) if is_pooled else next(tokens)
             assert sampled is None or sampled.seq_id == chunk.seq_id, "tokens are out of order"
             # What was drawn for one that has ended already is no token of it.
             num_known = len(running.sequence.tokens)
@@ -94,6 +98,7 @@ class OutputUpdater:
             elif chunk.samples and not running.is_decoding:
                 self._running.begin_decoding(running)
         assert next(tokens, None) is None, "rank 0 sent more tokens than the plan samples"
+        assert next(pooled, None) is None, "rank 0 has pooled more than the plan does"
         self._running.committed()
         if self._ending:
             ending, self._ending = self._ending, []
@@ -104,7 +109,7 @@ class OutputUpdater:
     def _advance(
         self,
         running: Running,
-        sampled: SampledToken | None,
+        sampled: SampledToken | PooledPrompt | None,
         step: int,
         grammar_errors: dict[int, str],
     ) -> TokenEvent | None:
@@ -121,6 +126,8 @@ class OutputUpdater:
             self._kv.cache_full_pages(running, step)
         if sampled is None:
             return None
+        if isinstance(sampled, PooledPrompt):
+            return pooled_event(sequence, sampled)
         if running.num_computed < len(sequence.tokens):  # drawn by a plan made ahead, but forced
             expected = sequence.tokens[running.num_computed]
             assert sampled.token_id == expected, f"{sampled} where {expected} was forced"
@@ -128,8 +135,6 @@ class OutputUpdater:
         return self._take(sequence, sampled)
 
     def _take(self, sequence: Sequence, sampled: SampledToken) -> TokenEvent:
-        if sequence.request.sampling.pooling:
-            return pooled(sequence, sampled)
         event = take_token(sequence, sampled)
         self._counters.generated_tokens += len(event.token_ids)
         self._counters.forced_tokens += len(event.token_ids) - 1
@@ -202,14 +207,13 @@ def _append(sequence: Sequence, token_id: int) -> FinishReason | None:
     return "length" if len(sequence.tokens) >= sequence.token_limit else None
 
 
-def pooled(sequence: Sequence, sampled: SampledToken) -> TokenEvent:
-    """Return the event that ends a sequence whose prompt is an embedding now."""
-    assert sampled.embedding, f"rank 0 sent no embedding for sequence {sequence.seq_id}"
+def pooled_event(sequence: Sequence, pooled: PooledPrompt) -> TokenEvent:
+    """Return the event that ends a sequence whose prompt has been pooled."""
     return TokenEvent(
         sequence.request.request_id,
         num_cached_tokens=sequence.num_cached_tokens or 0,
         finish_reason="stop",
-        embedding=sampled.embedding,
+        pooled=pooled.values,
     )
 
 

@@ -157,6 +157,8 @@ def router_config(checked: Checked) -> RouterConfig:
         context_length=checked.max_model_len,
         vocab_size=checked.model.vocab_size,
         eos_token_ids=checked.model.eos_token_ids,
+        pad_token_id=checked.model.pad_token_id,
+        classifier=checked.model.classifier,
         version=version("topwork"),
         vllm_metrics=config.vllm_metrics,
         trust_request_chat_template=config.trust_request_chat_template,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from deploy import memory
 from deploy.config import ServeConfig
@@ -17,6 +18,7 @@ from kernels.native.packing import pack_panels
 from tests.cluster.adapters.tiny import MODEL
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from tests.end_to_end.tiny_models import make_tiny_model
+from tests.worker.classifiers import save_classifier
 from worker.model_config_reader import read_model_config
 from worker.weights.loader import load_weights
 from worker.weights.partition import partition
@@ -29,12 +31,15 @@ def plain_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     return LinearWeight(weight, bias, weight.shape[1], weight.shape[0], weight.dtype)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "a classifier"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_weights_of_every_rank_are_told_to_the_byte_if_none_is_coded(
     tmp_path: Path, kind: str, dtype: str
 ) -> None:
-    make_tiny_model(kind, tmp_path)
+    make_tiny_model("llama" if kind == "a classifier" else kind, tmp_path)
+    if kind == "a classifier":
+        reference = AutoModelForCausalLM.from_pretrained(tmp_path)
+        save_classifier(reference, tmp_path, 7)
     model = read_model_config(tmp_path)
     for tp in (1, 2, 3):
         for rank in range(tp):

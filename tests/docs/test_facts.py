@@ -18,7 +18,7 @@ from deploy.config import ServeConfig
 from deploy.serving.redeploy_scope import LIVE_KEYS, POOL_KEYS, ROUTER_KEYS, SCHEDULER_KEYS
 from tests.docs.pages import ROOT, rows, spans
 from worker.model_config import RopeConfig
-from worker.model_config_reader import _ARCHITECTURES, _DTYPES
+from worker.model_config_reader import _ARCHITECTURES, _CLASSIFIERS, _DTYPES
 
 README = (ROOT / "README.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
@@ -36,7 +36,7 @@ def first_cells(page: str, heading: str) -> set[str]:
 
 
 def test_the_models_are_those_that_the_reader_takes() -> None:
-    assert names(SUPPORTED["models"]) == set(_ARCHITECTURES)
+    assert names(SUPPORTED["models"]) == {*_ARCHITECTURES, *_CLASSIFIERS}
     kinds = get_args(RopeConfig.__dataclass_fields__["kind"].type)
     assert names(SUPPORTED["rope types"]) - {"config.json"} == set(kinds)
     assert names(SUPPORTED["weights"].partition(";")[0]) == set(_DTYPES)

@@ -1,6 +1,7 @@
 """Engines on the demo model, in this process."""
 
 import random
+from pathlib import Path
 from types import TracebackType
 
 from cluster.scheduler.config import SchedulerConfig
@@ -11,9 +12,11 @@ from worker.protocol import RankConfig, SamplingParams
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def make_engine(tp: int, dtype: str, **scheduler: object) -> LocalEngine:
+def make_engine(
+    tp: int, dtype: str, model_dir: Path = MODEL_DIR, **scheduler: object
+) -> LocalEngine:
     rank = RankConfig(
-        model_dir=str(MODEL_DIR),
+        model_dir=str(model_dir),
         rank=0,
         tp=tp,
         dtype=dtype,  # type: ignore[arg-type]
@@ -49,9 +52,9 @@ class EngineMaker:
         self._tp = tp
         self._engine: LocalEngine | None = None
 
-    def __call__(self, **scheduler: object) -> LocalEngine:
+    def __call__(self, model_dir: Path = MODEL_DIR, **scheduler: object) -> LocalEngine:
         self._end()
-        self._engine = make_engine(self._tp, self.dtype, **scheduler)
+        self._engine = make_engine(self._tp, self.dtype, model_dir, **scheduler)
         return self._engine
 
     def __enter__(self) -> "EngineMaker":

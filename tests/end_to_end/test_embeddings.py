@@ -56,7 +56,7 @@ def alone(make: EngineMaker) -> list[bytes]:
     engine = make()
     answers = [engine.generate([one])[0] for one in requests(engine)]
     assert all(answer.token_ids == [] and answer.error is None for answer in answers)
-    return [answer.embedding for answer in answers]
+    return [answer.pooled for answer in answers]
 
 
 @torch.inference_mode()
@@ -105,7 +105,7 @@ def test_company_chunks_and_caches_change_no_bit(
     asked = requests(engine)
     chats = [engine.submit(Request(f"c{i}", BASE, (5, i), GREEDY, 40)) for i in range(3)]
     answers = engine.generate([*asked, *asked])
-    assert [answer.embedding for answer in answers] == [*alone, *alone]
+    assert [answer.pooled for answer in answers] == [*alone, *alone]
     assert all(len(chat.token_ids) == 40 for chat in chats)
     counters = engine.scheduler.stats().counters
     assert counters.generated_tokens == 120, "an embedding is no token"

@@ -184,3 +184,22 @@ def test_a_pipe_is_no_file(tmp_path):
 def test_a_directory_without_a_model_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_a_model_that_classifies_has_a_head_in_place_of_lm_head(read, kind):
+    changes = {"architectures": [f"{kind}ForSequenceClassification"], "pad_token_id": 3}
+    config = read(**changes, tie_word_embeddings=True, id2label={"0": "a", "1": "b", "2": "c"})
+    assert config.architecture == kind.lower()
+    assert config.classifier is not None and config.classifier.labels == ("a", "b", "c")
+    assert config.pad_token_id == 3
+    assert not config.tie_word_embeddings  # there is nothing to tie it to
+    generates = read(architectures=[f"{kind}ForCausalLM"], id2label={"0": 5})
+    assert generates.classifier is None  # whose keys are of no use are not looked at
+    with pytest.raises(ValueError, match=r"config\.json: id2label does not name each"):
+        read(**changes, id2label={"1": "a"})
+
+
+def test_a_model_of_another_kind_is_told_what_is_served(read):
+    with pytest.raises(ValueError, match=r"BertForSequenceClassification is not one of Llama.*"):
+        read(architectures=["BertForSequenceClassification"])

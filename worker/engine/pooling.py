@@ -1,10 +1,11 @@
-"""The embeddings of prompts, made of final hidden states as the chunks of a prompt are computed.
+"""What prompts are pooled to, made of final hidden states as the chunks of a prompt are computed.
 
-As sentence-transformers pools: the last token's state, or the mean of all. The sum behind a mean is
-made page by page: chunks of a prompt that is computed from its start end at pages, so its bits do
-not depend on how it is cut.
+An embedding as sentence-transformers makes it: the last token's state, or the mean of all. The sum
+behind a mean is made page by page: chunks of a prompt that is computed from its start end at pages,
+so its bits do not depend on how it is cut. Or the logits of a classification head behind the last
+token, each prompt's by itself and each label's as one sum, so that company changes no bit.
 
-Shapes: R rows of which the hidden states are wanted, H hidden.
+Shapes: R rows of which the hidden states are wanted, H hidden, N labels.
 """
 
 from collections.abc import Sequence
@@ -14,21 +15,40 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AnyKernels, Readback
-from worker.protocol import Chunk, Pooling
+from worker.protocol import Chunk, PooledPrompt, Pooling
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingChunk:
+    """A chunk of a prompt that is pooled, with what it is pooled of."""
+
+    chunk: Chunk
+    pooling: Pooling
+    hidden: Tensor  # [R, H] of all its tokens, for a mean, or of its last
+    head: Tensor | None  # [N, H] float32, to classify by
 
 
 @dataclass(frozen=True, slots=True)
 class PooledRows:
-    """The embeddings that a step has completed, on their way to the host."""
+    """The prompts that a step has completed, on their way to the host."""
 
-    seq_ids: Sequence[int]
-    readback: Readback  # of one tensor [sequences, H] float32
+    sizes: Sequence[tuple[int, int]]  # (sequence, H or N)
+    readback: Readback  # of all their numbers, one after the other, float32
 
-    def read(self) -> dict[int, bytes]:
-        """Wait for them; return each as it is sent."""
-        (embeddings,) = self.readback.read()
-        rows = embeddings.numpy().astype("<f4")
-        return {seq_id: rows[i].tobytes() for i, seq_id in enumerate(self.seq_ids)}
+    def read(self) -> tuple[tuple[PooledPrompt, ...], frozenset[int]]:
+        """Wait for them; return them, and the sequences that have a number that is not finite."""
+        pooled: list[PooledPrompt] = []
+        failed: set[int] = set()
+        (together,) = self.readback.read()
+        end = 0
+        for seq_id, size in self.sizes:
+            values = together[end : end + size]
+            end += size
+            if bool(values.isfinite().all()):
+                pooled.append(PooledPrompt(seq_id, values.numpy().astype("<f4").tobytes()))
+            else:
+                failed.add(seq_id)
+        return tuple(pooled), frozenset(failed)
 
 
 class PromptPooler:
@@ -43,28 +63,31 @@ class PromptPooler:
         """Forget a sequence, if it is known: one that comes back begins anew."""
         self._sums.pop(seq_id, None)
 
-    def pool(self, chunks: Sequence[tuple[Chunk, Pooling, Tensor]]) -> PooledRows | None:
-        """Take in the states of a step; return the embeddings that are whole now, if any.
-
-        Args:
-            chunks: those of the step that are pooled, in plan order, each with the states [R, H] of
-                all its tokens, for a mean, or of its last.
-        """
+    def pool(self, chunks: Sequence[PoolingChunk]) -> PooledRows | None:
+        """Take in the states of a step's chunks, in plan order; return what is whole, if any is."""
         whole: dict[int, Tensor] = {}
-        for chunk, pooling, hidden_RH in chunks:
-            rows = hidden_RH.float()
-            if pooling == "mean":
+        for one in chunks:
+            chunk, rows = one.chunk, one.hidden.float()
+            if one.pooling == "mean":
                 self._add(chunk, rows)
             if chunk.samples:
-                num_tokens = chunk.start + len(chunk.token_ids)
-                is_mean = pooling == "mean"
-                total = self._sums.pop(chunk.seq_id) if is_mean else rows[0]
-                whole[chunk.seq_id] = total / num_tokens if is_mean else total
+                whole[chunk.seq_id] = self._whole(one, rows)
         if not whole:
             return None
-        embeddings = torch.stack(list(whole.values()))
-        readback = self._kernels.start_readback((embeddings,), embeddings.device)
-        return PooledRows(tuple(whole), readback)
+        together = torch.cat(tuple(whole.values()))
+        sizes = [(seq_id, len(values)) for seq_id, values in whole.items()]
+        return PooledRows(sizes, self._kernels.start_readback((together,), together.device))
+
+    def _whole(self, one: PoolingChunk, rows: Tensor) -> Tensor:
+        """Return what a prompt has become by its last chunk."""
+        match one.pooling:
+            case "mean":
+                num_tokens = one.chunk.start + len(one.chunk.token_ids)
+                return self._sums.pop(one.chunk.seq_id) / num_tokens
+            case "classify":
+                assert one.head is not None, f"no head to classify {one.chunk.seq_id} by"
+                return (one.head * rows[0]).sum(1)
+        return rows[0]
 
     def _add(self, chunk: Chunk, rows: Tensor) -> None:
         assert chunk.start % self._page_size == 0, "a mean is of prompts computed from their start"

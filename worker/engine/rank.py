@@ -18,12 +18,13 @@ from kernels.dispatch import kernels_for
 from kernels.interface import Readback
 from worker.cache.kv_cache import KVCache, page_num_bytes
 from worker.distributed.communicator import Communicator
-from worker.engine.pooling import PromptPooler
+from worker.engine.pooling import PoolingChunk, PromptPooler
 from worker.engine.prompt_scorer import PromptScorer, Target
 from worker.engine.sequences import (
     RunningSequence,
     SequenceTable,
     build_input_batch,
+    draws,
     hidden_places,
     pending_sequences,
 )
@@ -40,9 +41,7 @@ from worker.models.llama import Model
 from worker.protocol import (
     GENESIS,
     PENDING_TOKEN,
-    Chunk,
     Plan,
-    Pooling,
     RankConfig,
     RankInfo,
     SamplingParams,
@@ -240,7 +239,8 @@ class Rank:
             self._last_step = plan.step
             with torch.inference_mode():
                 sampled, prompts = self._run(plan)
-                self._pending.put([c.seq_id for c in plan.chunks if c.samples], sampled)
+                drawn = [c.seq_id for c in plan.chunks if draws(c, self._table)]
+                self._pending.put(drawn, sampled)
                 if sampled is None:  # no token is read, but the end of the step is waited for
                     end = self._kernels.start_readback((), self._device)
                 else:
@@ -288,7 +288,7 @@ class Rank:
     def _prompt_output(self, plan: Plan, rows: InputBatch, hidden: Tensor) -> PromptOutput:
         """Make what prompts ask for of the final hidden states [R, H] of a step."""
         targets: list[Target] = []
-        pooled: list[tuple[Chunk, Pooling, Tensor]] = []
+        pooled: list[PoolingChunk] = []
         first = 0
         for chunk in plan.chunks:
             sequence = self._table[chunk.seq_id]
@@ -300,12 +300,19 @@ class Rank:
                     for row, token_id in enumerate(chunk.targets, first)
                 )
             elif count:
-                pooled.append((chunk, sampling.pooling, hidden[first : first + count]))
+                head = self._score_head(sequence.slot) if sampling.pooling == "classify" else None
+                states = hidden[first : first + count]
+                pooled.append(PoolingChunk(chunk, sampling.pooling, states, head))
             first += count
         assert first == len(hidden), "hidden states that nobody asked for"
         scored = self._scorer.score(hidden, rows, targets) if targets else None
         is_first = self._config.rank == 0
         return PromptOutput(self._pooler.pool(pooled) if is_first else None, scored)
+
+    def _score_head(self, slot: int | None) -> Tensor | None:
+        """Return the head [labels, H] that prompts of a slot are classified by: its own, if any."""
+        own = None if slot is None else self._bank.score_head(slot)
+        return self._model.score_head if own is None else own
 
     def _follow_grammars(self, plan: Plan) -> None:
         """Let masks be computed while the step is, as far as its tokens are known."""
@@ -337,7 +344,8 @@ class Rank:
                 self._feed_grammar(seq_id)
 
     def _sample_requests(self, plan: Plan) -> list[SampleRequest]:
-        sequences = [(c.seq_id, self._table[c.seq_id]) for c in plan.chunks if c.samples]
+        chunks = (chunk for chunk in plan.chunks if draws(chunk, self._table))
+        sequences = [(chunk.seq_id, self._table[chunk.seq_id]) for chunk in chunks]
         return [
             SampleRequest(
                 seq_id=seq_id,

@@ -166,7 +166,7 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
         page_tables=[sequence.pages for sequence in sequences],
         decodes=[_is_decode(c, s) for c, s in zip(ordered, sequences, strict=True)],
         runs=_runs([slots[i] for i in order], bounds),
-        sample_rows=[last_row[chunk.seq_id] for chunk in chunks if chunk.samples],
+        sample_rows=[last_row[chunk.seq_id] for chunk in chunks if draws(chunk, table)],
         pending_rows=[
             last_row[chunk.seq_id] for chunk in chunks if chunk.token_ids == (PENDING_TOKEN,)
         ],
@@ -179,6 +179,11 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
     )
 
 
+def draws(chunk: Chunk, table: SequenceTable) -> bool:
+    """Tell whether a token is drawn behind a chunk."""
+    return chunk.samples and not table[chunk.seq_id].sampling.pooling
+
+
 def hidden_places(chunk: Chunk, sequence: RunningSequence) -> range:
     """Return which of a chunk's tokens final hidden states are wanted of."""
     if chunk.targets:
@@ -186,7 +191,8 @@ def hidden_places(chunk: Chunk, sequence: RunningSequence) -> range:
         stop = min(len(chunk.token_ids), sequence.num_prompt_tokens - 1 - chunk.start)
         assert len(chunk.targets) <= stop, f"targets of {chunk.seq_id} are not in its chunk"
         return range(stop - len(chunk.targets), stop)
-    num_pooled = {"": 0, "last": int(chunk.samples), "mean": len(chunk.token_ids)}
+    last = int(chunk.samples)
+    num_pooled = {"": 0, "last": last, "mean": len(chunk.token_ids), "classify": last}
     count = num_pooled[sequence.sampling.pooling]
     return range(len(chunk.token_ids) - count, len(chunk.token_ids))
 

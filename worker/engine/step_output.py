@@ -30,10 +30,12 @@ def build_step_output(
     prompts: PromptOutput = NO_PROMPTS,
 ) -> StepOutput:
     """Wait for what a step has sampled, pooled and scored, if anything, and return its output."""
-    embeddings = {} if prompts.pooled is None else prompts.pooled.read()
+    pooled, not_pooled = ((), frozenset()) if prompts.pooled is None else prompts.pooled.read()
     scored, not_scored = ((), frozenset()) if prompts.scored is None else prompts.scored.read()
+    not_finite = not_scored | not_pooled
     if rows is None:
-        return StepOutput(step, (), tuple(sorted(not_scored)), prompt_logprobs=scored)
+        failures = tuple(sorted(not_finite))
+        return StepOutput(step, (), failures, prompt_logprobs=scored, pooled=pooled)
     token_ids, *logprobs = rows.readback.read()
     of_row = dict(_logprobs(rows, *logprobs)) if rows.logprob_rows else {}
     tokens: list[SampledToken] = []
@@ -53,14 +55,11 @@ def build_step_output(
         if token_id == FAILED or request.seq_id in not_scored:
             failed.append(request.seq_id)
         else:
-            embedding = embeddings.get(request.seq_id, b"")
-            tokens.append(
-                SampledToken(request.seq_id, token_id, logprob, top_logprobs, forced, embedding)
-            )
+            tokens.append(SampledToken(request.seq_id, token_id, logprob, top_logprobs, forced))
     num_masks, num_late = (0, 0) if grammars is None else grammars.take_counts()
-    failed += sorted(not_scored.difference(failed))
+    failed += sorted(not_finite.difference(failed))
     return StepOutput(
-        step, tuple(tokens), tuple(failed), tuple(errors), scored, num_masks, num_late
+        step, tuple(tokens), tuple(failed), tuple(errors), scored, num_masks, num_late, pooled
     )
 
 

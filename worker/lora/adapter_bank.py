@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from kernels.interface import AnyKernels
 from kernels.linear import Prepare, prepare_linear
@@ -129,6 +130,11 @@ class AdapterBank:
         """Return which adapter is in a slot, None if it is empty."""
         loaded = self._slots[slot]
         return None if loaded is None else loaded.adapter
+
+    def score_head(self, slot: int) -> Tensor | None:
+        """Return the classification head [labels, H] float32 of the adapter in a slot, if any."""
+        loaded = self._slots[slot]
+        return None if loaded is None else loaded.score_head
 
     def num_bytes(self, slot: int) -> int:
         """Return the bytes that a slot holds on the device, 0 if it is empty."""

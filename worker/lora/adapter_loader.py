@@ -5,10 +5,10 @@ alone is laid out like `AdapterWeights` already; what is left is to widen or nar
 buffer, to scale each B in place and to make views: a millisecond or two beside the steps that run,
 where building module by module takes ten.
 
-The general path builds adapters with DoRA or vocabulary, and sums. Owns the fusing of modules and
-the weighted sum of several adapters, which is their LoRAs side by side: A stacked, and one block of
-B for all of a module. Reads the base model's checkpoint where DoRA or a table of the vocabulary
-needs it; uses no other rank.
+The general path builds adapters with DoRA, vocabulary or a classification head, and sums. Owns the
+fusing of modules and the weighted sum of several adapters, which is their LoRAs side by side: A
+stacked, and one block of B for all of a module. Reads the base model's checkpoint where DoRA or a
+table of the vocabulary needs it; uses no other rank.
 
 Shapes: R lora_rank of a fused linear's modules and all sources together, K its inputs and N its
 outputs on this rank, V vocabulary entries of this rank, H hidden.
@@ -131,7 +131,14 @@ class _Builder:
             tuple(self._fused(layer, modules) for modules in FUSED_MODULES)
             for layer in range(num_layers)
         )
-        return AdapterWeights(adapter, layers, self._embedding(), self._head())
+        score = self._sources[0].score_head()  # what has one is no part of a sum
+        return AdapterWeights(
+            adapter,
+            layers,
+            self._embedding(),
+            self._head(),
+            None if score is None else score.to(self._device),
+        )
 
     def _fused(self, layer: int, modules: Sequence[str]) -> LoraLayerWeights | None:
         """Build the LoRA of one fused linear from those of its modules that have one."""

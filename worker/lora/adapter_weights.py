@@ -59,6 +59,7 @@ class AdapterWeights:
     layers: tuple[tuple[LoraLayerWeights | None, ...], ...]  # by layer and fused linear
     embedding: AdapterEmbedding | None
     head: AdapterHead | None
+    score_head: Tensor | None = None  # [labels, H] float32, whole on every rank
 
     @property
     def num_bytes(self) -> int:
@@ -70,7 +71,7 @@ class AdapterWeights:
 
     def _plain_tensors(self) -> Iterator[Tensor]:
         """Yield all tensors on the device but a packed head."""
-        tensors: list[Tensor | None] = []
+        tensors: list[Tensor | None] = [self.score_head]
         loras = [lora for layer in self.layers for lora in layer]
         if self.embedding is not None:
             own = self.embedding

@@ -19,6 +19,7 @@ from worker.weights.partition import Partition
 _LINE = 64  # bytes: where a block of B starts, and what a packed weight's inputs are padded to
 _MAX_PACKED_OUTPUTS = 64  # that a packed weight's outputs may be padded to a multiple of
 _GAIN_BYTES = 4  # of one output: DoRA's gains and shifts are float32
+_SCORE_BYTES = 4  # of an element of a classification head: float32
 _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _FUSED_LINEARS = (*FUSED_MODULES, (HEAD,))
 
@@ -65,6 +66,8 @@ def _built_bytes(
     if embedding is not None:
         total += _lora_bytes(part, embedding, device_item_bytes)
         total += part.hidden * _GAIN_BYTES * (embedding.magnitude_offset is not None)
+    if shard.score is not None:
+        total += shard.score.shape[0] * shard.score.shape[1] * _SCORE_BYTES
     return total + sum(_table_bytes(table.module, part, model_item_bytes) for table in shard.tables)
 
 

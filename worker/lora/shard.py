@@ -16,6 +16,7 @@ from worker.weights.partition import LINEAR_MODULES, ROW_PARALLEL, Partition, Sp
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
 VOCABULARY_MODULES = (EMBEDDING, HEAD)
+SCORE = "score"  # the classification head, as transformers and PEFT call it
 ADAPTED_MODULES = (*LINEAR_MODULES, *VOCABULARY_MODULES)
 FUSED_MODULES = (  # of a layer; the modules of one fused linear share its inputs
     ("q_proj", "k_proj", "v_proj"),
@@ -64,6 +65,14 @@ class TableEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreEntry:
+    """A classification head [labels, hidden], whole on every rank."""
+
+    offset: int  # bytes
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterShard:
     """Everything one rank needs to serve one adapter."""
 
@@ -77,6 +86,7 @@ class AdapterShard:
     # Nothing but LoRAs of linear modules, and `data` is laid out as on the device, but for scalings
     # and dtype: all A's, those of a fused linear without a gap, then all B's, in order of entries.
     is_packed: bool = False
+    score: ScoreEntry | None = None
 
 
 def adapted_slices(part: Partition, module: str) -> tuple[Span, Span]:

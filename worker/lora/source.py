@@ -48,8 +48,8 @@ class LoraSource:
         """Refuse what has no weighted sum.
 
         Raises:
-            UnusableAdapter: it has DoRA, which is no term that is added, or a table of its own,
-                which takes the place of the base model's.
+            UnusableAdapter: it has DoRA, which is no term that is added, or a table or a
+                classification head of its own, which takes the place of the base model's.
         """
         for entry in self._shard.entries:
             if entry.magnitude_offset is not None:
@@ -61,6 +61,11 @@ class LoraSource:
             raise self._unusable(
                 f"brings another {module} than the base model's and cannot be part of a "
                 "weighted sum; ask for it alone, with weight 1"
+            )
+        if self._shard.score is not None:
+            raise self._unusable(
+                "brings a classification head and cannot be part of a weighted sum; ask for it "
+                "alone, with weight 1"
             )
 
     def entry(self, layer: int, module: str) -> LoraEntry | None:
@@ -127,6 +132,11 @@ class LoraSource:
             if not torch.equal(rows, self._base().vocabulary(module, self._part.vocab)):
                 own[module] = rows
         return own
+
+    def score_head(self) -> Tensor | None:
+        """Return the adapter's classification head [labels, H] in float32, if it has one."""
+        entry = self._shard.score
+        return None if entry is None else self._tensor(entry.offset, entry.shape).float()
 
     def _vocabulary_rows(self, module: str, span: Span) -> Tensor:
         """Return rows of the weight beneath a LoRA of the vocabulary, counted in the whole one."""

@@ -26,7 +26,7 @@ class InputBatch:
     page_tables: list[list[int]]  # of each sequence, pages that cover its context
     decodes: list[bool]  # of each sequence, whether its one row is an output token
     runs: tuple[SlotRows, ...]  # rows of each adapter; rows in none are the base model's
-    sample_rows: list[int]  # S: the last row of each chunk that samples, in plan order
+    sample_rows: list[int]  # S: the last row of each chunk that draws a token, in plan order
     pending_rows: Sequence[int] = ()  # rows whose token only the device knows, in plan order
     hidden_rows: Sequence[int] = ()  # R: rows whose final hidden states are wanted, in plan order
 

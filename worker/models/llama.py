@@ -1,8 +1,9 @@
 """The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) on one rank.
 
 Token ids in, this rank's logits of the sampled rows out: embedding, decoder layers, final norm and
-lm_head. Owns the order of the operations and the two all-reduces of a layer. Keeps no state between
-two calls: KV pages, adapters and the group are arguments.
+lm_head. A model that classifies has no lm_head, and nothing is sampled of it. Owns the order of the
+operations and the two all-reduces of a layer. Keeps no state between two calls: KV pages, adapters
+and the group are arguments.
 
 Shapes: T rows, S rows that are sampled, H hidden, HQ / HK query and KV heads of this rank, D
 head_dim, I MLP features of this rank, V vocabulary entries of this rank, M positions.
@@ -163,6 +164,16 @@ class Model:
         return self._shape.num_heads // self._shape.num_kv_heads
 
     @property
+    def score_head(self) -> Tensor | None:
+        """The head [labels, H] float32 of a model that classifies."""
+        return self._weights.score_head
+
+    @property
+    def has_lm_head(self) -> bool:
+        """Whether tokens can be drawn."""
+        return self._weights.lm_head is not None
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of this rank's weights."""
         return self._weights.num_bytes
@@ -223,9 +234,7 @@ class Model:
         if not batch.sample_rows:
             return None
         x_SH = self._normed(x_TH[batch.sample_index], residual_TH[batch.sample_index])
-        y_SV = head_logits(
-            x_SH, batch.sample_rows, self._weights.lm_head, batch.heads, self._kernels
-        )
+        y_SV = head_logits(x_SH, batch.sample_rows, self._lm_head, batch.heads, self._kernels)
         return y_SV.float()
 
     def hidden(self, x_TH: Tensor, residual_TH: Tensor, rows: Sequence[int]) -> Tensor | None:
@@ -243,16 +252,20 @@ class Model:
         self, x_RH: Tensor, rows: Sequence[int], heads: Sequence[AdaptedRows[AdapterHead]]
     ) -> Tensor:
         """Return this rank's logits [R, V] float32 of rows of a batch that `hidden` returned."""
-        lm_head = self._weights.lm_head
-        return head_logits(x_RH, rows, lm_head, heads, self._kernels).float()
+        return head_logits(x_RH, rows, self._lm_head, heads, self._kernels).float()
 
     def head(self, x_SH: Tensor, residual_SH: Tensor) -> Tensor:
         """Return what `logits` does for sampled rows whose adapters leave the head alone."""
-        return self._kernels.linear(self._normed(x_SH, residual_SH), self._weights.lm_head)
+        return self._kernels.linear(self._normed(x_SH, residual_SH), self._lm_head)
 
     def row_logits(self, part_SV: Tensor, argmax: Argmax | None = None) -> RowLogits:
         """Return this rank's logits [S, V] as its part of all ranks'."""
         return RowLogits(part_SV, self._vocabulary_widths, self._group, self._kernels, argmax)
+
+    @property
+    def _lm_head(self) -> LinearWeight:
+        assert self._weights.lm_head is not None, "a model without lm_head draws no token"
+        return self._weights.lm_head
 
     def _normed(self, x_SH: Tensor, residual_SH: Tensor) -> Tensor:
         norm = self._weights.final_norm

@@ -35,9 +35,9 @@ class _Recording:
     max_lora_rank: int  # 0: it has no LoRA
     x: Tensor  # [rows, H] float32, what goes in
     out: tuple[Tensor, Tensor]  # the output and the residual
-    # Of this rank, where no adapter changes the head:
-    logits: Tensor  # [samples, V] float32
-    argmax: Argmax
+    # Of this rank, where no adapter changes the head; None: the model has no lm_head.
+    logits: Tensor | None  # [samples, V] float32
+    argmax: Argmax | None
 
 
 class RecordedGroup:
@@ -111,6 +111,7 @@ class NativeRunner:
         if batch.heads:
             logits = self._model.logits(x, residual, batch)
             return ModelOutput(None if logits is None else self._model.row_logits(logits), hidden)
+        assert recording.logits is not None and recording.argmax is not None, "no lm_head"
         logits, values, ids = (
             of_all[: step.num_samples] for of_all in (recording.logits, *recording.argmax)
         )
@@ -144,8 +145,10 @@ class NativeRunner:
                 self._cache,
                 RecordedGroup(self._group, program, self._kernels.thread_pool.library),
             )
-            logits = self._model.head(*map(self._kernels.take_samples, out))
-            argmax = self._kernels.argmax(logits)
+            logits = argmax = None
+            if self._model.has_lm_head:
+                logits = self._model.head(*map(self._kernels.take_samples, out))
+                argmax = self._kernels.argmax(logits)
         return _Recording(program, max_lora_rank, x, out, logits, argmax)
 
     def _loras(self, step: Step, max_lora_rank: int) -> list[list[NativeLora]]:

@@ -20,6 +20,8 @@ from worker.protocol import (
     Chunk,
     PageCopy,
     Plan,
+    PooledPrompt,
+    Pooling,
     PromptLogprobs,
     RankInfo,
     SampledToken,
@@ -99,12 +101,12 @@ def fake_forced(output: Sequence[int], vocab_size: int) -> tuple[int, ...]:
     return tuple(forced)
 
 
-def fake_embedding(adapter: str | None, token_ids: Sequence[int]) -> bytes:
+def fake_pooled(adapter: str | None, token_ids: Sequence[int], pooling: Pooling) -> bytes:
     """Return what `FakeRank` makes of a prompt that is to be pooled, [4] float32."""
     content = _root(adapter)
     for token_id in token_ids:
         content = _hash(content, token_id)
-    return _embedding(content)
+    return _pooled(content, pooling)
 
 
 def fake_prompt_logprobs(
@@ -122,8 +124,8 @@ def _score(content: bytes, token_id: int) -> TokenLogprobs:
     return -int.from_bytes(_hash(content, "scored", token_id)[:4], "little") / 2**32, (), 1
 
 
-def _embedding(content: bytes) -> bytes:
-    return struct.pack("<4f", *(byte - 127.5 for byte in content[:4]))
+def _pooled(content: bytes, pooling: Pooling) -> bytes:
+    return struct.pack("<4f", *(byte - 127.5 for byte in _hash(content, pooling)[:4]))
 
 
 @dataclass(slots=True)
@@ -225,9 +227,12 @@ class FakeRank:
         for seq_id in self._sequences.keys() - {chunk.seq_id for chunk in plan.chunks}:
             self._sequences[seq_id].sampled = None
         sampled = tuple(token for token in tokens if isinstance(token, SampledToken))
+        pooled = tuple(token for token in tokens if isinstance(token, PooledPrompt))
         errors = tuple((token, "it ends here") for token in tokens if isinstance(token, int))
         failed = tuple(seq_id for seq_id, _ in errors)
-        return StepReply(plan.step, StepOutput(plan.step, sampled, failed, errors, scored))
+        return StepReply(
+            plan.step, StepOutput(plan.step, sampled, failed, errors, scored, pooled=pooled)
+        )
 
     def _copy(self, copies: tuple[PageCopy, ...]) -> dict[int, int]:
         """Make the copies; return the pages that hold a fork then, and its positions in each."""
@@ -304,8 +309,8 @@ class FakeRank:
         """Return the pages of all running sequences."""
         return {page for sequence in self._sequences.values() for page in sequence.pages}
 
-    def _run(self, chunk: Chunk) -> SampledToken | int | None:
-        """Write a chunk's positions and sample its token, if it does.
+    def _run(self, chunk: Chunk) -> SampledToken | PooledPrompt | int | None:
+        """Write a chunk's positions and sample its token, or pool its prompt, if it does.
 
         A sequence whose grammar can be followed no further is returned in place of its token.
         """
@@ -331,6 +336,8 @@ class FakeRank:
         sequence.sampled = None
         if not chunk.samples:
             return None
+        if pooling := sequence.sampling.pooling:
+            return PooledPrompt(chunk.seq_id, _pooled(sequence.content, pooling))
         token = _sample(sequence.content, sequence.sampling, self._vocab_size)
         forced: tuple[int, ...] = ()
         token_id = token.token_id
@@ -346,10 +353,7 @@ class FakeRank:
             if sequence.sampling.num_logprobs is not None:
                 forced = ()
         sequence.sampled = token_id
-        embedding = _embedding(sequence.content) if sequence.sampling.pooling else b""
-        return SampledToken(
-            chunk.seq_id, token_id, token.logprob, token.top_logprobs, forced, embedding
-        )
+        return SampledToken(chunk.seq_id, token_id, token.logprob, token.top_logprobs, forced)
 
     def _score(self, chunk: Chunk) -> PromptLogprobs:
         """Score a chunk's targets, each by the tokens before it."""

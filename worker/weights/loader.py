@@ -24,6 +24,7 @@ from worker.weights.tensor_names import (
     EMBEDDING_NAME,
     FINAL_NORM_NAME,
     HEAD_NAME,
+    SCORE_NAME,
     layer_name,
     linear_name,
 )
@@ -60,6 +61,12 @@ class _Loader:
         shape = (self._config.vocab_size, self._config.hidden_size)
         rows = self._checkpoint.read(name, shape, self._part.vocab)
         return rows.to(self._device, self._dtype)
+
+    def score_head(self, num_labels: int) -> Tensor:
+        """Return the whole head [labels, H] of a model that classifies, float32."""
+        shape = (num_labels, self._config.hidden_size)
+        whole = self._checkpoint.read(SCORE_NAME, shape, Span(0, num_labels))
+        return whole.to(self._device, torch.float32)
 
     def linear(self, prefix: str, modules: tuple[str, ...], has_bias: bool) -> LinearWeight:
         """Return the modules' slices one above the other as one linear."""
@@ -122,6 +129,9 @@ def load_weights(
         embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))
         final_norm = loader.vector(FINAL_NORM_NAME, config.hidden_size)
+        if config.classifier is not None:
+            head = loader.score_head(config.classifier.num_labels)
+            return Weights(embedding, layers, final_norm, lm_head=None, score_head=head)
         # Looking up needs plain rows and multiplying wants them packed, so on a CPU a tied
         # lm_head is a second copy: the memory of one embedding for half of its time per step.
         lm_head = prepare(

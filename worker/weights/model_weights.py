@@ -39,7 +39,8 @@ class Weights:
     embedding: Tensor  # [V, H]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [H]
-    lm_head: LinearWeight  # [V, H]
+    lm_head: LinearWeight | None  # [V, H]; None: the model classifies
+    score_head: Tensor | None = None  # [labels, H] float32, whole on every rank
 
     @property
     def num_bytes(self) -> int:
@@ -50,16 +51,17 @@ class Weights:
             norms += [layer.input_norm, layer.mlp_norm]
             norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
             linears += [layer.qkv, layer.o, layer.gate_up, layer.down]
-        if self.lm_head.data is not self.embedding:
+        if self.lm_head is not None and self.lm_head.data is not self.embedding:
             linears.append(self.lm_head)
-        plain = self.embedding.nbytes + sum(norm.nbytes for norm in norms)
+        plain = 0 if self.score_head is None else self.score_head.nbytes
+        plain += self.embedding.nbytes + sum(norm.nbytes for norm in norms)
         return plain + sum(linear.num_bytes for linear in linears)
 
 
 def batch_variant_linears(weights: Weights, kernels: AnyKernels) -> tuple[str, ...]:
     """Return the names of the linears in which the bits of a row depend on its batch."""
     layer = weights.layers[0]
-    linears = {
+    linears: dict[str, LinearWeight | None] = {
         "qkv": layer.qkv,
         "o": layer.o,
         "gate_up": layer.gate_up,
@@ -71,7 +73,7 @@ def batch_variant_linears(weights: Weights, kernels: AnyKernels) -> tuple[str, .
         return tuple(
             name
             for name, weight in linears.items()
-            if not _is_batch_invariant(weight, kernels, device)
+            if weight is not None and not _is_batch_invariant(weight, kernels, device)
         )
 
 

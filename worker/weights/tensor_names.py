@@ -11,6 +11,7 @@ from worker.weights.partition import LINEAR_MODULES, module_shape
 EMBEDDING_NAME = "model.embed_tokens.weight"
 HEAD_NAME = "lm_head.weight"
 FINAL_NORM_NAME = "model.norm.weight"
+SCORE_NAME = "score.weight"  # of a classification head
 
 Shape = tuple[int, ...]
 
@@ -31,7 +32,9 @@ def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     vocabulary = (config.vocab_size, config.hidden_size)
     yield EMBEDDING_NAME, vocabulary
     yield FINAL_NORM_NAME, (config.hidden_size,)
-    if not config.tie_word_embeddings:
+    if config.classifier is not None:
+        yield SCORE_NAME, (config.classifier.num_labels, config.hidden_size)
+    elif not config.tie_word_embeddings:
         yield HEAD_NAME, vocabulary
     for layer in range(config.num_layers):
         yield from _layer_tensors(config, layer)
@@ -40,7 +43,7 @@ def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
 def is_ignored(name: str, config: ModelConfig) -> bool:
     """Tell whether a tensor may lie in a checkpoint without being used."""
     if name == HEAD_NAME:
-        return config.tie_word_embeddings
+        return config.tie_word_embeddings or config.classifier is not None
     return name.endswith(".rotary_emb.inv_freq")  # a constant that old checkpoints carry
 
 

@@ -6,23 +6,27 @@ are read by `reader`.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from cluster.adapters.adapter import Adapter, Dtype, adapter_digest
 from cluster.adapters.peft.config import parse_peft_config
 from cluster.adapters.peft.lora_modules import (
+    SCORE_NAME,
     Sites,
     common_dtype,
     find_sites,
     lora_modules,
     saved_name,
     saved_tables,
+    score_head,
 )
 from cluster.adapters.peft.safetensors_file import Tensor, parse_safetensors
 from cluster.adapters.peft.strict_json import listed
 from cluster.adapters.peft.tensor_names import Spelling, read_spelling
 from cluster.errors import InvalidAdapter
+from worker.classifier_config import ClassifierConfig, check_num_labels, read_classifier
 from worker.model_config import ModelConfig
 
 CONFIG = "adapter_config.json"
@@ -53,25 +57,29 @@ def parse_adapter(
             the keys at fault and what to do.
     """
     tensors = parse_safetensors(weights, WEIGHTS)
-    by_name, sites = fit(config, tensors, model, limits)
+    by_name, sites, classifier = fit(config, tensors, model, limits)
     _check_finite(tensors)
     dtype = common_dtype(tensors)
     modules = lora_modules(by_name, sites, dtype)
     tables = saved_tables(by_name, sites, dtype, is_tied_model=model.tie_word_embeddings)
+    score = score_head(by_name, dtype, classifier)
     return Adapter(
-        digest=adapter_digest(dtype, modules, tables),
+        digest=adapter_digest(dtype, modules, tables, score),
         path=path,
         model=model,
         dtype=dtype,
         modules=modules,
         tables=tables,
+        score=score,
     )
 
 
 def fit(
     config: bytes, tensors: dict[str, Tensor], model: ModelConfig, limits: AdapterLimits
-) -> tuple[dict[str, Tensor], Sites]:
+) -> tuple[dict[str, Tensor], Sites, ClassifierConfig | None]:
     """Return the tensors by standard name and what they are for; their values do not matter.
+
+    With them, what a classification head among them says.
 
     Raises:
         InvalidAdapter: if names or shapes are not what configuration and model ask for.
@@ -82,7 +90,41 @@ def fit(
     _check_names(spelling, sites, model)
     by_name = {name: tensors[written] for name, written in spelling.written.items()}
     _check_shapes(by_name, spelling, sites, model)
-    return by_name, sites
+    return by_name, sites, _classifier(parsed.classifier, by_name, spelling, sites, model)
+
+
+def _classifier(
+    keys: dict[str, Any],
+    tensors: dict[str, Tensor],
+    spelling: Spelling,
+    sites: Sites,
+    model: ModelConfig,
+) -> ClassifierConfig | None:
+    """Return what the numbers of a saved head mean; refuse a head that is none of this model."""
+    if not sites.has_score:
+        if keys:
+            raise InvalidAdapter(
+                f"{CONFIG}: {listed(sorted(keys))} without a classification head: no score in "
+                "modules_to_save"
+            )
+        return None
+    shape = tensors[SCORE_NAME].bits.shape
+    if len(shape) != 2 or shape[1] != model.hidden_size:
+        raise InvalidAdapter(
+            f"{WEIGHTS}: {spelling.written[SCORE_NAME]} is {list(shape)}, must be [labels, "
+            f"{model.hidden_size}]; was the adapter trained on another base model?"
+        )
+    try:
+        num_labels = check_num_labels(shape[0])
+    except ValueError as error:
+        raise InvalidAdapter(f"{WEIGHTS}: {spelling.written[SCORE_NAME]}: {error}") from error
+    base = model.classifier
+    if not keys and base is not None and base.num_labels == num_labels:
+        return base  # it was trained to tell apart what its base model does
+    try:
+        return read_classifier(keys, num_labels)
+    except ValueError as error:
+        raise InvalidAdapter(f"{CONFIG}: {error}") from error
 
 
 def _check_names(spelling: Spelling, sites: Sites, model: ModelConfig) -> None:

@@ -14,6 +14,7 @@ from cluster.adapters.peft.pattern_parser import PatternError
 from cluster.adapters.peft.strict_json import listed, parse_object, shown
 from cluster.adapters.peft.targets import Targets, read_targets
 from cluster.errors import InvalidAdapter
+from worker.classifier_config import KEYS as CLASSIFIER_KEYS
 
 T = TypeVar("T")
 Matcher = Callable[[str], bool]
@@ -36,6 +37,7 @@ _READ = frozenset(
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"),
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
         *("init_lora_weights", "use_dora", "modules_to_save", "ensure_weight_tying"),
+        *CLASSIFIER_KEYS,  # ours: PEFT writes no labels
     }
 )
 # Other ways to start change the base model's weights as well (PiSSA, OLoRA, LoftQ, CorDA...).
@@ -58,6 +60,7 @@ class PeftConfig:
     is_dora: bool
     saved: tuple[str, ...]  # names of modules that are saved whole
     is_tied: bool  # what is done to one of two tied weights is done to the other
+    classifier: dict[str, Any]  # what it says of a classification head: its keys, as written
 
     def lora_rank_of(self, path: str) -> int:
         """Return the lora_rank of a module."""
@@ -92,6 +95,7 @@ def parse_peft_config(data: bytes) -> PeftConfig:
         is_dora=_flag(raw, "use_dora"),
         saved=_names(raw, "modules_to_save"),
         is_tied=_flag(raw, "ensure_weight_tying"),
+        classifier={key: raw[key] for key in CLASSIFIER_KEYS if raw.get(key) is not None},
     )
 
 

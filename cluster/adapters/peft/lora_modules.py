@@ -11,17 +11,19 @@ from typing import cast
 
 import numpy as np
 
-from cluster.adapters.adapter import Bits, Dtype, LoraModule, SavedTable
+from cluster.adapters.adapter import Bits, Dtype, LoraModule, SavedTable, ScoreHead
 from cluster.adapters.peft.config import WHERE, PeftConfig
 from cluster.adapters.peft.safetensors_file import Tensor
 from cluster.adapters.peft.strict_json import listed
 from cluster.adapters.peft.targets import module_path
 from cluster.adapters.peft.tensor_names import PREFIX, Spelling
 from cluster.errors import InvalidAdapter
+from worker.classifier_config import ClassifierConfig
 from worker.lora.shard import (
     ADAPTED_MODULES,
     EMBEDDING,
     HEAD,
+    SCORE,
     VOCABULARY_MODULES,
     adapted_shape,
 )
@@ -83,15 +85,20 @@ class Sites:
     loras: tuple[LoraSite, ...]  # in the order of Adapter.modules
     saved: tuple[str, ...]  # of VOCABULARY_MODULES
     is_tied: bool  # the head repeats what the embedding has, transposed
+    has_score: bool = False  # a classification head is saved
 
     def required(self) -> frozenset[str]:
         """Return the names of the tensors that must be there."""
         loras = (name for site in self.loras for name in site.names())
-        return frozenset((*loras, *map(saved_name, self.saved)))
+        score = (SCORE_NAME,) if self.has_score else ()
+        return frozenset((*loras, *map(saved_name, self.saved), *score))
 
     def optional(self) -> frozenset[str]:
         """Return the names of the tensors that may be there besides."""
         return frozenset(site.base_name for site in self.loras if site.module in VOCABULARY_MODULES)
+
+
+SCORE_NAME = f"{PREFIX}{SCORE}.weight"  # the standard name of a saved classification head
 
 
 def saved_name(module: str) -> str:
@@ -118,7 +125,7 @@ def find_sites(
             f"{listed(strangers)}; supported are {', '.join(ADAPTED_MODULES)}"
         )
     is_tied = config.is_tied and model.tie_word_embeddings
-    saved = _saved(config, spelling, is_tied)
+    saved, has_score = _saved(config, model, spelling, is_tied)
     covered = {
         place
         for place, path in paths.items()
@@ -126,7 +133,7 @@ def find_sites(
     }
     if is_tied and not saved and not covered.isdisjoint(_VOCABULARY_PLACES):
         covered.update(_VOCABULARY_PLACES)
-    if not covered and not saved:
+    if not covered and not saved and not has_score:
         raise InvalidAdapter(
             f"{WHERE}: target_modules, exclude_modules and layers_to_transform leave no module of "
             "this model; the adapter would do nothing"
@@ -137,7 +144,7 @@ def find_sites(
         if place in covered
     )
     _check_lora_rank(loras, max_lora_rank)
-    return Sites(loras, saved, is_tied)
+    return Sites(loras, saved, is_tied, has_score)
 
 
 _VOCABULARY_PLACES = tuple((0, module) for module in VOCABULARY_MODULES)
@@ -148,15 +155,26 @@ def _places(model: ModelConfig) -> Iterator[tuple[int, str]]:
     for layer in range(model.num_layers):
         for module in LINEAR_MODULES:
             yield layer, module
-    yield from _VOCABULARY_PLACES
+    yield from ((0, module) for module in _vocabulary(model))
 
 
-def _saved(config: PeftConfig, spelling: Spelling, is_tied: bool) -> tuple[str, ...]:
-    """Return which modules of the vocabulary are saved."""
+def _vocabulary(model: ModelConfig) -> tuple[str, ...]:
+    return VOCABULARY_MODULES if model.classifier is None else (EMBEDDING,)
+
+
+def _saved(
+    config: PeftConfig, model: ModelConfig, spelling: Spelling, is_tied: bool
+) -> tuple[tuple[str, ...], bool]:
+    """Return which modules of the vocabulary are saved, and whether a classification head is."""
     found = set()
     strangers = []
+    scores = {name for name in config.saved if name in (SCORE, spelling.trained_path(SCORE))}
+    # PEFT names the heads of all kinds of models that classify; these here have a score.
+    others = {*scores, "classifier"} if scores else set()
     for name in config.saved:
-        for module in VOCABULARY_MODULES:
+        if name in others:
+            continue
+        for module in _vocabulary(model):
             path = module_path(0, module)
             if name in (module, path, spelling.trained_path(path)):
                 found.add(module)
@@ -165,12 +183,12 @@ def _saved(config: PeftConfig, spelling: Spelling, is_tied: bool) -> tuple[str, 
             strangers.append(name)
     if strangers:
         raise InvalidAdapter(
-            f"{WHERE}: modules_to_save names {listed(strangers)}; only embed_tokens and lm_head "
-            "can be served"
+            f"{WHERE}: modules_to_save names {listed(strangers)}; only "
+            f"{', '.join(_vocabulary(model))} and {SCORE} can be served"
         )
     if found and is_tied:
         found.update((EMBEDDING, HEAD))
-    return tuple(module for module in VOCABULARY_MODULES if module in found)
+    return tuple(module for module in VOCABULARY_MODULES if module in found), bool(scores)
 
 
 def _check_lora_rank(loras: tuple[LoraSite, ...], limit: int) -> None:
@@ -238,6 +256,15 @@ def saved_tables(
         for module in VOCABULARY_MODULES
         if module in names
     )
+
+
+def score_head(
+    tensors: Mapping[str, Tensor], dtype: Dtype, classifier: ClassifierConfig | None
+) -> ScoreHead | None:
+    """Return the classification head that goes with a configuration of one."""
+    if classifier is None:
+        return None
+    return ScoreHead(_as(dtype, tensors[SCORE_NAME]), classifier)
 
 
 def _check_tied_loras(tensors: Mapping[str, Tensor], sites: Sites) -> None:

@@ -28,7 +28,8 @@ from cluster.adapters.peft.safetensors_file import MAX_HEADER_BYTES, parse_heade
 from cluster.adapters.peft.strict_json import parse_object
 from cluster.adapters.records import Outline, Source
 from cluster.errors import InvalidAdapter, NotFound
-from worker.lora.shard import ADAPTED_MODULES
+from worker.classifier_config import ClassifierConfig
+from worker.lora.shard import ADAPTED_MODULES, SCORE
 from worker.model_config import ModelConfig
 
 KEPT_LAYOUTS = 256  # fine-tunes of one recipe differ in their tensors only
@@ -41,6 +42,7 @@ class _Layout(msgspec.Struct, frozen=True):
     lora_rank: int
     num_bytes: int
     modules: tuple[str, ...]
+    classifier: ClassifierConfig | None
 
 
 class AdapterReader:
@@ -103,7 +105,13 @@ class AdapterReader:
             raise InvalidAdapter(f"adapter {path}: {error.message}", PARAM) from error
         identity = _framed_digest(config_bytes, head, before.encode()).hex()
         outline = Outline(
-            source, before, identity, layout.lora_rank, layout.num_bytes, layout.modules
+            source,
+            before,
+            identity,
+            layout.lora_rank,
+            layout.num_bytes,
+            layout.modules,
+            layout.classifier,
         )
         return outline, adapter
 
@@ -121,12 +129,16 @@ class AdapterReader:
         if known is not None:
             return known
         tensors = parse_header(head, num_payload_bytes, WEIGHTS)
-        _, sites = fit(config, tensors, self._model, self._limits)
+        _, sites, classifier = fit(config, tensors, self._model, self._limits)
         touched = {site.module for site in sites.loras} | set(sites.saved)
         layout = _Layout(
             lora_rank=max((site.lora_rank for site in sites.loras), default=0),
             num_bytes=sum(tensor.bits.nbytes for tensor in tensors.values()),
-            modules=tuple(module for module in ADAPTED_MODULES if module in touched),
+            modules=(
+                *(module for module in ADAPTED_MODULES if module in touched),
+                *((SCORE,) if sites.has_score else ()),
+            ),
+            classifier=classifier,
         )
         with self._lock:
             if len(self._layouts) >= KEPT_LAYOUTS:

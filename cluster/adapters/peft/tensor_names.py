@@ -14,7 +14,7 @@ from cluster.errors import InvalidAdapter
 
 PREFIX = "base_model.model."
 STANDARD_ROOT = "model."
-# What stands before `layers` and `embed_tokens`, longest first, and there before `lm_head`.
+# What stands before `layers` and `embed_tokens`, longest first, and there before a head's name.
 _HEAD_ROOTS = {
     "model.language_model.": "",
     "language_model.model.": "language_model.",
@@ -81,6 +81,7 @@ def read_spelling(names: Iterable[str], where: str) -> Spelling:
     return Spelling(form[1], written)
 
 
+_HEADS = ("lm_head", "score")
 _HEAD_MARK = "lm_head"  # stands in a form for "the root is that of a head"
 
 
@@ -97,7 +98,7 @@ def _split(name: str) -> tuple[str, str, str] | None:
     for root, head_root in _HEAD_ROOTS.items():
         if rest.startswith((f"{root}layers.", f"{root}embed_tokens.")):
             return prefix, root, _with_standard_end(STANDARD_ROOT + rest.removeprefix(root))
-        if rest.startswith(f"{head_root}lm_head."):
+        if rest.startswith(tuple(f"{head_root}{name}." for name in _HEADS)):
             return prefix, head_root + _HEAD_MARK, _with_standard_end(rest.removeprefix(head_root))
     return None
 

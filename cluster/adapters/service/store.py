@@ -77,7 +77,8 @@ class ShardBuilder:
             outline=outline,
             host_bytes=sum(shard.data.nbytes for shard in shards),
             device_bytes=device_bytes,
-            stands_alone=any(module.magnitude is not None for module in adapter.modules),
+            stands_alone=adapter.score is not None
+            or any(module.magnitude is not None for module in adapter.modules),
             layout=self._layout,
         )
         return LoadedAdapter(facts, handles)

@@ -122,7 +122,7 @@ async def _vectors(
     with generation:
         while generation.is_running:
             await generation.receive()
-    return [processor.embedding for processor in generation.processors]
+    return [processor.pooled for processor in generation.processors]
 
 
 EMBEDDINGS = Operation(

@@ -25,8 +25,13 @@ from cluster.histogram import LOAD_BUCKETS, Histogram
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, MetricsHub, PoolCounts, RouterCounts
 from cluster.router.engine_client import EngineClient
+from worker.classifier_config import ClassifierConfig
 
 NUM_BYTES = 1024  # of every adapter
+HEADS = {  # by what is in the path of an adapter that has one
+    "classifier": ClassifierConfig(("bad", "fair", "good"), "softmax"),
+    "reranker": ClassifierConfig(("LABEL_0",), "sigmoid"),
+}
 SILENCE = 0.3  # seconds until a scheduler that does not answer is given up
 
 
@@ -186,13 +191,15 @@ async def _unload(address: SchedulerAddress, digest: str) -> int | None:
 
 def _loaded(path: str) -> LoadedAdapter:
     digest = sha256(path.encode()).hexdigest()
-    outline = Outline(Source(path), path, digest, 8, NUM_BYTES, ("q_proj", "v_proj"))
+    heads = [head for name, head in HEADS.items() if name in path]
+    modules = ("q_proj", "v_proj")
+    outline = Outline(Source(path), path, digest, 8, NUM_BYTES, modules, *heads)
     facts = Facts(
         digest=digest,
         outline=outline,
         host_bytes=NUM_BYTES,
         device_bytes=NUM_BYTES,
-        stands_alone="dora" in path,
+        stands_alone="dora" in path or bool(heads),
     )
     return LoadedAdapter(facts, ())
 

@@ -80,9 +80,7 @@ def _scored(request: Request) -> tuple[TokenLogprobs, ...]:
 def _pooled(request: Request) -> TokenEvent:
     """Return a prompt as three numbers: its length, its first token and its last."""
     numbers = len(request.token_ids), request.token_ids[0], request.token_ids[-1]
-    return TokenEvent(
-        request.request_id, finish_reason="stop", embedding=struct.pack("<3f", *numbers)
-    )
+    return TokenEvent(request.request_id, finish_reason="stop", pooled=struct.pack("<3f", *numbers))
 
 
 def hashed_token(request: Request, position: int, vocab_size: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.adapters.adapter import LoraModule, SavedTable, adapter_digest
+from cluster.adapters.adapter import LoraModule, SavedTable, ScoreHead, adapter_digest
 from cluster.adapters.peft.reader import read_adapter
 from tests.cluster.adapters.tiny import (
     LIMITS,
@@ -21,6 +21,7 @@ from tests.cluster.adapters.tiny import (
     with_dora,
     with_saved,
 )
+from worker.classifier_config import ClassifierConfig
 
 TARGETS = ("q_proj", "v_proj", "down_proj")
 
@@ -96,21 +97,27 @@ modules = st.builds(
     magnitude=st.none() | st.builds(lambda n: np.zeros(n, np.uint16), small),
 )
 tables = st.builds(SavedTable, st.sampled_from(["embed_tokens", "lm_head"]), matrices)
-parts = st.tuples(st.lists(modules, max_size=3), st.lists(tables, max_size=2))
+labels = st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=3).map(tuple)
+classifiers = st.builds(ClassifierConfig, labels, st.sampled_from(["softmax", "sigmoid"]))
+heads = st.none() | st.builds(ScoreHead, matrices, classifiers)
+parts = st.tuples(st.lists(modules, max_size=3), st.lists(tables, max_size=2), heads)
 
 
 @given(parts, parts)
 def test_equal_digests_mean_equal_layers_modules_shapes_and_scaling(
-    left: tuple[list[LoraModule], list[SavedTable]],
-    right: tuple[list[LoraModule], list[SavedTable]],
+    left: tuple[list[LoraModule], list[SavedTable], ScoreHead | None],
+    right: tuple[list[LoraModule], list[SavedTable], ScoreHead | None],
 ) -> None:
-    def form(entries: tuple[list[LoraModule], list[SavedTable]]) -> list[tuple[object, ...]]:
+    def form(
+        entries: tuple[list[LoraModule], list[SavedTable], ScoreHead | None],
+    ) -> list[tuple[object, ...]]:
         loras = [
             (e.layer, e.module, e.scaling, e.a.shape, e.b.shape)
             + (() if e.magnitude is None else e.magnitude.shape)
             for e in entries[0]
         ]
-        return [*loras, *((table.module, table.weight.shape) for table in entries[1])]
+        score = [] if entries[2] is None else [(entries[2].classifier, entries[2].weight.shape)]
+        return [*loras, *((table.module, table.weight.shape) for table in entries[1]), *score]
 
     is_same = adapter_digest("float16", *left) == adapter_digest("float16", *right)
     assert is_same == (form(left) == form(right))

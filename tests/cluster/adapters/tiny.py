@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.peft.checks import AdapterLimits
+from cluster.adapters.peft.lora_modules import SCORE_NAME
 from cluster.adapters.peft.reader import read_adapter
 from cluster.adapters.peft.targets import module_path
 from cluster.adapters.sharding import RankMemory
@@ -133,6 +134,16 @@ def with_saved(tiny: TinyAdapter, *modules: str, end: str = "weight") -> TinyAda
         tiny.config["modules_to_save"] = list(modules)
     for module in modules:
         tiny.tensors[table_of(module, end)] = random.normal(size=shape).astype(dtype)
+    return tiny
+
+
+def with_score(tiny: TinyAdapter, num_labels: int = 3, **config: Any) -> TinyAdapter:
+    """Save a classification head, as PEFT does for a task of type SEQ_CLS."""
+    saved = tiny.config.get("modules_to_save", [])
+    tiny.config |= {"task_type": "SEQ_CLS", "modules_to_save": [*saved, "classifier", "score"]}
+    tiny.config |= config
+    head = np.random.default_rng(num_labels).normal(size=(num_labels, MODEL.hidden_size))
+    tiny.tensors[SCORE_NAME] = head.astype(next(iter(tiny.tensors.values())).dtype)
     return tiny
 
 

@@ -23,7 +23,7 @@ from worker.protocol import Pooling, SamplingParams, TokenLogprobs
 from worker.testing.fake_rank import (
     FAILING_GRAMMAR,
     fake_continuation,
-    fake_embedding,
+    fake_pooled,
     fake_prompt_logprobs,
 )
 
@@ -111,7 +111,7 @@ class Serving(RuleBasedStateMachine):
         SlotWaits(self.engine.scheduler)
         self.limit = self.config.token_limit
         self.expected: dict[int, tuple[int, ...]] = {}
-        self.embeddings: dict[int, bytes] = {}
+        self.pooled: dict[int, bytes] = {}
         self.scores: dict[int, tuple[TokenLogprobs, ...]] = {}
         self.cut_short: set[int] = set()
         self.adapters: dict[int, str] = {}
@@ -129,7 +129,7 @@ class Serving(RuleBasedStateMachine):
         weight=st.integers(1, 3),
         grammar=st.sampled_from(["", "", "", "forces", FAILING_GRAMMAR]),
         num_logprobs=st.sampled_from([None, None, 1]),
-        pooling=st.sampled_from(["", "", "", "", "", "last", "mean"]),
+        pooling=st.sampled_from(["", "", "", "", "", "last", "mean", "classify"]),
         prompt_logprobs=st.sampled_from([None, None, 0]),
     )
     def add(
@@ -193,7 +193,7 @@ class Serving(RuleBasedStateMachine):
                 self.scores[seq_id] = fake_prompt_logprobs(digest, prompt)
             if pooling:
                 self.expected[seq_id] = ()
-                self.embeddings[seq_id] = fake_embedding(digest, prompt)
+                self.pooled[seq_id] = fake_pooled(digest, prompt, pooling)
             elif len(self.expected[seq_id]) < num_tokens and not stops[seed]:
                 self.seen.add("grammar failed")
             self.adapters[seq_id] = adapter
@@ -306,12 +306,12 @@ class Serving(RuleBasedStateMachine):
             assert scores in ([], [first, *[()] * (len(scores) - 1)])
             if first:
                 self.seen.add("scored")
-        for seq_id, embedding in self.embeddings.items():
+        for seq_id, values in self.pooled.items():
             *before, last = self.engine.events[seq_id] or [TokenEvent("")]
-            assert not any(event.embedding for event in before), "it came twice"
-            assert last.embedding == (embedding if last.finish_reason == "stop" else b"")
-            assert last.embedding or last.error or seq_id in self.cut_short
-            if last.embedding:
+            assert not any(event.pooled for event in before), "it came twice"
+            assert last.pooled == (values if last.finish_reason == "stop" else b"")
+            assert last.pooled or last.error or seq_id in self.cut_short
+            if last.pooled:
                 self.seen.add("pooled")
 
     def _check_rest(self) -> None:

@@ -22,6 +22,7 @@ from worker.lora.shard import (
     VOCABULARY_MODULES,
     AdapterShard,
     LoraEntry,
+    ScoreEntry,
     TableEntry,
     adapted_slices,
 )
@@ -55,18 +56,26 @@ LORA_RANKS = st.dictionaries(st.sampled_from(PLACES), st.integers(1, 40), min_si
 @settings(max_examples=60, deadline=None)
 @given(
     parts=st.lists(LORA_RANKS, min_size=1, max_size=3),
+    num_labels=st.integers(0, 5),  # of a head, which only one that stands alone can have
     place=st.sampled_from([(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_an_adapter_or_a_sum_without_tables_holds_its_claim_but_for_gaps(
-    parts: list[dict[tuple[int, str], int]], place: tuple[int, int], dtype: torch.dtype
+    parts: list[dict[tuple[int, str], int]],
+    num_labels: int,
+    place: tuple[int, int],
+    dtype: torch.dtype,
 ) -> None:
     part = partition(MODEL, *place)
     bank = AdapterBank(part, num_layers=MODEL.num_layers, num_slots=1, dtype=dtype, device=CPU)
     shards = [plain_shard(part, lora_ranks) for lora_ranks in parts]
+    if num_labels and len(shards) == 1:
+        shards = [replace(shards[0], score=ScoreEntry(0, (num_labels, MODEL.hidden_size)))]
     held = bank.load(0, "sum", [1.0] * len(parts), shards)
     claimed = sum(claimed_bytes(shard, part, dtype.itemsize, 4) for shard in shards)
     assert held <= claimed < held + GAP * sum(len(lora_ranks) for lora_ranks in parts)
+    bank.clear(0)
+    assert bank.score_head(0) is None and bank.num_bytes(0) == 0
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3])

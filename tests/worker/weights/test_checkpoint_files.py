@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from tests.worker.classifiers import save_classifier
 from worker.model_config_reader import read_model_config
 from worker.weights.checkpoint_files import check_checkpoint, weight_files
 from worker.weights.safetensors_header import read_header
@@ -119,3 +122,23 @@ def test_a_model_of_any_number_of_layers_is_compared_at_once(tiny_model):
         ValueError, match=r"no tensor model\.layers\.2\.[^,]*, [^,]*, [^,]* and more"
     ):
         check_checkpoint(path, config)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_a_model_that_classifies_has_a_score_in_place_of_lm_head(tiny_model, tmp_path, kind):
+    save_classifier(tiny_model(kind).reference, tmp_path, 3)
+    check(tmp_path)
+    expected = dict(expected_tensors(read_model_config(tmp_path)))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == expected
+    assert "score.weight" in expected and "lm_head.weight" not in expected
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
+    check(tmp_path)  # transformers does not look at it either
+    save_file({**tensors, "score.weight": torch.ones(2, 3)}, file)
+    with pytest.raises(ValueError, match=r"tensor score\.weight has shape \[2, 3\], not \[3, "):
+        check(tmp_path)
+    del tensors["score.weight"]
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=r"the checkpoint has no tensor score\.weight"):
+        check(tmp_path)

@@ -127,7 +127,7 @@ BAD_KEYS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "other saved modules": (
         {"modules_to_save": ["lm_head", "norm", "head"]},
-        "modules_to_save names 'norm', 'head'; only embed_tokens and lm_head can be served",
+        "modules_to_save names 'norm', 'head'; only embed_tokens, lm_head and score can be served",
     ),
     "a saved linear module": ({"modules_to_save": ["q_proj"]}, "modules_to_save names 'q_proj'"),
     "saved modules as text": ({"modules_to_save": "lm_head"}, "modules_to_save is 'lm_head', not"),

@@ -21,11 +21,12 @@ from cluster.adapters.service.pool_actor import AdapterPoolActor, AdapterPoolCon
 from cluster.errors import Conflict, InvalidAdapter, InvalidRequest, NotFound, TopworkError
 from tests.cluster.adapters.service.replicas import Replica, connector
 from tests.cluster.adapters.sources.uploading import staged, upload
-from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL, tiny_adapter
+from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL, tiny_adapter, with_score
 from tests.patience import PATIENCE
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NUM_CONTENTS = 5
+CLASSIFIER = 3  # the content with a classification head
 SPOILT = -1
 
 
@@ -34,6 +35,8 @@ def _make_contents() -> tuple[dict[int, dict[str, bytes]], dict[int, str]]:
     files, digests = {}, {}
     for content in (SPOILT, *range(NUM_CONTENTS)):
         adapter = tiny_adapter("q_proj", lora_rank=2, seed=max(0, content))
+        if content == CLASSIFIER:
+            with_score(adapter, 1)
         if content == SPOILT:
             next(iter(adapter.tensors.values()))[0, 0] = float("nan")
         with tempfile.TemporaryDirectory() as scratch:
@@ -291,6 +294,7 @@ class PoolLife(RuleBasedStateMachine):
             assert record is None or None in [version.digest for version in record.versions]
             return
         assert resolved.digest in [v.digest for v in self.record(name).versions if v.share]
+        assert (resolved.classifier is not None) == (resolved.digest == DIGESTS[CLASSIFIER])
         self.replica.lease(resolved.digest)  # raises if it is fenced
         self.running.append(resolved.digest)
         try:

@@ -189,7 +189,7 @@ class PoolLives(RuleBasedStateMachine):
         for record in records:
             if all(version.digest is not None for version in record.versions):
                 got = await self.actor.resolve(record.name, "some request")
-                resolved.append((got.version, got.digest, got.num_bytes))
+                resolved.append((got.version, got.digest, got.num_bytes, got.classifier))
         drained = await self.actor.is_drained()
         return [told(record) for record in records], resolved, drained
 
