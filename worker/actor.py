@@ -136,6 +136,11 @@ class WorkerActor:
         """Free the memory of a slot that no plan uses, if it still holds this adapter."""
         self._ready_rank().clear_slot(slot, adapter)
 
+    @ray.method
+    def prepare_grammar(self, grammar: str) -> bool:
+        """Compile a grammar that sequences will follow; False: not yet, ask again."""
+        return self._ready_rank().prepare_grammar(grammar)
+
     def _ready_rank(self) -> "Rank":
         assert self._rank is not None, "load() comes first"
         return self._rank

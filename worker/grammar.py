@@ -6,7 +6,9 @@ and they are `forced`, one after the other: a sequence that is preempted, moved 
 computed together with others is forced to the same. Free of torch: routers check grammars by it.
 """
 
+import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +23,19 @@ NUM_KEPT = 64  # grammars that were compiled last
 _LIMITS = LLParserLimits(verbose_errors=False)  # or they would show the schema
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A grammar, and what it begins with for certain."""
+
+    matcher: LLMatcher  # that nothing was fed
+    forced: tuple[int, ...]
+
+
 class GrammarVocabulary:
-    """The tokens of a model as grammars see them. Takes a quarter of a second to make."""
+    """The tokens of a model as grammars see them. Takes a quarter of a second to make.
+
+    Any thread may use it: what takes long is done without a lock.
+    """
 
     def __init__(self, model_dir: Path, num_tokens: int, eos_token_ids: Sequence[int]) -> None:
         """Read tokenizer.json.
@@ -36,18 +49,19 @@ class GrammarVocabulary:
         self.num_tokens = num_tokens
         self.eos_token_ids = tuple(eos_token_ids)
         self.tokenizer = read_tokens(model_dir, num_tokens, eos_token_ids)
-        self._compiled: dict[str, LLMatcher] = {}  # that nothing was fed, the last used behind
+        self._compiled: dict[str, _Compiled] = {}  # the last used behind
+        self._lock = threading.Lock()  # of the dictionary
 
     def mistake(self, grammar: str) -> str:
         """Return what is wrong with a grammar, or nothing."""
-        matcher = self._matcher(grammar)
+        matcher = self.matcher(grammar)
         if matcher.is_error():
             return matcher.get_error()
         return "" if matcher.compute_bitmask() and not matcher.is_error() else matcher.get_error()
 
     def state(self, grammar: str, token_ids: Iterable[int] = ()) -> "GrammarState":
         """Return where a grammar is after output tokens that it allows."""
-        state = GrammarState(self, self._matcher(grammar))
+        state = GrammarState(self, self.compiled(grammar))
         for token_id in token_ids:
             state.feed(token_id)
         return state
@@ -56,26 +70,38 @@ class GrammarVocabulary:
         """Return what a token says; the name of one that is special."""
         return bytes(self.tokenizer.decode_bytes([token_id]))
 
-    def _matcher(self, grammar: str) -> LLMatcher:
-        """Return a matcher of a grammar that nothing was fed."""
-        compiled = self._compiled.pop(grammar, None)
-        if compiled is None:
-            compiled = LLMatcher(self.tokenizer, grammar, log_level=0, limits=_LIMITS)
-        self._compiled[grammar] = compiled
-        if len(self._compiled) > NUM_KEPT:
-            del self._compiled[next(iter(self._compiled))]
-        return compiled.deep_copy()
+    def matcher(self, grammar: str) -> LLMatcher:
+        """Return llguidance's own state of a grammar, that nothing was fed."""
+        return self.compiled(grammar).matcher.deep_copy()
+
+    def compiled(self, grammar: str) -> _Compiled:
+        """Return a grammar compiled; it is kept until others have been used since."""
+        with self._lock:
+            compiled = self._compiled.pop(grammar, None)
+            if compiled is not None:
+                self._compiled[grammar] = compiled
+                return compiled
+        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=_LIMITS)
+        is_fine = not (matcher.is_error() or matcher.is_stopped())
+        forced = tuple(matcher.deep_copy().compute_ff_tokens()) if is_fine else ()
+        compiled = _Compiled(matcher, forced)
+        with self._lock:
+            self._compiled[grammar] = compiled
+            if len(self._compiled) > NUM_KEPT:
+                del self._compiled[next(iter(self._compiled))]
+        return compiled
 
 
 class GrammarState:
     """Where one sequence is in its grammar."""
 
-    def __init__(self, vocabulary: GrammarVocabulary, matcher: LLMatcher) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, compiled: _Compiled) -> None:
         self.num_fed = 0  # output tokens
         self._vocabulary = vocabulary
-        self._matcher = matcher
-        self._forced: list[int] = []  # that come next, the first in front
-        self._force()
+        self._matcher = compiled.matcher.deep_copy()
+        self._forced = list(compiled.forced)  # that come next, the first in front
+        if not self._forced:
+            self._force()
 
     @property
     def forced(self) -> tuple[int, ...]:

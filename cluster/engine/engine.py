@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from cluster.engine.core import Supervisor, SupervisorConfig
 from cluster.engine.dispatcher import Dispatcher
 from cluster.engine.executor import RankLauncher
+from cluster.engine.grammar_gate import GrammarGate
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.engine.kv_event_publisher import KvEventPublisher, KvEventPublisherConfig
 from cluster.engine.lora_loader import LoadLimits, LoraLoader, ShardSource
@@ -53,6 +54,7 @@ class Engine:
         self._recording = Recording(config.recording)
         metrics = self._status.metrics
         self._wake = asyncio.Event()
+        self._gate = GrammarGate()
         self._dispatcher = Dispatcher(
             config.request_timeout,
             config.ranks.scheduler.max_waiting,
@@ -115,11 +117,12 @@ class Engine:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._server.wait_disconnected()
-        return self._dispatcher.num_streams
+        return self._dispatcher.num_streams + self._gate.num_held
 
     async def close(self) -> None:
         """End the ranks and close all connections."""
         assert self._main is not None, "start() comes first"
+        self._gate.close()
         self._main.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._main
@@ -135,32 +138,44 @@ class Engine:
         self, router: RouterConnection, requests: tuple[Request, ...], keep: Keep | None
     ) -> None:
         """Queue the choices of one prompt, all or none; or answer at once why not."""
-        self._dispatcher.submit(router, requests, keep)
+        self._gate.submit(
+            self._supervisor.executor,
+            router,
+            requests,
+            keep,
+            lambda left: self._dispatcher.submit(router, left, keep),
+        )
 
     def detach(self, stream_id: str) -> None:
         """Keep a call whose reader has gone."""
-        self._dispatcher.detach(stream_id)
+        self._gate.behind(stream_id, lambda: self._dispatcher.detach(stream_id))
 
     def claim(self, router: RouterConnection, call_id: int, stream_id: str, prefix: str) -> None:
         """Give a call that was kept to a reader."""
-        self._dispatcher.claim(router, call_id, stream_id, prefix)
+        self._gate.behind(
+            stream_id, lambda: self._dispatcher.claim(router, call_id, stream_id, prefix)
+        )
 
     def look(self, router: RouterConnection, call_id: int, stream_id: str) -> None:
         """Tell what there is of a call that is kept."""
-        self._dispatcher.look(router, call_id, stream_id)
+        self._gate.behind(stream_id, lambda: self._dispatcher.look(router, call_id, stream_id))
 
     def end_kept(
         self, router: RouterConnection, call_id: int, stream_id: str, forgets: bool
     ) -> None:
         """End a call that is kept, whoever reads it."""
-        self._dispatcher.end_kept(router, call_id, stream_id, forgets)
+        self._gate.behind(
+            stream_id, lambda: self._dispatcher.end_kept(router, call_id, stream_id, forgets)
+        )
 
     def abort(self, router: RouterConnection, request_id: str) -> None:
         """Drop a request, unless it has just ended."""
-        self._dispatcher.abort(router, request_id)
+        if not self._gate.abort(router, request_id):
+            self._dispatcher.abort(router, request_id)
 
     def abort_all(self, router: RouterConnection) -> None:
         """Drop everything of a router that has gone."""
+        self._gate.abort_all(router, lambda: self._dispatcher.abort_all(router))
         self._dispatcher.abort_all(router)
 
     def unload(self, router: RouterConnection, call_id: int, adapter: str, force: bool) -> None:

@@ -64,6 +64,7 @@ class RankHandle(Protocol):
         self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
     ) -> Awaitable[int]: ...
     def clear_slot(self, slot: int, adapter: str) -> Awaitable[None]: ...
+    def prepare_grammar(self, grammar: str) -> Awaitable[bool]: ...
 
 
 class RankLauncher(Protocol):
@@ -281,6 +282,19 @@ class Executor:
         if failures:
             raise (refusals or failures)[0]
         return tuple(result for result in results if not isinstance(result, BaseException))
+
+    async def prepare_grammar(self, grammar: str) -> None:
+        """Let the rank that draws compile a grammar beside its steps; returns when it has.
+
+        Also if it is not up or gone: whoever waits for its steps finds out.
+        """
+        if not self.alive:
+            return
+        try:
+            while not await self._handles[0].prepare_grammar(grammar):
+                pass
+        except RayError:
+            return
 
     def clear_slots(self, slots: Iterable[tuple[int, str]]) -> Awaitable[None]:
         """Free the memory of slots on every rank, of each if it still holds that adapter.

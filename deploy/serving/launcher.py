@@ -82,6 +82,9 @@ class ActorRank:
     def clear_slot(self, slot: int, adapter: str) -> Awaitable[None]:
         return cast(Awaitable[None], self.actor.clear_slot.remote(slot, adapter))
 
+    def prepare_grammar(self, grammar: str) -> Awaitable[bool]:
+        return cast(Awaitable[bool], self.actor.prepare_grammar.remote(grammar))
+
 
 class ActorLauncher:
     """Launches ranks as Ray actors, one per bundle after the scheduler's own."""

@@ -117,6 +117,9 @@ class LocalRank:
     async def clear_slot(self, slot: int, adapter: str) -> None:
         self._rank.clear_slot(slot, adapter)
 
+    async def prepare_grammar(self, grammar: str) -> bool:
+        return await asyncio.to_thread(self._rank.prepare_grammar, grammar)
+
 
 class LocalLauncher:
     """Makes the one rank."""

@@ -58,6 +58,7 @@ from worker.weights.loader import load_weights, release_free_heap
 from worker.weights.model_weights import batch_variant_linears
 from worker.weights.partition import partition
 
+PREPARE_SECONDS = 0.05  # that a compiling grammar keeps loads of adapters waiting at a time
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -218,6 +219,11 @@ class Rank:
         """Empty a slot that no running sequence uses, unless it holds another adapter by now."""
         if self._bank.adapter(slot) == adapter:
             self._bank.clear(slot)
+
+    def prepare_grammar(self, grammar: str) -> bool:
+        """Compile a grammar away from the steps; False: not yet, ask again."""
+        assert self._grammars is not None, "rank 0 draws"
+        return self._grammars.prepare(grammar, PREPARE_SECONDS)
 
     def step(self, frame: bytes) -> StepReply:
         """Start the plan in a frame and wait for its end; raises what `start` does."""

@@ -5,8 +5,9 @@ needed: it is asked for as soon as the token before it is known. Only rank 0 dra
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from worker.grammar import GrammarState, GrammarVocabulary
 from worker.protocol import ThinkingBudget
@@ -20,15 +21,24 @@ class _Following:
     def __init__(self, grammar: str, vocabulary: Future[GrammarVocabulary]) -> None:
         self.lock = threading.Lock()  # tokens are fed where they become known first
         self.mask: Future[Mask] | None = None  # behind all tokens that were fed
+        self.num_fed = 0  # output tokens
+        self.unfed: deque[int] = deque()  # of them, that the state has not been fed
         self._grammar = grammar
         self._vocabulary = vocabulary
         self._state: GrammarState | None = None
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether a step need not wait for its state."""
+        return self._state is not None
+
+    @property
     def state(self) -> GrammarState:
-        """Where it is; compiled when it is first asked for."""
+        """Where it is, behind all that was fed; compiled when it is first asked for."""
         if self._state is None:
             self._state = self._vocabulary.result().state(self._grammar)
+        while self.unfed:
+            self._state.feed(self.unfed.popleft())
         return self._state
 
 
@@ -39,9 +49,25 @@ class GrammarMasks:
         self.num_masks = 0  # that tokens were drawn by
         self.num_late = 0  # that a step has waited for
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar compiler")
         self._vocabulary = self._thread.submit(load)
+        self._preparing: dict[str, Future[object]] = {}
         self._following: dict[int, _Following] = {}
         self._thoughts: dict[int, BudgetedThought] = {}
+
+    def prepare(self, grammar: str, seconds: float) -> bool:
+        """Compile a grammar that sequences will follow, away from all steps.
+
+        Waits for the end at most so many seconds; False: ask again. One thread may ask.
+        """
+        work = self._preparing.get(grammar)
+        if work is None:
+            work = self._compiler.submit(lambda: self._vocabulary.result().compiled(grammar))
+            self._preparing[grammar] = work
+        is_done = bool(wait((work,), seconds).done)
+        if is_done:
+            del self._preparing[grammar]
+        return is_done
 
     def start(self, seq_id: int, grammar: str) -> None:
         """Follow a sequence, that has no output yet."""
@@ -56,24 +82,26 @@ class GrammarMasks:
     def feed(self, seq_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         """Take in the tokens of a sequence, prompt and output, as far as they are not yet."""
         following = self._following[seq_id]
-        with following.lock:
-            state = following.state
-            new = token_ids[num_prompt_tokens + state.num_fed :]
-            for token_id in new:
-                state.feed(token_id)
-        if new:
-            self._compute(following)
+        new = token_ids[num_prompt_tokens + following.num_fed :]
+        if not new:
+            return
+        following.num_fed += len(new)
+        following.unfed += new
+        if following.is_compiled:  # or else it is fed in the thread
+            with following.lock:
+                assert following.state.num_fed == following.num_fed
+        self._compute(following)
 
     def sampled(self, seq_id: int, index: int, token_id: int) -> tuple[int, ...]:
         """Take in an output token, unless it is already; return those that follow for certain."""
         following = self._following[seq_id]
+        assert index <= following.num_fed <= index + 1, f"output token {index} is out of turn"
+        is_new = following.num_fed == index
+        if is_new:
+            following.num_fed += 1
+            following.unfed.append(token_id)
         with following.lock:
-            state = following.state
-            assert index <= state.num_fed <= index + 1, f"output token {index} is out of turn"
-            is_new = state.num_fed == index
-            if is_new:
-                state.feed(token_id)
-            forced = state.forced
+            forced = following.state.forced
         if is_new:
             self._compute(following)
         return forced
@@ -122,7 +150,8 @@ class GrammarMasks:
         return counts
 
     def close(self) -> None:
-        """End the thread."""
+        """End the threads."""
+        self._compiler.shutdown(cancel_futures=True)
         self._thread.shutdown(cancel_futures=True)
 
     def _compute(self, following: _Following) -> None:

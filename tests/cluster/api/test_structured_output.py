@@ -41,7 +41,7 @@ def vocabulary(model_dir: Path, serving: Any) -> GrammarVocabulary:
 
 def follows(vocabulary: GrammarVocabulary, grammar: str, text: str) -> bool:
     """Tell whether a text is a whole answer of a grammar."""
-    matcher = vocabulary._matcher(grammar)
+    matcher = vocabulary.matcher(grammar)
     tokens = vocabulary.tokenizer.tokenize_str(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
@@ -148,7 +148,8 @@ def deep(levels: int) -> dict[str, Any]:
         ({"guided_choice": ["a"] * 5000}, "guided_choice", "1 to 4096 choices, not 5000"),
         ({"guided_grammar": "start: missing"}, "guided_grammar", "unknown name"),
         ({"guided_grammar": "root ::= ("}, "guided_grammar", ""),
-        ({"guided_grammar": "root ::= " + "(" * 50_000}, "guided_grammar", ""),
+        ({"guided_grammar": "root ::= " + "(" * 10_000}, "guided_grammar", ""),
+        ({"guided_grammar": "root ::= " + '"a" ' * 20_000}, "guided_grammar", "of GBNF are over"),
         ({"structured_outputs": {"yaml": "x"}}, "structured_outputs.yaml", "not permitted"),
         ({"structured_outputs": {"structural_tag": "[]"}}, "structured_outputs.structural_tag", ""),
         (

@@ -109,6 +109,10 @@ class LoopRank:
                 raise WorkerCrashedError
             self.rank.clear_slot(slot, adapter)
 
+    async def prepare_grammar(self, grammar: str) -> bool:
+        """Compile nothing."""
+        return True
+
     def bank(self) -> list[str | None]:
         """Return the digest in each slot."""
         return self.rank.bank()

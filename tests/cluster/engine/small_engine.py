@@ -65,12 +65,17 @@ LOAD_ERRORS = {
 }
 
 
+async def compiled_at_once(grammar: str) -> bool:
+    return True
+
+
 class ThreadHandle:
     """A rank in a thread of this process, with the face of an actor's handle."""
 
     def __init__(self, index: int, vocab_size: int) -> None:
         self.rank = TroubledRank(vocab_size)
         self.fails_to_clear = False
+        self.compiler = compiled_at_once
         self._index = index
 
     async def rendezvous(self) -> tuple[str, int]:
@@ -105,6 +110,9 @@ class ThreadHandle:
         if self.fails_to_clear:
             raise WorkerCrashedError
         self.rank.clear_slot(slot, adapter)
+
+    async def prepare_grammar(self, grammar: str) -> bool:
+        return await self.compiler(grammar)
 
 
 class ThreadLauncher:

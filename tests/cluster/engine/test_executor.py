@@ -49,6 +49,9 @@ class ScriptedRank:
         if self.fails_to_clear:
             raise WorkerCrashedError
 
+    async def prepare_grammar(self, grammar: str) -> bool:
+        raise AssertionError("nobody has a form here")
+
     async def reply(self, step: int, error: str | None = None) -> None:
         """Answer a step."""
         channel = await self._channel

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from random import Random
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ NAME = LLMatcher.grammar_from_json_schema(
     {"type": "object", "properties": {"name": {"type": "integer"}}, "required": ["name"]},
     defaults={"whitespace_flexible": False},
 )
+LISTS = 'start: "[" (one ("," one)*)? "]"\none: /[a-z]{1,5}/ | "a longer text" | start'
 PROMPT = [5, 6, 7]
 
 
@@ -101,3 +103,73 @@ def test_a_mask_that_a_step_waits_for_is_counted(vocabulary: GrammarVocabulary) 
     assert masks.mask(1).any()
     assert masks.num_late == 1
     masks.close()
+
+
+@pytest.fixture
+def gated(vocabulary: GrammarVocabulary) -> Iterator[tuple[GrammarMasks, threading.Event]]:
+    """Masks whose vocabulary, and so every grammar, is not there before the gate is open."""
+    gate = threading.Event()
+
+    def load() -> GrammarVocabulary:
+        gate.wait(PATIENCE)
+        return vocabulary
+
+    made = GrammarMasks(load)
+    yield made, gate
+    gate.set()
+    made.close()
+
+
+def test_a_step_that_does_not_draw_waits_for_no_grammar(
+    gated: tuple[GrammarMasks, threading.Event], vocabulary: GrammarVocabulary
+) -> None:
+    masks, gate = gated
+    forced = vocabulary.state(NAME).forced
+    masks.start(1, NAME)
+    masks.feed(1, PROMPT, len(PROMPT))  # would not return
+    masks.feed(1, [*PROMPT, *forced], len(PROMPT))  # of one that comes back
+    gate.set()
+    assert np.array_equal(masks.mask(1), vocabulary.state(NAME, forced).allowed())
+    assert masks.error(1) == ""
+
+
+def test_a_grammar_is_compiled_before_a_sequence_follows_it(
+    gated: tuple[GrammarMasks, threading.Event], vocabulary: GrammarVocabulary
+) -> None:
+    masks, gate = gated
+    fresh = 'start: "compiled" | "beforehand"'
+    assert not masks.prepare(fresh, 0.0)
+    assert not masks.prepare(fresh, 0.0)
+    assert fresh not in vocabulary._compiled
+    gate.set()
+    assert masks.prepare(fresh, PATIENCE)
+    assert fresh in vocabulary._compiled
+    assert masks.prepare(fresh, PATIENCE)
+    assert masks.prepare("start: missing", PATIENCE)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_whatever_order_tokens_become_known_the_rest_is_that_of_the_grammar(
+    masks: GrammarMasks, vocabulary: GrammarVocabulary, seed: int
+) -> None:
+    random = Random(seed)
+    fresh = f"{LISTS} // {seed}"  # is compiled while tokens are fed
+    output: list[int] = []
+    masks.start(1, fresh)
+    while not output or (output[-1] != 2 and len(output) < 60):
+        expected = vocabulary.state(LISTS, output)
+        known = [*PROMPT, *output]
+        if random.random() < 0.2:  # preempted, and back
+            masks.end(1)
+            masks.start(1, fresh)
+        masks.feed(1, known[: random.randint(0, len(known))], len(PROMPT))
+        masks.feed(1, known, len(PROMPT))
+        if random.random() < 0.5:
+            assert np.array_equal(masks.mask(1), expected.allowed())
+        token_id = int(random.choice(np.flatnonzero(expected.allowed())))
+        output.append(token_id)
+        if random.random() < 0.3:  # a step that was planned ahead knows it first
+            masks.feed(1, [*PROMPT, *output], len(PROMPT))
+        expected.feed(token_id)
+        assert masks.sampled(1, len(output) - 1, token_id) == expected.forced
+        assert masks.error(1) == expected.error == ""

@@ -48,7 +48,7 @@ def allows(serving: Serving, text: str) -> bool:
     """Tell whether a text is a whole answer of the grammar that was asked for last."""
     config = serving.router.config
     vocabulary = GrammarVocabulary(Path(config.model_dir), config.vocab_size, (EOS,))
-    state = vocabulary._matcher(grammar_of(serving))
+    state = vocabulary.matcher(grammar_of(serving))
     assert not state.is_error(), state.get_error()
     tokens = list(serving.router.tokenizer.encode(text, False))
     return state.try_consume_tokens(tokens) == len(tokens) and state.is_accepting()

@@ -1,0 +1,1 @@
+"""Answers of a given form: whether all are valid, and what they cost."""
