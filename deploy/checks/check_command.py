@@ -42,7 +42,7 @@ def check_all(config: ServeConfig, console: Console) -> None:
     with console.status("looking at the model") as status:
         start = look(config, look_at_adapters)
     console.print(_table(start.checked, start.needs))
-    console.print(shown_defaults(start.checked.sampling_defaults), highlight=False)
+    console.print(_shown_output(start.checked), highlight=False)
     print_warnings(start.warnings, console)
     checked, replicas = start.checked, start.needs.replicas
     of_replicas = f"{replicas} replicas of these ranks, " if replicas > 1 else ""
@@ -79,6 +79,14 @@ def _adapters(config: ServeConfig) -> Iterator[tuple[str, str]]:
     for name, found in sorted(scan(config.adapter_dir).found.items()):
         if name not in named:
             yield name, found.path
+
+
+def _shown_output(checked: Checked) -> str:
+    """Return what comes out of the model unless requests say otherwise."""
+    classifier = checked.model.classifier
+    if classifier is None:
+        return shown_defaults(checked.sampling_defaults)
+    return f"no tokens: it classifies, {classifier.num_labels} labels, {classifier.activation}"
 
 
 def _table(checked: Checked, needs: Needs) -> Table:

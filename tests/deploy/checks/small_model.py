@@ -30,10 +30,10 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 Tensors = dict[str, Any]
 
 
-def make_model(directory: Path) -> Path:
-    """Write config.json, weights and tokenizer."""
+def make_model(directory: Path, **config: Any) -> Path:
+    """Write config.json, with some keys changed, weights and tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "config.json").write_text(json.dumps(CONFIG | config))
     tensors = expected_tensors(read_model_config(directory))
     save_file({n: np.zeros(shape, np.float32) for n, shape in tensors}, directory / WEIGHTS)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -14,6 +14,7 @@ from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import Checked
 from deploy.machine import Machine
 from tests.cluster.adapters.tiny import MODEL
+from tests.deploy.checks.small_model import make_model
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs, free_port
 
 GIB = 2**30
@@ -159,3 +160,13 @@ def test_a_file_or_directory_that_is_not_there_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=fault):
         output(ServeConfig(model=str(MODEL_DIR), **values))
+
+
+def test_a_model_that_classifies_is_said_to(tmp_path: Path) -> None:
+    names = {"architectures": ["LlamaForSequenceClassification"]}
+    model = make_model(tmp_path, **names, id2label={"0": "no", "1": "maybe", "2": "yes"})
+    told = io.StringIO()
+    config = ServeConfig(model=str(model), tp=1, max_model_len=64, port=free_port())
+    check_all(config, Console(file=told, width=200))
+    assert "no tokens: it classifies, 3 labels, softmax" in told.getvalue()
+    assert "temperature" not in told.getvalue() and "all good" in told.getvalue()
