@@ -6,6 +6,7 @@ cuts and for the rank that loads. Free of torch: the control plane imports it.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -100,6 +101,7 @@ def adapted_slices(part: Partition, module: str) -> tuple[Span, Span]:
     return (part.vocab, hidden) if module == HEAD else part.slices(module)
 
 
+@lru_cache(maxsize=256)
 def adapted_shape(config: ModelConfig, module: str) -> tuple[int, int]:
     """Return the full (outputs, inputs) of a module in ADAPTED_MODULES."""
     rows, columns = adapted_slices(partition(config, 1, 0), module)

@@ -22,7 +22,12 @@ from cluster.adapters.peft.lora_modules import (
     saved_tables,
     score_head,
 )
-from cluster.adapters.peft.safetensors_file import Tensor, parse_safetensors
+from cluster.adapters.peft.safetensors_file import (
+    Tensor,
+    TensorSpan,
+    parse_spans,
+    view_tensors,
+)
 from cluster.adapters.peft.strict_json import listed
 from cluster.adapters.peft.tensor_names import Spelling, read_spelling
 from cluster.errors import InvalidAdapter
@@ -47,22 +52,58 @@ class AdapterLimits:
     max_bytes: int = 4 * 1024 * 1024 * 1024  # of the weights file
 
 
-def parse_adapter(
-    path: str, config: bytes, weights: bytes, model: ModelConfig, limits: AdapterLimits
-) -> Adapter:
-    """Return the adapter in the bytes of its two files; its tensors may be views of `weights`.
+@dataclass(frozen=True, slots=True)
+class AdapterLayout:
+    """What configuration and header alone tell: the tensors there are, and what they are for."""
+
+    spans: dict[str, TensorSpan]  # by their names in the file
+    written: dict[str, str]  # those names by the standard ones
+    sites: Sites
+    classifier: ClassifierConfig | None  # of a head that is among them
+
+
+def check_layout(
+    config: bytes, head: bytes, num_payload_bytes: int, model: ModelConfig, limits: AdapterLimits
+) -> AdapterLayout:
+    """Return how an adapter lies in its two files.
+
+    Args:
+        config: the configuration.
+        head: the weights up to the end of their header.
+        num_payload_bytes: that follow it.
+        model: that it must fit.
+        limits: that it must keep to.
 
     Raises:
         InvalidAdapter: if anything in them is damaged or does not fit the model; the message names
             the keys at fault and what to do.
     """
-    tensors = parse_safetensors(weights, WEIGHTS)
-    by_name, sites, classifier = fit(config, tensors, model, limits)
+    spans = parse_spans(head, num_payload_bytes, WEIGHTS)
+    parsed = parse_peft_config(config)
+    spelling = read_spelling(spans, WEIGHTS)
+    sites = find_sites(parsed, model, spelling, limits.max_lora_rank)
+    _check_names(spelling, sites, model)
+    by_name = {name: spans[written] for name, written in spelling.written.items()}
+    _check_shapes(by_name, spelling, sites, model)
+    classifier = _classifier(parsed.classifier, by_name, spelling, sites, model)
+    return AdapterLayout(spans, spelling.written, sites, classifier)
+
+
+def build_adapter(
+    path: str, layout: AdapterLayout, payload: bytes | memoryview, model: ModelConfig
+) -> Adapter:
+    """Return an adapter whose tensors may be views of `payload`, which follows the header.
+
+    Raises:
+        InvalidAdapter: if a number is not finite, or tensors that are one in this model differ.
+    """
+    tensors, sites = view_tensors(layout.spans, payload), layout.sites
     _check_finite(tensors)
     dtype = common_dtype(tensors)
+    by_name = {name: tensors[written] for name, written in layout.written.items()}
     modules = lora_modules(by_name, sites, dtype)
     tables = saved_tables(by_name, sites, dtype, is_tied_model=model.tie_word_embeddings)
-    score = score_head(by_name, dtype, classifier)
+    score = score_head(by_name, dtype, layout.classifier)
     return Adapter(
         digest=adapter_digest(dtype, modules, tables, score),
         path=path,
@@ -74,28 +115,9 @@ def parse_adapter(
     )
 
 
-def fit(
-    config: bytes, tensors: dict[str, Tensor], model: ModelConfig, limits: AdapterLimits
-) -> tuple[dict[str, Tensor], Sites, ClassifierConfig | None]:
-    """Return the tensors by standard name and what they are for; their values do not matter.
-
-    With them, what a classification head among them says.
-
-    Raises:
-        InvalidAdapter: if names or shapes are not what configuration and model ask for.
-    """
-    parsed = parse_peft_config(config)
-    spelling = read_spelling(tensors, WEIGHTS)
-    sites = find_sites(parsed, model, spelling, limits.max_lora_rank)
-    _check_names(spelling, sites, model)
-    by_name = {name: tensors[written] for name, written in spelling.written.items()}
-    _check_shapes(by_name, spelling, sites, model)
-    return by_name, sites, _classifier(parsed.classifier, by_name, spelling, sites, model)
-
-
 def _classifier(
     keys: dict[str, Any],
-    tensors: dict[str, Tensor],
+    spans: dict[str, TensorSpan],
     spelling: Spelling,
     sites: Sites,
     model: ModelConfig,
@@ -108,7 +130,7 @@ def _classifier(
                 "modules_to_save"
             )
         return None
-    shape = tensors[SCORE_NAME].bits.shape
+    shape = spans[SCORE_NAME].shape
     if len(shape) != 2 or shape[1] != model.hidden_size:
         raise InvalidAdapter(
             f"{WEIGHTS}: {spelling.written[SCORE_NAME]} is {list(shape)}, must be [labels, "
@@ -143,25 +165,25 @@ def _check_names(spelling: Spelling, sites: Sites, model: ModelConfig) -> None:
 
 
 def _check_shapes(
-    tensors: dict[str, Tensor], spelling: Spelling, sites: Sites, model: ModelConfig
+    spans: dict[str, TensorSpan], spelling: Spelling, sites: Sites, model: ModelConfig
 ) -> None:
     """Refuse tensors of other shapes than model and configuration ask for."""
     for site in sites.loras:
         for name, wanted in site.shapes(model).items():
-            if name in tensors:
+            if name in spans:
                 axis = (site.a_name, site.b_name).index(name) if name != site.magnitude_name else -1
-                _check_shape(spelling.written[name], tensors[name], wanted, axis, model)
+                _check_shape(spelling.written[name], spans[name], wanted, axis, model)
     table_shape = (model.vocab_size, model.hidden_size)
     tables = {saved_name(module) for module in sites.saved} | sites.optional()
-    for name in sorted(tables & tensors.keys()):
-        _check_shape(spelling.written[name], tensors[name], table_shape, -1, model)
+    for name in sorted(tables & spans.keys()):
+        _check_shape(spelling.written[name], spans[name], table_shape, -1, model)
 
 
 def _check_shape(
-    name: str, tensor: Tensor, wanted: tuple[int, ...], rank_axis: int, model: ModelConfig
+    name: str, span: TensorSpan, wanted: tuple[int, ...], rank_axis: int, model: ModelConfig
 ) -> None:
     """Refuse one tensor; `rank_axis` is where its lora_rank stands, -1 if it has none."""
-    shape = tensor.bits.shape
+    shape = span.shape
     if shape == wanted:
         return
     wrong = [i for i, (is_, ought) in enumerate(zip(shape, wanted, strict=False)) if is_ != ought]

@@ -5,12 +5,11 @@ kinds are judged by `checks`. Blocks on the disk, so call it in a thread; severa
 """
 
 import os
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
-
-import msgspec
 
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.peft.checks import (
@@ -19,30 +18,32 @@ from cluster.adapters.peft.checks import (
     PARAM,
     PICKLED,
     WEIGHTS,
+    AdapterLayout,
     AdapterLimits,
-    fit,
-    parse_adapter,
+    build_adapter,
+    check_layout,
 )
 from cluster.adapters.peft.files import confine, open_regular_file, stamp
-from cluster.adapters.peft.safetensors_file import MAX_HEADER_BYTES, parse_header
+from cluster.adapters.peft.safetensors_file import MAX_HEADER_BYTES
 from cluster.adapters.peft.strict_json import parse_object
 from cluster.adapters.records import Outline, Source
 from cluster.errors import InvalidAdapter, NotFound
-from worker.classifier_config import ClassifierConfig
 from worker.lora.shard import ADAPTED_MODULES, SCORE
 from worker.model_config import ModelConfig
 
 KEPT_LAYOUTS = 256  # fine-tunes of one recipe differ in their tensors only
+KEPT_TENSORS = 1 << 17  # in all of them together
 _NO_MATTER = ("base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version")
 
 
-class _Layout(msgspec.Struct, frozen=True):
-    """What config and header alone tell."""
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A layout, and what an outline says of it."""
 
+    layout: AdapterLayout
     lora_rank: int
     num_bytes: int
     modules: tuple[str, ...]
-    classifier: ClassifierConfig | None
 
 
 class AdapterReader:
@@ -52,7 +53,8 @@ class AdapterReader:
         self._model = model
         self._limits = limits
         self.turn = Lock()  # held while an adapter is worked on: more take cores from the ranks
-        self._layouts: dict[bytes, _Layout] = {}
+        self._layouts: dict[bytes, _Kept] = {}
+        self._num_kept_tensors = 0
         self._lock = Lock()
 
     def outline(self, source: Source) -> Outline:
@@ -90,13 +92,13 @@ class AdapterReader:
                 config_bytes, head = config.read(MAX_CONFIG_BYTES), _head(weights)
                 num_payload_bytes = max(0, os.fstat(weights.fileno()).st_size - len(head))
                 adapter = None
+                kept = self._kept(config_bytes, head, num_payload_bytes)
                 if whole:
-                    data = head + weights.read(num_payload_bytes)
+                    payload = weights.read(num_payload_bytes)
+                    if len(payload) < num_payload_bytes:
+                        raise InvalidAdapter("it is being written to; try again when it is whole")
                     with self.turn:
-                        adapter = parse_adapter(
-                            source.path, config_bytes, data, self._model, self._limits
-                        )
-                layout = self._layout(config_bytes, head, num_payload_bytes)
+                        adapter = build_adapter(source.path, kept.layout, payload, self._model)
                 if _stamp(config, weights) != before:
                     raise InvalidAdapter("it is being written to; try again when it is whole")
         except OSError as error:
@@ -108,10 +110,10 @@ class AdapterReader:
             source,
             before,
             identity,
-            layout.lora_rank,
-            layout.num_bytes,
-            layout.modules,
-            layout.classifier,
+            kept.lora_rank,
+            kept.num_bytes,
+            kept.modules,
+            kept.layout.classifier,
         )
         return outline, adapter
 
@@ -122,29 +124,34 @@ class AdapterReader:
                 f"adapter again as {WEIGHTS} (safe_serialization=True)"
             )
 
-    def _layout(self, config: bytes, head: bytes, num_payload_bytes: int) -> _Layout:
+    def _kept(self, config: bytes, head: bytes, num_payload_bytes: int) -> _Kept:
+        """Return how an adapter lies in its files, which is looked at once for a recipe."""
         key = _framed_digest(_recipe(config), head, str(num_payload_bytes).encode())
         with self._lock:
             known = self._layouts.get(key)
         if known is not None:
             return known
-        tensors = parse_header(head, num_payload_bytes, WEIGHTS)
-        _, sites, classifier = fit(config, tensors, self._model, self._limits)
+        with self.turn:
+            layout = check_layout(config, head, num_payload_bytes, self._model, self._limits)
+        sites = layout.sites
         touched = {site.module for site in sites.loras} | set(sites.saved)
-        layout = _Layout(
+        kept = _Kept(
+            layout,
             lora_rank=max((site.lora_rank for site in sites.loras), default=0),
-            num_bytes=sum(tensor.bits.nbytes for tensor in tensors.values()),
+            num_bytes=num_payload_bytes,
             modules=(
                 *(module for module in ADAPTED_MODULES if module in touched),
                 *((SCORE,) if sites.has_score else ()),
             ),
-            classifier=classifier,
         )
         with self._lock:
-            if len(self._layouts) >= KEPT_LAYOUTS:
-                del self._layouts[next(iter(self._layouts))]
-            self._layouts[key] = layout
-        return layout
+            if key not in self._layouts:
+                self._layouts[key] = kept
+                self._num_kept_tensors += len(layout.spans)
+            while len(self._layouts) > KEPT_LAYOUTS or self._num_kept_tensors > KEPT_TENSORS:
+                oldest = self._layouts.pop(next(iter(self._layouts)))
+                self._num_kept_tensors -= len(oldest.layout.spans)
+        return kept
 
 
 def read_adapter(path: Path, model: ModelConfig, limits: AdapterLimits) -> Adapter:

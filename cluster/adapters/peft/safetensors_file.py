@@ -5,12 +5,13 @@ must tile the file exactly. What the tensors mean is judged by `checks`.
 (The safetensors package hands out no bfloat16 without torch, which the control plane never loads.)
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
-from cluster.adapters.adapter import Bits, Dtype
+from cluster.adapters.adapter import ITEM_BYTES, Bits, Dtype
 from cluster.adapters.peft.strict_json import parse_object, shown
 from cluster.errors import InvalidAdapter
 
@@ -35,6 +36,15 @@ class TensorHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_offsets: tuple[Size, Size]
 
 
+class TensorSpan(msgspec.Struct, frozen=True, gc=False):
+    """What one tensor is, and where it lies behind the header."""
+
+    dtype: Dtype
+    shape: tuple[int, ...]
+    begin: int  # bytes
+    end: int
+
+
 class Tensor(msgspec.Struct, frozen=True):
     """One tensor as raw bits, a read-only view of the file's bytes."""
 
@@ -42,41 +52,40 @@ class Tensor(msgspec.Struct, frozen=True):
     bits: Bits
 
 
-def parse_safetensors(data: bytes, where: str) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file by name, sorted by name.
+def parse_spans(head: bytes, num_payload_bytes: int, where: str) -> dict[str, TensorSpan]:
+    """Return where the tensors of a safetensors file lie, by name, sorted by name.
 
-    `where` is put in front of every complaint.
-
-    Raises:
-        InvalidAdapter: if the bytes are not a well-formed file of bf16, f16 and f32 tensors.
-    """
-    header, start = _header(data, where)
-    return _tensors(header, memoryview(data)[start:], where)
-
-
-def parse_header(head: bytes, num_payload_bytes: int, where: str) -> dict[str, Tensor]:
-    """Return the tensors that a file declares, as zeros in pages that are never touched.
-
-    `head` is the file up to the end of its header, `num_payload_bytes` is what follows.
+    Args:
+        head: the file up to the end of its header, or what there is of it.
+        num_payload_bytes: that follow it.
+        where: is put in front of every complaint.
 
     Raises:
-        InvalidAdapter: as `parse_safetensors`.
+        InvalidAdapter: if that is not a well-formed file of bf16, f16 and f32 tensors.
     """
-    header, _ = _header(head, where)
-    return _tensors(header, np.zeros(num_payload_bytes, np.uint8).data, where)
-
-
-def _tensors(header: dict[str, Any], payload: memoryview, where: str) -> dict[str, Tensor]:
+    header = _header(head, where)
     header.pop("__metadata__", None)
     if len(header) > MAX_TENSORS:
         raise InvalidAdapter(f"{where}: {len(header)} tensors, over the limit of {MAX_TENSORS}")
     entries = {name: _entry(name, header[name], where) for name in sorted(header)}
-    _check_tiling(entries, len(payload), where)
-    return {name: _tensor(name, entry, payload, where) for name, entry in entries.items()}
+    _check_tiling(entries, num_payload_bytes, where)
+    return {name: _span(name, entry, where) for name, entry in entries.items()}
 
 
-def _header(data: bytes, where: str) -> tuple[dict[str, Any], int]:
-    """Return (the header's JSON object, where it ends)."""
+def view_tensors(spans: Mapping[str, TensorSpan], payload: bytes | memoryview) -> dict[str, Tensor]:
+    """Return the tensors that lie in what follows a header, as views of it."""
+    view = memoryview(payload)
+    return {
+        name: Tensor(
+            span.dtype,
+            np.frombuffer(view[span.begin : span.end], _BITS[span.dtype]).reshape(span.shape),
+        )
+        for name, span in spans.items()
+    }
+
+
+def _header(data: bytes, where: str) -> dict[str, Any]:
+    """Return the header's JSON object."""
     if len(data) < 8:
         raise InvalidAdapter(f"{where}: truncated: {len(data)} bytes do not hold a header")
     size = int.from_bytes(data[:8], "little")
@@ -89,7 +98,7 @@ def _header(data: bytes, where: str) -> tuple[dict[str, Any], int]:
         raise InvalidAdapter(
             f"{where}: truncated: the header takes {size} bytes, {len(data) - 8} are there"
         )
-    return parse_object(data[8 : 8 + size], f"{where}: header"), 8 + size
+    return parse_object(data[8 : 8 + size], f"{where}: header")
 
 
 def _entry(name: str, raw: object, where: str) -> TensorHeader:
@@ -121,7 +130,7 @@ def _check_tiling(entries: dict[str, TensorHeader], size: int, where: str) -> No
         raise InvalidAdapter(f"{where}: {size - position} bytes after the last tensor")
 
 
-def _tensor(name: str, entry: TensorHeader, payload: memoryview, where: str) -> Tensor:
+def _span(name: str, entry: TensorHeader, where: str) -> TensorSpan:
     dtype = _DTYPES.get(entry.dtype)
     if dtype is None:
         raise InvalidAdapter(
@@ -129,8 +138,7 @@ def _tensor(name: str, entry: TensorHeader, payload: memoryview, where: str) -> 
             "F16 or F32"
         )
     begin, end = entry.data_offsets
-    item = np.dtype(_BITS[dtype])
-    expected = item.itemsize
+    expected = ITEM_BYTES[dtype]
     for length in entry.shape:
         expected *= length
     if expected != end - begin:
@@ -138,5 +146,4 @@ def _tensor(name: str, entry: TensorHeader, payload: memoryview, where: str) -> 
             f"{where}: tensor {shown(name)}: {entry.dtype} {entry.shape} takes {expected} bytes, "
             f"its offsets give it {end - begin}"
         )
-    bits = np.frombuffer(payload[begin:end], item).reshape(entry.shape)
-    return Tensor(dtype, bits)
+    return TensorSpan(dtype, tuple(entry.shape), begin, end)

@@ -41,6 +41,13 @@ def test_an_outline_says_what_the_whole_read_says(reader: AdapterReader, tmp_pat
     assert outline.modules == adapter.module_names == ("q_proj", "down_proj")
 
 
+def _files(path: Path) -> tuple[bytes, bytes, int]:
+    """Return the configuration, the head of the weights, and the bytes behind it."""
+    weights = (path / WEIGHTS).read_bytes()
+    size = 8 + int.from_bytes(weights[:8], "little")
+    return (path / "adapter_config.json").read_bytes(), weights[:size], len(weights) - size
+
+
 class Counted:
     """A file that counts the bytes that are read from it."""
 
@@ -145,11 +152,51 @@ def test_a_layout_is_known_again_whatever_the_order_of_a_set(
 ) -> None:
     adapter = tiny_adapter("q_proj", "v_proj")
     first = reader.outline(source(adapter.write(tmp_path / "first")))
-    monkeypatch.setattr("cluster.adapters.peft.reader.fit", None)
+    monkeypatch.setattr(reading, "check_layout", None)
     adapter.config |= {"target_modules": ["v_proj", "q_proj"], "peft_version": "0.99"}
     again = reader.outline(source(adapter.write(tmp_path / "again")))
     assert again.modules == first.modules
     assert again.identity != first.identity
+
+
+def test_a_known_layout_hides_neither_other_numbers_nor_broken_ones(
+    reader: AdapterReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = set()
+    for seed in (1, 2):
+        path = tiny_adapter("q_proj", seed=seed).write(tmp_path / f"law{seed}")
+        expected = read_adapter(path, MODEL, LIMITS).digest
+        with monkeypatch.context() as patch:
+            if digests:
+                patch.setattr(reading, "check_layout", None)
+            assert reader.whole(source(path))[1].digest == expected
+        digests.add(expected)
+    assert len(digests) == 2
+    broken = tiny_adapter("q_proj")
+    broken.tensors[a_of(0, "q_proj")][0, 0] = np.nan
+    with pytest.raises(InvalidAdapter, match="NaN or infinity"):
+        reader.whole(source(broken.write(tmp_path / "broken")))
+
+
+def test_layouts_of_strangers_take_bounded_memory(
+    reader: AdapterReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = []
+    check = reading.check_layout
+
+    def counted(*arguments: Any) -> Any:
+        looked_at.append(arguments)
+        return check(*arguments)
+
+    monkeypatch.setattr(reading, "check_layout", counted)
+    first = tiny_adapter("q_proj", lora_rank=1).write(tmp_path / "1")
+    num_tensors = len(reading.check_layout(*_files(first), MODEL, LIMITS).spans)
+    monkeypatch.setattr(reading, "KEPT_TENSORS", 2 * num_tensors)
+    others = [tiny_adapter("q_proj", lora_rank=r).write(tmp_path / str(r)) for r in (2, 3)]
+    looked_at.clear()
+    for path in (first, others[0], first, others[1], others[0], first):
+        reader.outline(source(path))
+    assert len(looked_at) == 4  # the first one was let go for the third
 
 
 def test_stamp_and_identity_change_with_every_touch(reader: AdapterReader, tmp_path: Path) -> None:
@@ -169,12 +216,12 @@ def test_a_directory_written_to_while_it_is_read_is_refused(
     reader: AdapterReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny_adapter("q_proj").write(tmp_path / "law")
-    parse = reading.parse_adapter
+    build = reading.build_adapter
 
     def meddle(*arguments: Any) -> Any:
         os.utime(path / WEIGHTS, ns=(1, 1))
-        return parse(*arguments)
+        return build(*arguments)
 
-    monkeypatch.setattr(reading, "parse_adapter", meddle)
+    monkeypatch.setattr(reading, "build_adapter", meddle)
     with pytest.raises(InvalidAdapter, match="is being written to"):
         reader.whole(source(path))

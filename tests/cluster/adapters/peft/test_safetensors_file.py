@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from cluster.adapters.peft.safetensors_file import parse_safetensors
+from cluster.adapters.peft.safetensors_file import Tensor, parse_spans, view_tensors
 from cluster.errors import InvalidAdapter
+
+
+def parsed(data: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a whole file."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    head, payload = data[:start], data[start:]
+    return view_tensors(parse_spans(head, len(payload), "file"), payload)
 
 
 def spell(header: Any, payload: bytes = b"") -> bytes:
@@ -31,7 +38,7 @@ def test_what_safetensors_writes_is_read_back_bit_for_bit() -> None:
         "b": np.array([1.5, -2.0], np.float16),
         "c": np.zeros((0, 4), np.float32),
     }
-    found = parse_safetensors(save(tensors, {"format": "pt"}), "file")
+    found = parsed(save(tensors, {"format": "pt"}))
     assert list(found) == ["a", "b", "c"]
     assert [found[name].dtype for name in found] == ["float32", "float16", "float32"]
     for name, tensor in tensors.items():
@@ -41,7 +48,7 @@ def test_what_safetensors_writes_is_read_back_bit_for_bit() -> None:
 
 def test_tensors_at_odd_offsets_are_read() -> None:
     data = spell({"x": entry(0, 2, [1], "BF16"), "y": entry(2, 6)}, b"\x80\x3f" + b"\0\0\x80\x3f")
-    found = parse_safetensors(data, "file")
+    found = parsed(data)
     assert found["x"].bits.tolist() == [0x3F80]
     assert found["y"].bits.tolist() == [0x3F800000]
 
@@ -85,7 +92,7 @@ def test_tensors_at_odd_offsets_are_read() -> None:
 )
 def test_a_damaged_or_hostile_file_is_refused_with_the_reason(data: bytes, told: str) -> None:
     with pytest.raises(InvalidAdapter, match=told) as caught:
-        parse_safetensors(data, "file")
+        parsed(data)
     assert caught.value.message.startswith("file: ")
     assert caught.value.message.isprintable()
 
@@ -93,7 +100,7 @@ def test_a_damaged_or_hostile_file_is_refused_with_the_reason(data: bytes, told:
 def only_invalid_adapter(data: bytes) -> None:
     """Read; any other exception than InvalidAdapter is a failure of the test."""
     try:
-        parse_safetensors(data, "file")
+        parsed(data)
     except InvalidAdapter as error:
         assert error.message.startswith("file: ")
 
@@ -134,4 +141,4 @@ def test_a_flipped_byte_is_read_or_refused_in_good_order(place: int, value: int)
 @given(st.integers(0, len(WHOLE) - 1))
 def test_every_truncation_is_refused(length: int) -> None:
     with pytest.raises(InvalidAdapter, match="truncated"):
-        parse_safetensors(WHOLE[:length], "file")
+        parsed(WHOLE[:length])
