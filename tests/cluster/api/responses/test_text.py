@@ -40,7 +40,7 @@ def allows(serving: Serving, text: str) -> bool:
     """Tell whether a text is a whole answer of the form that was asked for last."""
     config = serving.router.config
     vocabulary = GrammarVocabulary(Path(config.model_dir), config.vocab_size, (EOS,))
-    state = vocabulary._matcher(serving.schedulers[0].submitted[-1].sampling.grammar)
+    state = vocabulary.matcher(serving.schedulers[0].submitted[-1].sampling.grammar)
     tokens = list(serving.router.tokenizer.encode(text, False))
     return state.try_consume_tokens(tokens) == len(tokens) and state.is_accepting()
 
