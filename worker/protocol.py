@@ -60,6 +60,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # A bit for each token that may be drawn, the lowest id in the lowest bit; b"": all may.
     allowed_tokens: bytes = b""
     thinking: ThinkingBudget | None = None  # None: an answer may think as long as it likes
+    logprob_token_ids: tuple[int, ...] = ()  # whose log-probabilities come in place of the best
 
     @property
     def has_penalties(self) -> bool:

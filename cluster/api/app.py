@@ -12,6 +12,7 @@ from cluster.api.routes.chat import chat_routes
 from cluster.api.routes.classify import classify_routes
 from cluster.api.routes.completions import completion_routes
 from cluster.api.routes.embeddings import embedding_routes
+from cluster.api.routes.invocations import invocation_routes
 from cluster.api.routes.kv_events import kv_event_routes
 from cluster.api.routes.messages import MESSAGES, anthropic_error, message_routes
 from cluster.api.routes.models import model_routes
@@ -68,6 +69,7 @@ def create_app(
             kv_event_routes,
         )
     ]
+    routers.append(invocation_routes(router, keys, routers))
     for one in routers:
         app.include_router(one)
     document = openapi_document(

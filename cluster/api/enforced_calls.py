@@ -56,6 +56,8 @@ def _with_grammar(call: Call, tools: ToolUse, syntax: CallSyntax) -> Call:
         InvalidRequest: if the tools clash with the form of the answer, or a schema cannot be
             followed.
     """
+    if tools.must_call and _is_any_json(call):
+        call = replace(call, grammar="", grammar_param="")  # as the arguments of calls are
     if tools.functions and call.grammar:
         raise InvalidRequest(
             f"{call.grammar_param}: cannot be together with tools; an answer has one form only",
@@ -77,6 +79,12 @@ def _with_grammar(call: Call, tools: ToolUse, syntax: CallSyntax) -> Call:
         param = call.grammar_param or "tools"
         raise InvalidRequest(f"{param}: {str(error)[:300]}", param) from None
     return replace(call, grammar=grammar, grammar_param="tools")
+
+
+def _is_any_json(call: Call) -> bool:
+    form = call.body.response_format
+    is_json = form is not None and form.type == "json_object"
+    return is_json and call.grammar_param == "response_format"
 
 
 def _check_end(call: Call) -> None:

@@ -33,6 +33,7 @@ MAX_TEXTS = 131_072  # keys are such, too
 MAX_CONTAINERS = 65_536
 MAX_LIMIT = 10_000  # entries of one page
 SSE_DONE = b"data: [DONE]\n\n"
+JSON = "application/json"
 REQUEST_ID_HEADER = b"x-request-id"
 MAX_REQUEST_ID_LENGTH = 64
 # One that does not end goes on to the end of all: otherwise each quote in it is looked at anew.
@@ -71,12 +72,20 @@ async def read_bytes(http: Request, max_bytes: int) -> bytes:
     Raises:
         InvalidRequest: if it is too large, or of another type.
     """
+    _check_content_type(http)
     data = bytearray()
     async for part in http.stream():
         data += part
         if len(data) > max_bytes:
             raise InvalidRequest(f"the body is over the limit of {max_bytes} bytes")
     return bytes(data)
+
+
+def _check_content_type(http: Request) -> None:
+    """Raise InvalidRequest for a body that says to be no JSON, as a form of a web page does."""
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind and kind != JSON and not kind.endswith("+json"):
+        raise InvalidRequest(f"Content-Type: must be {JSON}, not {kind[:100]!r}", "Content-Type")
 
 
 def num_values(data: bytes | bytearray, limit: int) -> int:
@@ -135,7 +144,7 @@ def query_flag(http: Request, name: str) -> bool:
 
 def json_response(body: object, status: int = 200) -> Response:
     """Return a message as a JSON response."""
-    return Response(_encode(body), status, media_type="application/json")
+    return Response(_encode(body), status, media_type=JSON)
 
 
 async def unless_disconnected(http: Request, work: Coroutine[Any, Any, Response]) -> Response:

@@ -14,9 +14,9 @@ from starlette.requests import Request as HttpRequest
 
 from cluster.api.http import arrival_of, extra_parameters_of, request_id_of
 from cluster.api.prompt_logprobs import scored
-from cluster.api.restrictions import check_token_ids, restricted
+from cluster.api.restrictions import check_token_ids, naming, restricted
 from cluster.api.schemas.extras import ExtraParameters
-from cluster.api.schemas.requests import CompletionBody, GenerationBody
+from cluster.api.schemas.requests import CompletionBody, GenerationBody, TextBody
 from cluster.api.structured_output import grammar_of
 from cluster.errors import InvalidRequest
 from cluster.request import Request
@@ -167,6 +167,10 @@ def build_requests(
     sampling = sampling_params(body, num_logprobs, stops, config)
     if body.bad_words or body.allowed_token_ids is not None:
         sampling = restricted(sampling, body, router.tokenizer, config, call.grammar_param)
+    if isinstance(body, TextBody) and body.logprob_token_ids:
+        if limits.num_logprobs is None:
+            raise InvalidRequest("logprob_token_ids: needs logprobs", "logprob_token_ids")
+        sampling = naming(sampling, body.logprob_token_ids, config)
     if call.grammar:
         sampling = msgspec.structs.replace(sampling, grammar=call.grammar)
     samplings = seeded(sampling, limits.choices.best_of)
@@ -279,10 +283,13 @@ def _or(value: float | None, default: float) -> float:
 
 
 def _logit_bias(bias: dict[str, float], config: RouterConfig) -> tuple[tuple[int, float], ...]:
+    wrong = [key for key in bias if not (key.isascii() and key.isdigit() and len(key) < 10)]
+    if wrong:
+        some = ", ".join(repr(key[:40]) for key in wrong[:8])
+        is_what = "is not a token id" if len(wrong) == 1 else "are no token ids"
+        raise InvalidRequest(f"logit_bias: {some} {is_what}", "logit_bias")
     by_token: dict[int, float] = {}
     for key, value in bias.items():
-        if not (key.isascii() and key.isdigit() and len(key) < 10):
-            raise InvalidRequest(f"logit_bias: {key[:40]!r} is not a token id", "logit_bias")
         assert math.isfinite(value), "the schema lets only finite numbers in"
         by_token[int(key)] = float(value)
     if by_token:

@@ -59,12 +59,27 @@ def restricted(
     return msgspec.structs.replace(sampling, bad_words=words, allowed_tokens=bits)
 
 
+def naming(
+    sampling: SamplingParams, token_ids: Sequence[int], config: RouterConfig
+) -> SamplingParams:
+    """Return how tokens are drawn, with log-probabilities of these in place of the likeliest.
+
+    Raises:
+        InvalidRequest: if tokens are not in the vocabulary.
+    """
+    check_token_ids(token_ids, config, "logprob_token_ids")
+    named = tuple(dict.fromkeys(token_ids))
+    return msgspec.structs.replace(sampling, num_logprobs=0, logprob_token_ids=named)
+
+
 def check_token_ids(token_ids: Sequence[int], config: RouterConfig, param: str) -> None:
     """Raise InvalidRequest unless all tokens are in the vocabulary."""
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < config.vocab_size:
             raise InvalidRequest(
-                f"{param}: token {token_id} is not in the vocabulary of {config.vocab_size}", param
+                f"{param}: token {token_id} is out of vocabulary, which has {config.vocab_size} "
+                "tokens",
+                param,
             )
 
 

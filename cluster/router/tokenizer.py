@@ -242,6 +242,10 @@ class Tokenizer:
         """Return one token's own text; U+FFFD where it is part of a character."""
         return self.decode([token_id], skip_special_tokens=False)
 
+    def raw_token(self, token_id: int) -> str:
+        """Return a token as the vocabulary spells it; nothing for an id that no token has."""
+        return self._backend.id_to_token(token_id) or ""
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return one token's bytes, also where they are part of a character."""
         text = self.token_text(token_id)

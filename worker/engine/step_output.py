@@ -37,7 +37,7 @@ def build_step_output(
         failures = tuple(sorted(not_finite))
         return StepOutput(step, (), failures, prompt_logprobs=scored, pooled=pooled)
     token_ids, *logprobs = rows.readback.read()
-    of_row = dict(_logprobs(rows, *logprobs)) if rows.logprob_rows else {}
+    of_row = dict(_logprobs(rows, token_ids.tolist(), *logprobs)) if rows.logprob_rows else {}
     tokens: list[SampledToken] = []
     failed: list[int] = []
     errors: list[tuple[int, str]] = []
@@ -64,13 +64,27 @@ def build_step_output(
 
 
 def _logprobs(
-    rows: SampledRows, chosen: Tensor, best_ids: Tensor, best: Tensor
+    rows: SampledRows,
+    token_ids: Sequence[int],
+    chosen: Tensor,
+    best_ids: Tensor,
+    best: Tensor,
+    named: Tensor | None = None,
 ) -> Iterator[tuple[int, tuple[float, tuple[tuple[int, float], ...]]]]:
-    """Give each row that asks for log-probabilities, and the last two fields of its token."""
+    """Give each row that asks for log-probabilities, and the last two fields of its token.
+
+    Where a row names tokens, they come in place of the best, behind the one that was sampled.
+    """
+    of_named = iter([] if named is None else named.tolist())
     values: Sequence[tuple[float, list[int], list[float]]] = list(
         zip(chosen.tolist(), best_ids.tolist(), best.tolist(), strict=True)
     )
     for row, (logprob, ids, logprobs) in zip(rows.logprob_rows, values, strict=True):
+        wanted = rows.requests[row].params.logprob_token_ids
+        if wanted:
+            others = {token_id: next(of_named) for token_id in wanted}
+            yield row, (logprob, tuple({token_ids[row]: logprob, **others}.items()))
+            continue
         count = rows.requests[row].params.num_logprobs or 0
         top = list(zip(ids, logprobs, strict=True))[:count]
         yield row, (logprob, tuple((i, value) for i, value in top if value != -torch.inf))

@@ -107,7 +107,9 @@ class SampledRows:
     requests: Sequence[SampleRequest]  # S
     token_ids: Tensor  # [S] int64 on the device; FAILED for NaN or +inf, or nothing but -inf
     logprob_rows: Sequence[int]  # those that ask for log-probabilities
-    readback: Readback  # token_ids and, if any row asks, what `Kernels.token_logprobs` returns
+    # token_ids and, if any row asks, what `Kernels.token_logprobs` returns; behind that, if any row
+    # names tokens, the log-probabilities of all that are named, in the order of the rows.
+    readback: Readback
 
 
 class Sampler:
@@ -154,13 +156,28 @@ class Sampler:
             }
             logprob_rows = list(counts)
             if logprob_rows:
-                logprobs = kernels.token_logprobs(
+                best = kernels.token_logprobs(
                     logits, logprob_rows, token_ids, list(counts.values())
                 )
+                logprobs = *best, *self._named(logits, logprob_rows, requests)
         # NaN and +inf win any maximum, and a row of -inf has no other: one pass finds all three.
         token_ids = token_ids.masked_fill(values.isfinite().logical_not_(), FAILED)
         readback = kernels.start_readback((token_ids, *logprobs), device)
         return SampledRows(requests, token_ids, logprob_rows, readback)
+
+    def _named(
+        self, logits: Tensor, rows: Sequence[int], requests: Sequence[SampleRequest]
+    ) -> tuple[Tensor, ...]:
+        """Return the log-probabilities [N] of the tokens that rows name; nothing if none does."""
+        parts = []
+        for row in rows:
+            named = requests[row].params.logprob_token_ids
+            if named:
+                same = logits[row].expand(len(named), -1)
+                ids = self._ids(named, logits)
+                some = range(len(named))
+                parts.append(self._kernels.token_logprobs(same, some, ids, [0] * len(named))[0])
+        return (torch.cat(parts),) if parts else ()
 
     def _adjusted(self, logits: Tensor, request: SampleRequest) -> Tensor:
         """Return the row [V] after logit bias, forbidden tokens and penalties."""

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from cluster.api.request_builder import GenerationLimits
 from cluster.api.restrictions import check_token_ids
-from cluster.api.schemas.requests import TextBody
+from cluster.api.schemas.requests import TextBody, TruncationSide
 from cluster.errors import InvalidRequest
 from cluster.router.config import RouterConfig
 from cluster.router.router import Router
@@ -52,7 +52,7 @@ def _are_tokens(value: JsonValue) -> bool:
 def truncated(
     prompt: tuple[int, ...], body: TextBody, limits: GenerationLimits, config: RouterConfig
 ) -> tuple[int, ...]:
-    """Return the last tokens of a prompt, as many as a body wants of it; -1: as many as fit.
+    """Return the last tokens of a prompt, or the first, as many as a body wants; -1: what fits.
 
     Raises:
         InvalidRequest: if none would be left.
@@ -68,7 +68,12 @@ def truncated(
     if wanted == -1:
         answer = limits.max_tokens or limits.default_max_tokens or 1
         wanted = max(1, config.context_length - answer)
-    return prompt[-wanted:]
+    return cut(prompt, wanted, body.truncation_side)
+
+
+def cut(prompt: tuple[int, ...], wanted: int, side: TruncationSide | None) -> tuple[int, ...]:
+    """Return at most so many tokens of a prompt; what is over is cut off its left or right."""
+    return prompt[:wanted] if side == "right" else prompt[-wanted:]
 
 
 async def prompt_tokens(

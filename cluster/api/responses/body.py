@@ -1,9 +1,10 @@
 """The body of POST /v1/responses: types, ranges, and what of OpenAI's API is refused for now."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
+from cluster.api.prompts.bounds import values_in
 from cluster.api.responses.text import text_settings
 from cluster.api.schemas.requests import NEUTRAL_VALUES, GenerationBody
 from cluster.api.tools import ToolUse, tool_use_of
@@ -61,6 +62,8 @@ class ResponseBody(GenerationBody):
     tools: JsonValue = None
     tool_choice: JsonValue = None
     reasoning: JsonValue = None
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's, as the next: as chats have them
+    include_reasoning: bool | None = None
 
     @property
     def effort(self) -> str | None:
@@ -98,13 +101,15 @@ class ResponseBody(GenerationBody):
             InvalidRequest: for the first that cannot be served, with the reason.
         """
         self._check_foreign()
+        if self.chat_template_kwargs:
+            values_in(self.chat_template_kwargs, "chat_template_kwargs")
         for name in self.include or ():
             if name != LOGPROBS and name not in WITHOUT_EFFECT:
                 raise InvalidRequest(f"include: {name[:100]!r} is not known", "include")
         if self.top_logprobs and self.num_logprobs is None:
             raise InvalidRequest(f"top_logprobs: needs include=[{LOGPROBS!r}]", "top_logprobs")
         if self.background and not self.is_stored:
-            raise InvalidRequest("background: needs store=true", "background")
+            raise InvalidRequest("background can only be used when `store` is true", "background")
         text_settings(self.text)
         refuse_for_now(self)
 

@@ -68,7 +68,8 @@ async def _prompt(
 ) -> Prompt | None:
     """Return the prompt of turns behind the instructions; None if their text is too long."""
     system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    text = await router.render([*system, *turns], True, False, told.variables, told.tools or None)
+    variables = told.variables | (body.chat_template_kwargs or {})
+    text = await router.render([*system, *turns], True, False, variables, told.tools or None)
     try:
         token_ids = await router.encode(text, bool(body.add_special_tokens))
     except InvalidRequest as error:

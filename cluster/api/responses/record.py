@@ -100,4 +100,4 @@ def record_of(data: bytes, principal: Principal, response_id: str) -> ResponseRe
 
 def unknown_response(response_id: str) -> NotFound:
     """Return the error for a response that is not there, or not for the caller."""
-    return NotFound(f"there is no response {response_id[:100]!r}, or no more", "response_id")
+    return NotFound(f"Response with id {response_id[:100]!r} not found.", "response_id")

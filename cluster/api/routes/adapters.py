@@ -1,5 +1,6 @@
 """Loading, unloading and listing adapters, spelled as vLLM spells them, their versions and pins."""
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
@@ -22,6 +23,7 @@ from cluster.api.schemas.adapters import (
     AdapterEntry,
     AdapterList,
     LoadAdapterBody,
+    LoadedAdapter,
     PinBody,
     RollbackBody,
     SplitBody,
@@ -44,7 +46,7 @@ LOAD = Operation(
     summary="Loads an adapter under a name, as vLLM spells it.",
     right="admin",
     body=LoadAdapterBody,
-    answer=AdapterEntry,
+    answer=LoadedAdapter,
     text=TEXT,
     errors=CHANGE,
     example={"lora_name": "json", "lora_path": "/adapters/json"},
@@ -148,9 +150,11 @@ def _add_loading(routes: APIRouter, router: Router, keys: KeyRing) -> None:
         record = await router.load(
             name, body.lora_path, body.load_inplace, body.pinned, body.sha256
         )
-        if wants_json(http):
-            return await shown_record(router, record)
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+        said = f"Success: LoRA adapter '{name}' added successfully."
+        if not wants_json(http):
+            return PlainTextResponse(said)
+        entry = entry_of(record, slots_by_digest(await router.replicas.reports()))
+        return json_response(LoadedAdapter(**msgspec.structs.asdict(entry), message=said))
 
     @routes.post("/v1/unload_lora_adapter", openapi_extra=declared(UNLOAD))
     async def unload_lora_adapter(http: HttpRequest) -> Response:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fastapi import APIRouter
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -72,14 +72,14 @@ class ChatResponseBuilder:
             model=self._metadata.model,
             choices=[self._choice(choice) for choice in choices],
             usage=usage,
-            prompt_token_ids=choices[0].prompt if self._metadata.return_token_ids else UNSET,
+            prompt_token_ids=choices[0].prompt if self._metadata.return_token_ids else None,
             prompt_logprobs=self._prompt_logprobs(choices[0]),
         )
 
-    def _prompt_logprobs(self, choice: Choice) -> PromptLogprobsList | UnsetType:
+    def _prompt_logprobs(self, choice: Choice) -> PromptLogprobsList | None:
         num_best = self._metadata.num_prompt_logprobs
         if num_best is None:
-            return UNSET
+            return None
         return spelled(self._tokenizer, choice.prompt, choice.prompt_logprobs, num_best)
 
     def chunk(self, choice: Choice) -> bytes:
@@ -136,7 +136,7 @@ class ChatResponseBuilder:
             logprobs=self._logprobs(output),
             finish_reason=finish_reason,
             stop_reason=output.stop_reason,
-            token_ids=output.token_ids if self._metadata.return_token_ids else UNSET,
+            token_ids=output.token_ids if self._metadata.return_token_ids else None,
         )
 
     def _delta(self, choice: Choice) -> ChatChunkChoice:

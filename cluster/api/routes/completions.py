@@ -87,7 +87,7 @@ class CompletionResponseBuilder:
         self._offsets: defaultdict[int, int] = defaultdict(int)  # characters, by choice
 
     def full_response(self, choices: Sequence[Choice], usage: Usage) -> Completion:
-        message = self._message([self._choice(choice) for choice in choices])
+        message = self._message([self._choice(choice, absent=None) for choice in choices])
         message.usage = usage
         return message
 
@@ -113,7 +113,7 @@ class CompletionResponseBuilder:
         delta = CompletionOutput(text, token_ids, (), None, None)
         return self._choice(Choice(index, (), delta, is_first=False))
 
-    def _choice(self, choice: Choice) -> CompletionChoice:
+    def _choice(self, choice: Choice, absent: None | UnsetType = UNSET) -> CompletionChoice:
         output, shows_ids = choice.output, self._metadata.return_token_ids
         return CompletionChoice(
             index=choice.index,
@@ -123,9 +123,9 @@ class CompletionResponseBuilder:
             logprobs=self._logprobs(choice) if self._shows_logprobs else None,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
-            token_ids=output.token_ids if shows_ids else UNSET,
-            prompt_token_ids=choice.prompt if shows_ids and choice.is_first else UNSET,
-            prompt_logprobs=self._prompt_logprobs(choice),
+            token_ids=output.token_ids if shows_ids else absent,
+            prompt_token_ids=choice.prompt if shows_ids and choice.is_first else absent,
+            prompt_logprobs=self._prompt_logprobs(choice, absent),
         )
 
     def _message(self, choices: list[CompletionChoice]) -> Completion:
@@ -133,10 +133,12 @@ class CompletionResponseBuilder:
         usage = None if metadata.include_usage else UNSET
         return Completion(metadata.id, metadata.created, metadata.model, choices, usage=usage)
 
-    def _prompt_logprobs(self, choice: Choice) -> PromptLogprobsList | UnsetType:
+    def _prompt_logprobs(
+        self, choice: Choice, absent: None | UnsetType
+    ) -> PromptLogprobsList | None | UnsetType:
         num_best = self._metadata.num_prompt_logprobs
         if num_best is None or not choice.is_first:
-            return UNSET
+            return absent
         return spelled(self._tokenizer, choice.prompt, choice.prompt_logprobs, num_best)
 
     def _logprobs(self, choice: Choice) -> CompletionLogprobs:

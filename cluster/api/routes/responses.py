@@ -134,7 +134,7 @@ def response_routes(router: Router, keys: KeyRing) -> APIRouter:
         stored = await find(router, principal, response_id)
         if not stored.record.settings.background:
             raise InvalidRequest(
-                "only responses in the background can be cancelled; others end with their client",
+                "Cannot cancel a synchronous response: it ends with its client",
                 "response_id",
             )
         if not stored.has_ended:
@@ -168,7 +168,7 @@ async def _create(http: HttpRequest, router: Router, call: Call, body: ResponseB
         template,
         tools,
         begins_in_thought=is_open,
-        shows_reasoning=True,
+        shows_reasoning=body.include_reasoning is not False,
     )
     if message_format is not None:
         call = await formed(router, call, template, tools, message_format, prompt.text)

@@ -105,7 +105,7 @@ def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
         await _check_model(router, body.model, principal)
         token_ids = await _tokens(router, body)
         texts = (
-            [router.tokenizer.token_text(token_id) for token_id in token_ids]
+            [router.tokenizer.raw_token(token_id) for token_id in token_ids]
             if body.return_token_strs
             else None
         )
@@ -121,7 +121,8 @@ def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
         body.refuse_extras(extras=extra_parameters_of(http))
         await _check_model(router, body.model, principal)
         check_token_ids(body.tokens, router.config, "tokens")
-        text = await asyncio.to_thread(router.tokenizer.decode, body.tokens, False)
+        skips = bool(body.skip_special_tokens)
+        text = await asyncio.to_thread(router.tokenizer.decode, body.tokens, skips)
         return json_response(Text(text))
 
     @routes.get("/tokenizer_info", openapi_extra=declared(INFO))

@@ -93,6 +93,12 @@ class AdapterEntry(msgspec.Struct):
     versions: list[VersionEntry]
 
 
+class LoadedAdapter(AdapterEntry, kw_only=True):
+    """The response of POST /v1/load_lora_adapter: the entry, and what vLLM answers with."""
+
+    message: str
+
+
 class AdapterList(msgspec.Struct):
     """The response of GET /v1/adapters; `last_id` is what the next page comes `after`."""
 

@@ -7,11 +7,12 @@ name; one that asks for nothing, as null does, is accepted. What fields mean tog
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from cluster.api.schemas.extras import STRICT, ExtraParameters
+from cluster.api.schemas.not_served import OTHERS_NEUTRAL, WHY_NOT
 from cluster.errors import InvalidRequest
 from cluster.request import PRIORITY_MAX, PRIORITY_MIN
 
@@ -19,6 +20,7 @@ SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
 MAX_LORA_ENTRIES = 8  # of one sum
 MAX_LORA_WEIGHT = 100
 MAX_BAD_WORDS = 256
+MAX_NAMED_TOKENS = 128  # whose log-probabilities are asked for
 MAX_DOCUMENTS = 1024
 MAX_TEMPLATE = 128 * 1024  # characters
 MAX_MESSAGES = 16384  # of one conversation
@@ -29,15 +31,17 @@ HARMLESS = frozenset(
         "metadata",
         "parallel_tool_calls",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
+        "session_id",
         "store",
         "user",
     }
 )
 
 # Parameters that other servers know, with the values beside null that ask for nothing.
-NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
+NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = OTHERS_NEUTRAL | {
     "added_tokens_config": ({},),
     "audio": (),
     "best_of": (1,),  # of chats; completions have it
@@ -69,15 +73,11 @@ NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
+    "truncation_side": ("left",),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "vllm_xargs": ({},),
     "web_search_options": (),
-}
-
-# Why some of them are refused, where the name does not say it.
-WHY_NOT = {
-    "use_beam_search": "tokens are drawn one after the other; for several answers use n or best_of",
 }
 
 
@@ -99,8 +99,9 @@ class Body(BaseModel):
                 continue
             if extras.ignores(where + name):
                 continue
-            known = "is not a known parameter" if neutral is None else "is not supported"
             why = f": {WHY_NOT[name]}" if name in WHY_NOT else ""
+            is_known = why or neutral is not None
+            known = "is not supported" if is_known else "is not a known parameter"
             raise InvalidRequest(
                 f"{where}{name[:100]} {known}{why}", where + name[:100], "unsupported_parameter"
             )
@@ -116,6 +117,7 @@ TopP = Annotated[float | None, Field(gt=0, le=1)]
 TopK = Annotated[int | None, Field(ge=-1, le=2**31)]  # -1 and 0: all tokens
 MinP = Annotated[float | None, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float | None, Field(gt=0, le=1000)]
+TruncationSide = Literal["left", "right"]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 
@@ -213,7 +215,12 @@ class TextBody(GenerationBody):
     """What those have in common that show tokens, and take a prompt as it is."""
 
     truncate_prompt_tokens: Annotated[int | None, Field(ge=-1)] = None
+    truncation_side: TruncationSide | None = None  # what is cut off: the left unless given
     return_tokens_as_token_ids: bool | None = None
+    # vLLM's: whose log-probabilities come in place of the likeliest ones'.
+    logprob_token_ids: Annotated[
+        list[int] | None, Field(max_length=MAX_NAMED_TOKENS, fail_fast=True)
+    ] = None
     prompt_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
 
 
@@ -289,4 +296,5 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
+    skip_special_tokens: bool | None = None  # SGLang's: False unless given
     tokens: Annotated[list[int], Field(fail_fast=True)]

@@ -119,7 +119,7 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
-    token_ids: tuple[int, ...] | UnsetType = UNSET
+    token_ids: tuple[int, ...] | None = None
 
 
 class ChatCompletion(msgspec.Struct):
@@ -131,8 +131,8 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobsList | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_logprobs: PromptLogprobsList | None = None
 
 
 class DeltaMessage(msgspec.Struct):
@@ -169,16 +169,19 @@ class ChatChunk(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """One answer of a completion, whole or what it grows by."""
+    """One answer of a completion, whole or what it grows by.
+
+    What was not asked for is null in a whole answer, as vLLM has it, and left out of a stream.
+    """
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
-    token_ids: tuple[int, ...] | UnsetType = UNSET
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobsList | UnsetType = UNSET
+    token_ids: tuple[int, ...] | None | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | None | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobsList | None | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):

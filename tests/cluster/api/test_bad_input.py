@@ -51,11 +51,12 @@ def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
         ({"stop": ""}, "stop", "1 to 1024 characters"),
         ({"stop": [1]}, "stop", "a string or a list of strings"),
         ({"stop": {"a": 1}}, "stop", "a string or a list of strings"),
-        ({"stop_token_ids": [10**6]}, "stop_token_ids", "token 1000000 is not in the vocabulary"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids", "token -1 is not in the vocabulary"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids", "token 1000000 is out of vocabulary"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "token -1 is out of vocabulary"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "'a' is not a token id"),
+        ({"logit_bias": {"a": 1, "3": 1, "b": 1}}, "logit_bias", "'a', 'b' are no token ids"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1", "less than or equal to 100"),
-        ({"logit_bias": {"99999": 1}}, "logit_bias", "not in the vocabulary"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "out of vocabulary"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
         ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
@@ -160,8 +161,8 @@ def test_a_bad_chat_parameter_is_refused_by_name(
         ([True], "must be a string"),
         ({"text": "a"}, "must be a string"),
         (None, "must be a string"),
-        ([5, 10**9], "token 1000000000 is not in the vocabulary"),
-        ([[5], [-1]], "token -1 is not in the vocabulary"),
+        ([5, 10**9], "token 1000000000 is out of vocabulary"),
+        ([[5], [-1]], "token -1 is out of vocabulary"),
         ([5] * 256, "context length is 256 tokens, but the prompt alone has 256"),
         ("a" * 100_000, "a prompt of 100000 characters cannot fit"),
     ],
@@ -217,6 +218,26 @@ def test_a_malformed_body_is_a_400(post: Callable[..., Any], body: bytes) -> Non
     status, error = post("/v1/chat/completions", content=body)
     assert status == 400
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_taken"),
+    [
+        ("application/x-www-form-urlencoded", False),
+        ("text/plain;charset=UTF-8", False),  # what a page of any site may send without asking
+        ("multipart/form-data; boundary=x", False),
+        ("application/json", True),
+        ("Application/JSON; charset=utf-8", True),
+        ("application/vnd.api+json", True),
+        ("", True),
+    ],
+)
+def test_a_body_that_says_to_be_no_json_is_not_read(
+    post: Callable[..., Any], kind: str, is_taken: bool
+) -> None:
+    body = json.dumps({"model": "nobody", "messages": HELLO})
+    status, error = post("/v1/chat/completions", content=body, headers={"Content-Type": kind})
+    assert (status, error["param"]) == ((404, "model") if is_taken else (400, "Content-Type"))
 
 
 def test_parameters_that_ask_for_nothing_are_accepted(serve: Callable[..., Any]) -> None:

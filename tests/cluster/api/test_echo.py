@@ -111,6 +111,8 @@ def test_a_prompt_keeps_its_last_tokens(serving: Serving) -> None:
     for wanted, left in ((3, ids[-3:]), (40, ids), (1000, ids)):
         post(serving, prompt=ids, truncate_prompt_tokens=wanted)
         assert list(serving.schedulers[0].submitted[-1].token_ids) == left
+    post(serving, prompt=ids, truncate_prompt_tokens=3, truncation_side="right")
+    assert list(serving.schedulers[0].submitted[-1].token_ids) == ids[:3]
 
 
 def test_a_prompt_is_cut_to_what_fits_with_its_answer(serving: Serving) -> None:

@@ -85,8 +85,8 @@ def test_other_calls_for_text_have_both(serving: Serving, path: str) -> None:
         ({"bad_words": ["a"] * 257}, "bad_words", "at most 256 items"),
         ({"bad_words": ["a" * 2000] * 3}, "bad_words", "over 4096 characters together"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "at least 1 item"),
-        ({"allowed_token_ids": [-1]}, "allowed_token_ids", "token -1 is not in the vocabulary"),
-        ({"allowed_token_ids": [10**9]}, "allowed_token_ids", "is not in the vocabulary"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids", "token -1 is out of vocabulary"),
+        ({"allowed_token_ids": [10**9]}, "allowed_token_ids", "is out of vocabulary"),
         ({"allowed_token_ids": [1] * 400}, "allowed_token_ids", "400 are more than the 3"),
         ({"allowed_token_ids": [True]}, "allowed_token_ids.0", "valid integer"),
         (

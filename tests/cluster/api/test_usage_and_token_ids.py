@@ -16,6 +16,8 @@ CALLS = [
     ("/v1/completions", {"prompt": "hello", "logprobs": 1}),
 ]
 
+PROMPT_FIELDS = ("prompt_token_ids", "prompt_logprobs")
+
 
 @pytest.fixture
 def serving(serve: Callable[..., Serving], saying: Callable[..., tuple[int, ...]]) -> Serving:
@@ -85,3 +87,17 @@ def test_log_probabilities_may_name_tokens_by_their_ids(
 def test_without_it_tokens_are_named_by_their_texts(serving: Serving) -> None:
     reply = post(serving, "/v1/completions", **CALLS[1][1], return_tokens_as_token_ids=False)
     assert "".join(reply.json()["choices"][0]["logprobs"]["tokens"]).startswith("fox jumps")
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_what_was_not_asked_for_is_null_in_a_whole_answer_and_missing_from_a_stream(
+    serving: Serving, path: str, body: dict[str, Any]
+) -> None:
+    of_choice = {"token_ids"} if "chat" in path else {"token_ids", *PROMPT_FIELDS}
+    of_answer = set(PROMPT_FIELDS) if "chat" in path else set()
+    whole = post(serving, path, **body).json()
+    assert {name: whole[name] for name in of_answer} == dict.fromkeys(of_answer)
+    assert {name: whole["choices"][0][name] for name in of_choice} == dict.fromkeys(of_choice)
+    for event in events(serving, path, body):
+        assert not of_answer & set(event)
+        assert not of_choice & set(event["choices"][0])

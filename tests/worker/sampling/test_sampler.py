@@ -310,3 +310,20 @@ def test_truncation_that_keeps_the_drawn_token_does_not_change_it() -> None:
 
 def test_no_rows_give_no_tokens() -> None:
     assert sample(torch.empty(0, 8), []) == ([], [])
+
+
+def test_named_tokens_come_in_place_of_the_best_behind_the_one_that_was_sampled() -> None:
+    logits = torch.stack([LOGITS, LOGITS.flip(0), LOGITS, LOGITS])
+    asked = [
+        SamplingParams(temperature=0, num_logprobs=0, logprob_token_ids=(5, 2)),
+        SamplingParams(temperature=0, num_logprobs=1),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0, num_logprobs=0, logprob_token_ids=(0, 7)),
+    ]
+    tokens, _ = sample(logits, [request(params, seq_id) for seq_id, params in enumerate(asked)])
+    expected = torch.log_softmax(LOGITS, 0).tolist()
+    assert [token.token_id for token in tokens] == [0, 7, 0, 0]
+    assert tokens[0].top_logprobs == tuple((one, expected[one]) for one in (0, 5, 2))
+    assert tokens[1].top_logprobs == ((7, torch.log_softmax(LOGITS.flip(0), 0)[7].item()),)
+    assert tokens[2].top_logprobs == ()
+    assert tokens[3].top_logprobs == ((0, expected[0]), (7, expected[7]))

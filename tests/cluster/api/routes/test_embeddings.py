@@ -85,7 +85,8 @@ def test_texts_and_token_ids_are_prompts_of_one_call_in_order(
     ]
     reply = post(serving, input=["hello", "hello"]).json()
     assert reply["object"] == "list" and reply["model"] == "tiny"
-    assert reply["usage"] == {"prompt_tokens": 2 * len(hello), "total_tokens": 2 * len(hello)}
+    count = 2 * len(hello)
+    assert (reply["usage"]["prompt_tokens"], reply["usage"]["total_tokens"]) == (count, count)
 
 
 def test_the_openai_client_reads_vectors_as_numbers_and_as_base64(make: Serve) -> None:
@@ -159,13 +160,18 @@ def test_vectors_are_cut_where_the_model_was_made_for_it_and_normalised_behind_t
         ({"input": []}, "input", "1 to 2048"),
         ({"input": {}}, "input", "must be a string"),
         ({"input": [[1], "a", 2]}, "input", "must be a string"),
-        ({"input": [400]}, "input", "not in the vocabulary"),
+        ({"input": [400]}, "input", "out of vocabulary"),
         ({"input": [1] * 256}, "prompt", "context length is 256"),
         ({"input": "a", "dimensions": 2}, "dimensions", "is_matryoshka"),
         ({"input": "a", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
-        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "'float' or 'base64'"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "'float', 'base64'"),
+        ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "numbers in JSON"),
+        ({"input": ["a"] * 33, "encoding_format": "bytes"}, "encoding_format", "at most 32"),
+        ({"input": "a", "padding": "max_length"}, "padding", "not supported"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "input", "leaves nothing"),
-        ({"input": "a", "messages": [{"role": "user"}]}, "messages", "not supported"),
+        ({"input": "a", "truncate_prompt_tokens": 256}, "truncate_prompt_tokens", "over 255"),
+        ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "input", "either it or"),
+        ({}, "input", "either it or"),
         ({"input": "a", "colour": 1}, "colour", "not a known parameter"),
     ],
 )
@@ -185,6 +191,43 @@ def test_inputs_that_are_too_long_can_be_cut_from_the_front(make: Serve) -> None
     assert cut == [[255.0, 45.0, 299.0]]
     cut = vectors(post(serving, input=[long], truncate_prompt_tokens=2, normalize=False))
     assert cut == [[2.0, 298.0, 299.0]]
+    right = {"truncate_prompt_tokens": 2, "truncation_side": "right"}
+    assert vectors(post(serving, input=[long], normalize=False, **right)) == [[2.0, 0.0, 1.0]]
+
+
+def test_a_conversation_is_embedded_as_its_template_renders_it(
+    make: Serve, tokenizer: Tokenizer
+) -> None:
+    serving = make()
+    talk = [{"role": "user", "content": "hello"}]
+    for opens in (False, True):
+        body = {"messages": talk, "add_generation_prompt": opens, "normalize": False}
+        text = "<|im_start|>user\nhello<|im_end|>\n" + "<|im_start|>assistant\n" * opens
+        tokens = tokenizer.encode(text, False)
+        assert vectors(post(serving, **body)) == [[float(len(tokens)), tokens[0], tokens[-1]]]
+        assert post(serving, **body).json()["usage"] == {
+            "prompt_tokens": len(tokens),
+            "total_tokens": len(tokens),
+            "completion_tokens": 0,
+        }
+
+
+def test_plain_bytes_hold_the_same_numbers_and_a_header_says_what_is_where(make: Serve) -> None:
+    serving = make()
+    body = {"input": [[5, 6], [7, 8, 9]], "embed_dtype": "float16", "endianness": "big"}
+    reply = post(serving, encoding_format="bytes", **body)
+    assert reply.headers["content-type"] == "application/octet-stream"
+    metadata = json.loads(reply.headers["metadata"])
+    assert (metadata["model"], metadata["usage"]["prompt_tokens"]) == ("tiny", 5)
+    for number, item in enumerate(metadata["data"]):
+        assert (item["index"], item["shape"], item["embed_dtype"]) == (number, [3], "float16")
+        found = struct.unpack(">3e", reply.content[item["start"] : item["end"]])
+        expected = vectors(post(serving, input=body["input"]))[number]
+        assert found == pytest.approx(expected, rel=1e-3)
+    bare = post(serving, encoding_format="bytes_only", **body)
+    assert (bare.content, "metadata" in bare.headers) == (reply.content, False)
+    (coded, _) = vectors(post(serving, encoding_format="base64", **body))
+    assert base64.b64decode(coded) == reply.content[:6]
 
 
 def test_an_error_of_the_scheduler_is_the_answer_and_leaves_nothing_running(make: Serve) -> None:

@@ -119,9 +119,16 @@ def test_tokenize_and_detokenize_are_inverse(serve: Callable[..., Any]) -> None:
         f"{serving.url}/tokenize", json={"prompt": text, "return_token_strs": True}
     ).json()
     assert reply["count"] == len(reply["tokens"]) == len(reply["token_strs"])
+    spelled = serving.router.tokenizer.raw_token
+    assert reply["token_strs"] == [spelled(token_id) for token_id in reply["tokens"]]
+    assert "\N{DECIDUOUS TREE}" not in reply["token_strs"], "its bytes, as the vocabulary has them"
     assert reply["max_model_len"] == 256
     back = httpx.post(f"{serving.url}/detokenize", json={"tokens": reply["tokens"]})
     assert back.json() == {"prompt": text}
+    special = reply["tokens"] + [2]
+    for skips, text_then in ((False, text + serving.router.tokenizer.token_text(2)), (True, text)):
+        body = {"tokens": special, "skip_special_tokens": skips}
+        assert httpx.post(f"{serving.url}/detokenize", json=body).json() == {"prompt": text_then}
     talk = httpx.post(f"{serving.url}/tokenize", json={"messages": HELLO}).json()
     serving.client().chat.completions.create(model="tiny", messages=HELLO, max_tokens=1)
     assert tuple(talk["tokens"]) == serving.schedulers[0].submitted[0].token_ids

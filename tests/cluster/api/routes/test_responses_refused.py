@@ -103,7 +103,7 @@ def message(content: Any, **more: Any) -> dict[str, Any]:
         ({"metadata": {"a": "b" * 513}}, "metadata.a", "at most 512"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "at most 16"),
         ({"truncation": "some"}, "truncation", "'auto' or 'disabled'"),
-        ({"background": True, "store": False}, "background", "needs store=true"),
+        ({"background": True, "store": False}, "background", "when `store` is true"),
         ({"background": "yes"}, "background", "valid boolean"),
         ({"previous_response_id": 7}, "previous_response_id", "valid string"),
         ({"previous_response_id": "x" * 100_000}, "previous_response_id", "not found"),

@@ -106,6 +106,15 @@ def test_thoughts_may_go_before(start: Any) -> None:
     assert allows(serving, ONE)
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_calls_that_must_be_made_are_json_already(start: Any, choice: Any) -> None:
+    serving = start("hermes")
+    ask(serving, tools=TOOLS, tool_choice=choice)
+    expected = grammar_of(serving)
+    ask(serving, tools=TOOLS, tool_choice=choice, response_format={"type": "json_object"})
+    assert grammar_of(serving) == expected != ""
+
+
 def test_a_form_begins_behind_the_thoughts_that_the_prompt_opens(start: Any) -> None:
     serving = start("opened")
     ask(serving, response_format={"type": "json_object"})

@@ -63,6 +63,23 @@ def test_an_output_has_thoughts_a_message_and_calls(start: Start) -> None:
     assert [tool.name for tool in reply.tools] == ["get_weather", "now"]
 
 
+def test_thoughts_may_be_left_out_and_the_template_is_told_what_a_caller_says(start: Start) -> None:
+    serving = start("thinking", TEXT)
+    reply = post(serving, tools=TOOLS, include_reasoning=False).json()
+    assert [item["type"] for item in reply["output"]] == ["message", *["function_call"] * 2]
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    for told in ({"enable_thinking": False}, {"enable_thinking": True}):
+        post(serving, chat_template_kwargs=told)
+        body = chat | {"chat_template_kwargs": told}
+        httpx.post(f"{serving.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+        here, there = (request.token_ids for request in serving.schedulers[0].submitted[-2:])
+        assert here == there
+    first, second = (serving.schedulers[0].submitted[number].token_ids for number in (-1, -3))
+    assert first != second
+    reply = post(serving, chat_template_kwargs={"a": [0] * 20_000})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
 def test_a_stream_tells_each_item_from_its_beginning_to_its_end(start: Start) -> None:
     events = events_of(start("thinking", TEXT), tools=TOOLS)
     final = events[-1]["response"]
