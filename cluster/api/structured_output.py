@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llguidance import LLMatcher, StructTag
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark, is_lark_syntax
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from pydantic import JsonValue
 
 from cluster.api.schemas.requests import GenerationBody
@@ -18,6 +18,7 @@ from cluster.errors import InvalidRequest
 from cluster.router.parser.json_schemas import ESCAPES, followed
 
 MAX_TEXT = 128 * 1024  # characters of a schema, a regex or a grammar
+_LARK_BEGINS = re.compile(r"\s*(%llguidance\b|start\s*:)").match
 MAX_GBNF = 16 * 1024  # characters of a grammar in GBNF, which is taken apart beside the streams
 MAX_CHOICES = 4096
 MAX_TAGS = 128
@@ -154,10 +155,13 @@ def _choice(value: list[str], param: str) -> str:
 def _grammar(value: str, param: str) -> str:
     """Return a grammar in Lark's syntax from one in that or in GBNF's."""
     _check_length(value)
-    if len(value) > MAX_GBNF and not is_lark_syntax(value):
+    # As llguidance tells them apart, which takes minutes for empty lines.
+    if any(_LARK_BEGINS(line) for line in value.splitlines()):
+        return value
+    if len(value) > MAX_GBNF:
         raise ValueError(f"{len(value)} characters of GBNF are over the limit of {MAX_GBNF}")
     try:
-        return any_to_lark(value)
+        return gbnf_to_lark(value)
     except Exception as error:
         if type(error) is not Exception:
             raise

@@ -13,6 +13,7 @@ from cluster.router.parser.patterns import pattern_of
 
 # `u` is missing: a key that is not to come again could be spelled with it in another way.
 ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
+MAX_PARTS = 10_000  # objects and lists in a schema
 MAX_PATTERN_PROPERTIES = 64  # of one object: each is compared with each
 _DIALECTS = frozenset(
     f"{scheme}://json-schema.org/{draft}"
@@ -48,9 +49,17 @@ def followed(schema: Any) -> Any:
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise ValueError("x-guidance: how a schema is followed is not for the schema to say")
     try:
+        if _num_parts(schema) > MAX_PARTS:
+            raise ValueError(f"a schema may have {MAX_PARTS} objects and lists")
         return {} if schema is True else _followed(schema)
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
+
+
+def _num_parts(part: Any) -> int:
+    if isinstance(part, dict):
+        return 1 + sum(map(_num_parts, part.values()))
+    return 1 + sum(map(_num_parts, part)) if isinstance(part, list) else 0
 
 
 def _followed(part: Any) -> Any:

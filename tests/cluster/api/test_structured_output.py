@@ -86,6 +86,7 @@ def ask(serving: Any, **body: Any) -> httpx.Response:
         ({"guided_regex": "[0-9]+"}, "12", "a"),
         ({"guided_choice": ["a", "b"]}, "b", "c"),
         ({"guided_grammar": 'start: "x"+'}, "xxx", "y"),
+        ({"guided_grammar": '\n  start :"x"+'}, "xxx", "y"),
         ({"json_schema": json.dumps(SCHEMA)}, JSON, NO_JSON),
         ({"regex": "x|y"}, "y", "z"),
         ({"ebnf": 'root ::= "x"'}, "x", "y"),
@@ -150,6 +151,7 @@ def deep(levels: int) -> dict[str, Any]:
         ({"guided_grammar": "root ::= ("}, "guided_grammar", ""),
         ({"guided_grammar": "root ::= " + "(" * 10_000}, "guided_grammar", ""),
         ({"guided_grammar": "root ::= " + '"a" ' * 20_000}, "guided_grammar", "of GBNF are over"),
+        ({"guided_grammar": "\n" * 120_000 + "x"}, "guided_grammar", "of GBNF are over"),
         ({"structured_outputs": {"yaml": "x"}}, "structured_outputs.yaml", "not permitted"),
         ({"structured_outputs": {"structural_tag": "[]"}}, "structured_outputs.structural_tag", ""),
         (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from cluster.router.parser.json_schemas import ESCAPES, MAX_PATTERN_PROPERTIES, followed
+from cluster.router.parser.json_schemas import ESCAPES, MAX_PARTS, MAX_PATTERN_PROPERTIES, followed
 
 BYTES = LLTokenizer("byte")
 BIG = 2**53
@@ -80,6 +80,7 @@ def test_a_schema_is_followed_to_the_letter(schema: Any, fine: str, wrong: str) 
         ({"const": float("inf")}, "no number"),
         ({"enum": ["a", "b\x01"]}, "cannot be said"),
         ({"const": {"\x7f": 1}}, "cannot be said"),
+        ({"anyOf": [{"const": []}] * MAX_PARTS}, "10000 objects and lists"),
         ({"pattern": "[a-z--b]"}, "cannot be followed"),
         ({"patternProperties": {"[]a]": True}}, "empty class"),
         (
