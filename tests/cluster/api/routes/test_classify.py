@@ -56,7 +56,7 @@ def test_a_models_head_gives_each_prompt_a_label_and_the_chances_of_all(serve: S
     reply = post(serving, input=[5, 6, 4], use_activation=False).json()
     assert reply["data"][0]["probs"] == [3.0, 5.0, 4.0]
     assert reply["object"] == "list" and reply["model"] == "tiny"
-    assert reply["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    assert (reply["usage"]["prompt_tokens"], reply["usage"]["total_tokens"]) == (3, 3)
 
 
 @pytest.mark.parametrize(
