@@ -177,6 +177,7 @@ def _structural_tag(value: JsonValue, param: str) -> str:
         raise ValueError("a structural tag is an object with `structures` and `triggers`")
     if not 1 <= len(structures) <= MAX_TAGS or len(triggers) > MAX_TAGS:
         raise ValueError(f"1 to {MAX_TAGS} structures, not {len(structures)}")
+    _check_length(json.dumps(loaded))
     return str(StructTag.to_grammar([_tag(one, triggers) for one in structures]))
 
 
@@ -188,7 +189,6 @@ def _tag(structure: Any, triggers: list[Any]) -> StructTag:
     fitting = [one for one in triggers if isinstance(one, str) and one and begin.startswith(one)]
     if not fitting:
         raise ValueError(f"no trigger is the beginning of {begin[:60]!r}")
-    _check_length(json.dumps(schema) + begin + end)
     grammar = {**followed(schema), "x-guidance": _JSON_OPTIONS}
     return StructTag(trigger=fitting[0], begin=begin, grammar=grammar, end=end)
 

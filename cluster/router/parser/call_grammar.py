@@ -19,6 +19,7 @@ from cluster.router.parser.json_calls import (
 from cluster.router.parser.json_schemas import ESCAPES, followed
 from cluster.router.parser.thoughts import CLOSE, OPEN
 from cluster.router.parser.xml_grammar import text_rules, xml_call
+from worker.grammar import MAX_GRAMMAR_BYTES
 
 # As models have learned it from Python's json.dumps; without other white space, which a model
 # could go on with for ever.
@@ -134,6 +135,9 @@ def _unit_rules(
     syntax: CallSyntax, functions: Mapping[str, dict[str, Any]], is_parallel: bool
 ) -> list[str]:
     """Return the rules of what is behind an opening: a call, or a list of them."""
+    size = len(json.dumps(dict(functions)))
+    if size > MAX_GRAMMAR_BYTES:
+        raise ValueError(f"{size} characters of schemas are over the limit of {MAX_GRAMMAR_BYTES}")
     is_xml = syntax.family == "qwen3_xml"
     names = [f"call_{number}" for number in range(len(functions))]
     rules = [f"call: {' | '.join(names)}"]

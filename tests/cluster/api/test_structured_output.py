@@ -26,6 +26,7 @@ TAG = {
     "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
     "triggers": ["<f"],
 }
+LONG_TAG = {"begin": "<f>", "schema": {"title": "x" * 60_000}, "end": "</f>"}
 JSON, NO_JSON = '{"name":"x"}', '{"name":1}'
 
 
@@ -158,6 +159,11 @@ def deep(levels: int) -> dict[str, Any]:
             {"response_format": TAG | {"type": "structural_tag", "triggers": ["<g"]}},
             "response_format",
             "no trigger is the beginning of '<f>'",
+        ),
+        (
+            {"response_format": TAG | {"type": "structural_tag", "structures": [LONG_TAG] * 3}},
+            "response_format",
+            "over the limit",
         ),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "one form only"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ends when its form does"),

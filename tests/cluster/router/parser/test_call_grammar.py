@@ -223,3 +223,10 @@ def test_schemas_that_cannot_be_followed_between_tags_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         required_calls(CallSyntax("qwen3_xml", "none", {}), {"f": schema}, is_parallel=True)
+
+
+def test_schemas_beyond_what_a_grammar_may_hold_are_not_looked_at() -> None:
+    functions = {f"f{n}": {"properties": {"a": {"title": "x" * 10_000}}} for n in range(30)}
+    for make in (required_calls, possible_calls):
+        with pytest.raises(ValueError, match="characters of schemas are over the limit"):
+            make(CallSyntax("hermes", "none", {}), functions, is_parallel=True)
