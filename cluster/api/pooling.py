@@ -12,8 +12,11 @@ import numpy.typing as npt
 from starlette.requests import Request as HttpRequest
 
 from cluster.api.http import arrival_of, request_id_of
+from cluster.api.prompts.conversation import conversation_tokens
+from cluster.api.prompts.texts import cut, prompt_tokens, prompts
 from cluster.api.request_builder import max_tokens_of
-from cluster.api.schemas.pooling import PoolingBody
+from cluster.api.schemas.pooling import PoolingBody, PromptBody
+from cluster.api.schemas.requests import ConversationBody
 from cluster.errors import InvalidRequest
 from cluster.request import Request
 from cluster.router.model_resolver import Principal, ResolvedModel
@@ -23,7 +26,6 @@ from worker.classifier_config import Activation, ClassifierConfig
 from worker.protocol import Pooling, SamplingParams
 
 MAX_INPUTS = 2048  # OpenAI's, of embeddings
-MAX_VALUES = 2**20  # of a body: token ids, nearly all of them
 WAVE = 64  # prompts of one call that the schedulers have at once
 _NO_TEXT = TextOptions((), include_stop=False, skip_special_tokens=True, min_tokens=0)
 
@@ -51,6 +53,29 @@ async def pooling_call(
     return PoolingCall(principal, body, request_id, arrival_of(http), model)
 
 
+async def prompts_of(router: Router, body: PromptBody) -> list[tuple[int, ...]]:
+    """Return the tokens of all prompts of a body, each cut to what is asked for.
+
+    Raises:
+        InvalidRequest: unless it has prompts, or a conversation, that fit.
+    """
+    if (body.input is None) == (body.messages is None):
+        raise InvalidRequest("input: either it or messages must be given", "input")
+    if body.messages is None:
+        given = prompts(body.input, router.config, "input", MAX_INPUTS)
+        tokenized = await prompt_tokens(router, given, body.add_special_tokens is not False)
+        return cut_to_fit(router, body, tokenized)
+    conversation = ConversationBody(
+        messages=body.messages,
+        add_generation_prompt=bool(body.add_generation_prompt),
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template=body.chat_template,
+    )
+    token_ids = await conversation_tokens(router, conversation, bool(body.add_special_tokens))
+    return cut_to_fit(router, body, [token_ids])
+
+
 def cut_to_fit(
     router: Router, body: PoolingBody, tokenized: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
@@ -63,8 +88,15 @@ def cut_to_fit(
     if limit is not None:
         if limit == 0:
             raise InvalidRequest("truncate_prompt_tokens: 0 leaves nothing", "input")
-        limit = router.config.context_length - 1 if limit < 0 else limit
-        tokenized = [token_ids[-limit:] for token_ids in tokenized]
+        longest = router.config.context_length - 1
+        if limit > longest:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens: {limit} is over {longest}, the longest prompt that fits "
+                "the context; -1 is what fits",
+                "truncate_prompt_tokens",
+            )
+        limit = longest if limit < 0 else limit
+        tokenized = [cut(token_ids, limit, body.truncation_side) for token_ids in tokenized]
     for token_ids in tokenized:
         max_tokens_of(len(token_ids), 1, None, router.config)
     return list(tokenized)

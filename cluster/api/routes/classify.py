@@ -9,24 +9,24 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.http import extra_parameters_of, json_response, read_body, unless_disconnected
+from cluster.api.http import (
+    MAX_VALUES_OF_TOKENS,
+    extra_parameters_of,
+    json_response,
+    read_body,
+    unless_disconnected,
+)
 from cluster.api.openapi.operation import GENERATION, Operation, declared
 from cluster.api.pooling import (
-    MAX_INPUTS,
-    MAX_VALUES,
     Logits,
     PoolingCall,
     activated,
     class_logits,
     classifier_of,
-    cut_to_fit,
     pooling_call,
+    prompts_of,
 )
-from cluster.api.prompts.conversation import conversation_tokens
-from cluster.api.prompts.texts import prompt_tokens, prompts
-from cluster.api.schemas.embeddings import EmbeddingUsage
-from cluster.api.schemas.pooling import Classification, Classifications, ClassifyBody
-from cluster.api.schemas.requests import ConversationBody
+from cluster.api.schemas.pooling import Classification, Classifications, ClassifyBody, PoolingUsage
 from cluster.errors import InvalidRequest
 from cluster.router.model_resolver import Principal
 from cluster.router.router import Router
@@ -49,7 +49,9 @@ def classify_routes(router: Router, keys: KeyRing) -> APIRouter:
 
     async def classify(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
-        body = await read_body(http, ClassifyBody, router.config.max_body_bytes, MAX_VALUES)
+        body = await read_body(
+            http, ClassifyBody, router.config.max_body_bytes, MAX_VALUES_OF_TOKENS
+        )
         body.refuse_extras(extras=extra_parameters_of(http))
         return await unless_disconnected(http, _create(http, router, principal, body))
 
@@ -69,27 +71,11 @@ async def _create(
             "the adapter brings a score",
             "model",
         )
-    tokenized = cut_to_fit(router, body, await _tokens(router, body))
+    tokenized = await prompts_of(router, body)
     logits = await class_logits(router, call, tokenized)
     num_tokens = sum(map(len, tokenized))
     # A million numbers as text take a second, which the streams have not.
     return await asyncio.to_thread(_response, call, classifier, logits, num_tokens)
-
-
-async def _tokens(router: Router, body: ClassifyBody) -> list[tuple[int, ...]]:
-    if (body.input is None) == (body.messages is None):
-        raise InvalidRequest("input: either it or messages must be given", "input")
-    if body.messages is None:
-        given = prompts(body.input, router.config, "input", MAX_INPUTS)
-        return await prompt_tokens(router, given, body.add_special_tokens is not False)
-    conversation = ConversationBody(
-        messages=body.messages,
-        add_generation_prompt=bool(body.add_generation_prompt),
-        continue_final_message=body.continue_final_message,
-        chat_template_kwargs=body.chat_template_kwargs,
-        chat_template=body.chat_template,
-    )
-    return [await conversation_tokens(router, conversation, bool(body.add_special_tokens))]
 
 
 def _response(
@@ -111,6 +97,6 @@ def _response(
             created=int(time.time()),
             model=call.body.model,
             data=data,
-            usage=EmbeddingUsage(num_tokens, num_tokens),
+            usage=PoolingUsage(num_tokens, num_tokens),
         )
     )

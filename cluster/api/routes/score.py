@@ -20,7 +20,6 @@ from cluster.api.http import extra_parameters_of, json_response, read_body, unle
 from cluster.api.openapi.operation import GENERATION, Operation, declared
 from cluster.api.pooling import (
     MAX_INPUTS,
-    MAX_VALUES,
     PoolingCall,
     activated,
     class_logits,
@@ -29,9 +28,9 @@ from cluster.api.pooling import (
     pooled,
     pooling_call,
 )
-from cluster.api.schemas.embeddings import EmbeddingUsage
 from cluster.api.schemas.pooling import (
     PoolingBody,
+    PoolingUsage,
     RankedDocument,
     RankedResult,
     Ranking,
@@ -87,7 +86,7 @@ def score_routes(router: Router, keys: KeyRing) -> APIRouter:
 
     async def score(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
-        body = await read_body(http, ScoreBody, max_bytes, MAX_VALUES)
+        body = await read_body(http, ScoreBody, max_bytes)
         body.refuse_extras(extras=extra_parameters_of(http))
         first, second = _pairs(body)
 
@@ -99,7 +98,7 @@ def score_routes(router: Router, keys: KeyRing) -> APIRouter:
 
     async def rerank(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
-        body = await read_body(http, RerankBody, max_bytes, MAX_VALUES)
+        body = await read_body(http, RerankBody, max_bytes)
         body.refuse_extras(extras=extra_parameters_of(http))
         query, documents = _texts(body.query, "query"), _documents(body.documents)
 
@@ -258,7 +257,7 @@ def _score_response(call: PoolingCall, scored: ScoredPairs) -> Response:
             created=int(time.time()),
             model=call.body.model,
             data=[Score(index=index, score=score) for index, score in enumerate(scored.scores)],
-            usage=EmbeddingUsage(scored.num_tokens, scored.num_tokens),
+            usage=PoolingUsage(scored.num_tokens, scored.num_tokens),
         )
     )
 
@@ -276,7 +275,7 @@ def _rerank_response(
         )
         for index in order[: body.top_n or None]
     ]
-    usage = EmbeddingUsage(scored.num_tokens, scored.num_tokens)
+    usage = PoolingUsage(scored.num_tokens, scored.num_tokens)
     return json_response(
         Ranking(id=f"rerank-{call.request_id}", model=body.model, usage=usage, results=results)
     )

@@ -1,4 +1,7 @@
-"""The bodies and the responses of the routes that classify, score and rerank."""
+"""What bodies have in common whose prompts are pooled; and those that classify, score and rerank.
+
+With their responses.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -6,7 +9,6 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from pydantic import Field, JsonValue
 
-from cluster.api.schemas.embeddings import EmbeddingUsage
 from cluster.api.schemas.requests import (
     MAX_LORA_ENTRIES,
     MAX_TEMPLATE,
@@ -15,6 +17,7 @@ from cluster.api.schemas.requests import (
     LoraEntry,
     Messages,
     RequestId,
+    TruncationSide,
 )
 from cluster.request import PRIORITY_MAX, PRIORITY_MIN
 
@@ -23,24 +26,24 @@ class PoolingBody(Body):
     """What bodies have in common whose prompts are pooled."""
 
     neutral_values: ClassVar[Mapping[str, tuple[JsonValue, ...]]] = NEUTRAL_VALUES | {
-        "max_tokens_per_doc": (0,),  # vLLM's, as the next three
+        "max_tokens_per_doc": (0,),  # vLLM's, as the next two
         "max_tokens_per_query": (0,),
         "padding": ("do_not_pad",),
-        "truncation_side": ("left",),
     }
 
     model: Annotated[str, Field(min_length=1)]
     lora: Annotated[list[LoraEntry] | None, Field(min_length=1, max_length=MAX_LORA_ENTRIES)] = None
-    use_activation: bool | None = None  # False: logits as they are
+    use_activation: bool | None = None  # False: numbers as the ranks send them
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int | None, Field(ge=-1)] = None
+    truncation_side: TruncationSide | None = None  # what is cut off: the left unless given
     cache_salt: Annotated[str | None, Field(min_length=1, max_length=1024)] = None
     priority: Annotated[int | None, Field(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = None
     request_id: RequestId | None = None
 
 
-class ClassifyBody(PoolingBody):
-    """POST /v1/classify: texts or lists of token ids, or one conversation."""
+class PromptBody(PoolingBody):
+    """What those have in common whose prompts are texts, lists of token ids, or a conversation."""
 
     input: JsonValue = None
     messages: Messages | None = None
@@ -48,6 +51,10 @@ class ClassifyBody(PoolingBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Annotated[str | None, Field(min_length=1, max_length=MAX_TEMPLATE)] = None
+
+
+class ClassifyBody(PromptBody):
+    """POST /v1/classify."""
 
 
 class ScoreBody(PoolingBody):
@@ -71,6 +78,14 @@ class RerankBody(PoolingBody):
     return_documents: bool | None = None  # Jina's; true unless given
 
 
+class PoolingUsage(msgspec.Struct):
+    """Tokens of all prompts."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0  # vLLM's
+
+
 class Classification(msgspec.Struct, kw_only=True):
     """The classes of one prompt."""
 
@@ -88,7 +103,7 @@ class Classifications(msgspec.Struct, kw_only=True):
     created: int
     model: str
     data: list[Classification]
-    usage: EmbeddingUsage
+    usage: PoolingUsage
 
 
 class Score(msgspec.Struct, kw_only=True):
@@ -107,7 +122,7 @@ class Scores(msgspec.Struct, kw_only=True):
     created: int
     model: str
     data: list[Score]
-    usage: EmbeddingUsage
+    usage: PoolingUsage
 
 
 class RankedDocument(msgspec.Struct):
@@ -129,5 +144,5 @@ class Ranking(msgspec.Struct, kw_only=True):
 
     id: str
     model: str
-    usage: EmbeddingUsage
+    usage: PoolingUsage
     results: list[RankedResult]

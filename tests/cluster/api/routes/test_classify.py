@@ -131,6 +131,14 @@ def test_a_prompt_is_read_up_to_its_last_token_that_is_no_padding(serve: Serve) 
     assert reply.json()["usage"]["prompt_tokens"] == 10
 
 
+def test_prompts_are_cut_on_the_side_that_is_asked_for(serve: Serve) -> None:
+    fake = FakeScheduler()
+    serving = serve(fake, classifier=HEAD)
+    for side in ("left", "right"):
+        data(post(serving, input=[5, 6, 7], truncate_prompt_tokens=2, truncation_side=side))
+    assert [one.token_ids for one in fake.submitted] == [(6, 7), (5, 6)]
+
+
 @pytest.mark.parametrize(
     ("body", "param", "reason"),
     [
@@ -141,7 +149,7 @@ def test_a_prompt_is_read_up_to_its_last_token_that_is_no_padding(serve: Serve) 
         ({"input": [1] * 256}, "prompt", "context length is 256"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "input", "leaves nothing"),
         ({"input": "a", "dimensions": 3}, "dimensions", "not a known parameter"),
-        ({"input": "a", "truncation_side": "right"}, "truncation_side", "is not supported"),
+        ({"input": "a", "padding": "max_length"}, "padding", "is not supported"),
     ],
 )
 def test_mistakes_are_refused_with_the_parameter(
