@@ -44,8 +44,9 @@ async def formed(
         ),
     )
     if message_format.reasoning:
-        thoughts = "begun" if message_format.begins_in_thought else "possible"
-        options = replace(options, thoughts=thoughts)
+        options = replace(
+            options, thoughts="begun" if message_format.begins_in_thought else "possible"
+        )
     return replace(call, text_options=options)
 
 

@@ -42,10 +42,10 @@ class ScoredTargets:
 
     def read(self) -> tuple[tuple[PromptLogprobs, ...], frozenset[int]]:
         """Wait for them; return them by sequence, and the sequences that have one that is NaN."""
-        columns = (one.tolist() for one in self.readback.read())
+        chosen, best_ids, best, ranks = (one.tolist() for one in self.readback.read())
         by_sequence: dict[int, list[TokenLogprobs]] = {}
         failed: set[int] = set()
-        rows = zip(self.targets, *columns, strict=True)
+        rows = zip(self.targets, chosen, best_ids, best, ranks, strict=True)
         for target, logprob, ids, values, rank in rows:
             top = list(zip(ids, values, strict=True))[: target.num_best]
             of_target = logprob, tuple((i, value) for i, value in top if value != -torch.inf), rank
