@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.bench.structured.instances import let_through
 from tests.bench.structured.schemas import Case, _distinct, _spread, _with_types
 from tests.bench.structured.validity import (
     Ask,
@@ -73,3 +74,10 @@ def test_the_table_counts_each_kind_and_names_what_is_wrong() -> None:
     assert "| suite, as response_format | 1 | 1 | 0 | 1 | 0 |" in shown
     assert '| Unimplemented keys: ["not"] | 1 |' in shown
     assert "invalid: case 0 (base, 1): so wrong" in shown
+
+
+def test_a_value_that_is_let_through_is_seen() -> None:
+    refused = Case("not followed", {"not": {}}, wrong=(1, 2))
+    fine = Case("followed", {"type": "string"}, wrong=(1, None))
+    slips = Case("says less than the suite means", {"type": "string"}, wrong=("a", 1))
+    assert let_through([refused, fine, slips]) == (4, ['says less than the suite means: "a"'])

@@ -13,6 +13,7 @@ import typer
 from deploy.demo.model import demo_model
 from tests.bench.adapters.server import BASE, BenchServer
 from tests.bench.structured.cost import Speeds, measure
+from tests.bench.structured.instances import let_through
 from tests.bench.structured.schemas import suite_cases, tool_cases
 from tests.bench.structured.validity import asks_of, outcomes, table
 from tests.end_to_end.server import adapter_dirs
@@ -63,6 +64,8 @@ def main(
 ) -> None:
     """Ask for many forms, look at all answers, and measure."""
     cases = [*suite_cases(suite), *tool_cases(tools)]
+    num_tried, slips = let_through(suite_cases(1_000_000))
+    print(f"{num_tried} values that the suite calls invalid, let through: {slips or 'none'}")
     with _server(url, tp) as address:
         before = _counts(address)
         asks = asks_of(cases, BASE, list(adapter_dirs()))
@@ -73,7 +76,9 @@ def main(
         if rounds:
             _show_speeds(asyncio.run(measure(address, BASE, rounds, clients, answers)))
             _show("meanwhile", middle, _counts(address))
-    assert not [one for one in found if one.kind in ("invalid", "failed")], "see above"
+    assert not slips and not [one for one in found if one.kind in ("invalid", "failed")], (
+        "see above"
+    )
 
 
 if __name__ == "__main__":

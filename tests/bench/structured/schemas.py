@@ -29,6 +29,7 @@ class Case:
     name: str
     schema: Any  # a dictionary or a truth value
     is_tool: bool = False
+    wrong: tuple[Any, ...] = ()  # values that the suite calls invalid
 
 
 def suite_cases(count: int) -> list[Case]:
@@ -60,7 +61,9 @@ def _of_suite(file: Path) -> Iterator[Case]:
             assert opened is not None, f"{member.name} is no file"
             path = member.name.partition(inside)[2]
             for number, group in enumerate(json.loads(opened.read())):
-                yield Case(f"{path}#{number} {group['description']}", group["schema"])
+                wrong = tuple(test["data"] for test in group["tests"] if not test["valid"])
+                name = f"{path}#{number} {group['description']}"
+                yield Case(name, group["schema"], wrong=wrong)
 
 
 def _of_tools(file: Path) -> Iterator[Case]:
