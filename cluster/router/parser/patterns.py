@@ -18,7 +18,8 @@ def pattern_of(pattern: str) -> str:
         ValueError: if it has parts whose meaning is not the same.
     """
     parts: list[str] = []
-    place, negated = 0, None  # None: not in a class
+    place = 0
+    negated: bool | None = None  # not in a class
     while place < len(pattern):
         char = pattern[place]
         if char == "\\":
