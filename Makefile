@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-cluster chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-peers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-peers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -78,6 +78,11 @@ test-sanitizers: $(BIN)/.installed-dev $(DEMO)/config.json
 
 test-slow: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(PYTEST) -m slow $(ARGS)
+
+# Clients that others wrote, each installed once (9 GB in ~/.cache/topwork), against a server.
+# ARGS='--only langchain,aiperf' takes some, ARGS='-k stream' goes to pytest.
+test-clients: $(BIN)/.installed-dev $(DEMO)/config.json
+	$(BIN)/python -m tests.clients $(ARGS)
 
 # A real Ray cluster on loopback, driven as an operator drives it: minutes.
 test-cluster: $(BIN)/.installed-dev $(DEMO)/config.json
