@@ -43,6 +43,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
     requests: tuple[Request, ...]
     keep: Keep | None = None  # None: they end with their router
+    wants_times: bool = False  # RequestTimes come for each
 
 
 class Detach(msgspec.Struct, frozen=True, tag=True):
@@ -143,6 +144,26 @@ class Events(msgspec.Struct, frozen=True, tag=True):
     """Scheduler: news of this router's requests after one step."""
 
     events: tuple[TokenEvent, ...]
+
+
+class RequestTimes(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler: how a request fares, in seconds since it came; before its first token and its end.
+
+    Only for whoever asked for it with the request.
+    """
+
+    request_id: str
+    start: float  # the first step with it was planned
+    load_start: float | None = None  # of its adapter into a slot, as far as it waited for that
+    load_end: float | None = None
+    first_token: float | None = None
+    end: float | None = None
+    num_prefill_steps: int = 0  # of the ranks, until the first token
+    prefill_rank_seconds: float = 0.0  # that those took
+    num_decode_steps: int = 0  # from there to the end
+    decode_rank_seconds: float = 0.0
+    num_preemptions: int = 0
+    num_recoveries: int = 0  # of its ranks, which were lost
 
 
 class Claimed(msgspec.Struct, frozen=True, tag=True):
@@ -283,7 +304,15 @@ RouterFrame = (
     | UnfollowKvEvents
 )
 SchedulerFrame = (
-    Events | Claimed | Unloaded | PrefixCacheReset | Status | KvEvents | KvEventsEnded | Leaving
+    Events
+    | RequestTimes
+    | Claimed
+    | Unloaded
+    | PrefixCacheReset
+    | Status
+    | KvEvents
+    | KvEventsEnded
+    | Leaving
 )
 
 _encoder = msgspec.msgpack.Encoder()

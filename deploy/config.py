@@ -291,8 +291,19 @@ class ServeConfig(BaseModel):
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Log level.")
     ] = "WARNING"
     vllm_metrics: Annotated[
-        bool, Field(description="Show the metrics of vLLM that gateways score by in /metrics, too.")
+        bool,
+        Field(
+            description="Show vLLM's metrics in /metrics, too, for its dashboards and what scales "
+            "or scores by them."
+        ),
     ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Field(
+            description="Where OpenTelemetry traces of calls are sent: http://HOST:4317; needs the "
+            "extra otel."
+        ),
+    ] = None
     anonymous: Annotated[
         bool,
         Field(

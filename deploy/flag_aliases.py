@@ -105,6 +105,10 @@ ALIASES = (
     _needless("--enable-cache-report", SGLANG, "usage always tells cached tokens"),
     _needless("--enable-request-id-headers", VLLM, "answers always have X-Request-Id"),
     _needless("--enable-metrics", SGLANG, "/metrics is always there"),
+    _needless("--enable-trace", SGLANG, "calls are traced if there is an otlp_traces_endpoint"),
+    _needless(
+        "--collect-detailed-traces", VLLM, "all that is measured is in the traces", takes_value=True
+    ),
     _needless("--enable-priority-scheduling", SGLANG, "`priority` always counts, smaller first"),
     _needless("--enable-auto-tool-choice", VLLM, "tools are served wherever a model knows them"),
     _needless("--disable-log-requests", VLLM, "requests are never logged"),
@@ -204,6 +208,7 @@ SAME: Mapping[str, str] = MappingProxyType(
         "override_generation_config": VLLM,
         "trust_request_chat_template": VLLM,
         "log_level": SGLANG,
+        "otlp_traces_endpoint": BOTH,
     }
 )
 

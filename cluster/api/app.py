@@ -26,6 +26,7 @@ from cluster.api.routes.streams import stream_routes
 from cluster.api.routes.tokenize import tokenize_routes
 from cluster.api.routes.uploads import upload_routes
 from cluster.api.schemas.extras import ExtraParameters
+from cluster.api.tracing import TraceCalls
 from cluster.router.router import Router
 
 
@@ -42,6 +43,8 @@ def create_app(
     app = FastAPI(title="Topwork", version=router.config.version, lifespan=lifespan)
     app.state.extra_parameters = ExtraParameters(router.config.lenient_parameters)
     app.add_middleware(CountResponses, metrics=router.metrics)
+    if router.tracer is not None:
+        app.add_middleware(TraceCalls, tracer=router.tracer)
     # Outside of what counts: it knows how bodies are sent.
     app.add_middleware(RequestContext, sends_ids=sends_ids)
     shapes = dict.fromkeys(SGLANG_PATHS, sglang_error) | {MESSAGES: anthropic_error}

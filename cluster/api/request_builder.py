@@ -24,6 +24,7 @@ from cluster.router.config import RouterConfig
 from cluster.router.model_resolver import Principal, ResolvedModel
 from cluster.router.output_processor import TextOptions
 from cluster.router.router import Router
+from cluster.router.tracing.call_trace import current_trace, phase
 from worker.protocol import SamplingParams
 
 MAX_STOPS = 16
@@ -57,13 +58,17 @@ def call_of(http: HttpRequest, principal: Principal, body: GenerationBody) -> Ca
     # Before the header, which proxies set on their own.
     request_id = body.request_id or body.rid or request_id_of(http)
     grammar, param = grammar_of(body)
+    trace = current_trace()
+    if trace is not None:
+        trace.requested(body)
     return Call(principal, body, request_id, arrival_of(http), text_options(body), grammar, param)
 
 
 async def check_grammar(router: Router, call: Call) -> None:
     """Raise InvalidRequest if the form that a call asks for cannot be followed."""
     if call.grammar:
-        await router.grammars.check(call.grammar, call.grammar_param)
+        with phase("check_grammar"):
+            await router.grammars.check(call.grammar, call.grammar_param)
 
 
 async def resolve_model(router: Router, call: Call) -> ResolvedModel:

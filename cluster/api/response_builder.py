@@ -33,6 +33,7 @@ from cluster.errors import TopworkError
 from cluster.router.generation import Generation
 from cluster.router.output_processor import CompletionOutput, OutputProcessor, TokenLogprob
 from cluster.router.tokenizer import Tokenizer
+from cluster.router.tracing.call_trace import note_response_id
 from worker.protocol import TokenLogprobs
 
 _encode = msgspec.json.Encoder().encode
@@ -67,8 +68,10 @@ def metadata_of(call: Call, prefix: str) -> ResponseMetadata:
     body = call.body
     options = body.stream_options
     include_usage = bool(options and options.include_usage)
+    response_id = f"{prefix}-{call.request_id}"
+    note_response_id(response_id)
     return ResponseMetadata(
-        id=f"{prefix}-{call.request_id}",
+        id=response_id,
         created=int(time.time()),
         model=body.model,
         include_usage=include_usage,

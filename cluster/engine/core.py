@@ -130,11 +130,10 @@ class StepLoop:
             return
         frame, self._digest = encode_plan(plan, self._digest)
         self._metrics.planned(plan)
-        if self._in_flight:
-            self._metrics.sent_ahead()
-        else:
-            self._pace.begins()
         num_rows = sum(len(chunk.token_ids) for chunk in plan.chunks)
+        self._metrics.sent(num_rows, is_ahead=bool(self._in_flight))
+        if not self._in_flight:
+            self._pace.begins()
         self._in_flight.append((plan, num_rows))
         self._executor.send(frame, num_rows)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from cluster.engine.kept_streams import CLAIMED, KeptCall, KeptStreams
-from cluster.engine.metrics import SequenceTimes
+from cluster.engine.metrics import RequestTrace, SequenceTimes
 from cluster.engine.server import RouterConnection
 from cluster.engine.status import EngineStatus
 from cluster.errors import ErrorInfo, Overloaded, TopworkError, error_info
@@ -85,7 +85,11 @@ class Dispatcher:
     # What routers ask.
 
     def submit(
-        self, router: RouterConnection, requests: tuple[Request, ...], keep: Keep | None = None
+        self,
+        router: RouterConnection,
+        requests: tuple[Request, ...],
+        keep: Keep | None = None,
+        wants_times: bool = False,
     ) -> None:
         """Queue the choices of one prompt, all or none; or answer at once why not."""
         try:
@@ -98,7 +102,9 @@ class Dispatcher:
         kept = None if keep is None else self._kept.add(keep, requests)
         choices: list[Stream] = []
         for index, request in enumerate(requests):
-            name, times = request.request_id, self._metrics.arrival()
+            name = request.request_id
+            trace = RequestTrace(request.adapter) if wants_times else None
+            times = self._metrics.arrival(trace)
             given = list(request.output_token_ids)
             stream = Stream(router, request, name, choices, given, times)
             if kept is not None:
@@ -190,7 +196,9 @@ class Dispatcher:
             if event.token_ids:
                 stream.token_ids += event.token_ids
                 stream.num_losses = 0
-            self._metrics.delivered(stream.times, has_token=bool(event.token_ids), is_end=is_end)
+            has_token = bool(event.token_ids)
+            if self._metrics.delivered(stream.times, has_token=has_token, is_end=is_end):
+                self._tell_times(stream, is_end=is_end)
             if is_end:
                 self._forget(stream)
         for router, router_events in by_router.items():
@@ -338,6 +346,14 @@ class Dispatcher:
                 event = replace(event, request_id=stream.name)
         if stream.router is not None:
             by_router.setdefault(stream.router, []).append(event)
+
+    def _tell_times(self, stream: Stream, *, is_end: bool) -> None:
+        """Tell a stream's reader how it fares, if it asks for that, before it has the event."""
+        if stream.router is None:
+            return
+        times = self._metrics.request_times(stream.name, stream.times, is_end=is_end)
+        if times is not None:
+            stream.router.send(times)
 
     def _of(self, kept: KeptCall) -> list[Stream]:
         """Return the streams of a call that have not ended."""

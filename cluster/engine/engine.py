@@ -135,7 +135,11 @@ class Engine:
     # What routers ask; all on the event loop, between two awaits of the step loop.
 
     def submit(
-        self, router: RouterConnection, requests: tuple[Request, ...], keep: Keep | None
+        self,
+        router: RouterConnection,
+        requests: tuple[Request, ...],
+        keep: Keep | None,
+        wants_times: bool,
     ) -> None:
         """Queue the choices of one prompt, all or none; or answer at once why not."""
         self._gate.submit(
@@ -143,7 +147,7 @@ class Engine:
             router,
             requests,
             keep,
-            lambda left: self._dispatcher.submit(router, left, keep),
+            lambda left: self._dispatcher.submit(router, left, keep, wants_times),
         )
 
     def detach(self, stream_id: str) -> None:

@@ -202,7 +202,7 @@ class LoraLoader:
         else:
             self.loading.pop(load.adapter, None)
             self.held[load.slot] = load.adapter, max(held)
-            self._metrics.load_ends(began)
+            self._metrics.load_ends(load.adapter, began)
             scheduler.adapter_ready(load.adapter)
         self._wake()
 

@@ -68,7 +68,11 @@ class FrameHandler(Protocol):
     """What the frames of a connection ask for; the engine."""
 
     def submit(
-        self, router: RouterConnection, requests: tuple[Request, ...], keep: Keep | None
+        self,
+        router: RouterConnection,
+        requests: tuple[Request, ...],
+        keep: Keep | None,
+        wants_times: bool,
     ) -> None: ...
     def detach(self, stream_id: str) -> None: ...
     def claim(
@@ -160,8 +164,8 @@ class EngineServer:
 
     def _dispatch(self, router: RouterConnection, message: RouterFrame) -> None:
         match message:
-            case Submit(requests, keep):
-                self._handler.submit(router, requests, keep)
+            case Submit(requests, keep, wants_times):
+                self._handler.submit(router, requests, keep, wants_times)
             case Detach(stream_id):
                 self._handler.detach(stream_id)
             case Claim(call_id, stream_id, prefix):

@@ -39,6 +39,7 @@ class RouterConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     max_adapter_labels: int = 1000  # adapters with metric series of their own
     vllm_metrics: bool = False
+    otlp_traces_endpoint: str | None = None  # None: there are no traces
     trust_request_chat_template: bool = False
     template_timeout: float = 2.0  # that a template of a request may take
     lenient_parameters: bool = False  # what is unknown or not supported is ignored, not refused

@@ -30,6 +30,7 @@ from cluster.messages import (
     Leaving,
     Look,
     PrefixCacheReset,
+    RequestTimes,
     ResetPrefixCache,
     RouterFrame,
     SchedulerAddress,
@@ -145,9 +146,13 @@ class EngineClient:
         )
 
     def submit(
-        self, requests: tuple[Request, ...], queue: EventQueue, keep: Keep | None = None
+        self,
+        requests: tuple[Request, ...],
+        queue: EventQueue,
+        keep: Keep | None = None,
+        wants_times: bool = False,
     ) -> None:
-        """Send the choices of one prompt; their events go to the queue.
+        """Send the choices of one prompt; their events go to the queue, and their times if wanted.
 
         The last event of each has a finish_reason. With `keep` they outlive this connection.
 
@@ -156,7 +161,7 @@ class EngineClient:
         """
         for request in requests:
             assert request.request_id not in self._queues, f"{request.request_id} is in use"
-        self._send(Submit(requests, keep))
+        self._send(Submit(requests, keep, wants_times))
         for request in requests:
             self._queues[request.request_id] = queue
 
@@ -321,6 +326,10 @@ class EngineClient:
                 self._deliver(event)
         elif isinstance(frame, KvEvents | KvEventsEnded):
             self._deliver_kv_events(frame)
+        elif isinstance(frame, RequestTimes):
+            queue = self._queues.get(frame.request_id)
+            if queue is not None:
+                queue.times[frame.request_id] = frame
         elif isinstance(frame, Leaving):
             self.is_leaving = True
             self._on_change()

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from cluster.messages import RequestTimes
 from cluster.request import TokenEvent
 
 
@@ -9,6 +10,7 @@ class EventQueue:
     """Where the events of one call's requests arrive; a slow reader finds several at once."""
 
     def __init__(self) -> None:
+        self.times: dict[str, RequestTimes] = {}  # the last ones of each request that asks
         self._events: list[TokenEvent] = []
         self._is_woken = False
         self._reader: asyncio.Future[None] | None = None

@@ -23,6 +23,7 @@ from cluster.router.event_queue import EventQueue
 from cluster.router.metrics.request_metrics import CallMetrics
 from cluster.router.output_processor import CompletionOutput, OutputProcessor, by_token
 from cluster.router.replica_set import ReplicaSet
+from cluster.router.tracing.call_trace import CallTrace
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +63,7 @@ class Generation:
         admit: Callable[[int], Callable[[], None]],
         keep: Keep | None = None,
         is_by_token: bool = False,
+        trace: CallTrace | None = None,
     ) -> None:
         self.prompts = prompts  # the choices of each
         self.processors = tuple(processor for choices in prompts for processor in choices)
@@ -74,6 +76,7 @@ class Generation:
         self._is_by_token = (
             is_by_token  # how deltas are cut depends on tokens only, not on their arrival
         )
+        self._trace = trace
         self.is_let_in = False  # a scheduler has said that it runs, or will
         self._claim: ClaimedCall | None = None
         self._queue = EventQueue()
@@ -95,6 +98,8 @@ class Generation:
                 self._claim.release(self._keep.stream_id)
             raise
         self._entered_at = asyncio.get_running_loop().time()
+        if self._trace is not None:
+            self._trace.entered()
         if self._claim is not None:
             self._take_over(self._claim)
             return self
@@ -105,7 +110,7 @@ class Generation:
                 index += len(choices)
         except TopworkError as error:
             self._metrics.failed(error)
-            self._leave()
+            self._leave(error)
             raise
         return self
 
@@ -120,12 +125,12 @@ class Generation:
     def leave(self, error: BaseException | None) -> None:
         """Do what the end of the context does, for whoever goes on with it beyond a block."""
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            self._metrics.disconnected()
+            self._metrics.disconnected(is_kept=self._keep is not None)
             if self._keep is not None:
                 self._detach(self._keep)
         elif error is not None:
             self._metrics.failed(error)
-        self._leave()
+        self._leave(error)
 
     @property
     def is_running(self) -> bool:
@@ -208,6 +213,14 @@ class Generation:
             del self._index_by_id[event.request_id]
             client.abort(event.request_id)  # where a stop string ended it
             self._metrics.finished(index, processor)
+            if self._trace is not None:
+                self._trace.finished(
+                    index,
+                    processor,
+                    is_first_choice=self._metrics.is_first_choice(index),
+                    first_token=self._metrics.first_token_at(index),
+                    times=self._queue.times.pop(event.request_id, None),
+                )
         return delta
 
     # What happens when schedulers are lost.
@@ -233,6 +246,9 @@ class Generation:
             interruption = self._interruptions[prompt] = Interruption(error)
         interruption.error = error
         interruption.waiting.append(index)
+        if self._trace is not None:
+            times = self._queue.times.pop(event.request_id, None)
+            self._trace.lost(index, client.loss_reason, times)
         self._losses.setdefault(index, (client.loss_reason, now))
         is_lost = client.closed or client.is_leaving
         has_begun = any(processor.output_token_ids for processor in self.processors)
@@ -269,6 +285,9 @@ class Generation:
         if client is None:
             return False
         self._submit(client, indexes, tuple(self._continued(index) for index in indexes))
+        if self._trace is not None:
+            for index in indexes:
+                self._trace.resubmitted(index, client.address.replica)
         interruption.waiting.clear()
         return True
 
@@ -298,10 +317,13 @@ class Generation:
         self, client: EngineClient, indexes: Iterable[int], requests: tuple[Request, ...]
     ) -> None:
         is_whole = len(requests) == len(self.processors)  # what has ended would be missed later
-        client.submit(requests, self._queue, self._keep if is_whole else None)
+        wants_times = self._trace is not None and self._trace.wants_times
+        client.submit(requests, self._queue, self._keep if is_whole else None, wants_times)
         for index, request in zip(indexes, requests, strict=True):
             self._clients[index] = client
             self._index_by_id[request.request_id] = index
+            if self._trace is not None:
+                self._trace.submitted(index, request, client.address.replica)
 
     def _take_over(self, call: ClaimedCall) -> None:
         for index, processor in enumerate(self.processors):
@@ -322,11 +344,13 @@ class Generation:
             self._timer.cancel()
             self._timer = None
 
-    def _leave(self) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self._stop_waiting()
         for request_id, index in self._index_by_id.items():
             self._clients[index].abort(request_id)
         self._clients.clear()
         self._index_by_id.clear()
+        if self._trace is not None:
+            self._trace.left(error)
         assert self._release is not None, "left without being entered"
         self._release()

@@ -12,6 +12,7 @@ from cluster.adapters.records import AdapterRecord, ResolvedAdapter
 from cluster.errors import MODEL_NOT_FOUND, Forbidden, InvalidRequest, NotFound, model_not_found
 from cluster.request import BASE, PRIORITY_MIN, compose, parts_of
 from cluster.router.backend import Backend
+from cluster.router.tracing.call_trace import phase
 from worker.classifier_config import ClassifierConfig
 
 
@@ -111,12 +112,14 @@ class ModelResolver:
             Forbidden: if the caller may not use a name, whether it exists or not.
         """
         if lora is not None:
-            return await self._sum(name, lora, principal, request_id)
+            with phase("resolve_adapter"):
+                return await self._sum(name, lora, principal, request_id)
         if name == self._base_name:
             return ResolvedModel((name,), BASE, 0)
-        adapter_name = await self._adapter_name(name)
-        principal.require_adapter(adapter_name)
-        adapter = await self._adapter(adapter_name, request_id, "model")
+        with phase("resolve_adapter"):
+            adapter_name = await self._adapter_name(name)
+            principal.require_adapter(adapter_name)
+            adapter = await self._adapter(adapter_name, request_id, "model")
         return ResolvedModel((adapter_name,), adapter.digest, adapter.num_bytes, adapter.classifier)
 
     async def _adapter_name(self, name: str) -> str:

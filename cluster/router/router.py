@@ -5,13 +5,14 @@ calls in flight.
 """
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.adapters.records import AdapterRecord, LoadOptions, UnloadResult
 from cluster.errors import InvalidRequest, Overloaded, Unavailable
@@ -36,12 +37,31 @@ from cluster.router.pooling_config import PoolingConfig
 from cluster.router.replica_set import ReplicaSet
 from cluster.router.request_templates import RequestTemplates
 from cluster.router.tokenizer import Tokenizer
+from cluster.router.tracing.call_trace import current_trace, phase
+from cluster.router.tracing.endpoint import check_endpoint
 from cluster.router.uploads import Upload, send
 from cluster.supervision import supervise
+
+if TYPE_CHECKING:
+    from cluster.router.tracing.tracer import Tracer
 
 # What is longer is rendered and tokenized in a thread, away from the streams.
 INLINE_CHARACTERS = 4096
 INLINE_MESSAGES = 64
+
+
+def _tracer(config: RouterConfig, router_id: str) -> "Tracer | None":
+    """Return what makes spans of calls, if it is asked for.
+
+    Raises:
+        ValueError: if it cannot send them.
+    """
+    if config.otlp_traces_endpoint is None:
+        return None
+    check_endpoint(config.otlp_traces_endpoint, os.environ)
+    from cluster.router.tracing.tracer import Tracer  # what it needs may not be installed
+
+    return Tracer(config.otlp_traces_endpoint, config.version, router_id)
 
 
 class Router:
@@ -67,6 +87,7 @@ class Router:
         self.request_templates = RequestTemplates(
             config.model_dir, config.template_timeout, config.retry_after
         )
+        self.tracer = _tracer(config, self.router_id)
         self.models = ModelResolver(config.model_name, backend)
         self.replicas = ReplicaSet(backend, config)
         self.kept = KeptCalls(self.replicas, config.health_timeout, self.unique_id)
@@ -102,6 +123,8 @@ class Router:
         await self.grammars.close()
         await self.replicas.close()
         await self.aggregation.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
     async def drain(self) -> None:
         """Let this and all other routers refuse new calls; those in flight go on.
@@ -139,9 +162,10 @@ class Router:
                 "prompt",
                 "context_length_exceeded",
             )
-        if num_characters <= INLINE_CHARACTERS:
-            return self.tokenizer.encode(text, add_special_tokens, pair)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens, pair)
+        with phase("tokenize"):
+            if num_characters <= INLINE_CHARACTERS:
+                return self.tokenizer.encode(text, add_special_tokens, pair)
+            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens, pair)
 
     async def render(
         self,
@@ -168,13 +192,14 @@ class Router:
             "tools": tools,
             "documents": documents,
         }
-        if chat_template is not None:
-            return await self.request_templates.render(
-                {**arguments, "chat_template": chat_template}
-            )
-        if len(messages) + len(tools or ()) + len(documents or ()) <= INLINE_MESSAGES:
-            return self.tokenizer.render(**arguments)
-        return await asyncio.to_thread(self.tokenizer.render, **arguments)
+        with phase("render_template"):
+            if chat_template is not None:
+                return await self.request_templates.render(
+                    {**arguments, "chat_template": chat_template}
+                )
+            if len(messages) + len(tools or ()) + len(documents or ()) <= INLINE_MESSAGES:
+                return self.tokenizer.render(**arguments)
+            return await asyncio.to_thread(self.tokenizer.render, **arguments)
 
     def unique_id(self, request_id: str) -> str:
         """Return an id for the wire: the client's own may come twice."""
@@ -203,8 +228,11 @@ class Router:
             for choices in prompts
         ]
         metrics = self.metrics.call(model.names, [len(choices) for choices in prompts], arrival)
+        trace = current_trace()
+        if trace is not None:
+            trace.resolved(model.names, prompts)
         return Generation(
-            processors, self.replicas, self.config, metrics, self._admit, keep, is_by_token
+            processors, self.replicas, self.config, metrics, self._admit, keep, is_by_token, trace
         )
 
     async def load(

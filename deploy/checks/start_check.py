@@ -20,6 +20,7 @@ from deploy.checks.address_checks import look_at_addresses
 from deploy.checks.file_checks import look_at_files
 from deploy.checks.memory_needs import Needs, needs_of, verdict
 from deploy.checks.tokenizer_check import looking_at_tokenizer
+from deploy.checks.traces_check import look_at_traces
 from deploy.config import ConfigError, ServeConfig
 from deploy.config_errors import Mistake, one_line
 from deploy.engine_config import (
@@ -72,6 +73,7 @@ def look(config: ServeConfig, look_at_adapters: LookAtAdapters) -> Start:
         mistakes = [
             *look_at_files(config),
             *look_at_addresses(config),
+            *look_at_traces(config),
             *look_at_adapters(checked),
         ]
         warnings = _short_kv_memory(checked)

@@ -29,7 +29,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("ray_address", "replicas", "max_replicas", "scale_up_delay", "scale_down_delay"),
         *("routers", "drain_timeout", "recovery_timeout", "surge"),
     ),
-    "Logs, metrics and recording": ("log_level", "vllm_metrics", "record", "record_max_bytes"),
+    "Logs, metrics, traces and recording": (
+        *("log_level", "vllm_metrics", "otlp_traces_endpoint"),
+        *("record", "record_max_bytes"),
+    ),
     "KV events": (
         *("kv_events_endpoint", "kv_events_replay_endpoint", "kv_events_topic"),
         *("kv_events_public",),

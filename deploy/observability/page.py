@@ -45,10 +45,13 @@ adapter label: the mean time to first token of an adapter is the rate of
 `topwork_first_token_wait_seconds_total` over that of `topwork_first_tokens_total`.
 """
 SECTIONS = (
-    ("Routers", lambda family: "router" in _labels(family)),
-    ("Scheduler replicas and ranks", lambda family: "replica" in _labels(family)),
+    ("Routers", lambda family: _is_own(family) and "router" in _labels(family)),
+    (
+        "Scheduler replicas and ranks",
+        lambda family: _is_own(family) and "replica" in _labels(family),
+    ),
     ("Adapter pool and catalogue", lambda family: family.name.startswith("topwork_adapter")),
-    ("vLLM's names, with `vllm_metrics`", lambda family: family.name.startswith("vllm:")),
+    ("vLLM's names, with `vllm_metrics`", lambda family: not _is_own(family)),
     ("The rest", lambda family: True),
 )
 
@@ -75,6 +78,10 @@ def _table(families: Iterable[Metric]) -> Iterable[str]:
             meaning += f" Buckets: {', '.join(bounds)}."
         labels = ", ".join(f"`{label}`" for label in _labels(family))
         yield f"| `{name}` | {family.type} | {labels} | {meaning} |"
+
+
+def _is_own(family: Metric) -> bool:
+    return family.name.startswith("topwork_")
 
 
 def _labels(family: Metric) -> tuple[str, ...]:

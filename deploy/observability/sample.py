@@ -33,6 +33,7 @@ def sample_view() -> View:
         version="1",
         model="m",
         page_size=64,
+        context_length=8192,
         max_labels=10,
         cluster=ClusterCounts((), (RouterReport(_router_counts(), 0.0),), pool),
         reports=(Report("0", status),),

@@ -28,7 +28,8 @@ LIVE_KEYS = frozenset(
 # Which model the ranks hold, and how it is split: routers, pool and schedulers must agree on it.
 MODEL_KEYS = frozenset({"model", "dtype", "tp", "device"})
 ROUTER_KEYS = MODEL_KEYS | {
-    *("served_model_name", "max_model_len", "page_size", "api_key_file", "vllm_metrics"),
+    *("served_model_name", "max_model_len", "page_size", "api_key_file"),
+    *("vllm_metrics", "otlp_traces_endpoint"),
     *("recovery_timeout", "stream_keep", "response_keep"),
     *("generation_config", "override_generation_config", "lenient_parameters"),
     "trust_request_chat_template",
@@ -45,7 +46,7 @@ SCHEDULER_KEYS = (
     - LIVE_KEYS
     - (
         {
-            *("served_model_name", "api_key_file", "vllm_metrics"),
+            *("served_model_name", "api_key_file", "vllm_metrics", "otlp_traces_endpoint"),
             *("stream_keep", "response_keep", "tool_call_parser", "reasoning_parser"),
             *("generation_config", "override_generation_config", "lenient_parameters"),
             "trust_request_chat_template",

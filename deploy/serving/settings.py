@@ -161,6 +161,7 @@ def router_config(checked: Checked) -> RouterConfig:
         classifier=checked.model.classifier,
         version=version("topwork"),
         vllm_metrics=config.vllm_metrics,
+        otlp_traces_endpoint=config.otlp_traces_endpoint,
         trust_request_chat_template=config.trust_request_chat_template,
         lenient_parameters=config.lenient_parameters,
         sampling_defaults=checked.sampling_defaults,

@@ -8,17 +8,27 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from cluster.histogram import (
+    CHOICES_BUCKETS,
     COUNT_BUCKETS,
     E2E_BUCKETS,
     ITL_BUCKETS,
     LOAD_BUCKETS,
+    PREEMPTIONS_BUCKETS,
+    REQUEST_TOKENS_BUCKETS,
     STEP_BUCKETS,
+    STEP_TOKENS_BUCKETS,
     TTFT_BUCKETS,
+    WAIT_BUCKETS,
     Histogram,
+    regrouped,
 )
 from cluster.router.metrics.families import histogram
 
-ALL = (TTFT_BUCKETS, ITL_BUCKETS, E2E_BUCKETS, STEP_BUCKETS, LOAD_BUCKETS, COUNT_BUCKETS)
+ALL = (
+    *(TTFT_BUCKETS, ITL_BUCKETS, E2E_BUCKETS, WAIT_BUCKETS, STEP_BUCKETS, LOAD_BUCKETS),
+    *(COUNT_BUCKETS, STEP_TOKENS_BUCKETS, REQUEST_TOKENS_BUCKETS, CHOICES_BUCKETS),
+    PREEMPTIONS_BUCKETS,
+)
 
 
 class One(Collector):
@@ -55,3 +65,18 @@ def test_the_text_is_that_of_prometheus_own_histogram(values: list[float]) -> No
 def test_bounds_ascend() -> None:
     for bounds in ALL:
         assert list(bounds) == sorted(set(bounds))
+
+
+@given(
+    st.lists(st.one_of(st.floats(0, 10_000), st.sampled_from(WAIT_BUCKETS)), max_size=20),
+    st.sets(st.sampled_from(WAIT_BUCKETS), min_size=1),
+)
+def test_counts_in_fewer_buckets_are_those_of_a_histogram_that_has_them(
+    values: list[float], wanted: set[float]
+) -> None:
+    bounds = tuple(sorted(wanted))
+    fine, coarse = Histogram(WAIT_BUCKETS), Histogram(bounds)
+    for value in values:
+        fine.observe(value)
+        coarse.observe(value)
+    assert regrouped(fine.counts(), WAIT_BUCKETS, bounds) == coarse.counts()

@@ -27,6 +27,7 @@ from cluster.errors import InvalidRequest, TopworkError
 from cluster.router.generation import Generation
 from cluster.router.model_resolver import Principal
 from cluster.router.router import Router
+from cluster.router.tracing.call_trace import note_response_id
 
 MESSAGES = "/v1/messages"
 REQUEST_ID_HEADER = "request-id"  # Anthropic's; the other one is there as always
@@ -117,8 +118,10 @@ async def _create(
     prepared = await prepare_chat(router, call_of(http, principal, chat), chat)
     call = prepared.call
     generation = router.generate(prepared.model, prepared.requests, call.text_options, call.arrival)
+    message_id = f"msg_{call.request_id}"
+    note_response_id(message_id)
     events = MessageEvents(
-        f"msg_{call.request_id}",
+        message_id,
         body.model,
         generation.processors[0],
         prepared.message_format,

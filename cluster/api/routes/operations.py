@@ -123,6 +123,7 @@ async def _view(router: Router) -> View:
         version=config.version,
         model=config.model_name,
         page_size=config.page_size,
+        context_length=config.context_length,
         max_labels=config.max_adapter_labels,
         cluster=cluster,
         reports=reports,

@@ -53,6 +53,7 @@ from cluster.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from cluster.router.model_resolver import ResolvedModel
 from cluster.router.parser.families import MessageFormat
 from cluster.router.router import Router
+from cluster.router.tracing.call_trace import note_response_id
 
 PATH = "/v1/responses/{response_id}"
 ONE_ANSWER = Choices(1, 1)
@@ -177,6 +178,7 @@ async def _create(http: HttpRequest, router: Router, call: Call, body: ResponseB
     if budget is not None:
         requests = [budgeted(choices, budget) for choices in requests]
     record = _record(router, call, body, model, turns, message_format)
+    note_response_id(record.id)
     keep = keep_of(record, router.config) if body.is_stored else None
     generation = router.generate(
         model, requests, call.text_options, call.arrival, keep, is_by_token=True

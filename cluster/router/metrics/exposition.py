@@ -18,7 +18,7 @@ from cluster.router.metrics.aggregation import SILENCE
 from cluster.router.metrics.families import Family, gauge
 from cluster.router.metrics.request_metrics import COUNTERS, HISTOGRAMS
 from cluster.router.metrics.scheduler_metrics import scheduler_families
-from cluster.router.metrics.vllm_names import vllm_families
+from cluster.router.metrics.vllm_names import Endpoint, vllm_families
 from cluster.router.replica_set import Report
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -38,6 +38,7 @@ class View:
     version: str
     model: str
     page_size: int
+    context_length: int
     max_labels: int  # adapters with series of their own
     cluster: ClusterCounts
     reports: tuple[Report, ...]
@@ -62,9 +63,9 @@ class Families(Collector):
         yield from pool_families(view.cluster.pool)
         yield from adapter_families(records, statuses, view.max_labels)
         if view.vllm_time is not None:
-            yield from vllm_families(
-                view.model, view.page_size, records, statuses, view.max_labels, view.vllm_time
-            )
+            routers = [report.counts for report in view.cluster.routers]
+            endpoint = Endpoint(view.model, view.page_size, view.context_length, view.max_labels)
+            yield from vllm_families(endpoint, records, statuses, routers, view.vllm_time)
 
 
 def exposition(view: View) -> bytes:

@@ -4,7 +4,7 @@ Owns the way from such an entry and some values to what Prometheus' client write
 alone; the prefix is added here.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,14 +45,8 @@ class Family:
         assert self.kind == "histogram", f"{self.name} is a {self.kind}"
         family = HistogramMetricFamily(f"{PREFIX}{self.name}", self.text, labels=self.labels)
         for label_values, counted in values:
-            family.add_metric(label_values, list(self._cumulated(counted)), counted.total)
+            family.add_metric(label_values, list(counted.cumulated(self.bounds)), counted.total)
         return family
-
-    def _cumulated(self, counted: HistogramCounts) -> Iterator[tuple[str, float]]:
-        count = 0
-        for bound, more in zip((*self.bounds, float("inf")), counted.counts, strict=True):
-            count += more
-            yield ("+Inf" if bound == float("inf") else str(float(bound))), float(count)
 
 
 def counter(name: str, text: str, *labels: str) -> Family:

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from typing import get_args
 
 from cluster.errors import Overloaded, TopworkError
-from cluster.histogram import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS, Histogram
+from cluster.histogram import (
+    CHOICES_BUCKETS,
+    E2E_BUCKETS,
+    ITL_BUCKETS,
+    REQUEST_TOKENS_BUCKETS,
+    TTFT_BUCKETS,
+    Histogram,
+)
 from cluster.metrics_hub import RouterCounts
 from cluster.router.engine_client import LossReason
 from cluster.router.metrics.families import Family, counter, histogram
@@ -23,6 +30,9 @@ BY_MODEL = ("model", "router")
 COUNTERS = (
     counter("requests", "Answers that ended, by reason; one that failed has the error's name.",
             "model", "adapter", "finish_reason", "router"),
+    counter("finished_requests",
+            "Answers that ended, by how, also of adapters that are not registered any more; abort: "
+            "nobody waited for them.", "finished_reason", "router"),
     counter("prompt_tokens", "Prompt tokens, once for all answers to a prompt.", *BY_ADAPTER),
     counter("generation_tokens", "Tokens of ended answers.", *BY_ADAPTER),
     counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache.", *BY_ADAPTER),
@@ -53,8 +63,21 @@ HISTOGRAMS = (
     histogram("stream_interruption_seconds",
               "From the loss of an answer that had begun to its next token.",
               TTFT_BUCKETS, *BY_MODEL),
+    histogram("request_prompt_tokens", "Prompt tokens of an answer that ended.",
+              REQUEST_TOKENS_BUCKETS, *BY_MODEL),
+    histogram("request_prefill_kv_computed_tokens",
+              "Prompt tokens of an answer that were not found in the prefix cache.",
+              REQUEST_TOKENS_BUCKETS, *BY_MODEL),
+    histogram("request_generation_tokens", "Tokens of an answer that ended.",
+              REQUEST_TOKENS_BUCKETS, *BY_MODEL),
+    histogram("request_params_max_tokens", "Tokens that an answer may have.",
+              REQUEST_TOKENS_BUCKETS, *BY_MODEL),
+    histogram("request_params_n", "Answers to a prompt.", CHOICES_BUCKETS, *BY_MODEL),
+    histogram("request_max_num_generation_tokens", "Tokens of the longest answer to a prompt.",
+              REQUEST_TOKENS_BUCKETS, *BY_MODEL),
 )  # fmt: skip
 ADAPTER_COUNTERS = tuple(family for family in COUNTERS if "adapter" in family.labels)
+FINISHED = ("stop", "length", "abort", "error", "repetition")  # vLLM's; we know no repetition
 REASONS = ("scheduler_queue", "router_in_flight", "draining")
 TASKS = ("replicas", "drain", "metrics")  # that a router runs in the background
 
@@ -77,6 +100,8 @@ class RouterMetrics:
             self._add("rejections", 0, reason)
         for name in ("client_disconnects", "broken_streams"):
             self._add(name, 0)
+        for reason in FINISHED:
+            self._add("finished_requests", 0, reason)
         for loss in get_args(LossReason):
             self._add("stream_continuations", 0, loss)
         for task in TASKS:
@@ -148,6 +173,10 @@ class RouterMetrics:
         """Count an answer's end."""
         self._add("requests", 1, self._model, self._kept(label), reason)
 
+    def finished(self, reason: str, count: int) -> None:
+        """Count the ends of answers, by a word of `FINISHED`."""
+        self._add("finished_requests", count, reason)
+
     def prompted(self, label: str, output: OutputProcessor) -> None:
         """Count the tokens of a prompt; `output` is the first to it."""
         labels = self._model, self._kept(label)
@@ -163,6 +192,22 @@ class RouterMetrics:
         if output.num_tokens > 1:
             per_token = decoding / (output.num_tokens - 1)
             self._histograms["time_per_output_token_seconds"].observe(per_token)
+        request = output.request
+        for name, value in (
+            ("request_prompt_tokens", len(request.token_ids)),
+            (
+                "request_prefill_kv_computed_tokens",
+                len(request.token_ids) - output.num_cached_tokens,
+            ),
+            ("request_generation_tokens", output.num_tokens),
+            ("request_params_max_tokens", request.max_tokens),
+        ):
+            self._histograms[name].observe(value)
+
+    def all_answered(self, num_choices: int, num_tokens: int) -> None:
+        """Note that a prompt has all its answers, and how long the longest is."""
+        self._histograms["request_params_n"].observe(num_choices)
+        self._histograms["request_max_num_generation_tokens"].observe(num_tokens)
 
     def forget_adapter(self, adapter: str) -> None:
         """Drop the series of an adapter that is no longer served, and of the sums it is in."""
@@ -200,7 +245,10 @@ class CallMetrics:
         self._metrics = metrics
         self._label = label
         self._arrival = arrival
-        self._is_first_choice = [number == 0 for count in num_choices for number in range(count)]
+        self._num_choices = num_choices  # of each prompt
+        self._prompt_of = [prompt for prompt, count in enumerate(num_choices) for _ in range(count)]
+        self._num_left = list(num_choices)
+        self._longest = [0] * len(num_choices)  # answer that ended, in tokens
         self._first: list[float | None] = [None] * sum(num_choices)
         self._latest: list[float] = [self._arrival] * sum(num_choices)
 
@@ -216,6 +264,14 @@ class CallMetrics:
             self._metrics.next_token((now - self._latest[index]) / count)
         self._latest[index] = now
 
+    def first_token_at(self, index: int) -> float | None:
+        """Return when an answer's first token came; None if it has none."""
+        return self._first[index]
+
+    def is_first_choice(self, index: int) -> bool:
+        """Tell whether an answer is the first one to its prompt."""
+        return index == 0 or self._prompt_of[index - 1] != self._prompt_of[index]
+
     def finished(self, index: int, output: OutputProcessor) -> None:
         """Note the end of one output."""
         assert output.finish_reason is not None, "an answer that goes on"
@@ -223,17 +279,25 @@ class CallMetrics:
         first = self._first[index]
         decoding = 0.0 if first is None else now - first
         self._metrics.ended(self._label, output.finish_reason)
-        if self._is_first_choice[index]:
+        self._metrics.finished(output.finish_reason, 1)
+        prompt = self._prompt_of[index]
+        if self.is_first_choice(index):
             self._metrics.prompted(self._label, output)
         self._metrics.answered(self._label, output, now - self._arrival, decoding)
+        self._longest[prompt] = max(self._longest[prompt], output.num_tokens)
+        self._num_left[prompt] -= 1
+        if self._num_left[prompt] == 0:
+            self._metrics.all_answered(self._num_choices[prompt], self._longest[prompt])
 
     def continued(self, reason: LossReason, seconds: float | None) -> None:
         """Note that one answer goes on elsewhere, `seconds` after its loss if it had begun."""
         self._metrics.continued(reason, seconds)
 
-    def disconnected(self) -> None:
-        """Note that the client is gone."""
+    def disconnected(self, *, is_kept: bool) -> None:
+        """Note that the client is gone; with `is_kept` its answers go on."""
         self._metrics.disconnected()
+        if not is_kept:
+            self._metrics.finished("abort", sum(self._num_left))
 
     def broke_off(self) -> None:
         """Note that the error came after the beginning of a stream."""
@@ -243,6 +307,7 @@ class CallMetrics:
         """Note that the call ends with an error."""
         if isinstance(error, Overloaded):
             self._metrics.rejected("scheduler_queue")
+        self._metrics.finished("error", sum(self._num_left))
         self._metrics.ended(
             self._label, type(error).__name__ if isinstance(error, TopworkError) else "error"
         )

@@ -14,8 +14,10 @@ from cluster.histogram import (
     COUNT_BUCKETS,
     E2E_BUCKETS,
     LOAD_BUCKETS,
+    PREEMPTIONS_BUCKETS,
     STEP_BUCKETS,
-    TTFT_BUCKETS,
+    STEP_TOKENS_BUCKETS,
+    WAIT_BUCKETS,
 )
 from cluster.messages import EngineCounters, RankStatus, Status
 from cluster.router.metrics.families import Family, counter, gauge, histogram
@@ -68,16 +70,21 @@ STEP = histogram(
 PHASES = ("plan", "ranks", "commit")
 HISTOGRAMS = (
     histogram("queue_time_seconds", "From a sequence's arrival to its first plan.",
-              TTFT_BUCKETS, "replica"),
+              WAIT_BUCKETS, "replica"),
     histogram("prefill_time_seconds", "From a sequence's first plan to its first token.",
-              TTFT_BUCKETS, "replica"),
+              WAIT_BUCKETS, "replica"),
     histogram("decode_time_seconds", "From a sequence's first token to its end.",
               E2E_BUCKETS, "replica"),
+    histogram("inference_time_seconds", "From a sequence's first plan to its end.",
+              E2E_BUCKETS, "replica"),
+    histogram("request_num_preemptions", "How often a sequence's pages were taken back till its "
+              "end.", PREEMPTIONS_BUCKETS, "replica"),
     histogram("stream_pause_seconds", "From the last answer of ranks that were lost to the next "
               "token of a stream that they had.", E2E_BUCKETS, "replica"),
     histogram("adapter_load_seconds", "From the begin of a load into a slot until all ranks have "
               "it; host memory or disk included.", LOAD_BUCKETS, "replica"),
     histogram("batch_size", "Sequences in a step.", COUNT_BUCKETS, "replica"),
+    histogram("iteration_tokens", "Tokens that a step computes.", STEP_TOKENS_BUCKETS, "replica"),
     histogram("adapters_per_batch", "Adapters in a step, the base model not counted.",
               COUNT_BUCKETS, "replica"),
 )  # fmt: skip

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from cluster.engine.kv_event_feed import KvEventFeed
 from cluster.errors import ErrorInfo
+from cluster.histogram import Histogram
 from cluster.messages import (
     Abort,
     Claim,
@@ -27,6 +28,7 @@ from cluster.messages import (
     Look,
     PrefixCacheReset,
     RankStatus,
+    RequestTimes,
     ResetPrefixCache,
     RouterFrame,
     SchedulerAddress,
@@ -41,6 +43,7 @@ from cluster.messages import (
     encode,
 )
 from cluster.request import FinishReason, Request, TokenEvent
+from cluster.router.metrics.scheduler_metrics import HISTOGRAMS
 from cluster.scheduler.stats import CacheReset, SchedulerCounters, SchedulerStats, SlotStats
 from worker.channel import Channel, ChannelClosed
 from worker.protocol import TokenLogprobs
@@ -103,11 +106,32 @@ async def _stop_listening(server: asyncio.Server) -> None:
 
 
 class _Running:
-    def __init__(self, request: Request, script: Script) -> None:
+    def __init__(self, request: Request, script: Script, wants_times: bool = False) -> None:
         self.request = request
         self.script = script
+        self.wants_times = wants_times
+        self.arrival = time.monotonic()
+        self.first_token: float | None = None
         self.num_tokens = len(request.output_token_ids)  # of the answer
         self.has_ended = False
+
+
+def _times(sequence: _Running, event: TokenEvent) -> RequestTimes | None:
+    """Return what is told before the first token and before the end, if it is asked for."""
+    is_end = event.finish_reason is not None
+    if not sequence.wants_times or not (is_end or sequence.first_token is None):
+        return None
+    now = time.monotonic() - sequence.arrival
+    if event.token_ids and sequence.first_token is None:
+        sequence.first_token = now
+    return RequestTimes(
+        event.request_id,
+        start=0.0,
+        first_token=sequence.first_token,
+        end=now if is_end else None,
+        num_prefill_steps=1,
+        num_decode_steps=sequence.num_tokens - 1,
+    )
 
 
 class _Line:
@@ -139,6 +163,7 @@ class FakeScheduler:
         self.answers_calls = True  # else it only sends tokens
         self.submitted: list[Request] = []
         self.submits: list[tuple[Request, ...]] = []  # the same as they came
+        self.num_timed = 0  # requests whose times a router wants
         self.aborted: list[str] = []
         self.unloaded: list[str] = []
         self.num_resets = 0  # of its prefix cache
@@ -153,6 +178,7 @@ class FakeScheduler:
         self._max_requests = max_requests
         self._is_resumed = False
         self._step = 0
+        self._histograms = {one.name: Histogram(one.bounds).counts() for one in HISTOGRAMS}
         self._server: asyncio.Server | None = None
         self._channels: set[Channel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -228,7 +254,7 @@ class FakeScheduler:
 
     def _take(self, frame: RouterFrame, channel: Channel, running: dict[str, _Running]) -> None:
         if isinstance(frame, Submit):
-            self._submit(frame.requests, channel, running)
+            self._submit(frame, channel, running)
         elif isinstance(frame, Abort):
             self.aborted.append(frame.request_id)
             running.pop(frame.request_id, None)
@@ -251,9 +277,9 @@ class FakeScheduler:
         elif isinstance(frame, UnfollowKvEvents):
             self.kv_feed.unfollow(line, frame.call_id)
 
-    def _submit(
-        self, requests: tuple[Request, ...], channel: Channel, running: dict[str, _Running]
-    ) -> None:
+    def _submit(self, submit: Submit, channel: Channel, running: dict[str, _Running]) -> None:
+        requests = submit.requests
+        self.num_timed += len(requests) if submit.wants_times else 0
         self.submitted += requests
         self.submits.append(requests)
         is_resumed = any(request.output_token_ids for request in requests)
@@ -262,7 +288,9 @@ class FakeScheduler:
         elif not is_resumed and len(running) + len(requests) > self._max_requests:
             error = ErrorInfo("Overloaded", f"{len(running)} requests run already", retry_after=1)
         else:
-            running.update((r.request_id, _Running(r, self._script(r))) for r in requests)
+            running.update(
+                (r.request_id, _Running(r, self._script(r), submit.wants_times)) for r in requests
+            )
             return
         events = (TokenEvent(r.request_id, finish_reason="error", error=error) for r in requests)
         channel.send(encode(Events(tuple(events))))
@@ -279,6 +307,9 @@ class FakeScheduler:
                     channel.close()
                     return
                 event = self._next_event(sequence)
+                times = _times(sequence, event)
+                if times is not None:
+                    channel.send(encode(times))
                 forgets = event.finish_reason is not None and script.forgets_end
                 events.append(structs.replace(event, finish_reason=None) if forgets else event)
                 if event.finish_reason is not None:
@@ -353,4 +384,5 @@ class FakeScheduler:
             ),
             engine=EngineCounters(steps_ahead=11, grammar_masks=12, late_grammar_masks=13),
             ranks=(RankStatus(0, 1, True, self._step, 0.0, "cpu", 1, 1),),
+            histograms=self._histograms,
         )

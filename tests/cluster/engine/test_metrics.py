@@ -69,6 +69,8 @@ def test_a_sequence_waits_is_computed_and_goes_on(metrics: EngineMetrics, clock:
     metrics.removed(1)
     assert counted(metrics, "prefill_time_seconds") == (1, 0.5)
     assert counted(metrics, "decode_time_seconds") == (1, 2.0)
+    assert counted(metrics, "inference_time_seconds") == (1, 2.5)
+    assert counted(metrics, "request_num_preemptions") == (1, 0.0)
     metrics.removed(2)  # aborted while it waited
     assert metrics.oldest_wait() == 0.0
     assert counted(metrics, "queue_time_seconds") == (1, 3.0)
@@ -84,6 +86,20 @@ def test_a_sequence_that_was_preempted_has_waited_once(
     metrics.planned(plan(2, {1: None}, [1], [1]))
     assert counted(metrics, "queue_time_seconds") == (1, 0.0)
     assert metrics.oldest_wait() == 0.0
+    metrics.delivered(times, has_token=True, is_end=True)
+    assert counted(metrics, "request_num_preemptions") == (1, 1.0)
+
+
+def test_what_goes_on_behind_lost_ranks_was_not_preempted(metrics: EngineMetrics) -> None:
+    (times,) = arrived(metrics, 1)
+    metrics.planned(plan(1, {1: None}, [1], []))
+    metrics.delivered(times, has_token=True, is_end=False)
+    metrics.parked(times)
+    metrics.ranks_lost(FailureCause.RANK_GONE)
+    metrics.queued(2, times)
+    metrics.planned(plan(1, {2: None}, [2], []))
+    metrics.delivered(times, has_token=True, is_end=True)
+    assert counted(metrics, "request_num_preemptions") == (1, 0.0)
 
 
 def test_a_step_is_measured_in_parts_with_its_sequences_and_adapters(
@@ -100,8 +116,13 @@ def test_a_step_is_measured_in_parts_with_its_sequences_and_adapters(
         assert counted(metrics, f"step_seconds/{name}") == (1, seconds)
     assert counted(metrics, "batch_size") == (1, 3.0)
     assert counted(metrics, "adapters_per_batch") == (1, 1.0)
+    arrived(metrics, 4)
     metrics.planned(plan(2, {4: 1}, [2, 4], [1, 3]))
     assert counted(metrics, "adapters_per_batch") == (2, 3.0)
+    metrics.sent(7, is_ahead=False)
+    metrics.sent(2, is_ahead=True)
+    assert counted(metrics, "iteration_tokens") == (2, 9.0)
+    assert metrics.counters.steps_ahead == 1
 
 
 def test_an_eviction_is_counted_once_whoever_clears_the_slot(
@@ -109,7 +130,7 @@ def test_an_eviction_is_counted_once_whoever_clears_the_slot(
 ) -> None:
     began = metrics.load_begins(0, "a", ())
     clock.now += 0.25
-    metrics.load_ends(began)
+    metrics.load_ends("a", began)
     assert counted(metrics, "adapter_load_seconds") == (1, 0.25)
     assert metrics.counters.adapter_evictions == 0
     metrics.load_begins(0, "b", ())  # into a's slot

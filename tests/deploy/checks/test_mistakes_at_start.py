@@ -28,6 +28,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "keys": (["--api-key-file", "/no/file"], "api_key_file: [Errno 2]"),
     "record": (["--record", "/no/directory/log"], "record: there is no directory"),
     "cluster": (["--ray-address", "127.0.0.1:1"], "ray_address: nothing answers"),
+    "traces": (["--otlp-traces-endpoint", "localhost:4317"], "otlp_traces_endpoint: 'localhost"),
     "value": (["--kv-cache-memory", "much"], "kv_cache_memory: not a number of bytes"),
 }
 

@@ -86,6 +86,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "record_max_bytes": (2**20, "Scheduler"),
     "log_level": ("DEBUG", ""),
     "vllm_metrics": (True, "Router"),
+    "otlp_traces_endpoint": ("http://127.0.0.1:4317", "Router"),
     "anonymous": (True, ""),
     "replicas": (3, ""),
     "max_replicas": (4, "Scheduler"),  # from none; see below
