@@ -25,6 +25,7 @@ from cluster.api.request_builder import (
     choices_of,
     resolve_model,
 )
+from cluster.api.restrictions import check_token_ids
 from cluster.api.schemas.requests import ChatBody, CompletionBody
 from cluster.api.thinking_budget import budgeted, budgeted_prompts, thinking_budget
 from cluster.api.tools import tool_use_of
@@ -76,7 +77,12 @@ async def prepare_chat(router: Router, call: Call, body: ChatBody) -> PreparedCa
     await check_grammar(router, call)
     model = await resolve_model(router, call)
     text = await conversation_text(router, body, tools.rendered, variables)
-    prompt = await text_tokens(router, text, bool(body.add_special_tokens))
+    given = None if body.kv_transfer_params is None else body.kv_transfer_params.prompt_token_ids
+    if given is None:
+        prompt = await text_tokens(router, text, bool(body.add_special_tokens))
+    else:
+        check_token_ids(given, router.config, "kv_transfer_params.prompt_token_ids")
+        prompt = tuple(given)
     if body.truncate_prompt_tokens is not None:
         prompt = truncated(prompt, body, limits, router.config)
     is_open = begins_in_thought(

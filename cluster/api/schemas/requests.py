@@ -253,9 +253,19 @@ class ConversationBody(Body):
     documents: Documents | None = None
 
 
+class KvTransferParams(Body):
+    """vLLM's: what another stage of a call has made of it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    # In place of those that the conversation is made into.
+    prompt_token_ids: Annotated[list[int] | None, Field(min_length=1, fail_fast=True)] = None
+
+
 class ChatBody(TextBody, ConversationBody):
     """POST /v1/chat/completions."""
 
+    kv_transfer_params: KvTransferParams | None = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None

@@ -89,6 +89,22 @@ def test_without_it_tokens_are_named_by_their_texts(serving: Serving) -> None:
     assert "".join(reply.json()["choices"][0]["logprobs"]["tokens"]).startswith("fox jumps")
 
 
+def test_a_chat_goes_on_from_the_tokens_that_another_stage_has_made(serving: Serving) -> None:
+    body = CALLS[0][1] | {"return_token_ids": True}
+    given = {"kv_transfer_params": {"prompt_token_ids": [7, 8, 9]}}
+    assert post(serving, CALLS[0][0], **body, **given).json()["prompt_token_ids"] == [7, 8, 9]
+    assert list(serving.schedulers[0].submitted[-1].token_ids) == [7, 8, 9]
+    url = serving.url + CALLS[0][0]
+    for wrong, param in (
+        ({"prompt_token_ids": [10**6]}, "kv_transfer_params.prompt_token_ids"),
+        ({"prompt_token_ids": []}, "kv_transfer_params.prompt_token_ids"),
+        ({"remote_engine_id": "x"}, "kv_transfer_params.remote_engine_id"),
+    ):
+        sent = {"model": "tiny"} | body | {"kv_transfer_params": wrong}
+        reply = httpx.post(url, json=sent, timeout=PATIENCE)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
 @pytest.mark.parametrize(("path", "body"), CALLS)
 def test_what_was_not_asked_for_is_null_in_a_whole_answer_and_missing_from_a_stream(
     serving: Serving, path: str, body: dict[str, Any]
