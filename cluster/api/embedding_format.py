@@ -54,7 +54,7 @@ def _fp8_codes(values: Values, dtype: str) -> npt.NDArray[np.uint8]:
     down, up = sizes - numbers[above - 1], numbers[above] - sizes
     is_up = (up < down) | ((up == down) & (above % 2 == 0))
     codes = np.where(is_up, above, above - 1)
-    return (codes + 128 * np.signbit(values)).astype(np.uint8)
+    return np.asarray(codes + 128 * np.signbit(values), np.uint8)
 
 
 def as_json(

@@ -45,8 +45,8 @@ class Speeds:
 
     def ratio(self, workload: str) -> float:
         """Return the median over the rounds of a workload's speed by that of free text."""
-        pairs = zip(getattr(self, workload), self.free, strict=True)
-        return median(one / free for one, free in pairs)
+        speeds: list[float] = getattr(self, workload)
+        return median(one / free for one, free in zip(speeds, self.free, strict=True))
 
 
 async def measure(url: str, model: str, rounds: int, clients: int, answers: int) -> Speeds:
