@@ -50,4 +50,5 @@ def test_all_calls_succeed(
     result = json.loads(file.read_text())
     assert result["request_count"]["avg"] == NUM_REQUESTS
     assert not result.get("error_request_count")
-    assert result["output_sequence_length"]["avg"] == NUM_TOKENS
+    if endpoint != "responses":  # it counts tokens only of those that end by themselves
+        assert result["output_sequence_length"]["avg"] == NUM_TOKENS
