@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-peers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-peers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -91,6 +91,11 @@ test-cluster: $(BIN)/.installed-dev $(DEMO)/config.json
 	  tests/end_to_end/test_ray_up.py tests/end_to_end/test_prometheus.py \
 	  tests/end_to_end/test_planned_moves.py tests/end_to_end/test_hosts_lost.py \
 	  tests/end_to_end/test_host_leaves.py $(ARGS)
+
+# vLLM's own tests, from its source package in ~/.cache/topwork/compat, against servers of ours; half an
+# hour on two cores. ARGS='tests/tool_use' runs some, ARGS='--write' keeps the results for the page.
+test-vllm: $(BIN)/.installed-dev $(DEMO)/config.json
+	$(BIN)/python -m tests.compat $(ARGS)
 
 # Blows to a server's processes under mixed streams, every answer compared with an undisturbed one.
 # ARGS='--blows kill-rank,stop-scheduler --rounds 3' or ARGS='--minutes 30 --blows ...'.
