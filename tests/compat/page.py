@@ -167,7 +167,7 @@ def _tests(results: Mapping[str, Any]) -> str:
     strict = results["passed"] / max(results["counted"] + of_vllm, 1)
     text = TESTS.format(**results, share=share, strict=strict)
     if results.get("not_run"):
-        names = ", ".join(f"`{name}`" for name in results["not_run"])
+        names = " and ".join(results["not_run"])
         text += f"The run was ended before {names}, whose cases are in no count.\n\n"
     failed = [
         (f"`{case.replace(MODEL_NAME, 'demo').rpartition('/')[2]}`", difference_of(case))
