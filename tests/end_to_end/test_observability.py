@@ -1,0 +1,161 @@
+"""What a real server of two ranks tells: spans that a collector gets, and vLLM's metrics."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.end_to_end.processes import title
+from tests.end_to_end.server import Server
+from tests.otlp_receiver import ENVIRONMENT, SERVER, Receiver, SentSpan, receiving
+from tests.patience import PATIENCE
+
+pytestmark = [pytest.mark.model, pytest.mark.ray]
+
+PARENT = "00f067aa0ba902b7"
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (ENVIRONMENT | {"OTEL_BSP_SCHEDULE_DELAY": "50"}).items():
+            patch.setenv(name, value)
+        flags = ("--tp", "2", "--vllm-metrics", "--otlp-traces-endpoint", receiver.url)
+        running = Server(log, *flags)
+    running.wait_until_ready()
+    yield running
+    running.stop()
+
+
+def streamed(
+    server: Server, model: str, trace: str, max_tokens: int, strike: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the chunks of a stream, in which a process is killed behind the first one."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "What is a graft?"}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    headers = {"traceparent": f"00-{trace}-{PARENT}-01"}
+    chunks: list[dict[str, Any]] = []
+    url = f"{server.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                chunks.append(json.loads(line.removeprefix("data: ")))
+                if strike is not None and len(chunks) == 4:
+                    os.kill(strike, signal.SIGKILL)
+                    strike = None
+    return chunks
+
+
+def spans_of(receiver: Receiver, trace: str) -> list[SentSpan]:
+    """Return the spans of a trace when that of its call is there."""
+
+    def has_call(spans: list[SentSpan]) -> bool:
+        return any((span.trace_id, span.kind) == (trace, SERVER) for span in spans)
+
+    return [span for span in receiver.wait(has_call) if span.trace_id == trace]
+
+
+def only(spans: list[SentSpan], name: str) -> SentSpan:
+    (found,) = [span for span in spans if span.name == name]
+    return found
+
+
+def test_a_call_is_seen_from_its_caller_to_its_ranks(server: Server, receiver: Receiver) -> None:
+    trace = "a" * 32
+    chunks = streamed(server, "pirate", trace, max_tokens=20)
+    spans = spans_of(receiver, trace)
+    call = only(spans, "chat pirate")
+    assert (call.parent_id, call.kind) == (PARENT, SERVER)
+    assert len(spans) == 9
+    request = only(spans, "scheduler.request")
+    for name in ("resolve_adapter", "render_template", "tokenize"):
+        part = only(spans, name)
+        assert call.holds(part), name
+        assert part.end <= request.start
+    assert call.holds(request)
+    queue = only(spans, "scheduler.queue")
+    prefill, decode = only(spans, "ranks.prefill"), only(spans, "ranks.decode")
+    assert all(request.holds(part) for part in (queue, prefill, decode))
+    assert queue.end == prefill.start < prefill.end == decode.start < decode.end
+    assert queue.holds(only(spans, "scheduler.adapter_load"))  # nobody had asked for it before
+    said, usage = call.attributes, chunks[-1]["usage"]
+    assert said["gen_ai.response.id"] == chunks[0]["id"]
+    assert said["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert said["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 20
+    assert said["gen_ai.response.finish_reasons"] == ["length"]
+    assert said["topwork.adapter.name"] == "pirate"
+    assert re.fullmatch("[0-9a-f]{64}", said["topwork.adapter.digest"])
+    assert prefill.attributes["topwork.steps"] >= 1
+    assert decode.attributes["topwork.steps"] == 19
+    for part in (prefill, decode):
+        assert 0 < part.attributes["topwork.rank_seconds"] <= (part.end - part.start) / 1e9
+    assert request.attributes["topwork.preemptions"] == 0
+    assert request.attributes["topwork.recoveries"] == 0
+    assert call.resource["service.name"] == "topwork"
+
+
+def test_a_trace_goes_on_when_a_rank_dies(server: Server, receiver: Receiver) -> None:
+    trace = "b" * 32
+    chunks = streamed(server, "smollm2", trace, max_tokens=60, strike=server.rank_pids()[0])
+    assert chunks[-1]["usage"]["completion_tokens"] == 60
+    spans = spans_of(receiver, trace)
+    request = only(spans, "scheduler.request")
+    assert only(spans, "chat smollm2").holds(request)
+    assert request.attributes["topwork.recoveries"] == 1
+    assert not any(span.is_error for span in spans)
+
+
+def test_a_trace_goes_on_when_its_scheduler_dies(server: Server, receiver: Receiver) -> None:
+    trace = "c" * 32
+    (scheduler,) = [pid for pid in server.processes() if ":Scheduler" in title(pid)]
+    chunks = streamed(server, "smollm2", trace, max_tokens=60, strike=scheduler)
+    assert chunks[-1]["usage"]["completion_tokens"] == 60
+    spans = spans_of(receiver, trace)
+    call = only(spans, "chat smollm2")
+    assert [name for name, _ in call.events] == ["topwork.scheduler_lost", "topwork.resubmitted"]
+    before, after = sorted(
+        (span for span in spans if span.name == "scheduler.request"), key=lambda span: span.start
+    )
+    assert (before.is_error, after.is_error, call.is_error) == (True, False, False)
+    assert call.holds(before)
+    assert call.holds(after)
+    assert after.attributes["topwork.output_tokens_before"] >= 3
+
+
+def test_vllms_metrics_count_what_was_served(server: Server) -> None:
+    before = {"generation_tokens_total": server.metric("vllm:generation_tokens_total")}
+    steps = server.metric("vllm:iteration_tokens_total_count")
+    asked = streamed(server, "smollm2", "d" * 32, max_tokens=10)
+    usage = asked[-1]["usage"]
+    grown = server.metric("vllm:generation_tokens_total") - before["generation_tokens_total"]
+    assert grown == usage["completion_tokens"] == 10
+    assert server.metric("vllm:iteration_tokens_total_count") >= steps + 10
+    assert server.metric("vllm:prompt_tokens_total") >= usage["prompt_tokens"]
+    ended = server.metric("vllm:request_success_total")
+    assert ended >= 4
+    for name in ("queue", "prefill", "decode", "inference"):
+        assert server.metric(f"vllm:request_{name}_time_seconds_count") >= 1, name
+    parts = [
+        server.metric(f"vllm:request_{name}_time_seconds_sum") for name in ("prefill", "decode")
+    ]
+    whole = server.metric("vllm:request_inference_time_seconds_sum")
+    assert whole == pytest.approx(sum(parts))
