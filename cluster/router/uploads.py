@@ -15,7 +15,7 @@ from cluster.router.backend import Backend
 
 logger = logging.getLogger("topwork.router")
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 4 << 20  # most adapters come in one or two: each is a call to the pool
 ABORT_SECONDS = 1.0
 
 
