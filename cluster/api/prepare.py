@@ -6,14 +6,6 @@ Every route that answers, counts or shows a call of either kind goes through her
 from dataclasses import dataclass
 
 from cluster.api.echo import check_echo, echoed_texts
-from cluster.api.enforced_calls import formed
-from cluster.api.message_format import (
-    begins_in_thought,
-    check_tools,
-    format_of,
-    template_format,
-    template_variables,
-)
 from cluster.api.prompt_logprobs import num_prompt_logprobs
 from cluster.api.prompts.conversation import conversation_text, text_tokens
 from cluster.api.prompts.texts import prompt_tokens, prompts, truncated
@@ -27,8 +19,16 @@ from cluster.api.request_builder import (
 )
 from cluster.api.restrictions import check_token_ids
 from cluster.api.schemas.requests import ChatBody, CompletionBody
-from cluster.api.thinking_budget import budgeted, budgeted_prompts, thinking_budget
-from cluster.api.tools import tool_use_of
+from cluster.api.tools.enforced_calls import formed
+from cluster.api.tools.message_format import (
+    begins_in_thought,
+    check_tools,
+    format_of,
+    template_format,
+    template_variables,
+)
+from cluster.api.tools.thinking_budget import budgeted, budgeted_prompts, thinking_budget
+from cluster.api.tools.tool_use import tool_use_of
 from cluster.errors import InvalidRequest
 from cluster.request import Request
 from cluster.router.model_resolver import ResolvedModel

@@ -1,7 +1,7 @@
 """Structured output as OpenAI, vLLM and SGLang spell it, made into one grammar for the ranks.
 
 Owns the spellings and that only one of them is used. Whether the grammar can be followed says
-`cluster.router.grammars`.
+`cluster.router.sandbox.grammars`.
 """
 
 import json

@@ -22,7 +22,6 @@ from cluster.router.backend import Backend
 from cluster.router.background import BackgroundCalls
 from cluster.router.config import RouterConfig
 from cluster.router.generation import Generation
-from cluster.router.grammars import GrammarChecker
 from cluster.router.kept_calls import KeptCalls
 from cluster.router.metrics.aggregation import MetricsAggregation
 from cluster.router.metrics.request_metrics import TASKS, RouterMetrics
@@ -35,7 +34,8 @@ from cluster.router.parser.families import (
 )
 from cluster.router.pooling_config import PoolingConfig
 from cluster.router.replica_set import ReplicaSet
-from cluster.router.request_templates import RequestTemplates
+from cluster.router.sandbox.grammars import GrammarChecker
+from cluster.router.sandbox.request_templates import RequestTemplates
 from cluster.router.tokenizer import Tokenizer
 from cluster.router.tracing.call_trace import current_trace, phase
 from cluster.router.tracing.endpoint import check_endpoint

@@ -24,7 +24,7 @@ from cluster.api.schemas.requests import (
     RequestId,
     ResponseFormat,
 )
-from cluster.api.tools import ToolUse, tool_use_of
+from cluster.api.tools.tool_use import ToolUse, tool_use_of
 from cluster.errors import InvalidRequest
 from cluster.request import PRIORITY_MAX, PRIORITY_MIN
 

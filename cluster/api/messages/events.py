@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.chat_messages import call_id
 from cluster.api.messages.objects import (
     Block,
     BlockDelta,
@@ -31,6 +30,7 @@ from cluster.api.messages.objects import (
     message_error,
 )
 from cluster.api.prompts.tool_turns import object_of
+from cluster.api.tools.chat_messages import call_id
 from cluster.errors import TopworkError
 from cluster.router.output_processor import CompletionOutput, OutputProcessor
 from cluster.router.parser.families import MessageFormat, MessageParser

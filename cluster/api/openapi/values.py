@@ -12,7 +12,7 @@ from cluster.api.messages.body import MessageMetadata, MessageParam, OutputConfi
 from cluster.api.request_builder import MAX_STOP_LENGTH, MAX_STOPS
 from cluster.api.responses.body import FOREIGN, ResponseBody
 from cluster.api.schemas.requests import StreamOptions
-from cluster.api.tools import MAX_TOOLS
+from cluster.api.tools.tool_use import MAX_TOOLS
 
 Schema = dict[str, Any]
 _NULL: Schema = {"type": "null"}

@@ -7,7 +7,7 @@ from pydantic import Field, JsonValue
 from cluster.api.prompts.bounds import values_in
 from cluster.api.responses.text import text_settings
 from cluster.api.schemas.requests import NEUTRAL_VALUES, GenerationBody
-from cluster.api.tools import ToolUse, tool_use_of
+from cluster.api.tools.tool_use import ToolUse, tool_use_of
 from cluster.errors import InvalidRequest
 
 MAX_VALUES = 262_144  # of a body: see `read_body`

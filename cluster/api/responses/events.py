@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from cluster.api.chat_messages import call_id
 from cluster.api.response_builder import chat_logprobs
 from cluster.api.responses.objects import (
     ErrorEvent,
@@ -28,6 +27,7 @@ from cluster.api.responses.objects import (
 from cluster.api.responses.output import Item, Kind, new_item, turn_of
 from cluster.api.responses.record import ResponseRecord
 from cluster.api.schemas.responses import ChatLogprob
+from cluster.api.tools.chat_messages import call_id
 from cluster.errors import InvalidRequest, Overloaded, TopworkError
 from cluster.router.output_processor import CompletionOutput, OutputProcessor
 from cluster.router.parser.families import MessageParser

@@ -9,7 +9,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.chat_messages import ParsedMessages
 from cluster.api.error_handlers import ErrorReply
 from cluster.api.http import read_body, sse
 from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
@@ -40,6 +39,7 @@ from cluster.api.schemas.responses import (
     PromptLogprobsList,
     Usage,
 )
+from cluster.api.tools.chat_messages import ParsedMessages
 from cluster.router.output_processor import CompletionOutput
 from cluster.router.parser.families import MessageFormat
 from cluster.router.router import Router

@@ -15,7 +15,6 @@ from cluster.api.http import (
     request_id_of,
     unless_disconnected,
 )
-from cluster.api.message_format import check_tools, template_format
 from cluster.api.messages.body import MAX_VALUES, CountTokensBody, MessageBody, as_spelled
 from cluster.api.messages.events import MessageEvents
 from cluster.api.messages.objects import EVENTS, ErrorBody, Message, TokenCount, message_error
@@ -23,6 +22,7 @@ from cluster.api.openapi.operation import GENERATION, LOOKUP, Operation, declare
 from cluster.api.prepare import prepare_chat
 from cluster.api.prompts.conversation import conversation_text, text_tokens
 from cluster.api.request_builder import call_of
+from cluster.api.tools.message_format import check_tools, template_format
 from cluster.errors import InvalidRequest, TopworkError
 from cluster.router.generation import Generation
 from cluster.router.model_resolver import Principal

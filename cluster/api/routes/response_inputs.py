@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.http import json_response, read_body
-from cluster.api.message_format import check_tools, template_format, template_variables
 from cluster.api.openapi.operation import LOOKUP, PREPARATION, Operation, Parameter, declared
 from cluster.api.request_builder import call_of
 from cluster.api.responses.body import MAX_VALUES, ResponseBody
@@ -23,6 +22,7 @@ from cluster.api.responses.input_items import (
 )
 from cluster.api.responses.prompt import Told, prompt_of
 from cluster.api.responses.stored import find, whole_conversation
+from cluster.api.tools.message_format import check_tools, template_format, template_variables
 from cluster.errors import InvalidRequest
 from cluster.router.router import Router
 

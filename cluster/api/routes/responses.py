@@ -7,15 +7,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
-from cluster.api.enforced_calls import formed
 from cluster.api.http import json_response, query_flag, read_body
-from cluster.api.message_format import (
-    begins_in_thought,
-    check_tools,
-    format_of,
-    template_format,
-    template_variables,
-)
 from cluster.api.openapi.operation import FLAG, GENERATION, LOOKUP, Operation, Parameter, declared
 from cluster.api.request_builder import (
     Call,
@@ -48,7 +40,15 @@ from cluster.api.responses.record import (
 )
 from cluster.api.responses.stored import StoredResponse, find, whole_conversation
 from cluster.api.responses.text import text_settings
-from cluster.api.thinking_budget import budgeted, thinking_budget
+from cluster.api.tools.enforced_calls import formed
+from cluster.api.tools.message_format import (
+    begins_in_thought,
+    check_tools,
+    format_of,
+    template_format,
+    template_variables,
+)
+from cluster.api.tools.thinking_budget import budgeted, thinking_budget
 from cluster.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from cluster.router.model_resolver import ResolvedModel
 from cluster.router.parser.families import MessageFormat

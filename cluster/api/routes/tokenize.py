@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from cluster.api.auth import KeyRing
 from cluster.api.http import MAX_VALUES_OF_TOKENS, extra_parameters_of, json_response, read_body
-from cluster.api.message_format import check_tools, template_format
 from cluster.api.openapi.operation import LOOKUP, Operation, declared
 from cluster.api.prompts.conversation import conversation_tokens
 from cluster.api.restrictions import check_token_ids
 from cluster.api.schemas.requests import ConversationBody, DetokenizeBody, TokenizeBody
-from cluster.api.tools import tool_use_of
+from cluster.api.tools.message_format import check_tools, template_format
+from cluster.api.tools.tool_use import tool_use_of
 from cluster.errors import InvalidRequest
 from cluster.router.model_resolver import Principal
 from cluster.router.router import Router

@@ -1,7 +1,8 @@
 """Grammars of answers with tool calls, in the syntax of the model's family.
 
 What they allow, the family's parser takes apart again, and the arguments follow their schemas.
-They are in llguidance's Lark. Whether a grammar can be followed says `cluster.router.grammars`.
+They are in llguidance's Lark. `cluster.router.sandbox.grammars` says whether a grammar can be
+followed.
 """
 
 import json

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from cluster.api.tools import ToolUse
+from cluster.api.tools.tool_use import ToolUse
 from cluster.errors import InvalidRequest
 from cluster.router.parser.families import (
     BY_SCHEMA,

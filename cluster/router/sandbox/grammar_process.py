@@ -1,14 +1,14 @@
 """Compiles grammars of strangers, to say whether that can be done; see `forking`.
 
-Started by `grammars` as `python -m cluster.router.grammar_process MODEL_DIR VOCAB_SIZE EOS...`. A
-schema of a few bytes can make llguidance end the process that it is in, or compile for minutes.
+`grammars` starts `python -m cluster.router.sandbox.grammar_process MODEL_DIR VOCAB_SIZE EOS...`.
+A schema of a few bytes can make llguidance end the process that it is in, or compile for minutes.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.router.forking import Limits, serve
+from cluster.router.sandbox.forking import Limits, serve
 from worker.grammar import GrammarVocabulary
 
 SECONDS = 1.0  # of computing

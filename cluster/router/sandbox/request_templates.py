@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from cluster.errors import Internal, InvalidRequest, Overloaded
-from cluster.router.forking import ForkingProcess
-from cluster.router.template_process import Rendered
+from cluster.router.sandbox.forking import ForkingProcess
+from cluster.router.sandbox.template_process import Rendered
 
 MAX_CALLS = 8  # that wait or run; each may take all of the time
-_MODULE = "cluster.router.template_process"
+_MODULE = "cluster.router.sandbox.template_process"
 
 
 class RequestTemplates:

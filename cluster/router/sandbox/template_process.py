@@ -1,6 +1,6 @@
 """Renders conversations by templates of strangers; see `forking`.
 
-Started by `request_templates` as `python -m cluster.router.template_process MODEL_DIR SECONDS`.
+`request_templates` starts `python -m cluster.router.sandbox.template_process MODEL_DIR SECONDS`.
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from cluster.errors import InvalidRequest
-from cluster.router.forking import Limits, serve
+from cluster.router.sandbox.forking import Limits, serve
 from cluster.router.tokenizer import Tokenizer
 
 MAX_TEXT = 8 * 2**20  # bytes of what is rendered

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.errors import Internal, InvalidRequest, Overloaded
-from cluster.router.forking import ForkingProcess
-from cluster.router.grammar_process import FINE
+from cluster.router.sandbox.forking import ForkingProcess
+from cluster.router.sandbox.grammar_process import FINE
 from worker.grammar import MAX_GRAMMAR_BYTES
 
 NUM_KEPT = 256  # verdicts on grammars
 MAX_WAITING = 64  # that are not known yet; each may take a second
-_MODULE = "cluster.router.grammar_process"
+_MODULE = "cluster.router.sandbox.grammar_process"
 
 
 class GrammarChecker:

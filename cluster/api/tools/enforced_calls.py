@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from cluster.api.message_format import TemplateFormat
 from cluster.api.request_builder import Call, check_grammar
-from cluster.api.tools import ToolUse
+from cluster.api.tools.message_format import TemplateFormat
+from cluster.api.tools.tool_use import ToolUse
 from cluster.errors import InvalidRequest
 from cluster.router.parser.call_grammar import (
     CallSyntax,

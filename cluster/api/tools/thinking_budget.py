@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from cluster.api.message_format import TemplateFormat, begins_in_thought, template_format
+from cluster.api.tools.message_format import TemplateFormat, begins_in_thought, template_format
 from cluster.errors import InvalidRequest
 from cluster.request import Request
 from cluster.router.parser.thoughts import CLOSE, OPEN

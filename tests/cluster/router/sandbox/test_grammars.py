@@ -1,4 +1,4 @@
-"""cluster.router.grammars: a grammar is refused with its reason, and harms nobody."""
+"""cluster.router.sandbox.grammars: a grammar is refused with its reason, and harms nobody."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-import cluster.router.grammars
+import cluster.router.sandbox.grammars
 from cluster.errors import Internal, InvalidRequest, Overloaded
-from cluster.router.grammars import GrammarChecker
+from cluster.router.sandbox.grammars import GrammarChecker
 
 YES_OR_NO = 'start: "yes" | "no"'
 ENDLESS = LLMatcher.grammar_from_json_schema(
@@ -113,7 +113,7 @@ async def test_the_same_grammar_is_compiled_once(checker: GrammarChecker) -> Non
 async def test_beyond_a_number_that_wait_new_grammars_are_turned_away(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.router.grammars, "MAX_WAITING", 2)
+    monkeypatch.setattr(cluster.router.sandbox.grammars, "MAX_WAITING", 2)
     waiting = [asyncio.create_task(reason(checker, f'start: "{n}"')) for n in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from cluster.errors import Internal, Overloaded
-from cluster.router.request_templates import MAX_CALLS, RequestTemplates
+from cluster.router.sandbox.request_templates import MAX_CALLS, RequestTemplates
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from tests.cluster.conftest import Serving
 from tests.patience import PATIENCE
