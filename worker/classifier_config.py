@@ -5,9 +5,8 @@ plane imports it.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
-
-import msgspec
 
 Activation = Literal["identity", "sigmoid", "softmax"]
 
@@ -27,7 +26,8 @@ _BY_MODULE: dict[str, Activation] = {
 }
 
 
-class ClassifierConfig(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ClassifierConfig:
     """The labels of a head, and what is applied to its logits unless a request wants them bare."""
 
     labels: tuple[str, ...]  # by number

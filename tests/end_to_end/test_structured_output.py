@@ -167,17 +167,18 @@ def test_log_probabilities_change_no_token_and_there_is_one_for_each(
     assert engine.scheduler.stats().counters.forced_tokens == 0
 
 
+@pytest.mark.parametrize(
+    "count", [2, 13, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 5, 8))]
+)
 def test_a_request_goes_on_behind_any_token_with_the_same_ones(
-    make: EngineMaker, alone: list[list[int]]
+    make: EngineMaker, alone: list[list[int]], count: int
 ) -> None:
     engine = make()
-    asked = asked_of(engine)
-    for count in (1, 2, 3, 5, 8, 13):
-        resumed = [
-            msgspec.structs.replace(one, output_token_ids=tuple(tokens[:count]))
-            for one, tokens in zip(asked, alone, strict=True)
-            if len(tokens) > count
-        ]
-        answers = engine.generate(resumed)
-        expected = [tokens[count:] for tokens in alone if len(tokens) > count]
-        assert [answer.token_ids for answer in answers] == expected
+    resumed = [
+        msgspec.structs.replace(one, output_token_ids=tuple(tokens[:count]))
+        for one, tokens in zip(asked_of(engine), alone, strict=True)
+        if len(tokens) > count
+    ]
+    answers = engine.generate(resumed)
+    expected = [tokens[count:] for tokens in alone if len(tokens) > count]
+    assert [answer.token_ids for answer in answers] == expected

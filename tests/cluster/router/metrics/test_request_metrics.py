@@ -29,6 +29,7 @@ def test_a_latency_counts_from_the_arrival_of_the_call(
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr("cluster.api.http.time", clock)
     monkeypatch.setattr("cluster.router.metrics.request_metrics.time", clock)
+    assert not serving.router.tokenizer.renders_tools  # it is found out once
     serving.backend.resolve = takes(100.0, serving.backend.resolve)
     serving.router.tokenizer.render = takes(10.0, serving.router.tokenizer.render)
     serving.router.tokenizer.encode = takes(1.0, serving.router.tokenizer.encode)
