@@ -5,6 +5,7 @@ go on, and the scheduler learns of the call when no step need wait for it any mo
 """
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,7 +33,8 @@ class GrammarGate:
     """Lets calls through, some of them later."""
 
     def __init__(self) -> None:
-        self._executor: Executor | None = None  # that knows these
+        # That knows these. One that is lost is not kept: its failure's frames hold shards.
+        self._executor: weakref.ref[Executor] | None = None
         self._known: dict[str, None] = {}  # the last used behind
         self._held: dict[asyncio.Task[None], _Held] = {}
 
@@ -51,8 +53,8 @@ class GrammarGate:
     ) -> None:
         """Call `submit` with the choices of a prompt, when their grammar is compiled."""
         grammar = requests[0].sampling.grammar
-        if executor is not self._executor:
-            self._executor = executor
+        if not self._is_current(executor):
+            self._executor = None if executor is None else weakref.ref(executor)
             self._known.clear()
         if not grammar or executor is None or grammar in self._known:
             if grammar in self._known:
@@ -102,13 +104,16 @@ class GrammarGate:
         try:
             async with asyncio.timeout(TIMEOUT):
                 await executor.prepare_grammar(grammar)
-            if executor is self._executor:
+            if self._is_current(executor):
                 self._know(grammar)
         except TimeoutError:
             pass  # steps have time-outs of their own
         held.submit(held.requests)
         for work in held.behind:
             work()
+
+    def _is_current(self, executor: Executor | None) -> bool:
+        return (None if self._executor is None else self._executor()) is executor
 
     def _know(self, grammar: str) -> None:
         self._known.pop(grammar, None)
