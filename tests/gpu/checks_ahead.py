@@ -41,6 +41,8 @@ class _Params:
     grammar: str = ""
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_tokens: bytes = b""
+    thinking: None = None
+    logprob_token_ids: tuple[int, ...] = ()
 
     @property
     def has_penalties(self) -> bool:
