@@ -176,7 +176,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     failed: tuple[int, ...] = ()
     grammar_errors: tuple[tuple[int, str], ...] = ()  # by sequence
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # in plan order
-    # For operators; nothing decides by them.
+    # These two are for operators; nothing decides by them.
     num_masks: int = 0  # of grammars, that tokens were drawn by
     num_late_masks: int = 0  # that the ranks had to wait for
     pooled: tuple[PooledPrompt, ...] = ()  # of the other chunks that sample, in plan order

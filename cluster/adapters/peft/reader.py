@@ -35,6 +35,8 @@ KEPT_LAYOUTS = 256  # fine-tunes of one recipe differ in their tensors only
 KEPT_TENSORS = 1 << 17  # in all of them together
 _NO_MATTER = ("base_model_name_or_path", "inference_mode", "lora_dropout", "peft_version")
 
+_CHANGING = "it is being written to; try again when it is whole"
+
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
@@ -96,11 +98,11 @@ class AdapterReader:
                 if whole:
                     payload = weights.read(num_payload_bytes)
                     if len(payload) < num_payload_bytes:
-                        raise InvalidAdapter("it is being written to; try again when it is whole")
+                        raise InvalidAdapter(_CHANGING)
                     with self.turn:
                         adapter = build_adapter(source.path, kept.layout, payload, self._model)
                 if _stamp(config, weights) != before:
-                    raise InvalidAdapter("it is being written to; try again when it is whole")
+                    raise InvalidAdapter(_CHANGING)
         except OSError as error:
             raise InvalidAdapter(f"adapter {path}: {error.strerror}", PARAM) from error
         except InvalidAdapter as error:
