@@ -284,7 +284,12 @@ class EngineClient:
         _end(queues, ErrorInfo("Unavailable", reason, retry_after=1))
 
     def close(self, reason: str, *, is_hung: bool = False) -> None:
-        """Close the connection and end everything that waits on it with Unavailable."""
+        """Close the connection and end everything that waits on it with Unavailable.
+
+        Nothing happens if it is closed: why it was lost first stays the reason.
+        """
+        if self.closed:
+            return
         self._reading.cancel()
         self._is_hung = is_hung
         self._lose(reason)

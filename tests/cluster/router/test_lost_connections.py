@@ -62,6 +62,17 @@ async def test_a_replica_is_silent_only_if_it_sends_no_events_either() -> None:
     await close(schedulers, fake)
 
 
+async def test_why_a_connection_was_lost_first_stays_the_reason() -> None:
+    fake = FakeScheduler()
+    schedulers = ReplicaSet(FakeBackend(await fake.start()), CONFIG)
+    await schedulers.refresh()
+    (client,) = schedulers.clients
+    client.close("silent", is_hung=True)
+    await schedulers.refresh()  # which lets go of what is closed
+    assert client.loss_reason == "hung"
+    await close(schedulers, fake)
+
+
 async def test_connections_are_made_again_while_the_pool_is_away() -> None:
     fake = FakeScheduler(lambda _: Script(dies_after=1))
     backend = FakeBackend(await fake.start())

@@ -29,7 +29,8 @@ LAST = b"1\r\nb\r\n0\r\n\r\n"
 PARTS = b"1\r\na\r\n" + LAST
 
 calls: list[bytes] = []  # paths of those that the router ended without an answer
-left: queue.SimpleQueue[float] = queue.SimpleQueue()  # when the router saw that a client had gone
+came: queue.SimpleQueue[float] = queue.SimpleQueue()  # when the router had the head of a call
+left: queue.SimpleQueue[float] = queue.SimpleQueue()  # when it saw that the client had gone
 go_on = threading.Event()
 
 
@@ -50,6 +51,7 @@ def answer(connection: socket.socket, head: bytes) -> None:
         if calls.count(path) == 2:
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
     else:
+        came.put(time.monotonic())
         with suppress(ConnectionResetError):
             while connection.recv(65536):
                 continue
@@ -85,6 +87,7 @@ def test_a_client_that_leaves_is_noticed_at_once_however_its_request_came(front:
                 client.sendall(HEAD)
                 time.sleep(pause)
                 client.sendall(BODY)
+                came.get(timeout=SOON)  # HAProxy drops what its client leaves before that
                 time.sleep(0.05)
             closed = time.monotonic()
             assert left.get(timeout=SOON) - closed < SOON
@@ -101,7 +104,8 @@ def test_whoever_sends_half_of_a_body_is_sent_away(front: Front) -> None:
     with front.connect() as half:
         half.sendall(HEAD + BODY[:5])
         assert HEAD_TIMEOUT + 0.5 < ended_after(half) < IDLE_TIMEOUT + SOON
-    left.get(timeout=5)
+    came.get(timeout=SOON)
+    left.get(timeout=SOON)
 
 
 def test_an_answer_may_be_silent_for_longer_than_a_client_may(front: Front) -> None:
