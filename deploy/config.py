@@ -171,6 +171,9 @@ class ServeConfig(BaseModel):
     trust_request_chat_template: Annotated[
         bool, Field(description="Render conversations by the chat_template of a request, if any.")
     ] = False
+    enable_prompt_tokens_details: Annotated[
+        bool, Field(description="Tell in usage how many tokens of a prompt were cached.")
+    ] = True
     lenient_parameters: Annotated[
         bool,
         Field(

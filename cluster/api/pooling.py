@@ -14,7 +14,6 @@ from starlette.requests import Request as HttpRequest
 from cluster.api.http import arrival_of, request_id_of
 from cluster.api.prompts.conversation import conversation_tokens
 from cluster.api.prompts.texts import cut, prompt_tokens, prompts
-from cluster.api.request_builder import max_tokens_of
 from cluster.api.schemas.pooling import PoolingBody, PromptBody
 from cluster.api.schemas.requests import ConversationBody
 from cluster.errors import InvalidRequest
@@ -84,21 +83,25 @@ def cut_to_fit(
     Raises:
         InvalidRequest: if one is too long.
     """
-    limit = body.truncate_prompt_tokens
+    limit, longest = body.truncate_prompt_tokens, router.config.context_length
     if limit is not None:
         if limit == 0:
             raise InvalidRequest("truncate_prompt_tokens: 0 leaves nothing", "input")
-        longest = router.config.context_length - 1
         if limit > longest:
             raise InvalidRequest(
-                f"truncate_prompt_tokens: {limit} is over {longest}, the longest prompt that fits "
-                "the context; -1 is what fits",
+                f"truncate_prompt_tokens: {limit} is over {longest}, this model's context length; "
+                "-1 is what fits",
                 "truncate_prompt_tokens",
             )
         limit = longest if limit < 0 else limit
         tokenized = [cut(token_ids, limit, body.truncation_side) for token_ids in tokenized]
-    for token_ids in tokenized:
-        max_tokens_of(len(token_ids), 1, None, router.config)
+    num_tokens = max(map(len, tokenized), default=0)
+    if num_tokens > longest:  # no token is drawn, so the prompt may fill it
+        raise InvalidRequest(
+            f"this model's context length is {longest} tokens, but a prompt has {num_tokens}",
+            "input",
+            "context_length_exceeded",
+        )
     return list(tokenized)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cluster.api.echo import check_echo, echoed_texts
 from cluster.api.prompt_logprobs import num_prompt_logprobs
-from cluster.api.prompts.conversation import conversation_text, text_tokens
+from cluster.api.prompts.conversation import content_of, conversation_text, text_tokens
 from cluster.api.prompts.texts import prompt_tokens, prompts, truncated
 from cluster.api.request_builder import (
     Call,
@@ -102,7 +102,9 @@ async def prepare_chat(router: Router, call: Call, body: ChatBody) -> PreparedCa
     requests = build_requests(router, call, model, [prompt], limits)
     if budget is not None:
         requests = [budgeted(choices, budget) for choices in requests]
-    return PreparedCall(call, model, limits, requests, message_format=message_format)
+    last = body.messages[-1]
+    echoes = (content_of(last),) if body.echo and last.role == "assistant" else ()
+    return PreparedCall(call, model, limits, requests, echoes, message_format)
 
 
 async def prepare_completion(router: Router, call: Call, body: CompletionBody) -> PreparedCall:

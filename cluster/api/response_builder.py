@@ -30,6 +30,7 @@ from cluster.api.schemas.responses import (
     Usage,
 )
 from cluster.errors import TopworkError
+from cluster.router.config import RouterConfig
 from cluster.router.generation import Generation
 from cluster.router.output_processor import CompletionOutput, OutputProcessor, TokenLogprob
 from cluster.router.tokenizer import Tokenizer
@@ -57,13 +58,20 @@ class ResponseMetadata:
     echoes: tuple[str, ...] = ()  # the text of each prompt, that its answers begin with
     num_choices: int = 1  # of each prompt
     num_prompt_logprobs: int | None = None  # alternatives of each token of a prompt, if asked for
+    shows_cached_tokens: bool = True  # in its usage
 
     def echo(self, index: int) -> str:
         """Return what a choice begins with before its answer."""
         return self.echoes[index // self.num_choices] if self.echoes else ""
 
+    def shown(self, usage: Usage) -> Usage:
+        """Return what the caller is told of counts."""
+        if self.shows_cached_tokens:
+            return usage
+        return msgspec.structs.replace(usage, prompt_tokens_details=UNSET)
 
-def metadata_of(call: Call, prefix: str) -> ResponseMetadata:
+
+def metadata_of(call: Call, prefix: str, config: RouterConfig) -> ResponseMetadata:
     """Return what the responses to a call repeat; its id begins with `prefix`."""
     body = call.body
     options = body.stream_options
@@ -79,6 +87,7 @@ def metadata_of(call: Call, prefix: str) -> ResponseMetadata:
         return_tokens_as_token_ids=isinstance(body, TextBody)
         and bool(body.return_tokens_as_token_ids),
         continuous_usage=bool(include_usage and options and options.continuous_usage_stats),
+        shows_cached_tokens=config.enable_prompt_tokens_details,
     )
 
 

@@ -42,6 +42,7 @@ class RouterConfig:
     otlp_traces_endpoint: str | None = None  # None: there are no traces
     trust_request_chat_template: bool = False
     template_timeout: float = 2.0  # that a template of a request may take
+    enable_prompt_tokens_details: bool = True  # usage tells how much of a prompt was cached
     lenient_parameters: bool = False  # what is unknown or not supported is ignored, not refused
     tool_call_parser: str = "auto"  # auto: what the chat template says; none; or a name
     reasoning_parser: str = "auto"

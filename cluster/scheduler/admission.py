@@ -137,7 +137,7 @@ def refuse_impossible(config: SchedulerConfig, request: Request) -> None:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     if request.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-    if num_tokens + 1 > config.token_limit:
+    if num_tokens + (not request.sampling.pooling) > config.token_limit:
         raise InvalidRequest(
             f"the prompt has {num_tokens} tokens, but prompt and output together may have "
             f"{config.token_limit}",

@@ -20,7 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Requests": (
         *("generation_config", "override_generation_config", "lenient_parameters"),
-        "trust_request_chat_template",
+        *("trust_request_chat_template", "enable_prompt_tokens_details"),
         *("tool_call_parser", "reasoning_parser"),
     ),
     "HTTP": ("host", "port", "request_timeout", "stream_keep", "response_keep"),

@@ -32,7 +32,7 @@ ROUTER_KEYS = MODEL_KEYS | {
     *("vllm_metrics", "otlp_traces_endpoint"),
     *("recovery_timeout", "stream_keep", "response_keep"),
     *("generation_config", "override_generation_config", "lenient_parameters"),
-    "trust_request_chat_template",
+    *("trust_request_chat_template", "enable_prompt_tokens_details"),
     *("tool_call_parser", "reasoning_parser"),
 }
 POOL_KEYS = MODEL_KEYS | {
@@ -49,7 +49,7 @@ SCHEDULER_KEYS = (
             *("served_model_name", "api_key_file", "vllm_metrics", "otlp_traces_endpoint"),
             *("stream_keep", "response_keep", "tool_call_parser", "reasoning_parser"),
             *("generation_config", "override_generation_config", "lenient_parameters"),
-            "trust_request_chat_template",
+            *("trust_request_chat_template", "enable_prompt_tokens_details"),
             *("max_lora_rank", "host_adapter_memory", "adapter_root", "adapter_state"),
             *("adapter_staging", "adapter_sources", "max_upload"),
         }

@@ -163,6 +163,7 @@ def router_config(checked: Checked) -> RouterConfig:
         vllm_metrics=config.vllm_metrics,
         otlp_traces_endpoint=config.otlp_traces_endpoint,
         trust_request_chat_template=config.trust_request_chat_template,
+        enable_prompt_tokens_details=config.enable_prompt_tokens_details,
         lenient_parameters=config.lenient_parameters,
         sampling_defaults=checked.sampling_defaults,
         recovery_timeout=config.recovery_timeout,

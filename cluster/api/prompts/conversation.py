@@ -36,7 +36,7 @@ def conversation(messages: list[Message]) -> list[dict[str, Any]]:
         if extras:
             num_left -= values_in(extras, param, num_left)
         fields = tool_turns.fields_of(message, param)
-        content = _content(message, f"{param}.content")
+        content = content_of(message, f"{param}.content")
         turn = {**extras, "role": message.role, "content": content, **fields}
         if message.name is not None:
             turn["name"] = message.name
@@ -44,7 +44,8 @@ def conversation(messages: list[Message]) -> list[dict[str, Any]]:
     return turns
 
 
-def _content(message: Message, param: str) -> str:
+def content_of(message: Message, param: str = "content") -> str:
+    """Return what a turn says; raises as `conversation`."""
     value = message.content
     if isinstance(value, str):
         return value
@@ -105,7 +106,7 @@ async def conversation_text(
     opens = body.add_generation_prompt
     if continues and opens:
         raise InvalidRequest(
-            "continue_final_message: cannot be together with add_generation_prompt",
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
             "continue_final_message",
         )
     if body.chat_template is not None and not router.config.trust_request_chat_template:

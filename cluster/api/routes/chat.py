@@ -71,7 +71,7 @@ class ChatResponseBuilder:
             created=self._metadata.created,
             model=self._metadata.model,
             choices=[self._choice(choice) for choice in choices],
-            usage=usage,
+            usage=self._metadata.shown(usage),
             prompt_token_ids=choices[0].prompt if self._metadata.return_token_ids else None,
             prompt_logprobs=self._prompt_logprobs(choices[0]),
         )
@@ -102,7 +102,9 @@ class ChatResponseBuilder:
         if is_silent and not (self._shows_logprobs or self._metadata.return_token_ids):
             return b""
         chunk = self._chunk_of(choice)
-        chunk.choices[0].delta = messages.delta(choice.index, message, choice.is_first)
+        chunk.choices[0].delta = self._echoing(
+            choice, messages.delta(choice.index, message, choice.is_first)
+        )
         chunk.choices[0].finish_reason = messages.finish_reason(choice.index, finish_reason)
         return sse(chunk)
 
@@ -113,14 +115,14 @@ class ChatResponseBuilder:
     def _chunk_of(self, choice: Choice) -> ChatChunk:
         chunk = self._message([self._delta(choice)])
         if self._metadata.continuous_usage:
-            chunk.usage = choice.usage
+            chunk.usage = self._metadata.shown(choice.usage)
         if self._metadata.return_token_ids and choice.is_first and choice.index == 0:
             chunk.prompt_token_ids = choice.prompt
         return chunk
 
     def usage_chunk(self, usage: Usage) -> bytes:
         chunk = self._message([])
-        chunk.usage = usage
+        chunk.usage = self._metadata.shown(usage)
         return sse(chunk)
 
     def _choice(self, choice: Choice) -> ChatChoice:
@@ -130,6 +132,9 @@ class ChatResponseBuilder:
         if self._messages is not None:
             message = self._messages.whole(choice.index, output.text)
             finish_reason = self._messages.finish_reason(choice.index, output.finish_reason)
+        echo = self._metadata.echo(choice.index)
+        if echo:
+            message.content = echo + (message.content or "")
         return ChatChoice(
             index=choice.index,
             message=message,
@@ -143,15 +148,24 @@ class ChatResponseBuilder:
         delta, is_first = choice.output, choice.is_first
         return ChatChunkChoice(
             index=choice.index,
-            delta=DeltaMessage(
-                role="assistant" if is_first else UNSET,
-                content=delta.text if delta.text or is_first else UNSET,
+            delta=self._echoing(
+                choice,
+                DeltaMessage(
+                    role="assistant" if is_first else UNSET,
+                    content=delta.text if delta.text or is_first else UNSET,
+                ),
             ),
             logprobs=self._logprobs(delta),
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason if delta.finish_reason is not None else UNSET,
             token_ids=delta.token_ids if self._metadata.return_token_ids else UNSET,
         )
+
+    def _echoing(self, choice: Choice, delta: DeltaMessage) -> DeltaMessage:
+        """Put what a choice begins with, if anything, before the first that is said of it."""
+        if choice.is_first and delta.content is not UNSET:
+            delta.content = self._metadata.echo(choice.index) + delta.content
+        return delta
 
     def _message(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         metadata = self._metadata
@@ -194,7 +208,14 @@ def chat_routes(router: Router, keys: KeyRing) -> APIRouter:
         prepared = await prepare_chat(router, call, body)
         model, requests = prepared.model, prepared.requests
         call, message_format = prepared.call, prepared.message_format
-        metadata, shows_logprobs = metadata_of(call, "chatcmpl"), prepared.shows_logprobs
+        metadata, shows_logprobs = (
+            metadata_of(call, "chatcmpl", router.config),
+            prepared.shows_logprobs,
+        )
+        if prepared.echoes:
+            metadata = replace(
+                metadata, echoes=prepared.echoes, num_choices=prepared.limits.choices.n
+            )
         if body.prompt_logprobs is not None:
             metadata = replace(metadata, num_prompt_logprobs=body.prompt_logprobs)
         keep = keep_of(

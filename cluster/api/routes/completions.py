@@ -88,7 +88,7 @@ class CompletionResponseBuilder:
 
     def full_response(self, choices: Sequence[Choice], usage: Usage) -> Completion:
         message = self._message([self._choice(choice, absent=None) for choice in choices])
-        message.usage = usage
+        message.usage = self._metadata.shown(usage)
         return message
 
     def chunk(self, choice: Choice) -> bytes:
@@ -96,7 +96,7 @@ class CompletionResponseBuilder:
         if choice.is_first or delta.finish_reason is not None or self._is_uneven:
             message = self._message([self._choice(choice)])
             if self._metadata.continuous_usage:
-                message.usage = choice.usage
+                message.usage = self._metadata.shown(choice.usage)
             return sse(message)
         if index not in self._templates:
             self._templates[index] = ChunkTemplate(
@@ -106,7 +106,7 @@ class CompletionResponseBuilder:
 
     def usage_chunk(self, usage: Usage) -> bytes:
         message = self._message([])
-        message.usage = usage
+        message.usage = self._metadata.shown(usage)
         return sse(message)
 
     def _next_choice(self, index: int, text: str, token_ids: tuple[int, ...]) -> CompletionChoice:
@@ -184,7 +184,7 @@ def completion_routes(router: Router, keys: KeyRing) -> APIRouter:
         call = call_of(http, principal, body)
         prepared = await prepare_completion(router, call, body)
         model, requests = prepared.model, prepared.requests
-        metadata, shows_logprobs = metadata_of(call, "cmpl"), prepared.shows_logprobs
+        metadata, shows_logprobs = metadata_of(call, "cmpl", router.config), prepared.shows_logprobs
         choices = prepared.limits.choices
         if prepared.echoes:
             metadata = replace(metadata, echoes=prepared.echoes, num_choices=choices.n)

@@ -48,7 +48,7 @@ NEUTRAL_VALUES: dict[str, tuple[JsonValue, ...]] = OTHERS_NEUTRAL | {
     "chat_template": (),  # of calls without a conversation
     "documents": ([],),  # likewise
     "early_stopping": (False,),
-    "echo": (False,),  # of chats; completions have it
+    "echo": (False,),  # of chats and completions; they have it
     "function_call": ("none", "auto"),
     "functions": ([],),
     "http_worker_ipc": (),
@@ -266,6 +266,7 @@ class ChatBody(TextBody, ConversationBody):
     """POST /v1/chat/completions."""
 
     kv_transfer_params: KvTransferParams | None = None
+    echo: bool | None = None  # vLLM's: the answer begins with the assistant's turn that it goes on
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None

@@ -29,7 +29,7 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of a model that thinks
 
 

@@ -75,7 +75,6 @@ def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
         ({"priority": 0.5}, "priority", "valid integer"),
         ({"tools": [{"type": "function"}]}, "tools.0.function", "must be an object"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"echo": True}, "echo", "is not supported"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "no effort"),
         ({"temprature": 1}, "temprature", "is not a known parameter"),
         ({"use_beam_search": True}, "use_beam_search", "tokens are drawn one after the other"),
@@ -133,7 +132,7 @@ def post(serve_once: Callable[..., Any]) -> Callable[..., Any]:
         (
             {"add_generation_prompt": True, "continue_final_message": True},
             "continue_final_message",
-            "cannot be together",
+            "Cannot set both",
         ),
         ({"model": None}, "model", "valid string"),
     ],

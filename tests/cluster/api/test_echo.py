@@ -1,4 +1,4 @@
-"""Completions that begin with their prompt, and prompts that are cut."""
+"""Answers that begin with what they go on with, and prompts that are cut."""
 
 import json
 from collections.abc import Callable
@@ -139,3 +139,37 @@ def test_a_chat_is_cut_too(serving: Serving) -> None:
 def test_what_is_echoed_of_a_cut_prompt_is_what_is_left(serving: Serving) -> None:
     echoed = texts(serving, echo=True, truncate_prompt_tokens=2)[0]
     assert echoed.endswith("fox jumps") and len(echoed) < len("the quick fox jumps")
+
+
+def chat(serving: Serving, *turns: tuple[str, Any], **body: Any) -> httpx.Response:
+    messages = [{"role": role, "content": content} for role, content in turns]
+    whole = {"model": "tiny", "messages": messages, "echo": True} | body
+    return httpx.post(f"{serving.url}/v1/chat/completions", json=whole, timeout=PATIENCE)
+
+
+BEGUN = [
+    ("the quick ", "the quick "),
+    ([{"type": "text", "text": "the"}, {"type": "text", "text": "quick "}], "the\nquick "),
+]
+
+
+@pytest.mark.parametrize(("content", "text"), BEGUN)
+def test_a_chat_that_goes_on_with_a_turn_echoes_it(
+    serving: Serving, content: Any, text: str
+) -> None:
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False, "n": 2}
+    reply = chat(serving, ("user", "a"), ("assistant", content), **goes_on)
+    said = [choice["message"]["content"] for choice in reply.json()["choices"]]
+    assert said == [f"{text}fox jumps"] * 2
+    reply = chat(serving, ("user", "a"), ("assistant", content), stream=True, **goes_on)
+    joined = {0: "", 1: ""}
+    for line in reply.text.split("\n"):
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                joined[choice["index"]] += choice["delta"].get("content", "")
+    assert joined == dict.fromkeys((0, 1), f"{text}fox jumps")
+
+
+def test_a_turn_of_the_user_is_not_echoed(serving: Serving) -> None:
+    reply = chat(serving, ("assistant", "b"), ("user", "a"))
+    assert reply.json()["choices"][0]["message"]["content"] == "fox jumps"

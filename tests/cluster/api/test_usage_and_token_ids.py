@@ -66,6 +66,21 @@ def test_continuous_usage_says_nothing_without_usage(
 
 
 @pytest.mark.parametrize(("path", "body"), CALLS)
+@pytest.mark.parametrize("is_told", [True, False])
+def test_usage_tells_what_was_cached_unless_the_server_is_told_not_to(
+    serve: Callable[..., Serving], path: str, body: dict[str, Any], is_told: bool
+) -> None:
+    fake = FakeScheduler(lambda _: Script((7, 8), num_cached_tokens=1))
+    serving = serve(fake, enable_prompt_tokens_details=is_told)
+    told = [post(serving, path, **body).json()["usage"]]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    told += [event["usage"] for event in events(serving, path, body, **options)]
+    assert len(told) == 4
+    for usage in told:
+        assert usage.get("prompt_tokens_details") == ({"cached_tokens": 1} if is_told else None)
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_log_probabilities_may_name_tokens_by_their_ids(
     serving: Serving, path: str, body: dict[str, Any], is_stream: bool

@@ -149,7 +149,7 @@ class Serving(RuleBasedStateMachine):
         pooling: Pooling,
         prompt_logprobs: int | None,
     ) -> None:
-        prompt = (*range(shared), *tail, 1)[: self.limit - 1]
+        prompt = (*range(shared), *tail, 1)[: self.limit - (not pooling)]
         digest = None if adapter == BASE else adapter
         if pooling:
             max_tokens, count, stop, grammar, prompt_logprobs = 1, 1, None, "", None

@@ -73,6 +73,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "override_generation_config": ({"temperature": 0.5}, "Router"),
     "lenient_parameters": (True, "Router"),
     "trust_request_chat_template": (True, "Router"),
+    "enable_prompt_tokens_details": (False, "Router"),
     "response_keep": (9.0, "Router"),
     "tool_call_parser": ("hermes", "Router"),
     "reasoning_parser": ("none", "Router"),

@@ -161,7 +161,7 @@ def test_vectors_are_cut_where_the_model_was_made_for_it_and_normalised_behind_t
         ({"input": {}}, "input", "must be a string"),
         ({"input": [[1], "a", 2]}, "input", "must be a string"),
         ({"input": [400]}, "input", "out of vocabulary"),
-        ({"input": [1] * 256}, "prompt", "context length is 256"),
+        ({"input": [1] * 257}, "input", "context length is 256"),
         ({"input": "a", "dimensions": 2}, "dimensions", "is_matryoshka"),
         ({"input": "a", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "'float', 'base64'"),
@@ -169,7 +169,7 @@ def test_vectors_are_cut_where_the_model_was_made_for_it_and_normalised_behind_t
         ({"input": ["a"] * 33, "encoding_format": "bytes"}, "encoding_format", "at most 32"),
         ({"input": "a", "padding": "max_length"}, "padding", "not supported"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "input", "leaves nothing"),
-        ({"input": "a", "truncate_prompt_tokens": 256}, "truncate_prompt_tokens", "over 255"),
+        ({"input": "a", "truncate_prompt_tokens": 257}, "truncate_prompt_tokens", "over 256"),
         ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "input", "either it or"),
         ({}, "input", "either it or"),
         ({"input": "a", "colour": 1}, "colour", "not a known parameter"),
@@ -188,7 +188,7 @@ def test_inputs_that_are_too_long_can_be_cut_from_the_front(make: Serve) -> None
     serving = make()
     long = [*range(300)]
     cut = vectors(post(serving, input=long, truncate_prompt_tokens=-1, normalize=False))
-    assert cut == [[255.0, 45.0, 299.0]]
+    assert cut == [[256.0, 44.0, 299.0]]
     cut = vectors(post(serving, input=[long], truncate_prompt_tokens=2, normalize=False))
     assert cut == [[2.0, 298.0, 299.0]]
     right = {"truncate_prompt_tokens": 2, "truncation_side": "right"}

@@ -378,6 +378,25 @@ def test_tools_count_where_a_conversation_is_tokenized(start: Start) -> None:
     assert reply.status_code == 400
 
 
+def test_a_template_that_takes_no_notice_of_tools_makes_the_same_tokens_with_them(
+    start: Start,
+) -> None:
+    serving = start("effort", "ok")
+    assert (
+        httpx.post(
+            f"{serving.url}/v1/chat/completions",
+            json={"model": "tiny", "messages": HELLO, "tools": TOOLS},
+            timeout=PATIENCE,
+        ).status_code
+        == 400
+    )
+    replies = [
+        httpx.post(f"{serving.url}/tokenize", json={"messages": HELLO, **tools}, timeout=PATIENCE)
+        for tools in ({}, {"tools": TOOLS})
+    ]
+    assert replies[0].json()["tokens"] == replies[1].json()["tokens"] != []
+
+
 def test_the_client_itself_refuses_nothing_of_it(start: Start) -> None:
     with pytest.raises(openai.BadRequestError):
         ask(start("hermes", "ok"), tools=[{"type": "function", "function": {"name": ""}}])
