@@ -12,7 +12,7 @@ from cluster.router.parser.call_grammar import CallSyntax, possible_calls, requi
 from cluster.router.parser.families import MessageFormat, MessageParser
 from cluster.router.tokenizer import Tokenizer
 from deploy.local_engine import LocalEngine
-from tests.end_to_end.engines import make_engine
+from tests.end_to_end.engines import EngineMaker
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from worker.protocol import SamplingParams
 
@@ -33,19 +33,25 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     },
     "now": {"type": "object", "properties": {}, "additionalProperties": False},
 }
+PROMPT = f"<|im_start|>user\n{'Book a table for two. ' * 12}<|im_end|>\n"
 FAMILIES = ("hermes", "llama3_json", "mistral", "qwen3_xml")
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[LocalEngine]:
-    made = make_engine(1, "bfloat16")
-    yield made
-    made.close()
+def make() -> Iterator[EngineMaker]:
+    with EngineMaker(1, "bfloat16") as maker:
+        yield maker
 
 
-def requests(tokenizer: Tokenizer, adapters: tuple[str, ...]) -> list[tuple[str, Request]]:
-    """Return (family, request) for each family, adapter and way of drawing."""
-    prompt = tokenizer.encode("<|im_start|>user\nBook a table for two.<|im_end|>\n", False)
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(MODEL_DIR)
+
+
+def requests(tokenizer: Tokenizer, engine: LocalEngine) -> list[tuple[str, Request]]:
+    """Return (family, request) for each family, base and adapter, and way of drawing."""
+    adapters = (BASE, engine.add_adapter(adapter_dirs()["pirate"]))
+    prompt = tokenizer.encode(PROMPT, False)
     made = []
     for family in FAMILIES:
         syntax = CallSyntax(family, "none", {})
@@ -72,29 +78,56 @@ def requests(tokenizer: Tokenizer, adapters: tuple[str, ...]) -> list[tuple[str,
     return made
 
 
-def test_required_calls_are_valid_in_every_syntax(engine: LocalEngine) -> None:
-    tokenizer = Tokenizer.load(MODEL_DIR)
-    asked = requests(tokenizer, (BASE, engine.add_adapter(adapter_dirs()["pirate"])))
-    alone = [engine.generate([request])[0] for _, request in asked]
+@pytest.fixture(scope="module")
+def alone(make: EngineMaker, tokenizer: Tokenizer) -> list[list[int]]:
+    """The tokens of each request with nothing beside it: the measure of all others."""
+    engine = make()
+    answers = [engine.generate([one])[0] for _, one in requests(tokenizer, engine)]
+    assert [answer.error for answer in answers] == [None] * len(answers)
+    return [answer.token_ids for answer in answers]
+
+
+def test_required_calls_are_valid_in_every_syntax(
+    make: EngineMaker, alone: list[list[int]], tokenizer: Tokenizer
+) -> None:
+    asked = requests(tokenizer, make())
     num_whole = 0
-    for (family, request), answer in zip(asked, alone, strict=True):
-        assert answer.error is None, (family, answer.error)
-        text = tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+    for (family, request), token_ids in zip(asked, alone, strict=True):
+        text = tokenizer.decode(token_ids, skip_special_tokens=True)
         message = MessageParser(MessageFormat(family, FUNCTIONS)).feed(text, ends=True)
         (call,) = message.tool_calls
         assert message.content == ""
-        if answer.token_ids[-1] == EOS:
+        if token_ids[-1] == EOS:
             num_whole += 1
             jsonschema.validate(json.loads(call.arguments), FUNCTIONS[call.name or ""])
         else:  # a text without a limit may go on
-            assert len(answer.token_ids) == request.max_tokens
+            assert len(token_ids) == request.max_tokens
     assert num_whole >= len(asked) // 2
-    together = engine.generate([request for _, request in asked])
-    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
 
 
-def test_a_strict_function_leaves_free_text_as_it_is(engine: LocalEngine) -> None:
-    tokenizer = Tokenizer.load(MODEL_DIR)
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        pytest.param({}, id="together"),
+        pytest.param({"token_budget": 80, "max_chunk": 64, "max_running": 5}, id="small chunks"),
+        pytest.param({"num_pages": 10}, id="few pages"),
+        pytest.param({"prefix_cache": False}, id="no prefix cache", marks=pytest.mark.slow),
+    ],
+)
+def test_company_chunks_and_preemption_change_no_token_of_a_call(
+    make: EngineMaker, alone: list[list[int]], tokenizer: Tokenizer, scheduler: dict[str, Any]
+) -> None:
+    engine = make(**scheduler)
+    answers = engine.generate([one for _, one in requests(tokenizer, engine)])
+    assert [answer.token_ids for answer in answers] == alone
+    if "num_pages" in scheduler:
+        assert engine.scheduler.stats().counters.preemptions > 0
+
+
+def test_a_strict_function_leaves_free_text_as_it_is(
+    make: EngineMaker, tokenizer: Tokenizer
+) -> None:
+    engine = make()
     prompt = tokenizer.encode("The capital of France is", False)
     grammar = possible_calls(CallSyntax("hermes", "none", {}), FUNCTIONS, is_parallel=True)
     free, strict = (

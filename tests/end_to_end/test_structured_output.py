@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLMatcher
 
 from cluster.request import BASE, Request
-from deploy.local_engine import LocalEngine
+from deploy.local_engine import Answer, LocalEngine
 from tests.end_to_end.engines import EngineMaker
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from worker.grammar import GrammarVocabulary
@@ -182,3 +182,44 @@ def test_a_request_goes_on_behind_any_token_with_the_same_ones(
     answers = engine.generate(resumed)
     expected = [tokens[count:] for tokens in alone if len(tokens) > count]
     assert [answer.token_ids for answer in answers] == expected
+
+
+@pytest.mark.parametrize("num_pages", [0, 12])
+def test_choices_of_one_prompt_draw_what_each_would_alone(
+    make: EngineMaker, tokenizer: Any, num_pages: int
+) -> None:
+    engine = make()
+    prompts = [
+        [
+            msgspec.structs.replace(
+                one,
+                request_id=f"{one.request_id}/{seed}",
+                token_ids=tuple(range(300, 475)),  # ends in the middle of a page
+                sampling=msgspec.structs.replace(one.sampling, seed=seed),
+            )
+            for seed in range(3)
+        ]
+        for one in asked_of(engine)
+        if one.sampling.grammar and one.sampling.temperature
+    ]
+    alone = [[engine.generate([one])[0].token_ids for one in choices] for choices in prompts]
+    engine = make(num_pages=num_pages)
+    asked_of(engine)
+    forks = [[Answer() for _ in choices] for choices in prompts]
+    for choices, answers in zip(prompts, forks, strict=True):
+        seq_ids = engine.scheduler.add_all(tuple(choices))
+        engine._answers.update(zip(seq_ids, answers, strict=True))
+    engine.run()
+    assert [[answer.token_ids for answer in answers] for answers in forks] == alone
+    assert len({tuple(tokens) for tokens in alone[0]}) > 1
+    counters = engine.scheduler.stats().counters
+    assert counters.forked_sequences > 0 and (counters.preemptions > 0) == bool(num_pages)
+    whole = [
+        (schema, tokens)
+        for schema, choices in zip([*SCHEMAS] * 2, alone, strict=True)
+        for tokens in choices
+        if tokens[-1] == EOS  # some strings are still open at the last token
+    ]
+    assert len(whole) > len(alone)
+    for schema, tokens in whole:
+        jsonschema.validate(json.loads(tokenizer.decode_str(tokens[:-1])), schema)
