@@ -63,7 +63,9 @@ def test_a_wrong_answer_is_seen(schema: Any, text: str, mistake: str) -> None:
 
 
 def test_the_beginning_of_an_answer_is_looked_at_too() -> None:
-    assert _prefix_mistake('{"a": [1, "b') == ""
+    for sound in ('{"a": [1, "b', '"a b', '"a\\'):
+        assert _prefix_mistake(sound) == ""
+    assert "no beginning" in _prefix_mistake('"a\n')
     assert "no beginning" in _prefix_mistake('{"a": ]')
 
 

@@ -133,7 +133,9 @@ def mistake_of(schema: Any, text: str) -> str:
 def _prefix_mistake(text: str) -> str:
     """Return what is wrong with the beginning of an answer, or nothing."""
     try:
-        pydantic_core.from_json(text, allow_partial=True)
+        # It takes the beginning of a string in a list, and not of a string alone.
+        is_string = text.startswith('"')
+        pydantic_core.from_json("[" * is_string + text, allow_partial=True)
     except ValueError as error:
         return f"no beginning of JSON: {error} in {text[:200]!r}"
     return ""
