@@ -9,6 +9,7 @@ of this rank, D head_dim, P pages, K inputs, N outputs.
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -46,6 +47,7 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
 
     pins_memory: bool  # whether host memory that the device copies from is to stay in place
     uses_pointer_tables: bool  # whether LoRAs are found by a table of addresses
+    uses_torch_threads: bool  # whether steps are computed by those of torch, on a CPU
     products: str  # by what matrix products are computed, for people to read
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -169,6 +171,10 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
 
         NaN is larger than all.
         """
+        ...
+
+    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.bool_]) -> None:
+        """Set those of logits [V] float32 to -inf that `allowed` [V], on the host, is without."""
         ...
 
     def sample_rows(self, logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,6 +37,7 @@ class CpuKernels:
 
     pins_memory = False
     uses_pointer_tables = False
+    uses_torch_threads = True
     products = "torch"
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -124,6 +127,9 @@ class CpuKernels:
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         values, ids = logits.max(dim=-1)
         return values, ids
+
+    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.bool_]) -> None:
+        logits.masked_fill_(torch.tensor(allowed).logical_not_(), -torch.inf)
 
     def sample_rows(self, logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
         return sample_rows(logits, draws)

@@ -5,6 +5,8 @@ Matrix products are cuBLAS's, unless a row's bits must not depend on its batch.
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,6 +36,7 @@ class GpuKernels:
 
     pins_memory = True
     uses_pointer_tables = True
+    uses_torch_threads = True
     products = "CUDA"
 
     def __init__(self, deterministic: bool, tp: int = 1) -> None:
@@ -169,6 +172,10 @@ class GpuKernels:
 
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return argmax(logits)
+
+    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.bool_]) -> None:
+        barred = send_numbers(~allowed, torch.bool, logits.device)
+        logits.masked_fill_(barred, -torch.inf)
 
     def sample_rows(self, logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
         # Each column in memory of its own: Triton compiles anew for one that is aligned otherwise.

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -54,6 +56,7 @@ class NativeKernels(CpuKernels):
     """
 
     uses_pointer_tables = True
+    uses_torch_threads = False
 
     def __init__(self, thread_pool: ThreadPool) -> None:
         self.thread_pool = thread_pool
@@ -212,6 +215,13 @@ class NativeKernels(CpuKernels):
         # Where no recorded program has them awake, to wake the other threads would take longer.
         self._do("argmax", op, num_rows, (logits, values, ids), alone=True)
         return values, ids
+
+    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.bool_]) -> None:
+        assert logits.is_contiguous() and logits.dtype == torch.float32, "a row of logits"
+        assert allowed.flags.c_contiguous and allowed.shape == logits.shape, "a byte for each token"
+        self.thread_pool.library.keep_allowed(
+            logits.data_ptr(), allowed.ctypes.data, logits.shape[0]
+        )
 
     def sample_rows(self, logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
         argmax = functools.partial(gumbel_argmax_native, library=self.thread_pool.library)

@@ -29,5 +29,7 @@ def gumbel_argmax_native(scores: Tensor, seed: int, position: int, library: Libr
     library.gumbel_candidates(search)
     if search.num_candidates > _MOST_NEAR:
         return gumbel_argmax(scores, seed, position)
+    if search.num_candidates == 1:
+        return int(ids[0])
     ids = ids[: search.num_candidates]
     return int(ids[(scores[ids] + gumbel_noise_at(seed, position, ids)).argmax()])

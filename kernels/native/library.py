@@ -70,6 +70,7 @@ class Library:
     """
 
     gumbel_candidates: Callable[[CandidateSearch], int]
+    keep_allowed: Callable[[int, int, int], int]  # logits, allowed, number of tokens
     thread_pool_new: Callable[[int], int | None]
     thread_pool_free: Callable[[int], None]
     thread_pool_wake: Callable[[int], None]
@@ -117,6 +118,10 @@ def open_library(
     return Library(
         gumbel_candidates=_signed(
             loaded.topwork_gumbel_candidates, ctypes.c_int, ctypes.POINTER(CandidateSearch)
+        ),
+        keep_allowed=_signed(
+            loaded.topwork_keep_allowed,
+            *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
         ),
         thread_pool_new=_signed(loaded.topwork_thread_pool_new, ctypes.c_void_p, ctypes.c_int64),
         thread_pool_free=_signed(loaded.topwork_thread_pool_free, None, ctypes.c_void_p),

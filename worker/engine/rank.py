@@ -162,6 +162,9 @@ class Rank:
     def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
         """Make the KV pages, on the device and in host memory; as many on every rank."""
         release_free_heap()  # what loading left
+        if not self._kernels.uses_torch_threads:
+            # Those would be woken, in turns with our own, for rows that one computes sooner.
+            torch.set_num_threads(1)
         config = self._config
         self._cache = KVCache(
             num_layers=self._model_config.num_layers,

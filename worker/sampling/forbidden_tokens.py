@@ -41,6 +41,8 @@ def forbidden_tokens(
     Something must be left to draw: where nothing is, stop tokens need not wait any longer, and
     where that does not help, bad words may come.
     """
+    if not (bad or held_back):
+        return []
     for keeps_bad, keeps_held_back in product((True, False), repeat=2):
         tokens = (bad if keeps_bad else frozenset()).union(held_back if keeps_held_back else ())
         forbidden = sorted(token for token in tokens if token < vocab_size)

@@ -146,8 +146,9 @@ class Sampler:
         logprob_rows: list[int] = []
         logprobs: Sequence[Tensor] = ()
         if logits is not None:
-            adjusted = torch.stack([self._adjusted(logits[row], requests[row]) for row in rows])
-            ids = kernels.sample_rows(adjusted, [requests[row].row_sampling for row in rows])
+            ids = kernels.sample_rows(
+                self._adjusted(logits, rows, requests), [requests[row].row_sampling for row in rows]
+            )
             if len(rows) < len(requests):
                 ids = token_ids.index_copy(0, kernels.send(rows, torch.int64, device), ids)
             token_ids = ids
@@ -179,24 +180,32 @@ class Sampler:
                 parts.append(self._kernels.token_logprobs(same, some, ids, [0] * len(named))[0])
         return (torch.cat(parts),) if parts else ()
 
-    def _adjusted(self, logits: Tensor, request: SampleRequest) -> Tensor:
-        """Return the row [V] after logit bias, forbidden tokens and penalties."""
+    def _adjusted(
+        self, logits: Tensor, rows: Sequence[int], requests: Sequence[SampleRequest]
+    ) -> Tensor:
+        """Return some rows [R, V] after logit bias, forbidden tokens and penalties."""
+        adjusted = (
+            logits.clone()
+            if len(rows) == len(logits)
+            else logits.index_select(0, self._ids(rows, logits))
+        )
+        for row, logits_V in zip(rows, adjusted, strict=True):
+            self._adjust(logits_V, requests[row])
+        return adjusted
+
+    def _adjust(self, logits: Tensor, request: SampleRequest) -> None:
+        """Apply logit bias, forbidden tokens and penalties to a row [V] in place."""
         params = request.params
-        if not (params.logit_bias or params.has_penalties or request.restricts):
-            return logits
-        adjusted = logits.clone()
         may_come, forbidden = request.restrictions(len(logits)) if request.restricts else (None, [])
         if may_come is not None:
-            allowed = self._kernels.send(may_come, torch.bool, logits.device)
-            adjusted.masked_fill_(allowed.logical_not_(), -torch.inf)
+            self._kernels.keep_allowed(logits, may_come)
         if params.logit_bias:
             ids, biases = zip(*params.logit_bias, strict=True)
-            adjusted.index_add_(0, self._ids(ids, logits), self._values(biases, logits))
+            logits.index_add_(0, self._ids(ids, logits), self._values(biases, logits))
         if forbidden:
-            adjusted.index_fill_(0, self._ids(forbidden, logits), -torch.inf)
+            logits.index_fill_(0, self._ids(forbidden, logits), -torch.inf)
         if params.has_penalties:
-            self._penalize(adjusted, request)
-        return adjusted
+            self._penalize(logits, request)
 
     def _penalize(self, logits: Tensor, request: SampleRequest) -> None:
         """Apply the three penalties in place: repetition over all tokens, the others over output.
