@@ -121,7 +121,7 @@ def run_schemathesis(program: Path, url: str, cases: int, seed: int, golden: Any
         checks = "not_a_server_error,status_code_conformance,content_type_conformance"
         command = [str(program), "run", f"{url}/openapi.json", "--checks"]
         command += [f"{checks},response_schema_conformance", "--seed", str(seed)]
-        command += ["--max-examples", str(max(1, -(-cases // 40))), "--request-timeout", "120"]
+        command += ["--max-examples", str(max(1, cases // 35)), "--request-timeout", "120"]
         command += ["--phases", "fuzzing", "--continue-on-failure"]
         for path in LEFT_OUT:
             command += ["--exclude-path", path]

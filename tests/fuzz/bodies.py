@@ -248,7 +248,15 @@ def _items(random: Random, bodies: Bodies, model: str) -> tuple[str, Any]:
             ),
             (MESSAGES, {"model": model, "max_tokens": LENGTH, "messages": messages}),
             (RESPONSES, {"model": model, "input": [item, item], "max_output_tokens": LENGTH}),
-            (RESPONSES, {"model": model, "input": "a", "previous_response_id": strange}),
+            (
+                RESPONSES,
+                {
+                    "model": model,
+                    "input": "a",
+                    "previous_response_id": strange,
+                    "max_output_tokens": LENGTH,
+                },
+            ),
             (
                 CHAT,
                 {
