@@ -164,28 +164,17 @@ FACTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 # Patterns of cases that count and fail because we differ on purpose, and why we do.
 _MISTAKE = "a damaged adapter is the caller's mistake, 400, not a fault of the server's, 500"
-_CACHED = "usage always tells how many tokens of the prompt were cached"
 DIFFERENCES: Mapping[str, str] = MappingProxyType(
     {
-        "*/test_chat.py::test_single_chat_session*": _CACHED,
         "*/test_messages.py::test_anthropic_streaming_cache_usage": (
             "every prefix is kept without being asked to, so none is told as created"
         ),
-        "*/test_orca_metrics.py::test_single_completion*": _CACHED,
-        "*/test_tokenization.py::test_tokenize_chat_with_tools*": (
-            "the model's template takes no notice of tools, so they are refused"
-        ),
         "*/test_chat.py::test_long_seed": "seeds may have any 64 bits, signed or not",
-        "*/test_chat_echo.py::test_chat_session*case0*": "a client has what it sent",
         "*/test_completion.py::test_batch_completions*": "there is no beam search",
         "*/test_lora_adapters.py::test_beam_search*": "there is no beam search",
         "*/test_lora_adapters.py::test_dynamic_lora_invalid_files*": _MISTAKE,
         "*/test_lora_adapters.py::test_loading_invalid_adapters*": _MISTAKE,
-        "*/test_truncation.py::test_max_truncation_size": (
-            "a prompt has one token less than the context"
-        ),
         "*/test_online.py::test_padding*": "a prompt is what it is: padding changes its vector",
-        "*/test_online.py::test_chat_request*": "a refusal says the same in other words",
         "*/test_stateful.py::test_background": (
             "a response in the background is told to be in progress once it is"
         ),

@@ -19,7 +19,6 @@ DROPPED = {
 DROPPED_SWITCHES = {
     "--enable-lora": "nothing is needed for it",
     "--enable-chunked-prefill": "likewise",
-    "--enable-prompt-tokens-details": "likewise",
     "--enable-auto-tool-choice": "likewise",
     "--enforce-eager": "how steps are run is not chosen by hand",
     "--no-async-scheduling": "likewise",

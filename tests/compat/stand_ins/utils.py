@@ -121,7 +121,11 @@ def flags_of(args: list[str]) -> tuple[str, ...]:
         if flag not in DROPPED:
             kept += [flag, *given]
     length = () if "--max-model-len" in kept else ("--max-model-len", str(SHORT))
-    return (*length, *kept)
+    # vLLM has it only where it is asked for, and its tests know which.
+    details = (
+        () if "--enable-prompt-tokens-details" in kept else ("--no-enable-prompt-tokens-details",)
+    )
+    return (*length, *kept, *details)
 
 
 class RemoteVLLMServer:
