@@ -65,14 +65,17 @@ def error_response_as(body: object, error: TopworkError) -> Response:
 
 
 def validation_error(error: ValidationError) -> InvalidRequest:
-    """Return the first of pydantic's findings as our error, without the input."""
+    """Return the first of pydantic's findings as our error, without the input.
+
+    Its type (`missing`, `less_than_equal`, ...) is the code: vLLM's clients look for it.
+    """
     first = error.errors(include_input=False, include_url=False)[0]
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {first['ctx']['error']}"[:500])
     if not first["loc"]:
         return InvalidRequest(f"the body is not what this call takes: {first['msg']}"[:500])
     param = ".".join(str(part) for part in first["loc"])[:200]
-    return InvalidRequest(f"{param}: {first['msg']}"[:500], param)
+    return InvalidRequest(f"{param}: {first['msg']}"[:500], param, first["type"])
 
 
 def add_error_handlers(

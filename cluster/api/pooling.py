@@ -99,7 +99,7 @@ def cut_to_fit(
     if num_tokens > longest:  # no token is drawn, so the prompt may fill it
         raise InvalidRequest(
             f"this model's context length is {longest} tokens, but a prompt has {num_tokens}",
-            "input",
+            "prompt",
             "context_length_exceeded",
         )
     return list(tokenized)

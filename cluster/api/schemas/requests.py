@@ -16,7 +16,7 @@ from cluster.api.schemas.not_served import OTHERS_NEUTRAL, WHY_NOT
 from cluster.errors import InvalidRequest
 from cluster.request import PRIORITY_MAX, PRIORITY_MIN
 
-SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
+SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 MAX_LORA_ENTRIES = 8  # of one sum
 MAX_LORA_WEIGHT = 100
 MAX_BAD_WORDS = 256

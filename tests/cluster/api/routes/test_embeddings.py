@@ -161,7 +161,7 @@ def test_vectors_are_cut_where_the_model_was_made_for_it_and_normalised_behind_t
         ({"input": {}}, "input", "must be a string"),
         ({"input": [[1], "a", 2]}, "input", "must be a string"),
         ({"input": [400]}, "input", "out of vocabulary"),
-        ({"input": [1] * 257}, "input", "context length is 256"),
+        ({"input": [1] * 257}, "prompt", "context length is 256"),
         ({"input": "a", "dimensions": 2}, "dimensions", "is_matryoshka"),
         ({"input": "a", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "'float', 'base64'"),
