@@ -96,7 +96,7 @@ def test_each_row_of_what_a_change_restarts_has_keys_that_restart_the_same() -> 
     scopes = [{tuple(key in scope for scope in _SCOPES) for key in row} for row in table]
     assert all(len(scope) == 1 for scope in scopes), "keys of one row restart different things"
     named = set().union(*table)
-    own = {"host", "port", "ray_address", "anonymous"}  # Serve's, or of no meaning there
+    own = {"host", "port", "ray_address"}  # Serve's, or of no meaning there
     unnamed = set(ServeConfig.model_fields) - named - own
     assert unnamed <= SCHEDULER_KEYS - ROUTER_KEYS - POOL_KEYS, "they are no schedulers' alone"
 
