@@ -1,4 +1,4 @@
-"""`topwork status`: health, load, memory and adapters of a server, as far as a key may know them."""
+"""`topwork status`: health, load, memory and adapters of a server, as far as a key may know."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
