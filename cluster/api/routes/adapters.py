@@ -200,7 +200,8 @@ def _add_versions(routes: APIRouter, router: Router, keys: Authenticator) -> Non
             call.change(name, model_not_found(name))
             body = await read_body(http, SplitBody, max_bytes)
             shares = {int(version): share for version, share in body.root.items()}
-            call.entry.about(**{f"version {version}": share for version, share in shares.items()})
+            told = ", ".join(f"{version}: {share} %" for version, share in shares.items())
+            call.entry.about(shares=told)
             with _as_not_found(name):
                 record = await router.backend.split(name, shares)
         return await shown_record(router, record)

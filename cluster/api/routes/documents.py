@@ -16,7 +16,6 @@ from cluster.api.auth import Authenticator
 from cluster.api.http import json_response
 
 DOCUMENT = "/openapi.json"
-PAGES = {"/docs": get_swagger_ui_html, "/redoc": get_redoc_html}
 
 
 def document_routes(title: str, document: dict[str, Any], keys: Authenticator) -> APIRouter:
@@ -28,13 +27,20 @@ def document_routes(title: str, document: dict[str, Any], keys: Authenticator) -
         keys.require(http, "metrics")
         return json_response(document)
 
-    def add_page(path: str) -> None:
-        @routes.get(path)
-        async def page(http: HttpRequest) -> Response:
-            keys.require(http, "metrics")
-            prefix: str = http.scope.get("root_path", "")  # that a proxy has taken off
-            return PAGES[path](openapi_url=prefix.rstrip("/") + DOCUMENT, title=title)
+    @routes.get("/docs")
+    async def docs(http: HttpRequest) -> Response:
+        keys.require(http, "metrics")
+        return get_swagger_ui_html(openapi_url=_url_of(http), title=title)
 
-    for path in PAGES:
-        add_page(path)
+    @routes.get("/redoc")
+    async def redoc(http: HttpRequest) -> Response:
+        keys.require(http, "metrics")
+        return get_redoc_html(openapi_url=_url_of(http), title=title)
+
     return routes
+
+
+def _url_of(http: HttpRequest) -> str:
+    """Return where a browser finds the document, behind the prefix that a proxy has taken off."""
+    prefix: str = http.scope.get("root_path", "")
+    return prefix.rstrip("/") + DOCUMENT

@@ -30,7 +30,13 @@ CALLS: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
         {"path": "/a/2", "load_inplace": True, "pinned": True},
     ),
     ("rollback", "POST", "/v1/adapters/law/rollback", {"json": {"version": 1}}, {"version": 1}),
-    ("split", "POST", "/v1/adapters/law/split", {"json": {"1": 40, "2": 60}}, {"version 2": 60}),
+    (
+        "split",
+        "POST",
+        "/v1/adapters/law/split",
+        {"json": {"1": 40, "2": 60}},
+        {"shares": "1: 40 %, 2: 60 %"},
+    ),
     ("unpin", "DELETE", "/v1/adapters/law/pin", {}, {}),
     ("pin", "POST", "/v1/adapters/law/pin", {}, {}),
     ("unload", "POST", "/v1/unload_lora_adapter", {"json": {"lora_name": "law"}}, {"force": False}),
@@ -88,7 +94,7 @@ def test_each_call_that_changes_what_is_served_is_one_line(
         (entry,) = entries(caplog)
         assert (entry["action"], entry["status"]) == (action, 200)
         assert (entry["tenant"], entry["key"]) == ("ops", "deploys")
-        assert (entry["client"], entry["request_id"]) == ("127.0.0.1", "job-7")
+        assert (entry["client"], entry["request_id"]) == ("10.0.0.1", "job-7")  # by uvicorn
         assert entry["forwarded_for"] == "192.0.2.7, 10.0.0.1"
         assert entry["router"] == serving.router.router_id
         assert entry.get("adapter") == (None if action in OF_ALL else "law")

@@ -92,7 +92,7 @@ def test_another_tenants_adapter_is_answered_as_one_that_does_not_exist(
     mine, other = ("acme", "umbra") if key == "acme-loads" else ("umbra", "acme")
     answers = {
         said(call(serving, key, method, named(path, name), **named(content, name)), name)
-        for name in (f"{other}/law", f"{other}/no", f"{mine}/no", "no")
+        for name in (f"{other}/law", f"{other}/no", f"{mine}/no", "nobody")
     }
     assert len(answers) == 1, answers
     assert answers.pop()[0] == 404
