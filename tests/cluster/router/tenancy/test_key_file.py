@@ -76,6 +76,12 @@ def test_a_bad_key_file_is_refused_without_showing_a_key(
     assert "top-secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["[" * 300_000, "- " * 5000 + "a", "{a: " * 65 + "}" * 65])
+def test_what_is_nested_deeply_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match="recursion has a limit"):
+        keys_of(tmp_path, text)
+
+
 def test_a_file_that_is_too_large_is_no_file_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
