@@ -123,6 +123,11 @@ def model_not_found(name: str, param: str = "model") -> NotFound:
     return NotFound(f"the model {name[:256]!r} does not exist", param, MODEL_NOT_FOUND)
 
 
+def adapter_not_found(name: str) -> NotFound:
+    """Return vLLM's error for an adapter to unload that does not exist."""
+    return NotFound(f"The lora adapter {name[:256]!r} cannot be found.", "lora_name")
+
+
 BY_NAME: dict[str, type[TopworkError]] = {
     cls.__name__: cls
     for cls in (

@@ -28,6 +28,7 @@ class RouterCounts(msgspec.Struct, frozen=True):
     adapters: dict[str, tuple[str, ...]]  # names behind each adapter label of its series
     num_in_flight: int  # answers
     has_ended: bool = False  # nothing will be added
+    key_file_loaded: float | None = None  # seconds since 1970; None: it has no keys
 
 
 class RouterReport(msgspec.Struct, frozen=True):

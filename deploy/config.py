@@ -311,7 +311,7 @@ class ServeConfig(BaseModel):
         bool,
         Field(
             description="Serve without keys beyond this machine, for networks where something "
-            "else decides who may ask."
+            "else decides who may ask; nobody may load adapters or drain."
         ),
     ] = False
     replicas: Annotated[

@@ -15,7 +15,7 @@ from cluster.adapters.pins import Limits
 from cluster.adapters.records import AdapterRecord, Facts, Outline, ResolvedAdapter, Source
 from cluster.adapters.saved_state import name_entry
 from cluster.adapters.versions import History, Version, check_name_form, first
-from cluster.errors import InvalidRequest, NotFound
+from cluster.errors import InvalidRequest, NotFound, adapter_not_found
 
 
 class AdapterCatalog:
@@ -144,7 +144,7 @@ class AdapterCatalog:
             NotFound: if there is no such name.
         """
         if name not in self._names:
-            raise NotFound(f"The lora adapter {shown(name)} cannot be found.", "lora_name")
+            raise adapter_not_found(name)
         history = self._names[name]
         self._change(name, None, {})
         return history

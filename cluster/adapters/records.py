@@ -75,6 +75,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     load_inplace: bool = False  # the name may be taken: this is its next version
     pinned: bool = False
     sha256: str | None = None  # that the weights file must have, hex
+    root: str | None = None  # nothing outside of this directory is read, either
 
 
 class ResolvedAdapter(msgspec.Struct, frozen=True):

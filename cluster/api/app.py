@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 from starlette.types import Lifespan
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.error_handlers import add_error_handlers
 from cluster.api.http import CountResponses, RequestContext
 from cluster.api.openapi.document import openapi_document
@@ -11,6 +11,7 @@ from cluster.api.routes.adapters import adapter_routes
 from cluster.api.routes.chat import chat_routes
 from cluster.api.routes.classify import classify_routes
 from cluster.api.routes.completions import completion_routes
+from cluster.api.routes.documents import document_routes
 from cluster.api.routes.embeddings import embedding_routes
 from cluster.api.routes.invocations import invocation_routes
 from cluster.api.routes.kv_events import kv_event_routes
@@ -36,11 +37,13 @@ def create_app(
     """Return the application; whoever serves it starts and closes the router.
 
     `sends_ids` is false where the server sends each request's id back itself, as Serve does.
-
-    Raises:
-        ValueError: if the router's file of API keys cannot be used.
     """
-    app = FastAPI(title="Topwork", version=router.config.version, lifespan=lifespan)
+    app = FastAPI(
+        title="Topwork",
+        version=router.config.version,
+        lifespan=lifespan,
+        openapi_url=None,  # with keys it needs one: see document_routes
+    )
     app.state.extra_parameters = ExtraParameters(router.config.lenient_parameters)
     app.add_middleware(CountResponses, metrics=router.metrics)
     if router.tracer is not None:
@@ -49,7 +52,7 @@ def create_app(
     app.add_middleware(RequestContext, sends_ids=sends_ids)
     shapes = dict.fromkeys(SGLANG_PATHS, sglang_error) | {MESSAGES: anthropic_error}
     add_error_handlers(app, shapes, sends_ids=sends_ids)
-    keys = KeyRing.of_file(router.config.api_key_file)
+    keys = Authenticator(router)
     routers = [
         make_routes(router, keys)
         for make_routes in (
@@ -76,7 +79,12 @@ def create_app(
     for one in routers:
         app.include_router(one)
     document = openapi_document(
-        app, routers, has_keys=keys.are_on, is_lenient=router.config.lenient_parameters
+        app,
+        routers,
+        has_keys=keys.are_on,
+        may_forbid=keys.may_forbid,
+        is_lenient=router.config.lenient_parameters,
     )
     app.openapi = lambda: document  # type: ignore[method-assign]
+    app.include_router(document_routes(app.title, document, keys))
     return app

@@ -1,140 +1,149 @@
-"""API keys: the file of keys, and whose key an HTTP call carries.
+"""Who makes an HTTP call: the key in its headers, the rights of that key, and the audit log.
 
-Keys are kept as their SHA-256 only, and appear in no message.
+What a key is and what it may do is `cluster.router.tenancy`'s.
 """
 
-import hmac
-from collections import defaultdict
-from hashlib import sha256
-from pathlib import Path
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from cluster.errors import Unauthorized
-from cluster.request import PRIORITY_MAX, PRIORITY_MIN
-from cluster.router.model_resolver import ANYONE, Principal
+from cluster.api.error_handlers import CLIENT_CLOSED_REQUEST
+from cluster.api.http import request_id_of
+from cluster.errors import NotFound, TopworkError, Unauthorized
+from cluster.router.router import Router
+from cluster.router.tenancy.audit_log import Action, AuditEntry, Value
+from cluster.router.tenancy.principal import ANONYMOUS, ANYONE, Principal, Scope
 
-MAX_WEIGHT = 1000
-
-
-class KeyEntry(BaseModel):
-    """One key in the file: itself or its SHA-256, its tenant and what it may do."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
-
-    key: Annotated[str | None, Field(min_length=8)] = None
-    key_sha256: Annotated[str | None, Field(pattern=r"^[0-9a-fA-F]{64}$")] = None
-    tenant: Annotated[str, Field(min_length=1)]
-    adapters: list[str] | Literal["*"] = Field(default_factory=list)
-    admin: bool = False
-    # Smaller goes first. A request that names no priority has 0, or this if it is more.
-    min_priority: Annotated[int, Field(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = 0
-    # Of two tenants that want all they can get, one of weight 2 gets twice what one of 1 does.
-    weight: Annotated[int, Field(ge=1, le=MAX_WEIGHT)] = 1
+MAX_FORWARDED = 1024  # characters of a header that anyone can send
 
 
-_ENTRIES = TypeAdapter(list[KeyEntry])
+@dataclass(frozen=True, slots=True)
+class AdministrativeCall:
+    """A call that changes what is served, or reads what others have asked, by who may."""
 
+    principal: Principal
+    entry: AuditEntry
 
-class KeyRing:
-    """The keys that are known; a ring of none refuses all calls, unless keys are off."""
-
-    def __init__(self, entries: list[KeyEntry], *, is_off: bool = False) -> None:
-        """Take the keys.
+    def change(self, adapter: str, otherwise: NotFound, **details: Value) -> None:
+        """Note that the call is to change an adapter that should be there.
 
         Raises:
-            ValueError: if an entry has no key or two, or two entries have the same one.
+            NotFound: `otherwise`, if the caller may not see one of this name.
+            Forbidden: if the caller may see it but not change it.
         """
-        self._is_off = is_off  # anyone may do anything
-        self._principals: list[tuple[bytes, Principal]] = []
-        for number, entry in enumerate(entries):
-            if (entry.key is None) == (entry.key_sha256 is None):
-                raise ValueError(f"key {number}: needs either key or key_sha256")
-            digest = (
-                bytes.fromhex(entry.key_sha256)
-                if entry.key_sha256 is not None
-                else sha256((entry.key or "").encode()).digest()
-            )
-            principal = Principal(
-                tenant=entry.tenant,
-                adapters=None if entry.adapters == "*" else frozenset(entry.adapters),
-                admin=entry.admin,
-                min_priority=entry.min_priority,
-                weight=entry.weight,
-            )
-            self._principals.append((digest, principal))
-        self._check_that_keys_differ()
+        self.entry.about(adapter, **details)
+        if not self.principal.may_see(adapter):
+            raise otherwise
+        self.principal.require_name(adapter)
+
+    def load(self, adapter: str, **details: Value) -> None:
+        """Note that the call is to load something under a name.
+
+        Raises:
+            Forbidden: if the caller may not use the name so, whether it is taken or not.
+        """
+        self.entry.about(adapter, **details)
+        self.principal.require_name(adapter)
+
+
+class Authenticator:
+    """Tells who makes a call, from the keys that one router knows at the time."""
+
+    def __init__(self, router: Router) -> None:
+        self._ring = None if router.keys is None else router.keys.ring
+        self._without_keys = ANONYMOUS if router.config.anonymous else ANYONE
+        self._router_id = router.router_id
 
     @property
     def are_on(self) -> bool:
         """Whether callers need a key."""
-        return not self._is_off
+        return self._ring is not None
 
-    def _check_that_keys_differ(self) -> None:
-        numbers: dict[bytes, list[int]] = defaultdict(list)
-        for number, (digest, _) in enumerate(self._principals):
-            numbers[digest].append(number)
-        for same in (same for same in numbers.values() if len(same) > 1):
-            tenants = dict.fromkeys(repr(self._principals[number][1].tenant) for number in same)
-            listed = " and ".join(map(str, same))
-            raise ValueError(f"{listed} are the same key, of tenant {', '.join(tenants)}")
-
-    @classmethod
-    def load(cls, path: Path) -> "KeyRing":
-        """Read a YAML list of keys, each with the fields of KeyEntry.
-
-        Raises:
-            ValueError: if the file is not such a list; the message holds no key.
-        """
-        try:
-            document = yaml.safe_load(path.read_text())
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            line = f" at line {mark.line + 1}" if mark is not None else ""
-            raise ValueError(f"{path} is not YAML{line}") from None
-        try:
-            return cls(_ENTRIES.validate_python(document))
-        except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            field = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{path}: {field}: {first['msg']}") from None
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-
-    @classmethod
-    def of_file(cls, path: str | None) -> "KeyRing":
-        """Return the keys of a file as `load` does; without a file, keys are off."""
-        return cls([], is_off=True) if path is None else cls.load(Path(path))
+    @property
+    def may_forbid(self) -> bool:
+        """Whether there may be callers that lack a scope."""
+        return self.are_on or self._without_keys is ANONYMOUS
 
     def authenticate(self, http: HttpRequest) -> Principal:
-        """Return who calls; raises as `identify`.
+        """Return who calls.
 
         A key may come as Anthropic's clients send it, in X-Api-Key; Authorization goes first.
+
+        Raises:
+            Unauthorized: if there is no key, or one that is not known or whose time is over.
         """
-        if self._is_off:
-            return ANYONE
+        if self._ring is None:
+            return self._without_keys
         authorization, key = http.headers.get("authorization"), http.headers.get("x-api-key")
         if authorization is None and key is not None:
             authorization = f"Bearer {key}"
-        return self.identify(authorization)
+        return self._ring.identify(bearer_key(authorization))
 
-    def identify(self, authorization: str | None) -> Principal:
-        """Return whose key an Authorization header carries.
+    def require(self, http: HttpRequest, scope: Scope) -> Principal:
+        """Return who calls, who has a scope; raises as `authenticate`, and Forbidden."""
+        principal = self.authenticate(http)
+        principal.require(scope)
+        return principal
+
+    def may(self, http: HttpRequest, scope: Scope) -> bool:
+        """Return whether a caller has a scope; one without a known key has none."""
+        try:
+            return scope in self.authenticate(http).scopes
+        except Unauthorized:
+            return False
+
+    @contextmanager
+    def administrative(
+        self, http: HttpRequest, action: Action, scope: Scope
+    ) -> Iterator[AdministrativeCall]:
+        """Hold a call that needs a scope; when it ends, so or so, it is in the audit log.
 
         Raises:
-            Unauthorized: if there is none, or an unknown one.
+            Unauthorized, Forbidden: as `require`, which the log tells as well.
         """
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
-            raise Unauthorized("an API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")
-        presented = sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        matching: Principal | None = None
-        for digest, principal in self._principals:  # all of them, whichever matches
-            if hmac.compare_digest(digest, presented):
-                matching = principal
-        if matching is None:
-            raise Unauthorized("unknown API key", code="invalid_api_key")
-        return matching
+        entry = AuditEntry(
+            action=action,
+            router=self._router_id,
+            request_id=request_id_of(http),
+            client=http.client.host if http.client is not None else None,
+            forwarded_for=_forwarded_for(http),
+        )
+        try:
+            principal = self.authenticate(http)
+            entry.of(principal)
+            principal.require(scope)
+            yield AdministrativeCall(principal, entry)
+        except BaseException as error:
+            entry.ended(*_outcome(error))
+            raise
+        entry.ended(200)
+
+
+def bearer_key(authorization: str | None) -> str:
+    """Return the key that an Authorization header carries.
+
+    Raises:
+        Unauthorized: if it carries none.
+    """
+    scheme, _, key = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not key:
+        raise Unauthorized("an API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")
+    return key
+
+
+def _forwarded_for(http: HttpRequest) -> str | None:
+    """Return what proxies say of the client; the last address is the nearest proxy's word."""
+    told = ", ".join(http.headers.getlist("x-forwarded-for"))
+    return told[-MAX_FORWARDED:] or None
+
+
+def _outcome(error: BaseException) -> tuple[int, str]:
+    """Return the status that a call is answered with, and why."""
+    if isinstance(error, TopworkError):
+        return error.status, error.message
+    if isinstance(error, Exception) and not isinstance(error, ClientDisconnect):
+        return 500, type(error).__name__
+    return CLIENT_CLOSED_REQUEST, "cut off before its end"

@@ -18,9 +18,10 @@ from cluster.api.schemas.pooling import PoolingBody, PromptBody
 from cluster.api.schemas.requests import ConversationBody
 from cluster.errors import InvalidRequest
 from cluster.request import Request
-from cluster.router.model_resolver import Principal, ResolvedModel
+from cluster.router.model_resolver import ResolvedModel
 from cluster.router.output_processor import TextOptions
 from cluster.router.router import Router
+from cluster.router.tenancy.principal import Principal
 from worker.classifier_config import Activation, ClassifierConfig
 from worker.protocol import Pooling, SamplingParams
 

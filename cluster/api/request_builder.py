@@ -21,9 +21,10 @@ from cluster.api.structured_output import grammar_of
 from cluster.errors import InvalidRequest
 from cluster.request import Request
 from cluster.router.config import RouterConfig
-from cluster.router.model_resolver import Principal, ResolvedModel
+from cluster.router.model_resolver import ResolvedModel
 from cluster.router.output_processor import TextOptions
 from cluster.router.router import Router
+from cluster.router.tenancy.principal import Principal
 from cluster.router.tracing.call_trace import current_trace, phase
 from worker.protocol import SamplingParams
 

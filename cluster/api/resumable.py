@@ -17,9 +17,10 @@ from cluster.errors import InvalidRequest, NotFound
 from cluster.messages import Keep
 from cluster.request import TokenEvent
 from cluster.router.config import RouterConfig
-from cluster.router.model_resolver import Principal, ResolvedModel
+from cluster.router.model_resolver import ResolvedModel
 from cluster.router.output_processor import CompletionOutput, OutputProcessor, TextOptions
 from cluster.router.parser.families import MessageFormat
+from cluster.router.tenancy.principal import Principal
 
 _ID_BYTES = 18
 

@@ -31,12 +31,19 @@ class Backend(Protocol):
         ...
 
     async def load(
-        self, name: str, path: str, load_inplace: bool, pinned: bool, sha256: str | None = None
+        self,
+        name: str,
+        path: str,
+        load_inplace: bool,
+        pinned: bool,
+        sha256: str | None = None,
+        root: str | None = None,
     ) -> AdapterRecord:
         """Check an adapter and point the name at its content.
 
         `path` is a directory of the pool's host, or where it may fetch an adapter from, whose
-        weights must have the checksum `sha256`.
+        weights must have the checksum `sha256`. With `root` nothing outside of that directory is
+        read, whatever else the pool may read.
 
         Raises:
             InvalidAdapter: if the directory fails a check.

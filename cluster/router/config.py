@@ -31,7 +31,8 @@ class RouterConfig:
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     page_size: int = 64  # tokens of one KV page, by which prompts are remembered
     version: str = "unknown"
-    api_key_file: str | None = None  # None: anyone may do anything
+    api_key_file: str | None = None  # None: nobody needs a key
+    anonymous: bool = False  # without keys, nobody may change what is served
     max_in_flight: int = 1024  # answers being generated, over all connections
     max_prompts: int = 128  # in one call of /v1/completions
     max_choices: int = 16  # answers to one prompt: n and best_of

@@ -1,63 +1,20 @@
 """What the names in a call stand for, as far as its caller may use them.
 
 A name is the base model's, an adapter's, which may have the base model's and a colon in front, or
-several adapters' with weights; a principal is a caller that is known, with its adapters, priorities
-and share.
+several adapters' with weights. What a caller may not use does not exist for it: whether there is
+such an adapter changes nothing in what it is answered.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.adapters.records import AdapterRecord, ResolvedAdapter
-from cluster.errors import MODEL_NOT_FOUND, Forbidden, InvalidRequest, NotFound, model_not_found
-from cluster.request import BASE, PRIORITY_MIN, compose, parts_of
+from cluster.errors import MODEL_NOT_FOUND, InvalidRequest, NotFound, model_not_found
+from cluster.request import BASE, compose, parts_of
 from cluster.router.backend import Backend
+from cluster.router.tenancy.principal import Principal
 from cluster.router.tracing.call_trace import phase
 from worker.classifier_config import ClassifierConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """A caller that is known; the base model is open to everyone."""
-
-    tenant: str  # "" if keys are off
-    adapters: frozenset[str] | None  # names it may use; None: all
-    admin: bool
-    min_priority: int  # smaller goes first; it may go no smaller
-    weight: int  # its share beside other tenants
-
-    def may_use(self, adapter: str) -> bool:
-        """Return whether requests may name this adapter."""
-        return self.adapters is None or adapter in self.adapters
-
-    def require_adapter(self, adapter: str, param: str = "model") -> None:
-        """Raise Forbidden unless requests may name this adapter, which `param` does."""
-        if not self.may_use(adapter):
-            raise Forbidden(f"this key may not use the model {adapter[:256]!r}", param)
-
-    def priority(self, wanted: int | None) -> int:
-        """Return the priority of a request that asks for one, or for none.
-
-        Raises:
-            Forbidden: if it would go before what this key allows.
-        """
-        if wanted is None:
-            return max(0, self.min_priority)
-        if wanted < self.min_priority:
-            raise Forbidden(
-                f"priority: {wanted} is less than {self.min_priority}, the least of this key",
-                "priority",
-            )
-        return wanted
-
-    def require_admin(self) -> None:
-        """Raise Forbidden unless the caller may change what is served."""
-        if not self.admin:
-            raise Forbidden("this call needs a key with admin right")
-
-
-ANYONE = Principal(tenant="", adapters=None, admin=True, min_priority=PRIORITY_MIN, weight=1)
-
 
 NamedWeight = tuple[str, float]  # an adapter's name and its weight in a sum
 
@@ -83,16 +40,14 @@ class ModelResolver:
         """Check that the caller may use a model; nothing is read for it.
 
         Raises:
-            NotFound: if the name stands for nothing.
-            Forbidden: if the caller may not use it, whether it exists or not.
+            NotFound: if the name stands for nothing that the caller may use.
         """
         if name != self._base_name:
             await self.record(name, principal)
 
     async def record(self, name: str, principal: Principal) -> AdapterRecord:
         """Return the record of the adapter that a model name stands for; raises as `require`."""
-        adapter = await self._adapter_name(name)
-        principal.require_adapter(adapter)
+        adapter = await self._adapter_name(name, principal)
         try:
             return await self._backend.record(adapter)
         except NotFound:
@@ -106,10 +61,9 @@ class ModelResolver:
         The request of the same id gets the same versions of its adapters, always.
 
         Raises:
-            NotFound: if a name stands for nothing.
+            NotFound: if a name stands for nothing that the caller may use.
             InvalidAdapter: if an adapter is used for the first time and cannot be served.
             InvalidRequest: if the sum is on top of an adapter, or cannot be formed.
-            Forbidden: if the caller may not use a name, whether it exists or not.
         """
         if lora is not None:
             with phase("resolve_adapter"):
@@ -117,35 +71,51 @@ class ModelResolver:
         if name == self._base_name:
             return ResolvedModel((name,), BASE, 0)
         with phase("resolve_adapter"):
-            adapter_name = await self._adapter_name(name)
-            principal.require_adapter(adapter_name)
-            adapter = await self._adapter(adapter_name, request_id, "model")
+            adapter_name = await self._adapter_name(name, principal)
+            adapter = await self._adapter(adapter_name, request_id, name, "model")
         return ResolvedModel((adapter_name,), adapter.digest, adapter.num_bytes, adapter.classifier)
 
-    async def _adapter_name(self, name: str) -> str:
+    async def _adapter_name(self, name: str, principal: Principal, param: str = "model") -> str:
         """Return the name of the adapter that is meant: BASE:ADAPTER is ADAPTER, if none has it.
 
-        It is the same for every caller, whatever its rights.
+        One that the caller may not use is none, and nobody is asked for it.
+
+        Raises:
+            NotFound: if the caller may not use what is meant.
         """
-        prefix = f"{self._base_name}:"
-        adapter = name.removeprefix(prefix)
+        may_use = principal.may_use(name)
+        adapter = name.removeprefix(f"{self._base_name}:")
         if adapter in (name, ""):
+            if may_use:
+                return name
+        elif may_use and await self._is_known(name):
             return name
+        elif adapter == self._base_name or principal.may_use(adapter):
+            return adapter
+        raise model_not_found(name, param)
+
+    async def _is_known(self, name: str) -> bool:
         try:
             await self._backend.record(name)
         except NotFound:
-            return adapter
-        return name
+            return False
+        return True
 
     async def _sum(
         self, name: str, lora: Sequence[NamedWeight], principal: Principal, request_id: str
     ) -> ResolvedModel:
-        lora = [(await self._adapter_name(adapter), weight) for adapter, weight in lora]
-        self._check_names(name, lora, principal)
-        names = tuple(dict.fromkeys(adapter for adapter, _ in lora))
+        self._check_base(name)
+        asked: dict[str, str] = {}  # by the name of each adapter, how it was asked for first
+        meant: list[NamedWeight] = []
+        for one, weight in lora:
+            adapter_name = await self._part_name(one, principal)
+            asked.setdefault(adapter_name, one)
+            meant.append((adapter_name, weight))
         # Each name once: between two calls it could get a new version.
-        by_name = {one: await self._adapter(one, request_id, "lora") for one in names}
-        adapter = compose((by_name[one].digest, weight) for one, weight in lora)
+        by_name = {
+            one: await self._adapter(one, request_id, told, "lora") for one, told in asked.items()
+        }
+        adapter = compose((by_name[one].digest, weight) for one, weight in meant)
         by_digest = {one.digest: one for one in by_name.values()}
         parts = parts_of(adapter)
         for digest, weight in parts:
@@ -159,28 +129,33 @@ class ModelResolver:
         num_bytes = sum(by_digest[digest].num_bytes for digest, _ in parts)
         # One with a head stands alone.
         classifier = by_digest[parts[0][0]].classifier if len(parts) == 1 else None
-        return ResolvedModel(tuple(sorted(names)), adapter, num_bytes, classifier)
+        return ResolvedModel(tuple(sorted(asked)), adapter, num_bytes, classifier)
 
-    def _check_names(self, name: str, lora: Sequence[NamedWeight], principal: Principal) -> None:
+    def _check_base(self, name: str) -> None:
         if name != self._base_name:
             raise InvalidRequest(
                 f"model: with lora it must be the base model, {self._base_name!r}, which the sum "
                 "goes on top of; name the adapter in lora instead",
                 "model",
             )
-        for adapter, _ in lora:
-            if adapter == self._base_name:
-                raise InvalidRequest(
-                    f"lora: {adapter!r} is the base model, which the sum goes on top of; leave "
-                    "it out",
-                    "lora",
-                )
-            principal.require_adapter(adapter, "lora")
 
-    async def _adapter(self, name: str, request_id: str, param: str) -> ResolvedAdapter:
+    async def _part_name(self, name: str, principal: Principal) -> str:
+        """Return the name of an adapter of a sum, which is not the base model's."""
+        if name != self._base_name:
+            name = await self._adapter_name(name, principal, "lora")
+        if name == self._base_name:
+            raise InvalidRequest(
+                f"lora: {self._base_name!r} is the base model, which the sum goes on top of; leave "
+                "it out",
+                "lora",
+            )
+        return name
+
+    async def _adapter(self, name: str, request_id: str, asked: str, param: str) -> ResolvedAdapter:
+        """Return what a request gets for an adapter, which `param` has called `asked`."""
         try:
             return await self._backend.resolve(name, request_id)
         except NotFound as error:
             if error.code == MODEL_NOT_FOUND:
-                raise model_not_found(name, param) from None
+                raise model_not_found(asked, param) from None
             raise  # the name is known, its directory is gone

@@ -8,7 +8,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,7 @@ from cluster.router.pooling_config import PoolingConfig
 from cluster.router.replica_set import ReplicaSet
 from cluster.router.sandbox.grammars import GrammarChecker
 from cluster.router.sandbox.request_templates import RequestTemplates
+from cluster.router.tenancy.key_watcher import KeyWatcher
 from cluster.router.tokenizer import Tokenizer
 from cluster.router.tracing.call_trace import current_trace, phase
 from cluster.router.tracing.endpoint import check_endpoint
@@ -68,6 +69,11 @@ class Router:
     """The state behind the HTTP API; belongs to one event loop from `start` to `close`."""
 
     def __init__(self, config: RouterConfig, backend: Backend) -> None:
+        """Read what a router needs beside its configuration.
+
+        Raises:
+            OSError, ValueError: if the file of API keys cannot be used.
+        """
         self.config = config
         self.backend = backend
         self.router_id = secrets.token_hex(4)  # label of this router's metrics
@@ -78,6 +84,9 @@ class Router:
         self.reasoning_parser = reasoning_parser(config.reasoning_parser, template)
         self.begins_in_thought = REASONING_PARSERS.get(config.reasoning_parser, False)
         self.metrics = RouterMetrics(config.model_name, config.max_adapter_labels)
+        self.keys: KeyWatcher | None = None
+        if config.api_key_file is not None:
+            self.keys = KeyWatcher(Path(config.api_key_file), self.metrics)
         self.aggregation = MetricsAggregation(
             self.router_id, self.metrics, backend, config.health_timeout
         )
@@ -107,10 +116,17 @@ class Router:
         """Connect to the schedulers that are up and keep looking for others."""
         with suppress(Unavailable):
             await self.replicas.refresh()
-        background = (self.replicas.run, self._follow_drain, self.aggregation.run)
+        background: dict[str, Callable[[], Awaitable[None]]] = {
+            "replicas": self.replicas.run,
+            "drain": self._follow_drain,
+            "metrics": self.aggregation.run,
+        }
+        if self.keys is not None:
+            background["keys"] = self.keys.run
+        assert background.keys() <= set(TASKS), "metrics tell of all tasks"
         self._running = tuple(
             asyncio.create_task(supervise(name, make, self.metrics.task_failed))
-            for name, make in zip(TASKS, background, strict=True)
+            for name, make in background.items()
         )
 
     async def close(self) -> None:
@@ -235,16 +251,17 @@ class Router:
             processors, self.replicas, self.config, metrics, self._admit, keep, is_by_token, trace
         )
 
-    async def load(
-        self, name: str, path: str, load_inplace: bool, pinned: bool, sha256: str | None = None
-    ) -> AdapterRecord:
-        """Give an adapter a name; `sha256` is what weights that are fetched must have.
+    async def load(self, name: str, path: str, options: LoadOptions) -> AdapterRecord:
+        """Give an adapter a name.
 
         Raises:
             InvalidRequest: if the base model has the name, or the directory fails a check.
         """
         self._refuse_base_name(name)
-        return await self.backend.load(name, path, load_inplace, pinned, sha256)
+        load_inplace, pinned = options.load_inplace, options.pinned
+        return await self.backend.load(
+            name, path, load_inplace, pinned, options.sha256, options.root
+        )
 
     async def upload(self, name: str, parts: AsyncIterator[bytes], upload: Upload) -> AdapterRecord:
         """Give an adapter whose weights come in parts a name; raises as `load`."""

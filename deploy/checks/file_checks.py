@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster.adapters.saved_state import decode
 from cluster.adapters.state_file import StateError, read_entries
-from cluster.api.auth import KeyRing
+from cluster.router.tenancy.key_file import read_keys
 from cluster.scheduler.replay.event_log import MAGIC
 from deploy.config import ServeConfig
 from deploy.config_errors import Mistake, one_line
@@ -48,12 +48,10 @@ def _look_at_staging(folder: Path) -> Iterator[Mistake]:
 
 def _look_at_keys(file: Path) -> Iterator[Mistake]:
     try:
-        KeyRing.load(file)
+        read_keys(file)
     except FileNotFoundError as error:
         yield Mistake(f"api_key_file: {error}", is_absent=True)
-    except UnicodeDecodeError:
-        yield Mistake(f"api_key_file: {file} is no text")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         yield Mistake(f"api_key_file: {one_line(error)}")
 
 

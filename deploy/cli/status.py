@@ -1,4 +1,4 @@
-"""`topwork status`: health, load, memory and adapters of a server, from its open routes."""
+"""`topwork status`: health, load, memory and adapters of a server, as far as a key may know."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ def status_of(client: "Client") -> dict[str, Any]:
         CallError: if nothing answers, or what answers is no Topwork server.
     """
     version = client.get("/version")
+    metrics = client.reply("/metrics")
     healthy, why_unhealthy = _judged(client, "/health")
     ready, why_unready = _judged(client, "/ready")
     return {
@@ -64,7 +65,8 @@ def status_of(client: "Client") -> dict[str, Any]:
         "healthy": healthy,
         "ready": ready,
         "reasons": list(dict.fromkeys([*why_unhealthy, *why_unready])),
-        **measured(client.reply("/metrics").text),
+        "details": metrics.is_success,
+        **measured(metrics.text if metrics.is_success else ""),
     }
 
 
@@ -137,6 +139,9 @@ def _show(found: Mapping[str, Any]) -> None:
     line("model", found["model"] or "not told without a key")
     line("health", "ok" if found["healthy"] else "; ".join(found["reasons"]))
     line("ready", "yes" if found["ready"] else "no")
+    if not found["details"]:
+        line("details", "not told without a key that has the scope metrics")
+        return
     counts = ", ".join(f"{count} {level}" for level, count in found["adapters"].items() if count)
     pool = "" if found["adapter_pool_up"] else "; their pool does not answer"
     line("adapters", f"{counts or 'none'}{pool}")

@@ -48,4 +48,4 @@ def _router_counts() -> RouterCounts:
         family.name: ((tuple(label[0] for label in family.labels[:-1]), 1.0),)
         for family in COUNTERS
     }
-    return structs.replace(counts, counters=series)
+    return structs.replace(counts, counters=series, key_file_loaded=1.0)

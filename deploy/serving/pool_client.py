@@ -43,9 +43,15 @@ class PoolClient:
         return cast(AdapterRecord, await self._call_twice("record", name))
 
     async def load(
-        self, name: str, path: str, load_inplace: bool, pinned: bool, sha256: str | None = None
+        self,
+        name: str,
+        path: str,
+        load_inplace: bool,
+        pinned: bool,
+        sha256: str | None = None,
+        root: str | None = None,
     ) -> AdapterRecord:
-        record = await self._call("load", name, path, load_inplace, pinned, sha256)
+        record = await self._call("load", name, path, load_inplace, pinned, sha256, root)
         return cast(AdapterRecord, record)
 
     async def begin_upload(self, name: str, load_inplace: bool, num_bytes: int | None) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from contextlib import suppress
 
 # What of Ray's CPUs a process takes: they are counted, not given, and cores are shared. A
@@ -15,7 +16,8 @@ def set_log_level(level: str) -> None:
     logger = logging.getLogger("topwork")
     logger.setLevel(level)
     if not logger.handlers:
-        handler = logging.StreamHandler()
+        # Serve gives what replicas write to sys.stderr to its own logger, which drops it.
+        handler = logging.StreamHandler(sys.__stderr__)
         handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False

@@ -22,14 +22,14 @@ LIVE_KEYS = frozenset(
     {
         *("adapter", "adapter_dir", "log_level", "drain_timeout"),
         *("replicas", "max_replicas", "scale_up_delay", "scale_down_delay", "routers", "surge"),
-        *("host", "port", "ray_address", "anonymous"),
+        *("host", "port", "ray_address"),
     }
 )
 # Which model the ranks hold, and how it is split: routers, pool and schedulers must agree on it.
 MODEL_KEYS = frozenset({"model", "dtype", "tp", "device"})
 ROUTER_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_model_len", "page_size", "api_key_file"),
-    *("vllm_metrics", "otlp_traces_endpoint"),
+    *("anonymous", "vllm_metrics", "otlp_traces_endpoint"),
     *("recovery_timeout", "stream_keep", "response_keep"),
     *("generation_config", "override_generation_config", "lenient_parameters"),
     *("trust_request_chat_template", "enable_prompt_tokens_details"),
@@ -46,7 +46,8 @@ SCHEDULER_KEYS = (
     - LIVE_KEYS
     - (
         {
-            *("served_model_name", "api_key_file", "vllm_metrics", "otlp_traces_endpoint"),
+            *("served_model_name", "api_key_file", "anonymous"),
+            *("vllm_metrics", "otlp_traces_endpoint"),
             *("stream_keep", "response_keep", "tool_call_parser", "reasoning_parser"),
             *("generation_config", "override_generation_config", "lenient_parameters"),
             *("trust_request_chat_template", "enable_prompt_tokens_details"),

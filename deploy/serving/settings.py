@@ -153,6 +153,7 @@ def router_config(checked: Checked) -> RouterConfig:
         model_name=config.base_name,
         model_dir=str(checked.model_dir),
         api_key_file=None if config.api_key_file is None else str(config.api_key_file),
+        anonymous=config.anonymous,
         page_size=config.page_size,
         context_length=checked.max_model_len,
         vocab_size=checked.model.vocab_size,

@@ -8,6 +8,10 @@
 {{- if and .Values.apiKeys.secretName $topwork.anonymous }}
 {{- fail "topwork.anonymous: apiKeys.secretName asks for keys: take one of the two" }}
 {{- end }}
+{{- $monitoring := .Values.monitoring }}
+{{- if and $monitoring.serviceMonitor.enabled .Values.apiKeys.secretName (not $monitoring.apiKey.secretName) }}
+{{- fail "monitoring.apiKey.secretName: with apiKeys metrics need a key: name a Secret, in this namespace, that holds one with the scope metrics" }}
+{{- end }}
 {{- include "topwork.validateSource" (dict "name" "model" "values" .Values.model) }}
 {{- include "topwork.validateSource" (dict "name" "adapters" "values" .Values.adapters) }}
 {{- if and (eq .Values.model.source "hub") (not .Values.model.hubId) }}

@@ -216,6 +216,12 @@ class MonitoringValues(Part):
     """Prometheus and Grafana."""
 
     intervalSeconds: Annotated[int, Field(ge=1, description="Between two scrapes.")] = 15
+    apiKey: Annotated[
+        SecretKey,
+        Field(
+            description="A key with the scope metrics, for the ServiceMonitor where keys are on."
+        ),
+    ] = SecretKey(key="key")
     serviceMonitor: Annotated[
         MonitorValues, Field(description="topwork's metrics, complete from one scrape.")
     ] = MonitorValues()

@@ -40,7 +40,9 @@ def bodies() -> dict[str, type[Body]]:
         model_dir="", model_name="base", context_length=1, vocab_size=1, eos_token_ids=()
     )
     # Routes are made without a look at the router behind them.
-    router = cast(Any, SimpleNamespace(config=config, metrics=None, tracer=None))
+    router = cast(
+        Any, SimpleNamespace(config=config, metrics=None, tracer=None, keys=None, router_id="")
+    )
     models = {model.__name__: model for model in _kinds_of(Body)}
     found: dict[str, type[Body]] = {}
     for path, methods in create_app(router).openapi()["paths"].items():

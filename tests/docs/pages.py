@@ -164,6 +164,8 @@ def served_routes() -> set[str]:
         model_name="m", model_dir="", context_length=8, vocab_size=8, eos_token_ids=()
     )
     # Routes are made without a look at the router behind them.
-    router = cast(Any, SimpleNamespace(config=config, metrics=None, tracer=None))
+    router = cast(
+        Any, SimpleNamespace(config=config, metrics=None, tracer=None, keys=None, router_id="")
+    )
     paths = create_app(router).openapi()["paths"]
     return {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}

@@ -5,7 +5,6 @@ from typing import get_args
 
 import pytest
 
-from cluster.api.auth import KeyEntry
 from cluster.api.schemas.requests import (
     HARMLESS,
     NEUTRAL_VALUES,
@@ -13,6 +12,8 @@ from cluster.api.schemas.requests import (
     CompletionBody,
 )
 from cluster.errors import BY_NAME
+from cluster.router.tenancy.key_file import KeyEntry
+from cluster.router.tenancy.principal import SCOPES
 from cluster.scheduler.config import SchedulerConfig
 from deploy.config import ServeConfig
 from deploy.serving.redeploy_scope import LIVE_KEYS, POOL_KEYS, ROUTER_KEYS, SCHEDULER_KEYS
@@ -65,9 +66,9 @@ def test_every_error_has_its_status_in_the_table() -> None:
     assert table == {error.status for error in BY_NAME.values()}
 
 
-def test_the_fields_of_a_key_are_all_described() -> None:
-    table = first_cells(OPERATIONS, "Keys")
-    assert {*table, "key", "key_sha256"} == set(KeyEntry.model_fields)
+def test_the_fields_and_scopes_of_a_key_are_all_described() -> None:
+    tables = first_cells(OPERATIONS, "Keys")
+    assert {*tables, "key", "key_sha256"} == set(KeyEntry.model_fields) | SCOPES
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_each_row_of_what_a_change_restarts_has_keys_that_restart_the_same() -> 
     scopes = [{tuple(key in scope for scope in _SCOPES) for key in row} for row in table]
     assert all(len(scope) == 1 for scope in scopes), "keys of one row restart different things"
     named = set().union(*table)
-    own = {"host", "port", "ray_address", "anonymous"}  # Serve's, or of no meaning there
+    own = {"host", "port", "ray_address"}  # Serve's, or of no meaning there
     unnamed = set(ServeConfig.model_fields) - named - own
     assert unnamed <= SCHEDULER_KEYS - ROUTER_KEYS - POOL_KEYS, "they are no schedulers' alone"
 

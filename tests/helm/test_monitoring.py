@@ -11,7 +11,7 @@ import yaml
 
 from helm.tools import generate
 from tests.deploy.observability.test_rules import served_names
-from tests.helm.charts import CHART, Object, of_kind, rendered, the, values_of
+from tests.helm.charts import CHART, Object, of_kind, render, rendered, the, values_of
 
 
 def relabeled(monitor: Object, labels: dict[str, str]) -> dict[str, str]:
@@ -51,6 +51,16 @@ def test_one_node_servers_are_a_job_each() -> None:
     monitor = the(rendered("deployment-keda"), "ServiceMonitor")
     one = relabeled(monitor, target("a", "10.0.0.1:8000"))
     assert one["__address__"] == "10.0.0.1:8000" and one["job"] == "prod/a"
+
+
+def test_prometheus_presents_the_key_that_the_values_name() -> None:
+    for name, key in (("everything", "token"), ("deployment-keda", "key")):
+        (endpoint,) = the(rendered(name), "ServiceMonitor")["spec"]["endpoints"]
+        assert endpoint["authorization"] == {"credentials": {"name": "scrape-key", "key": key}}
+    monitoring = {"monitoring": {"serviceMonitor": {"enabled": True}}}
+    objects = render({"topwork": {"anonymous": True, "device": "cpu", "tp": 1}} | monitoring)
+    (endpoint,) = the(objects, "ServiceMonitor")["spec"]["endpoints"]
+    assert "authorization" not in endpoint
 
 
 def test_keda_asks_for_a_metric_that_is_served() -> None:

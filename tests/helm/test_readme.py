@@ -1,13 +1,15 @@
 """What the two pages tell a reader to type is what the chart takes."""
 
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import helm_python
 import pytest
 import yaml
 
-from cluster.api.auth import KeyRing
+from cluster.router.tenancy.key_file import read_keys
+from cluster.router.tenancy.principal import SCOPES
 from deploy.config import ServeConfig
 from tests.helm.charts import CHART, ROOT, VALUES, chart, render, served
 from tests.helm.schemas import KUBERAY, KUBERNETES
@@ -27,7 +29,8 @@ def document(name: str) -> str:
 def test_the_keys_are_a_file_of_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(document("KEYS"))
-    assert KeyRing.load(file).identify("Bearer a-long-secret").admin
+    (key,) = read_keys(file)
+    assert key.digest == sha256(b"a-long-secret").digest() and key.principal.scopes == SCOPES
 
 
 def test_the_values_of_the_page_are_served() -> None:

@@ -15,6 +15,9 @@ from typing import BinaryIO
 from cluster.errors import InvalidAdapter
 
 COPIED_AT_ONCE = 1 << 20  # bytes
+OUTSIDE = (
+    "{} lies outside of the directories that adapters may be read from (adapter_root, adapter_dir)"
+)
 
 
 def resolve_roots(directories: Iterable[str]) -> tuple[str, ...]:
@@ -27,6 +30,23 @@ def is_inside(path: str, roots: tuple[str, ...]) -> bool:
     return not roots or any(os.path.commonpath((path, root)) == root for root in roots)
 
 
+def narrowed(roots: tuple[str, ...], root: str | None) -> tuple[str, ...]:
+    """Return what lies in one of `roots` and in a directory of a caller's own, if it has one.
+
+    Raises:
+        InvalidAdapter: if nothing does.
+    """
+    if root is None:
+        return roots
+    (own,) = resolve_roots((root,))
+    if is_inside(own, roots):
+        return (own,)
+    inner = tuple(one for one in roots if is_inside(one, (own,)))
+    if not inner:
+        raise InvalidAdapter(OUTSIDE.format("everything in the adapter_root of this key"))
+    return inner
+
+
 def confine(path: str, roots: tuple[str, ...]) -> None:
     """Refuse a path that leads out of the roots, before it is looked at.
 
@@ -34,10 +54,7 @@ def confine(path: str, roots: tuple[str, ...]) -> None:
         InvalidAdapter: without a word on where it leads or whether there is anything.
     """
     if not is_inside(os.path.realpath(path), roots):
-        raise InvalidAdapter(
-            f"{os.path.basename(path)} lies outside of the directories that adapters may be read "
-            "from (adapter_root, adapter_dir)"
-        )
+        raise InvalidAdapter(OUTSIDE.format(os.path.basename(path)))
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -7,7 +7,7 @@ all ranks, before its name is switched to it; if anything of that fails, the nam
 from pathlib import Path
 
 from cluster.adapters.catalog import AdapterCatalog
-from cluster.adapters.peft.files import copy_regular_file
+from cluster.adapters.peft.files import copy_regular_file, narrowed
 from cluster.adapters.records import AdapterRecord, LoadOptions, Source
 from cluster.adapters.service.directory_watcher import NameLocks
 from cluster.adapters.service.pool_config import AdapterPoolConfig
@@ -37,32 +37,39 @@ class LoadingCalls:
     _uploads: Uploads
 
     async def load(
-        self, name: str, path: str, load_inplace: bool, pinned: bool, sha256: str | None = None
+        self,
+        name: str,
+        path: str,
+        load_inplace: bool,
+        pinned: bool,
+        sha256: str | None = None,
+        root: str | None = None,
     ) -> AdapterRecord:
         """Read an adapter whole and publish it under a name.
 
         `path` is a directory on this host, or where adapter_sources lets the pool fetch it from;
-        `sha256` is what the weights that are fetched must have.
+        `sha256` is what the weights that are fetched must have. With `root` nothing outside of that
+        directory of this host is read, and nothing is fetched.
 
         Raises:
             InvalidRequest: if the name cannot be taken, no more can be pinned, or nothing may be
                 fetched from there.
             NotFound: if there is no such directory, repository or file.
-            InvalidAdapter: if the adapter fails a check or lies outside of adapter_roots.
+            InvalidAdapter: if the adapter fails a check or lies outside of adapter_roots or `root`.
             Overloaded: if too many are being fetched.
             Unavailable: if it cannot be fetched, or what has changed cannot be saved, as for all
                 calls that change something.
         """
         self._state.check_open()
         options = LoadOptions(load_inplace, pinned, sha256)
-        address = self._fetcher.address(path)
+        address = None if root is not None else self._fetcher.address(path)
         if address is not None:
             self._catalog.check_name(name, load_inplace=load_inplace)
             async with self._fetcher.fetched(address, sha256) as incoming:
                 return await self._publish_incoming(name, incoming, options)
         if sha256 is not None:
             raise InvalidRequest("sha256 is of what is uploaded or fetched", "sha256")
-        source = Source(str(Path(path).absolute()), self._roots)
+        source = Source(str(Path(path).absolute()), narrowed(self._roots, root))
         return await self._publish(name, source, options)
 
     async def begin_upload(self, name: str, load_inplace: bool, num_bytes: int | None) -> str:
@@ -114,7 +121,7 @@ class LoadingCalls:
             InvalidRequest, Unavailable: as `load`.
         """
         self._state.check_open()
-        roots = self._roots or (SHARED_MEMORY,)
+        roots = narrowed(self._roots or (SHARED_MEMORY,), options.root)
         limit = self._config.max_upload
         upload = await self.begin_upload(name, options.load_inplace, None)
         try:

@@ -1,6 +1,7 @@
 """The OpenAPI document of an application, from what its routes declare."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,8 +16,8 @@ from cluster.errors import Internal, Overloaded, TopworkError, Unauthorized, Una
 OPENAPI = "3.1.0"
 _MEANINGS = {
     400: "A parameter, a body or an adapter that cannot be served, with the reason.",
-    401: "No API key, or an unknown one.",
-    403: "A known API key that may not do this.",
+    401: "No API key, an unknown one, or one whose time is over.",
+    403: "A caller who may not do this.",
     404: "An unknown model, adapter, response or stream.",
     409: "The state of an adapter or a stream forbids the call.",
     429: "A limit on requests is reached.",
@@ -34,17 +35,24 @@ _TAGS = {
 
 
 def openapi_document(
-    app: FastAPI, routers: Iterable[APIRouter], *, has_keys: bool, is_lenient: bool
+    app: FastAPI,
+    routers: Iterable[APIRouter],
+    *,
+    has_keys: bool,
+    may_forbid: bool,
+    is_lenient: bool,
 ) -> dict[str, Any]:
     """Return what /openapi.json says of the routes that declare something.
 
     Args:
         routers: whose routes the application has.
         has_keys: whether callers need API keys.
+        may_forbid: whether there may be callers who lack a right, with keys or without.
         is_lenient: whether bodies may hold unknown parameters.
     """
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    return _Document(app.title, app.version, routes, has_keys, is_lenient).whole()
+    keys = _Keys(has_keys, may_forbid)
+    return _Document(app.title, app.version, routes, keys, is_lenient).whole()
 
 
 def _operation_of(route: APIRoute) -> Operation:
@@ -53,12 +61,18 @@ def _operation_of(route: APIRoute) -> Operation:
     return operation
 
 
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    are_on: bool
+    may_forbid: bool
+
+
 class _Document:
     def __init__(
-        self, title: str, version: str, routes: list[APIRoute], has_keys: bool, is_lenient: bool
+        self, title: str, version: str, routes: list[APIRoute], keys: _Keys, is_lenient: bool
     ) -> None:
         self._info = {"title": title, "version": version}
-        self._has_keys = has_keys
+        self._keys = keys
         self._operations = [(route, _operation_of(route)) for route in routes]
         operations = [operation for _, operation in self._operations]
         self._answers, self._answer_schemas = answer_schemas(tuple(_answer_types(operations)))
@@ -79,7 +93,7 @@ class _Document:
             "schemas": self._answers | self._bodies,
             "responses": self._errors,
         }
-        if self._has_keys:
+        if self._keys.are_on:
             components["securitySchemes"] = {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "apiKey": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
@@ -107,7 +121,7 @@ class _Document:
         body = self._body(operation)
         if body is not None:
             described["requestBody"] = body
-        if self._has_keys:
+        if self._keys.are_on:
             needs: list[dict[str, Any]] = (
                 [] if operation.right == "open" else [{"bearer": []}, {"apiKey": []}]
             )
@@ -133,10 +147,10 @@ class _Document:
             }
         }
         errors: dict[int, type[TopworkError]] = {Internal.status: Internal}
-        if operation.right != "open" and self._has_keys:
+        if operation.right != "open" and self._keys.are_on:
             errors[Unauthorized.status] = Unauthorized
         for error in operation.all_errors:
-            if error.status != 403 or self._has_keys:
+            if error.status != 403 or self._keys.may_forbid:
                 errors.setdefault(error.status, error)
         for status in sorted(errors):
             responses[str(status)] = self._error(operation, errors[status])

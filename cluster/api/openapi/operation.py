@@ -19,20 +19,24 @@ from cluster.errors import (
     TopworkError,
     Unavailable,
 )
+from cluster.router.tenancy.principal import SCOPES, Scope
 
-Right = Literal["open", "any", "model", "admin"]  # what a caller needs: see docs/api.md
+Right = Literal["open", "any", "model"] | Scope  # what a caller needs: see docs/api.md
 Errors = tuple[type[TopworkError], ...]
 
-# What keeps a call from being answered, beside what holds for every route.
+# What keeps a call from being answered, beside what holds for every route. A key may go no further
+# ahead than it is allowed to.
 GENERATION: Errors = (
     InvalidRequest,
+    Forbidden,
     NotFound,
     Conflict,
     Overloaded,
     Unavailable,
     DeadlineExceeded,
 )
-PREPARATION: Errors = (InvalidRequest, NotFound, Conflict, Overloaded, Unavailable)
+READING: Errors = tuple(error for error in GENERATION if error is not Forbidden)
+PREPARATION: Errors = (InvalidRequest, Forbidden, NotFound, Conflict, Overloaded, Unavailable)
 LOOKUP: Errors = (InvalidRequest, NotFound, Unavailable)
 LISTING: Errors = (InvalidRequest, Unavailable)
 CHANGE: Errors = (InvalidRequest, NotFound, Conflict, Overloaded, Unavailable)
@@ -78,8 +82,7 @@ class Operation:
     @property
     def all_errors(self) -> Errors:
         """The errors of the declaration, and what follows from the right that is needed."""
-        needs_right = self.right in ("model", "admin")
-        return (*self.errors, *((Forbidden,) if needs_right else ()))
+        return (*self.errors, *((Forbidden,) if self.right in SCOPES else ()))
 
 
 def declared(operation: Operation) -> dict[str, Any]:

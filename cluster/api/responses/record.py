@@ -16,9 +16,9 @@ from cluster.api.responses.objects import Settings
 from cluster.errors import InvalidRequest, NotFound
 from cluster.messages import Keep
 from cluster.router.config import RouterConfig
-from cluster.router.model_resolver import Principal
 from cluster.router.output_processor import TextOptions
 from cluster.router.parser.families import MessageFormat
+from cluster.router.tenancy.principal import Principal
 
 _ID = re.compile(r"resp_[0-9a-f]{48}")
 

@@ -20,9 +20,10 @@ from cluster.errors import InvalidRequest, NotFound, error_from
 from cluster.messages import Claimed
 from cluster.request import TokenEvent
 from cluster.router.generation import Generation
-from cluster.router.model_resolver import Principal, ResolvedModel
+from cluster.router.model_resolver import ResolvedModel
 from cluster.router.output_processor import OutputProcessor, by_token
 from cluster.router.router import Router
+from cluster.router.tenancy.principal import Principal
 
 TOKENS_AT_ONCE = 256  # of a replay, before others have their turn
 

@@ -1,12 +1,15 @@
 """Loading, unloading and listing adapters, spelled as vLLM spells them, their versions and pins."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
-from cluster.adapters.records import AdapterRecord, UnloadResult
-from cluster.api.auth import KeyRing
+from cluster.adapters.records import AdapterRecord, LoadOptions, UnloadResult
+from cluster.api.auth import Authenticator
 from cluster.api.http import json_response, page_query, read_body
 from cluster.api.openapi.operation import (
     AFTER,
@@ -37,6 +40,7 @@ from cluster.errors import (
     InvalidRequest,
     NotFound,
     Unavailable,
+    adapter_not_found,
     model_not_found,
 )
 from cluster.router.router import Router
@@ -44,7 +48,7 @@ from cluster.router.router import Router
 LOAD = Operation(
     tag="adapters",
     summary="Loads an adapter under a name, as vLLM spells it.",
-    right="admin",
+    right="adapters:load",
     body=LoadAdapterBody,
     answer=LoadedAdapter,
     text=TEXT,
@@ -54,7 +58,7 @@ LOAD = Operation(
 UNLOAD = Operation(
     tag="adapters",
     summary="Unloads an adapter, as vLLM spells it.",
-    right="admin",
+    right="adapters:load",
     body=UnloadAdapterBody,
     answer=UnloadResult,
     text=TEXT,
@@ -65,7 +69,7 @@ UNLOAD = Operation(
 ROLLBACK = Operation(
     tag="adapters",
     summary="Goes back to an earlier version.",
-    right="admin",
+    right="adapters:load",
     body=RollbackBody,
     body_is_optional=True,
     answer=AdapterEntry,
@@ -75,7 +79,7 @@ ROLLBACK = Operation(
 SPLIT = Operation(
     tag="adapters",
     summary="Gives shares of the requests to versions.",
-    right="admin",
+    right="adapters:load",
     body=SplitBody,
     answer=AdapterEntry,
     errors=CHANGE,
@@ -84,7 +88,7 @@ SPLIT = Operation(
 PIN = Operation(
     tag="adapters",
     summary="Keeps an adapter in a slot of every rank.",
-    right="admin",
+    right="adapters:load",
     body=PinBody,
     body_is_optional=True,
     answer=AdapterEntry,
@@ -93,13 +97,13 @@ PIN = Operation(
 UNPIN = Operation(
     tag="adapters",
     summary="Takes a pin back.",
-    right="admin",
+    right="adapters:load",
     answer=AdapterEntry,
     errors=(NotFound, Unavailable),
 )
 LIST = Operation(
     tag="adapters",
-    summary="Lists the adapters that the caller may use, and where they are.",
+    summary="Lists the adapters that the caller may see, and where they are.",
     right="any",
     answer=AdapterList,
     errors=LISTING,
@@ -128,7 +132,7 @@ async def shown_record(router: Router, record: AdapterRecord) -> Response:
     return json_response(entry_of(record, slots_by_digest(await router.replicas.reports())))
 
 
-def adapter_routes(router: Router, keys: KeyRing) -> APIRouter:
+def adapter_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes of adapters."""
     routes = APIRouter()
     _add_loading(routes, router, keys)
@@ -138,18 +142,24 @@ def adapter_routes(router: Router, keys: KeyRing) -> APIRouter:
     return routes
 
 
-def _add_loading(routes: APIRouter, router: Router, keys: KeyRing) -> None:
+def _add_loading(routes: APIRouter, router: Router, keys: Authenticator) -> None:
     max_bytes = router.config.max_body_bytes
 
     @routes.post("/v1/load_lora_adapter", openapi_extra=declared(LOAD))
     async def load_lora_adapter(http: HttpRequest) -> Response:
-        keys.authenticate(http).require_admin()
-        body = await read_body(http, LoadAdapterBody, max_bytes)
-        body.refuse_extras()
-        name = body.lora_name
-        record = await router.load(
-            name, body.lora_path, body.load_inplace, body.pinned, body.sha256
-        )
+        with keys.administrative(http, "load", "adapters:load") as call:
+            body = await read_body(http, LoadAdapterBody, max_bytes)
+            body.refuse_extras()
+            name, root = body.lora_name, call.principal.adapter_root
+            options = LoadOptions(body.load_inplace, body.pinned, body.sha256, root)
+            call.load(
+                name,
+                path=body.lora_path,
+                load_inplace=body.load_inplace,
+                pinned=body.pinned,
+                sha256=body.sha256,
+            )
+            record = await router.load(name, body.lora_path, options)
         said = f"Success: LoRA adapter '{name}' added successfully."
         if not wants_json(http):
             return PlainTextResponse(said)
@@ -158,67 +168,93 @@ def _add_loading(routes: APIRouter, router: Router, keys: KeyRing) -> None:
 
     @routes.post("/v1/unload_lora_adapter", openapi_extra=declared(UNLOAD))
     async def unload_lora_adapter(http: HttpRequest) -> Response:
-        keys.authenticate(http).require_admin()
-        body = await read_body(http, UnloadAdapterBody, max_bytes)
-        body.refuse_extras()
-        force = body.force or http.query_params.get("force", "").lower() in ("true", "1")
-        result = await router.unload(body.lora_name, force)
+        with keys.administrative(http, "unload", "adapters:load") as call:
+            body = await read_body(http, UnloadAdapterBody, max_bytes)
+            body.refuse_extras()
+            force = body.force or http.query_params.get("force", "").lower() in ("true", "1")
+            call.change(body.lora_name, adapter_not_found(body.lora_name), force=force)
+            result = await router.unload(body.lora_name, force)
         if wants_json(http):
             return json_response(result)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-def _add_versions(routes: APIRouter, router: Router, keys: KeyRing) -> None:
+def _add_versions(routes: APIRouter, router: Router, keys: Authenticator) -> None:
     max_bytes = router.config.max_body_bytes
 
     @routes.post("/v1/adapters/{name:path}/rollback", openapi_extra=declared(ROLLBACK))
     async def roll_back(http: HttpRequest, name: str) -> Response:
-        keys.authenticate(http).require_admin()
-        body = await read_body(http, RollbackBody, max_bytes) if _has_body(http) else RollbackBody()
-        body.refuse_extras()
-        return await shown_record(router, await router.backend.rollback(name, body.version))
+        with keys.administrative(http, "rollback", "adapters:load") as call:
+            call.change(name, model_not_found(name))
+            has_body = _has_body(http)
+            body = await read_body(http, RollbackBody, max_bytes) if has_body else RollbackBody()
+            body.refuse_extras()
+            call.entry.about(version=body.version)
+            with _as_not_found(name):
+                record = await router.backend.rollback(name, body.version)
+        return await shown_record(router, record)
 
     @routes.post("/v1/adapters/{name:path}/split", openapi_extra=declared(SPLIT))
     async def split(http: HttpRequest, name: str) -> Response:
-        keys.authenticate(http).require_admin()
-        body = await read_body(http, SplitBody, max_bytes)
-        shares = {int(version): share for version, share in body.root.items()}
-        return await shown_record(router, await router.backend.split(name, shares))
+        with keys.administrative(http, "split", "adapters:load") as call:
+            call.change(name, model_not_found(name))
+            body = await read_body(http, SplitBody, max_bytes)
+            shares = {int(version): share for version, share in body.root.items()}
+            told = ", ".join(f"{version}: {share} %" for version, share in shares.items())
+            call.entry.about(shares=told)
+            with _as_not_found(name):
+                record = await router.backend.split(name, shares)
+        return await shown_record(router, record)
 
 
-def _add_pins(routes: APIRouter, router: Router, keys: KeyRing) -> None:
+def _add_pins(routes: APIRouter, router: Router, keys: Authenticator) -> None:
     max_bytes = router.config.max_body_bytes
 
     @routes.post("/v1/adapters/{name:path}/pin", openapi_extra=declared(PIN))
     async def pin(http: HttpRequest, name: str) -> Response:
-        keys.authenticate(http).require_admin()
-        if _has_body(http):
-            (await read_body(http, PinBody, max_bytes)).refuse_extras()
-        return await shown_record(router, await router.backend.pin(name))
+        with keys.administrative(http, "pin", "adapters:load") as call:
+            call.change(name, model_not_found(name))
+            if _has_body(http):
+                (await read_body(http, PinBody, max_bytes)).refuse_extras()
+            with _as_not_found(name):
+                record = await router.backend.pin(name)
+        return await shown_record(router, record)
 
     @routes.delete("/v1/adapters/{name:path}/pin", openapi_extra=declared(UNPIN))
     async def unpin(http: HttpRequest, name: str) -> Response:
-        keys.authenticate(http).require_admin()
-        return await shown_record(router, await router.backend.unpin(name))
+        with keys.administrative(http, "unpin", "adapters:load") as call:
+            call.change(name, model_not_found(name))
+            with _as_not_found(name):
+                record = await router.backend.unpin(name)
+        return await shown_record(router, record)
 
 
-def _add_listing(routes: APIRouter, router: Router, keys: KeyRing) -> None:
+def _add_listing(routes: APIRouter, router: Router, keys: Authenticator) -> None:
     @routes.get("/v1/adapters", openapi_extra=declared(LIST))
     async def list_adapters(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         page = page_query(http)
         by_digest = slots_by_digest(await router.replicas.reports())
-        usable = [r for r in await router.backend.records() if principal.may_use(r.name)]
-        records, has_more = page.cut(usable)
+        visible = [r for r in await router.backend.records() if principal.may_see(r.name)]
+        records, has_more = page.cut(visible)
         entries = [entry_of(record, by_digest) for record in records]
         return json_response(AdapterList(entries, has_more, records[-1].name if records else None))
 
     @routes.get("/v1/adapters/{name:path}", openapi_extra=declared(RETRIEVE))
     async def retrieve_adapter(http: HttpRequest, name: str) -> Response:
-        keys.authenticate(http).require_adapter(name)
-        try:
-            return await shown_record(router, await router.backend.record(name))
-        except NotFound as error:
-            if error.code == MODEL_NOT_FOUND:
-                raise model_not_found(name) from None
-            raise
+        if not keys.authenticate(http).may_see(name):
+            raise model_not_found(name)
+        with _as_not_found(name):
+            record = await router.backend.record(name)
+        return await shown_record(router, record)
+
+
+@contextmanager
+def _as_not_found(name: str) -> Iterator[None]:
+    """Let a name that nothing has be told as one that the caller may not see."""
+    try:
+        yield
+    except NotFound as error:
+        if error.code == MODEL_NOT_FOUND:
+            raise model_not_found(name) from None
+        raise

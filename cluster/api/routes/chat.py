@@ -8,7 +8,7 @@ from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.error_handlers import ErrorReply
 from cluster.api.http import read_body, sse
 from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
@@ -196,7 +196,7 @@ CHAT = Operation(
 )
 
 
-def chat_routes(router: Router, keys: KeyRing) -> APIRouter:
+def chat_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes of chat completions."""
     routes = APIRouter()
 

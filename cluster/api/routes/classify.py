@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.http import (
     MAX_VALUES_OF_TOKENS,
     extra_parameters_of,
@@ -28,8 +28,8 @@ from cluster.api.pooling import (
 )
 from cluster.api.schemas.pooling import Classification, Classifications, ClassifyBody, PoolingUsage
 from cluster.errors import InvalidRequest
-from cluster.router.model_resolver import Principal
 from cluster.router.router import Router
+from cluster.router.tenancy.principal import Principal
 from worker.classifier_config import ClassifierConfig
 
 CLASSIFY = Operation(
@@ -43,7 +43,7 @@ CLASSIFY = Operation(
 )
 
 
-def classify_routes(router: Router, keys: KeyRing) -> APIRouter:
+def classify_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes that classify."""
     routes = APIRouter()
 

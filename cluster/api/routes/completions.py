@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.echo import echo_response, scored_echo_response
 from cluster.api.error_handlers import ErrorReply
 from cluster.api.http import MAX_VALUES_OF_TOKENS, read_body, sse, unless_disconnected
@@ -171,7 +171,7 @@ COMPLETIONS = Operation(
 )
 
 
-def completion_routes(router: Router, keys: KeyRing) -> APIRouter:
+def completion_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes of text completions."""
     routes = APIRouter()
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.embedding_format import BYTES, Values, as_json, bytes_response
 from cluster.api.http import (
     MAX_VALUES_OF_TOKENS,
@@ -26,9 +26,9 @@ from cluster.api.pooling import pooled, pooling_call, prompts_of
 from cluster.api.schemas.embeddings import Embedding, EmbeddingBody, Embeddings
 from cluster.api.schemas.pooling import PoolingUsage
 from cluster.errors import InvalidRequest
-from cluster.router.model_resolver import Principal
 from cluster.router.pooling_config import PoolingConfig
 from cluster.router.router import Router
+from cluster.router.tenancy.principal import Principal
 
 MAX_DESCRIBED = 32  # prompts whose vectors a header tells of
 
@@ -91,7 +91,7 @@ EMBEDDINGS = Operation(
 )
 
 
-def embedding_routes(router: Router, keys: KeyRing) -> APIRouter:
+def embedding_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes of embeddings."""
     routes = APIRouter()
 

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.error_handlers import ErrorReply
 from cluster.api.http import read_bytes
 from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
@@ -71,7 +71,9 @@ def _again(data: bytes, receive: Receive) -> Receive:
     return from_start
 
 
-def invocation_routes(router: Router, keys: KeyRing, routers: Sequence[APIRouter]) -> APIRouter:
+def invocation_routes(
+    router: Router, keys: Authenticator, routers: Sequence[APIRouter]
+) -> APIRouter:
     """Return the route; `routers` have the routes that answer."""
     routes = APIRouter()
     endpoints: Mapping[str, Endpoint] = {

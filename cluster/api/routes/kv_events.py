@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.http import EventStream, sse
 from cluster.api.openapi.operation import Operation, declared
 from cluster.api.schemas.operations import KvMessage
@@ -34,7 +34,7 @@ KEEP_ALIVE = b": nothing new\n\n"
 KV_EVENTS = Operation(
     tag="operations",
     summary="Streams what the prefix caches hold and how that changes.",
-    right="admin",
+    right="events",
     events=(KvMessage,),
     errors=(Overloaded, Unavailable),
 )
@@ -152,7 +152,7 @@ class KvEventStream(EventStream):
             await asyncio.gather(sending, letting_go, return_exceptions=True)
 
 
-def kv_event_routes(router: Router, keys: KeyRing) -> APIRouter:
+def kv_event_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the route of KV events."""
     routes = APIRouter()
     readers: set[KvReader] = set()
@@ -175,13 +175,14 @@ def kv_event_routes(router: Router, keys: KeyRing) -> APIRouter:
         sequence number; every later batch has the next number. AllBlocksCleared comes as well when
         a replica is lost.
         """
-        keys.authenticate(http).require_admin()
-        if len(readers) >= MAX_READERS:
-            raise Overloaded(f"{MAX_READERS} readers of KV events are served already")
-        if not router.replicas.clients:
-            raise Unavailable("no scheduler is up", retry_after=router.config.retry_after)
-        reader = KvReader(router.replicas)
-        events = stream(reader)
-        return KvEventStream(await anext(events), events, reader.let_go)
+        with keys.administrative(http, "kv_events", "events"):
+            if len(readers) >= MAX_READERS:
+                raise Overloaded(f"{MAX_READERS} readers of KV events are served already")
+            if not router.replicas.clients:
+                raise Unavailable("no scheduler is up", retry_after=router.config.retry_after)
+            reader = KvReader(router.replicas)
+            events = stream(reader)
+            first = await anext(events)
+        return KvEventStream(first, events, reader.let_go)
 
     return routes

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.error_handlers import error_response_as
 from cluster.api.http import (
     event_stream,
@@ -25,8 +25,8 @@ from cluster.api.request_builder import call_of
 from cluster.api.tools.message_format import check_tools, template_format
 from cluster.errors import InvalidRequest, TopworkError
 from cluster.router.generation import Generation
-from cluster.router.model_resolver import Principal
 from cluster.router.router import Router
+from cluster.router.tenancy.principal import Principal
 from cluster.router.tracing.call_trace import note_response_id
 
 MESSAGES = "/v1/messages"
@@ -60,7 +60,7 @@ COUNT = Operation(
 )
 
 
-def message_routes(router: Router, keys: KeyRing) -> APIRouter:
+def message_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes of the Messages API."""
     routes = APIRouter()
     max_bytes = router.config.max_body_bytes

@@ -5,7 +5,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.adapters.records import AdapterRecord
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.http import json_response, page_query
 from cluster.api.openapi.operation import AFTER, LIMIT, LISTING, Operation, declared
 from cluster.api.schemas.responses import ModelCard, ModelList
@@ -51,7 +51,7 @@ RETRIEVE = Operation(
 )
 
 
-def model_routes(router: Router, keys: KeyRing) -> APIRouter:
+def model_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes of models."""
     routes = APIRouter()
 

@@ -9,12 +9,13 @@ import time
 from types import NoneType
 
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.adapters.records import AdapterRecord
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.http import json_response
 from cluster.api.openapi.operation import FLAG, LISTING, TEXT, Operation, Parameter, declared
 from cluster.api.schemas.operations import (
@@ -57,13 +58,13 @@ VERSION = Operation(tag="operations", summary="Tells what runs here.", right="op
 METRICS = Operation(
     tag="operations",
     summary="Shows the metrics of the whole cluster, for Prometheus.",
-    right="open",
+    right="metrics",
     text=TEXT,
 )
 RESET = Operation(
     tag="operations",
     summary="Forgets cached prefixes.",
-    right="admin",
+    right="drain",
     answer=Resets,
     errors=LISTING,
     parameters=(
@@ -74,14 +75,14 @@ RESET = Operation(
 DRAIN = Operation(
     tag="operations",
     summary="Refuses new calls at all routers; tells what is left to do.",
-    right="admin",
+    right="drain",
     answer=Draining,
     errors=(Unavailable,),
 )
 UNDRAIN = Operation(
     tag="operations",
     summary="Takes calls again.",
-    right="admin",
+    right="drain",
     answer=Undrained,
     errors=(Unavailable,),
 )
@@ -154,15 +155,18 @@ def check_reset(http: HttpRequest) -> None:
             )
 
 
-def operation_routes(router: Router, keys: KeyRing) -> APIRouter:
-    """Return the routes of operations; those that change something are for admins."""
+def operation_routes(router: Router, keys: Authenticator) -> APIRouter:
+    """Return the routes of operations; probes need no key, and are told no reasons without one."""
     routes = APIRouter()
 
+    def told(http: HttpRequest, reasons: list[str]) -> list[str] | UnsetType:
+        return reasons if keys.may(http, "metrics") else UNSET
+
     @routes.get("/health", openapi_extra=declared(HEALTH))
-    async def health() -> Response:
+    async def health(http: HttpRequest) -> Response:
         reasons = reasons_against_health(await router.replicas.reports())
         if reasons:
-            return json_response(Health("unhealthy", reasons), 503)
+            return json_response(Health("unhealthy", told(http, reasons)), 503)
         return json_response(Health("ok"))
 
     @routes.get("/ping", openapi_extra=declared(PING))
@@ -172,12 +176,13 @@ def operation_routes(router: Router, keys: KeyRing) -> APIRouter:
         return Response(status_code=503 if reasons else 200)  # SageMaker reads no more
 
     @routes.get("/ready", openapi_extra=declared(READY))
-    async def ready() -> Response:
+    async def ready(http: HttpRequest) -> Response:
         reports = await router.replicas.reports()
         if router.is_draining:
             return json_response(Readiness("draining"), 503)
         if not any(report.status is not None and report.status.ready for report in reports):
-            return json_response(Readiness("not ready", reasons_against_health(reports)), 503)
+            reasons = reasons_against_health(reports)
+            return json_response(Readiness("not ready", told(http, reasons)), 503)
         return json_response(Readiness("ready"))
 
     @routes.get("/version", openapi_extra=declared(VERSION))
@@ -185,23 +190,24 @@ def operation_routes(router: Router, keys: KeyRing) -> APIRouter:
         return json_response(Version(router.config.version))
 
     @routes.get("/metrics", openapi_extra=declared(METRICS))
-    async def metrics() -> Response:
+    async def metrics(http: HttpRequest) -> Response:
+        keys.require(http, "metrics")
         view = await _view(router)
         text = await asyncio.to_thread(exposition, view)  # of thousands of series: streams go on
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
     @routes.post("/reset_prefix_cache", openapi_extra=declared(RESET))
     async def reset_prefix_cache(http: HttpRequest) -> Response:
-        keys.authenticate(http).require_admin()
-        check_reset(http)
-        resets = await router.replicas.reset_prefix_caches()
+        with keys.administrative(http, "reset_prefix_cache", "drain"):
+            check_reset(http)
+            resets = await router.replicas.reset_prefix_caches()
         counts = [SchedulerReset(name, **asdict(result)) for name, result in resets.items()]
         return json_response(Resets(counts))
 
     @routes.post("/v1/drain", openapi_extra=declared(DRAIN))
     async def drain(http: HttpRequest) -> Response:
-        keys.authenticate(http).require_admin()
-        await router.drain()
+        with keys.administrative(http, "drain", "drain"):
+            await router.drain()
         reports = await router.replicas.reports()
         return json_response(
             Draining(
@@ -217,8 +223,8 @@ def operation_routes(router: Router, keys: KeyRing) -> APIRouter:
 
     @routes.delete("/v1/drain", openapi_extra=declared(UNDRAIN))
     async def undrain(http: HttpRequest) -> Response:
-        keys.authenticate(http).require_admin()
-        await router.backend.undrain()  # which all routers follow, this one too
+        with keys.administrative(http, "undrain", "drain"):
+            await router.backend.undrain()  # which all routers follow, this one too
         interval = router.config.refresh_interval
         return json_response(Undrained(f"all routers, within {interval:g} s"))
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.http import MAX_VALUES_OF_TOKENS, json_response, read_body
 from cluster.api.openapi.operation import PREPARATION, Operation, declared
 from cluster.api.prepare import PreparedCall, prepare_chat, prepare_completion
@@ -81,7 +81,7 @@ COMPLETION = Operation(
 )
 
 
-def render_routes(router: Router, keys: KeyRing) -> APIRouter:
+def render_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes that show calls of both kinds."""
     routes = APIRouter()
     max_bytes = router.config.max_body_bytes

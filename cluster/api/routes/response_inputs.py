@@ -7,9 +7,9 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.http import json_response, read_body
-from cluster.api.openapi.operation import LOOKUP, PREPARATION, Operation, Parameter, declared
+from cluster.api.openapi.operation import LOOKUP, Operation, Parameter, declared
 from cluster.api.request_builder import call_of
 from cluster.api.responses.body import MAX_VALUES, ResponseBody
 from cluster.api.responses.input_items import (
@@ -23,7 +23,7 @@ from cluster.api.responses.input_items import (
 from cluster.api.responses.prompt import Told, prompt_of
 from cluster.api.responses.stored import find, whole_conversation
 from cluster.api.tools.message_format import check_tools, template_format, template_variables
-from cluster.errors import InvalidRequest
+from cluster.errors import Conflict, InvalidRequest, Overloaded
 from cluster.router.router import Router
 
 
@@ -40,7 +40,7 @@ COUNT = Operation(
     right="model",
     body=ResponseBody,
     answer=InputTokens,
-    errors=PREPARATION,
+    errors=(*LOOKUP, Conflict, Overloaded),
     example={"model": "smollm2", "input": "Where is Riga?"},
 )
 LIST = Operation(
@@ -61,7 +61,7 @@ LIST = Operation(
 )
 
 
-def response_input_routes(router: Router, keys: KeyRing) -> APIRouter:
+def response_input_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes of the inputs of responses."""
     routes = APIRouter()
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.http import json_response, query_flag, read_body
 from cluster.api.openapi.operation import FLAG, GENERATION, LOOKUP, Operation, Parameter, declared
 from cluster.api.request_builder import (
@@ -101,7 +101,7 @@ DELETE = Operation(
 )
 
 
-def response_routes(router: Router, keys: KeyRing) -> APIRouter:
+def response_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes of the Responses API."""
     routes = APIRouter()
 

@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.http import extra_parameters_of, json_response, read_body, unless_disconnected
 from cluster.api.openapi.operation import GENERATION, Operation, declared
 from cluster.api.pooling import (
@@ -79,7 +79,7 @@ class ScoredPairs:
     num_tokens: int
 
 
-def score_routes(router: Router, keys: KeyRing) -> APIRouter:
+def score_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes that score texts."""
     routes = APIRouter()
     max_bytes = router.config.max_body_bytes

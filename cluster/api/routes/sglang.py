@@ -13,15 +13,24 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.adapters.records import LoadOptions
+from cluster.api.auth import AdministrativeCall, Authenticator
 from cluster.api.error_handlers import error_response_as
 from cluster.api.http import json_response, read_body
 from cluster.api.openapi.operation import CHANGE, Operation, declared
 from cluster.api.schemas.adapters import AdapterName, AdapterPath
 from cluster.api.schemas.requests import Body
-from cluster.errors import Conflict, InvalidRequest, NotFound, TopworkError, Unavailable
-from cluster.router.model_resolver import Principal
+from cluster.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    TopworkError,
+    Unavailable,
+    adapter_not_found,
+)
 from cluster.router.router import Router
+from cluster.router.tenancy.audit_log import Action
+from cluster.router.tenancy.principal import Principal
 
 SGLANG_PATHS = ("/load_lora_adapter", "/unload_lora_adapter", "/load_lora_adapter_from_tensors")
 MAX_SHOWN = 1000  # adapters in one answer
@@ -52,7 +61,7 @@ class LoraUpdate(msgspec.Struct):
 LOAD = Operation(
     tag="adapters",
     summary="Loads an adapter under a name, as SGLang spells it.",
-    right="admin",
+    right="adapters:load",
     body=SglangLoadBody,
     answer=LoraUpdate,
     errors=CHANGE,
@@ -63,7 +72,7 @@ LOAD = Operation(
 UNLOAD = Operation(
     tag="adapters",
     summary="Unloads an adapter, as SGLang spells it.",
-    right="admin",
+    right="adapters:load",
     body=SglangUnloadBody,
     answer=LoraUpdate,
     errors=(InvalidRequest, NotFound, Conflict, Unavailable),
@@ -76,7 +85,7 @@ UNLOAD = Operation(
 async def _loaded(router: Router, principal: Principal, first: str) -> dict[str, str] | None:
     """Return the path of the adapter that is called `first`, if any, and of others by name."""
     try:
-        records = [r for r in await router.backend.records() if principal.may_use(r.name)]
+        records = [r for r in await router.backend.records() if principal.may_see(r.name)]
     except Unavailable:
         return None  # what was asked for is done, which is worth more
     records.sort(key=lambda record: record.name != first)
@@ -84,13 +93,17 @@ async def _loaded(router: Router, principal: Principal, first: str) -> dict[str,
 
 
 async def respond_as_sglang(
-    router: Router, keys: KeyRing, http: HttpRequest, work: Callable[[], Awaitable[str]]
+    router: Router,
+    keys: Authenticator,
+    http: HttpRequest,
+    action: Action,
+    work: Callable[[AdministrativeCall], Awaitable[str]],
 ) -> Response:
-    """Do the work, which returns the name it was about, for an admin."""
-    principal = keys.authenticate(http)
-    principal.require_admin()
-    name = await work()
-    return json_response(LoraUpdate(True, loaded_adapters=await _loaded(router, principal, name)))
+    """Do the work, which returns the name it was about, for who may."""
+    with keys.administrative(http, action, "adapters:load") as call:
+        name = await work(call)
+    loaded = await _loaded(router, call.principal, name)
+    return json_response(LoraUpdate(True, loaded_adapters=loaded))
 
 
 def sglang_error(_: HttpRequest, error: TopworkError) -> Response:
@@ -98,32 +111,32 @@ def sglang_error(_: HttpRequest, error: TopworkError) -> Response:
     return error_response_as(LoraUpdate(False, error.message), error)
 
 
-def sglang_routes(router: Router, keys: KeyRing) -> APIRouter:
+def sglang_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes."""
     routes = APIRouter()
     max_bytes = router.config.max_body_bytes
 
-    async def respond(http: HttpRequest, work: Callable[[], Awaitable[str]]) -> Response:
-        return await respond_as_sglang(router, keys, http, work)
-
     @routes.post("/load_lora_adapter", openapi_extra=declared(LOAD))
     async def load_lora_adapter(http: HttpRequest) -> Response:
-        async def load() -> str:
+        async def load(call: AdministrativeCall) -> str:
             body = await read_body(http, SglangLoadBody, max_bytes)
             body.refuse_extras()
-            await router.load(body.lora_name, body.lora_path, False, body.pinned)
+            options = LoadOptions(False, body.pinned, root=call.principal.adapter_root)
+            call.load(body.lora_name, path=body.lora_path, pinned=body.pinned)
+            await router.load(body.lora_name, body.lora_path, options)
             return body.lora_name
 
-        return await respond(http, load)
+        return await respond_as_sglang(router, keys, http, "load", load)
 
     @routes.post("/unload_lora_adapter", openapi_extra=declared(UNLOAD))
     async def unload_lora_adapter(http: HttpRequest) -> Response:
-        async def unload() -> str:
+        async def unload(call: AdministrativeCall) -> str:
             body = await read_body(http, SglangUnloadBody, max_bytes)
             body.refuse_extras()
+            call.change(body.lora_name, adapter_not_found(body.lora_name))
             await router.unload(body.lora_name)
             return body.lora_name
 
-        return await respond(http, unload)
+        return await respond_as_sglang(router, keys, http, "unload", unload)
 
     return routes

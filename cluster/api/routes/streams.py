@@ -7,9 +7,9 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.error_handlers import ErrorReply
-from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, Parameter, declared
+from cluster.api.openapi.operation import OF_STREAMS, READING, Operation, Parameter, declared
 from cluster.api.response_builder import Begun, Choice, ResponseBuilder, stream_response
 from cluster.api.responses.record import is_response_id
 from cluster.api.resumable import StreamRecord, counts_of, fed, record_of, unknown_stream
@@ -29,7 +29,7 @@ READ_ON = Operation(
     summary="Reads a resumable stream on after its connection broke.",
     right="any",
     events=(ChatChunk, Completion, ErrorReply),
-    errors=GENERATION,
+    errors=READING,
     parameters=(
         Parameter(
             "Last-Event-ID", {"type": "string"}, "the id of the last event there is", "header"
@@ -39,7 +39,7 @@ READ_ON = Operation(
 )
 
 
-def stream_routes(router: Router, keys: KeyRing) -> APIRouter:
+def stream_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the route by which broken streams go on."""
     routes = APIRouter()
 

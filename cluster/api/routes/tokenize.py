@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.api.auth import KeyRing
+from cluster.api.auth import Authenticator
 from cluster.api.http import MAX_VALUES_OF_TOKENS, extra_parameters_of, json_response, read_body
 from cluster.api.openapi.operation import LOOKUP, Operation, declared
 from cluster.api.prompts.conversation import conversation_tokens
@@ -16,8 +16,8 @@ from cluster.api.restrictions import check_token_ids
 from cluster.api.schemas.requests import ConversationBody, DetokenizeBody, TokenizeBody
 from cluster.api.tools.tool_use import tool_use_of
 from cluster.errors import InvalidRequest
-from cluster.router.model_resolver import Principal
 from cluster.router.router import Router
+from cluster.router.tenancy.principal import Principal
 
 
 class Tokens(msgspec.Struct):
@@ -91,7 +91,7 @@ async def _tokens(router: Router, body: TokenizeBody) -> tuple[int, ...]:
     return await conversation_tokens(router, talk, special, tools.rendered)
 
 
-def tokenize_routes(router: Router, keys: KeyRing) -> APIRouter:
+def tokenize_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes of the tokenizer."""
     routes = APIRouter()
 

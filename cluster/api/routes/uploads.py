@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.adapters.records import LoadOptions
-from cluster.api.auth import KeyRing
+from cluster.api.auth import AdministrativeCall, Authenticator
 from cluster.api.error_handlers import validation_error
 from cluster.api.http import query_flag
 from cluster.api.openapi.operation import CHANGE, FLAG, Operation, Parameter, declared
@@ -53,7 +53,7 @@ class SglangTensorsBody(Body):
 UPLOAD = Operation(
     tag="adapters",
     summary="Loads an adapter from a body, a safetensors file.",
-    right="admin",
+    right="adapters:load",
     takes_bytes=True,
     answer=AdapterEntry,
     errors=CHANGE,
@@ -72,7 +72,7 @@ UPLOAD = Operation(
 TENSORS = Operation(
     tag="adapters",
     summary="Loads an adapter from tensors, as SGLang spells it.",
-    right="admin",
+    right="adapters:load",
     body=SglangTensorsBody,
     answer=LoraUpdate,
     errors=(*CHANGE, DeadlineExceeded),
@@ -80,7 +80,7 @@ TENSORS = Operation(
 )
 
 
-def upload_routes(router: Router, keys: KeyRing) -> APIRouter:
+def upload_routes(router: Router, keys: Authenticator) -> APIRouter:
     """Return the routes."""
     routes = APIRouter()
     _add_put(routes, router, keys)
@@ -88,27 +88,35 @@ def upload_routes(router: Router, keys: KeyRing) -> APIRouter:
     return routes
 
 
-def _add_put(routes: APIRouter, router: Router, keys: KeyRing) -> None:
+def _add_put(routes: APIRouter, router: Router, keys: Authenticator) -> None:
     @routes.put("/v1/adapters/{name:path}", openapi_extra=declared(UPLOAD))
     async def upload_adapter(http: HttpRequest, name: str) -> Response:
-        keys.authenticate(http).require_admin()
-        upload = Upload(num_bytes=_length(http), config=_config(http), options=_options(http))
-        return await shown_record(router, await router.upload(name, http.stream(), upload))
+        with keys.administrative(http, "upload", "adapters:load") as call:
+            call.load(name, bytes=_length(http))
+            options = _options(http)
+            call.entry.about(
+                load_inplace=options.load_inplace, pinned=options.pinned, sha256=options.sha256
+            )
+            upload = Upload(num_bytes=_length(http), config=_config(http), options=options)
+            record = await router.upload(name, http.stream(), upload)
+        return await shown_record(router, record)
 
 
-def _add_tensors(routes: APIRouter, router: Router, keys: KeyRing) -> None:
+def _add_tensors(routes: APIRouter, router: Router, keys: Authenticator) -> None:
     turn = asyncio.Semaphore(1)  # one such body in memory at a time
 
     @routes.post("/load_lora_adapter_from_tensors", openapi_extra=declared(TENSORS))
     async def load_lora_adapter_from_tensors(http: HttpRequest) -> Response:
-        async def load() -> str:
+        async def load(call: AdministrativeCall) -> str:
             async with turn:
                 body = await asyncio.to_thread(_parse_tensors, await _whole_body(http))
+                name, root = body.lora_name, call.principal.adapter_root
+                call.load(name, load_inplace=body.load_inplace, pinned=body.pinned)
                 tensors = _the_tensors(body)
                 config = json.dumps(body.config_dict).encode()
-                options = LoadOptions(body.load_inplace, body.pinned)
-                name = body.lora_name
+                options = LoadOptions(body.load_inplace, body.pinned, root=root)
                 if tensors.startswith(SHARED_MEMORY):
+                    call.entry.about(path=tensors)
                     await router.load_tensors(name, tensors, config, options)
                     return name
                 data = await asyncio.to_thread(_decoded, tensors)
@@ -116,7 +124,7 @@ def _add_tensors(routes: APIRouter, router: Router, keys: KeyRing) -> None:
                 await router.upload(name, _parts(data), upload)
                 return name
 
-        return await respond_as_sglang(router, keys, http, load)
+        return await respond_as_sglang(router, keys, http, "load_tensors", load)
 
 
 def _length(http: HttpRequest) -> int | None:

@@ -29,6 +29,11 @@ ROUTER_UP = gauge(
     "router",
 )  # fmt: skip
 IN_FLIGHT = gauge("router_inflight", "Answers that a router is waiting for.", "router")
+KEY_FILE_LOADED = gauge(
+    "api_key_file_loaded_timestamp_seconds",
+    "When a router read the API keys that count now, in seconds since 1970; without keys, nothing.",
+    "router",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +86,11 @@ def _router_families(view: View) -> Iterator[Metric]:
     yield ROUTER_UP.metric(((one.counts.router,), one.age < SILENCE) for one in living)
     yield IN_FLIGHT.metric(
         ((one.counts.router,), one.counts.num_in_flight) for one in living if one.age < SILENCE
+    )
+    yield KEY_FILE_LOADED.metric(
+        ((one.counts.router,), one.counts.key_file_loaded)
+        for one in living
+        if one.age < SILENCE and one.counts.key_file_loaded is not None
     )
     for family in COUNTERS:
         yield family.metric(_series(view, family))

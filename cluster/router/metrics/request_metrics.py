@@ -46,6 +46,8 @@ COUNTERS = (
     counter("stream_continuations",
             "Answers that went on in another scheduler, or by another connection, by why they had "
             "to: theirs died, hung, had no ranks or was to end.", "reason", "router"),
+    counter("api_key_file_errors",
+            "Looks at the file of API keys, one each second, that found it of no use.", "router"),
     counter("background_task_failures",
             "Ends of background tasks that must not end; each is begun again.", "task", "router"),
     counter("http_requests", "HTTP responses, by route and status; 499: the client had gone.",
@@ -79,7 +81,7 @@ HISTOGRAMS = (
 ADAPTER_COUNTERS = tuple(family for family in COUNTERS if "adapter" in family.labels)
 FINISHED = ("stop", "length", "abort", "error", "repetition")  # vLLM's; we know no repetition
 REASONS = ("scheduler_queue", "router_in_flight", "draining")
-TASKS = ("replicas", "drain", "metrics")  # that a router runs in the background
+TASKS = ("replicas", "drain", "metrics", "keys")  # that a router runs in the background
 
 
 class RouterMetrics:
@@ -87,6 +89,7 @@ class RouterMetrics:
 
     def __init__(self, model: str, max_adapter_labels: int) -> None:
         self.num_in_flight = 0  # answers
+        self.key_file_loaded: float | None = None  # seconds since 1970; None: there is none
         self._model = model
         self._max_adapter_labels = max_adapter_labels
         self._names_by_label: dict[str, set[str]] = {}  # a "+" in a name may make two of one
@@ -98,7 +101,7 @@ class RouterMetrics:
         # What does not exist before it is first counted has no increase then: begin with zeros.
         for reason in REASONS:
             self._add("rejections", 0, reason)
-        for name in ("client_disconnects", "broken_streams"):
+        for name in ("client_disconnects", "broken_streams", "api_key_file_errors"):
             self._add(name, 0)
         for reason in FINISHED:
             self._add("finished_requests", 0, reason)
@@ -122,6 +125,7 @@ class RouterMetrics:
             },
             num_in_flight=self.num_in_flight,
             has_ended=has_ended,
+            key_file_loaded=self.key_file_loaded,
         )
 
     def call(
@@ -154,6 +158,10 @@ class RouterMetrics:
         self._add("stream_continuations", 1, reason)
         if seconds is not None:
             self._histograms["stream_interruption_seconds"].observe(seconds)
+
+    def key_file_failed(self) -> None:
+        """Count a look at the file of API keys that found it of no use."""
+        self._add("api_key_file_errors", 1)
 
     def task_failed(self, task: str) -> None:
         """Count the end of a background task."""

@@ -9,6 +9,7 @@ from hashlib import sha256
 
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.loaded_adapters import LoadedAdapter
+from cluster.adapters.peft.files import confine
 from cluster.adapters.pins import Limits
 from cluster.adapters.records import (
     AdapterRecord,
@@ -65,9 +66,17 @@ class FakeBackend:
         return self._pool.record(name)
 
     async def load(
-        self, name: str, path: str, load_inplace: bool, pinned: bool, sha256: str | None = None
+        self,
+        name: str,
+        path: str,
+        load_inplace: bool,
+        pinned: bool,
+        sha256: str | None = None,
+        root: str | None = None,
     ) -> AdapterRecord:
         """Point the name at a path; one with "broken" in it fails the check."""
+        if root is not None:
+            confine(path, (root,))
         if "broken" in path:
             raise InvalidAdapter(f"{path}: no adapter_config.json", "lora_path")
         record = self._pool.publish(name, _loaded(path), load_inplace=load_inplace, pinned=pinned)
@@ -106,7 +115,7 @@ class FakeBackend:
     ) -> AdapterRecord:
         """Point the name at the path of a file."""
         self.upload_calls.append((name, config, options))
-        return await self.load(name, path, options.load_inplace, options.pinned)
+        return await self.load(name, path, options.load_inplace, options.pinned, root=options.root)
 
     async def unload(self, name: str, force: bool) -> UnloadResult:
         """Take the name away, and its content from all schedulers if no other name has it."""

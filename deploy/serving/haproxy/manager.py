@@ -41,6 +41,8 @@ NOT_REPEATED = (
     "http-request disable-l7-retry unless METH_GET or "
     "{ path_end /completions /tokenize /detokenize }"
 )
+# Routers see HAProxy's address; the audit log is to tell the client's.
+FORWARDED = "option forwardfor"
 # What a client gets where no router answers: errors of HAProxy's own have no reason.
 _BODY = (
     b'{"error": {"message": "the server is not there at the moment", "type": "server_error", '
@@ -104,7 +106,7 @@ class KeptHAProxy(haproxy.HAProxyApi):
         text = file.read_text().replace("option splice-request", limit)
         front = "frontend http_frontend\n"
         assert front in text, "Serve calls it something else"
-        file.write_text(text.replace(front, f"{front}    {NOT_REPEATED}\n"))
+        file.write_text(text.replace(front, f"{front}    {NOT_REPEATED}\n    {FORWARDED}\n"))
 
     def _initialize_directories_and_error_files(self) -> None:
         super()._initialize_directories_and_error_files()

@@ -1,83 +1,145 @@
-from hashlib import sha256
-from pathlib import Path
+"""Keys in the headers of calls, and what becomes of callers when the file of keys changes."""
 
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
 import pytest
 
-from cluster.api.auth import KeyRing
-from cluster.errors import Forbidden, Unauthorized
-from cluster.router.model_resolver import ANYONE
+from cluster.api.auth import bearer_key
+from cluster.errors import Unauthorized
+from cluster.router.testing.fake_scheduler import FakeScheduler, Script
+from tests.patience import PATIENCE
+
+ALICE, BOB = "{key: alice-secret, tenant: alice}", "{key: bobs-secret, tenant: bob}"
+ENDED = "{key: ended-secret, tenant: alice, expires: 2001-01-01T00:00:00Z}"
+SECONDS = 5.0  # after which a key that was taken away may open nothing
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("- {tenant: a}", "needs either key or key_sha256"),
-        ("- {key: top-secret-1, key_sha256: " + "a" * 64 + ", tenant: a}", "needs either"),
-        ("- {key: top-secret-1}", "tenant"),
-        ("- {key: top-secret-1, tenant: a, admn: true}", "admn"),
-        ("- {key: [top-secret-1], tenant: a}", "0.key"),
-        ("top-secret-1", "valid list"),
-        ("- {key: top-secret-1", "is not YAML"),
-        ("- {key: short, tenant: a}", "at least 8"),
-        ("- {key: top-secret-1, tenant: a, weight: 0}", "weight"),
-        ("- {key: top-secret-1, tenant: a, weight: 1001}", "weight"),
-        ("- {key: top-secret-1, tenant: a, weight: 1.5}", "weight"),
-        ("- {key: top-secret-1, tenant: a, min_priority: -2147483649}", "min_priority"),
-        (
-            "- {key: top-secret-1, tenant: a}\n- {key: top-secret-2, tenant: a}\n"
-            "- {key: top-secret-1, tenant: b}",
-            "keys.yaml: 0 and 2 are the same key, of tenant 'a', 'b'",
-        ),
-        (
-            "- {key: top-secret-1, tenant: a}\n"
-            f"- {{key_sha256: {sha256(b'top-secret-1').hexdigest().upper()}, tenant: a}}",
-            "0 and 1 are the same key, of tenant 'a'",
-        ),
-    ],
+    "header", [None, "", "Bearer", "Bearer ", "Basic top-secret-1", "top-secret-1"]
 )
-def test_a_bad_key_file_is_refused_without_showing_a_key(
-    tmp_path: Path, text: str, reason: str
+def test_a_header_without_a_key_is_refused(header: str | None) -> None:
+    with pytest.raises(Unauthorized, match="an API key is needed"):
+        bearer_key(header)
+    assert bearer_key("bearer top-secret-1") == "top-secret-1"
+
+
+def models(serving: Any, key: str, header: str = "Authorization") -> httpx.Response:
+    value = f"Bearer {key}" if header == "Authorization" else key
+    return httpx.get(f"{serving.url}/v1/models", headers={header: value}, timeout=PATIENCE)
+
+
+def test_a_key_that_is_unknown_or_over_is_told_so(
+    serve: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=reason) as caught:
-        KeyRing.load(path)
-    assert "top-secret" not in str(caught.value)
+    path.write_text(f"[{ALICE}, {ENDED}]")
+    serving = serve(FakeScheduler(), api_key_file=str(path))
+    for header in ("Authorization", "X-Api-Key"):
+        assert models(serving, "alice-secret", header).status_code == 200
+        for key, code in (
+            ("ended-secret", "expired_api_key"),
+            ("nobodys-secret", "invalid_api_key"),
+        ):
+            reply = models(serving, key, header)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (401, code)
+            assert reply.headers["WWW-Authenticate"] == "Bearer"
+            assert key not in reply.text
 
 
-@pytest.mark.parametrize(
-    "header", [None, "", "Bearer", "Bearer ", "Basic top-secret-1", "top-secret-1", "Bearer \xff"]
-)
-def test_a_header_without_a_known_key_is_refused(tmp_path: Path, header: str | None) -> None:
-    path = tmp_path / "keys.yaml"
-    path.write_text("- {key: top-secret-1, tenant: a}")
-    ring = KeyRing.load(path)
-    with pytest.raises(Unauthorized):
-        ring.identify(header)
-    principal = ring.identify("bearer top-secret-1")
-    assert (principal.tenant, principal.adapters, principal.admin) == ("a", frozenset(), False)
-    assert (principal.min_priority, principal.weight) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("least", "allowed", "refused", "default"),
-    [(0, 0, -1, 0), (-5, -5, -6, 0), (3, 3, 2, 3), (-(2**31), -(2**31), None, 0)],
-)
-def test_a_key_may_not_go_before_its_least_priority(
-    tmp_path: Path, least: int, allowed: int, refused: int | None, default: int
+def test_a_key_that_is_taken_away_is_refused_at_every_router_while_its_streams_go_on(
+    serve: Callable[..., Any], saying: Callable[..., tuple[int, ...]], tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.yaml"
-    path.write_text(f"- {{key: top-secret-1, tenant: a, min_priority: {least}, weight: 1000}}")
-    principal = KeyRing.load(path).identify("Bearer top-secret-1")
-    assert principal.priority(allowed) == allowed
-    assert principal.priority(2**31 - 1) == 2**31 - 1
-    assert principal.priority(None) == default
-    if refused is not None:
-        with pytest.raises(Forbidden, match=f"{refused} is less than {least}"):
-            principal.priority(refused)
-    assert principal.weight == 1000
+    path.write_text(f"[{ALICE}, {BOB}]")
+    script = Script(saying("the lazy dog"), pauses_after=1)
+    routers = [serve(FakeScheduler(lambda _: script), api_key_file=str(path)) for _ in range(2)]
+    body = {"model": "tiny", "prompt": "hello", "stream": True}
+    has_begun = threading.Semaphore(0)
+
+    def stream(serving: Any) -> str:
+        url, headers = f"{serving.url}/v1/completions", {"Authorization": "Bearer alice-secret"}
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE) as reply:
+            parts = reply.iter_text()
+            said = next(parts)
+            has_begun.release()
+            return said + "".join(parts)
+
+    with ThreadPoolExecutor(4) as threads:
+        streams = [threads.submit(stream, serving) for serving in routers * 2]
+        assert all(has_begun.acquire(timeout=PATIENCE) for _ in streams)
+        path.write_text(f"[{BOB}]")
+        begun, waiting = time.monotonic(), list(routers)
+        while waiting:
+            assert time.monotonic() - begun < SECONDS
+            waiting = [one for one in waiting if models(one, "alice-secret").status_code != 401]
+        for one in routers:
+            one.loop.call_soon_threadsafe(one.schedulers[0].resume)
+        assert all(" dog" in one.result() and "[DONE]" in one.result() for one in streams)
+    assert all(models(serving, "bobs-secret").status_code == 200 for serving in routers)
 
 
-def test_without_keys_every_priority_is_allowed_and_there_is_no_tenant() -> None:
-    assert ANYONE.priority(-(2**31)) == -(2**31)
-    assert (ANYONE.tenant, ANYONE.weight) == ("", 1)
+def test_metrics_tell_of_a_file_that_broke_and_when_the_keys_that_count_were_read(
+    serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    def samples() -> dict[str, float]:
+        text = httpx.get(f"{serving.url}/metrics", headers=headers, timeout=PATIENCE).text
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if "api_key_file" in line]
+        return {name.partition("{")[0]: float(v) for name, v in lines if name[0] != "#"}
+
+    path, headers = tmp_path / "keys.yaml", {"Authorization": "Bearer alice-secret"}
+    path.write_text("[{key: alice-secret, tenant: alice, scopes: [metrics]}]")
+    begun = time.time()
+    serving = serve(FakeScheduler(), api_key_file=str(path))
+    errors, loaded = "topwork_api_key_file_errors_total", "topwork_api_key_file_loaded_timestamp"
+    before = samples()
+    assert before[errors] == 0 and begun <= before[f"{loaded}_seconds"] <= time.time()
+    path.write_text("[{key: ")
+    deadline = time.monotonic() + PATIENCE
+    while samples()[errors] < 1:
+        assert time.monotonic() < deadline
+    assert samples()[f"{loaded}_seconds"] == before[f"{loaded}_seconds"]
+
+
+def test_without_a_file_of_keys_metrics_tell_of_no_time(serve: Callable[..., Any]) -> None:
+    text = httpx.get(f"{serve(FakeScheduler()).url}/metrics").text
+    assert "\ntopwork_api_key_file_loaded_timestamp_seconds{" not in text
+    assert "\ntopwork_api_key_file_errors_total{" in text
+
+
+def test_with_anonymous_nobody_changes_what_is_served_and_all_else_is_open(
+    serve: Callable[..., Any],
+) -> None:
+    serving = serve(FakeScheduler(), anonymous=True)
+    serving.run(serving.backend.load("law", "/a/1", False, False))
+    with_key = {"Authorization": "Bearer of-no-meaning"}
+    for method, path in (
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/v1/unload_lora_adapter"),
+        ("POST", "/load_lora_adapter"),
+        ("POST", "/unload_lora_adapter"),
+        ("POST", "/load_lora_adapter_from_tensors"),
+        ("PUT", "/v1/adapters/new"),
+        ("POST", "/v1/adapters/law/rollback"),
+        ("POST", "/v1/adapters/law/split"),
+        ("POST", "/v1/adapters/law/pin"),
+        ("DELETE", "/v1/adapters/law/pin"),
+        ("POST", "/v1/drain"),
+        ("DELETE", "/v1/drain"),
+        ("POST", "/reset_prefix_cache"),
+        ("GET", "/v1/kv_events"),
+    ):
+        for headers in ({}, with_key):
+            reply = httpx.request(method, serving.url + path, headers=headers)
+            assert reply.status_code == 403, path
+    for path in ("/metrics", "/health", "/ready", "/docs", "/openapi.json", "/v1/adapters/law"):
+        assert httpx.get(serving.url + path).status_code == 200, path
+    body = {"model": "law", "prompt": "hello", "max_tokens": 1}
+    assert httpx.post(f"{serving.url}/v1/completions", json=body).status_code == 200
+    document = httpx.get(f"{serving.url}/openapi.json").json()
+    assert {"401", "403"} & {*document["paths"]["/v1/drain"]["post"]["responses"]} == {"403"}

@@ -248,8 +248,9 @@ def test_a_key_sums_its_own_adapters_only(serve: Callable[..., Any], tmp_path: P
     for name in ("again", "nobody", "x" * 100_000):
         reply = post(serving, [entry("json"), entry(name, 0)], "alice-secret")
         error = reply.json()["error"]
-        assert (reply.status_code, error["param"]) == (403, "lora")
-        assert error["message"] == f"this key may not use the model {name[:256]!r}"
+        assert (reply.status_code, error["param"]) == (404, "lora")
+        assert error["message"] == f"the model {name[:256]!r} does not exist"
+        assert error["code"] == "model_not_found"
     assert serving.backend.resolved == []  # nothing was read for them
     assert len(serving.schedulers[0].submitted) == 1
 

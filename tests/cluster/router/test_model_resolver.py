@@ -2,13 +2,12 @@
 
 import pytest
 
-from cluster.errors import Forbidden, InvalidRequest, NotFound
-from cluster.router.model_resolver import ANYONE, ModelResolver, Principal
+from cluster.errors import InvalidRequest, NotFound
+from cluster.router.model_resolver import ModelResolver
+from cluster.router.tenancy.principal import ANYONE, NamePatterns, Principal
 from cluster.router.testing.fake_backend import FakeBackend
 
-LIMITED = Principal(
-    tenant="t", adapters=frozenset({"pirate"}), admin=False, min_priority=0, weight=1
-)
+LIMITED = Principal(tenant="t", adapters=NamePatterns.of(["pirate"]))
 
 
 async def backend_with(*names: str) -> FakeBackend:
@@ -50,20 +49,46 @@ async def test_what_names_nothing_is_not_found(name: str) -> None:
         await models.require(name, ANYONE)
 
 
+async def refusal(models: ModelResolver, name: str, caller: Principal) -> list[tuple[object, ...]]:
+    """Return what is said of a name that is not found, wherever it is asked for."""
+    said = []
+    for call in (
+        models.resolve(name, None, caller, "r"),
+        models.resolve("base", [(name, 1.0)], caller, "r"),
+        models.require(name, caller),
+        models.record(name, caller),
+    ):
+        with pytest.raises(NotFound) as caught:
+            await call
+        said.append((caught.value.message, caught.value.param, caught.value.code))
+    return said
+
+
+@pytest.mark.parametrize("name", ["poet", "base:poet", "base:base:poet", "base:pirat"])
+async def test_what_a_key_may_not_use_does_not_exist_for_it(name: str) -> None:
+    adapters = ("pirate", "poet", "base:poet", "pirat", "base:base:poet")
+    said = await refusal(ModelResolver("base", await backend_with(*adapters)), name, LIMITED)
+    assert said == await refusal(ModelResolver("base", await backend_with()), name, LIMITED)
+    assert said == await refusal(ModelResolver("base", await backend_with()), name, ANYONE)
+    text = f"the model '{name}' does not exist"
+    assert said[0] == (text, "model", "model_not_found")
+    assert said[1] == (text, "lora", "model_not_found")
+
+
+async def test_nobody_is_asked_for_an_adapter_that_a_key_may_not_use() -> None:
+    backend = await backend_with("poet", "base:poet")
+
+    async def unexpected(*_: object) -> None:
+        raise AssertionError("somebody was asked")
+
+    backend.record = backend.resolve = unexpected  # type: ignore[method-assign, assignment]
+    await refusal(ModelResolver("base", backend), "base:poet", LIMITED)
+
+
 async def test_the_rights_of_a_key_are_for_the_adapter_that_is_meant() -> None:
-    models = ModelResolver("base", await backend_with("pirate", "poet"))
-    assert (await models.resolve("base:pirate", None, LIMITED, "r")).names == ("pirate",)
-    for name in ("base:poet", "base:none", "poet"):
-        with pytest.raises(Forbidden):
-            await models.resolve(name, None, LIMITED, "r")
-        with pytest.raises(Forbidden):
-            await models.require(name, LIMITED)
-
-
-async def test_a_key_gets_no_other_adapter_for_a_name_that_it_may_not_use() -> None:
-    models = ModelResolver("base", await backend_with("pirate", "base:pirate"))
-    with pytest.raises(Forbidden):
-        await models.resolve("base:pirate", None, LIMITED, "r")
+    for names in (("pirate",), ("pirate", "base:pirate")):
+        models = ModelResolver("base", await backend_with(*names))
+        assert (await models.resolve("base:pirate", None, LIMITED, "r")).names == ("pirate",)
 
 
 async def test_the_adapters_of_a_sum_may_be_named_so_too() -> None:
@@ -74,5 +99,5 @@ async def test_the_adapters_of_a_sum_may_be_named_so_too() -> None:
     assert plain.names == ("pirate", "poet")
     with pytest.raises(InvalidRequest, match="is the base model"):
         await models.resolve("base", [("base:base", 1.0)], ANYONE, "r")
-    with pytest.raises(Forbidden):
+    with pytest.raises(NotFound):
         await models.resolve("base", [("base:poet", 1.0)], LIMITED, "r")

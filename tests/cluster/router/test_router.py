@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,16 +21,24 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "method"), [("replicas", "refresh"), ("drain", "is_drained"), ("metrics", "report")]
+    ("task", "method"),
+    [("replicas", "refresh"), ("drain", "is_drained"), ("metrics", "report"), ("keys", "look")],
 )
 def test_a_background_task_that_fails_is_counted_and_begun_again(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, task: str, method: str
+    serve: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    task: str,
+    method: str,
 ) -> None:
     monkeypatch.setattr(supervision, "RESTART_DELAY", 0.01)
+    monkeypatch.setattr("cluster.router.tenancy.key_watcher.INTERVAL", 0.01)
     monkeypatch.setattr("cluster.router.metrics.aggregation.INTERVAL", 0.01)
-    serving = serve(FakeScheduler())
+    (tmp_path / "keys.yaml").write_text("[]")
+    serving = serve(FakeScheduler(), api_key_file=str(tmp_path / "keys.yaml"))
     router: Router = serving.router
-    owner: Any = router.replicas if task == "replicas" else serving.backend
+    owners: dict[str, Any] = {"replicas": router.replicas, "keys": router.keys}
+    owner: Any = owners.get(task, serving.backend)
     works, calls = getattr(owner, method), []
 
     async def fails_twice(*args: Any) -> Any:

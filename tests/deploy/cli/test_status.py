@@ -39,6 +39,7 @@ def test_a_server_that_is_well_is_shown_with_all_its_schedulers(
         "healthy": True,
         "ready": True,
         "reasons": [],
+        "details": True,
         "adapters": {"device": 0, "host": 1, "disk": 0, "gone": 0} | found["adapters"],
         "adapter_pool_up": True,
     }
@@ -82,12 +83,26 @@ def test_a_server_that_drains_is_healthy_and_not_ready(serve: Callable[..., Any]
     assert (found["healthy"], found["ready"], found["reasons"]) == (True, False, ["draining"])
 
 
-def test_what_needs_no_key_is_shown_without_one(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_a_key_may_not_know_is_not_shown(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = tmp_path / "keys.yaml"
-    keys.write_text("- {key: user-secret, tenant: t}\n")
+    keys.write_text(
+        "- {key: user-secret, tenant: t}\n- {key: watch-secret, tenant: t, scopes: [metrics]}\n"
+    )
     serving = serve(FakeScheduler(), api_key_file=str(keys))
-    assert status(serving.url)["model"] is None
-    assert status(serving.url, TOPWORK_API_KEY="user-secret")["model"] == "tiny"
+    serving.schedulers[0].reason = "rank 1 hangs"
+    nobody = status(serving.url, code=1)
+    assert (nobody["model"], nobody["details"], nobody["schedulers"]) == (None, False, [])
+    assert nobody["reasons"] == ["unhealthy", "not ready"]
+    user = status(serving.url, code=1, TOPWORK_API_KEY="user-secret")
+    assert (user["model"], user["details"], user["schedulers"]) == ("tiny", False, [])
+    watch = status(serving.url, code=1, TOPWORK_API_KEY="watch-secret")
+    assert (watch["details"], len(watch["schedulers"])) == (True, 1)
+    assert watch["reasons"] == ["scheduler 0: rank 1 hangs"]
+    monkeypatch.setattr("deploy.cli.status.wants_json", lambda asked: asked)
+    shown = topwork("status", "--url", serving.url).stdout.splitlines()
+    assert shown[-1].split(maxsplit=1)[1] == "not told without a key that has the scope metrics"
 
 
 def test_a_person_at_a_terminal_sees_lines_and_a_table(

@@ -46,6 +46,8 @@ def answer(connection: socket.socket, head: bytes) -> None:
         connection.sendall(CHUNKED + b"1\r\na\r\n")
         go_on.wait(PATIENCE)
         connection.sendall(LAST)
+    elif path == b"/echo":
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(head), head))
     elif path.startswith(b"/dies"):
         calls.append(path)
         if calls.count(path) == 2:
@@ -137,6 +139,14 @@ def test_a_call_whose_router_dies_before_it_answers_is_made_again(front: Front) 
 def test_a_call_that_changes_something_is_never_made_again(front: Front) -> None:
     assert b" 503 " in posted(front, "/dies/load_lora_adapter", BODY)
     assert calls.count(b"/dies/load_lora_adapter") == 1
+
+
+def test_a_router_is_told_where_a_call_came_from_behind_what_its_client_says(front: Front) -> None:
+    with front.connect() as client:
+        client.sendall(b"GET /echo HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 192.0.2.7\r\n\r\n")
+        lines = client.recv(65536).lower().split(b"\r\n")
+    told = [line.partition(b": ")[2] for line in lines if line.startswith(b"x-forwarded-for")]
+    assert told == [b"192.0.2.7", b"127.0.0.1"]
 
 
 def test_haproxy_that_dies_is_soon_back(front: Front) -> None:

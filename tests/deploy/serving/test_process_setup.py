@@ -82,3 +82,20 @@ def test_the_adapter_pool_finds_room_on_any_node_that_the_others_fill(tp: int) -
     assert pool > 0, "a head without CPUs could be given the pool"
     for cores in range(1, len(takes) + 1):
         assert round(sum(takes[:cores]) + pool, 4) <= cores
+
+
+def test_what_our_loggers_say_reaches_standard_error_where_serve_has_taken_sys_stderr_away() -> (
+    None
+):
+    script = (
+        "import io, logging, sys; from deploy.serving.process_setup import set_log_level; "
+        "from cluster.router.tenancy.audit_log import AuditEntry; "
+        "sys.stderr = io.StringIO(); set_log_level('WARNING'); "
+        "logging.getLogger('topwork.router').error('heard'); "
+        "logging.getLogger('topwork.router').info('dropped'); "
+        "AuditEntry(action='drain', router='r', request_id='job-7').ended(200)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    first, second = done.stderr.splitlines()
+    assert first.startswith("ERROR") and first.endswith("topwork.router: heard")
+    assert second.startswith("INFO") and '"action":"drain"' in second

@@ -88,7 +88,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "log_level": ("DEBUG", ""),
     "vllm_metrics": (True, "Router"),
     "otlp_traces_endpoint": ("http://127.0.0.1:4317", "Router"),
-    "anonymous": (True, ""),
+    "anonymous": (True, "Router"),
     "replicas": (3, ""),
     "max_replicas": (4, "Scheduler"),  # from none; see below
     "scale_up_delay": (1.0, ""),

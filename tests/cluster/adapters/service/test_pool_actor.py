@@ -151,6 +151,29 @@ async def test_nothing_outside_of_the_roots_is_read(make: Make, tmp_path: Path) 
         await actor.load(f"a{number}", str(path), False, False)
 
 
+@pytest.mark.parametrize("servers", [(), ("all",), ("all/acme",), ("all/acme/inner", "other")])
+async def test_a_caller_with_a_root_of_its_own_loads_from_nowhere_else(
+    make: Make, tmp_path: Path, servers: tuple[str, ...]
+) -> None:
+    own, foreign = tmp_path / "all" / "acme", write(tmp_path / "all" / "umbra", 1)
+    inside = write(own / "inner" / "law", 2)
+    (own / "inner" / "link").symlink_to(foreign)
+    actor = make(adapter_roots=tuple(str(tmp_path / one) for one in servers))
+    for path in (foreign, own / "inner" / "link", own / ".." / "umbra", tmp_path / "other"):
+        with pytest.raises(InvalidAdapter, match="outside of the directories"):
+            await actor.load("acme/x", str(path), False, False, None, str(own))
+    with pytest.raises(InvalidAdapter, match="outside of the directories"):
+        await actor.load("acme/x", "hf://acme/law", False, False, None, str(own))
+    await actor.load("acme/law", str(inside), False, False, None, str(own))
+
+
+async def test_a_root_that_the_server_may_not_read_is_none(make: Make, tmp_path: Path) -> None:
+    folder = write(tmp_path / "acme", 1)
+    actor = make(adapter_roots=(str(tmp_path / "served"),))
+    with pytest.raises(InvalidAdapter, match="adapter_root of this key lies outside"):
+        await actor.load("acme/law", str(folder), False, False, None, str(tmp_path / "acme"))
+
+
 async def test_a_router_reports_its_counts_and_learns_what_it_shall_forget(
     make: Make, tmp_path: Path
 ) -> None:

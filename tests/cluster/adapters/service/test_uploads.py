@@ -274,6 +274,9 @@ async def test_tensors_in_shared_memory_are_copied_from_where_that_is_allowed(
     file = str(folder / WEIGHTS)
     record = await actor.load_tensors("law", file, config, LoadOptions(True))
     assert record.digest == digest_of(tmp_path, 3)
+    own = str(tmp_path / "acme")
+    with pytest.raises(InvalidAdapter, match="outside"):
+        await actor.load_tensors("law", file, config, LoadOptions(True, root=own))
     (folder / WEIGHTS).unlink()
     assert len(staged(tmp_path / "staged")) == 1
     for other in ("/dev/shm/../../etc/passwd", "/etc/passwd", str(tmp_path / "trainer" / "none")):

@@ -24,8 +24,10 @@ def closed(document: dict[str, Any]) -> dict[str, Any]:
 class Described:
     """Calls routes; what comes back must be what the document says."""
 
-    def __init__(self, url: str) -> None:
-        self.document = httpx.get(f"{url}/openapi.json", timeout=PATIENCE).raise_for_status().json()
+    def __init__(self, url: str, headers: dict[str, str] | None = None) -> None:
+        """Take an address, and headers with which it shows its document."""
+        reply = httpx.get(f"{url}/openapi.json", headers=headers, timeout=PATIENCE)
+        self.document = reply.raise_for_status().json()
         self.seen: Counter[tuple[str, str, str]] = Counter()  # of method, path and status
         self._closed = closed(self.document)
         self._validators: dict[str, Draft202012Validator] = {}

@@ -353,19 +353,47 @@ def test_callers_without_a_key_or_the_right(
     serve: Callable[..., Serving], with_vectors: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.yaml"
-    path.write_text("- {key: top-secret-1, tenant: a}")
+    path.write_text(
+        "- {key: top-secret-1, tenant: a}\n- {key: top-secret-2, tenant: b, scopes: [metrics]}"
+    )
     serving = serve(FakeScheduler(), model_dir=with_vectors, api_key_file=str(path))
     serving.run(serving.backend.load("law", "/a/1", False, False))
-    call = Described(serving.url)
+    call = Described(serving.url, {"Authorization": "Bearer top-secret-2"})
     with_key = {"Authorization": "Bearer top-secret-1"}
     for pattern, by_method in call.document["paths"].items():
         for method, operation in by_method.items():
             concrete = pattern.replace("{name}", "law").replace("{", "").replace("}", "")
+            is_open = operation["security"] == []
             content: dict[str, Any] = {}
             told = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-            if "model" in told.get("example", ()) or call.has_field(told.get("schema"), "model"):
+            names_model = "model" in told.get("example", ()) or call.has_field(
+                told.get("schema"), "model"
+            )
+            if names_model:
                 content = {"json": told["example"] | {"model": "law"}}
-            for headers, status in (({}, "401"), (with_key, "403")):
-                if status in operation["responses"]:
-                    reply = call(method, concrete, headers=headers, **content)
-                    assert str(reply.status_code) == status, f"{method} {pattern}: {reply.text}"
+            without = call(method, concrete, **content)
+            assert (without.status_code == 401) is not is_open, f"{method} {pattern}"
+            reply = call(method, concrete, headers=with_key, **content)
+            if names_model or (method, pattern) in SHOWN:
+                assert reply.status_code == 404, f"{method} {pattern}: {reply.text}"
+                assert "does not exist" in reply.text
+            elif "403" in operation["responses"]:
+                assert reply.status_code == 403, f"{method} {pattern}: {reply.text}"
+            if pattern in ASKS:
+                content = {"json": ASKS[pattern] | {"priority": -1}}
+                reply = call(method, concrete, headers=with_key, **content)
+                assert reply.status_code == 403, f"{method} {pattern}: {reply.text}"
+
+
+# What tells of an adapter by its name.
+SHOWN = (("get", "/v1/models/{name}"), ("get", "/v1/adapters/{name}"))
+
+
+def test_callers_without_keys_who_lack_a_right(
+    serve: Callable[..., Serving], with_vectors: str
+) -> None:
+    serving = serve(FakeScheduler(), model_dir=with_vectors, anonymous=True)
+    call = Described(serving.url)
+    assert call("POST", "/v1/drain").status_code == 403
+    assert call("PUT", "/v1/adapters/law", content=WEIGHTS).status_code == 403
+    assert call("GET", "/metrics").status_code == 200

@@ -9,7 +9,7 @@ import pytest
 from cluster.api.responses.record import is_response_id, keep_of, new_id, packed, record_of
 from cluster.errors import InvalidRequest, NotFound
 from cluster.router.config import RouterConfig
-from cluster.router.model_resolver import ANYONE
+from cluster.router.tenancy.principal import ANYONE
 from tests.cluster.api.responses.test_events import RECORD, SETTINGS
 
 CONFIG = RouterConfig(

@@ -263,5 +263,5 @@ def test_versions_are_changed_by_admins_and_seen_by_those_who_may_use_the_name(
         assert status("alice-secret", "POST", f"adapters/law/{route}", body) == 403
         assert status("root-secret", "POST", f"adapters/law/{route}", body) == 200
     assert status("alice-secret", "GET", "adapters/law") == 200
-    assert status("alice-secret", "GET", "adapters/secret") == 403
+    assert status("alice-secret", "GET", "adapters/secret") == 404
     assert status("root-secret", "GET", "adapters/nobody") == 404

@@ -286,8 +286,9 @@ def test_a_key_opens_its_own_adapters_only(guarded: Any) -> None:
     for model in ("tiny", "a"):
         client.chat.completions.create(model=model, messages=HELLO, max_tokens=1)
     for model in ("b", "does-not-exist"):
-        with pytest.raises(openai.PermissionDeniedError):
+        with pytest.raises(openai.NotFoundError) as caught:
             client.chat.completions.create(model=model, messages=HELLO)
+        assert caught.value.code == "model_not_found"
     assert [model.id for model in client.models.list()] == ["tiny", "a"]
     assert len(guarded.client("root-secret").models.list().data) == 3
 

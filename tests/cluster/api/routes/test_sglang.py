@@ -109,7 +109,7 @@ def test_only_an_admin_loads_and_unloads(serve: Callable[..., Any], tmp_path: Pa
     refused(post(serving, "load", "alice-secret", **body), 403, "admin right")
     refused(post(serving, "unload", "alice-secret", lora_name="secret"), 403, "admin right")
     reply = post(serving, "load", "admin-secret", **body)
-    assert reply.json()["loaded_adapters"] == {"law": "/a/1"}  # not what this key may not use
+    assert reply.json()["loaded_adapters"] == {"law": "/a/1", "secret": "/a/9"}
 
 
 def test_an_answer_shows_the_new_adapter_and_a_thousand_at_most(serving: Any) -> None:
