@@ -101,7 +101,6 @@ ALIASES = (
     _needless("--lora-target-modules", SGLANG, "each adapter says which it has", takes_value=True),
     _needless("--enable-lora-overlap-loading", SGLANG, "loads always run beside steps"),
     _needless("--enable-chunked-prefill", VLLM, "prefills are always chunked"),
-    _needless("--enable-prompt-tokens-details", VLLM, "usage always tells cached tokens"),
     _needless("--enable-cache-report", SGLANG, "usage always tells cached tokens"),
     _needless("--enable-request-id-headers", VLLM, "answers always have X-Request-Id"),
     _needless("--enable-metrics", SGLANG, "/metrics is always there"),
