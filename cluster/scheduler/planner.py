@@ -2,7 +2,8 @@
 
 Owns the token budget and the page budget of a step, and who is preempted when pages run out: after
 unlocked cached pages in LRU order, the sequence of the lowest priority that arrived last. The
-foremost running sequence always gets what it needs, so something always ends.
+foremost running sequence always gets what it needs, so something always ends. For one that waits,
+those give way whom the share policy names.
 """
 
 from cluster.scheduler.config import SchedulerConfig
@@ -11,6 +12,7 @@ from cluster.scheduler.kv_cache_manager import KVCacheManager
 from cluster.scheduler.request_queue import DECODE_COST, PREFILL_COST, Fairness, Flow, RequestQueue
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Running, Sequence
+from cluster.scheduler.share_policy import SharePolicy
 from cluster.scheduler.stats import SchedulerCounters
 from worker.protocol import PENDING_TOKEN, Chunk, SequenceStart
 
@@ -20,12 +22,13 @@ MAX_IN_FLIGHT = 2  # steps: one that the ranks compute, and the one after it
 class Batch:
     """A step in the making."""
 
-    __slots__ = ("budget", "chunks", "starts", "step")
+    __slots__ = ("budget", "chunks", "started", "starts", "step")
 
     def __init__(self, step: int, budget: int) -> None:
         self.step = step
         self.budget = budget  # tokens left
         self.starts: list[SequenceStart] = []
+        self.started: set[int] = set()  # the sequences of these: they do not give way in this step
         self.chunks: dict[int, Chunk] = {}  # by sequence, in plan order
 
     def put(self, chunk: Chunk) -> None:
@@ -60,6 +63,7 @@ class Planner:
         self._waiting = waiting
         self._sequences = sequences
         self._fairness = fairness
+        self._shares = SharePolicy(config, running, fairness)
         self._counters = counters
 
     def plan(self, step: int) -> Batch:
@@ -70,7 +74,7 @@ class Planner:
         if self._running.prefilling:
             self._prefill(batch)
         if self._waiting.size:
-            self._admit(batch)
+            self._admit(batch, may_preempt=True)
         return batch
 
     def plan_ahead(self, step: int, in_flight: Batch) -> Batch | None:
@@ -82,14 +86,15 @@ class Planner:
         batch = Batch(step, self._config.token_budget)
         if not self._decode_ahead(batch, in_flight):
             return None
-        for running in self._running.prefilling:
+        for running in tuple(self._running.prefilling):
             chunk = in_flight.chunks.get(running.seq_id)
             if running.is_ending or (chunk is not None and chunk.samples):
                 continue
             start = running.num_computed if chunk is None else end_of(chunk)
+            self._admit_before(batch, running, may_preempt=False)
             if self._cache.num_available:
                 self._continue_prefill(batch, running, start)
-        self._admit(batch)
+        self._admit(batch, may_preempt=False)
         return batch if batch.chunks else None
 
     def _decode_ahead(self, batch: Batch, in_flight: Batch) -> bool:
@@ -152,8 +157,10 @@ class Planner:
 
     def _prefill(self, batch: Batch) -> None:
         for running in tuple(self._running.prefilling):
+            if self._running.get(running.seq_id) is running:
+                self._admit_before(batch, running, may_preempt=True)
             if self._running.get(running.seq_id) is not running:
-                continue  # preempted for an older one in this very step
+                continue  # preempted for another one in this very step
             start = running.num_computed
             end = self._chunk_end(start, len(running.sequence.tokens), batch.budget)
             if end > start and self._has_room(running, batch):
@@ -166,32 +173,63 @@ class Planner:
         if min(end, reach) > start:
             self._put_chunk(batch, running, start, min(end, reach))
 
-    def _admit(self, batch: Batch) -> None:
-        while batch.budget > 0 and len(self._running) < self._config.max_running:
-            seq_id = self._waiting.first()
-            if seq_id is None:
+    def _admit_before(self, batch: Batch, running: Running, *, may_preempt: bool) -> None:
+        """Admit other tenants' sequences whose turn comes before the next chunk of a prefill.
+
+        Among those of one priority: a long prompt does not hold up whoever has had less.
+        """
+        own = running.sequence.flow.share
+        while batch.budget > 0 and (seq_id := self._waiting.first()) is not None:
+            other = self._sequences[seq_id].flow.share
+            comes_first = other.priority == own.priority and other.counter < own.counter
+            if not (comes_first and self._admit_first(batch, may_preempt)):
                 return
-            sequence = self._sequences[seq_id]
-            num_reserved = self._num_reserved()
-            if not self._may_fit(sequence, num_reserved):
-                return
-            match = self._kv.match(sequence)
-            source = self._fork_source(sequence, match)
-            start = (
-                match.num_pages * self._page_size if source is None else len(sequence.tokens) - 1
+
+    def _admit(self, batch: Batch, *, may_preempt: bool) -> None:
+        while batch.budget > 0 and self._admit_first(batch, may_preempt):
+            continue
+
+    def _admit_first(self, batch: Batch, may_preempt: bool) -> bool:
+        """Admit the sequence whose turn it is; False if there is none, or no room for it."""
+        seq_id = self._waiting.first()
+        if seq_id is None:
+            return False
+        sequence = self._sequences[seq_id]
+        if len(self._running) >= self._config.max_running:
+            victim = self._shares.for_seat(sequence, batch.started) if may_preempt else None
+            if victim is None:
+                return False
+            self._give_way(batch, victim)
+        while not self._fits(sequence):
+            needed = self._kv.num_pages(len(sequence.tokens))
+            victim = (
+                self._shares.for_pages(sequence, needed, batch.started) if may_preempt else None
             )
-            end = self._chunk_end(start, len(sequence.tokens), batch.budget)
-            if end == start or not self._fits(sequence, match, num_reserved):
-                return
-            self._waiting.remove(seq_id, sequence.flow)
-            self._fairness.admitted(sequence.flow)
-            running = self._running.admit(sequence, match, batch.step)
-            if source is not None:
-                self._kv.fork(running, source, start)
-                self._counters.forked_sequences += 1
-            self._count(sequence, start)
-            batch.starts.append(start_of(running))
-            self._put_chunk(batch, running, running.num_computed, end)
+            if victim is None:
+                return False
+            self._give_way(batch, victim)
+        match = self._kv.match(sequence)
+        source = self._fork_source(sequence, match)
+        start = match.num_pages * self._page_size if source is None else len(sequence.tokens) - 1
+        end = self._chunk_end(start, len(sequence.tokens), batch.budget)
+        if end == start:
+            return False
+        self._waiting.remove(seq_id, sequence.flow)
+        self._fairness.admitted(sequence.flow)
+        running = self._running.admit(sequence, match, batch.step)
+        if source is not None:
+            self._kv.fork(running, source, start)
+            self._counters.forked_sequences += 1
+        self._count(sequence, start)
+        batch.starts.append(start_of(running))
+        batch.started.add(seq_id)
+        self._put_chunk(batch, running, running.num_computed, end)
+        return True
+
+    def _give_way(self, batch: Batch, victim: Running) -> None:
+        batch.drop(victim.seq_id)
+        self._running.preempt(victim, batch.step)
+        self._counters.share_preemptions += 1
 
     def _fork_source(self, sequence: Sequence, match: Match) -> Running | None:
         """Return the running sequence whose last prompt page this one shares in part, if one does.
@@ -212,8 +250,7 @@ class Planner:
     def _charge(self, costs: dict[Flow, int]) -> None:
         for flow, cost in costs.items():
             self._fairness.charge(flow, cost)
-            if flow.place is not None:
-                self._waiting.charged(flow)
+            self._waiting.charged(flow)
 
     def _put_chunk(self, batch: Batch, running: Running, start: int, end: int) -> None:
         tokens = running.sequence.tokens
@@ -241,17 +278,16 @@ class Planner:
             for running in self._running.prefilling
         )
 
-    def _may_fit(self, sequence: Sequence, num_reserved: int) -> bool:
-        """Tell whether all known tokens could fit whatever a match finds: a long prompt that waits
-        for pages is not matched at every step."""
-        needed = self._kv.num_pages(len(sequence.tokens)) + num_reserved
-        return needed <= self._cache.num_available + self._cache.num_locked
-
-    def _fits(self, sequence: Sequence, match: Match, num_reserved: int) -> bool:
+    def _fits(self, sequence: Sequence) -> bool:
         """Tell whether all known tokens fit beside what the running ones will soon need."""
+        num_pages, num_reserved = self._kv.num_pages(len(sequence.tokens)), self._num_reserved()
+        # A long prompt that waits for pages, and could not fit whatever a match finds, is not
+        # matched at every step.
+        if num_pages + num_reserved > self._cache.num_available + self._cache.num_locked:
+            return False
+        match = self._kv.match(sequence)
         available = self._cache.num_available - match.num_unlocked
-        needed = self._kv.num_pages(len(sequence.tokens)) - len(match.pages)
-        return needed + num_reserved <= available
+        return num_pages - len(match.pages) + num_reserved <= available
 
     def _has_room(self, running: Running, batch: Batch) -> bool:
         """Make sure that a page can be had, preempting the hindmost until it can.
@@ -260,7 +296,7 @@ class Planner:
         holds, unless it is alone: then its own duplicates are in its way, and a match has none.
         """
         while self._cache.num_available == 0:
-            victim = self._running.hindmost()
+            victim = self._running.hindmost(batch.started)
             if victim is running and not running.is_decoding and len(self._running) > 1:
                 return False
             batch.drop(victim.seq_id)

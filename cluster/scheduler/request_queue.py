@@ -3,72 +3,131 @@
 A lane is open while its adapter may admit sequences; the base model's always is. The LoRA slot
 policy opens and shuts lanes.
 
-A fair share is a virtual counter of the work done for each flow, in integers; a flow is what one
-tenant asks of one adapter at one priority. Each computed token moves its flow's counter on; the
-waiting flow with the smallest counter is admitted next. A flow that was idle starts where the
-others are: it gets no credit for its silence. Service counters for batched generation are the idea
-of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024); where a newcomer starts,
-the counter of the flow admitted last, is start-time fair queueing (Goyal et al., 1996).
+A fair share is a virtual counter of the work done, in integers. First the tenants of one priority
+compete, each with its weight; then the adapters of the tenant whose turn it is, as equals: many
+adapters are no larger share. Each computed token moves the counters of its tenant and its flow on,
+a flow being what one tenant asks of one adapter at one priority; of those that wait the smallest
+counter is admitted next. Who was idle starts where the others are: there is no credit for silence.
+Service counters for batched generation are the idea of Sheng et al., "Fairness in Serving Large
+Language Models" (OSDI 2024); where a newcomer starts, the counter of the one admitted last, is
+start-time fair queueing (Goyal et al., 1996).
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Generic, TypeVar
 
 from cluster.request import BASE
 
 PREFILL_COST = 1
 DECODE_COST = 2  # a token drawn costs more than a token read: Sheng et al. use the same two
 _SCALE = 2**20  # so that a heavy weight still leaves a whole number
-MAX_IDLE_FLOWS = 1024  # of one priority, whose counters are remembered
+MAX_IDLE = 1024  # tenants of one priority, or flows of one tenant, whose counters are remembered
 
 
 @dataclass(slots=True, eq=False)
-class Flow:
-    """The requests of one tenant for one adapter at one priority."""
+class Account:
+    """A counter of the work done for one of several peers."""
 
-    tenant: str
-    adapter: str
-    priority: int
-    weight: int = 1  # of the request that came last
+    key: str
     counter: int = 0
     num_live: int = 0  # sequences that wait or run
-    waiting: list[int] = field(default_factory=list)  # arrival numbers, ascending
-    place: tuple[int, int, int] | None = None  # among the heads of the request queue
-    idle_at: int | None = None  # counter of its entry among the idle flows, if it has one
+    idle_at: int | None = None  # counter of its entry among the idle ones, if it has one
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """What tells it from other flows of its priority."""
-        return self.tenant, self.adapter
+
+A = TypeVar("A", bound=Account)
 
 
 @dataclass(slots=True)
-class _PriorityClass:
-    """All flows of one priority; only these compete by counter."""
+class Peers(Generic[A]):
+    """Accounts that compete by their counters."""
 
-    reached: int = 0  # counter of the flow admitted last; never falls
-    num_live: int = 0
-    flows: dict[tuple[str, str], Flow] = field(default_factory=dict)
-    # Flows without a live sequence, each with the counter that it had then; a heap.
-    idle: list[tuple[int, tuple[str, str]]] = field(default_factory=list)
+    reached: int = 0  # counter of the one admitted last; never falls
+    num_live: int = 0  # sequences of all of them
+    by_key: dict[str, A] = field(default_factory=dict)
+    # Those without a live sequence, each with the counter that it had then; a heap.
+    idle: list[tuple[int, str]] = field(default_factory=list)
+
+    def enter(self, key: str, make: Callable[[], A]) -> A:
+        """Return the account of a sequence that arrives; `leave` must follow once."""
+        account = self.by_key.get(key)
+        if account is None:
+            account = self.by_key[key] = make()
+        if account.num_live == 0:
+            account.counter = max(account.counter, self.reached)
+        account.num_live += 1
+        self.num_live += 1
+        return account
+
+    def leave(self, account: A) -> None:
+        """Count out a sequence that has ended."""
+        account.num_live -= 1
+        self.num_live -= 1
+        assert account.num_live >= 0, "a sequence leaves its flow twice"
+        if account.num_live == 0 and account.idle_at != account.counter:
+            account.idle_at = account.counter
+            heappush(self.idle, (account.counter, account.key))
+            self.forget_idle()
+
+    def admitted(self, account: A) -> None:
+        """Note that it was this one's turn."""
+        if account.counter > self.reached:
+            self.reached = account.counter
+            self.forget_idle()
 
     def forget_idle(self) -> None:
-        """Drop the idle flows that no later arrival could tell from new ones, and the surplus.
+        """Drop the idle ones that no later arrival could tell from new ones, and the surplus.
 
-        Of more than MAX_IDLE_FLOWS those go that are least ahead: tenants and adapters come from
+        Of more than MAX_IDLE those go that are least ahead: tenants and adapters come from
         clients, and must not pile up.
         """
         idle = self.idle
-        while idle and (idle[0][0] <= self.reached or len(idle) > MAX_IDLE_FLOWS):
+        while idle and (idle[0][0] <= self.reached or len(idle) > MAX_IDLE):
             counter, key = heappop(idle)
-            flow = self.flows.get(key)
-            if flow is None or flow.idle_at != counter:
-                continue  # an older entry of a flow that has been live since
-            flow.idle_at = None
-            if flow.num_live == 0:
-                del self.flows[key]
+            account = self.by_key.get(key)
+            if account is None or account.idle_at != counter:
+                continue  # an older entry of one that has been live since
+            account.idle_at = None
+            if account.num_live == 0:
+                del self.by_key[key]
+
+
+@dataclass(slots=True, eq=False)
+class TenantShare(Account):
+    """What one tenant, which is the key, asks at one priority."""
+
+    priority: int = 0
+    weight: int = 1  # of the request that came last
+    flows: "Peers[Flow]" = field(default_factory=lambda: Peers[Flow]())
+    heads: list[tuple[int, int]] = field(default_factory=list)  # places of open flows, ascending
+    flow_at: "dict[int, Flow]" = field(default_factory=dict)  # by arrival number of the head
+    place: tuple[int, int, int] | None = None  # among the heads of the request queue
+
+
+@dataclass(slots=True, eq=False)
+class Flow(Account):
+    """The requests of one tenant for one adapter, which is the key, at one priority."""
+
+    share: TenantShare = field(kw_only=True)
+    waiting: list[int] = field(default_factory=list)  # arrival numbers, ascending
+    place: tuple[int, int] | None = None  # among the heads of its tenant
+
+    @property
+    def adapter(self) -> str:
+        """The adapter that is asked for."""
+        return self.key
+
+    @property
+    def tenant(self) -> str:
+        """Who asks."""
+        return self.share.key
+
+    @property
+    def priority(self) -> int:
+        """Smaller goes first."""
+        return self.share.priority
 
 
 class Fairness:
@@ -76,47 +135,47 @@ class Fairness:
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self._classes: dict[int, _PriorityClass] = {}
+        self._classes: dict[int, Peers[TenantShare]] = {}  # by priority; with live sequences
 
     def enter(self, tenant: str, adapter: str, priority: int, weight: int) -> Flow:
         """Return the flow of a sequence that arrives; `leave` must follow once."""
         if not self.enabled:
             tenant = ""
-        peers = self._classes.setdefault(priority, _PriorityClass())
-        flow = peers.flows.get((tenant, adapter))
-        if flow is None:
-            flow = peers.flows[tenant, adapter] = Flow(tenant, adapter, priority)
-        if flow.num_live == 0:
-            flow.counter = max(flow.counter, peers.reached)
-        flow.weight = weight
-        flow.num_live += 1
-        peers.num_live += 1
-        return flow
+        peers = self._classes.setdefault(priority, Peers())
+        share = peers.enter(tenant, lambda: TenantShare(tenant, priority=priority))
+        share.weight = weight
+        return share.flows.enter(adapter, lambda: Flow(adapter, share=share))
 
     def leave(self, flow: Flow) -> None:
         """Count out a sequence that has ended."""
-        peers = self._classes[flow.priority]
-        flow.num_live -= 1
-        peers.num_live -= 1
-        assert flow.num_live >= 0, "a sequence leaves its flow twice"
+        share = flow.share
+        share.flows.leave(flow)
+        if share.flows.num_live == 0:
+            share.flows = Peers()  # a tenant's flows compete only while it has some
+        peers = self._classes[share.priority]
+        peers.leave(share)
         if peers.num_live == 0:
-            del self._classes[flow.priority]
-        elif flow.num_live == 0 and flow.idle_at != flow.counter:
-            flow.idle_at = flow.counter
-            heappush(peers.idle, (flow.counter, flow.key))
-            peers.forget_idle()
+            del self._classes[share.priority]
 
     def admitted(self, flow: Flow) -> None:
         """Note that it was this flow's turn."""
-        peers = self._classes[flow.priority]
-        if flow.counter > peers.reached:
-            peers.reached = flow.counter
-            peers.forget_idle()
+        self._classes[flow.priority].admitted(flow.share)
+        flow.share.flows.admitted(flow)
 
     def charge(self, flow: Flow, cost: int) -> None:
-        """Move a flow's counter on for work done, the less the greater its weight."""
+        """Move counters on for work done, the tenant's the less the greater its weight."""
         if self.enabled:
-            flow.counter += cost * _SCALE // flow.weight
+            flow.counter += cost * _SCALE
+            flow.share.counter += cost * _SCALE // flow.share.weight
+
+    def weights(self) -> dict[str, int]:
+        """Return the weight of every tenant that has sequences, the last it came with."""
+        return {
+            share.key: share.weight
+            for priority in sorted(self._classes)
+            for share in self._classes[priority].by_key.values()
+            if share.num_live
+        }
 
 
 class RequestQueue:
@@ -126,8 +185,8 @@ class RequestQueue:
         self._lanes: dict[str, dict[Flow, None]] = {}  # with waiting sequences; never empty
         self._priorities: dict[str, dict[int, int]] = {}  # flows of each priority, by lane
         self._open: set[str] = {BASE}
-        self._heads: list[tuple[int, int, int]] = []  # places of open flows, ascending
-        self._flow_at: dict[int, Flow] = {}  # by arrival number of the head
+        self._heads: list[tuple[int, int, int]] = []  # places of tenants, ascending
+        self._share_at: dict[int, TenantShare] = {}  # by arrival number of the head
         self._moved: dict[Flow, None] = {}  # whose counter changed since the heads were sorted
         self.size = 0  # sequences
 
@@ -158,7 +217,8 @@ class RequestQueue:
     @property
     def num_shut(self) -> int:
         """Sequences in lanes that may not admit."""
-        return self.size - sum(len(flow.waiting) for flow in self._flow_at.values())
+        open_flows = (flow for share in self._share_at.values() for flow in share.flow_at.values())
+        return self.size - sum(len(flow.waiting) for flow in open_flows)
 
     def push(self, seq_id: int, flow: Flow) -> None:
         """Put a sequence at its arrival place in its flow."""
@@ -195,8 +255,9 @@ class RequestQueue:
                 self._place(flow)
 
     def charged(self, flow: Flow) -> None:
-        """Note that the counter of a flow with a place has changed."""
-        self._moved[flow] = None
+        """Note that the counters of a flow and its tenant have changed."""
+        if flow.share.place is not None:
+            self._moved[flow] = None
 
     def first(self) -> int | None:
         """Return the arrival number of the sequence whose turn it is, of all open lanes."""
@@ -216,16 +277,29 @@ class RequestQueue:
             del self._lanes[flow.adapter], self._priorities[flow.adapter]
 
     def _place(self, flow: Flow) -> None:
-        """Put a flow where it belongs among the heads, or take it out."""
+        """Put a flow where it belongs among its tenant's, and the tenant among the others."""
+        share = flow.share
         place = None
         if flow.waiting and flow.adapter in self._open:
-            place = (flow.priority, flow.counter, flow.waiting[0])
-        if place == flow.place:
+            place = (flow.counter, flow.waiting[0])
+        if place != flow.place:
+            if flow.place is not None:
+                del share.heads[bisect_left(share.heads, flow.place)]
+                del share.flow_at[flow.place[1]]
+            if place is not None:
+                insort(share.heads, place)
+                share.flow_at[place[1]] = flow
+            flow.place = place
+        self._place_share(share)
+
+    def _place_share(self, share: TenantShare) -> None:
+        place = (share.priority, share.counter, share.heads[0][1]) if share.heads else None
+        if place == share.place:
             return
-        if flow.place is not None:
-            del self._heads[bisect_left(self._heads, flow.place)]
-            del self._flow_at[flow.place[2]]
+        if share.place is not None:
+            del self._heads[bisect_left(self._heads, share.place)]
+            del self._share_at[share.place[2]]
         if place is not None:
             insort(self._heads, place)
-            self._flow_at[place[2]] = flow
-        flow.place = place
+            self._share_at[place[2]] = share
+        share.place = place

@@ -5,6 +5,7 @@ prefix lock through the KV cache manager, the adapter lease through the slot tab
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Container
 from operator import attrgetter
 
 from cluster.request import BASE
@@ -104,9 +105,13 @@ class RunningSet:
         heads = self.decoding[:1] + self.prefilling[:1]
         return min(heads, key=_by_order, default=None)
 
-    def hindmost(self) -> Running:
-        """Return the running sequence of the lowest priority that arrived last; there is one."""
-        return max(self.decoding[-1:] + self.prefilling[-1:], key=_by_order)
+    def hindmost(self, spared: Container[int] = ()) -> Running:
+        """Return the running sequence of the lowest priority that arrived last.
+
+        There is one beside those that are spared, which are at their prompts.
+        """
+        last = next((one for one in reversed(self.prefilling) if one.seq_id not in spared), None)
+        return max(self.decoding[-1:] + ([] if last is None else [last]), key=_by_order)
 
     @property
     def has_left(self) -> bool:

@@ -75,6 +75,10 @@ class SchedulerCounters(msgspec.Struct):
         metric("engine_forced_tokens", "Output tokens that a grammar left no choice about."),
     ] = 0
     preemptions: Annotated[int, metric("preemptions", "Sequences whose pages were taken back.")] = 0
+    share_preemptions: Annotated[
+        int,
+        metric("share_preemptions", "Of those, for a tenant that had less than its share."),
+    ] = 0
     forked_sequences: Annotated[
         int,
         metric(

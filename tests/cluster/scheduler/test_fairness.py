@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.request import BASE
-from cluster.scheduler.request_queue import MAX_IDLE_FLOWS, Fairness
+from cluster.scheduler.request_queue import MAX_IDLE, Fairness
 from cluster.scheduler.testing.fake_engine import FakeEngine
 
 
@@ -17,9 +17,17 @@ def test_a_flow_that_was_idle_gets_no_credit_for_its_silence() -> None:
     busy = shares.enter("busy", BASE, 0, 1)
     shares.charge(busy, 900)
     shares.admitted(busy)
-    at_last_admission = busy.counter
+    at_last_admission = busy.share.counter
     shares.charge(busy, 100)
-    assert shares.enter("late", BASE, 0, 1).counter == at_last_admission > 0
+    assert shares.enter("late", BASE, 0, 1).share.counter == at_last_admission > 0
+
+
+def test_an_adapter_that_was_idle_gets_no_credit_among_those_of_its_tenant() -> None:
+    shares = Fairness(enabled=True)
+    busy = shares.enter("a", "A", 0, 3)
+    shares.charge(busy, 900)
+    shares.admitted(busy)
+    assert shares.enter("a", "B", 0, 3).counter == busy.counter > 0
 
 
 def test_a_flow_that_leaves_ahead_of_the_others_keeps_its_debt() -> None:
@@ -27,9 +35,9 @@ def test_a_flow_that_leaves_ahead_of_the_others_keeps_its_debt() -> None:
     other = shares.enter("other", BASE, 0, 1)
     greedy = shares.enter("greedy", BASE, 0, 1)
     shares.charge(greedy, 500)
-    debt = greedy.counter
+    debt = greedy.share.counter
     shares.leave(greedy)
-    assert shares.enter("greedy", BASE, 0, 1).counter == debt > other.counter
+    assert shares.enter("greedy", BASE, 0, 1).share.counter == debt > other.share.counter
 
 
 def test_when_nobody_of_a_priority_is_left_all_is_forgotten() -> None:
@@ -37,7 +45,7 @@ def test_when_nobody_of_a_priority_is_left_all_is_forgotten() -> None:
     flow = shares.enter("a", BASE, 7, 1)
     shares.charge(flow, 500)
     shares.leave(flow)
-    assert shares.enter("a", BASE, 7, 1).counter == 0
+    assert shares.enter("a", BASE, 7, 1).share.counter == 0
 
 
 def test_twice_the_weight_is_half_the_charge() -> None:
@@ -45,14 +53,14 @@ def test_twice_the_weight_is_half_the_charge() -> None:
     light, heavy = shares.enter("light", BASE, 0, 1), shares.enter("heavy", BASE, 0, 2)
     shares.charge(light, 10)
     shares.charge(heavy, 20)
-    assert light.counter == heavy.counter > 0
+    assert light.share.counter == heavy.share.counter > 0
 
 
 def test_switched_off_nothing_is_charged() -> None:
     shares = Fairness(enabled=False)
     flow = shares.enter("a", BASE, 0, 1)
     shares.charge(flow, 10)
-    assert flow.counter == 0
+    assert flow.counter == flow.share.counter == 0
 
 
 def _order_of_starts(engine: FakeEngine) -> list[int]:
@@ -127,28 +135,41 @@ def test_no_backlogged_flow_falls_behind_another_by_more_than_one_request_each(
     flows = {name: shares.enter(name, BASE, 0, weight) for name, weight in weights.items()}
     largest = max(cost for _, _, cost in requests)
     for _, _, cost in requests:
-        flow = min(flows.values(), key=lambda f: (f.counter, f.tenant))
+        flow = min(flows.values(), key=lambda f: (f.share.counter, f.tenant))
         shares.admitted(flow)
         shares.charge(flow, cost)
-        counters = [f.counter for f in flows.values()]
+        counters = [f.share.counter for f in flows.values()]
         assert max(counters) - min(counters) <= largest * 2**20
 
 
 def test_thousands_of_tenants_that_came_once_leave_no_more_flows_than_the_bound() -> None:
     shares = Fairness(enabled=True)
     busy = shares.enter("busy", BASE, 0, 1)
-    for number in range(3 * MAX_IDLE_FLOWS):
+    for number in range(3 * MAX_IDLE):
         flow = shares.enter(f"tenant {number}", BASE, 0, 1)
         shares.admitted(flow)
         shares.charge(flow, 100 + number)
         shares.leave(flow)
     (peers,) = shares._classes.values()
-    assert len(peers.flows) <= MAX_IDLE_FLOWS + 1 and len(peers.idle) <= MAX_IDLE_FLOWS
+    assert len(peers.by_key) <= MAX_IDLE + 1 and len(peers.idle) <= MAX_IDLE
     assert busy.num_live == 1
     # Those that are most ahead are remembered, the others begin anew.
-    last = 3 * MAX_IDLE_FLOWS - 1
-    assert shares.enter(f"tenant {last}", BASE, 0, 1).counter > 0
-    assert shares.enter("tenant 0", BASE, 0, 1).counter == 0
+    last = 3 * MAX_IDLE - 1
+    assert shares.enter(f"tenant {last}", BASE, 0, 1).share.counter > 0
+    assert shares.enter("tenant 0", BASE, 0, 1).share.counter == 0
+
+
+def test_thousands_of_adapters_that_came_once_leave_no_more_flows_than_the_bound() -> None:
+    shares = Fairness(enabled=True)
+    busy = shares.enter("a", BASE, 0, 1)
+    for number in range(3 * MAX_IDLE):
+        flow = shares.enter("a", f"adapter {number}", 0, 1)
+        shares.charge(flow, 100 + number)
+        shares.leave(flow)
+    flows = busy.share.flows
+    assert len(flows.by_key) <= MAX_IDLE + 1 and len(flows.idle) <= MAX_IDLE
+    shares.leave(busy)
+    assert not busy.share.flows.by_key
 
 
 def test_a_tenant_that_comes_and_goes_without_a_turn_leaves_one_entry() -> None:
@@ -171,4 +192,14 @@ def test_a_flow_is_forgotten_once_its_counter_has_been_reached() -> None:
     shares.charge(long, 11)
     shares.admitted(long)
     (peers,) = shares._classes.values()
-    assert list(peers.flows) == [("long", BASE)] and peers.idle == []
+    assert list(peers.by_key) == ["long"] and peers.idle == []
+
+
+def test_many_adapters_are_no_larger_share(make_engine: Callable[..., FakeEngine]) -> None:
+    engine = make_engine(fairness=True, max_running=1, num_slots=4, max_waiting=64)
+    many = {engine.add((1, 2, i), 4, "ABCD"[i % 4], tenant="many") for i in range(12)}
+    one = {engine.add((5, 6, i), 4, tenant="one") for i in range(12)}
+    while len(_order_of_starts(engine)) < 12:
+        engine.step()
+    started = set(_order_of_starts(engine)[:12])
+    assert abs(len(started & many) - len(started & one)) <= 2

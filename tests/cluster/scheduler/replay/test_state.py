@@ -54,7 +54,8 @@ class Twins:
         trees = list(scheduler._cache._trees)
         nodes = [node for tree in trees for node in tree.nodes()]
         sequences = scheduler._sequences.values()
-        flows = [f for peers in scheduler._fairness._classes.values() for f in peers.flows.values()]
+        peers = scheduler._fairness._classes.values()
+        flows = [f for one in peers for s in one.by_key.values() for f in s.flows.by_key.values()]
         signs = {
             "in flight": len(scheduler._in_flight) == 1,
             "ahead": len(scheduler._in_flight) == 2,
