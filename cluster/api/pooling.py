@@ -119,7 +119,7 @@ async def pooled(
             token_ids=token_ids,
             sampling=sampling,
             max_tokens=1,  # where it ends
-            cache_salt=call.body.cache_salt or "",
+            cache_salt=call.principal.cache_salt(call.body.cache_salt),
             priority=priority,
             tenant=call.principal.tenant,
             weight=call.principal.weight,

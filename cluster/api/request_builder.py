@@ -193,7 +193,7 @@ def build_requests(
                 sampling=sampling,
                 max_tokens=max_tokens,
                 stop_token_ids=stops,
-                cache_salt=body.cache_salt or "",
+                cache_salt=principal.cache_salt(body.cache_salt),
                 priority=priority,
                 tenant=principal.tenant,
                 weight=principal.weight,

@@ -94,6 +94,14 @@ class Principal:
             )
         return wanted
 
+    def cache_salt(self, wanted: str | None) -> str:
+        """Return the salt of a request that asks for one, or for none.
+
+        The group is part of it, framed: no salt of one group can spell another one's.
+        """
+        frame = f"{len(self.cache_group)}:{self.cache_group}" if self.cache_group else ""
+        return frame + (wanted or "")
+
     def require(self, scope: Scope) -> None:
         """Raise Forbidden unless the caller has a scope."""
         if scope not in self.scopes:

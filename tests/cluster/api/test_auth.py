@@ -13,6 +13,7 @@ import pytest
 from cluster.api.auth import bearer_key
 from cluster.errors import Unauthorized
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script
+from tests.cluster.conftest import Serving
 from tests.patience import PATIENCE
 
 ALICE, BOB = "{key: alice-secret, tenant: alice}", "{key: bobs-secret, tenant: bob}"
@@ -143,3 +144,28 @@ def test_with_anonymous_nobody_changes_what_is_served_and_all_else_is_open(
     assert httpx.post(f"{serving.url}/v1/completions", json=body).status_code == 200
     document = httpx.get(f"{serving.url}/openapi.json").json()
     assert {"401", "403"} & {*document["paths"]["/v1/drain"]["post"]["responses"]} == {"403"}
+
+
+def test_tenants_share_no_cached_prefix_unless_their_keys_name_one_group(
+    serve: Callable[..., Serving], tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(
+        "- {key: top-secret-1, tenant: a}\n- {key: top-secret-2, tenant: b}\n"
+        "- {key: top-secret-3, tenant: c, cache_group: shared}\n"
+        "- {key: top-secret-4, tenant: d, cache_group: shared}\n"
+    )
+    serving = serve(FakeScheduler(), api_key_file=str(path))
+    salts: list[str] = []
+    for number in range(1, 5):
+        for call, body in (
+            ("completions", {"prompt": "hello", "max_tokens": 1}),
+            ("embeddings", {"input": "hello"}),
+        ):
+            headers = {"Authorization": f"Bearer top-secret-{number}"}
+            sent = {"model": "tiny", "cache_salt": "s", **body}
+            httpx.post(f"{serving.url}/v1/{call}", json=sent, headers=headers, timeout=PATIENCE)
+            salts.append(serving.schedulers[0].submitted[-1].cache_salt)
+    of_key = [salts[i : i + 2] for i in range(0, 8, 2)]
+    assert all(one == other for one, other in of_key)
+    assert len({one for one, _ in of_key}) == 3 and of_key[2] == of_key[3]

@@ -101,3 +101,15 @@ def test_without_keys_everybody_may_change_what_is_served_unless_that_is_anybody
             ANONYMOUS.require(scope)
     ANONYMOUS.require("metrics")
     assert ANONYMOUS.may_see("law")
+
+
+def test_callers_share_cached_prefixes_within_a_group_only() -> None:
+    first, second = Principal(tenant="a", cache_group="a"), Principal(tenant="b", cache_group="b")
+    assert first.cache_salt(None) != second.cache_salt(None)
+    assert first.cache_salt("s") == Principal(tenant="c", cache_group="a").cache_salt("s")
+    # No salt of one group spells another one's.
+    spelling = Principal(tenant="x", cache_group="1")
+    for salt in ("", "1", ":a", "1:a", "a"):
+        assert spelling.cache_salt(salt) != Principal(tenant="y", cache_group="1:").cache_salt("")
+        assert spelling.cache_salt(salt) not in (first.cache_salt(""), first.cache_salt(None))
+    assert ANYONE.cache_salt("s") == "s" and ANYONE.cache_salt(None) == ""
