@@ -7,6 +7,7 @@ from cluster.api.auth import KeyRing
 from cluster.api.error_handlers import add_error_handlers
 from cluster.api.http import CountResponses, RequestContext
 from cluster.api.openapi.document import openapi_document
+from cluster.api.rate_limits import RateLimits
 from cluster.api.routes.adapters import adapter_routes
 from cluster.api.routes.chat import chat_routes
 from cluster.api.routes.classify import classify_routes
@@ -42,6 +43,7 @@ def create_app(
     """
     app = FastAPI(title="Topwork", version=router.config.version, lifespan=lifespan)
     app.state.extra_parameters = ExtraParameters(router.config.lenient_parameters)
+    app.add_middleware(RateLimits)
     app.add_middleware(CountResponses, metrics=router.metrics)
     if router.tracer is not None:
         app.add_middleware(TraceCalls, tracer=router.tracer)

@@ -5,6 +5,7 @@ Keys are kept as their SHA-256 only, and appear in no message.
 
 import hmac
 from collections import defaultdict
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from cluster.errors import Unauthorized
 from cluster.request import PRIORITY_MAX, PRIORITY_MIN
 from cluster.router.model_resolver import ANYONE, Principal
+from cluster.tenancy.limits import NO_LIMITS, Limits
 
 MAX_WEIGHT = 1000
 
@@ -34,9 +36,29 @@ class KeyEntry(BaseModel):
     min_priority: Annotated[int, Field(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = 0
     # Of two tenants that want all they can get, one of weight 2 gets twice what one of 1 does.
     weight: Annotated[int, Field(ge=1, le=MAX_WEIGHT)] = 1
+    limits: Limits = NO_LIMITS  # of this key
+    # Of all keys of the tenant together; one of them is enough to say it.
+    tenant_limits: Limits | None = None
 
 
 _ENTRIES = TypeAdapter(list[KeyEntry])
+
+
+def tenant_limits(entries: Iterable[KeyEntry]) -> dict[str, Limits]:
+    """Return the limits of tenants that have any.
+
+    Raises:
+        ValueError: if two entries give one tenant different ones.
+    """
+    by_tenant: dict[str, Limits] = {}
+    for number, entry in enumerate(entries):
+        if entry.tenant_limits is None:
+            continue
+        if by_tenant.setdefault(entry.tenant, entry.tenant_limits) != entry.tenant_limits:
+            raise ValueError(
+                f"key {number}: tenant_limits differ from those that {entry.tenant!r} has already"
+            )
+    return by_tenant
 
 
 class KeyRing:
@@ -50,6 +72,7 @@ class KeyRing:
         """
         self._is_off = is_off  # anyone may do anything
         self._principals: list[tuple[bytes, Principal]] = []
+        limits_by_tenant = tenant_limits(entries)
         for number, entry in enumerate(entries):
             if (entry.key is None) == (entry.key_sha256 is None):
                 raise ValueError(f"key {number}: needs either key or key_sha256")
@@ -64,6 +87,9 @@ class KeyRing:
                 admin=entry.admin,
                 min_priority=entry.min_priority,
                 weight=entry.weight,
+                key_id=digest.hex()[:12],
+                limits=entry.limits,
+                tenant_limits=limits_by_tenant.get(entry.tenant, NO_LIMITS),
             )
             self._principals.append((digest, principal))
         self._check_that_keys_differ()

@@ -23,6 +23,7 @@ from cluster.router.event_queue import EventQueue
 from cluster.router.metrics.request_metrics import CallMetrics
 from cluster.router.output_processor import CompletionOutput, OutputProcessor, by_token
 from cluster.router.replica_set import ReplicaSet
+from cluster.router.tenancy.admission import Admission
 from cluster.router.tracing.call_trace import CallTrace
 
 
@@ -64,6 +65,7 @@ class Generation:
         keep: Keep | None = None,
         is_by_token: bool = False,
         trace: CallTrace | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.prompts = prompts  # the choices of each
         self.processors = tuple(processor for choices in prompts for processor in choices)
@@ -77,6 +79,7 @@ class Generation:
             is_by_token  # how deltas are cut depends on tokens only, not on their arrival
         )
         self._trace = trace
+        self._admission = admission  # None: nothing is counted for it, or it has been already
         self.is_let_in = False  # a scheduler has said that it runs, or will
         self._claim: ClaimedCall | None = None
         self._queue = EventQueue()
@@ -97,6 +100,8 @@ class Generation:
             if self._claim is not None and self._keep is not None:
                 self._claim.release(self._keep.stream_id)
             raise
+        if self._admission is not None:
+            self._admission.entered()
         self._entered_at = asyncio.get_running_loop().time()
         if self._trace is not None:
             self._trace.entered()
@@ -206,6 +211,8 @@ class Generation:
         processor = self.processors[index]
         if self._losses or self._interruptions:
             self._resumed(index)
+        if self._admission is not None and not processor.output_token_ids:
+            self._admission.began()
         delta = processor.process(event)
         self._metrics.tokens(index, len(event.token_ids))
         if processor.finish_reason is not None:
@@ -333,6 +340,8 @@ class Generation:
 
     def _detach(self, keep: Keep) -> None:
         """Leave the call to its next reader."""
+        if self._admission is not None and self._clients:
+            self._admission.settle(None)
         for client in {*self._clients.values()}:
             client.detach(keep.stream_id, self._index_by_id)
         self._clients.clear()
@@ -352,5 +361,16 @@ class Generation:
         self._index_by_id.clear()
         if self._trace is not None:
             self._trace.left(error)
+        if self._admission is not None:
+            self._admission.settle(self._num_used())
         assert self._release is not None, "left without being entered"
         self._release()
+
+    def _num_used(self) -> int:
+        """Return the tokens of all prompts that were read, each once, and of all answers."""
+        total = 0
+        for choices in self.prompts:
+            if any(one.output_token_ids or one.finish_reason for one in choices):
+                total += len(choices[0].request.token_ids)
+            total += sum(len(one.output_token_ids) for one in choices)
+        return total

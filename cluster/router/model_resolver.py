@@ -13,6 +13,7 @@ from cluster.errors import MODEL_NOT_FOUND, Forbidden, InvalidRequest, NotFound,
 from cluster.request import BASE, PRIORITY_MIN, compose, parts_of
 from cluster.router.backend import Backend
 from cluster.router.tracing.call_trace import phase
+from cluster.tenancy.limits import NO_LIMITS, Limits, least
 from worker.classifier_config import ClassifierConfig
 
 
@@ -25,6 +26,9 @@ class Principal:
     admin: bool
     min_priority: int  # smaller goes first; it may go no smaller
     weight: int  # its share beside other tenants
+    key_id: str = ""  # first digits of its key's SHA-256; "": keys are off
+    limits: Limits = NO_LIMITS  # of the key
+    tenant_limits: Limits = NO_LIMITS
 
     def may_use(self, adapter: str) -> bool:
         """Return whether requests may name this adapter."""
@@ -49,6 +53,29 @@ class Principal:
                 "priority",
             )
         return wanted
+
+    def counted_limits(self) -> dict[str, Limits]:
+        """Return the limits that the cluster counts, by whose they are; empty: there are none."""
+        by_subject = {
+            f"key:{self.key_id}": self.limits,
+            f"tenant:{self.tenant}": self.tenant_limits,
+        }
+        return {subject: one for subject, one in by_subject.items() if one.are_counted}
+
+    def check_prompt(self, num_tokens: int, param: str = "prompt") -> None:
+        """Raise InvalidRequest for a prompt that is longer than it may be."""
+        limit = least(self.limits.max_prompt_tokens, self.tenant_limits.max_prompt_tokens)
+        if limit is not None and num_tokens > limit:
+            raise InvalidRequest(
+                f"the prompt has {num_tokens} tokens, and this key may send {limit}",
+                param,
+                "context_length_exceeded",
+            )
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """The longest answer that it may have; None: what the context leaves."""
+        return least(self.limits.max_output_tokens, self.tenant_limits.max_output_tokens)
 
     def require_admin(self) -> None:
         """Raise Forbidden unless the caller may change what is served."""

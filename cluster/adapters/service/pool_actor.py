@@ -6,6 +6,7 @@ here and report what they count, for it is the one process that all of them know
 changed is saved before the call is answered.
 """
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,7 @@ from cluster.adapters.sources.uploads import Uploads
 from cluster.errors import NotFound
 from cluster.metrics_hub import MetricsHub, PoolCounts
 from cluster.request import parts_of
+from cluster.tenancy.budget_ledger import BudgetLedger
 
 __all__ = ["AdapterPoolActor", "AdapterPoolConfig"]
 
@@ -111,6 +113,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
             self._count_failure,
         )
         self._unloads = AdapterUnloads(catalog, self._watcher, self._collector, self._send_pins)
+        self._ledger = BudgetLedger(secrets.token_hex(8))
         self._hub = MetricsHub(time.monotonic, catalog.__contains__, self._counts)
 
     @ray.method

@@ -78,8 +78,8 @@ HISTOGRAMS = (
 )  # fmt: skip
 ADAPTER_COUNTERS = tuple(family for family in COUNTERS if "adapter" in family.labels)
 FINISHED = ("stop", "length", "abort", "error", "repetition")  # vLLM's; we know no repetition
-REASONS = ("scheduler_queue", "router_in_flight", "draining")
-TASKS = ("replicas", "drain", "metrics")  # that a router runs in the background
+REASONS = ("scheduler_queue", "router_in_flight", "tenant_share", "limit", "draining")
+TASKS = ("replicas", "drain", "metrics", "budgets")  # that a router runs in the background
 
 
 class RouterMetrics:

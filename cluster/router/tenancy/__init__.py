@@ -1,0 +1,1 @@
+"""Who calls a router, and how much each caller may have."""
