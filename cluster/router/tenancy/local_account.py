@@ -54,6 +54,7 @@ class LocalAccount:
             self.history.spend(slot, amount)
         else:
             self.in_use += amount
+            self.told_in_use += amount
 
     def give_back(self, amount: int, slot: int) -> None:
         """Give back what was used, at that slot, for nothing."""
@@ -117,7 +118,7 @@ class LocalAccount:
         is_news = self.remaining is not None and slot - self.seen_slot <= 60 / SLOT_SECONDS
         left = self.remaining if is_news and self.remaining is not None else self.limit
         self.cap = used + self.ahead + left // num_routers
-        self.ahead = 0
+        self.put_back_ahead()
 
     def may_use_alone(self, amount: int, slot: int) -> bool:
         """Tell whether there is room without a ledger."""
@@ -140,6 +141,8 @@ class LocalAccount:
         self.use(amount, slot)
         if self.is_rate:
             self.owed += amount
+        else:
+            self.told_in_use -= amount
 
     def remaining_at(self, slot: int) -> tuple[int, float]:
         """Return (what is left, seconds until nothing is used), as far as is known here."""
