@@ -9,6 +9,16 @@ hold less. The rule needs no list of tenants and no shares: dynamic thresholds (
 NOBODY = ""  # the tenant of all calls where keys are off: it has all of the room
 
 
+def may_take(tenant: str, held: int, count: int, free: int) -> bool:
+    """Tell whether a tenant that holds some places may take `count` of those that are free."""
+    return count <= free and (tenant == NOBODY or held + count <= free - count)
+
+
+def most_of(tenant: str, size: int) -> int:
+    """Return how many places of an empty room a tenant may take."""
+    return size if tenant == NOBODY else size // 2
+
+
 class SharedRoom:
     """Places of one room, counted by tenant."""
 
@@ -27,9 +37,7 @@ class SharedRoom:
 
     def may_take(self, tenant: str, count: int) -> bool:
         """Tell whether a tenant may take so many places more."""
-        if tenant == NOBODY or not self.has_room(count):
-            return self.has_room(count)
-        return self.held_by(tenant) + count <= self.size - self.num_held - count
+        return may_take(tenant, self.held_by(tenant), count, self.size - self.num_held)
 
     def take(self, tenant: str, count: int) -> None:
         """Take places, also more than `may_take` allows: what goes on is not refused."""
