@@ -23,7 +23,7 @@ from cluster.router.event_queue import EventQueue
 from cluster.router.metrics.request_metrics import CallMetrics
 from cluster.router.output_processor import CompletionOutput, OutputProcessor, by_token
 from cluster.router.replica_set import ReplicaSet
-from cluster.router.tenancy.admission import Admission
+from cluster.router.tenancy.admission import Admission, num_used
 from cluster.router.tracing.call_trace import CallTrace
 
 
@@ -82,6 +82,7 @@ class Generation:
         self._admission = admission  # None: nothing is counted for it, or it has been already
         self.is_let_in = False  # a scheduler has said that it runs, or will
         self._claim: ClaimedCall | None = None
+        self._had_begun: set[int] = set()  # of a claimed call: those with tokens that came before
         self._queue = EventQueue()
         self._entered_at = 0.0  # on the loop's clock
         self._prompt_of = [number for number, choices in enumerate(prompts) for _ in choices]
@@ -334,6 +335,8 @@ class Generation:
 
     def _take_over(self, call: ClaimedCall) -> None:
         for index, processor in enumerate(self.processors):
+            if processor.output_token_ids or processor.finish_reason is not None:
+                self._had_begun.add(index)
             if processor.finish_reason is None:
                 self._clients[index] = call.client
                 self._index_by_id[f"{call.prefix}/{index}"] = index
@@ -361,16 +364,8 @@ class Generation:
         self._index_by_id.clear()
         if self._trace is not None:
             self._trace.left(error)
+        self._metrics.left(self.processors, self._had_begun)
         if self._admission is not None:
-            self._admission.settle(self._num_used())
+            self._admission.settle(num_used(self.prompts))
         assert self._release is not None, "left without being entered"
         self._release()
-
-    def _num_used(self) -> int:
-        """Return the tokens of all prompts that were read, each once, and of all answers."""
-        total = 0
-        for choices in self.prompts:
-            if any(one.output_token_ids or one.finish_reason for one in choices):
-                total += len(choices[0].request.token_ids)
-            total += sum(len(one.output_token_ids) for one in choices)
-        return total

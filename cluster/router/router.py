@@ -243,11 +243,14 @@ class Router:
             tuple(OutputProcessor(self.tokenizer, request, options) for request in choices)
             for choices in prompts
         ]
-        metrics = self.metrics.call(model.names, [len(choices) for choices in prompts], arrival)
+        tenant = prompts[0][0].tenant
+        metrics = self.metrics.call(
+            model.names, [len(choices) for choices in prompts], arrival, tenant
+        )
         trace = current_trace()
         if trace is not None:
             trace.resolved(model.names, prompts)
-        admit = partial(self._admit, prompts[0][0].tenant)
+        admit = partial(self._admit, tenant)
         return Generation(
             processors,
             self.replicas,

@@ -4,6 +4,7 @@ import time
 
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.registry import SchedulerRegistry
+from cluster.adapters.service.usage_file import UsageFile
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, MetricsHub, RouterCounts
 from cluster.tenancy.budget_ledger import BudgetLedger
@@ -17,6 +18,7 @@ class ClusterRegistry:
     _registry: SchedulerRegistry
     _hub: MetricsHub
     _ledger: BudgetLedger
+    _usage: UsageFile
 
     async def attach(self, address: SchedulerAddress) -> None:
         """Make a scheduler replica known; the latest address of a replica counts."""
@@ -34,6 +36,7 @@ class ClusterRegistry:
 
     async def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
         """Keep what a router has counted; return what it wants to know."""
+        self._usage.take_in(counts)
         return self._hub.report(counts, wants_all)
 
     async def lease(self, call: LeaseCall) -> LeaseReply:

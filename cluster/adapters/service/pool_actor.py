@@ -20,7 +20,7 @@ from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.records import AdapterRecord, ResolvedAdapter, UnloadResult
 from cluster.adapters.saved_state import name_entry
-from cluster.adapters.service import configured, garbage_collector, pool_state
+from cluster.adapters.service import configured, garbage_collector, pool_state, usage_file
 from cluster.adapters.service.cluster_registry import ClusterRegistry
 from cluster.adapters.service.configured import ConfiguredAdapters
 from cluster.adapters.service.directory_watcher import DirectoryWatcher, NameLocks
@@ -31,6 +31,7 @@ from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.read_threads import RateLimiter, ReadThreads
 from cluster.adapters.service.registry import Connect, SchedulerRegistry
 from cluster.adapters.service.store import AdapterStore, ShardBuilder
+from cluster.adapters.service.usage_file import UsageFile
 from cluster.adapters.service.version_calls import VersionCalls
 from cluster.adapters.sources import staged
 from cluster.adapters.sources.allow_list import AllowList
@@ -70,7 +71,14 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         self._locks = NameLocks()
         # Of background tasks.
         self._failures = dict.fromkeys(
-            (configured.TASK, pool_state.TASK, garbage_collector.TASK, staged.TASK), 0
+            (
+                configured.TASK,
+                pool_state.TASK,
+                garbage_collector.TASK,
+                staged.TASK,
+                usage_file.TASK,
+            ),
+            0,
         )
         self._registry = SchedulerRegistry(
             connect, config.silence, self._pinned, lambda: self._collector.revived()
@@ -113,6 +121,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
             self._count_failure,
         )
         self._unloads = AdapterUnloads(catalog, self._watcher, self._collector, self._send_pins)
+        self._usage = UsageFile(config.usage_file, _today, self._count_failure)
         self._ledger = BudgetLedger(secrets.token_hex(8))
         self._hub = MetricsHub(time.monotonic, catalog.__contains__, self._counts)
 
@@ -167,6 +176,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         self._threads.close()
         await self._staged.close()
         await self._state.close()
+        await self._usage.close()
 
     @ray.method
     async def unload(self, name: str, force: bool) -> UnloadResult:
@@ -250,6 +260,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         if has_brought_back:
             self._collector.take_over(self._config.silence)
         await self._staged.open()
+        await self._usage.open()
         return has_brought_back
 
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
@@ -288,3 +299,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
 
     def _count_failure(self, task: str) -> None:
         self._failures[task] += 1
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())

@@ -6,7 +6,7 @@ those of schedulers and other routers.
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import get_args
 
 from cluster.errors import Overloaded, TopworkError
@@ -22,10 +22,12 @@ from cluster.metrics_hub import RouterCounts
 from cluster.router.engine_client import LossReason
 from cluster.router.metrics.families import Family, counter, histogram
 from cluster.router.output_processor import OutputProcessor
+from cluster.tenancy.usage import NO_USAGE, Usage
 
-OTHER = "_other"  # the adapter label of all adapters over the cap
+OTHER = "_other"  # the label of all adapters, or tenants, over the cap
 BY_ADAPTER = ("model", "adapter", "router")
 BY_MODEL = ("model", "router")
+BY_TENANT = ("tenant", "router")
 
 COUNTERS = (
     counter("requests", "Answers that ended, by reason; one that failed has the error's name.",
@@ -40,6 +42,15 @@ COUNTERS = (
     counter("first_token_wait_seconds",
             "Their times to first token together: over topwork_first_tokens_total, the mean.",
             *BY_ADAPTER),
+    counter("tenant_requests", "Answers that have begun, by tenant, where keys are on.",
+            *BY_TENANT),
+    counter("tenant_computed_prompt_tokens",
+            "Prompt tokens that were not found in the prefix cache, once for all answers to a "
+            "prompt.", *BY_TENANT),
+    counter("tenant_cached_prompt_tokens", "Prompt tokens found in the prefix cache.",
+            *BY_TENANT),
+    counter("tenant_generation_tokens", "Tokens of answers, also of those that were broken off.",
+            *BY_TENANT),
     counter("rejections", "Calls refused because a limit is reached.", "reason", "router"),
     counter("client_disconnects", "Calls whose client went away before the end.", "router"),
     counter("broken_streams", "Streams that ended with an error after they had begun.", "router"),
@@ -85,10 +96,12 @@ TASKS = ("replicas", "drain", "metrics", "budgets")  # that a router runs in the
 class RouterMetrics:
     """The metrics of one router; label values stand in the families' order, without the router."""
 
-    def __init__(self, model: str, max_adapter_labels: int) -> None:
+    def __init__(self, model: str, max_labels: int) -> None:
         self.num_in_flight = 0  # answers
         self._model = model
-        self._max_adapter_labels = max_adapter_labels
+        self._max_labels = max_labels  # of adapters, and of tenants
+        self._usage: dict[str, Usage] = {}  # by tenant
+        self._tenant_labels: set[str] = set()
         self._names_by_label: dict[str, set[str]] = {}  # a "+" in a name may make two of one
         self._counts: dict[str, defaultdict[tuple[str, ...], float]] = {
             family.name: defaultdict(float) for family in COUNTERS
@@ -121,17 +134,18 @@ class RouterMetrics:
                 if label != self._model
             },
             num_in_flight=self.num_in_flight,
+            usage=dict(self._usage),
             has_ended=has_ended,
         )
 
     def call(
-        self, names: tuple[str, ...], num_choices: Sequence[int], arrival: float
+        self, names: tuple[str, ...], num_choices: Sequence[int], arrival: float, tenant: str = ""
     ) -> "CallMetrics":
         """Return the moments of a call with so many answers to each prompt.
 
         `names` are the base model's or those of the adapters in it; together they have one label.
         """
-        return CallMetrics(self, self._label(names), num_choices, arrival)
+        return CallMetrics(self, self._label(names), num_choices, arrival, tenant)
 
     def responded(self, route: str, code: int) -> None:
         """Count an HTTP response."""
@@ -209,6 +223,19 @@ class RouterMetrics:
         self._histograms["request_params_n"].observe(num_choices)
         self._histograms["request_max_num_generation_tokens"].observe(num_tokens)
 
+    def used(self, tenant: str, usage: Usage) -> None:
+        """Count what a call of a tenant has used; "" is nobody."""
+        if not tenant:
+            return
+        if tenant not in self._usage:
+            self._usage[tenant] = NO_USAGE
+            if len(self._usage) <= self._max_labels:
+                self._tenant_labels.add(tenant)
+        self._usage[tenant] = self._usage[tenant].plus(usage)
+        label = tenant if tenant in self._tenant_labels else OTHER
+        for name, count in usage._asdict().items():
+            self._add(f"tenant_{name}", count, label)
+
     def forget_adapter(self, adapter: str) -> None:
         """Drop the series of an adapter that is no longer served, and of the sums it is in."""
         labels = {one for one, names in self._names_by_label.items() if adapter in names}
@@ -225,7 +252,7 @@ class RouterMetrics:
     def _label(self, names: tuple[str, ...]) -> str:
         label = "+".join(names)
         if label not in self._names_by_label:
-            if len(self._names_by_label) >= self._max_adapter_labels:
+            if len(self._names_by_label) >= self._max_labels:
                 return OTHER
             self._names_by_label[label] = set()
         self._names_by_label[label].update(names)
@@ -240,9 +267,16 @@ class CallMetrics:
     """The moments of one call, which came at `arrival`, in seconds of `time.monotonic`."""
 
     def __init__(
-        self, metrics: RouterMetrics, label: str, num_choices: Sequence[int], arrival: float
+        self,
+        metrics: RouterMetrics,
+        label: str,
+        num_choices: Sequence[int],
+        arrival: float,
+        tenant: str,
     ) -> None:
         self._metrics = metrics
+        self._tenant = tenant
+        self._num_received = 0  # tokens of all answers
         self._label = label
         self._arrival = arrival
         self._num_choices = num_choices  # of each prompt
@@ -256,6 +290,7 @@ class CallMetrics:
         """Note that `count` tokens of one answer are here."""
         if not count:
             return
+        self._num_received += count
         now = time.monotonic()
         if self._first[index] is None:
             self._first[index] = now
@@ -288,6 +323,19 @@ class CallMetrics:
         self._num_left[prompt] -= 1
         if self._num_left[prompt] == 0:
             self._metrics.all_answered(self._num_choices[prompt], self._longest[prompt])
+
+    def left(self, outputs: Sequence[OutputProcessor], had_begun: Collection[int]) -> None:
+        """Count for its tenant what the call has used; answers that had begun were elsewhere."""
+        begun = [
+            index
+            for index, output in enumerate(outputs)
+            if index not in had_begun and (output.output_token_ids or output.finish_reason)
+        ]
+        usage = Usage(requests=len(begun), generation_tokens=self._num_received)
+        for output in (outputs[index] for index in begun if self.is_first_choice(index)):
+            cached = output.num_cached_tokens
+            usage = usage.plus(Usage(0, len(output.request.token_ids) - cached, cached))
+        self._metrics.used(self._tenant, usage)
 
     def continued(self, reason: LossReason, seconds: float | None) -> None:
         """Note that one answer goes on elsewhere, `seconds` after its loss if it had begun."""

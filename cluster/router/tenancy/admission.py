@@ -12,6 +12,7 @@ from math import ceil
 
 from cluster.errors import InvalidRequest, Overloaded
 from cluster.request import Request
+from cluster.router.output_processor import OutputProcessor
 from cluster.router.tenancy.budget_client import BudgetClient, Grant, Refusal, Want
 from cluster.tenancy.leases import Account, Meter
 from cluster.tenancy.limits import Limits
@@ -205,6 +206,16 @@ def _num_tokens(prompts: Sequence[tuple[Request, ...]], *, is_bounded: bool) -> 
         for request in choices:
             if not request.sampling.pooling:
                 total += request.max_tokens if is_bounded else min(request.max_tokens, UNNAMED)
+    return total
+
+
+def num_used(prompts: Sequence[tuple[OutputProcessor, ...]]) -> int:
+    """Return the tokens of all prompts that were read, each once, and of all answers so far."""
+    total = 0
+    for choices in prompts:
+        if any(one.output_token_ids or one.finish_reason for one in choices):
+            total += len(choices[0].request.token_ids)
+        total += sum(len(one.output_token_ids) for one in choices)
     return total
 
 
