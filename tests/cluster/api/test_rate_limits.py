@@ -197,7 +197,7 @@ def test_answers_at_a_time_are_limited_and_a_place_is_free_at_the_end(
 
 
 def test_an_answer_that_has_a_token_does_not_wait_any_more(
-    limited: Callable[..., Serving],
+    limited: Callable[..., Serving], saying: Callable[..., tuple[int, ...]]
 ) -> None:
     scheduler = FakeScheduler(lambda _: Script(is_silent=True))
     serving = limited(scheduler, key={"max_waiting": 1})
@@ -208,7 +208,7 @@ def test_an_answer_that_has_a_token_does_not_wait_any_more(
             json={"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "stream": True},
             headers={"Authorization": "Bearer first key"},
         )
-        scheduler._script = lambda _: Script(pauses_after=1)
+        scheduler._script = lambda _: Script(saying("abc"), pauses_after=1)
         reply = client.send(ask, stream=True)
         lines = reply.iter_lines()  # which ends the call with it
         next(lines)  # its first token
