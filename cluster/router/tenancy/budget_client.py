@@ -183,6 +183,9 @@ class BudgetClient:
                 await self._exchange_once(waiting)
             except (Unavailable, TimeoutError) as error:
                 self._lose(error)
+                self._has_news = False  # who came meanwhile does not try it again
+                waiting += self._waiting
+                self._waiting = []
                 for wants, future in waiting:
                     self._answer_alone(wants, future)
             finally:
