@@ -78,6 +78,7 @@ class BudgetClient:
         self._num_routers = 1
         self._lost_at: float | None = None
         self._has_news = False
+        self._wants_all = False  # to hear of all accounts that are in use
 
     async def acquire(self, wants: Sequence[Want]) -> Outcome:
         """Lease all that is wanted, each account once, or nothing.
@@ -141,6 +142,7 @@ class BudgetClient:
         for one in self._accounts.values():
             if one.ahead_slot < slot - 1:
                 one.put_back_ahead()
+        self._wants_all = True
         self._begin_exchange()
         if self._exchanging is not None:
             await asyncio.wait({self._exchanging})
@@ -195,10 +197,11 @@ class BudgetClient:
 
     async def _exchange_once(self, waiting: list[_Waiting]) -> None:
         claimed = {want.account for wants, _ in waiting for want in wants}
+        wants_all, self._wants_all = self._wants_all or self._lost_at is not None, False
         chosen = [
             one
             for one in self._accounts.values()
-            if one.account in claimed or not one.is_quiet or self._lost_at is not None
+            if one.account in claimed or not one.is_quiet or (wants_all and one.is_in_use)
         ]
         reply = await self._tell(chosen, waiting, has_new_ledger=False)
         if reply.epoch != self._epoch:  # it has begun anew, and has taken nothing in

@@ -42,6 +42,11 @@ class LocalAccount:
         """Whether the ledger has nothing to learn of it."""
         return not (self.returned or self.owed) and self.in_use == self.told_in_use
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether there has been use of it here lately, or there is a view to be made good."""
+        return self.history.total > 0 or self.in_use > 0 or self.cap is not None
+
     def take(self, amount: int, slot: int) -> None:
         """Use what is leased ahead."""
         self.ahead -= amount

@@ -276,3 +276,22 @@ def test_calls_without_limits_have_no_headers_of_them(limited: Callable[..., Ser
 )
 def test_times_are_spelled_as_openai_spells_them(seconds: float, spelled: str) -> None:
     assert duration(seconds) == spelled
+
+
+def test_a_limit_holds_over_two_routers_and_while_their_pool_is_away(
+    limited: Callable[..., Serving], serve: Start
+) -> None:
+    one = limited(key={"requests_per_minute": 4})
+    config = one.router.config
+    other = serve(FakeScheduler(), api_key_file=config.api_key_file, model_dir=config.model_dir)
+    other.backend.share(one.backend)
+    assert [complete(serving).status_code for serving in (one, other)] == [200, 200]
+    for serving in (one, other):
+        serving.run(serving.router.budgets.sync())
+    one.backend.is_down = other.backend.is_down = True
+    for serving in (one, other):  # each has its part of what was left
+        assert [complete(serving).status_code for _ in range(2)] == [200, 429]
+    one.backend.is_down = other.backend.is_down = False
+    for serving in (one, other):
+        serving.run(serving.router.budgets.sync())
+    assert [complete(serving).status_code for serving in (one, other)] == [429, 429]

@@ -1,9 +1,6 @@
 """Leases: limits hold over all routers, and a ledger that is away makes nobody wait."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import wraps
-from typing import Any
 
 import pytest
 
@@ -15,15 +12,6 @@ from cluster.tenancy.leases import Account
 from tests.cluster.router.tenancy.ledgers import Cluster, is_granted, want
 
 
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(test(*arguments, **named))
-
-    return run
-
-
-@in_a_loop
 @pytest.mark.parametrize("limit", [60, 6000])
 async def test_three_routers_together_keep_within_three_percent_of_a_limit(limit: int) -> None:
     cluster = Cluster(3)
@@ -46,7 +34,6 @@ async def test_three_routers_together_keep_within_three_percent_of_a_limit(limit
     assert 0.97 * 5 * limit <= len(granted) <= 5 * limit
 
 
-@in_a_loop
 async def test_what_is_leased_ahead_needs_no_message() -> None:
     cluster = Cluster()
     (client,) = cluster.clients
@@ -57,7 +44,6 @@ async def test_what_is_leased_ahead_needs_no_message() -> None:
     assert cluster.num_messages == before
 
 
-@in_a_loop
 async def test_calls_that_come_together_share_a_message() -> None:
     cluster = Cluster()
     (client,) = cluster.clients
@@ -68,7 +54,6 @@ async def test_calls_that_come_together_share_a_message() -> None:
     assert cluster.num_messages <= before + 2
 
 
-@in_a_loop
 async def test_what_is_given_back_can_be_had_by_another_router() -> None:
     cluster = Cluster(2)
     one, other = cluster.clients
@@ -80,7 +65,6 @@ async def test_what_is_given_back_can_be_had_by_another_router() -> None:
     assert is_granted(await other.acquire([want(500, 1000, "tokens")]))
 
 
-@in_a_loop
 async def test_what_was_used_beyond_a_lease_is_taken_out_of_the_minutes_to_come() -> None:
     cluster = Cluster()
     (client,) = cluster.clients
@@ -93,7 +77,6 @@ async def test_what_was_used_beyond_a_lease_is_taken_out_of_the_minutes_to_come(
     assert not is_granted(await client.acquire([want(1, 100, "tokens")]))
 
 
-@in_a_loop
 async def test_a_place_is_free_for_all_routers_when_its_answer_has_ended() -> None:
     cluster = Cluster(2)
     one, other = cluster.clients
@@ -104,7 +87,6 @@ async def test_a_place_is_free_for_all_routers_when_its_answer_has_ended() -> No
     assert is_granted(await other.acquire([want(1, 1, "concurrency")]))
 
 
-@in_a_loop
 async def test_places_of_a_router_that_died_come_back() -> None:
     cluster = Cluster(2)
     dead, alive = cluster.clients
@@ -115,7 +97,6 @@ async def test_places_of_a_router_that_died_come_back() -> None:
     assert is_granted(await alive.acquire([want(1, 1, "concurrency")]))
 
 
-@in_a_loop
 async def test_places_that_are_held_for_long_stay_held() -> None:
     cluster = Cluster(2)
     one, other = cluster.clients
@@ -124,7 +105,6 @@ async def test_places_that_are_held_for_long_stay_held() -> None:
     assert not is_granted(await other.acquire([want(1, 1, "concurrency")]))
 
 
-@in_a_loop
 async def test_a_caller_that_goes_away_while_it_waits_takes_nothing() -> None:
     cluster = Cluster()
     (client,) = cluster.clients
@@ -137,7 +117,6 @@ async def test_a_caller_that_goes_away_while_it_waits_takes_nothing() -> None:
     assert is_granted(await client.acquire([want(1, 1, "concurrency")]))
 
 
-@in_a_loop
 async def test_without_a_ledger_routers_share_what_was_left() -> None:
     cluster = Cluster(2)
     for client in cluster.clients:
@@ -149,10 +128,9 @@ async def test_without_a_ledger_routers_share_what_was_left() -> None:
     for client in cluster.clients:
         for _ in range(100):
             granted += is_granted(await client.acquire([want(1, 100)]))
-    assert 90 <= granted <= 110  # one of them has heard of less than the other
+    assert granted == 100
 
 
-@in_a_loop
 async def test_a_ledger_that_has_begun_anew_hears_what_was_spent() -> None:
     cluster = Cluster(2)
     for client in cluster.clients:
@@ -169,7 +147,6 @@ async def test_a_ledger_that_has_begun_anew_hears_what_was_spent() -> None:
     assert is_granted(await cluster.clients[0].acquire([want(30, 100)]))
 
 
-@in_a_loop
 async def test_a_ledger_that_comes_back_hears_what_was_spent_meanwhile() -> None:
     cluster = Cluster()
     (client,) = cluster.clients
@@ -184,7 +161,6 @@ async def test_a_ledger_that_comes_back_hears_what_was_spent_meanwhile() -> None
     assert 50 <= ledger.used(Account("key:k", "requests"), cluster.now) <= 51
 
 
-@in_a_loop
 async def test_a_ledger_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget_client, "TIMEOUT", 0.02)
     cluster = Cluster()
@@ -195,7 +171,6 @@ async def test_a_ledger_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.Monk
         assert not is_granted(await client.acquire([want(10, 10)]))
 
 
-@in_a_loop
 async def test_after_a_minute_without_a_ledger_calls_of_limited_keys_are_refused() -> None:
     cluster = Cluster()
     (client,) = cluster.clients
@@ -209,7 +184,6 @@ async def test_after_a_minute_without_a_ledger_calls_of_limited_keys_are_refused
     assert is_granted(await client.acquire([want(1, 10)]))
 
 
-@in_a_loop
 async def test_a_router_that_closes_gives_back_what_it_holds() -> None:
     cluster = Cluster(2)
     one, other = cluster.clients
