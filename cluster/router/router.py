@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 # What is longer is rendered and tokenized in a thread, away from the streams.
 INLINE_CHARACTERS = 4096
 INLINE_MESSAGES = 64
+MEAN_WEIGHT = 0.1  # of the latest call in how long calls take
 
 
 def _tracer(config: RouterConfig, router_id: str) -> "Tracer | None":
@@ -97,6 +99,7 @@ class Router:
         self.background = BackgroundCalls()
         self.budgets = BudgetClient(self.router_id, backend.lease, time.monotonic)
         self._room = SharedRoom(config.max_in_flight)  # for answers
+        self._mean_seconds = 0.0  # that calls took lately
         self.is_draining = False
         self._must_drain = False  # the others have not been told yet
         self._num_requests = 0
@@ -313,20 +316,28 @@ class Router:
             raise Overloaded(
                 f"{room.held_by(tenant)} answers of this tenant are being generated, and {count} "
                 f"more would be more than it leaves free for others, of {room.size}",
-                retry_after=self.config.retry_after,
+                retry_after=self._retry_after(count, room.held_by(tenant)),
             )
         if not room.has_room(count):
             self.metrics.rejected("router_in_flight")
             raise Overloaded(
                 f"{self.num_in_flight} answers are being generated, and {count} more would be "
                 f"over the limit of {self.config.max_in_flight}",
-                retry_after=self.config.retry_after,
+                retry_after=self._retry_after(count, room.num_held),
             )
         room.take(tenant, count)
+        entered_at = time.monotonic()
         self.metrics.num_in_flight = self.num_in_flight
 
         def release() -> None:
             room.give_back(tenant, count)
             self.metrics.num_in_flight = self.num_in_flight
+            seconds = time.monotonic() - entered_at
+            self._mean_seconds += MEAN_WEIGHT * (seconds - self._mean_seconds)
 
         return release
+
+    def _retry_after(self, count: int, num_held: int) -> int:
+        """Return in how many seconds so many of the places that are held come free, as of late."""
+        seconds = self._mean_seconds * count / max(1, num_held)
+        return max(self.config.retry_after, ceil(seconds))
