@@ -12,7 +12,9 @@ import yaml
 
 from cluster.api.rate_limits import duration
 from cluster.errors import ErrorInfo
+from cluster.request import Request
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script
+from cluster.tenancy.usage import Usage
 from tests.cluster.conftest import Serving
 from tests.end_to_end.asking import wait_for as until
 from tests.patience import PATIENCE
@@ -298,3 +300,23 @@ def test_a_limit_holds_over_two_routers_and_while_their_pool_is_away(
     for serving in (one, other):
         serving.run(serving.router.budgets.sync())
     assert [complete(serving).status_code for serving in (one, other)] == [429, 429]
+
+
+def test_an_answer_that_goes_on_after_a_loss_is_not_counted_again(
+    limited: Callable[..., Serving],
+) -> None:
+    lost: list[str] = []
+
+    def script(request: Request) -> Script:
+        lost.append(request.request_id)
+        return Script(dies_after=1) if len(lost) == 1 else Script()
+
+    serving = limited(
+        FakeScheduler(script),
+        FakeScheduler(script, replica="1"),
+        key={"requests_per_minute": 1, "tokens_per_minute": 100, "max_concurrency": 1},
+    )
+    assert complete(serving, 5).status_code == 200
+    assert len(lost) == 2
+    assert complete(serving, 5).headers["x-ratelimit-remaining-tokens"] == "91"
+    assert serving.router.metrics.counts("r").usage["acme"] == Usage(1, 4, 0, 5)
