@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from cluster.histogram import HistogramCounts
+from cluster.tenancy.usage import Usage
 
 KEPT_SECONDS = 600.0  # after the last report of a router
 Series = tuple[tuple[tuple[str, ...], float], ...]  # label values and count
@@ -27,6 +28,7 @@ class RouterCounts(msgspec.Struct, frozen=True):
     histograms: dict[str, HistogramCounts]
     adapters: dict[str, tuple[str, ...]]  # names behind each adapter label of its series
     num_in_flight: int  # answers
+    usage: dict[str, Usage] = {}  # by tenant, of all of them
     has_ended: bool = False  # nothing will be added
     key_file_loaded: float | None = None  # seconds since 1970; None: it has no keys
 

@@ -128,6 +128,13 @@ class ServeConfig(BaseModel):
             "beside its state."
         ),
     ] = None
+    usage_file: Annotated[
+        Path | None,
+        Field(
+            description="File of the pool with a line of JSON for each tenant and day: requests "
+            "and tokens; default: nobody writes it down."
+        ),
+    ] = None
     adapter_sources: Annotated[
         tuple[str, ...],
         Field(

@@ -7,6 +7,7 @@ from cluster.api.auth import Authenticator
 from cluster.api.error_handlers import add_error_handlers
 from cluster.api.http import CountResponses, RequestContext
 from cluster.api.openapi.document import openapi_document
+from cluster.api.rate_limits import RateLimits
 from cluster.api.routes.adapters import adapter_routes
 from cluster.api.routes.chat import chat_routes
 from cluster.api.routes.classify import classify_routes
@@ -45,6 +46,7 @@ def create_app(
         openapi_url=None,  # with keys it needs one: see document_routes
     )
     app.state.extra_parameters = ExtraParameters(router.config.lenient_parameters)
+    app.add_middleware(RateLimits)
     app.add_middleware(CountResponses, metrics=router.metrics)
     if router.tracer is not None:
         app.add_middleware(TraceCalls, tracer=router.tracer)

@@ -67,7 +67,7 @@ def error_response_as(body: object, error: TopworkError) -> Response:
 def validation_error(error: ValidationError) -> InvalidRequest:
     """Return the first of pydantic's findings as our error, without the input.
 
-    Its type (`missing`, `less_than_equal`, ...) is the code: vLLM's clients look for it.
+    Its type (`missing`, `less_than_equal`, ...) stands behind it: vLLM's clients look for it.
     """
     first = error.errors(include_input=False, include_url=False)[0]
     if first["type"] == "json_invalid":
@@ -75,7 +75,7 @@ def validation_error(error: ValidationError) -> InvalidRequest:
     if not first["loc"]:
         return InvalidRequest(f"the body is not what this call takes: {first['msg']}"[:500])
     param = ".".join(str(part) for part in first["loc"])[:200]
-    return InvalidRequest(f"{param}: {first['msg']}"[:500], param, first["type"])
+    return InvalidRequest(f"{param}: {first['msg']}"[:450] + f" ({first['type']})", param)
 
 
 def add_error_handlers(

@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from cluster.api.http import arrival_of, request_id_of
 from cluster.api.prompts.conversation import conversation_tokens
 from cluster.api.prompts.texts import cut, prompt_tokens, prompts
+from cluster.api.rate_limits import admission_of
 from cluster.api.schemas.pooling import PoolingBody, PromptBody
 from cluster.api.schemas.requests import ConversationBody
 from cluster.errors import InvalidRequest
@@ -21,6 +22,7 @@ from cluster.request import Request
 from cluster.router.model_resolver import ResolvedModel
 from cluster.router.output_processor import TextOptions
 from cluster.router.router import Router
+from cluster.router.tenancy.admission import Admission
 from cluster.router.tenancy.principal import Principal
 from worker.classifier_config import Activation, ClassifierConfig
 from worker.protocol import Pooling, SamplingParams
@@ -41,6 +43,7 @@ class PoolingCall:
     request_id: str
     arrival: float  # seconds of `time.monotonic`
     model: ResolvedModel
+    admission: Admission | None  # None: nothing is counted
 
 
 async def pooling_call(
@@ -50,7 +53,7 @@ async def pooling_call(
     request_id = body.request_id or request_id_of(http)
     parts = None if body.lora is None else tuple((one.name, one.weight) for one in body.lora)
     model = await router.models.resolve(body.model, parts, principal, request_id)
-    return PoolingCall(principal, body, request_id, arrival_of(http), model)
+    return PoolingCall(principal, body, request_id, arrival_of(http), model, admission_of(http))
 
 
 async def prompts_of(router: Router, body: PromptBody) -> list[tuple[int, ...]]:
@@ -127,12 +130,20 @@ async def pooled(
         )
         for token_ids in tokenized
     ]
-    for start in range(0, len(requests), WAVE):
-        wave = requests[start : start + WAVE]
+    call.principal.check_prompt(max(map(len, tokenized), default=0), "input")
+    admission, num_at_once = call.admission, WAVE
+    if admission is not None:
+        num_at_once = admission.num_at_once(WAVE)
+        at_once = min(num_at_once, len(requests))
+        await admission.reserve([(one,) for one in requests], is_bounded=True, at_once=at_once)
+    for start in range(0, len(requests), num_at_once):
+        wave = requests[start : start + num_at_once]
         generation = router.generate(call.model, [(one,) for one in wave], _NO_TEXT, call.arrival)
         with generation:
             while generation.is_running:
                 await generation.receive()
+        if admission is not None:
+            admission.num_used += sum(len(one.token_ids) for one in wave)
         yield [processor.pooled for processor in generation.processors]
 
 

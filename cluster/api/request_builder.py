@@ -26,6 +26,7 @@ from cluster.router.output_processor import TextOptions
 from cluster.router.router import Router
 from cluster.router.tenancy.principal import Principal
 from cluster.router.tracing.call_trace import current_trace, phase
+from cluster.tenancy.limits import least
 from worker.protocol import SamplingParams
 
 MAX_STOPS = 16
@@ -181,8 +182,16 @@ def build_requests(
         sampling = msgspec.structs.replace(sampling, grammar=call.grammar)
     samplings = seeded(sampling, limits.choices.best_of)
     default = limits.default_max_tokens or config.sampling_defaults.max_tokens
+    most = principal.max_output_tokens
+    if most is not None and (limits.max_tokens or 0) > most:
+        raise InvalidRequest(
+            f"max_tokens: {limits.max_tokens} is over the longest answer of this key, {most}",
+            "max_tokens",
+        )
+    default = least(default, most)
     requests = []
     for token_ids in prompts:
+        principal.check_prompt(len(token_ids))
         max_tokens = max_tokens_of(len(token_ids), limits.max_tokens, default, config)
         check_lengths(body, max_tokens)
         choices = tuple(

@@ -8,6 +8,7 @@ from typing import Protocol
 from cluster.adapters.records import AdapterRecord, LoadOptions, ResolvedAdapter, UnloadResult
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, RouterCounts
+from cluster.tenancy.leases import LeaseCall, LeaseReply
 
 
 class Backend(Protocol):
@@ -147,6 +148,10 @@ class Backend(Protocol):
 
     async def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
         """Report a router's counts to the metrics hub; return what it holds if that is wanted."""
+        ...
+
+    async def lease(self, call: LeaseCall) -> LeaseReply:
+        """Take in what a router says of its limits' accounts; grant what it claims."""
         ...
 
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:

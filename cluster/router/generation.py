@@ -23,6 +23,7 @@ from cluster.router.event_queue import EventQueue
 from cluster.router.metrics.request_metrics import CallMetrics
 from cluster.router.output_processor import CompletionOutput, OutputProcessor, by_token
 from cluster.router.replica_set import ReplicaSet
+from cluster.router.tenancy.admission import Admission, num_used
 from cluster.router.tracing.call_trace import CallTrace
 
 
@@ -64,6 +65,7 @@ class Generation:
         keep: Keep | None = None,
         is_by_token: bool = False,
         trace: CallTrace | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.prompts = prompts  # the choices of each
         self.processors = tuple(processor for choices in prompts for processor in choices)
@@ -77,8 +79,10 @@ class Generation:
             is_by_token  # how deltas are cut depends on tokens only, not on their arrival
         )
         self._trace = trace
+        self._admission = admission  # None: nothing is counted for it, or it has been already
         self.is_let_in = False  # a scheduler has said that it runs, or will
         self._claim: ClaimedCall | None = None
+        self._had_begun: set[int] = set()  # of a claimed call: those with tokens that came before
         self._queue = EventQueue()
         self._entered_at = 0.0  # on the loop's clock
         self._prompt_of = [number for number, choices in enumerate(prompts) for _ in choices]
@@ -97,6 +101,8 @@ class Generation:
             if self._claim is not None and self._keep is not None:
                 self._claim.release(self._keep.stream_id)
             raise
+        if self._admission is not None:
+            self._admission.entered()
         self._entered_at = asyncio.get_running_loop().time()
         if self._trace is not None:
             self._trace.entered()
@@ -206,6 +212,8 @@ class Generation:
         processor = self.processors[index]
         if self._losses or self._interruptions:
             self._resumed(index)
+        if self._admission is not None and not processor.output_token_ids:
+            self._admission.began()
         delta = processor.process(event)
         self._metrics.tokens(index, len(event.token_ids))
         if processor.finish_reason is not None:
@@ -327,12 +335,16 @@ class Generation:
 
     def _take_over(self, call: ClaimedCall) -> None:
         for index, processor in enumerate(self.processors):
+            if processor.output_token_ids or processor.finish_reason is not None:
+                self._had_begun.add(index)
             if processor.finish_reason is None:
                 self._clients[index] = call.client
                 self._index_by_id[f"{call.prefix}/{index}"] = index
 
     def _detach(self, keep: Keep) -> None:
         """Leave the call to its next reader."""
+        if self._admission is not None and self._clients:
+            self._admission.settle(None)
         for client in {*self._clients.values()}:
             client.detach(keep.stream_id, self._index_by_id)
         self._clients.clear()
@@ -352,5 +364,8 @@ class Generation:
         self._index_by_id.clear()
         if self._trace is not None:
             self._trace.left(error)
+        self._metrics.left(self.processors, self._had_begun)
+        if self._admission is not None:
+            self._admission.settle(num_used(self.prompts))
         assert self._release is not None, "left without being entered"
         self._release()

@@ -10,7 +10,8 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,15 @@ from cluster.router.pooling_config import PoolingConfig
 from cluster.router.replica_set import ReplicaSet
 from cluster.router.sandbox.grammars import GrammarChecker
 from cluster.router.sandbox.request_templates import RequestTemplates
+from cluster.router.tenancy.admission import Admission
+from cluster.router.tenancy.budget_client import BudgetClient
 from cluster.router.tenancy.key_watcher import KeyWatcher
 from cluster.router.tokenizer import Tokenizer
 from cluster.router.tracing.call_trace import current_trace, phase
 from cluster.router.tracing.endpoint import check_endpoint
 from cluster.router.uploads import Upload, send
 from cluster.supervision import supervise
+from cluster.tenancy.shared_room import SharedRoom
 
 if TYPE_CHECKING:
     from cluster.router.tracing.tracer import Tracer
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 # What is longer is rendered and tokenized in a thread, away from the streams.
 INLINE_CHARACTERS = 4096
 INLINE_MESSAGES = 64
+MEAN_WEIGHT = 0.1  # of the latest call in how long calls take
 
 
 def _tracer(config: RouterConfig, router_id: str) -> "Tracer | None":
@@ -101,11 +106,18 @@ class Router:
         self.replicas = ReplicaSet(backend, config)
         self.kept = KeptCalls(self.replicas, config.health_timeout, self.unique_id)
         self.background = BackgroundCalls()
+        self.budgets = BudgetClient(self.router_id, backend.lease, time.monotonic)
+        self._room = SharedRoom(config.max_in_flight)  # for answers
+        self._mean_seconds = 0.0  # that calls took lately
         self.is_draining = False
         self._must_drain = False  # the others have not been told yet
-        self.num_in_flight = 0  # answers
         self._num_requests = 0
         self._running: tuple[asyncio.Task[None], ...] = ()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Answers that are being generated."""
+        return self._room.num_held
 
     @cached_property
     def pooling(self) -> PoolingConfig:
@@ -120,6 +132,7 @@ class Router:
             "replicas": self.replicas.run,
             "drain": self._follow_drain,
             "metrics": self.aggregation.run,
+            "budgets": self.budgets.run,
         }
         if self.keys is not None:
             background["keys"] = self.keys.run
@@ -138,6 +151,7 @@ class Router:
         await self.request_templates.close()
         await self.grammars.close()
         await self.replicas.close()
+        await self.budgets.close()
         await self.aggregation.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
@@ -230,25 +244,38 @@ class Router:
         arrival: float,
         keep: Keep | None = None,
         is_by_token: bool = False,
+        admission: Admission | None = None,
     ) -> Generation:
         """Return the context in which the requests of one call run: for each prompt, its choices.
 
         `arrival` is when the call came, in seconds of `time.monotonic`: latencies count from there.
         With `keep` a call with a single prompt outlives its reader. With `is_by_token` deltas are
-        cut as the tokens demand, not as they come.
-        Entering it raises Overloaded if the router has as many answers in flight as it may, and
-        Unavailable if it is being drained or no scheduler is up.
+        cut as the tokens demand, not as they come. `admission` is what it has taken of limits.
+        Entering it raises Overloaded if the router has as many answers in flight as it may, or as
+        the tenant may have of them, and Unavailable if it is being drained or no scheduler is up.
         """
         processors = [
             tuple(OutputProcessor(self.tokenizer, request, options) for request in choices)
             for choices in prompts
         ]
-        metrics = self.metrics.call(model.names, [len(choices) for choices in prompts], arrival)
+        tenant = prompts[0][0].tenant
+        metrics = self.metrics.call(
+            model.names, [len(choices) for choices in prompts], arrival, tenant
+        )
         trace = current_trace()
         if trace is not None:
             trace.resolved(model.names, prompts)
+        admit = partial(self._admit, tenant)
         return Generation(
-            processors, self.replicas, self.config, metrics, self._admit, keep, is_by_token, trace
+            processors,
+            self.replicas,
+            self.config,
+            metrics,
+            admit,
+            keep,
+            is_by_token,
+            trace,
+            admission,
         )
 
     async def load(self, name: str, path: str, options: LoadOptions) -> AdapterRecord:
@@ -291,23 +318,39 @@ class Router:
         if name in (self.config.model_name, BASE):
             raise InvalidRequest(f"{name!r} is the name of the base model", "lora_name")
 
-    def _admit(self, count: int) -> Callable[[], None]:
+    def _admit(self, tenant: str, count: int) -> Callable[[], None]:
         """Count in the answers of a call; return what counts them out."""
         if self.is_draining:
             self.metrics.rejected("draining")
             raise Unavailable("the cluster is being drained", retry_after=self.config.retry_after)
-        if self.num_in_flight + count > self.config.max_in_flight:
+        room = self._room
+        if room.has_room(count) and not room.may_take(tenant, count):
+            self.metrics.rejected("tenant_share")
+            raise Overloaded(
+                f"{room.held_by(tenant)} answers of this tenant are being generated, and {count} "
+                f"more would be more than it leaves free for others, of {room.size}",
+                retry_after=self._retry_after(count, room.held_by(tenant)),
+            )
+        if not room.has_room(count):
             self.metrics.rejected("router_in_flight")
             raise Overloaded(
                 f"{self.num_in_flight} answers are being generated, and {count} more would be "
                 f"over the limit of {self.config.max_in_flight}",
-                retry_after=self.config.retry_after,
+                retry_after=self._retry_after(count, room.num_held),
             )
-        self.num_in_flight += count
+        room.take(tenant, count)
+        entered_at = time.monotonic()
         self.metrics.num_in_flight = self.num_in_flight
 
         def release() -> None:
-            self.num_in_flight -= count
+            room.give_back(tenant, count)
             self.metrics.num_in_flight = self.num_in_flight
+            seconds = time.monotonic() - entered_at
+            self._mean_seconds += MEAN_WEIGHT * (seconds - self._mean_seconds)
 
         return release
+
+    def _retry_after(self, count: int, num_held: int) -> int:
+        """Return in how many seconds so many of the places that are held come free, as of late."""
+        seconds = self._mean_seconds * count / max(1, num_held)
+        return max(self.config.retry_after, ceil(seconds))

@@ -14,6 +14,7 @@ from cluster.scheduler.lora_slots import SlotQueue, SlotTable
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
 from cluster.scheduler.request_queue import Fairness, Flow, RequestQueue
 from cluster.scheduler.sequence import Sequence, Status
+from cluster.tenancy.shared_room import NOBODY, may_take, most_of
 
 RETRY_AFTER_SECONDS = 1  # a full queue drains within steps
 
@@ -59,7 +60,7 @@ class Admission:
             raise NotFound(f"adapter {adapter} is being unloaded", param="model")
         self._refuse_oversized(adapter, num_bytes)
         if not resumes:
-            self._refuse_overload(len(requests))
+            self._refuse_overload(requests[0].tenant, len(requests))
         leader = self._enter(requests[0], None)
         followers = [self._enter(request, leader) for request in requests[1:]]
         self._groups.hold(leader, followers)
@@ -98,14 +99,24 @@ class Admission:
                 "model",
             )
 
-    def _refuse_overload(self, num_requests: int) -> None:
+    def _refuse_overload(self, tenant: str, num_requests: int) -> None:
         limit = self._config.max_waiting
-        if num_requests > limit:
-            raise InvalidRequest(f"{num_requests} choices are more than may ever wait, {limit}")
+        if not self._fairness.enabled:
+            tenant = NOBODY  # first come, first served
+        most = most_of(tenant, limit)
+        if num_requests > most:
+            raise InvalidRequest(f"{num_requests} choices are more than may ever wait, {most}")
         if len(self) + num_requests > limit:
             raise Overloaded(
                 f"{len(self)} requests are waiting already, of {limit} that may; "
                 f"{num_requests} more are too many",
+                retry_after=RETRY_AFTER_SECONDS,
+            )
+        held = self._waiting.size_by_tenant.get(tenant, 0) + self._groups.num_of(tenant)
+        if not may_take(tenant, held, num_requests, limit - len(self)):
+            raise Overloaded(
+                f"{held} requests of this tenant are waiting already; {num_requests} more would "
+                f"be more than it leaves free for others, of {limit} that may wait",
                 retry_after=RETRY_AFTER_SECONDS,
             )
 

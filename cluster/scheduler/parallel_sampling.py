@@ -52,6 +52,11 @@ class ParallelSamplingGroups:
         self._size -= len(released)
         return released
 
+    def num_of(self, tenant: str) -> int:
+        """Return how many sequences of a tenant are held."""
+        held = (follower for followers in self._held.values() for follower in followers)
+        return sum(follower.flow.tenant == tenant for follower in held)
+
     def of_adapter(self, adapter: str) -> list[Sequence]:
         """Return the held sequences of an adapter."""
         held = (follower for followers in self._held.values() for follower in followers)

@@ -189,6 +189,7 @@ class RequestQueue:
         self._share_at: dict[int, TenantShare] = {}  # by arrival number of the head
         self._moved: dict[Flow, None] = {}  # whose counter changed since the heads were sorted
         self.size = 0  # sequences
+        self.size_by_tenant: dict[str, int] = {}  # none is 0
 
     def __len__(self) -> int:
         return self.size
@@ -228,6 +229,7 @@ class RequestQueue:
             priorities[flow.priority] = priorities.get(flow.priority, 0) + 1
         insort(flow.waiting, seq_id)
         self.size += 1
+        self.size_by_tenant[flow.tenant] = self.size_by_tenant.get(flow.tenant, 0) + 1
         self._place(flow)
 
     def remove(self, seq_id: int, flow: Flow) -> None:
@@ -236,6 +238,9 @@ class RequestQueue:
         assert flow.waiting[at : at + 1] == [seq_id], f"sequence {seq_id} does not wait"
         del flow.waiting[at]
         self.size -= 1
+        self.size_by_tenant[flow.tenant] -= 1
+        if not self.size_by_tenant[flow.tenant]:
+            del self.size_by_tenant[flow.tenant]
         if not flow.waiting:
             self._leave_lane(flow)
         self._place(flow)

@@ -30,6 +30,8 @@ def look_at_files(config: ServeConfig) -> Iterator[Mistake]:
         yield from _look_at_written("record", config.record, _record_fault)
     if config.adapter_state is not None:
         yield from _look_at_written("adapter_state", config.adapter_state, _state_fault)
+    if config.usage_file is not None:
+        yield from _look_at_written("usage_file", config.usage_file, _usage_fault)
     if config.adapter_staging is not None:
         yield from _look_at_staging(config.adapter_staging.absolute())
 
@@ -92,6 +94,13 @@ def _record_fault(file: Path) -> str | None:
     with file.open("rb") as opened:
         is_log = MAGIC.startswith(opened.read(len(MAGIC)))
     return None if is_log else f"{file} holds something else than recorded events"
+
+
+def _usage_fault(file: Path) -> str | None:
+    """Look at the beginning alone, as of a log."""
+    with file.open("rb") as opened:
+        is_ours = opened.read(1) in (b"", b"{")
+    return None if is_ours else f"{file} holds something else than lines of usage"
 
 
 def _state_fault(file: Path) -> str | None:

@@ -11,7 +11,8 @@ from cluster.histogram import LOAD_BUCKETS, Histogram
 from cluster.messages import RankStatus
 from cluster.metrics_hub import ClusterCounts, PoolCounts, RouterCounts, RouterReport
 from cluster.router.metrics.exposition import View
-from cluster.router.metrics.request_metrics import COUNTERS, RouterMetrics
+from cluster.router.metrics.request_families import COUNTERS
+from cluster.router.metrics.request_metrics import RouterMetrics
 from cluster.router.replica_set import Report
 from cluster.scheduler.stats import SlotStats
 

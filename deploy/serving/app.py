@@ -70,6 +70,7 @@ def _resolved(config: ServeConfig) -> ServeConfig:
             "api_key_file": config.api_key_file and config.api_key_file.absolute(),
             "adapter_state": config.adapter_state and config.adapter_state.absolute(),
             "adapter_staging": config.adapter_staging and config.adapter_staging.absolute(),
+            "usage_file": config.usage_file and config.usage_file.absolute(),
             "record": config.record and config.record.absolute(),
         }
     )

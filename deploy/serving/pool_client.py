@@ -15,6 +15,7 @@ from cluster.adapters.records import AdapterRecord, LoadOptions, ResolvedAdapter
 from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, RouterCounts
+from cluster.tenancy.leases import LeaseCall, LeaseReply
 
 LOCATE_TIMEOUT = 30.0  # seconds for a pool that is being restarted
 RETRY_AFTER = 5
@@ -95,6 +96,9 @@ class PoolClient:
 
     async def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
         return cast(ClusterCounts, await self._call_twice("report", counts, wants_all))
+
+    async def lease(self, call: LeaseCall) -> LeaseReply:
+        return cast(LeaseReply, await self._call("lease", call))
 
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         return cast(tuple[SchedulerAddress, ...], await self._call_twice("schedulers"))

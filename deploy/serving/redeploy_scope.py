@@ -38,7 +38,7 @@ ROUTER_KEYS = MODEL_KEYS | {
 POOL_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_loras", "max_lora_rank", "adapter_memory"),
     *("host_adapter_memory", "adapter_root", "adapter_state"),
-    *("adapter_staging", "adapter_sources", "max_upload"),
+    *("adapter_staging", "adapter_sources", "max_upload", "usage_file"),
 }
 # A key that is named nowhere here is the schedulers': they have most of them.
 SCHEDULER_KEYS = (
@@ -52,7 +52,7 @@ SCHEDULER_KEYS = (
             *("generation_config", "override_generation_config", "lenient_parameters"),
             *("trust_request_chat_template", "enable_prompt_tokens_details"),
             *("max_lora_rank", "host_adapter_memory", "adapter_root", "adapter_state"),
-            *("adapter_staging", "adapter_sources", "max_upload"),
+            *("adapter_staging", "adapter_sources", "max_upload", "usage_file"),
         }
     )
 )

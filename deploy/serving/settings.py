@@ -68,6 +68,7 @@ def pool_config(checked: Checked, adapter_dirs: tuple[str, ...]) -> AdapterPoolC
         adapter_roots=config.adapter_root,
         max_upload=config.max_upload,
         sources=config.adapter_sources,
+        usage_file=None if config.usage_file is None else str(config.usage_file),
     )
 
 

@@ -1,9 +1,14 @@
 """The registry of the cluster: what schedulers and routers ask the pool that is not of adapters."""
 
+import time
+
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.registry import SchedulerRegistry
+from cluster.adapters.service.usage_file import UsageFile
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, MetricsHub, RouterCounts
+from cluster.tenancy.budget_ledger import BudgetLedger
+from cluster.tenancy.leases import LeaseCall, LeaseReply
 
 
 class ClusterRegistry:
@@ -12,6 +17,8 @@ class ClusterRegistry:
     _state: PoolState
     _registry: SchedulerRegistry
     _hub: MetricsHub
+    _ledger: BudgetLedger
+    _usage: UsageFile
 
     async def attach(self, address: SchedulerAddress) -> None:
         """Make a scheduler replica known; the latest address of a replica counts."""
@@ -29,7 +36,12 @@ class ClusterRegistry:
 
     async def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
         """Keep what a router has counted; return what it wants to know."""
+        self._usage.take_in(counts)
         return self._hub.report(counts, wants_all)
+
+    async def lease(self, call: LeaseCall) -> LeaseReply:
+        """Take in what a router says of its limits' accounts; grant what it claims."""
+        return self._ledger.lease(call, time.monotonic())
 
     async def drain(self) -> None:
         """Let all routers of the cluster refuse new calls, later ones too."""

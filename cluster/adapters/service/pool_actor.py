@@ -6,6 +6,7 @@ here and report what they count, for it is the one process that all of them know
 changed is saved before the call is answered.
 """
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.records import AdapterRecord, ResolvedAdapter, UnloadResult
 from cluster.adapters.saved_state import name_entry
-from cluster.adapters.service import configured, garbage_collector, pool_state
+from cluster.adapters.service import configured, garbage_collector, pool_state, usage_file
 from cluster.adapters.service.cluster_registry import ClusterRegistry
 from cluster.adapters.service.configured import ConfiguredAdapters
 from cluster.adapters.service.directory_watcher import DirectoryWatcher, NameLocks
@@ -30,6 +31,7 @@ from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.read_threads import RateLimiter, ReadThreads
 from cluster.adapters.service.registry import Connect, SchedulerRegistry
 from cluster.adapters.service.store import AdapterStore, ShardBuilder
+from cluster.adapters.service.usage_file import UsageFile
 from cluster.adapters.service.version_calls import VersionCalls
 from cluster.adapters.sources import staged
 from cluster.adapters.sources.allow_list import AllowList
@@ -39,6 +41,7 @@ from cluster.adapters.sources.uploads import Uploads
 from cluster.errors import NotFound
 from cluster.metrics_hub import MetricsHub, PoolCounts
 from cluster.request import parts_of
+from cluster.tenancy.budget_ledger import BudgetLedger
 
 __all__ = ["AdapterPoolActor", "AdapterPoolConfig"]
 
@@ -68,7 +71,14 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         self._locks = NameLocks()
         # Of background tasks.
         self._failures = dict.fromkeys(
-            (configured.TASK, pool_state.TASK, garbage_collector.TASK, staged.TASK), 0
+            (
+                configured.TASK,
+                pool_state.TASK,
+                garbage_collector.TASK,
+                staged.TASK,
+                usage_file.TASK,
+            ),
+            0,
         )
         self._registry = SchedulerRegistry(
             connect, config.silence, self._pinned, lambda: self._collector.revived()
@@ -111,6 +121,8 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
             self._count_failure,
         )
         self._unloads = AdapterUnloads(catalog, self._watcher, self._collector, self._send_pins)
+        self._usage = UsageFile(config.usage_file, _today, self._count_failure)
+        self._ledger = BudgetLedger(secrets.token_hex(8))
         self._hub = MetricsHub(time.monotonic, catalog.__contains__, self._counts)
 
     @ray.method
@@ -164,6 +176,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         self._threads.close()
         await self._staged.close()
         await self._state.close()
+        await self._usage.close()
 
     @ray.method
     async def unload(self, name: str, force: bool) -> UnloadResult:
@@ -247,6 +260,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         if has_brought_back:
             self._collector.take_over(self._config.silence)
         await self._staged.open()
+        await self._usage.open()
         return has_brought_back
 
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
@@ -285,3 +299,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
 
     def _count_failure(self, task: str) -> None:
         self._failures[task] += 1
+
+
+def _today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())

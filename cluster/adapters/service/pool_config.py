@@ -21,6 +21,7 @@ class AdapterPoolConfig:
     staging: str | None = None  # folder of what comes without a directory; None: nothing can
     max_upload: int = 4 << 30  # bytes of the weights of one adapter
     sources: tuple[str, ...] = ()  # prefixes of what may be fetched; (): nothing
+    usage_file: str | None = None  # of what tenants have used; None: nobody writes it down
     state: str | None = None  # file that outlives the process; None: nothing does
     server: str = ""  # whose pool this is, one after the other; a drain ends with it
     poll_interval: float = 2.0  # between looks at adapter_dirs

@@ -14,6 +14,7 @@ from cluster.api.http import read_body, sse
 from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
 from cluster.api.prepare import prepare_chat
 from cluster.api.prompt_logprobs import spelled
+from cluster.api.rate_limits import admission_of, let_in, reserve
 from cluster.api.request_builder import (
     call_of,
 )
@@ -203,6 +204,7 @@ def chat_routes(router: Router, keys: Authenticator) -> APIRouter:
     @routes.post("/v1/chat/completions", openapi_extra=declared(CHAT))
     async def create_chat_completion(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
+        await let_in(http, router, principal)
         body = await read_body(http, ChatBody, router.config.max_body_bytes)
         call = call_of(http, principal, body)
         prepared = await prepare_chat(router, call, body)
@@ -221,7 +223,11 @@ def chat_routes(router: Router, keys: Authenticator) -> APIRouter:
         keep = keep_of(
             call, model, 1, "chat", metadata, router.config, shows_logprobs, message_format
         )
-        generation = router.generate(model, requests, call.text_options, call.arrival, keep)
+        is_bounded = prepared.limits.max_tokens is not None
+        admission = await reserve(admission_of(http), requests, is_bounded=is_bounded)
+        generation = router.generate(
+            model, requests, call.text_options, call.arrival, keep, admission=admission
+        )
         builder = ChatResponseBuilder(router.tokenizer, metadata, shows_logprobs, message_format)
         if body.stream:
             return await stream_response(http, generation, builder, metadata.include_usage)

@@ -26,6 +26,7 @@ from cluster.api.pooling import (
     pooling_call,
     prompts_of,
 )
+from cluster.api.rate_limits import let_in
 from cluster.api.schemas.pooling import Classification, Classifications, ClassifyBody, PoolingUsage
 from cluster.errors import InvalidRequest
 from cluster.router.router import Router
@@ -49,6 +50,7 @@ def classify_routes(router: Router, keys: Authenticator) -> APIRouter:
 
     async def classify(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
+        await let_in(http, router, principal)
         body = await read_body(
             http, ClassifyBody, router.config.max_body_bytes, MAX_VALUES_OF_TOKENS
         )

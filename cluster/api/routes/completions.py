@@ -16,6 +16,7 @@ from cluster.api.http import MAX_VALUES_OF_TOKENS, read_body, sse, unless_discon
 from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
 from cluster.api.prepare import prepare_completion
 from cluster.api.prompt_logprobs import entries_of, spelled
+from cluster.api.rate_limits import admission_of, let_in, reserve
 from cluster.api.request_builder import call_of
 from cluster.api.response_builder import (
     Choice,
@@ -178,6 +179,7 @@ def completion_routes(router: Router, keys: Authenticator) -> APIRouter:
     @routes.post("/v1/completions", openapi_extra=declared(COMPLETIONS))
     async def create_completion(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
+        await let_in(http, router, principal)
         body = await read_body(
             http, CompletionBody, router.config.max_body_bytes, MAX_VALUES_OF_TOKENS
         )
@@ -199,7 +201,11 @@ def completion_routes(router: Router, keys: Authenticator) -> APIRouter:
         is_stream = bool(body.stream)
         if body.max_tokens == 0 and prepared.limits.num_prompt_logprobs is None:
             return await echo_response(requests, builder, metadata, is_stream)
-        generation = router.generate(model, requests, call.text_options, call.arrival, keep)
+        is_bounded = prepared.limits.max_tokens is not None
+        admission = await reserve(admission_of(http), requests, is_bounded=is_bounded)
+        generation = router.generate(
+            model, requests, call.text_options, call.arrival, keep, admission=admission
+        )
         if body.max_tokens == 0:
             work = scored_echo_response(generation, requests, builder, metadata, is_stream)
             return await unless_disconnected(http, work)

@@ -23,6 +23,7 @@ from cluster.api.http import (
 )
 from cluster.api.openapi.operation import GENERATION, Operation, declared
 from cluster.api.pooling import pooled, pooling_call, prompts_of
+from cluster.api.rate_limits import let_in
 from cluster.api.schemas.embeddings import Embedding, EmbeddingBody, Embeddings
 from cluster.api.schemas.pooling import PoolingUsage
 from cluster.errors import InvalidRequest
@@ -98,6 +99,7 @@ def embedding_routes(router: Router, keys: Authenticator) -> APIRouter:
     @routes.post("/v1/embeddings", openapi_extra=declared(EMBEDDINGS))
     async def create_embeddings(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
+        await let_in(http, router, principal)
         body = await read_body(
             http, EmbeddingBody, router.config.max_body_bytes, MAX_VALUES_OF_TOKENS
         )

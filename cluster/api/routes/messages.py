@@ -21,6 +21,7 @@ from cluster.api.messages.objects import EVENTS, ErrorBody, Message, TokenCount,
 from cluster.api.openapi.operation import GENERATION, LOOKUP, Operation, declared
 from cluster.api.prepare import prepare_chat
 from cluster.api.prompts.conversation import conversation_text, text_tokens
+from cluster.api.rate_limits import admission_of, let_in, reserve
 from cluster.api.request_builder import call_of
 from cluster.api.tools.message_format import check_tools, template_format
 from cluster.errors import InvalidRequest, TopworkError
@@ -69,6 +70,7 @@ def message_routes(router: Router, keys: Authenticator) -> APIRouter:
     async def create_message(http: HttpRequest) -> Response:
         async def work() -> Response:
             principal = keys.authenticate(http)
+            await let_in(http, router, principal)
             body = await read_body(http, MessageBody, max_bytes, MAX_VALUES)
             body.check()
             return await _create(http, router, principal, body)
@@ -117,7 +119,11 @@ async def _create(
     chat = body.chat_body(has_thoughts=bool(router.reasoning_parser))
     prepared = await prepare_chat(router, call_of(http, principal, chat), chat)
     call = prepared.call
-    generation = router.generate(prepared.model, prepared.requests, call.text_options, call.arrival)
+    requests = prepared.requests
+    admission = await reserve(admission_of(http), requests, is_bounded=True)  # it must say
+    generation = router.generate(
+        prepared.model, requests, call.text_options, call.arrival, admission=admission
+    )
     message_id = f"msg_{call.request_id}"
     note_response_id(message_id)
     events = MessageEvents(

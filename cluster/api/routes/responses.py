@@ -9,6 +9,7 @@ from starlette.responses import Response
 from cluster.api.auth import Authenticator
 from cluster.api.http import json_response, query_flag, read_body
 from cluster.api.openapi.operation import FLAG, GENERATION, LOOKUP, Operation, Parameter, declared
+from cluster.api.rate_limits import admission_of, let_in, reserve
 from cluster.api.request_builder import (
     Call,
     Choices,
@@ -108,6 +109,7 @@ def response_routes(router: Router, keys: Authenticator) -> APIRouter:
     @routes.post("/v1/responses", openapi_extra=declared(CREATE))
     async def create_response(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
+        await let_in(http, router, principal)
         body = await read_body(http, ResponseBody, router.config.max_body_bytes, MAX_VALUES)
         body.check()
         call = call_of(http, principal, body)
@@ -180,8 +182,16 @@ async def _create(http: HttpRequest, router: Router, call: Call, body: ResponseB
     record = _record(router, call, body, model, turns, message_format)
     note_response_id(record.id)
     keep = keep_of(record, router.config) if body.is_stored else None
+    is_bounded = body.max_output_tokens is not None
+    admission = await reserve(admission_of(http), requests, is_bounded=is_bounded)
     generation = router.generate(
-        model, requests, call.text_options, call.arrival, keep, is_by_token=True
+        model,
+        requests,
+        call.text_options,
+        call.arrival,
+        keep,
+        is_by_token=True,
+        admission=admission,
     )
     in_background = record.settings.background
     if body.stream:

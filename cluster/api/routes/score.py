@@ -28,6 +28,7 @@ from cluster.api.pooling import (
     pooled,
     pooling_call,
 )
+from cluster.api.rate_limits import let_in
 from cluster.api.schemas.pooling import (
     PoolingBody,
     PoolingUsage,
@@ -86,6 +87,7 @@ def score_routes(router: Router, keys: Authenticator) -> APIRouter:
 
     async def score(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
+        await let_in(http, router, principal)
         body = await read_body(http, ScoreBody, max_bytes)
         body.refuse_extras(extras=extra_parameters_of(http))
         first, second = _pairs(body)
@@ -98,6 +100,7 @@ def score_routes(router: Router, keys: Authenticator) -> APIRouter:
 
     async def rerank(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
+        await let_in(http, router, principal)
         body = await read_body(http, RerankBody, max_bytes)
         body.refuse_extras(extras=extra_parameters_of(http))
         query, documents = _texts(body.query, "query"), _documents(body.documents)

@@ -16,7 +16,7 @@ from cluster.metrics_hub import ClusterCounts
 from cluster.router.metrics.adapter_metrics import adapter_families, pool_families
 from cluster.router.metrics.aggregation import SILENCE
 from cluster.router.metrics.families import Family, gauge
-from cluster.router.metrics.request_metrics import COUNTERS, HISTOGRAMS
+from cluster.router.metrics.request_families import COUNTERS, HISTOGRAMS
 from cluster.router.metrics.scheduler_metrics import scheduler_families
 from cluster.router.metrics.vllm_names import Endpoint, vllm_families
 from cluster.router.replica_set import Report

@@ -1,97 +1,39 @@
 """What a router counts and measures of its own calls.
 
-Owns its counts, the cap on adapter labels and the moments of a call. `exposition` joins them with
-those of schedulers and other routers.
+Owns its counts, the cap on labels of adapters and tenants, and the moments of a call. `exposition`
+joins them with those of schedulers and other routers.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import get_args
 
 from cluster.errors import Overloaded, TopworkError
-from cluster.histogram import (
-    CHOICES_BUCKETS,
-    E2E_BUCKETS,
-    ITL_BUCKETS,
-    REQUEST_TOKENS_BUCKETS,
-    TTFT_BUCKETS,
-    Histogram,
-)
+from cluster.histogram import Histogram
 from cluster.metrics_hub import RouterCounts
 from cluster.router.engine_client import LossReason
-from cluster.router.metrics.families import Family, counter, histogram
+from cluster.router.metrics.families import Family
+from cluster.router.metrics.request_families import ADAPTER_COUNTERS, COUNTERS, HISTOGRAMS
 from cluster.router.output_processor import OutputProcessor
+from cluster.tenancy.usage import NO_USAGE, Usage
 
-OTHER = "_other"  # the adapter label of all adapters over the cap
-BY_ADAPTER = ("model", "adapter", "router")
-BY_MODEL = ("model", "router")
-
-COUNTERS = (
-    counter("requests", "Answers that ended, by reason; one that failed has the error's name.",
-            "model", "adapter", "finish_reason", "router"),
-    counter("finished_requests",
-            "Answers that ended, by how, also of adapters that are not registered any more; abort: "
-            "nobody waited for them.", "finished_reason", "router"),
-    counter("prompt_tokens", "Prompt tokens, once for all answers to a prompt.", *BY_ADAPTER),
-    counter("generation_tokens", "Tokens of ended answers.", *BY_ADAPTER),
-    counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache.", *BY_ADAPTER),
-    counter("first_tokens", "Answers that have begun.", *BY_ADAPTER),
-    counter("first_token_wait_seconds",
-            "Their times to first token together: over topwork_first_tokens_total, the mean.",
-            *BY_ADAPTER),
-    counter("rejections", "Calls refused because a limit is reached.", "reason", "router"),
-    counter("client_disconnects", "Calls whose client went away before the end.", "router"),
-    counter("broken_streams", "Streams that ended with an error after they had begun.", "router"),
-    counter("stream_continuations",
-            "Answers that went on in another scheduler, or by another connection, by why they had "
-            "to: theirs died, hung, had no ranks or was to end.", "reason", "router"),
-    counter("api_key_file_errors",
-            "Looks at the file of API keys, one each second, that found it of no use.", "router"),
-    counter("background_task_failures",
-            "Ends of background tasks that must not end; each is begun again.", "task", "router"),
-    counter("http_requests", "HTTP responses, by route and status; 499: the client had gone.",
-            "route", "code", "router"),
-)  # fmt: skip
-HISTOGRAMS = (
-    histogram("time_to_first_token_seconds", "From a call's arrival to its first token.",
-              TTFT_BUCKETS, *BY_MODEL),
-    histogram("inter_token_latency_seconds", "From one token to the next.",
-              ITL_BUCKETS, *BY_MODEL),
-    histogram("time_per_output_token_seconds", "An answer's mean time per token after the first.",
-              ITL_BUCKETS, *BY_MODEL),
-    histogram("e2e_request_latency_seconds", "From a call's arrival to its answer's end.",
-              E2E_BUCKETS, *BY_MODEL),
-    histogram("stream_interruption_seconds",
-              "From the loss of an answer that had begun to its next token.",
-              TTFT_BUCKETS, *BY_MODEL),
-    histogram("request_prompt_tokens", "Prompt tokens of an answer that ended.",
-              REQUEST_TOKENS_BUCKETS, *BY_MODEL),
-    histogram("request_prefill_kv_computed_tokens",
-              "Prompt tokens of an answer that were not found in the prefix cache.",
-              REQUEST_TOKENS_BUCKETS, *BY_MODEL),
-    histogram("request_generation_tokens", "Tokens of an answer that ended.",
-              REQUEST_TOKENS_BUCKETS, *BY_MODEL),
-    histogram("request_params_max_tokens", "Tokens that an answer may have.",
-              REQUEST_TOKENS_BUCKETS, *BY_MODEL),
-    histogram("request_params_n", "Answers to a prompt.", CHOICES_BUCKETS, *BY_MODEL),
-    histogram("request_max_num_generation_tokens", "Tokens of the longest answer to a prompt.",
-              REQUEST_TOKENS_BUCKETS, *BY_MODEL),
-)  # fmt: skip
-ADAPTER_COUNTERS = tuple(family for family in COUNTERS if "adapter" in family.labels)
+OTHER = "_other"  # the label of all adapters, or tenants, over the cap
 FINISHED = ("stop", "length", "abort", "error", "repetition")  # vLLM's; we know no repetition
-REASONS = ("scheduler_queue", "router_in_flight", "draining")
-TASKS = ("replicas", "drain", "metrics", "keys")  # that a router runs in the background
+REASONS = ("scheduler_queue", "router_in_flight", "tenant_share", "limit", "draining")
+TASKS = ("replicas", "drain", "metrics", "budgets", "keys")  # that a router runs in the background
 
 
 class RouterMetrics:
     """The metrics of one router; label values stand in the families' order, without the router."""
 
-    def __init__(self, model: str, max_adapter_labels: int) -> None:
+    def __init__(self, model: str, max_labels: int) -> None:
         self.num_in_flight = 0  # answers
         self.key_file_loaded: float | None = None  # seconds since 1970; None: there is none
         self._model = model
-        self._max_adapter_labels = max_adapter_labels
+        self._max_labels = max_labels  # of adapters, and of tenants
+        self._usage: dict[str, Usage] = {}  # by tenant
+        self._tenant_labels: set[str] = set()
         self._names_by_label: dict[str, set[str]] = {}  # a "+" in a name may make two of one
         self._counts: dict[str, defaultdict[tuple[str, ...], float]] = {
             family.name: defaultdict(float) for family in COUNTERS
@@ -124,18 +66,19 @@ class RouterMetrics:
                 if label != self._model
             },
             num_in_flight=self.num_in_flight,
+            usage=dict(self._usage),
             has_ended=has_ended,
             key_file_loaded=self.key_file_loaded,
         )
 
     def call(
-        self, names: tuple[str, ...], num_choices: Sequence[int], arrival: float
+        self, names: tuple[str, ...], num_choices: Sequence[int], arrival: float, tenant: str = ""
     ) -> "CallMetrics":
         """Return the moments of a call with so many answers to each prompt.
 
         `names` are the base model's or those of the adapters in it; together they have one label.
         """
-        return CallMetrics(self, self._label(names), num_choices, arrival)
+        return CallMetrics(self, self._label(names), num_choices, arrival, tenant)
 
     def responded(self, route: str, code: int) -> None:
         """Count an HTTP response."""
@@ -217,6 +160,19 @@ class RouterMetrics:
         self._histograms["request_params_n"].observe(num_choices)
         self._histograms["request_max_num_generation_tokens"].observe(num_tokens)
 
+    def used(self, tenant: str, usage: Usage) -> None:
+        """Count what a call of a tenant has used; "" is nobody."""
+        if not tenant:
+            return
+        if tenant not in self._usage:
+            self._usage[tenant] = NO_USAGE
+            if len(self._usage) <= self._max_labels:
+                self._tenant_labels.add(tenant)
+        self._usage[tenant] = self._usage[tenant].plus(usage)
+        label = tenant if tenant in self._tenant_labels else OTHER
+        for name, count in usage._asdict().items():
+            self._add(f"tenant_{name}", count, label)
+
     def forget_adapter(self, adapter: str) -> None:
         """Drop the series of an adapter that is no longer served, and of the sums it is in."""
         labels = {one for one, names in self._names_by_label.items() if adapter in names}
@@ -233,7 +189,7 @@ class RouterMetrics:
     def _label(self, names: tuple[str, ...]) -> str:
         label = "+".join(names)
         if label not in self._names_by_label:
-            if len(self._names_by_label) >= self._max_adapter_labels:
+            if len(self._names_by_label) >= self._max_labels:
                 return OTHER
             self._names_by_label[label] = set()
         self._names_by_label[label].update(names)
@@ -248,9 +204,16 @@ class CallMetrics:
     """The moments of one call, which came at `arrival`, in seconds of `time.monotonic`."""
 
     def __init__(
-        self, metrics: RouterMetrics, label: str, num_choices: Sequence[int], arrival: float
+        self,
+        metrics: RouterMetrics,
+        label: str,
+        num_choices: Sequence[int],
+        arrival: float,
+        tenant: str,
     ) -> None:
         self._metrics = metrics
+        self._tenant = tenant
+        self._num_received = 0  # tokens of all answers
         self._label = label
         self._arrival = arrival
         self._num_choices = num_choices  # of each prompt
@@ -264,6 +227,7 @@ class CallMetrics:
         """Note that `count` tokens of one answer are here."""
         if not count:
             return
+        self._num_received += count
         now = time.monotonic()
         if self._first[index] is None:
             self._first[index] = now
@@ -296,6 +260,19 @@ class CallMetrics:
         self._num_left[prompt] -= 1
         if self._num_left[prompt] == 0:
             self._metrics.all_answered(self._num_choices[prompt], self._longest[prompt])
+
+    def left(self, outputs: Sequence[OutputProcessor], had_begun: Collection[int]) -> None:
+        """Count for its tenant what the call has used; answers that had begun were elsewhere."""
+        begun = [
+            index
+            for index, output in enumerate(outputs)
+            if index not in had_begun and (output.output_token_ids or output.finish_reason)
+        ]
+        usage = Usage(requests=len(begun), generation_tokens=self._num_received)
+        for output in (outputs[index] for index in begun if self.is_first_choice(index)):
+            cached = output.num_cached_tokens
+            usage = usage.plus(Usage(0, len(output.request.token_ids) - cached, cached))
+        self._metrics.used(self._tenant, usage)
 
     def continued(self, reason: LossReason, seconds: float | None) -> None:
         """Note that one answer goes on elsewhere, `seconds` after its loss if it had begun."""

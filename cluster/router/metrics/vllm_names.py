@@ -21,7 +21,7 @@ from cluster.histogram import HistogramCounts, regrouped
 from cluster.messages import Status
 from cluster.metrics_hub import RouterCounts
 from cluster.request import parts_of
-from cluster.router.metrics import request_metrics, scheduler_metrics
+from cluster.router.metrics import request_families, scheduler_metrics
 from cluster.router.metrics.families import Family
 from cluster.router.metrics.scheduler_metrics import kv_usage
 from cluster.scheduler.stats import SchedulerCounters
@@ -118,7 +118,7 @@ def vllm_families(
         Renamed(name, name, _up_to(endpoint.context_length, name)) for name in TOKEN_HISTOGRAMS
     )
     for one in (*ROUTER_HISTOGRAMS, *tokens):
-        family = _family(request_metrics.HISTOGRAMS, one.ours)
+        family = _family(request_families.HISTOGRAMS, one.ours)
         yield _histogram(endpoint.model, one, family, "router", counts)
 
 
@@ -255,5 +255,5 @@ def _family(families: Sequence[Family], name: str) -> Family:
 
 
 def _up_to(limit: int, name: str) -> tuple[float, ...]:
-    bounds = _family(request_metrics.HISTOGRAMS, name).bounds
+    bounds = _family(request_families.HISTOGRAMS, name).bounds
     return tuple(bound for bound in bounds if bound <= limit)

@@ -1,1 +1,1 @@
-"""Who calls and what they may do: API keys, the file that they are in, and the audit log."""
+"""Who calls and what they may do and have: API keys, their file, the audit log, limits."""

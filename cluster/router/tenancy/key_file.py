@@ -24,6 +24,7 @@ from pydantic import (
 
 from cluster.request import PRIORITY_MAX, PRIORITY_MIN
 from cluster.router.tenancy.principal import ALL_NAMES, SCOPES, NamePatterns, Principal, Scope
+from cluster.tenancy.limits import NO_LIMITS, Limits
 
 MAX_WEIGHT = 1000
 MAX_FILE_BYTES = 64 << 20  # some hundred thousand keys; what is larger is no file of keys
@@ -65,6 +66,9 @@ class KeyEntry(BaseModel):
     min_priority: Annotated[int, Field(ge=PRIORITY_MIN, le=PRIORITY_MAX)] = 0
     # Of two tenants that want all they can get, one of weight 2 gets twice what one of 1 does.
     weight: Annotated[int, Field(ge=1, le=MAX_WEIGHT)] = 1
+    limits: Limits = NO_LIMITS  # of this key
+    # Of all keys of the tenant together; one of them is enough to say it.
+    tenant_limits: Limits | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "KeyEntry":
@@ -96,7 +100,7 @@ class KeyEntry(BaseModel):
         """The beginning of the names that it may give as one of several tenants, if it may."""
         return self.adapter_prefix if "adapters:load" in self.scopes else None
 
-    def principal(self, number: int) -> Principal:
+    def principal(self, number: int, tenant_limits: Limits) -> Principal:
         """Return who calls with this key, the entry of this number."""
         patterns = ALL_NAMES if self.adapters == "*" else NamePatterns.of(self.adapters)
         if self.loads_under is not None:  # what it has loaded it may use
@@ -112,6 +116,9 @@ class KeyEntry(BaseModel):
             min_priority=self.min_priority,
             weight=self.weight,
             cache_group=self.cache_group or self.tenant,
+            key_id=self.digest.hex()[:12],
+            limits=self.limits,
+            tenant_limits=tenant_limits,
         )
 
 
@@ -153,6 +160,7 @@ def parse_keys(data: bytes, path: Path) -> tuple[KnownKey, ...]:
         entries = _ENTRIES.validate_python(document)
         _check_that_keys_differ(entries)
         _check_that_prefixes_differ(entries)
+        limits = _tenant_limits(entries)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -162,11 +170,28 @@ def parse_keys(data: bytes, path: Path) -> tuple[KnownKey, ...]:
     return tuple(
         KnownKey(
             entry.digest,
-            entry.principal(number),
+            entry.principal(number, limits.get(entry.tenant, NO_LIMITS)),
             None if entry.expires is None else entry.expires.timestamp(),
         )
         for number, entry in enumerate(entries)
     )
+
+
+def _tenant_limits(entries: Iterable[KeyEntry]) -> dict[str, Limits]:
+    """Return the limits of tenants that have any.
+
+    Raises:
+        ValueError: if two entries give one tenant different ones.
+    """
+    by_tenant: dict[str, Limits] = {}
+    for number, entry in enumerate(entries):
+        if entry.tenant_limits is None:
+            continue
+        if by_tenant.setdefault(entry.tenant, entry.tenant_limits) != entry.tenant_limits:
+            raise ValueError(
+                f"key {number}: tenant_limits differ from those that {entry.tenant!r} has already"
+            )
+    return by_tenant
 
 
 def _document(data: bytes, path: Path) -> Any:

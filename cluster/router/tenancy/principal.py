@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from cluster.errors import Forbidden
+from cluster.errors import Forbidden, InvalidRequest
 from cluster.request import PRIORITY_MIN
+from cluster.tenancy.limits import NO_LIMITS, Limits, least
 
 Scope = Literal[
     "adapters:read",  # sees adapters under its prefix without using them
@@ -67,6 +68,9 @@ class Principal:
     min_priority: int = 0  # smaller goes first; it may go no smaller
     weight: int = 1  # its share beside other tenants
     cache_group: str = ""  # callers with the same one may share what is cached
+    key_id: str = ""  # first digits of its key's SHA-256; "": keys are off
+    limits: Limits = NO_LIMITS  # of the key
+    tenant_limits: Limits = NO_LIMITS
 
     def may_use(self, adapter: str) -> bool:
         """Return whether requests may name this adapter."""
@@ -93,6 +97,29 @@ class Principal:
                 "priority",
             )
         return wanted
+
+    def counted_limits(self) -> dict[str, Limits]:
+        """Return the limits that the cluster counts, by whose they are; empty: there are none."""
+        by_subject = {
+            f"key:{self.key_id}": self.limits,
+            f"tenant:{self.tenant}": self.tenant_limits,
+        }
+        return {subject: one for subject, one in by_subject.items() if one.are_counted}
+
+    def check_prompt(self, num_tokens: int, param: str = "prompt") -> None:
+        """Raise InvalidRequest for a prompt that is longer than it may be."""
+        limit = least(self.limits.max_prompt_tokens, self.tenant_limits.max_prompt_tokens)
+        if limit is not None and num_tokens > limit:
+            raise InvalidRequest(
+                f"the prompt has {num_tokens} tokens, and this key may send {limit}",
+                param,
+                "context_length_exceeded",
+            )
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """The longest answer that it may have; None: what the context leaves."""
+        return least(self.limits.max_output_tokens, self.tenant_limits.max_output_tokens)
 
     def cache_salt(self, wanted: str | None) -> str:
         """Return the salt of a request that asks for one, or for none.

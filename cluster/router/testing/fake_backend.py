@@ -26,6 +26,8 @@ from cluster.histogram import LOAD_BUCKETS, Histogram
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, MetricsHub, PoolCounts, RouterCounts
 from cluster.router.engine_client import EngineClient
+from cluster.tenancy.budget_ledger import BudgetLedger
+from cluster.tenancy.leases import LeaseCall, LeaseReply
 from worker.classifier_config import ClassifierConfig
 
 NUM_BYTES = 1024  # of every adapter
@@ -41,7 +43,7 @@ class FakeBackend:
 
     def __init__(self, *addresses: SchedulerAddress, max_pinned: int = 3) -> None:
         self.addresses = addresses
-        self.is_down = False  # as far as the metrics hub goes
+        self.is_down = False  # as far as the metrics hub and the ledger go
         self.forgotten: list[str] = []
         self.forced: list[str] = []  # names unloaded by force
         self.resolved: list[tuple[str, str]] = []  # names and request ids
@@ -50,11 +52,12 @@ class FakeBackend:
         self.aborted: list[str] = []
         self._is_drained = False
         self._pool = AdapterCatalog("tiny", Limits(host_bytes=1 << 30, num_slots=max_pinned + 1))
+        self.ledger = BudgetLedger("fake")
         self.hub = MetricsHub(time.monotonic, self._pool.__contains__, _made_up_counts)
 
     def share(self, other: "FakeBackend") -> None:
-        """Be of one cluster with another one: of one catalogue and one hub."""
-        self._pool, self.hub = other._pool, other.hub
+        """Be of one cluster with another one: of one catalogue, one hub and one ledger."""
+        self._pool, self.hub, self.ledger = other._pool, other.hub, other.ledger
 
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
         """Return what a request gets; what has "dora" in its path stands alone."""
@@ -155,6 +158,12 @@ class FakeBackend:
         if self.is_down:
             raise Unavailable("the adapter pool is down")
         return self.hub.report(counts, wants_all)
+
+    async def lease(self, call: LeaseCall) -> LeaseReply:
+        """Grant leases out of a real ledger."""
+        if self.is_down:
+            raise Unavailable("the adapter pool is down")
+        return self.ledger.lease(call, time.monotonic())
 
     async def schedulers(self) -> tuple[SchedulerAddress, ...]:
         """Return the list of schedulers."""

@@ -73,7 +73,12 @@ class FakeEngine:
         return self.add_all((request,))[0]
 
     def add_choices(
-        self, token_ids: tuple[int, ...], count: int, max_tokens: int = 4, adapter: str = BASE
+        self,
+        token_ids: tuple[int, ...],
+        count: int,
+        max_tokens: int = 4,
+        adapter: str = BASE,
+        tenant: str = "",
     ) -> list[int]:
         """Queue the choices of one prompt with seeds 0, 1, 2, ... and return their numbers."""
         return self.add_all(
@@ -84,6 +89,7 @@ class FakeEngine:
                     token_ids=token_ids,
                     sampling=SamplingParams(seed=seed),
                     max_tokens=max_tokens,
+                    tenant=tenant,
                 )
                 for seed in range(count)
             )

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.errors import InvalidRequest, Overloaded
 from cluster.request import BASE
 from cluster.scheduler.request_queue import MAX_IDLE, Fairness
 from cluster.scheduler.testing.fake_engine import FakeEngine
@@ -203,3 +204,44 @@ def test_many_adapters_are_no_larger_share(make_engine: Callable[..., FakeEngine
         engine.step()
     started = set(_order_of_starts(engine)[:12])
     assert abs(len(started & many) - len(started & one)) <= 2
+
+
+def test_a_tenant_that_fills_the_queue_leaves_room_for_the_next_one(
+    make_engine: Callable[..., FakeEngine],
+) -> None:
+    engine = make_engine(fairness=True, max_running=1, max_waiting=8)
+    hot = [engine.add((1, 2, i), 4, tenant="hot") for i in range(4)]
+    with pytest.raises(Overloaded, match="of this tenant"):
+        engine.add((1, 2, 9), 4, tenant="hot")
+    for i in range(2):
+        engine.add((5, 6, i), 4, tenant="cold")
+    with pytest.raises(Overloaded, match="of this tenant"):
+        engine.add((5, 6, 9), 4, tenant="cold")
+    for seq_id in hot[:2]:
+        engine.abort(seq_id)
+    engine.add((5, 6, 9), 4, tenant="cold")
+    with pytest.raises(Overloaded, match="of this tenant"):
+        engine.add((1, 2, 9), 4, tenant="hot")
+    engine.add((7, 8, 9), 4, tenant="a third one")
+
+
+def test_choices_that_are_held_count_for_their_tenant(
+    make_engine: Callable[..., FakeEngine],
+) -> None:
+    engine = make_engine(fairness=True, max_running=1, max_waiting=8)
+    engine.add_choices((1, 2, 3), 3, max_tokens=4, tenant="hot")
+    with pytest.raises(Overloaded, match="of this tenant"):
+        engine.add_choices((1, 2, 4), 2, max_tokens=4, tenant="hot")
+    with pytest.raises(InvalidRequest, match="may ever wait, 4"):
+        engine.add_choices((1, 2, 4), 5, max_tokens=4, tenant="cold")
+
+
+@pytest.mark.parametrize(("fairness", "tenant"), [(False, "hot"), (True, "")])
+def test_without_fairness_or_keys_all_of_the_queue_can_be_taken(
+    make_engine: Callable[..., FakeEngine], fairness: bool, tenant: str
+) -> None:
+    engine = make_engine(fairness=fairness, max_running=1, max_waiting=4)
+    for i in range(4):
+        engine.add((1, 2, i), 4, tenant=tenant)
+    with pytest.raises(Overloaded, match="of 4 that may"):
+        engine.add((1, 2, 9), 4, tenant=tenant)

@@ -28,5 +28,8 @@ DROPPED_SWITCHES = {
 }
 # The context of a server, in tokens, where a test wants more than 1,024: so few must start.
 SHORT, LONGEST = 2048, 8192
-# One rank is enough; and no answer is longer, unless a test says how long: small models go on.
-HARNESS = ("--tp", "1", "--override-generation-config", '{"max_new_tokens": 1024}')
+# One rank is enough. Tokens are drawn as the card of the demo model says, where a test says nothing,
+# in place of the generation_config.json that its own model would have; and no answer is longer,
+# unless a test says how long: small models go on.
+DEFAULTS = '{"max_new_tokens": 1024, "temperature": 0.2, "top_p": 0.9}'
+HARNESS = ("--tp", "1", "--override-generation-config", DEFAULTS)

@@ -43,6 +43,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "adapter_state": ("/state", "AdapterPool"),
     "adapter_staging": ("/staging", "AdapterPool"),
     "adapter_sources": (("hf://org",), "AdapterPool"),
+    "usage_file": ("/usage", "AdapterPool"),
     "max_upload": (2**20, "AdapterPool"),
     "host": ("127.0.0.2", ""),
     "port": (8001, ""),

@@ -12,6 +12,8 @@ from cluster.adapters.sharding import RankMemory
 from cluster.errors import Conflict, InvalidAdapter, InvalidRequest, NotFound, Unavailable
 from cluster.metrics_hub import ClusterCounts, RouterCounts
 from cluster.request import compose
+from cluster.tenancy.leases import Account, AccountState, Claim, LeaseCall
+from cluster.tenancy.usage import Usage
 from tests.cluster.adapters.service.pools import Make, calm, digest_of, spoil, write
 from tests.patience import PATIENCE
 from worker.lora.shard import AdapterShard
@@ -216,3 +218,28 @@ async def test_a_pin_of_what_cannot_be_had_any_more_is_a_conflict(
     for call in (actor.pin, actor.unpin):
         with pytest.raises(NotFound, match="nobody"):
             await call("nobody")
+
+
+async def test_routers_lease_out_of_the_pools_ledger(make: Make) -> None:
+    actor = make()
+    state = AccountState(Account("key:k", "requests"), 2)
+    begun = await actor.lease(LeaseCall("r", 1, "", (), ()))
+    claims = (Claim(((0, 2),)), Claim(((0, 1),)))
+    reply = await actor.lease(LeaseCall("r", 2, begun.epoch, (state,), claims))
+    assert [verdict.refused for verdict in reply.verdicts] == [None, 0]
+    other = await make().lease(LeaseCall("r", 1, begun.epoch, (state,), claims))
+    assert (other.epoch != begun.epoch, other.verdicts) == (True, ())
+
+
+async def test_what_routers_report_is_written_down_by_day_and_tenant(
+    make: Make, tmp_path: Path
+) -> None:
+    path = tmp_path / "usage.jsonl"
+    for number in (1, 2):  # the second one takes over
+        actor = make(usage_file=str(path))
+        await actor.start({})
+        counts = RouterCounts("r", number, {}, {}, {}, 0, {"acme": Usage(number, 4, 1, 9)})
+        await actor.report(counts, False)
+        await actor.close()
+    (line,) = path.read_text().splitlines()
+    assert '"tenant":"acme","requests":2,"computed_prompt_tokens":4,' in line

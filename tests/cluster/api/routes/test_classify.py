@@ -146,7 +146,7 @@ def test_prompts_are_cut_on_the_side_that_is_asked_for(serve: Serve) -> None:
         ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "input", "either it or"),
         ({"input": ""}, "input", "must not be empty"),
         ({"input": [400]}, "input", "vocabulary"),
-        ({"input": [1] * 256}, "prompt", "context length is 256"),
+        ({"input": [1] * 257}, "prompt", "context length is 256"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "input", "leaves nothing"),
         ({"input": "a", "dimensions": 3}, "dimensions", "not a known parameter"),
         ({"input": "a", "padding": "max_length"}, "padding", "is not supported"),

@@ -1,0 +1,27 @@
+"""What tenants have used, as routers count it."""
+
+from typing import NamedTuple
+
+
+class Usage(NamedTuple):
+    """Counts of one tenant."""
+
+    requests: int = 0  # answers that have begun
+    computed_prompt_tokens: int = 0  # of prompts, each once for all its answers
+    cached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+    def plus(self, other: "Usage") -> "Usage":
+        """Return both together."""
+        return Usage(*(one + more for one, more in zip(self, other, strict=True)))
+
+    def beyond(self, earlier: "Usage") -> "Usage":
+        """Return what was added since; nothing where it has not grown."""
+        return Usage(*(max(0, one - less) for one, less in zip(self, earlier, strict=True)))
+
+    def at_least(self, other: "Usage") -> "Usage":
+        """Return the greater of each count."""
+        return Usage(*map(max, self, other))
+
+
+NO_USAGE = Usage()
