@@ -28,7 +28,7 @@ DROPPED_SWITCHES = {
 }
 # The context of a server, in tokens, where a test wants more than 1,024: so few must start.
 SHORT, LONGEST = 2048, 8192
-# One rank is enough. Tokens are drawn as the card of the demo model says, where a test says nothing,
+# One rank is enough. Where a test says nothing, tokens are drawn as the card of the model says,
 # in place of the generation_config.json that its own model would have; and no answer is longer,
 # unless a test says how long: small models go on.
 DEFAULTS = '{"max_new_tokens": 1024, "temperature": 0.2, "top_p": 0.9}'
