@@ -24,6 +24,7 @@ from cluster.engine.engine import Engine
 from cluster.router.engine_client import EngineClient
 from cluster.router.metrics import aggregation
 from cluster.router.router import Router
+from cluster.router.tenancy import budget_client
 from deploy.config import ServeConfig
 from deploy.engine_config import check_model
 from deploy.serving.settings import (
@@ -173,7 +174,7 @@ class LocalServer:
         self._engine = Engine(engine, LocalLauncher(settings.rank), pool)
         await pool.attach(await self._engine.start("127.0.0.1"))
         await self._engine.wait_until_up()
-        aggregation.INTERVAL = PATIENCE  # nothing beside the request
+        aggregation.INTERVAL = budget_client.INTERVAL = PATIENCE  # nothing beside the request
         config = replace(router_config(checked), refresh_interval=PATIENCE)
         self._router = Router(config, pool)
         await self._router.start()
