@@ -108,7 +108,7 @@ def test_metrics_tell_of_a_file_that_broke_and_when_the_keys_that_count_were_rea
 
 
 def test_without_a_file_of_keys_metrics_tell_of_no_time(serve: Callable[..., Any]) -> None:
-    text = httpx.get(f"{serve(FakeScheduler()).url}/metrics").text
+    text = httpx.get(f"{serve(FakeScheduler()).url}/metrics", timeout=PATIENCE).text
     assert "\ntopwork_api_key_file_loaded_timestamp_seconds{" not in text
     assert "\ntopwork_api_key_file_errors_total{" in text
 
@@ -136,13 +136,15 @@ def test_with_anonymous_nobody_changes_what_is_served_and_all_else_is_open(
         ("GET", "/v1/kv_events"),
     ):
         for headers in ({}, with_key):
-            reply = httpx.request(method, serving.url + path, headers=headers)
+            reply = httpx.request(method, serving.url + path, headers=headers, timeout=PATIENCE)
             assert reply.status_code == 403, path
     for path in ("/metrics", "/health", "/ready", "/docs", "/openapi.json", "/v1/adapters/law"):
-        assert httpx.get(serving.url + path).status_code == 200, path
+        assert httpx.get(serving.url + path, timeout=PATIENCE).status_code == 200, path
     body = {"model": "law", "prompt": "hello", "max_tokens": 1}
-    assert httpx.post(f"{serving.url}/v1/completions", json=body).status_code == 200
-    document = httpx.get(f"{serving.url}/openapi.json").json()
+    assert (
+        httpx.post(f"{serving.url}/v1/completions", json=body, timeout=PATIENCE).status_code == 200
+    )
+    document = httpx.get(f"{serving.url}/openapi.json", timeout=PATIENCE).json()
     assert {"401", "403"} & {*document["paths"]["/v1/drain"]["post"]["responses"]} == {"403"}
 
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from cluster.router.testing.fake_scheduler import FakeScheduler
+from tests.patience import PATIENCE
 
 KEYS = """
 - {key: acme-loads, tenant: acme, scopes: ["adapters:load"], adapter_prefix: acme/,
@@ -36,7 +37,8 @@ def serving(serve: Callable[..., Any], tmp_path: Path) -> Any:
 
 def call(serving: Any, key: str | None, method: str, path: str, **content: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.request(method, serving.url + path, headers=headers, **content)
+    url = serving.url + path
+    return httpx.request(method, url, headers=headers, timeout=PATIENCE, **content)
 
 
 def load(serving: Any, key: str, name: str, path: str, **more: Any) -> httpx.Response:

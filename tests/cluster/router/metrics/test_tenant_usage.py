@@ -44,7 +44,7 @@ def test_a_prompt_counts_once_for_all_its_answers(serve: Callable[..., Serving],
     serving = serve(FakeScheduler(lambda _: Script(num_cached_tokens=1)), api_key_file=keys)
     assert post(serving, n=2).status_code == 200
     assert usage(serving) == Usage(2, 3, 1, 6)
-    text = httpx.get(f"{serving.url}/metrics", headers=HEADERS).text
+    text = httpx.get(f"{serving.url}/metrics", headers=HEADERS, timeout=PATIENCE).text
     assert 'topwork_tenant_generation_tokens_total{router="' in text
     assert ',tenant="acme"} 6.0' in text
 

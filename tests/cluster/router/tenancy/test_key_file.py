@@ -78,7 +78,8 @@ def test_a_bad_key_file_is_refused_without_showing_a_key(
 
 @pytest.mark.parametrize("text", ["[" * 300_000, "- " * 5000 + "a", "{a: " * 65 + "}" * 65])
 def test_what_is_nested_deeply_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ValueError, match="recursion has a limit"):
+    # Newer readers of YAML have a limit of their own.
+    with pytest.raises(ValueError, match="recursion has a limit|is not YAML"):
         keys_of(tmp_path, text)
 
 
