@@ -77,7 +77,7 @@ class SchedulerCounters(msgspec.Struct):
     preemptions: Annotated[int, metric("preemptions", "Sequences whose pages were taken back.")] = 0
     share_preemptions: Annotated[
         int,
-        metric("share_preemptions", "Of those, for a tenant that had less than its share."),
+        metric("share_preemptions", "Preemptions for a tenant that had less than its share."),
     ] = 0
     forked_sequences: Annotated[
         int,
