@@ -22,6 +22,7 @@ import typer
 from deploy.demo.many_adapters import make_many
 from deploy.demo.model import demo_model
 from tests.bench.adapters.server import BenchServer
+from tests.bench.light_http import light_client
 from tests.bench.process_tree import ProcessTree
 
 NAME = "policy"
@@ -194,8 +195,7 @@ async def measure(
     """Return what is seen without and with a trainer."""
     with tempfile.TemporaryDirectory() as scratch:
         folders = make_many(Path(scratch), 30)
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits) as client:
+        async with light_client(server.url) as client:
             num_tokens = 24
             contents = await distinct_contents(client, folders, num_tokens)
             trainer = Trainer(client, contents)

@@ -1,5 +1,6 @@
 """The `tests/conftest.py` that vLLM's tests find: what they reach, and what became of each."""
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -61,6 +62,16 @@ class Recorder:
         return result
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: Any) -> Iterator[None]:
+        before = set(_tasks())
+        try:
+            return (yield)
+        finally:
+            # A test that fails may leave one that asks for ever, and its client is closed next.
+            for task in set(_tasks()) - before:
+                task.cancel()
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Iterator[Any]:
         report = yield
         case = self.cases.setdefault(item.nodeid, {"case": item.nodeid, "outcome": "passed"})
@@ -106,6 +117,11 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         RUNNING.stop()
+
+
+def _tasks() -> list[asyncio.Task[Any]]:
+    """Return the tasks of all loops that have not ended."""
+    return [task for task in asyncio.tasks._all_tasks if not task.done()]  # type: ignore[attr-defined]
 
 
 def pytest_configure(config: Any) -> None:
