@@ -190,13 +190,17 @@ async def read(
 
 
 async def measure(
-    server: BenchServer, staging: Path, num_streams: int, per_minute: int, seconds: float
+    server: BenchServer,
+    staging: Path,
+    num_streams: int,
+    num_tokens: int,
+    per_minute: int,
+    seconds: float,
 ) -> dict[str, Any]:
     """Return what is seen without and with a trainer."""
     with tempfile.TemporaryDirectory() as scratch:
         folders = make_many(Path(scratch), 30)
         async with light_client(server.url) as client:
-            num_tokens = 24
             contents = await distinct_contents(client, folders, num_tokens)
             trainer = Trainer(client, contents)
             await trainer.post(contents[-1])
@@ -255,6 +259,7 @@ async def measure(
 
 def main(
     streams: Annotated[int, typer.Option(help="Answers at a time.")] = 16,
+    tokens: Annotated[int, typer.Option(help="Of each answer.")] = 24,
     per_minute: Annotated[int, typer.Option(help="Versions that the trainer tries to post.")] = 500,
     seconds: Annotated[float, typer.Option(help="That it posts, after a third of that.")] = 60.0,
     slots: Annotated[int, typer.Option(help="Adapter slots of each rank.")] = 24,
@@ -264,7 +269,7 @@ def main(
         staging = Path(folder, "staging")
         flags = ("--tp", "1", "--max-loras", str(slots), "--adapter-staging", str(staging))
         with BenchServer("trainer", demo_model(), *flags) as server:
-            result = asyncio.run(measure(server, staging, streams, per_minute, seconds))
+            result = asyncio.run(measure(server, staging, streams, tokens, per_minute, seconds))
     print(json.dumps(result, indent=2))
     assert not result["mixed"] and not result["stale"], "answers of the wrong version"
 
