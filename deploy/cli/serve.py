@@ -22,6 +22,7 @@ from deploy.serving.haproxy.environment import (
     ray_environment,
     server_environment,
 )
+from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.haproxy.ports import claimed_ports
 from deploy.serving.lifecycle.leftovers import MARK
 from deploy.serving.lifecycle.supervisor import Orders, supervise
@@ -38,7 +39,9 @@ def serve(config: ServeConfig) -> None:
         claimed_ports(os.getpid()) as ports,
     ):
         # Ray and Serve read all of these when they are imported.
-        values = ray_environment() | server_environment(Path(directory), haproxy, ports)
+        values = ray_environment() | server_environment(
+            Path(directory), haproxy, ports, FrontDoor()
+        )
         if config.ray_address is None:
             values |= local_ray_environment()
         for name, value in values.items():
@@ -80,7 +83,8 @@ def environment(
     try:
         if host is not None:
             host = _address(host)
-        values = cluster_environment(directory.expanduser().absolute(), _haproxy(), host)
+        door = FrontDoor(host=host)
+        values = cluster_environment(directory.expanduser().absolute(), _haproxy(), door)
     except (ConfigError, OSError, ValueError) as error:
         raise exit_for(error) from None
     for name, value in values.items():

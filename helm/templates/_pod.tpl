@@ -2,7 +2,7 @@
 
 {{/* The environment that Ray needs in every container of a cluster: the only place that says it.
      Values are those of `topwork environment`. HAProxy's files lie where Serve puts them, in /tmp;
-     its ports of statistics are for pods of this release, by the network policy. */}}
+     its ports of statistics are for this pod alone. */}}
 {{- define "topwork.rayEnvironment" -}}
 - name: RAY_SERVE_ENABLE_HA_PROXY
   value: "1"

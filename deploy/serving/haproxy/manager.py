@@ -23,26 +23,17 @@ from ray.serve._private import haproxy
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 
 from deploy.serving.haproxy import guard
+from deploy.serving.haproxy.configuration import configured
+from deploy.serving.haproxy.front_door import FrontDoor
 
 logger = logging.getLogger(SERVE_LOGGER_NAME)
 
 # Connections at once, if the process may open as many files: two sockets each, a pipe for every
 # fourth, and some of its own.
 MAX_CONNECTIONS, FILES_EACH, OWN_FILES = 20_000, 2.5, 256
-# Seconds that a client may take to send the head of a request, and to go on with a body or to take
-# more of an answer. Neither counts while it waits for an answer.
-HEAD_TIMEOUT, IDLE_TIMEOUT = 20, 120
-# A call is made again, at another router, where the first one ended before a byte of its answer:
-# the schedulers have heard that it ended, and what it would have computed comes again. Calls that
-# change something are not. What is larger than a buffer cannot be.
+# Which calls are made again at another router, and how often: `configuration` says of which kind.
 REPEATED = "conn-failure empty-response"
 REPEATS, BUFFER_BYTES = 2, 65_536
-NOT_REPEATED = (
-    "http-request disable-l7-retry unless METH_GET or "
-    "{ path_end /completions /tokenize /detokenize }"
-)
-# Routers see HAProxy's address; the audit log is to tell the client's.
-FORWARDED = "option forwardfor"
 # What a client gets where no router answers: errors of HAProxy's own have no reason.
 _BODY = (
     b'{"error": {"message": "the server is not there at the moment", "type": "server_error", '
@@ -93,20 +84,15 @@ class KeptHAProxy(haproxy.HAProxyApi):
 
     def __init__(self, cfg: haproxy.HAProxyConfig, *arguments: Any, **options: Any) -> None:
         cfg.maxconn = max_connections()
-        cfg.timeout_client_s = IDLE_TIMEOUT
+        self._door = FrontDoor.of()
+        cfg.timeout_client_s = self._door.idle_timeout
         cfg.retry_on, cfg.retries, cfg.bufsize = REPEATED, REPEATS, BUFFER_BYTES
         super().__init__(cfg, *arguments, **options)
 
     def _generate_config_file_internal(self) -> None:
         super()._generate_config_file_internal()
         file = Path(self.config_file_path)
-        # With `splice-request`, HAProxy does not see that a client leaves if head and body of its
-        # request came apart.
-        limit = f"timeout http-request {HEAD_TIMEOUT}s"
-        text = file.read_text().replace("option splice-request", limit)
-        front = "frontend http_frontend\n"
-        assert front in text, "Serve calls it something else"
-        file.write_text(text.replace(front, f"{front}    {NOT_REPEATED}\n    {FORWARDED}\n"))
+        file.write_text(configured(file.read_text(), self._door))
 
     def _initialize_directories_and_error_files(self) -> None:
         super()._initialize_directories_and_error_files()

