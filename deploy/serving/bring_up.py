@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,7 +48,11 @@ def bring_up(checked: Checked, stop: threading.Event) -> None:
         # It waits for HAProxy and Serve's proxy, and the application needs neither to come up.
         starting = threads.submit(
             serve.start,
-            http_options={"host": config.host, "port": config.port},
+            # HAProxy alone listens where clients come in: see `FrontDoor.host`.
+            http_options={
+                "host": config.host if config.ray_address else "127.0.0.1",
+                "port": config.port,
+            },
             logging_config=logs,
         )
         _wait_for_controller(starting)
@@ -129,7 +134,7 @@ def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
     """Wait until the router says that requests are served, or until the server is to end."""
     deadline = time.monotonic() + START_TIMEOUT
     answer = ""
-    with httpx.Client(timeout=5.0) as client:
+    with httpx.Client(timeout=5.0, verify=_own_certificate(config)) as client:
         while not stop.wait(0.2):
             try:
                 reply = client.get(f"{config.local_url}/ready")
@@ -141,6 +146,16 @@ def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
             _raise_if_failed()
             if time.monotonic() > deadline:
                 raise ConfigError(f"the ranks are not ready after {START_TIMEOUT:g} s: {answer}")
+
+
+def _own_certificate(config: ServeConfig) -> ssl.SSLContext | bool:
+    """Return what a client needs that wants this server, under whichever name."""
+    if config.tls_cert is None:
+        return True
+    context = ssl.create_default_context(cafile=config.tls_cert)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted
+    return context
 
 
 def _raise_if_failed() -> None:

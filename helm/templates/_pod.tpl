@@ -36,6 +36,10 @@
   value: "8404"
 - name: RAY_SERVE_HAPROXY_METRICS_PORT
   value: "9101"
+{{- with pick .Values.topwork "max_connections_per_address" "trusted_proxy" }}
+- name: TOPWORK_FRONT_DOOR
+  value: {{ toJson . | quote }}
+{{- end }}
 - name: RAY_SERVE_FALLBACK_PROXY_HTTP_PORT
   value: "8500"
 - name: RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S

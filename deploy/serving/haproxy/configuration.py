@@ -5,6 +5,8 @@ starts. Only the front door is open to the network: whatever else listens keeps 
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from deploy.serving.haproxy.front_door import FrontDoor
 
@@ -21,17 +23,34 @@ FORWARDED = "option forwardfor"
 # With it, HAProxy does not see that a client leaves if head and body of its request came apart.
 _SPLICED = "option splice-request"
 _INDENT = "    "
+_TRACKED = 100_000  # addresses at most whose connections are counted, in some 10 MB
+TOO_MANY = (
+    '{"error": {"message": "over %d connections from this address: close some, or ask whoever runs '
+    'the server for max_connections_per_address or trusted_proxy", "type": "rate_limit_error", '
+    '"param": null, "code": 429}}'
+)
 
 
-def configured(text: str, door: FrontDoor) -> str:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What Serve's text knows nothing of; numbers are of connections."""
+
+    certificate: Path | None = None  # PEM of key and certificates; None: plain HTTP
+    per_address: int = 0  # of one client's address; 0: no limit
+
+
+def configured(text: str, door: FrontDoor, limits: Limits = Limits()) -> str:
     """Return what HAProxy is to be started with.
 
     Args:
         text: the configuration that Serve has written.
         door: what is to be different at the front door.
+        limits: what this node makes of it.
     """
     lines = [
-        changed for line, section in _sections(text) for changed in _changed(line, section, door)
+        changed
+        for line, section in _sections(text)
+        for changed in _changed(line, section, door, limits)
     ]
     assert lines.count(FRONT) == 1, "Serve calls it something else"
     assert lines.count(_INDENT + _head_limit(door)) == 1, "Serve has no option of this name"
@@ -47,16 +66,17 @@ def _sections(text: str) -> Iterator[tuple[str, str]]:
         yield line.rstrip(), section
 
 
-def _changed(line: str, section: str, door: FrontDoor) -> Iterator[str]:
+def _changed(line: str, section: str, door: FrontDoor, limits: Limits) -> Iterator[str]:
     """Yield what stands in place of one line."""
     words = line.split()
     if line == FRONT:
         yield line
-        yield _INDENT + NOT_REPEATED
-        yield _INDENT + FORWARDED
+        for rule in (NOT_REPEATED, FORWARDED, *_address_rules(door, limits.per_address)):
+            yield _INDENT + rule
     elif words[:1] == ["bind"]:
         host = door.host if section == FRONT else "127.0.0.1"
-        yield _INDENT + " ".join(["bind", _address(words[1], host), *words[2:]])
+        more = _tls(limits.certificate) if section == FRONT else []
+        yield _INDENT + " ".join(["bind", _address(words[1], host), *words[2:], *more])
     elif words[:2] == ["stats", "socket"]:
         # Whoever may write to it may do everything to HAProxy.
         assert "mode 666" in line, "Serve opens its socket in another way"
@@ -69,8 +89,42 @@ def _changed(line: str, section: str, door: FrontDoor) -> Iterator[str]:
 
 def _address(bound: str, host: str | None) -> str:
     """Return `bound`, which is HOST:PORT, with another host."""
-    own, _, port = bound.rpartition(":")
-    return f"{own if host is None else host}:{port}"
+    _, _, port = bound.rpartition(":")
+    if host is None:
+        return bound
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _tls(certificate: Path | None) -> list[str]:
+    """Return what makes TLS of a `bind`; limits count connections, so each has a call at a time."""
+    if certificate is None:
+        return []
+    return ["ssl", "crt", str(certificate), "ssl-min-ver", "TLSv1.2", "alpn", "http/1.1"]
+
+
+def _address_rules(door: FrontDoor, per_address: int) -> Iterator[str]:
+    """Yield what keeps one address from taking all connections; those of IPv6 by their network.
+
+    A client that is a little over the limit is told so; beyond that none is read from.
+    """
+    if not per_address:
+        return
+    trusted = f" !{{ src {' '.join(door.trusted_proxy)} }}" if door.trusted_proxy else ""
+    yield f"stick-table type ipv6 size {_TRACKED} expire 60s store conn_cur"
+    yield "tcp-request connection track-sc0 src,ipmask(32,64)"
+    most = per_address + max(1, per_address // 10)
+    yield f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}{trusted}"
+    yield (
+        f"http-request return status 429 content-type application/json hdr Retry-After 1 "
+        f"hdr Connection close string {quoted(TOO_MANY % per_address)} "
+        f"if {{ sc0_conn_cur gt {per_address} }}{trusted}"
+    )
+
+
+def quoted(text: str) -> str:
+    """Return a text as one word of HAProxy's configuration."""
+    assert "'" not in text, "between such quotes everything stands for itself"
+    return f"'{text}'"
 
 
 def _head_limit(door: FrontDoor) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -41,7 +42,7 @@ async def main():
     servers = [ServerConfig(name="router", host="127.0.0.1", port=router)]
     lock = asyncio.Lock()
     await api.start()
-    asyncio.create_task(api.keep(lock))
+    tasks = [asyncio.create_task(work) for work in (api.keep(lock), api.follow_certificate(lock))]
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -134,6 +135,7 @@ class Front:
 
     def __init__(self, folder: Path, router: Router, ports: range, door: FrontDoor) -> None:
         self.port = free_port()
+        self.tls: ssl.SSLContext | None = None  # with which clients connect
         self.folder = folder / "node"
         self.folder.mkdir()
         self._router = router
@@ -146,7 +148,10 @@ class Front:
 
     def connect(self) -> socket.socket:
         """Return a new connection of a client."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        if self.tls is None:
+            return plain
+        return self.tls.wrap_socket(plain, server_hostname="localhost")
 
     def status(self) -> int:
         """Return how a short request is answered; 0 if nobody is there."""
@@ -161,9 +166,11 @@ class Front:
 
 @contextmanager
 def running_front(
-    answer: Callable[[socket.socket, bytes], None], door: FrontDoor = DOOR
+    answer: Callable[[socket.socket, bytes], None],
+    door: FrontDoor = DOOR,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Front]:
-    """Run HAProxy in front of a router that answers so."""
+    """Run HAProxy in front of a router that answers so; clients connect with `tls`, if any."""
     router = Router(answer)
     # Paths of sockets must be short.
     with (
@@ -171,6 +178,7 @@ def running_front(
         claimed_ports(os.getpid()) as ports,
     ):
         front = Front(Path(folder), router, ports, door)
+        front.tls = tls
         try:
             front.managers[0].reload()
             wait_for(lambda: front.status() == 200)

@@ -63,7 +63,7 @@ def is_taken_by_haproxy(text: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("host", "listens"), [(None, "*"), ("10.0.0.7", "10.0.0.7"), ("[::1]", "[::1]")]
+    ("host", "listens"), [(None, "*"), ("10.0.0.7", "10.0.0.7"), ("::1", "[::1]")]
 )
 def test_only_the_front_door_is_open_to_the_network(
     of_ray: str, host: str | None, listens: str
