@@ -16,6 +16,7 @@ from rich.console import Console
 from deploy.cli.config_flags import with_config_flags
 from deploy.cli.output import exit_for, say_error
 from deploy.config import ConfigError, ServeConfig, json_schema, networks_of
+from deploy.serving.haproxy import front_door
 from deploy.serving.haproxy.environment import (
     cluster_environment,
     local_ray_environment,
@@ -44,6 +45,7 @@ def serve(config: ServeConfig) -> None:
         values = ray_environment() | server_environment(Path(directory), haproxy, ports, door)
         if config.ray_address is None:
             values |= local_ray_environment()
+            os.environ.pop(front_door.NAME, None)  # a shell may have it, of a cluster
         for name, value in values.items():
             os.environ.setdefault(name, value)
         os.environ[MARK] = directory

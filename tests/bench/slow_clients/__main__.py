@@ -59,7 +59,8 @@ def time_to_first_token(port: int, number: int) -> float:
 
 def measured(port: int, seconds: float) -> list[float]:
     """Return the times to first token of one client that asks again and again for a while."""
-    end, times = time.monotonic() + seconds, []
+    times: list[float] = []
+    end = time.monotonic() + seconds
     while time.monotonic() < end or len(times) < 3:
         times.append(time_to_first_token(port, len(times)))
     return times

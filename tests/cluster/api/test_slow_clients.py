@@ -29,21 +29,25 @@ async def read(parts: Iterable[tuple[float, Message]], work: float = 0.0) -> int
 
     `work` is what their reader takes for each.
     """
-    coming = iter(parts)
+    queue: asyncio.Queue[Message] = asyncio.Queue()
 
-    async def receive() -> Message:
-        pause, message = next(coming)
-        await asyncio.sleep(pause)
-        return message
+    async def send() -> None:
+        for pause, message in parts:
+            await asyncio.sleep(pause)
+            queue.put_nowait(message)
 
-    reader = BodyReader(receive, SECONDS)
-    num_bytes = 0
-    while True:
-        message = await reader()
-        num_bytes += len(message["body"])
-        if not message["more_body"]:
-            return num_bytes
-        await asyncio.sleep(work)
+    sending = asyncio.create_task(send())
+    reader = BodyReader(queue.get, SECONDS)
+    num_bytes, more = 0, True
+    try:
+        while more:
+            message = await reader()
+            num_bytes += len(message["body"])
+            more = message["more_body"]
+            await asyncio.sleep(work)
+    finally:
+        sending.cancel()
+    return num_bytes
 
 
 def test_a_body_that_trickles_is_ended() -> None:
