@@ -199,7 +199,8 @@ class ServeConfig(BaseModel):
         Field(description="PEM file of the certificate, and those behind it; default: plain HTTP."),
     ] = None
     tls_key: Annotated[
-        Path | None, Field(description="PEM file of the certificate's private key.")
+        Path | None,
+        Field(description="PEM file of its private key; default: that of the certificate."),
     ] = None
     max_connections_per_address: Annotated[
         int | None,
@@ -218,7 +219,8 @@ class ServeConfig(BaseModel):
         float,
         Field(
             gt=0,
-            description="Seconds that a request's body may take, or each further 4 KiB/s of it.",
+            description="Seconds in which a request's body must come; as many again, while 4 KiB/s "
+            "of it come.",
         ),
     ] = 30.0
     allowed_host: Annotated[
@@ -460,8 +462,8 @@ class ServeConfig(BaseModel):
         return self
 
     def _check_front_door(self) -> None:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key go together: give both, be it the same file")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key needs tls_cert")
         for name in ("tls_cert", "max_connections_per_address", "trusted_proxy"):
             if self.ray_address is not None and getattr(self, name) not in (None, ()):
                 raise ValueError(

@@ -21,7 +21,7 @@ MIN_RATE = 4096  # bytes a second, on average over each time-out but the one in 
 class BodyTimeout:
     """Middleware that ends a request whose body has not come in time, with 408.
 
-    Must be inside of what turns errors into responses.
+    Whoever reads the body gets the error: routes do, inside of what makes responses of errors.
     """
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:

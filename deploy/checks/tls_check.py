@@ -10,9 +10,10 @@ from deploy.config_errors import Mistake, one_line
 
 def look_at_certificate(config: ServeConfig) -> Iterator[Mistake]:
     """Yield what is wrong with the two files."""
-    if config.tls_cert is None or config.tls_key is None:
+    if config.tls_cert is None:
         return
+    key = config.tls_key or config.tls_cert
     try:
-        read_certificate(config.tls_cert, config.tls_key, datetime.now(UTC))
+        read_certificate(config.tls_cert, key, datetime.now(UTC))
     except (OSError, ValueError) as error:
         yield Mistake(f"tls_cert: {one_line(error)}")

@@ -84,7 +84,8 @@ def environment(
         Path | None, typer.Option(help="PEM file of HAProxy's certificate; default: plain HTTP.")
     ] = None,
     tls_key: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificate's private key.")
+        Path | None,
+        typer.Option(help="PEM file of its private key; default: that of the certificate."),
     ] = None,
     max_connections_per_address: Annotated[
         int | None,
@@ -99,8 +100,9 @@ def environment(
     try:
         if host is not None:
             host = _address(host)
-        if (tls_cert is None) != (tls_key is None):
-            raise ConfigError("tls_cert and tls_key go together: give both, be it the same file")
+        if tls_key is not None and tls_cert is None:
+            raise ConfigError("tls_key needs tls_cert")
+        tls_key = tls_key or tls_cert
         door = FrontDoor(
             host=host,
             tls_cert=None if tls_cert is None else str(tls_cert.absolute()),

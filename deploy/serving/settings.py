@@ -180,10 +180,10 @@ def router_config(checked: Checked) -> RouterConfig:
 
 
 def _allowed_hosts(config: ServeConfig) -> tuple[str, ...] | None:
-    """Return the names under which a server without keys may be asked; None: any.
+    """Return the names, beside localhost, of a server without keys; None: it may have any.
 
     One that is open to a network is known there by names that only its operator can tell.
     """
     if config.api_key_file is not None or (config.anonymous and not config.allowed_host):
         return None
-    return (config.host.lower(), *config.allowed_host)
+    return config.allowed_host

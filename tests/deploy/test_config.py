@@ -44,7 +44,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ({"model": "m", "adapter": ["a=x", "a=y"]}, "twice"),
         ({"model": "m", "host": "0.0.0.0"}, "api_key_file"),
         ({}, "model"),
-        ({"model": "m", "tls_cert": "/c.pem"}, "tls_key go together"),
+        ({"model": "m", "tls_key": "/k.pem"}, "tls_key needs tls_cert"),
         ({"model": "m", "trusted_proxy": ["gateway"]}, "trusted_proxy"),
         ({"model": "m", "allowed_host": ["a:80"]}, "allowed_host.*no name of a host"),
         ({"model": "m", "allowed_host": "llm"}, "allowed_host"),

@@ -30,7 +30,7 @@ class FrontDoor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def of_config(cls, config: ServeConfig, host: str | None = None) -> "FrontDoor":
         """Return what the keys of a configuration say."""
-        cert, key = config.tls_cert, config.tls_key
+        cert, key = config.tls_cert, config.tls_key or config.tls_cert
         return cls(
             host=host,
             tls_cert=None if cert is None else str(cert.absolute()),

@@ -39,11 +39,11 @@ def test_a_step_is_planned_ahead_where_ranks_leave_a_core_for_it_or_it_is_short(
 @pytest.mark.parametrize(
     ("keys", "hosts", "origins"),
     [
-        ({}, ("127.0.0.1",), ()),
-        ({"allowed_host": ["LLM.example"]}, ("127.0.0.1", "llm.example"), ()),
-        ({"allowed_origin": ["https://UI.example"]}, ("127.0.0.1",), ("https://ui.example",)),
+        ({}, (), ()),
+        ({"allowed_host": ["LLM.example"]}, ("llm.example",), ()),
+        ({"allowed_origin": ["https://UI.example"]}, (), ("https://ui.example",)),
         ({"anonymous": True, "host": "0.0.0.0"}, None, ()),
-        ({"anonymous": True, "allowed_host": ["llm"]}, ("127.0.0.1", "llm"), ()),
+        ({"anonymous": True, "allowed_host": ["llm"]}, ("llm",), ()),
         ({"api_key_file": "keys.yaml", "allowed_host": ["llm"]}, None, None),
     ],
 )
