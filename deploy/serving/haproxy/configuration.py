@@ -20,14 +20,23 @@ NOT_REPEATED = (
 )
 # Routers see HAProxy's address; the audit log is to tell the client's.
 FORWARDED = "option forwardfor"
+# A router gives a body up with 408. HAProxy would pass that on, and go on waiting for the body; what
+# it says itself ends the connection.
+LATE = (
+    "http-response return status 408 content-type application/json "
+    "hdr x-request-id %[res.hdr(x-request-id)] string "
+    """'{"error": {"message": "the body has not come in time", "type": "timeout_error", """
+    """"param": null, "code": 408}}' if { status 408 }"""
+)
 # With it, HAProxy does not see that a client leaves if head and body of its request came apart.
 _SPLICED = "option splice-request"
 _INDENT = "    "
 _TRACKED = 100_000  # addresses at most whose connections are counted, in some 10 MB
+# Between such quotes everything stands for itself.
 TOO_MANY = (
-    '{"error": {"message": "over %d connections from this address: close some, or ask whoever runs '
-    'the server for max_connections_per_address or trusted_proxy", "type": "rate_limit_error", '
-    '"param": null, "code": 429}}'
+    """'{"error": {"message": "over %d connections from this address: close some, or ask whoever """
+    """runs the server for max_connections_per_address or trusted_proxy", """
+    """"type": "rate_limit_error", "param": null, "code": 429}}'"""
 )
 
 
@@ -71,7 +80,7 @@ def _changed(line: str, section: str, door: FrontDoor, limits: Limits) -> Iterat
     words = line.split()
     if line == FRONT:
         yield line
-        for rule in (NOT_REPEATED, FORWARDED, *_address_rules(door, limits.per_address)):
+        for rule in (NOT_REPEATED, FORWARDED, LATE, *_address_rules(door, limits.per_address)):
             yield _INDENT + rule
     elif words[:1] == ["bind"]:
         host = door.host if section == FRONT else "127.0.0.1"
@@ -116,15 +125,9 @@ def _address_rules(door: FrontDoor, per_address: int) -> Iterator[str]:
     yield f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}{trusted}"
     yield (
         f"http-request return status 429 content-type application/json hdr Retry-After 1 "
-        f"hdr Connection close string {quoted(TOO_MANY % per_address)} "
+        f"hdr Connection close string {TOO_MANY % per_address} "
         f"if {{ sc0_conn_cur gt {per_address} }}{trusted}"
     )
-
-
-def quoted(text: str) -> str:
-    """Return a text as one word of HAProxy's configuration."""
-    assert "'" not in text, "between such quotes everything stands for itself"
-    return f"'{text}'"
 
 
 def _head_limit(door: FrontDoor) -> str:
