@@ -20,11 +20,12 @@ NOT_REPEATED = (
 )
 # Routers see HAProxy's address; the audit log is to tell the client's.
 FORWARDED = "option forwardfor"
-# A router gives a body up with 408. HAProxy would pass that on, and go on waiting for the body; what
-# it says itself ends the connection.
+# A router gives a body up with 408. HAProxy would pass that on, and wait for the body as for any;
+# what it says itself ends the connection.
+KEPT_ID = "http-response set-var(txn.request_id) res.hdr(x-request-id) if { status 408 }"
 LATE = (
     "http-response return status 408 content-type application/json "
-    "hdr x-request-id %[res.hdr(x-request-id)] string "
+    "hdr x-request-id %[var(txn.request_id)] string "
     """'{"error": {"message": "the body has not come in time", "type": "timeout_error", """
     """"param": null, "code": 408}}' if { status 408 }"""
 )
@@ -80,7 +81,9 @@ def _changed(line: str, section: str, door: FrontDoor, limits: Limits) -> Iterat
     words = line.split()
     if line == FRONT:
         yield line
-        for rule in (NOT_REPEATED, FORWARDED, LATE, *_address_rules(door, limits.per_address)):
+        for rule in (NOT_REPEATED, FORWARDED, KEPT_ID, LATE):
+            yield _INDENT + rule
+        for rule in _address_rules(door, limits.per_address):
             yield _INDENT + rule
     elif words[:1] == ["bind"]:
         host = door.host if section == FRONT else "127.0.0.1"
