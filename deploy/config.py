@@ -6,6 +6,7 @@ The same schema as JSON, for editors and for charts, is in config.schema.json.
 import ipaddress
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +32,7 @@ __all__ = [
     "is_loopback",
     "json_schema",
     "load_config",
+    "networks_of",
     "parse_bytes",
 ]
 
@@ -81,6 +83,48 @@ def parse_object(value: object) -> object:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {shown(value)}: {error}") from error
+
+
+def networks_of(words: Iterable[object]) -> tuple[str, ...]:
+    """Return addresses and networks (10.0.0.7, 10.0.0.0/8) as they are usually written.
+
+    Raises:
+        ValueError: if one is something else.
+    """
+    return tuple(str(ipaddress.ip_network(str(one), strict=False)) for one in words)
+
+
+def parse_networks(value: object) -> object:
+    """Return `networks_of` what a list holds; raises as it does."""
+    return networks_of(value) if isinstance(value, list | tuple) else value
+
+
+def parse_hosts(value: object) -> object:
+    """Return names of hosts, in small letters.
+
+    Raises:
+        ValueError: if one has a port, a path or an odd letter.
+    """
+    if not isinstance(value, list | tuple):
+        return value
+    for one in value:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", str(one)):
+            raise ValueError(f"{shown(one)} is no name of a host; write for example llm.example")
+    return tuple(str(one).lower() for one in value)
+
+
+def parse_origins(value: object) -> object:
+    """Return origins of web pages, in small letters.
+
+    Raises:
+        ValueError: if one is none.
+    """
+    if not isinstance(value, list | tuple):
+        return value
+    for one in value:
+        if not re.fullmatch(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+", str(one)):
+            raise ValueError(f"{shown(one)} is no origin; write for example https://ui.example")
+    return tuple(str(one).lower() for one in value)
 
 
 def is_loopback(host: str) -> bool:
@@ -150,6 +194,51 @@ class ServeConfig(BaseModel):
     api_key_file: Annotated[
         Path | None, Field(description="YAML file of API keys; without it only loopback is bound.")
     ] = None
+    tls_cert: Annotated[
+        Path | None,
+        Field(description="PEM file of the certificate, and those behind it; default: plain HTTP."),
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        Field(description="PEM file of its private key; default: that of the certificate."),
+    ] = None
+    max_connections_per_address: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Connections that one client's address may have; 0: any number; default: a "
+            "quarter of all that HAProxy takes.",
+        ),
+    ] = None
+    trusted_proxy: Annotated[
+        tuple[str, ...],
+        BeforeValidator(parse_networks),
+        Field(description="Address or network that may have more of them; repeatable."),
+    ] = ()
+    body_timeout: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="Seconds in which a request's body must come; as many again, while 4 KiB/s "
+            "of it come.",
+        ),
+    ] = 30.0
+    allowed_host: Annotated[
+        tuple[str, ...],
+        BeforeValidator(parse_hosts),
+        Field(
+            description="Name under which clients may ask a server without keys; repeatable; "
+            "always: addresses and localhost."
+        ),
+    ] = ()
+    allowed_origin: Annotated[
+        tuple[str, ...],
+        BeforeValidator(parse_origins),
+        Field(
+            description="Site whose web pages may ask a server without keys, or *; repeatable: "
+            "https://ui.example."
+        ),
+    ] = ()
     dtype: Annotated[
         Literal["bfloat16", "float32"], Field(description="Type of weights, activations and KV.")
     ] = "bfloat16"
@@ -369,7 +458,18 @@ class ServeConfig(BaseModel):
         AllowList(self.adapter_sources)
         self._check_kv_events()
         self._check_cluster()
+        self._check_front_door()
         return self
+
+    def _check_front_door(self) -> None:
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key needs tls_cert")
+        for name in ("tls_cert", "max_connections_per_address", "trusted_proxy"):
+            if self.ray_address is not None and getattr(self, name) not in (None, ()):
+                raise ValueError(
+                    f"{name}: HAProxy on the nodes of a cluster is told of it before `ray start`: "
+                    f"`topwork environment --{name.replace('_', '-')}`"
+                )
 
     def _check_cluster(self) -> None:
         if self.anonymous and self.api_key_file is not None:
@@ -423,7 +523,8 @@ class ServeConfig(BaseModel):
     def local_url(self) -> str:
         """Where this machine reaches the server."""
         host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
-        return f"http://{host}:{self.port}"
+        host = f"[{host}]" if ":" in host else host
+        return f"{'http' if self.tls_cert is None else 'https'}://{host}:{self.port}"
 
     @property
     def base_name(self) -> str:

@@ -69,7 +69,10 @@ _KEY = (
     "everyone on a machine sees its command lines: write `- {key: ..., tenant: me, "
     'adapters: "*", admin: true}` into a file that only you may read'
 )
-_TLS = "HTTP only: end TLS in a proxy in front"
+_CORS = (
+    "no CORS headers are sent: let a proxy add them; --allowed-origin lets pages ask a server "
+    "without keys"
+)
 _STEPS = "how steps are run is not chosen by hand"
 _RAY = "Ray places every process: start a Ray cluster on the nodes"
 
@@ -92,6 +95,8 @@ ALIASES = (
     _key("--api-server-count", "routers", VLLM),
     _key("--lora-modules", "adapter", VLLM, "vLLM adapters"),
     _key("--lora-paths", "adapter", SGLANG, "SGLang adapters"),
+    _key("--ssl-certfile", "tls_cert", BOTH),
+    _key("--ssl-keyfile", "tls_key", BOTH),
     _key("--max-loras-per-batch", "max_loras", SGLANG, why="there the base model takes one"),
     _switch("--enable-prefix-caching", "prefix_cache", True, VLLM, "--no-enable-prefix-caching"),
     _switch("--disable-radix-cache", "prefix_cache", False, SGLANG),
@@ -138,11 +143,9 @@ ALIASES = (
     _no_switch("--fully-sharded-loras", VLLM, "A and B are cut in one way only"),
     _refused("--api-key", BOTH, _KEY, "api_key_file"),
     _refused("--admin-api-key", SGLANG, _KEY, "api_key_file"),
-    _refused("--ssl-keyfile", BOTH, _TLS),
-    _refused("--ssl-certfile", BOTH, _TLS),
     _refused("--root-path", VLLM, "routes have no prefix: let the proxy take it off"),
     _refused("--uds", VLLM, "HTTP is served on an address only", "host"),
-    _refused("--allowed-origins", VLLM, "no CORS headers are sent: let a proxy add them"),
+    _refused("--allowed-origins", VLLM, _CORS),
     _refused("--pipeline-parallel-size", BOTH, "there is no pipeline", "tp", ("1",)),
     _refused("-pp", VLLM, "there is no pipeline", "tp", ("1",)),
     _refused("--pp-size", SGLANG, "there is no pipeline", "tp", ("1",)),

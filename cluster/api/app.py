@@ -28,7 +28,9 @@ from cluster.api.routes.streams import stream_routes
 from cluster.api.routes.tokenize import tokenize_routes
 from cluster.api.routes.uploads import upload_routes
 from cluster.api.schemas.extras import ExtraParameters
+from cluster.api.slow_clients import BodyTimeout
 from cluster.api.tracing import TraceCalls
+from cluster.api.web_pages import RefuseStrangers
 from cluster.router.router import Router
 
 
@@ -50,6 +52,10 @@ def create_app(
     app.add_middleware(CountResponses, metrics=router.metrics)
     if router.tracer is not None:
         app.add_middleware(TraceCalls, tracer=router.tracer)
+    app.add_middleware(BodyTimeout, seconds=router.config.body_timeout)
+    hosts, origins = router.config.allowed_hosts, router.config.allowed_origins
+    if origins is not None:
+        app.add_middleware(RefuseStrangers, hosts=hosts, origins=origins)
     # Outside of what counts: it knows how bodies are sent.
     app.add_middleware(RequestContext, sends_ids=sends_ids)
     shapes = dict.fromkeys(SGLANG_PATHS, sglang_error) | {MESSAGES: anthropic_error}
@@ -85,6 +91,7 @@ def create_app(
         routers,
         has_keys=keys.are_on,
         may_forbid=keys.may_forbid,
+        refuses_pages=origins is not None,
         is_lenient=router.config.lenient_parameters,
     )
     app.openapi = lambda: document  # type: ignore[method-assign]

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cluster.adapters.records import AdapterRecord
 from cluster.api.error_handlers import CLIENT_CLOSED_REQUEST, validation_error
 from cluster.api.schemas.extras import ExtraParameters
+from cluster.api.slow_clients import ReaderWatch
 from cluster.errors import InvalidRequest
 from cluster.router.metrics.request_metrics import OTHER, RouterMetrics
 
@@ -193,15 +194,25 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events; leave no generator suspended behind, however this ends."""
         async with aclosing(self._rest):
-            await _unless_disconnected(receive, self._send(send, send_body_of(scope)))
+            await _unless_disconnected(receive, self._send(send, scope))
 
-    async def _send(self, send: Send, send_body: Send) -> None:
+    async def _send(self, send: Send, scope: Scope) -> None:
+        send_body = send_body_of(scope)
         start = {"type": "http.response.start", "status": self.status_code}
         await send({**start, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self._first, "more_body": True})
-        async for part in self._rest:
-            await send_body({"type": "http.response.body", "body": part, "more_body": True})
-        await send_body({"type": "http.response.body", "body": b"", "more_body": False})
+        watch = ReaderWatch(scope["state"]["request_id"])
+        try:
+            async for part in self._rest:
+                watch.turn += 1
+                await send_body({"type": "http.response.body", "body": part, "more_body": True})
+                watch.turn += 1
+            await send_body({"type": "http.response.body", "body": b"", "more_body": False})
+        except asyncio.CancelledError:
+            if not watch.has_ended:
+                raise
+        finally:
+            watch.stop()
 
 
 async def event_stream(events: AsyncGenerator[bytes], stream_id: str | None = None) -> EventStream:

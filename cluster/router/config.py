@@ -38,6 +38,10 @@ class RouterConfig:
     max_choices: int = 16  # answers to one prompt: n and best_of
     max_answers: int = 128  # of one call, to all its prompts
     max_body_bytes: int = 8 * 1024 * 1024
+    body_timeout: float = 30.0  # for a body, or for each further part of it that is large enough
+    # Web pages that may ask, in small letters; None: any, for callers have keys, or are in-process.
+    allowed_origins: tuple[str, ...] | None = None
+    allowed_hosts: tuple[str, ...] | None = None  # names of this server; None: any
     max_adapter_labels: int = 1000  # adapters with metric series of their own
     vllm_metrics: bool = False
     otlp_traces_endpoint: str | None = None  # None: there are no traces

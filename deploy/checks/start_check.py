@@ -19,6 +19,7 @@ from cluster.errors import NotFound, TopworkError
 from deploy.checks.address_checks import look_at_addresses
 from deploy.checks.file_checks import look_at_files
 from deploy.checks.memory_needs import Needs, needs_of, verdict
+from deploy.checks.tls_check import look_at_certificate
 from deploy.checks.tokenizer_check import looking_at_tokenizer
 from deploy.checks.traces_check import look_at_traces
 from deploy.config import ConfigError, ServeConfig
@@ -72,6 +73,7 @@ def look(config: ServeConfig, look_at_adapters: LookAtAdapters) -> Start:
     with looking_at_tokenizer(checked.model_dir, vocab_size, TOKENIZER_TIMEOUT) as tokenizer:
         mistakes = [
             *look_at_files(config),
+            *look_at_certificate(config),
             *look_at_addresses(config),
             *look_at_traces(config),
             *look_at_adapters(checked),

@@ -23,8 +23,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("trust_request_chat_template", "enable_prompt_tokens_details"),
         *("tool_call_parser", "reasoning_parser"),
     ),
-    "HTTP": ("host", "port", "request_timeout", "stream_keep", "response_keep"),
-    "Security": ("api_key_file", "usage_file", "anonymous"),
+    "HTTP": (
+        *("host", "port", "request_timeout", "stream_keep", "response_keep"),
+        *("body_timeout", "max_connections_per_address", "trusted_proxy"),
+    ),
+    "Security": (
+        *("api_key_file", "usage_file", "anonymous", "tls_cert", "tls_key"),
+        *("allowed_host", "allowed_origin"),
+    ),
     "Cluster": (
         *("ray_address", "replicas", "max_replicas", "scale_up_delay", "scale_down_delay"),
         *("routers", "drain_timeout", "recovery_timeout", "surge"),

@@ -15,13 +15,15 @@ from rich.console import Console
 
 from deploy.cli.config_flags import with_config_flags
 from deploy.cli.output import exit_for, say_error
-from deploy.config import ConfigError, ServeConfig, json_schema
+from deploy.config import ConfigError, ServeConfig, json_schema, networks_of
+from deploy.serving.haproxy import front_door
 from deploy.serving.haproxy.environment import (
     cluster_environment,
     local_ray_environment,
     ray_environment,
     server_environment,
 )
+from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.haproxy.ports import claimed_ports
 from deploy.serving.lifecycle.leftovers import MARK
 from deploy.serving.lifecycle.supervisor import Orders, supervise
@@ -33,14 +35,17 @@ END_TIMEOUT = 60.0  # seconds beyond the drain until a server that is told to en
 def serve(config: ServeConfig) -> None:
     """Serve a model and its adapters over HTTP until Ctrl-C."""
     haproxy = _haproxy()
+    # In a cluster of its own only HAProxy listens where it was asked to, and all else on loopback.
+    door = FrontDoor.of_config(config, None if config.ray_address else config.host)
     with (
         TemporaryDirectory(prefix="topwork-", ignore_cleanup_errors=True) as directory,
         claimed_ports(os.getpid()) as ports,
     ):
         # Ray and Serve read all of these when they are imported.
-        values = ray_environment() | server_environment(Path(directory), haproxy, ports)
+        values = ray_environment() | server_environment(Path(directory), haproxy, ports, door)
         if config.ray_address is None:
             values |= local_ray_environment()
+            os.environ.pop(front_door.NAME, None)  # a shell may have it, of a cluster
         for name, value in values.items():
             os.environ.setdefault(name, value)
         os.environ[MARK] = directory
@@ -75,12 +80,37 @@ def environment(
     directory: Annotated[Path, typer.Option(help="Where HAProxy's files lie on each node.")] = Path(
         "~/.topwork"
     ),
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file of HAProxy's certificate; default: plain HTTP.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(help="PEM file of its private key; default: that of the certificate."),
+    ] = None,
+    max_connections_per_address: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of one client's address; 0: any number; default: a quarter."),
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="Address or network that may have more of them; repeatable."),
+    ] = None,
 ) -> None:
     """Print what each node of a cluster needs before `ray start`: eval "$(topwork environment)"."""
     try:
         if host is not None:
             host = _address(host)
-        values = cluster_environment(directory.expanduser().absolute(), _haproxy(), host)
+        if tls_key is not None and tls_cert is None:
+            raise ConfigError("tls_key needs tls_cert")
+        tls_key = tls_key or tls_cert
+        door = FrontDoor(
+            host=host,
+            tls_cert=None if tls_cert is None else str(tls_cert.absolute()),
+            tls_key=None if tls_key is None else str(tls_key.absolute()),
+            max_connections_per_address=max_connections_per_address,
+            trusted_proxy=networks_of(trusted_proxy or ()),
+        )
+        values = cluster_environment(directory.expanduser().absolute(), _haproxy(), door)
     except (ConfigError, OSError, ValueError) as error:
         raise exit_for(error) from None
     for name, value in values.items():
@@ -88,7 +118,7 @@ def environment(
 
 
 def _address(host: str) -> str:
-    """Return an address as HAProxy takes it.
+    """Return an address as it is usually written.
 
     Raises:
         ConfigError: if it is a name, or none at all.
@@ -97,7 +127,7 @@ def _address(host: str) -> str:
         address = ipaddress.ip_address(host)
     except ValueError:
         raise ConfigError(f"host: {host!r} is no IP address") from None
-    return f"[{address}]" if address.version == 6 else str(address)
+    return str(address)
 
 
 def _haproxy() -> str:

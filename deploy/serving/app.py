@@ -16,6 +16,8 @@ from ray.serve.exceptions import RayServeException
 from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
 from deploy.engine_config import find_device
 from deploy.memory import max_replicas_of
+from deploy.serving.haproxy.front_door import KEYS as FRONT_DOOR_KEYS
+from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.pool_deployment import pool_deployment
 from deploy.serving.redeploy_scope import (
     POOL_KEYS,
@@ -38,6 +40,7 @@ def build(args: dict[str, Any]) -> Application:
     try:
         config = load_config(None, args)
         _check_http_options(config, args)
+        _check_front_door(config, args)
         return application(_resolved(config))
     except ConfigError as error:
         raise RayServeException(f"The application cannot be built: {error}") from None
@@ -67,6 +70,8 @@ def _resolved(config: ServeConfig) -> ServeConfig:
             ),
             "adapter_dir": _absolute(config.adapter_dir),
             "adapter_root": _absolute(config.adapter_root),
+            "tls_cert": config.tls_cert and config.tls_cert.absolute(),
+            "tls_key": config.tls_key and config.tls_key.absolute(),
             "api_key_file": config.api_key_file and config.api_key_file.absolute(),
             "adapter_state": config.adapter_state and config.adapter_state.absolute(),
             "adapter_staging": config.adapter_staging and config.adapter_staging.absolute(),
@@ -113,17 +118,33 @@ def _check_http_options(config: ServeConfig, args: dict[str, Any]) -> None:
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return
-    real = client.http_config
-    for key, value in (("host", real.host), ("port", real.port)):
-        if key in args and getattr(config, key) != value:
+    real, door = client.http_config, FrontDoor.of().host
+    where = door or real.host
+    for key, places in (("host", (real.host, door)), ("port", (real.port,))):
+        if key in args and getattr(config, key) not in places:
             raise ConfigError(
-                f"{key}: {getattr(config, key)} is asked for, but Serve listens on {real.host} "
+                f"{key}: {getattr(config, key)} is asked for, but Serve listens on {where} "
                 f"port {real.port}: set it in http_options of the Serve config, before Serve starts"
             )
     # Without a host Serve listens everywhere.
-    is_open = not (real.host and is_loopback(real.host))
+    is_open = not (real.host and is_loopback(real.host) and is_loopback(where))
     if is_open and not (config.anonymous or config.api_key_file is not None):
         raise ConfigError(
-            f"Serve listens on {real.host}, which other machines can reach: give api_key_file, set "
+            f"Serve listens on {where}, which other machines can reach: give api_key_file, set "
             "http_options.host to 127.0.0.1, or set anonymous if something else decides who may ask"
         )
+
+
+def _check_front_door(config: ServeConfig, args: dict[str, Any]) -> None:
+    """Compare what is asked of HAProxy with what this node's environment tells it.
+
+    Raises:
+        ConfigError: if they differ: HAProxy would do something else than what was asked for.
+    """
+    asked, told = FrontDoor.of_config(config), FrontDoor.of()
+    for key in FRONT_DOOR_KEYS:
+        if key in args and getattr(asked, key) != getattr(told, key):
+            raise ConfigError(
+                f"{key}: HAProxy on the nodes is told of it before `ray start`: `topwork "
+                f"environment --{key.replace('_', '-')}`; now it is {getattr(told, key)}"
+            )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,8 @@ from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import Checked
 from deploy.memory import num_routers
 from deploy.serving.app import NAME, build
+from deploy.serving.haproxy.front_door import KEYS as FRONT_DOOR_KEYS
+from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.settings import START_TIMEOUT
 
 logger = logging.getLogger("topwork.serve")
@@ -47,7 +50,11 @@ def bring_up(checked: Checked, stop: threading.Event) -> None:
         # It waits for HAProxy and Serve's proxy, and the application needs neither to come up.
         starting = threads.submit(
             serve.start,
-            http_options={"host": config.host, "port": config.port},
+            # HAProxy alone listens where clients come in: see `FrontDoor.host`.
+            http_options={
+                "host": config.host if config.ray_address else "127.0.0.1",
+                "port": config.port,
+            },
             logging_config=logs,
         )
         _wait_for_controller(starting)
@@ -120,7 +127,9 @@ def _application(checked: Checked) -> Application:
     if config.ray_address is None:
         resolved["routers"] = num_routers(config)
     try:
-        return build(config.model_dump(mode="json") | resolved)
+        # What HAProxy on the nodes of a cluster does has been told to them.
+        others = None if config.ray_address is None else set(FRONT_DOOR_KEYS)
+        return build(config.model_dump(mode="json", exclude=others) | resolved)
     except RayServeException as error:
         raise ConfigError(str(error)) from None
 
@@ -129,10 +138,10 @@ def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
     """Wait until the router says that requests are served, or until the server is to end."""
     deadline = time.monotonic() + START_TIMEOUT
     answer = ""
-    with httpx.Client(timeout=5.0) as client:
+    with _front_door_client(config) as client:
         while not stop.wait(0.2):
             try:
-                reply = client.get(f"{config.local_url}/ready")
+                reply = client.get("/ready")
                 if reply.status_code == 200:
                     return
                 answer = reply.text
@@ -141,6 +150,18 @@ def _wait_until_ready(config: ServeConfig, stop: threading.Event) -> None:
             _raise_if_failed()
             if time.monotonic() > deadline:
                 raise ConfigError(f"the ranks are not ready after {START_TIMEOUT:g} s: {answer}")
+
+
+def _front_door_client(config: ServeConfig) -> httpx.Client:
+    """Return a client of this server, whatever names its certificate has."""
+    url, cert = config.local_url, FrontDoor.of().tls_cert
+    if cert is None:
+        return httpx.Client(base_url=url, timeout=5.0)
+    context = ssl.create_default_context(cafile=cert)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted
+    https = f"https://{url.partition('://')[2]}"
+    return httpx.Client(base_url=https, timeout=5.0, verify=context)
 
 
 def _raise_if_failed() -> None:

@@ -23,6 +23,7 @@ LIVE_KEYS = frozenset(
         *("adapter", "adapter_dir", "log_level", "drain_timeout"),
         *("replicas", "max_replicas", "scale_up_delay", "scale_down_delay", "routers", "surge"),
         *("host", "port", "ray_address"),
+        *("tls_cert", "tls_key", "max_connections_per_address", "trusted_proxy"),
     }
 )
 # Which model the ranks hold, and how it is split: routers, pool and schedulers must agree on it.
@@ -34,6 +35,7 @@ ROUTER_KEYS = MODEL_KEYS | {
     *("generation_config", "override_generation_config", "lenient_parameters"),
     *("trust_request_chat_template", "enable_prompt_tokens_details"),
     *("tool_call_parser", "reasoning_parser"),
+    *("body_timeout", "allowed_host", "allowed_origin"),
 }
 POOL_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_loras", "max_lora_rank", "adapter_memory"),
@@ -51,6 +53,7 @@ SCHEDULER_KEYS = (
             *("stream_keep", "response_keep", "tool_call_parser", "reasoning_parser"),
             *("generation_config", "override_generation_config", "lenient_parameters"),
             *("trust_request_chat_template", "enable_prompt_tokens_details"),
+            *("body_timeout", "allowed_host", "allowed_origin"),
             *("max_lora_rank", "host_adapter_memory", "adapter_root", "adapter_state"),
             *("adapter_staging", "adapter_sources", "max_upload", "usage_file"),
         }

@@ -169,8 +169,21 @@ def router_config(checked: Checked) -> RouterConfig:
         lenient_parameters=config.lenient_parameters,
         sampling_defaults=checked.sampling_defaults,
         recovery_timeout=config.recovery_timeout,
+        body_timeout=config.body_timeout,
+        allowed_hosts=_allowed_hosts(config),
+        allowed_origins=None if config.api_key_file is not None else config.allowed_origin,
         stream_keep=config.stream_keep,
         response_keep=config.response_keep,
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
     )
+
+
+def _allowed_hosts(config: ServeConfig) -> tuple[str, ...] | None:
+    """Return the names, beside localhost, of a server without keys; None: it may have any.
+
+    One that is open to a network is known there by names that only its operator can tell.
+    """
+    if config.api_key_file is not None or (config.anonymous and not config.allowed_host):
+        return None
+    return config.allowed_host

@@ -2,7 +2,7 @@
 
 {{/* The environment that Ray needs in every container of a cluster: the only place that says it.
      Values are those of `topwork environment`. HAProxy's files lie where Serve puts them, in /tmp;
-     its ports of statistics are for pods of this release, by the network policy. */}}
+     its ports of statistics are for this pod alone. */}}
 {{- define "topwork.rayEnvironment" -}}
 - name: RAY_SERVE_ENABLE_HA_PROXY
   value: "1"
@@ -36,6 +36,10 @@
   value: "8404"
 - name: RAY_SERVE_HAPROXY_METRICS_PORT
   value: "9101"
+{{- with pick .Values.topwork "max_connections_per_address" "trusted_proxy" }}
+- name: TOPWORK_FRONT_DOOR
+  value: {{ toJson . | quote }}
+{{- end }}
 - name: RAY_SERVE_FALLBACK_PROXY_HTTP_PORT
   value: "8500"
 - name: RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S

@@ -8,8 +8,8 @@ from typing import Any
 from deploy.config import ServeConfig
 from helm.tools.values import Values
 
-# The chart says these itself: they follow from volumes, secrets and the service.
-DECIDED = ("model", "host", "port", "api_key_file", "ray_address")
+# The chart says these itself: they follow from volumes, secrets, the service and the ingress.
+DECIDED = ("model", "host", "port", "api_key_file", "ray_address", "tls_cert", "tls_key")
 Schema = dict[str, Any]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.serving.haproxy.environment import cluster_environment
+from deploy.serving.haproxy.front_door import FrontDoor
 from tests.helm.charts import (
     KEYS,
     VALUES,
@@ -170,7 +171,7 @@ def test_a_namespace_that_gives_users_is_not_told_which() -> None:
 
 def test_rays_environment_is_what_the_command_prints_but_for_paths() -> None:
     with TemporaryDirectory(prefix="tw-") as folder:
-        printed = cluster_environment(Path(folder), "haproxy", None)
+        printed = cluster_environment(Path(folder), "haproxy", FrontDoor())
     templates = pod_templates(rendered("gpu-one-host"))
     for component in ("head", "router", "scheduler"):
         (server,) = templates[component]["spec"]["containers"]

@@ -7,6 +7,7 @@ import yaml
 
 from deploy.config import ServeConfig
 from deploy.serving.haproxy.environment import server_environment
+from deploy.serving.haproxy.front_door import FrontDoor
 from tests.helm.charts import (
     KEYS,
     VALUES,
@@ -118,7 +119,8 @@ def test_every_container_of_a_cluster_has_the_environment_that_ray_needs(tmp_pat
         (container,) = pods[component]["spec"]["containers"]
         given.append({one["name"]: one.get("value") for one in container["env"]})
     assert given[0] == given[1] == given[2]
-    for name, value in server_environment(tmp_path, "haproxy", range(20_000, 20_200)).items():
+    ports = range(20_000, 20_200)
+    for name, value in server_environment(tmp_path, "haproxy", ports, FrontDoor()).items():
         if "_DIRECT_INGRESS_M" in name and name.endswith("_HTTP_PORT"):
             continue  # a pod has all ports to itself
         if str(tmp_path) in value:
@@ -128,6 +130,18 @@ def test_every_container_of_a_cluster_has_the_environment_that_ray_needs(tmp_pat
         else:
             assert given[0][name] == value, name
     assert given[0]["RAY_AUTH_MODE"] == "token"
+
+
+def test_haproxy_is_told_of_the_front_door_what_the_configuration_says() -> None:
+    keys = {"max_connections_per_address": 0, "trusted_proxy": ["10.0.0.0/8"]}
+    values = values_of("minimal-cpu")
+    values["topwork"] |= keys
+    pods = pod_templates(render(values))
+    for component in ("head", "router"):
+        (container,) = pods[component]["spec"]["containers"]
+        given = {one["name"]: one.get("value") for one in container["env"]}
+        door = FrontDoor.of(given)
+        assert door == FrontDoor(max_connections_per_address=0, trusted_proxy=("10.0.0.0/8",))
 
 
 def test_a_large_number_of_bytes_arrives_as_it_was_written() -> None:

@@ -11,7 +11,15 @@ from fastapi.routing import APIRoute
 from cluster.api.error_handlers import ErrorReply, error_body
 from cluster.api.openapi.components import answer_schemas, body_schemas
 from cluster.api.openapi.operation import BYTES, EVENTS, JSON, KEY, Operation, Parameter
-from cluster.errors import Internal, Overloaded, TopworkError, Unauthorized, Unavailable
+from cluster.errors import (
+    Forbidden,
+    Internal,
+    Overloaded,
+    RequestTimeout,
+    TopworkError,
+    Unauthorized,
+    Unavailable,
+)
 
 OPENAPI = "3.1.0"
 _MEANINGS = {
@@ -19,6 +27,7 @@ _MEANINGS = {
     401: "No API key, an unknown one, or one whose time is over.",
     403: "A caller who may not do this.",
     404: "An unknown model, adapter, response or stream.",
+    408: "The body has not come in time.",
     409: "The state of an adapter or a stream forbids the call.",
     429: "A limit on requests is reached.",
     500: "A fault on the server's side.",
@@ -40,6 +49,7 @@ def openapi_document(
     *,
     has_keys: bool,
     may_forbid: bool,
+    refuses_pages: bool,
     is_lenient: bool,
 ) -> dict[str, Any]:
     """Return what /openapi.json says of the routes that declare something.
@@ -48,10 +58,11 @@ def openapi_document(
         routers: whose routes the application has.
         has_keys: whether callers need API keys.
         may_forbid: whether there may be callers who lack a right, with keys or without.
+        refuses_pages: whether calls of strangers' web pages are refused.
         is_lenient: whether bodies may hold unknown parameters.
     """
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    keys = _Keys(has_keys, may_forbid)
+    keys = _Keys(has_keys, may_forbid, refuses_pages)
     return _Document(app.title, app.version, routes, keys, is_lenient).whole()
 
 
@@ -65,6 +76,7 @@ def _operation_of(route: APIRoute) -> Operation:
 class _Keys:
     are_on: bool
     may_forbid: bool
+    refuses_pages: bool
 
 
 class _Document:
@@ -149,6 +161,10 @@ class _Document:
         errors: dict[int, type[TopworkError]] = {Internal.status: Internal}
         if operation.right != "open" and self._keys.are_on:
             errors[Unauthorized.status] = Unauthorized
+        if self._keys.refuses_pages:
+            errors[Forbidden.status] = Forbidden
+        if operation.body is not None or operation.takes_bytes:
+            errors[RequestTimeout.status] = RequestTimeout
         for error in operation.all_errors:
             if error.status != 403 or self._keys.may_forbid:
                 errors.setdefault(error.status, error)

