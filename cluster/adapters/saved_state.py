@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from cluster.adapters.owners import Owner
 from cluster.adapters.records import Facts, Outline
 from cluster.adapters.state_file import StateError
 from cluster.adapters.versions import WHOLE
@@ -62,6 +63,8 @@ class SavedName(msgspec.Struct, frozen=True):
     shares: dict[int, int] = {}
     pinned: bool = False
     watched: bool = False
+    owner: Owner | None = None
+    pinned_by: Owner | None = None
 
 
 class SavedContent(msgspec.Struct, frozen=True):
