@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cluster.router.tenancy.oidc.config import OidcConfig
 from worker.classifier_config import ClassifierConfig
 
 
@@ -32,6 +33,7 @@ class RouterConfig:
     page_size: int = 64  # tokens of one KV page, by which prompts are remembered
     version: str = "unknown"
     api_key_file: str | None = None  # None: nobody needs a key
+    oidc: OidcConfig | None = None  # None: no tokens are taken
     anonymous: bool = False  # without keys, nobody may change what is served
     max_in_flight: int = 1024  # answers being generated, over all connections
     max_prompts: int = 128  # in one call of /v1/completions

@@ -24,7 +24,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("tool_call_parser", "reasoning_parser"),
     ),
     "HTTP": ("host", "port", "request_timeout", "stream_keep", "response_keep"),
-    "Security": ("api_key_file", "usage_file", "anonymous"),
+    "Security": (
+        *("api_key_file", "usage_file", "anonymous"),
+        *("oidc_issuer", "oidc_audience", "oidc_jwks", "oidc_rules"),
+    ),
     "Cluster": (
         *("ray_address", "replicas", "max_replicas", "scale_up_delay", "scale_down_delay"),
         *("routers", "drain_timeout", "recovery_timeout", "surge"),

@@ -15,6 +15,7 @@ from cluster.engine.engine import EngineConfig
 from cluster.engine.kv_event_publisher import KvEventPublisherConfig
 from cluster.engine.recording import RecordingConfig
 from cluster.router.config import RouterConfig
+from cluster.router.tenancy.oidc.config import OidcConfig
 from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import (
     Checked,
@@ -147,6 +148,17 @@ def _recording(config: ServeConfig) -> RecordingConfig | None:
     )
 
 
+def _oidc_config(config: ServeConfig) -> OidcConfig | None:
+    if config.oidc_issuer is None:
+        return None
+    return OidcConfig(
+        issuer=config.oidc_issuer,
+        audiences=config.oidc_audience,
+        rules_file=str(config.oidc_rules),
+        jwks=config.oidc_jwks,
+    )
+
+
 def router_config(checked: Checked) -> RouterConfig:
     """Return the configuration of every router."""
     config = checked.config
@@ -154,6 +166,7 @@ def router_config(checked: Checked) -> RouterConfig:
         model_name=config.base_name,
         model_dir=str(checked.model_dir),
         api_key_file=None if config.api_key_file is None else str(config.api_key_file),
+        oidc=_oidc_config(config),
         anonymous=config.anonymous,
         page_size=config.page_size,
         context_length=checked.max_model_len,
