@@ -104,7 +104,7 @@ def _algorithms_of(entry: dict[str, Any]) -> frozenset[str]:
 
 def _public_key(entry: dict[str, Any]) -> Any:
     """Return the key as PyJWT takes it; None if it is no key, or too weak or too slow."""
-    reader = {"RSA": RSAAlgorithm, "EC": ECAlgorithm, "OKP": OKPAlgorithm}[entry["kty"]]
+    reader: Any = {"RSA": RSAAlgorithm, "EC": ECAlgorithm, "OKP": OKPAlgorithm}[entry["kty"]]
     try:
         key = reader.from_jwk(entry)
     except (PyJWTError, ValueError, TypeError, KeyError, AttributeError):

@@ -54,6 +54,7 @@ async def test_bytes_of_calls_at_once_stay_below_the_limit(make: Make, tmp_path:
 
 async def test_an_upload_is_refused_before_its_bytes_come(make: Make, tmp_path: Path) -> None:
     actor: Any = make(staging=str(tmp_path / "staged"))
+    await actor.start({})
     who = Caller(Owner("acme", "k"), HoldingLimits(max_adapters=1))
     await actor.load("a", str(write(tmp_path / "a", 1)), False, False, None, None, who)
     with pytest.raises(Forbidden, match="the limit is 1"):
