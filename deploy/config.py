@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from cluster.adapters.sources.allow_list import AllowList
-from cluster.router.tenancy.oidc.config import check_oidc
+from cluster.router.tenancy.oidc.addresses import check_oidc
 from deploy.config_errors import ConfigError, explain, read_mapping, shown
 
 __all__ = [

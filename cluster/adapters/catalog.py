@@ -12,13 +12,13 @@ from cluster.adapters.catalog_records import adapter_record
 from cluster.adapters.holdings import Holdings
 from cluster.adapters.host_cache import HostCache, Shards
 from cluster.adapters.loaded_adapters import Contents, LoadedAdapter
-from cluster.adapters.owners import Caller
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.pins import Limits
 from cluster.adapters.records import AdapterRecord, Facts, Outline, ResolvedAdapter, Source
 from cluster.adapters.saved_state import name_entry
 from cluster.adapters.versions import History, Version, check_name_form, first
 from cluster.errors import InvalidRequest, NotFound, adapter_not_found
+from cluster.tenancy.owners import Caller
 
 
 class AdapterCatalog:

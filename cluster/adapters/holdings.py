@@ -7,10 +7,10 @@ it adds alone: a limit that was lowered takes nothing away.
 
 from collections.abc import Callable, Iterable, Mapping
 
-from cluster.adapters.owners import Account, Caller, Owner, accounts_of
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.versions import History
 from cluster.errors import Forbidden
+from cluster.tenancy.owners import Account, Caller, Owner, accounts_of
 
 CODE = "adapter_limit_exceeded"
 HostBytes = Callable[[str], int]  # of content, by its digest

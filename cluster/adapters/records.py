@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from cluster.adapters.owners import Caller, Owner
+from cluster.tenancy.owners import Caller, Owner
 from worker.classifier_config import ClassifierConfig
 
 # Where the pool would take content from; "gone" if its directory holds something else by now.

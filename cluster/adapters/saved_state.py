@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cluster.adapters.owners import Owner
 from cluster.adapters.records import Facts, Outline
 from cluster.adapters.state_file import StateError
 from cluster.adapters.versions import WHOLE
+from cluster.tenancy.owners import Owner
 
 SERVER, DRAINED = "server", "drained"
 

@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from cluster.adapters.owners import Owner
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.records import Outline
 from cluster.errors import Conflict, InvalidRequest
 from cluster.request import BASE
+from cluster.tenancy.owners import Owner
 
 KEPT_VERSIONS = 4
 WHOLE = 100  # percent

@@ -5,11 +5,11 @@ An actor answers in a cluster, an object in a test.
 
 from typing import Protocol
 
-from cluster.adapters.owners import Caller
 from cluster.adapters.records import AdapterRecord, LoadOptions, ResolvedAdapter, UnloadResult
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, RouterCounts
 from cluster.tenancy.leases import LeaseCall, LeaseReply
+from cluster.tenancy.owners import Caller
 
 
 class Backend(Protocol):

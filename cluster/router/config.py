@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from cluster.router.tenancy.oidc.config import OidcConfig
 from worker.classifier_config import ClassifierConfig
 
 
@@ -16,6 +15,17 @@ class SamplingDefaults:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_tokens: int | None = None  # None: what the context leaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OidcConfig:
+    """One issuer; times are in seconds."""
+
+    issuer: str  # as its tokens and its discovery document spell it
+    audiences: tuple[str, ...]  # one of them a token must be for
+    rules_file: str
+    jwks: str | None = None  # URL or file of its keys; None: as its discovery document says
+    leeway: float = 30.0  # by which clocks may differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cluster.adapters.owners import HoldingLimits
+from cluster.tenancy.owners import HoldingLimits
 
 Most = Annotated[int | None, Field(ge=1, le=10**12)]
 

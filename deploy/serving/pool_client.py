@@ -11,12 +11,12 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from cluster.adapters.owners import Caller
 from cluster.adapters.records import AdapterRecord, LoadOptions, ResolvedAdapter, UnloadResult
 from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, RouterCounts
 from cluster.tenancy.leases import LeaseCall, LeaseReply
+from cluster.tenancy.owners import Caller
 
 LOCATE_TIMEOUT = 30.0  # seconds for a pool that is being restarted
 RETRY_AFTER = 5

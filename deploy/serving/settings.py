@@ -14,8 +14,7 @@ from cluster.engine.core import SupervisorConfig
 from cluster.engine.engine import EngineConfig
 from cluster.engine.kv_event_publisher import KvEventPublisherConfig
 from cluster.engine.recording import RecordingConfig
-from cluster.router.config import RouterConfig
-from cluster.router.tenancy.oidc.config import OidcConfig
+from cluster.router.config import OidcConfig, RouterConfig
 from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import (
     Checked,

@@ -61,7 +61,13 @@ class Load:
             thread.join()
 
     def _run(self) -> None:
-        body = {"model": "smollm2", "prompt": "Once", "max_tokens": 24, "stream": True}
+        body = {
+            "model": "smollm2",
+            "prompt": "Once",
+            "max_tokens": 24,
+            "temperature": 0,
+            "stream": True,
+        }
         while not self._is_over.is_set():
             try:
                 with httpx.stream(
@@ -72,8 +78,8 @@ class Load:
                     timeout=PATIENCE,
                 ) as reply:
                     text = "".join(reply.iter_text())
-                if reply.status_code != 200 or "[DONE]" not in text or '"error"' in text:
-                    self.faults.append(f"{reply.status_code}: {text[-300:]}")
+                if reply.status_code != 200 or "[DONE]" not in text or '{"error"' in text:
+                    self.faults.append(f"{reply.status_code}: {text}")
                 self.num_answered += 1
             except httpx.HTTPError as error:
                 self.faults.append(repr(error))
@@ -169,7 +175,8 @@ def test_a_key_that_is_removed_is_refused_by_every_router_while_load_goes_on(
             wait_for(have_all_refused)
     told = [f"refused after {gone}, taken after {there}" for gone, there in figures]
     print(json.dumps({"rounds": told, "answered": load.num_answered}))
-    assert not load.faults and load.num_answered > 0
+    assert not load.faults, load.faults
+    assert load.num_answered > 0
     assert all(one.seconds < SECONDS for pair in figures for one in pair), told
 
 
@@ -251,6 +258,7 @@ def test_a_torn_file_harms_nobody(
         mended = time.monotonic()
         gone = Until(server, "secret-number-77", 401, mended, 2 * SECONDS).wait()
     print(json.dumps({tear.__name__: f"mended, refused after {gone}", "n": load.num_answered}))
-    assert not load.faults and load.num_answered > 0
+    assert not load.faults, load.faults
+    assert load.num_answered > 0
     assert gone.seconds < SECONDS
     assert status(server, "secret-number-78") == 200

@@ -7,7 +7,6 @@ all ranks, before its name is switched to it; if anything of that fails, the nam
 from pathlib import Path
 
 from cluster.adapters.catalog import AdapterCatalog
-from cluster.adapters.owners import Caller
 from cluster.adapters.peft.files import copy_regular_file, narrowed
 from cluster.adapters.records import AdapterRecord, LoadOptions, Source
 from cluster.adapters.service.directory_watcher import NameLocks
@@ -19,6 +18,7 @@ from cluster.adapters.sources.staged import StagedAdapters
 from cluster.adapters.sources.staging import Incoming
 from cluster.adapters.sources.uploads import Uploads
 from cluster.errors import InvalidRequest
+from cluster.tenancy.owners import Caller
 
 SHARED_MEMORY = "/dev/shm"
 

@@ -1,11 +1,11 @@
 """What calls do to the versions of a name that the pool has: shares, and pins."""
 
 from cluster.adapters.catalog import AdapterCatalog
-from cluster.adapters.owners import Caller
 from cluster.adapters.records import AdapterRecord
 from cluster.adapters.service.directory_watcher import DirectoryWatcher, NameLocks
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.store import AdapterStore
+from cluster.tenancy.owners import Caller
 
 
 class VersionCalls:

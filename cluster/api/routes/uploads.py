@@ -15,7 +15,6 @@ from pydantic import Field, JsonValue, ValidationError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cluster.adapters.owners import Caller
 from cluster.adapters.records import LoadOptions
 from cluster.api.auth import AdministrativeCall, Authenticator
 from cluster.api.error_handlers import validation_error
@@ -28,6 +27,7 @@ from cluster.api.schemas.requests import Body
 from cluster.errors import DeadlineExceeded, InvalidRequest
 from cluster.router.router import Router
 from cluster.router.uploads import PIECE_BYTES, Upload
+from cluster.tenancy.owners import Caller
 
 CONFIG_HEADER = "x-adapter-config"
 MAX_TENSORS_BODY = 32 << 20  # bytes of JSON; larger adapters are streamed

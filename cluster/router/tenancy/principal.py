@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from cluster.adapters.owners import Caller, Owner
 from cluster.errors import Forbidden, InvalidRequest
 from cluster.request import PRIORITY_MIN
 from cluster.tenancy.limits import NO_LIMITS, Limits, least
+from cluster.tenancy.owners import Caller, Owner
 
 Scope = Literal[
     "adapters:read",  # sees adapters under its prefix without using them

@@ -9,7 +9,6 @@ from hashlib import sha256
 
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.loaded_adapters import LoadedAdapter
-from cluster.adapters.owners import Caller
 from cluster.adapters.peft.files import confine
 from cluster.adapters.pins import Limits
 from cluster.adapters.records import (
@@ -29,6 +28,7 @@ from cluster.metrics_hub import ClusterCounts, MetricsHub, PoolCounts, RouterCou
 from cluster.router.engine_client import EngineClient
 from cluster.tenancy.budget_ledger import BudgetLedger
 from cluster.tenancy.leases import LeaseCall, LeaseReply
+from cluster.tenancy.owners import Caller
 from worker.classifier_config import ClassifierConfig
 
 NUM_BYTES = 1024  # of every adapter

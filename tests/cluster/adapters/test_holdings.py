@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cluster.adapters.owners import Caller, HoldingLimits, Owner
 from cluster.adapters.versions import KEPT_VERSIONS
 from cluster.errors import Forbidden, InvalidRequest
+from cluster.tenancy.owners import Caller, HoldingLimits, Owner
 from tests.cluster.adapters.test_catalog import SIZE, catalog_of, loaded, outline
 
 

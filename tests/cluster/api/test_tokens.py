@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.router.tenancy.oidc.config import OidcConfig
+from cluster.router.config import OidcConfig
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from tests.cluster.router.tenancy.oidc.issuer import AUDIENCE, Issuer, Signer, segment
 from tests.patience import PATIENCE

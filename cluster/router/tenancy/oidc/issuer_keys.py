@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from cluster.router.tenancy.oidc.config import check_url
+from cluster.router.tenancy.oidc.addresses import check_url
 from cluster.router.tenancy.oidc.key_set import MAX_BYTES, KeySet, parse_key_set
 
 logger = logging.getLogger("topwork.router")

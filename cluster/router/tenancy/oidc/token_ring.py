@@ -12,9 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from cluster.errors import Unauthorized, Unavailable
+from cluster.router.config import OidcConfig
 from cluster.router.metrics.request_metrics import RouterMetrics
 from cluster.router.tenancy.followed_file import FollowedFile
-from cluster.router.tenancy.oidc.config import OidcConfig
 from cluster.router.tenancy.oidc.issuer_keys import IssuerKeys
 from cluster.router.tenancy.oidc.rules import parse_rules, principal_of
 from cluster.router.tenancy.oidc.verifier import (

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cluster.adapters.owners import Caller, HoldingLimits, Owner
 from cluster.adapters.saved_state import encode, name_entry
 from cluster.adapters.state_file import StateFile
 from cluster.errors import Forbidden
+from cluster.tenancy.owners import Caller, HoldingLimits, Owner
 from tests.cluster.adapters.service.pools import Make, size, write
 from tests.cluster.adapters.service.test_pool_recovery import restart
 

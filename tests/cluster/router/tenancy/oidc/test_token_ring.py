@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import Forbidden, Unauthorized, Unavailable
+from cluster.router.config import OidcConfig
 from cluster.router.metrics.request_metrics import RouterMetrics
 from cluster.router.tenancy.oidc import token_ring
-from cluster.router.tenancy.oidc.config import OidcConfig
 from cluster.router.tenancy.oidc.key_set import KeySet
 from cluster.router.tenancy.oidc.token_ring import TokenRing
 from cluster.router.tenancy.oidc.verifier import TokenVerifier

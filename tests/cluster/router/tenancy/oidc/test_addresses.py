@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.router.tenancy.oidc.config import check_oidc
+from cluster.router.tenancy.oidc.addresses import check_oidc
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,7 @@
-"""What a router must know of an issuer whose tokens it takes."""
+"""From where the keys of an issuer may be fetched: over TLS, or on this machine."""
 
 import ipaddress
-from dataclasses import dataclass
 from urllib.parse import urlsplit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OidcConfig:
-    """One issuer; times are in seconds."""
-
-    issuer: str  # as its tokens and its discovery document spell it
-    audiences: tuple[str, ...]  # one of them a token must be for
-    rules_file: str
-    jwks: str | None = None  # URL or file of its keys; None: as its discovery document says
-    leeway: float = 30.0  # by which clocks may differ
 
 
 def check_oidc(issuer: str, jwks: str | None) -> None:
