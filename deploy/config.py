@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from cluster.adapters.sources.allow_list import AllowList
+from cluster.router.tenancy.oidc.addresses import check_oidc
 from deploy.config_errors import ConfigError, explain, read_mapping, shown
 
 __all__ = [
@@ -239,6 +240,28 @@ class ServeConfig(BaseModel):
             "https://ui.example."
         ),
     ] = ()
+    oidc_issuer: Annotated[
+        str | None,
+        Field(
+            description="URL of an OpenID Connect issuer whose tokens are taken as keys are; needs "
+            "oidc_audience and oidc_rules."
+        ),
+    ] = None
+    oidc_audience: Annotated[
+        tuple[str, ...],
+        Field(description="Audience, one of which a token must be for; repeatable."),
+    ] = ()
+    oidc_jwks: Annotated[
+        str | None,
+        Field(
+            description="URL or file of the issuer's JSON Web Key Set; default: where its "
+            "discovery document says."
+        ),
+    ] = None
+    oidc_rules: Annotated[
+        Path | None,
+        Field(description="YAML file of rules: what the holder of a token may do, by its claims."),
+    ] = None
     dtype: Annotated[
         Literal["bfloat16", "float32"], Field(description="Type of weights, activations and KV.")
     ] = "bfloat16"
@@ -449,7 +472,7 @@ class ServeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "ServeConfig":
-        if not (self.anonymous or self.api_key_file is not None or is_loopback(self.host)):
+        if not (self.anonymous or self.has_keys or is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host} can be reached from other machines: give api_key_file, "
                 "bind 127.0.0.1, or set anonymous if something else decides who may ask"
@@ -459,6 +482,7 @@ class ServeConfig(BaseModel):
         self._check_kv_events()
         self._check_cluster()
         self._check_front_door()
+        self._check_oidc()
         return self
 
     def _check_front_door(self) -> None:
@@ -471,9 +495,31 @@ class ServeConfig(BaseModel):
                     f"`topwork environment --{name.replace('_', '-')}`"
                 )
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need a key, or a token."""
+        return self.api_key_file is not None or self.oidc_issuer is not None
+
+    def _check_oidc(self) -> None:
+        others = {
+            "oidc_audience": bool(self.oidc_audience),
+            "oidc_rules": self.oidc_rules is not None,
+        }
+        if self.oidc_issuer is None:
+            given = [name for name, is_given in others.items() if is_given]
+            given += ["oidc_jwks"] if self.oidc_jwks is not None else []
+            if given:
+                raise ValueError(f"{given[0]} needs oidc_issuer")
+            return
+        for name, is_given in others.items():
+            if not is_given:
+                raise ValueError(f"oidc_issuer needs {name}")
+        check_oidc(self.oidc_issuer, self.oidc_jwks)
+
     def _check_cluster(self) -> None:
-        if self.anonymous and self.api_key_file is not None:
-            raise ValueError("anonymous and api_key_file exclude each other: give one of them")
+        for name in ("api_key_file", "oidc_issuer"):
+            if self.anonymous and getattr(self, name) is not None:
+                raise ValueError(f"anonymous and {name} exclude each other: give one of them")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(
                 f"max_replicas {self.max_replicas} is less than replicas {self.replicas}"

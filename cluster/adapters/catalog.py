@@ -6,8 +6,10 @@ reads directories and hands in what was read. Calls come one at a time, from one
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from cluster.adapters.catalog_records import adapter_record
+from cluster.adapters.holdings import Holdings
 from cluster.adapters.host_cache import HostCache, Shards
 from cluster.adapters.loaded_adapters import Contents, LoadedAdapter
 from cluster.adapters.peft.strict_json import shown
@@ -16,6 +18,7 @@ from cluster.adapters.records import AdapterRecord, Facts, Outline, ResolvedAdap
 from cluster.adapters.saved_state import name_entry
 from cluster.adapters.versions import History, Version, check_name_form, first
 from cluster.errors import InvalidRequest, NotFound, adapter_not_found
+from cluster.tenancy.owners import Caller
 
 
 class AdapterCatalog:
@@ -30,6 +33,7 @@ class AdapterCatalog:
         self._last_numbers: dict[str, int] = {}  # of every name that ever was
         self._unread: dict[str, dict[tuple[str, int], None]] = {}  # versions by path
         self._contents = Contents(limits)
+        self._holdings = Holdings()
         self._note: Callable[[str], None] = lambda entry: None
 
     def __contains__(self, name: str) -> bool:
@@ -54,6 +58,15 @@ class AdapterCatalog:
                 "lora_name",
             )
 
+    def check_room(self, name: str, caller: Caller | None, *, pinned: bool) -> None:
+        """Refuse what `publish` would refuse whatever it is, before anything is read for it.
+
+        Raises:
+            Forbidden: if the caller may load or pin no more.
+        """
+        if caller is not None:
+            self._holdings.check_room(name, caller, pinned=pinned)
+
     def register(
         self, name: str, outline: Outline, *, load_inplace: bool = False, watched: bool = False
     ) -> AdapterRecord:
@@ -73,14 +86,17 @@ class AdapterCatalog:
         load_inplace: bool,
         pinned: bool = False,
         watched: bool = False,
+        caller: Caller | None = None,
     ) -> AdapterRecord:
         """Point a name at an adapter: new content is a new version, the same content is not.
 
         Raises:
             InvalidRequest: as `check_name`, or if no more can be pinned.
+            Forbidden: if the caller may hold no more.
         """
         self.check_name(name, load_inplace=load_inplace)
-        return self._point(name, loaded.facts.outline, loaded, pinned=pinned, watched=watched)
+        outline = loaded.facts.outline
+        return self._point(name, outline, loaded, pinned=pinned, watched=watched, caller=caller)
 
     def unread(self, name: str, request_id: str) -> Version | None:
         """Return the version to read before `resolve` can answer, if any.
@@ -197,19 +213,25 @@ class AdapterCatalog:
         """
         return self._history(name).active
 
-    def pin(self, name: str, loaded: dict[str, LoadedAdapter]) -> AdapterRecord:
+    def pin(
+        self, name: str, loaded: dict[str, LoadedAdapter], caller: Caller | None = None
+    ) -> AdapterRecord:
         """Pin a name, versions and shares as they are; `loaded` as for `rollback`.
 
         Raises:
             NotFound: if there is no such name.
             InvalidRequest: if no more can be pinned.
+            Forbidden: if the caller may pin no more.
         """
-        self._change(name, replace(self._history(name), pinned=True), loaded)
+        history = self._history(name)
+        is_new = caller is not None and not history.pinned
+        by = caller.owner if caller is not None and is_new else history.pinned_by
+        self._change(name, replace(history, pinned=True, pinned_by=by), loaded, caller)
         return self.record(name)
 
     def unpin(self, name: str) -> AdapterRecord:
         """Take a name's pin away; raises NotFound as `pin`."""
-        self._change(name, replace(self._history(name), pinned=False), {})
+        self._change(name, replace(self._history(name), pinned=False, pinned_by=None), {})
         return self.record(name)
 
     # Content, whatever names point at it.
@@ -311,6 +333,7 @@ class AdapterCatalog:
             },
             [history.pinned_digests for history in self._names.values()],
         )
+        self._holdings.check(self._names.values())
         unread = {
             (history.name, version.number)
             for history in self._names.values()
@@ -337,6 +360,7 @@ class AdapterCatalog:
         *,
         pinned: bool,
         watched: bool,
+        caller: Caller | None = None,
     ) -> AdapterRecord:
         """Publish or register under a name that has been checked."""
         digest = None if loaded is None else loaded.facts.digest
@@ -346,15 +370,30 @@ class AdapterCatalog:
             after = first(name, number, outline, digest, pinned=pinned, watched=watched)
         else:
             after = before.publish(number, outline, digest, pinned=pinned, watched=watched)
-        self._change(name, after, {} if loaded is None else {loaded.facts.digest: loaded})
+        owner = None if caller is None else caller.owner
+        pinned_by = (owner or after.pinned_by) if pinned else None
+        after = replace(after, owner=owner, pinned_by=pinned_by)
+        self._change(name, after, {} if loaded is None else {loaded.facts.digest: loaded}, caller)
         return self.record(name)
 
-    def _change(self, name: str, after: History | None, loaded: dict[str, LoadedAdapter]) -> None:
-        """Let a name stand for something else, or for nothing; all or nothing happens."""
+    def _change(
+        self,
+        name: str,
+        after: History | None,
+        loaded: dict[str, LoadedAdapter],
+        caller: Caller | None = None,
+    ) -> None:
+        """Let a name stand for something else, or for nothing; all or nothing happens.
+
+        What a `caller` changes must be within what that one may hold.
+        """
         before = self._names.get(name)
         wanted = after.digests if after is not None else frozenset()
         used = {digest: one for digest, one in loaded.items() if digest in wanted}
+        if after is not None and caller is not None:
+            self._holdings.check_change(after, caller, partial(self._host_bytes, used))
         self._contents.change(name, before, after, used)
+        self._holdings.change(before, after)
         self._note(name_entry(name))
         for version in before.versions if before is not None else ():
             self._mark_read(name, version)
@@ -368,6 +407,11 @@ class AdapterCatalog:
             if version.digest is None:
                 path = version.outline.source.path
                 self._unread.setdefault(path, {})[name, version.number] = None
+
+    def _host_bytes(self, loaded: dict[str, LoadedAdapter], digest: str) -> int:
+        """Return what content takes of host memory, of what was just read as well."""
+        facts = loaded[digest].facts if digest in loaded else self._contents.facts(digest)
+        return facts.host_bytes
 
     def _mark_read(self, name: str, version: Version) -> None:
         path = version.outline.source.path

@@ -20,6 +20,7 @@ def adapter_record(history: History, contents: Contents) -> AdapterRecord:
         pinned=history.pinned,
         tier=_tier(current, contents),
         watched=history.watched,
+        owner=history.owner,
         versions=tuple(_version_record(history, version, contents) for version in history.versions),
     )
 

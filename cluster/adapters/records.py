@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from cluster.tenancy.owners import Caller, Owner
 from worker.classifier_config import ClassifierConfig
 
 # Where the pool would take content from; "gone" if its directory holds something else by now.
@@ -66,6 +67,7 @@ class AdapterRecord(msgspec.Struct, frozen=True):
     pinned: bool
     tier: Tier
     watched: bool = False  # found in an adapter directory and kept in step with it
+    owner: Owner | None = None  # whose call has loaded it last; None: no call has
     versions: tuple[VersionRecord, ...] = ()  # all that are kept, ascending
 
 
@@ -76,6 +78,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     pinned: bool = False
     sha256: str | None = None  # that the weights file must have, hex
     root: str | None = None  # nothing outside of this directory is read, either
+    caller: Caller | None = None  # who loads it; None: nobody who could have limits
 
 
 class ResolvedAdapter(msgspec.Struct, frozen=True):

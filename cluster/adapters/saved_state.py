@@ -12,6 +12,7 @@ import msgspec
 from cluster.adapters.records import Facts, Outline
 from cluster.adapters.state_file import StateError
 from cluster.adapters.versions import WHOLE
+from cluster.tenancy.owners import Owner
 
 SERVER, DRAINED = "server", "drained"
 
@@ -62,6 +63,8 @@ class SavedName(msgspec.Struct, frozen=True):
     shares: dict[int, int] = {}
     pinned: bool = False
     watched: bool = False
+    owner: Owner | None = None
+    pinned_by: Owner | None = None
 
 
 class SavedContent(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.records import Outline
 from cluster.errors import Conflict, InvalidRequest
 from cluster.request import BASE
+from cluster.tenancy.owners import Owner
 
 KEPT_VERSIONS = 4
 WHOLE = 100  # percent
@@ -52,6 +53,8 @@ class History:
     shares: dict[int, int]  # percent by version; positive, together WHOLE
     pinned: bool
     watched: bool
+    owner: Owner | None = None  # whose call has loaded it last; None: no call has
+    pinned_by: Owner | None = None  # of a pin
 
     @property
     def current(self) -> Version:

@@ -29,6 +29,7 @@ from cluster.api.routes.tokenize import tokenize_routes
 from cluster.api.routes.uploads import upload_routes
 from cluster.api.schemas.extras import ExtraParameters
 from cluster.api.slow_clients import BodyTimeout
+from cluster.api.token_keys import FreshTokenKeys
 from cluster.api.tracing import TraceCalls
 from cluster.api.web_pages import RefuseStrangers
 from cluster.router.router import Router
@@ -48,6 +49,8 @@ def create_app(
         openapi_url=None,  # with keys it needs one: see document_routes
     )
     app.state.extra_parameters = ExtraParameters(router.config.lenient_parameters)
+    if router.tokens is not None:
+        app.add_middleware(FreshTokenKeys, tokens=router.tokens)
     app.add_middleware(RateLimits)
     app.add_middleware(CountResponses, metrics=router.metrics)
     if router.tracer is not None:

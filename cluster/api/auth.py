@@ -1,20 +1,22 @@
-"""Who makes an HTTP call: the key in its headers, the rights of that key, and the audit log.
+"""Who makes an HTTP call: the key or token in its headers, its rights, and the audit log.
 
-What a key is and what it may do is `cluster.router.tenancy`'s.
+What a key or a token is and what it may do is `cluster.router.tenancy`'s.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from cluster.api.error_handlers import CLIENT_CLOSED_REQUEST
 from cluster.api.http import request_id_of
-from cluster.errors import NotFound, TopworkError, Unauthorized
+from cluster.errors import Forbidden, NotFound, TopworkError, Unauthorized, Unavailable
 from cluster.router.router import Router
 from cluster.router.tenancy.audit_log import Action, AuditEntry, Value
+from cluster.router.tenancy.oidc.verifier import has_form, refused
 from cluster.router.tenancy.principal import ANONYMOUS, ANYONE, Principal, Scope
 
 MAX_FORWARDED = 1024  # characters of a header that anyone can send
@@ -50,17 +52,18 @@ class AdministrativeCall:
 
 
 class Authenticator:
-    """Tells who makes a call, from the keys that one router knows at the time."""
+    """Tells who makes a call, from the keys and tokens that one router knows at the time."""
 
     def __init__(self, router: Router) -> None:
         self._ring = None if router.keys is None else router.keys.ring
+        self._tokens = router.tokens
         self._without_keys = ANONYMOUS if router.config.anonymous else ANYONE
         self._router_id = router.router_id
 
     @property
     def are_on(self) -> bool:
-        """Whether callers need a key."""
-        return self._ring is not None
+        """Whether callers need a key, or a token."""
+        return self._ring is not None or self._tokens is not None
 
     @property
     def may_forbid(self) -> bool:
@@ -73,14 +76,22 @@ class Authenticator:
         A key may come as Anthropic's clients send it, in X-Api-Key; Authorization goes first.
 
         Raises:
-            Unauthorized: if there is no key, or one that is not known or whose time is over.
+            Unauthorized: if there is no key or token, or one that is not known or whose time is
+                over.
+            Forbidden: if nothing says what the holder of a good token may do.
+            Unavailable: if nobody can tell for now whether a token is good.
         """
-        if self._ring is None:
+        if not self.are_on:
             return self._without_keys
-        authorization, key = http.headers.get("authorization"), http.headers.get("x-api-key")
-        if authorization is None and key is not None:
-            authorization = f"Bearer {key}"
-        return self._ring.identify(bearer_key(authorization))
+        key = presented_key(http.headers)
+        if key is None:
+            raise Unauthorized("an API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")
+        ring = self._ring
+        if self._tokens is not None and has_form(key) and not (ring and ring.knows(key)):
+            return self._tokens.identify(key)
+        if ring is None:
+            raise refused("it is no JSON Web Token")
+        return ring.identify(key)
 
     def require(self, http: HttpRequest, scope: Scope) -> Principal:
         """Return who calls, who has a scope; raises as `authenticate`, and Forbidden."""
@@ -92,7 +103,7 @@ class Authenticator:
         """Return whether a caller has a scope; one without a known key has none."""
         try:
             return scope in self.authenticate(http).scopes
-        except Unauthorized:
+        except (Unauthorized, Forbidden, Unavailable):
             return False
 
     @contextmanager
@@ -122,16 +133,13 @@ class Authenticator:
         entry.ended(200)
 
 
-def bearer_key(authorization: str | None) -> str:
-    """Return the key that an Authorization header carries.
-
-    Raises:
-        Unauthorized: if it carries none.
-    """
+def presented_key(headers: Headers) -> str | None:
+    """Return the key or token that the headers of a call carry, if any."""
+    authorization, key = headers.get("authorization"), headers.get("x-api-key")
+    if authorization is None and key is not None:
+        authorization = f"Bearer {key}"
     scheme, _, key = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not key:
-        raise Unauthorized("an API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY")
-    return key
+    return key if scheme.lower() == "bearer" and key else None
 
 
 def _forwarded_for(http: HttpRequest) -> str | None:

@@ -59,9 +59,18 @@ def error_response_as(body: object, error: TopworkError) -> Response:
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
-    if isinstance(error, Unauthorized):
-        headers["WWW-Authenticate"] = "Bearer"
+    challenge = _challenge(error)
+    if challenge is not None:
+        headers["WWW-Authenticate"] = challenge
     return Response(msgspec.json.encode(body), error.status, headers, "application/json")
+
+
+def _challenge(error: TopworkError) -> str | None:
+    """Return what asks for a key or, as RFC 6750 has it, says what is wrong with a token."""
+    if error.code in ("invalid_token", "insufficient_scope"):
+        said = "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in error.message)
+        return f'Bearer error="{error.code}", error_description="{said[:256]}"'
+    return "Bearer" if isinstance(error, Unauthorized) else None
 
 
 def validation_error(error: ValidationError) -> InvalidRequest:

@@ -9,6 +9,7 @@ from cluster.adapters.records import AdapterRecord, LoadOptions, ResolvedAdapter
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, RouterCounts
 from cluster.tenancy.leases import LeaseCall, LeaseReply
+from cluster.tenancy.owners import Caller
 
 
 class Backend(Protocol):
@@ -39,24 +40,29 @@ class Backend(Protocol):
         pinned: bool,
         sha256: str | None = None,
         root: str | None = None,
+        caller: Caller | None = None,
     ) -> AdapterRecord:
         """Check an adapter and point the name at its content.
 
         `path` is a directory of the pool's host, or where it may fetch an adapter from, whose
         weights must have the checksum `sha256`. With `root` nothing outside of that directory is
-        read, whatever else the pool may read.
+        read, whatever else the pool may read. `caller` is whose it will be.
 
         Raises:
+            Forbidden: if the caller may hold no more.
             InvalidAdapter: if the directory fails a check.
             InvalidRequest: if the name is taken and `load_inplace` is false, or no more can be
                 pinned.
         """
         ...
 
-    async def begin_upload(self, name: str, load_inplace: bool, num_bytes: int | None) -> str:
+    async def begin_upload(
+        self, name: str, load_inplace: bool, num_bytes: int | None, caller: Caller | None = None
+    ) -> str:
         """Return the id of an upload, whose weights come in pieces; see `cluster.router.uploads`.
 
         Raises:
+            Forbidden: if the caller may hold no more.
             InvalidRequest: if the name is taken and `load_inplace` is false.
             InvalidAdapter: if `num_bytes`, the size that is announced, is too much.
             Overloaded: if too many uploads are under way.
@@ -124,10 +130,11 @@ class Backend(Protocol):
         """
         ...
 
-    async def pin(self, name: str) -> AdapterRecord:
+    async def pin(self, name: str, caller: Caller | None = None) -> AdapterRecord:
         """Keep an adapter in host memory and, once it has one, in its slot.
 
         Raises:
+            Forbidden: if the caller may pin no more.
             NotFound: if no adapter has the name.
             InvalidRequest: if no more can be pinned.
             Conflict: if its content cannot be had any more.

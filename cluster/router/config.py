@@ -18,6 +18,17 @@ class SamplingDefaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OidcConfig:
+    """One issuer; times are in seconds."""
+
+    issuer: str  # as its tokens and its discovery document spell it
+    audiences: tuple[str, ...]  # one of them a token must be for
+    rules_file: str
+    jwks: str | None = None  # URL or file of its keys; None: as its discovery document says
+    leeway: float = 30.0  # by which clocks may differ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """Limits and names of one router; times are in seconds."""
 
@@ -32,6 +43,7 @@ class RouterConfig:
     page_size: int = 64  # tokens of one KV page, by which prompts are remembered
     version: str = "unknown"
     api_key_file: str | None = None  # None: nobody needs a key
+    oidc: OidcConfig | None = None  # None: no tokens are taken
     anonymous: bool = False  # without keys, nobody may change what is served
     max_in_flight: int = 1024  # answers being generated, over all connections
     max_prompts: int = 128  # in one call of /v1/completions

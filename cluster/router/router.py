@@ -40,6 +40,7 @@ from cluster.router.sandbox.request_templates import RequestTemplates
 from cluster.router.tenancy.admission import Admission
 from cluster.router.tenancy.budget_client import BudgetClient
 from cluster.router.tenancy.key_watcher import KeyWatcher
+from cluster.router.tenancy.oidc.token_ring import TokenRing
 from cluster.router.tokenizer import Tokenizer
 from cluster.router.tracing.call_trace import current_trace, phase
 from cluster.router.tracing.endpoint import check_endpoint
@@ -77,7 +78,7 @@ class Router:
         """Read what a router needs beside its configuration.
 
         Raises:
-            OSError, ValueError: if the file of API keys cannot be used.
+            OSError, ValueError: if the file of API keys, or of rules for tokens, cannot be used.
         """
         self.config = config
         self.backend = backend
@@ -92,6 +93,7 @@ class Router:
         self.keys: KeyWatcher | None = None
         if config.api_key_file is not None:
             self.keys = KeyWatcher(Path(config.api_key_file), self.metrics)
+        self.tokens = None if config.oidc is None else TokenRing(config.oidc, self.metrics)
         self.aggregation = MetricsAggregation(
             self.router_id, self.metrics, backend, config.health_timeout
         )
@@ -136,6 +138,9 @@ class Router:
         }
         if self.keys is not None:
             background["keys"] = self.keys.run
+        if self.tokens is not None:
+            background["token_rules"] = self.tokens.rules.run
+            background["issuer_keys"] = self.tokens.keys.run
         assert background.keys() <= set(TASKS), "metrics tell of all tasks"
         self._running = tuple(
             asyncio.create_task(supervise(name, make, self.metrics.task_failed))
@@ -287,7 +292,7 @@ class Router:
         self._refuse_base_name(name)
         load_inplace, pinned = options.load_inplace, options.pinned
         return await self.backend.load(
-            name, path, load_inplace, pinned, options.sha256, options.root
+            name, path, load_inplace, pinned, options.sha256, options.root, options.caller
         )
 
     async def upload(self, name: str, parts: AsyncIterator[bytes], upload: Upload) -> AdapterRecord:

@@ -36,13 +36,16 @@ async def send(
     Raises:
         InvalidRequest, InvalidAdapter, Overloaded, Unavailable: as the Backend does.
     """
-    upload_id = await backend.begin_upload(name, upload.options.load_inplace, upload.num_bytes)
+    options = upload.options
+    upload_id = await backend.begin_upload(
+        name, options.load_inplace, upload.num_bytes, options.caller
+    )
     try:
         offset = 0
         async for piece in pieces(parts):
             await backend.upload_piece(upload_id, offset, piece)
             offset += len(piece)
-        return await backend.finish_upload(upload_id, name, upload.config, upload.options)
+        return await backend.finish_upload(upload_id, name, upload.config, options)
     except BaseException:  # also when the caller goes away
         aborting = asyncio.ensure_future(backend.abort_upload(upload_id))
         aborting.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -4,6 +4,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cluster.tenancy.owners import HoldingLimits
+
 Most = Annotated[int | None, Field(ge=1, le=10**12)]
 
 
@@ -18,6 +20,10 @@ class Limits(BaseModel):
     max_waiting: Most = None  # of them, those that have no token yet
     max_prompt_tokens: Most = None
     max_output_tokens: Most = None  # of one answer
+    # The adapter pool counts these: what calls have loaded and pinned.
+    max_adapters: Most = None  # names
+    max_adapter_bytes: Most = None  # of host memory, that all versions of them take
+    max_pinned: Annotated[int | None, Field(ge=0, le=10**12)] = None  # names
 
     @property
     def are_counted(self) -> bool:
@@ -29,6 +35,11 @@ class Limits(BaseModel):
             self.max_waiting,
         )
         return any(limit is not None for limit in counted)
+
+    @property
+    def of_holdings(self) -> HoldingLimits:
+        """What the adapter pool looks at."""
+        return HoldingLimits(self.max_adapters, self.max_adapter_bytes, self.max_pinned)
 
 
 NO_LIMITS = Limits()

@@ -12,6 +12,7 @@ from pathlib import Path
 from cluster.adapters.saved_state import decode
 from cluster.adapters.state_file import StateError, read_entries
 from cluster.router.tenancy.key_file import read_keys
+from cluster.router.tenancy.oidc.rules import read_rules
 from cluster.scheduler.replay.event_log import MAGIC
 from deploy.config import ServeConfig
 from deploy.config_errors import Mistake, one_line
@@ -22,7 +23,9 @@ LOCK_PATIENCE = 5.0  # seconds
 def look_at_files(config: ServeConfig) -> Iterator[Mistake]:
     """Yield what is wrong with each file or directory."""
     if config.api_key_file is not None:
-        yield from _look_at_keys(config.api_key_file)
+        yield from _look_at_entries("api_key_file", config.api_key_file, read_keys)
+    if config.oidc_rules is not None:
+        yield from _look_at_entries("oidc_rules", config.oidc_rules, read_rules)
     for key in ("adapter_dir", "adapter_root"):
         for name in getattr(config, key):
             yield from _look_at_directory(key, Path(name))
@@ -48,13 +51,13 @@ def _look_at_staging(folder: Path) -> Iterator[Mistake]:
         yield Mistake(f"adapter_staging: {one_line(error)}")
 
 
-def _look_at_keys(file: Path) -> Iterator[Mistake]:
+def _look_at_entries(key: str, file: Path, read: Callable[[Path], object]) -> Iterator[Mistake]:
     try:
-        read_keys(file)
+        read(file)
     except FileNotFoundError as error:
-        yield Mistake(f"api_key_file: {error}", is_absent=True)
+        yield Mistake(f"{key}: {error}", is_absent=True)
     except (OSError, ValueError) as error:
-        yield Mistake(f"api_key_file: {one_line(error)}")
+        yield Mistake(f"{key}: {one_line(error)}")
 
 
 def _look_at_directory(key: str, directory: Path) -> Iterator[Mistake]:

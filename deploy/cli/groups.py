@@ -29,6 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Security": (
         *("api_key_file", "usage_file", "anonymous", "tls_cert", "tls_key"),
+        *("oidc_issuer", "oidc_audience", "oidc_jwks", "oidc_rules"),
         *("allowed_host", "allowed_origin"),
     ),
     "Cluster": (

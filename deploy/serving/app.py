@@ -73,6 +73,8 @@ def _resolved(config: ServeConfig) -> ServeConfig:
             "tls_cert": config.tls_cert and config.tls_cert.absolute(),
             "tls_key": config.tls_key and config.tls_key.absolute(),
             "api_key_file": config.api_key_file and config.api_key_file.absolute(),
+            "oidc_jwks": _absolute_file(config.oidc_jwks),
+            "oidc_rules": config.oidc_rules and config.oidc_rules.absolute(),
             "adapter_state": config.adapter_state and config.adapter_state.absolute(),
             "adapter_staging": config.adapter_staging and config.adapter_staging.absolute(),
             "usage_file": config.usage_file and config.usage_file.absolute(),
@@ -83,6 +85,11 @@ def _resolved(config: ServeConfig) -> ServeConfig:
 
 def _absolute(paths: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(Path(path).resolve()) for path in paths)
+
+
+def _absolute_file(address: str | None) -> str | None:
+    """Return an address that is no URL as a whole path."""
+    return address if address is None or "://" in address else str(Path(address).absolute())
 
 
 def _device(wanted: str) -> str:
@@ -128,7 +135,7 @@ def _check_http_options(config: ServeConfig, args: dict[str, Any]) -> None:
             )
     # Without a host Serve listens everywhere.
     is_open = not (real.host and is_loopback(real.host) and is_loopback(where))
-    if is_open and not (config.anonymous or config.api_key_file is not None):
+    if is_open and not (config.anonymous or config.has_keys):
         raise ConfigError(
             f"Serve listens on {where}, which other machines can reach: give api_key_file, set "
             "http_options.host to 127.0.0.1, or set anonymous if something else decides who may ask"

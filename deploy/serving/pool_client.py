@@ -16,6 +16,7 @@ from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, RouterCounts
 from cluster.tenancy.leases import LeaseCall, LeaseReply
+from cluster.tenancy.owners import Caller
 
 LOCATE_TIMEOUT = 30.0  # seconds for a pool that is being restarted
 RETRY_AFTER = 5
@@ -51,12 +52,15 @@ class PoolClient:
         pinned: bool,
         sha256: str | None = None,
         root: str | None = None,
+        caller: Caller | None = None,
     ) -> AdapterRecord:
-        record = await self._call("load", name, path, load_inplace, pinned, sha256, root)
+        record = await self._call("load", name, path, load_inplace, pinned, sha256, root, caller)
         return cast(AdapterRecord, record)
 
-    async def begin_upload(self, name: str, load_inplace: bool, num_bytes: int | None) -> str:
-        return cast(str, await self._call("begin_upload", name, load_inplace, num_bytes))
+    async def begin_upload(
+        self, name: str, load_inplace: bool, num_bytes: int | None, caller: Caller | None = None
+    ) -> str:
+        return cast(str, await self._call("begin_upload", name, load_inplace, num_bytes, caller))
 
     async def upload_piece(self, upload: str, offset: int, data: bytes) -> None:
         await self._call("upload_piece", upload, offset, data)
@@ -85,8 +89,8 @@ class PoolClient:
     async def split(self, name: str, shares: dict[int, int]) -> AdapterRecord:
         return cast(AdapterRecord, await self._call("split", name, shares))
 
-    async def pin(self, name: str) -> AdapterRecord:
-        return cast(AdapterRecord, await self._call("pin", name))
+    async def pin(self, name: str, caller: Caller | None = None) -> AdapterRecord:
+        return cast(AdapterRecord, await self._call("pin", name, caller))
 
     async def unpin(self, name: str) -> AdapterRecord:
         return cast(AdapterRecord, await self._call("unpin", name))

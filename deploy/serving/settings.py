@@ -14,7 +14,7 @@ from cluster.engine.core import SupervisorConfig
 from cluster.engine.engine import EngineConfig
 from cluster.engine.kv_event_publisher import KvEventPublisherConfig
 from cluster.engine.recording import RecordingConfig
-from cluster.router.config import RouterConfig
+from cluster.router.config import OidcConfig, RouterConfig
 from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import (
     Checked,
@@ -147,6 +147,17 @@ def _recording(config: ServeConfig) -> RecordingConfig | None:
     )
 
 
+def _oidc_config(config: ServeConfig) -> OidcConfig | None:
+    if config.oidc_issuer is None:
+        return None
+    return OidcConfig(
+        issuer=config.oidc_issuer,
+        audiences=config.oidc_audience,
+        rules_file=str(config.oidc_rules),
+        jwks=config.oidc_jwks,
+    )
+
+
 def router_config(checked: Checked) -> RouterConfig:
     """Return the configuration of every router."""
     config = checked.config
@@ -154,6 +165,7 @@ def router_config(checked: Checked) -> RouterConfig:
         model_name=config.base_name,
         model_dir=str(checked.model_dir),
         api_key_file=None if config.api_key_file is None else str(config.api_key_file),
+        oidc=_oidc_config(config),
         anonymous=config.anonymous,
         page_size=config.page_size,
         context_length=checked.max_model_len,
@@ -171,7 +183,7 @@ def router_config(checked: Checked) -> RouterConfig:
         recovery_timeout=config.recovery_timeout,
         body_timeout=config.body_timeout,
         allowed_hosts=_allowed_hosts(config),
-        allowed_origins=None if config.api_key_file is not None else config.allowed_origin,
+        allowed_origins=None if config.has_keys else config.allowed_origin,
         stream_keep=config.stream_keep,
         response_keep=config.response_keep,
         tool_call_parser=config.tool_call_parser,
@@ -184,6 +196,6 @@ def _allowed_hosts(config: ServeConfig) -> tuple[str, ...] | None:
 
     One that is open to a network is known there by names that only its operator can tell.
     """
-    if config.api_key_file is not None or (config.anonymous and not config.allowed_host):
+    if config.has_keys or (config.anonymous and not config.allowed_host):
         return None
     return config.allowed_host

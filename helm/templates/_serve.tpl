@@ -39,6 +39,9 @@
 {{- if .Values.apiKeys.secretName }}
 {{- $_ := set $config "api_key_file" "/etc/topwork/keys/keys.yaml" }}
 {{- end }}
+{{- if .Values.tokenRules.configMapName }}
+{{- $_ := set $config "oidc_rules" "/etc/topwork/rules/rules.yaml" }}
+{{- end }}
 {{- if eq .Values.model.source "hub" }}
 {{- $_ := set $config "model" .Values.model.hubId }}
 {{- else }}

@@ -2,14 +2,17 @@
 
 {{- define "topwork.validate" -}}
 {{- $topwork := .Values.topwork }}
-{{- if not (or .Values.apiKeys.secretName $topwork.anonymous) }}
-{{- fail "apiKeys.secretName: the service can be reached by others, and nobody has a key: name a Secret with the file of keys, or set topwork.anonymous to true" }}
+{{- if not (or .Values.apiKeys.secretName $topwork.anonymous $topwork.oidc_issuer) }}
+{{- fail "apiKeys.secretName: the service can be reached by others, and nobody has a key: name a Secret with the file of keys, set topwork.oidc_issuer, or set topwork.anonymous to true" }}
 {{- end }}
 {{- if and .Values.apiKeys.secretName $topwork.anonymous }}
 {{- fail "topwork.anonymous: apiKeys.secretName asks for keys: take one of the two" }}
 {{- end }}
+{{- if and .Values.tokenRules.configMapName (not $topwork.oidc_issuer) }}
+{{- fail "tokenRules.configMapName: rules are for the tokens of an issuer: set topwork.oidc_issuer" }}
+{{- end }}
 {{- $monitoring := .Values.monitoring }}
-{{- if and $monitoring.serviceMonitor.enabled .Values.apiKeys.secretName (not $monitoring.apiKey.secretName) }}
+{{- if and $monitoring.serviceMonitor.enabled (or .Values.apiKeys.secretName $topwork.oidc_issuer) (not $monitoring.apiKey.secretName) }}
 {{- fail "monitoring.apiKey.secretName: with apiKeys metrics need a key: name a Secret, in this namespace, that holds one with the scope metrics" }}
 {{- end }}
 {{- include "topwork.validateSource" (dict "name" "model" "values" .Values.model) }}

@@ -37,6 +37,16 @@
         path: keys.yaml
 {{- end }}
 {{- end }}
+{{- with .root.Values.tokenRules }}
+{{- if .configMapName }}
+- name: rules
+  configMap:
+    name: {{ .configMapName | quote }}
+    items:
+      - key: {{ .key | quote }}
+        path: rules.yaml
+{{- end }}
+{{- end }}
 - name: probe
   configMap:
     name: {{ include "topwork.fullname" .root }}-probe
@@ -68,6 +78,11 @@
 {{- if .Values.apiKeys.secretName }}
 - name: keys
   mountPath: /etc/topwork/keys
+  readOnly: true
+{{- end }}
+{{- if .Values.tokenRules.configMapName }}
+- name: rules
+  mountPath: /etc/topwork/rules
   readOnly: true
 {{- end }}
 - name: probe

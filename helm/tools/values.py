@@ -18,6 +18,7 @@ from helm.tools.values_features import (
     TestValues,
 )
 from helm.tools.values_parts import (
+    ConfigMapKey,
     GroupValues,
     ImageValues,
     Object,
@@ -124,8 +125,14 @@ class Values(Part):
         Field(description="Keys of `topwork serve`, such as tp or kv_cache_memory; see below."),
     ] = Field(default_factory=lambda: {"device": "cpu", "tp": 1})
     apiKeys: Annotated[
-        SecretKey, Field(description="The file of API keys, without which nothing is served.")
+        SecretKey,
+        Field(
+            description="The file of API keys; without it, or topwork.oidc_issuer, none is served."
+        ),
     ] = SecretKey(key="keys.yaml")
+    tokenRules: Annotated[
+        ConfigMapKey, Field(description="Rules for tokens of topwork.oidc_issuer.")
+    ] = ConfigMapKey()
     model: Annotated[ModelValues, Field(description="The base model.")] = ModelValues()
     adapters: Annotated[AdapterValues, Field(description="The adapters.")] = AdapterValues()
     service: Annotated[ServiceValues, Field(description="The service.")] = ServiceValues()

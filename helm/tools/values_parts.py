@@ -54,6 +54,13 @@ class SecretKey(Part):
     key: Annotated[str, Field(min_length=1, description="Key in it.")] = "value"
 
 
+class ConfigMapKey(Part):
+    """One key of a ConfigMap that exists."""
+
+    configMapName: Annotated[str, Field(description="Name of an existing ConfigMap.")] = ""
+    key: Annotated[str, Field(min_length=1, description="Key in it.")] = "rules.yaml"
+
+
 class PvcValues(Part):
     """A claim, existing or made by the chart."""
 

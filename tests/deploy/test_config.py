@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -16,6 +17,11 @@ from deploy.config_errors import nearest
 from deploy.flag_aliases import ALIASES
 
 ROOT = Path(__file__).parents[2]
+OIDC: dict[str, Any] = {
+    "oidc_issuer": "https://id.example",
+    "oidc_audience": ["topwork"],
+    "oidc_rules": "rules.yaml",
+}
 
 
 def test_every_key_is_a_flag_and_every_flag_is_a_key() -> None:
@@ -51,6 +57,13 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ({"model": "m", "allowed_origin": ["ui.example"]}, "allowed_origin.*no origin"),
         ({"model": "m", "body_timeout": 0}, "body_timeout"),
         ({"model": "m", "ray_address": "auto", "trusted_proxy": ["10.1.1.1"]}, "topwork environm"),
+        ({"model": "m", "oidc_audience": ["a"]}, "oidc_audience needs oidc_issuer"),
+        ({"model": "m", "oidc_jwks": "/keys"}, "oidc_jwks needs oidc_issuer"),
+        ({"model": "m", **OIDC, "oidc_rules": None}, "oidc_issuer needs oidc_rules"),
+        ({"model": "m", **OIDC, "oidc_audience": []}, "oidc_issuer needs oidc_audience"),
+        ({"model": "m", **OIDC, "oidc_issuer": "http://id.example"}, "https is wanted"),
+        ({"model": "m", **OIDC, "oidc_jwks": "http://id.example"}, "https is wanted"),
+        ({"model": "m", **OIDC, "anonymous": True}, "anonymous and oidc_issuer exclude"),
         ({"model": "m", "adapter_sources": ["https://"]}, "the host is malformed"),
         ({"model": "m", "adapter_sources": ["s3://a/../b"]}, "the part"),
     ],
@@ -80,6 +93,7 @@ def test_loopback_needs_no_keys_and_other_hosts_do(tmp_path: Path) -> None:
         assert ServeConfig(model="m", host=host).host == host
     keys = tmp_path / "keys.yaml"
     assert ServeConfig(model="m", host="0.0.0.0", api_key_file=keys).host == "0.0.0.0"
+    assert ServeConfig(model="m", host="0.0.0.0", **OIDC).host == "0.0.0.0"
 
 
 @pytest.mark.parametrize(

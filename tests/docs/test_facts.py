@@ -13,8 +13,10 @@ from cluster.api.schemas.requests import (
 )
 from cluster.errors import BY_NAME
 from cluster.router.tenancy.key_file import KeyEntry
+from cluster.router.tenancy.oidc.rules import TokenRule
 from cluster.router.tenancy.principal import SCOPES
 from cluster.scheduler.config import SchedulerConfig
+from cluster.tenancy.limits import Limits
 from deploy.config import ServeConfig
 from deploy.serving.redeploy_scope import LIVE_KEYS, POOL_KEYS, ROUTER_KEYS, SCHEDULER_KEYS
 from tests.docs.pages import ROOT, rows, spans
@@ -66,9 +68,14 @@ def test_every_error_has_its_status_in_the_table() -> None:
     assert table == {error.status for error in BY_NAME.values()}
 
 
-def test_the_fields_and_scopes_of_a_key_are_all_described() -> None:
+def test_the_fields_and_scopes_of_keys_and_rules_for_tokens_are_all_described() -> None:
     tables = first_cells(OPERATIONS, "Keys")
-    assert {*tables, "key", "key_sha256"} == set(KeyEntry.model_fields) | SCOPES
+    fields = {*KeyEntry.model_fields, *TokenRule.model_fields}
+    assert {*tables, "key", "key_sha256"} == fields | SCOPES
+
+
+def test_the_limits_of_keys_are_all_described() -> None:
+    assert first_cells(OPERATIONS, "Limits") == set(Limits.model_fields)
 
 
 @pytest.mark.parametrize(

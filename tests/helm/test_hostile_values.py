@@ -20,6 +20,7 @@ NOT_TRIED = {
     ("fullnameOverride",),
     ("model", "hubId"),
     ("adapters", "configMap"),
+    ("tokenRules", "configMapName"),
 }
 
 

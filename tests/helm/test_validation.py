@@ -63,6 +63,7 @@ MISTAKES: list[tuple[Object, list[str]]] = [
         ["autoscaling.maxReplicas"],
     ),
     ({"apiKeys": KEYS["apiKeys"], "topwork": {"anonymous": True}}, ["topwork.anonymous"]),
+    ({"tokenRules": {"configMapName": "rules"}}, ["tokenRules", "topwork.oidc_issuer"]),
     ({"monitoring": {"serviceMonitor": {"enabled": True}}}, ["monitoring.apiKey", "metrics"]),
     ({"topwork": {"max_replicas": 2}}, ["topwork.max_replicas", "ray.autoscaler.enabled"]),
     ({"topwork": {"replicas": 3, "max_replicas": 2}}, ["topwork.max_replicas", "3"]),

@@ -18,6 +18,7 @@ from cluster.adapters.sources.staged import StagedAdapters
 from cluster.adapters.sources.staging import Incoming
 from cluster.adapters.sources.uploads import Uploads
 from cluster.errors import InvalidRequest
+from cluster.tenancy.owners import Caller
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -44,14 +45,16 @@ class LoadingCalls:
         pinned: bool,
         sha256: str | None = None,
         root: str | None = None,
+        caller: Caller | None = None,
     ) -> AdapterRecord:
         """Read an adapter whole and publish it under a name.
 
         `path` is a directory on this host, or where adapter_sources lets the pool fetch it from;
         `sha256` is what the weights that are fetched must have. With `root` nothing outside of that
-        directory of this host is read, and nothing is fetched.
+        directory of this host is read, and nothing is fetched. `caller` is whose it will be.
 
         Raises:
+            Forbidden: if the caller may hold no more.
             InvalidRequest: if the name cannot be taken, no more can be pinned, or nothing may be
                 fetched from there.
             NotFound: if there is no such directory, repository or file.
@@ -61,10 +64,11 @@ class LoadingCalls:
                 calls that change something.
         """
         self._state.check_open()
-        options = LoadOptions(load_inplace, pinned, sha256)
+        options = LoadOptions(load_inplace, pinned, sha256, caller=caller)
         address = None if root is not None else self._fetcher.address(path)
         if address is not None:
             self._catalog.check_name(name, load_inplace=load_inplace)
+            self._catalog.check_room(name, caller, pinned=pinned)
             async with self._fetcher.fetched(address, sha256) as incoming:
                 return await self._publish_incoming(name, incoming, options)
         if sha256 is not None:
@@ -72,10 +76,13 @@ class LoadingCalls:
         source = Source(str(Path(path).absolute()), narrowed(self._roots, root))
         return await self._publish(name, source, options)
 
-    async def begin_upload(self, name: str, load_inplace: bool, num_bytes: int | None) -> str:
+    async def begin_upload(
+        self, name: str, load_inplace: bool, num_bytes: int | None, caller: Caller | None = None
+    ) -> str:
         """Return the id of an upload for a name; its weights come in pieces.
 
         Raises:
+            Forbidden: if the caller may hold no more.
             InvalidRequest: if the name cannot be taken, or nothing can be uploaded here.
             InvalidAdapter: if `num_bytes`, the size that is announced, is too much.
             Overloaded: if too many uploads are under way.
@@ -83,6 +90,7 @@ class LoadingCalls:
         """
         self._state.check_open()
         self._catalog.check_name(name, load_inplace=load_inplace)
+        self._catalog.check_room(name, caller, pinned=False)
         return await self._uploads.begin(num_bytes)
 
     async def upload_piece(self, upload: str, offset: int, data: bytes) -> None:
@@ -104,7 +112,7 @@ class LoadingCalls:
         """Publish an upload under a name; without `config` it is in the header of the weights.
 
         Raises:
-            InvalidRequest, InvalidAdapter: as `load`.
+            InvalidRequest, InvalidAdapter, Forbidden: as `load`.
             Unavailable: if the upload was lost, or as `load`.
         """
         self._state.check_open()
@@ -118,12 +126,12 @@ class LoadingCalls:
 
         Raises:
             InvalidAdapter: if it lies outside of adapter_roots, or of /dev/shm if there are none.
-            InvalidRequest, Unavailable: as `load`.
+            InvalidRequest, Forbidden, Unavailable: as `load`.
         """
         self._state.check_open()
         roots = narrowed(self._roots or (SHARED_MEMORY,), options.root)
         limit = self._config.max_upload
-        upload = await self.begin_upload(name, options.load_inplace, None)
+        upload = await self.begin_upload(name, options.load_inplace, None, options.caller)
         try:
             await self._uploads.fill(
                 upload, lambda write: copy_regular_file(Path(path), limit, roots, write)
@@ -144,10 +152,15 @@ class LoadingCalls:
         """Read a directory whole and publish it under a name; wait until that is saved."""
         async with self._locks.of(name):  # the last call to come is the last to publish
             self._catalog.check_name(name, load_inplace=options.load_inplace)
+            self._catalog.check_room(name, options.caller, pinned=options.pinned)
             await self._rate_limiter.acquire()
             loaded = await self._threads.whole(source)
             record = self._catalog.publish(
-                name, loaded, load_inplace=options.load_inplace, pinned=options.pinned
+                name,
+                loaded,
+                load_inplace=options.load_inplace,
+                pinned=options.pinned,
+                caller=options.caller,
             )
         self._on_change()
         await self._state.saved()

@@ -192,7 +192,15 @@ class PoolState:
                 self._catalog.bring_back_content(facts)
         history = None
         if versions:
-            history = History(name, tuple(versions), saved.shares, False, saved.watched)
+            history = History(
+                name,
+                tuple(versions),
+                saved.shares,
+                pinned=False,
+                watched=saved.watched,
+                owner=saved.owner,
+                pinned_by=saved.pinned_by,
+            )
         self._catalog.bring_back(name, saved.last_number, history)
 
     def _moved(self, outline: Outline, roots: tuple[str, ...]) -> Outline:
@@ -253,7 +261,15 @@ class PoolState:
             digest = version.digest
             sizes = None if digest is None else sizes_of(self._catalog.facts(digest))
             versions.append(SavedVersion(version.number, version.outline, digest, sizes))
-        return SavedName(number, tuple(versions), history.shares, history.pinned, history.watched)
+        return SavedName(
+            number,
+            tuple(versions),
+            history.shares,
+            history.pinned,
+            history.watched,
+            history.owner,
+            history.pinned_by,
+        )
 
     def _saved_content(self, digest: str) -> SavedContent | None:
         if self._catalog.retirement(digest) is None:

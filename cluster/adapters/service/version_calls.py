@@ -5,6 +5,7 @@ from cluster.adapters.records import AdapterRecord
 from cluster.adapters.service.directory_watcher import DirectoryWatcher, NameLocks
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.store import AdapterStore
+from cluster.tenancy.owners import Caller
 
 
 class VersionCalls:
@@ -54,10 +55,13 @@ class VersionCalls:
         await self._state.saved()
         return record
 
-    async def pin(self, name: str) -> AdapterRecord:
+    async def pin(self, name: str, caller: Caller | None = None) -> AdapterRecord:
         """Keep what a name's requests get in host memory and, once it has one, in its slot.
 
+        `caller` is whose pin it will be.
+
         Raises:
+            Forbidden: if the caller may pin no more.
             NotFound: if there is no such name.
             InvalidRequest: if no more can be pinned.
             Conflict: if its content cannot be had any more.
@@ -65,7 +69,7 @@ class VersionCalls:
         self._state.check_open()
         async with self._locks.of(name):
             loaded = await self._store.obtain(name, lambda: self._catalog.pin_targets(name))
-            record = self._catalog.pin(name, loaded)
+            record = self._catalog.pin(name, loaded, caller)
         self._on_change()
         await self._state.saved()
         return record

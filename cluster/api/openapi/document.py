@@ -246,7 +246,7 @@ def _headers_of_error(error: type[TopworkError]) -> dict[str, Any]:
     if error in (Overloaded, Unavailable):
         told["Retry-After"] = "seconds until it is worth another call, if known"
     if error is Unauthorized:
-        told["WWW-Authenticate"] = "always Bearer"
+        told["WWW-Authenticate"] = "Bearer, and what is wrong with a token"
     return _headers(told)
 
 

@@ -150,8 +150,8 @@ def _add_loading(routes: APIRouter, router: Router, keys: Authenticator) -> None
         with keys.administrative(http, "load", "adapters:load") as call:
             body = await read_body(http, LoadAdapterBody, max_bytes)
             body.refuse_extras()
-            name, root = body.lora_name, call.principal.adapter_root
-            options = LoadOptions(body.load_inplace, body.pinned, body.sha256, root)
+            name, root, caller = body.lora_name, call.principal.adapter_root, call.principal.caller
+            options = LoadOptions(body.load_inplace, body.pinned, body.sha256, root, caller)
             call.load(
                 name,
                 path=body.lora_path,
@@ -217,7 +217,7 @@ def _add_pins(routes: APIRouter, router: Router, keys: Authenticator) -> None:
             if _has_body(http):
                 (await read_body(http, PinBody, max_bytes)).refuse_extras()
             with _as_not_found(name):
-                record = await router.backend.pin(name)
+                record = await router.backend.pin(name, call.principal.caller)
         return await shown_record(router, record)
 
     @routes.delete("/v1/adapters/{name:path}/pin", openapi_extra=declared(UNPIN))

@@ -121,7 +121,8 @@ def sglang_routes(router: Router, keys: Authenticator) -> APIRouter:
         async def load(call: AdministrativeCall) -> str:
             body = await read_body(http, SglangLoadBody, max_bytes)
             body.refuse_extras()
-            options = LoadOptions(False, body.pinned, root=call.principal.adapter_root)
+            root, caller = call.principal.adapter_root, call.principal.caller
+            options = LoadOptions(False, body.pinned, root=root, caller=caller)
             call.load(body.lora_name, path=body.lora_path, pinned=body.pinned)
             await router.load(body.lora_name, body.lora_path, options)
             return body.lora_name

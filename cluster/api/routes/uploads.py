@@ -27,6 +27,7 @@ from cluster.api.schemas.requests import Body
 from cluster.errors import DeadlineExceeded, InvalidRequest
 from cluster.router.router import Router
 from cluster.router.uploads import PIECE_BYTES, Upload
+from cluster.tenancy.owners import Caller
 
 CONFIG_HEADER = "x-adapter-config"
 MAX_TENSORS_BODY = 32 << 20  # bytes of JSON; larger adapters are streamed
@@ -93,7 +94,7 @@ def _add_put(routes: APIRouter, router: Router, keys: Authenticator) -> None:
     async def upload_adapter(http: HttpRequest, name: str) -> Response:
         with keys.administrative(http, "upload", "adapters:load") as call:
             call.load(name, bytes=_length(http))
-            options = _options(http)
+            options = _options(http, call.principal.caller)
             call.entry.about(
                 load_inplace=options.load_inplace, pinned=options.pinned, sha256=options.sha256
             )
@@ -114,7 +115,8 @@ def _add_tensors(routes: APIRouter, router: Router, keys: Authenticator) -> None
                 call.load(name, load_inplace=body.load_inplace, pinned=body.pinned)
                 tensors = _the_tensors(body)
                 config = json.dumps(body.config_dict).encode()
-                options = LoadOptions(body.load_inplace, body.pinned, root=root)
+                caller = call.principal.caller
+                options = LoadOptions(body.load_inplace, body.pinned, root=root, caller=caller)
                 if tensors.startswith(SHARED_MEMORY):
                     call.entry.about(path=tensors)
                     await router.load_tensors(name, tensors, config, options)
@@ -137,7 +139,7 @@ def _config(http: HttpRequest) -> bytes | None:
     return None if text is None else text.encode("latin-1")  # as it came
 
 
-def _options(http: HttpRequest) -> LoadOptions:
+def _options(http: HttpRequest, caller: Caller | None) -> LoadOptions:
     query = http.query_params
     for key in query:
         if key not in _QUERY:
@@ -148,7 +150,8 @@ def _options(http: HttpRequest) -> LoadOptions:
     sha256 = query.get("sha256")
     if sha256 is not None and _SHA256.fullmatch(sha256) is None:
         raise InvalidRequest("sha256: must be 64 hex digits", "sha256")
-    return LoadOptions(query_flag(http, "load_inplace"), query_flag(http, "pinned"), sha256)
+    load_inplace, pinned = query_flag(http, "load_inplace"), query_flag(http, "pinned")
+    return LoadOptions(load_inplace, pinned, sha256, caller=caller)
 
 
 async def _whole_body(http: HttpRequest) -> bytes:

@@ -21,7 +21,10 @@ from cluster.tenancy.usage import NO_USAGE, Usage
 OTHER = "_other"  # the label of all adapters, or tenants, over the cap
 FINISHED = ("stop", "length", "abort", "error", "repetition")  # vLLM's; we know no repetition
 REASONS = ("scheduler_queue", "router_in_flight", "tenant_share", "limit", "draining")
-TASKS = ("replicas", "drain", "metrics", "budgets", "keys")  # that a router runs in the background
+TASKS = (  # that a router runs in the background
+    *("replicas", "drain", "metrics", "budgets", "keys"),
+    *("token_rules", "issuer_keys"),
+)
 
 
 class RouterMetrics:
@@ -43,7 +46,10 @@ class RouterMetrics:
         # What does not exist before it is first counted has no increase then: begin with zeros.
         for reason in REASONS:
             self._add("rejections", 0, reason)
-        for name in ("client_disconnects", "broken_streams", "api_key_file_errors"):
+        for name in (
+            *("client_disconnects", "broken_streams"),
+            *("api_key_file_errors", "token_rules_errors", "issuer_keys_errors"),
+        ):
             self._add(name, 0)
         for reason in FINISHED:
             self._add("finished_requests", 0, reason)
@@ -105,6 +111,14 @@ class RouterMetrics:
     def key_file_failed(self) -> None:
         """Count a look at the file of API keys that found it of no use."""
         self._add("api_key_file_errors", 1)
+
+    def token_rules_failed(self) -> None:
+        """Count a look at the file of rules for tokens that found it of no use."""
+        self._add("token_rules_errors", 1)
+
+    def key_set_failed(self) -> None:
+        """Count a fetch of the keys of the tokens' issuer that has failed."""
+        self._add("issuer_keys_errors", 1)
 
     def task_failed(self, task: str) -> None:
         """Count the end of a background task."""

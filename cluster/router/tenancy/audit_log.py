@@ -1,8 +1,8 @@
 """The audit log: who has changed what is served, or has tried to; a line of JSON for each call.
 
-Owns what a line holds. Keys are not in it, only what the file of keys calls them. Lines go through
-a logger of their own, whatever the level of the others is, so that whoever runs the server can send
-them elsewhere.
+Owns what a line holds. Keys and tokens are not in it, only what the file of keys calls a key, and
+whose token it is. Lines go through a logger of their own, whatever the level of the others is, so
+that whoever runs the server can send them elsewhere.
 """
 
 import logging
@@ -44,6 +44,8 @@ class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     request_id: str
     tenant: str | None = None  # None: nobody who is known
     key: str | None = None  # the name of the key
+    subject: str | None = None  # of a token
+    issuer: str | None = None  # of a token
     client: str | None = None  # the address that the connection came from
     forwarded_for: str | None = None  # X-Forwarded-For: what proxies say, the last of them last
     adapter: str | None = None
@@ -53,7 +55,11 @@ class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def of(self, principal: Principal) -> None:
         """Note who calls."""
-        self.tenant, self.key = principal.tenant, principal.key_name
+        self.tenant = principal.tenant
+        if principal.issuer:
+            self.subject, self.issuer = principal.key_name, principal.issuer
+        else:
+            self.key = principal.key_name
 
     def about(self, adapter: str | None = None, **details: Value) -> None:
         """Note what the call is about; what a caller has sent is cut."""

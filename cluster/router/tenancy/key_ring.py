@@ -28,6 +28,10 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def knows(self, presented: str) -> bool:
+        """Tell whether this is a key of the file, in its time or not."""
+        return _digest(presented) in self._keys
+
     def replace(self, keys: Iterable[KnownKey]) -> None:
         """Know these keys from now on, and no others."""
         self._keys = {key.digest: key for key in keys}
@@ -41,10 +45,14 @@ class KeyRing:
         Raises:
             Unauthorized: if it is not known, or its time is over.
         """
-        digest = sha256(presented.strip().encode("utf-8", "surrogateescape")).digest()
+        digest = _digest(presented)
         known = self._keys.get(digest)
         if known is None or not hmac.compare_digest(known.digest, digest):
             raise Unauthorized("unknown API key", code="invalid_api_key")
         if known.expires is not None and self._clock() >= known.expires:
             raise Unauthorized("this API key has expired", code="expired_api_key")
         return known.principal
+
+
+def _digest(presented: str) -> bytes:
+    return sha256(presented.strip().encode("utf-8", "surrogateescape")).digest()

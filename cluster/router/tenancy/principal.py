@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from cluster.errors import Forbidden, InvalidRequest
 from cluster.request import PRIORITY_MIN
 from cluster.tenancy.limits import NO_LIMITS, Limits, least
+from cluster.tenancy.owners import Caller, Owner
 
 Scope = Literal[
     "adapters:read",  # sees adapters under its prefix without using them
@@ -60,7 +61,8 @@ class Principal:
     """A caller that is known; the base model is open to everyone."""
 
     tenant: str  # "" if keys are off
-    key_name: str = ""  # of its key, in the audit log
+    key_name: str = ""  # of its key, in the audit log; of a token, its subject
+    issuer: str = ""  # of its token; "": it has a key
     adapters: NamePatterns = NamePatterns()  # that its requests may name
     scopes: frozenset[Scope] = frozenset()
     adapter_prefix: str = ""  # of the names that the scopes of adapters are for
@@ -68,7 +70,7 @@ class Principal:
     min_priority: int = 0  # smaller goes first; it may go no smaller
     weight: int = 1  # its share beside other tenants
     cache_group: str = ""  # callers with the same one may share what is cached
-    key_id: str = ""  # first digits of its key's SHA-256; "": keys are off
+    key_id: str = ""  # first digits of the SHA-256 of its key, or of who it is; "": keys are off
     limits: Limits = NO_LIMITS  # of the key
     tenant_limits: Limits = NO_LIMITS
 
@@ -115,6 +117,14 @@ class Principal:
                 param,
                 "context_length_exceeded",
             )
+
+    @property
+    def caller(self) -> Caller | None:
+        """Whose the adapters are that it loads, and how many; None: keys are off."""
+        if not self.key_id:
+            return None
+        of_tenant, of_key = self.tenant_limits.of_holdings, self.limits.of_holdings
+        return Caller(Owner(self.tenant, self.key_id), of_tenant, of_key)
 
     @property
     def max_output_tokens(self) -> int | None:

@@ -28,6 +28,7 @@ from cluster.metrics_hub import ClusterCounts, MetricsHub, PoolCounts, RouterCou
 from cluster.router.engine_client import EngineClient
 from cluster.tenancy.budget_ledger import BudgetLedger
 from cluster.tenancy.leases import LeaseCall, LeaseReply
+from cluster.tenancy.owners import Caller
 from worker.classifier_config import ClassifierConfig
 
 NUM_BYTES = 1024  # of every adapter
@@ -76,19 +77,25 @@ class FakeBackend:
         pinned: bool,
         sha256: str | None = None,
         root: str | None = None,
+        caller: Caller | None = None,
     ) -> AdapterRecord:
         """Point the name at a path; one with "broken" in it fails the check."""
         if root is not None:
             confine(path, (root,))
         if "broken" in path:
             raise InvalidAdapter(f"{path}: no adapter_config.json", "lora_path")
-        record = self._pool.publish(name, _loaded(path), load_inplace=load_inplace, pinned=pinned)
+        record = self._pool.publish(
+            name, _loaded(path), load_inplace=load_inplace, pinned=pinned, caller=caller
+        )
         await self._reclaim()
         return record
 
-    async def begin_upload(self, name: str, load_inplace: bool, num_bytes: int | None) -> str:
+    async def begin_upload(
+        self, name: str, load_inplace: bool, num_bytes: int | None, caller: Caller | None = None
+    ) -> str:
         """Begin to take in bytes."""
         self._pool.check_name(name, load_inplace=load_inplace)
+        self._pool.check_room(name, caller, pinned=False)
         self.uploads[name] = b""
         return name
 
@@ -106,7 +113,9 @@ class FakeBackend:
             raise InvalidAdapter("adapter_model.safetensors: damaged", "lora_path")
         self.upload_calls.append((name, config, options))
         path = "/staged/" + sha256((config or b"") + data).hexdigest()
-        return await self.load(name, path, options.load_inplace, options.pinned)
+        return await self.load(
+            name, path, options.load_inplace, options.pinned, caller=options.caller
+        )
 
     async def abort_upload(self, upload: str) -> None:
         """Forget the bytes."""
@@ -118,7 +127,14 @@ class FakeBackend:
     ) -> AdapterRecord:
         """Point the name at the path of a file."""
         self.upload_calls.append((name, config, options))
-        return await self.load(name, path, options.load_inplace, options.pinned, root=options.root)
+        return await self.load(
+            name,
+            path,
+            options.load_inplace,
+            options.pinned,
+            root=options.root,
+            caller=options.caller,
+        )
 
     async def unload(self, name: str, force: bool) -> UnloadResult:
         """Take the name away, and its content from all schedulers if no other name has it."""
@@ -141,9 +157,9 @@ class FakeBackend:
         """Give shares of the requests to versions."""
         return self._pool.split(name, shares, {})
 
-    async def pin(self, name: str) -> AdapterRecord:
+    async def pin(self, name: str, caller: Caller | None = None) -> AdapterRecord:
         """Pin a name."""
-        return self._pool.pin(name, {})
+        return self._pool.pin(name, {}, caller)
 
     async def unpin(self, name: str) -> AdapterRecord:
         """Take a name's pin away."""

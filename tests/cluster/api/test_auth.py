@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
 
-from cluster.api.auth import bearer_key
-from cluster.errors import Unauthorized
+from cluster.api.auth import presented_key
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script
 from tests.cluster.conftest import Serving
 from tests.patience import PATIENCE
@@ -25,9 +25,12 @@ SECONDS = 5.0  # after which a key that was taken away may open nothing
     "header", [None, "", "Bearer", "Bearer ", "Basic top-secret-1", "top-secret-1"]
 )
 def test_a_header_without_a_key_is_refused(header: str | None) -> None:
-    with pytest.raises(Unauthorized, match="an API key is needed"):
-        bearer_key(header)
-    assert bearer_key("bearer top-secret-1") == "top-secret-1"
+    sent = {} if header is None else {"authorization": header}
+    assert presented_key(Headers(sent)) is None
+    assert presented_key(Headers({**sent, "x-api-key": "other"})) == (
+        "other" if header is None else None
+    )
+    assert presented_key(Headers({"authorization": "bearer top-secret-1"})) == "top-secret-1"
 
 
 def models(serving: Any, key: str, header: str = "Authorization") -> httpx.Response:

@@ -152,6 +152,14 @@ def test_an_adapter_larger_than_the_memory_of_all_is_refused() -> None:
         ({"adapter_dir": ("/no/such/directory",)}, "adapter_dir: there is no directory"),
         ({"adapter_root": ("/no/such/directory",)}, "adapter_root: there is no directory"),
         ({"api_key_file": "/no/such/file"}, "api_key_file: .*No such file"),
+        (
+            {
+                "oidc_issuer": "https://id.example",
+                "oidc_audience": ("a",),
+                "oidc_rules": "/no/such/file",
+            },
+            "oidc_rules: .*No such file",
+        ),
         ({"record": "/no/such/directory/log"}, "record: there is no directory"),
     ],
 )

@@ -55,6 +55,10 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "body_timeout": (9.0, "Router"),
     "allowed_host": (("llm.example",), "Router"),
     "allowed_origin": (("https://ui.example",), "Router"),
+    "oidc_issuer": ("https://id2.example", "Router"),
+    "oidc_audience": (("b",), "Router"),
+    "oidc_jwks": ("/jwks", "Router"),
+    "oidc_rules": ("/other", "Router"),
     "dtype": ("float32", ALL),
     "device": ("cuda", ALL),
     "deterministic": (True, "Scheduler"),
@@ -104,9 +108,11 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "drain_timeout": (1.0, ""),
     "surge": (True, ""),
 }
-NEEDS = {
+OIDC = {"oidc_issuer": "https://id.example", "oidc_audience": ("a",), "oidc_rules": "/rules"}
+NEEDS: dict[str, dict[str, Any]] = {
     "tls_key": {"tls_cert": "/cert.pem"},
     "kv_events_replay_endpoint": {"kv_events_endpoint": "tcp://127.0.0.1:5557"},
+    **dict.fromkeys(("oidc_issuer", "oidc_audience", "oidc_jwks", "oidc_rules"), OIDC),
 }
 
 
@@ -118,7 +124,7 @@ def test_the_scope_of_every_key_is_stated() -> None:
 def test_a_changed_key_replaces_the_replicas_of_its_scope_and_no_others(key: str) -> None:
     value, scope = SCOPES[key]
     before = versions(**NEEDS.get(key, {}))
-    after = versions(**NEEDS.get(key, {}), **{key: value})
+    after = versions(**(NEEDS.get(key, {}) | {key: value}))
     assert {name for name in before if before[name] != after[name]} == set(scope.split())
 
 

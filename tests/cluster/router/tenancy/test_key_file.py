@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.router.tenancy import key_file
+from cluster.router.tenancy import yaml_list
 from cluster.router.tenancy.key_file import KnownKey, read_keys
 from cluster.router.tenancy.principal import SCOPES
 
@@ -86,7 +86,7 @@ def test_what_is_nested_deeply_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_file_that_is_too_large_is_no_file_of_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_file, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(yaml_list, "MAX_FILE_BYTES", 10)
     with pytest.raises(ValueError, match="over the limit of 10 bytes"):
         keys_of(tmp_path, "- {key: top-secret-1, tenant: a}")
 
