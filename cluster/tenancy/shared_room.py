@@ -1,9 +1,9 @@
 """Room that tenants share: nobody takes more than eight times its part of what it leaves free.
 
-A tenant's part is its weight's of the weights of all who hold places. So one that is alone has eight
-ninths of the room. Where several take all they can, a ninth stays free for whoever comes next, and
-they hold the rest by their weights. While they hold more than that, because another one has come,
-what comes free is not theirs. The last free place is taken only by one that holds none.
+A tenant's part is its weight's of the weights of all who hold places. So one that is alone has
+eight ninths of the room. Where several take all they can, a ninth stays free for whoever comes
+next, and they hold the rest by their weights. While they hold more than that, because another one
+has come, what comes free is not theirs. The last free place is taken only by one that holds none.
 
 Dynamic thresholds (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
 Switches", 1998), whose factor is divided among the tenants by weight. Integers only: the same calls

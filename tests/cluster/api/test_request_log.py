@@ -172,7 +172,10 @@ def test_a_client_that_goes_away_is_told_of(
 def test_a_client_that_goes_away_before_its_answer_is_told_of(logged: Start) -> None:
     serving = logged(FakeScheduler(lambda _: Script(is_silent=True)))
     body = json.dumps(ASK).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first key\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first key\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
     with socket.create_connection(("127.0.0.1", int(serving.url.rpartition(":")[2]))) as raw:
         raw.sendall(head.encode() + body)
         wait_for(lambda: serving.router.num_in_flight == 1)

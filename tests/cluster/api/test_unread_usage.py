@@ -131,38 +131,6 @@ def test_a_claim_that_is_refused_changes_no_count(keyed: tuple[Serving, Serving]
     wait_for(lambda: remaining(first) == LIMIT - 4 - LONG)
 
 
-def test_what_a_router_that_died_had_not_had_is_counted_by_another(
-    keyed: tuple[Serving, Serving], engine: RealEngine
-) -> None:
-    first, second = keyed
-    body = {**ASK, "max_tokens": 230}
-    url = f"{first.url}/v1/completions"
-    with httpx.stream("POST", url, json=body, headers=HEADERS, timeout=PATIENCE) as reply:
-        next(reply.iter_lines())
-        engine.launcher.handles[0].rank.hangs.set()
-        first.run(_cut(first))
-    had = used(first).generation_tokens
-    engine.launcher.handles[0].rank.hangs.clear()
-    engine.launcher.handles[0].rank.freed.set()
-    assert engine.engine is not None
-    dispatcher = engine.engine._dispatcher
-    wait_for(lambda: dispatcher.num_streams == 0)
-    assert had < 230
-    plain = {"model": "tiny", "prompt": [9], "max_tokens": 1, "ignore_eos": True}
-    reply = httpx.post(
-        f"{second.url}/v1/completions", json=plain, headers=HEADERS, timeout=PATIENCE
-    )
-    assert reply.status_code == 200
-    wait_for(lambda: used(first, second) == Usage(2, 5, 0, 231))
-
-
-async def _cut(serving: Serving) -> None:
-    """Let a router lose its connections and its calls, as if it was killed."""
-    router = serving.router
-    for client in router.replicas.clients:
-        client._channel.close()
-
-
 def test_a_response_in_the_background_counts_where_nobody_reads_it(
     keyed: tuple[Serving, Serving],
 ) -> None:

@@ -51,8 +51,14 @@ async def test_each_call_is_a_line_behind_those_that_are_there(tmp_path: Path) -
     found = [line["request_id"] for line in lines(path)]
     assert found == ["before", *map(str, range(600))]
     assert lines(path)[1] == {
-        **{"time": "t", "router": "5f", "request_id": "0", "method": "POST", "route": ""},
-        **{"status": 0, "stream": False, "seconds": 2.5},
+        "time": "t",
+        "router": "5f",
+        "request_id": "0",
+        "method": "POST",
+        "route": "",
+        "status": 0,
+        "stream": False,
+        "seconds": 2.5,
     }
 
 
