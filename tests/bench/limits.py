@@ -77,28 +77,32 @@ class Line:
         return cls(told["key"], told["router"], told["status"], begin, end, num_tokens)
 
 
-async def offer(url: str, minutes: int) -> None:
-    """Send all demands for so long, whatever becomes of the calls; wait for the last answers."""
+async def offer(url: str, minutes: int) -> Counter[str]:
+    """Send all demands for so long; return how many calls ended how, by status or fault."""
+    outcomes: Counter[str] = Counter()
     async with asyncio.TaskGroup() as group:
         for demand in DEMANDS:
-            group.create_task(_offer(url, demand, minutes * MINUTE))
+            group.create_task(_offer(url, demand, minutes * MINUTE, outcomes))
+    return outcomes
 
 
-async def _offer(url: str, demand: Demand, seconds: float) -> None:
+async def _offer(url: str, demand: Demand, seconds: float, outcomes: Counter[str]) -> None:
     loop = asyncio.get_running_loop()
     begin = loop.time()
     headers = {"Authorization": f"Bearer key of {demand.key}"}
     async with light_client(url, headers) as client, asyncio.TaskGroup() as group:
         for number in range(int(seconds / demand.interval)):
             await asyncio.sleep(begin + number * demand.interval - loop.time())
-            group.create_task(_ask(client, demand.body(number)))
+            group.create_task(_ask(client, demand.body(number), outcomes))
 
 
-async def _ask(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
-    async with client.stream("POST", "/v1/completions", json=body) as reply:
-        await reply.aread()
-        if reply.status_code not in (200, 429):
-            raise RuntimeError(f"{reply.status_code}: {reply.text}")
+async def _ask(client: httpx.AsyncClient, body: dict[str, Any], outcomes: Counter[str]) -> None:
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as reply:
+            await reply.aread()
+        outcomes[str(reply.status_code)] += 1
+    except httpx.TransportError as error:
+        outcomes[type(error).__name__] += 1
 
 
 def most_in_a_minute(amounts: Sequence[tuple[float, int]]) -> int:
@@ -163,10 +167,11 @@ def main(
         write_keys(keys)
         flags = ("--api-key-file", str(keys), "--request-log", str(log), "--routers", str(ROUTERS))
         with BenchServer("limits", model, "--tp", "1", *flags) as server:
-            asyncio.run(offer(server.url, minutes))
+            outcomes = asyncio.run(offer(server.url, minutes))
         lines = [Line.read(text) for text in log.read_text().splitlines()]
     by_router = Counter(line.router for line in lines)
     print(f"{len(lines)} calls in {minutes} minutes, by router: {sorted(by_router.values())}")
+    print("ended with", ", ".join(f"{what}: {n}" for what, n in sorted(outcomes.items())))
     is_off = False
     for what, configured, mean, most in report(lines, minutes):
         print(
