@@ -4,10 +4,11 @@ from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from cluster.api.auth import Authenticator
-from cluster.api.error_handlers import add_error_handlers
+from cluster.api.error_handlers import add_error_handlers, unexpected_response
 from cluster.api.http import CountResponses, RequestContext
 from cluster.api.openapi.document import openapi_document
 from cluster.api.rate_limits import RateLimits
+from cluster.api.request_log import LogRequests
 from cluster.api.routes.adapters import adapter_routes
 from cluster.api.routes.chat import chat_routes
 from cluster.api.routes.classify import classify_routes
@@ -31,6 +32,7 @@ from cluster.api.schemas.extras import ExtraParameters
 from cluster.api.slow_clients import BodyTimeout
 from cluster.api.token_keys import FreshTokenKeys
 from cluster.api.tracing import TraceCalls
+from cluster.api.unexpected import CatchUnexpected
 from cluster.api.web_pages import RefuseStrangers
 from cluster.router.router import Router
 
@@ -49,6 +51,8 @@ def create_app(
         openapi_url=None,  # with keys it needs one: see document_routes
     )
     app.state.extra_parameters = ExtraParameters(router.config.lenient_parameters)
+    shapes = dict.fromkeys(SGLANG_PATHS, sglang_error) | {MESSAGES: anthropic_error}
+    app.add_middleware(CatchUnexpected, respond=unexpected_response(shapes))
     if router.tokens is not None:
         app.add_middleware(FreshTokenKeys, tokens=router.tokens)
     app.add_middleware(RateLimits)
@@ -59,9 +63,15 @@ def create_app(
     hosts, origins = router.config.allowed_hosts, router.config.allowed_origins
     if origins is not None:
         app.add_middleware(RefuseStrangers, hosts=hosts, origins=origins)
+    if router.request_log is not None:
+        app.add_middleware(
+            LogRequests,
+            log=router.request_log,
+            router=router.router_id,
+            has_content=router.config.request_log_content,
+        )
     # Outside of what counts: it knows how bodies are sent.
     app.add_middleware(RequestContext, sends_ids=sends_ids)
-    shapes = dict.fromkeys(SGLANG_PATHS, sglang_error) | {MESSAGES: anthropic_error}
     add_error_handlers(app, shapes, sends_ids=sends_ids)
     keys = Authenticator(router)
     routers = [

@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from cluster.api.error_handlers import CLIENT_CLOSED_REQUEST
 from cluster.api.http import request_id_of
 from cluster.errors import Forbidden, NotFound, TopworkError, Unauthorized, Unavailable
+from cluster.router.request_log.entry import current_entry
 from cluster.router.router import Router
 from cluster.router.tenancy.audit_log import Action, AuditEntry, Value
 from cluster.router.tenancy.oidc.verifier import has_form, refused
@@ -81,6 +82,13 @@ class Authenticator:
             Forbidden: if nothing says what the holder of a good token may do.
             Unavailable: if nobody can tell for now whether a token is good.
         """
+        principal = self._principal(http)
+        entry = current_entry()
+        if entry is not None:
+            entry.of(principal)
+        return principal
+
+    def _principal(self, http: HttpRequest) -> Principal:
         if not self.are_on:
             return self._without_keys
         key = presented_key(http.headers)

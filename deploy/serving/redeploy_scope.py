@@ -30,8 +30,8 @@ LIVE_KEYS = frozenset(
 MODEL_KEYS = frozenset({"model", "dtype", "tp", "device"})
 ROUTER_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_model_len", "page_size", "api_key_file"),
-    *("anonymous", "vllm_metrics", "otlp_traces_endpoint"),
     *("oidc_issuer", "oidc_audience", "oidc_jwks", "oidc_rules"),
+    *("anonymous", "vllm_metrics", "otlp_traces_endpoint", "request_log", "request_log_content"),
     *("recovery_timeout", "stream_keep", "response_keep"),
     *("generation_config", "override_generation_config", "lenient_parameters"),
     *("trust_request_chat_template", "enable_prompt_tokens_details"),
@@ -51,7 +51,7 @@ SCHEDULER_KEYS = (
         {
             *("served_model_name", "api_key_file", "anonymous"),
             *("oidc_issuer", "oidc_audience", "oidc_jwks", "oidc_rules"),
-            *("vllm_metrics", "otlp_traces_endpoint"),
+            *("vllm_metrics", "otlp_traces_endpoint", "request_log", "request_log_content"),
             *("stream_keep", "response_keep", "tool_call_parser", "reasoning_parser"),
             *("generation_config", "override_generation_config", "lenient_parameters"),
             *("trust_request_chat_template", "enable_prompt_tokens_details"),

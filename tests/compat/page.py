@@ -43,7 +43,13 @@ def bodies() -> dict[str, type[Body]]:
     router = cast(
         Any,
         SimpleNamespace(
-            config=config, metrics=None, tracer=None, keys=None, tokens=None, router_id=""
+            config=config,
+            metrics=None,
+            tracer=None,
+            keys=None,
+            tokens=None,
+            router_id="",
+            request_log=None,
         ),
     )
     models = {model.__name__: model for model in _kinds_of(Body)}

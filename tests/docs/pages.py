@@ -167,7 +167,13 @@ def served_routes() -> set[str]:
     router = cast(
         Any,
         SimpleNamespace(
-            config=config, metrics=None, tracer=None, keys=None, tokens=None, router_id=""
+            config=config,
+            metrics=None,
+            tracer=None,
+            keys=None,
+            tokens=None,
+            router_id="",
+            request_log=None,
         ),
     )
     paths = create_app(router).openapi()["paths"]

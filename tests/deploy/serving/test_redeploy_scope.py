@@ -98,6 +98,8 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "record": ("/log", "Scheduler"),
     "record_max_bytes": (2**20, "Scheduler"),
     "log_level": ("DEBUG", ""),
+    "request_log": ("-", "Router"),
+    "request_log_content": (True, "Router"),
     "vllm_metrics": (True, "Router"),
     "otlp_traces_endpoint": ("http://127.0.0.1:4317", "Router"),
     "anonymous": (True, "Router"),
@@ -113,6 +115,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "tls_key": {"tls_cert": "/cert.pem"},
     "kv_events_replay_endpoint": {"kv_events_endpoint": "tcp://127.0.0.1:5557"},
     **dict.fromkeys(("oidc_issuer", "oidc_audience", "oidc_jwks", "oidc_rules"), OIDC),
+    "request_log_content": {"request_log": "-"},
 }
 
 
