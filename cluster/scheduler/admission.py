@@ -108,8 +108,7 @@ class Admission:
             raise InvalidRequest(f"{num_requests} choices are more than may ever wait, {most}")
         if len(self) + num_requests > limit:
             raise Overloaded(
-                f"{len(self)} requests are waiting already, of {limit} that may; "
-                f"{num_requests} more are too many",
+                f"of {limit} requests that may wait nearly all do: {num_requests} more is too much",
                 retry_after=RETRY_AFTER_SECONDS,
             )
         held = self._waiting.size_by_tenant.get(tenant, 0) + self._groups.num_of(tenant)

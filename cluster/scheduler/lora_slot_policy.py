@@ -198,9 +198,10 @@ class SlotPolicy:
         to a higher priority that is `first` in line: behind all of that, it might not for long.
         """
         priority, spared = self._waiting.priority(first), self._shares.spared(first)
-        for resident in self._slots.idle():
-            if resident.slot in spared:
-                continue
+        idle = sorted(self._slots.idle(), key=lambda resident: resident.slot in spared)
+        for resident in idle:
+            if resident.slot in spared and self._goes_on:
+                return
             if not self._waiting.has(resident.adapter):
                 yield resident
                 continue
@@ -208,6 +209,15 @@ class SlotPolicy:
             is_aged = resident.last_use + self._config.slot_patience <= step
             if is_unused and is_aged and priority < self._waiting.priority(resident.adapter):
                 yield resident
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether there will be steps without another slot: none else would end a wait for one."""
+        return (
+            len(self._running) > 0
+            or self._waiting.first() is not None
+            or any(resident.loading for resident in self._slots.residents())
+        )
 
     def _begin_drain(self, first: str, step: int) -> None:
         residents = [r for r in self._slots.residents() if not r.pinned]

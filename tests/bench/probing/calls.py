@@ -213,7 +213,8 @@ def _operations() -> Iterator[Probe]:
 def _mistakes(random: Random) -> Iterator[Probe]:
     """Calls that go wrong; what is said of it must be of the call alone."""
     for name in ADAPTERS:
-        body = {"model": name, "messages": random.choice(([], None, "x", [{}], [[]]))}
+        messages: Any = random.choice(([], None, "x", [{}], [[]]))
+        body: Any = {"model": name, "messages": messages}
         yield _twins(Call("POST", "/v1/chat/completions", body), name)
         wrong = {"model": name, "prompt": "x", "max_tokens": random.choice((-1, "x", 10**9))}
         yield _twins(Call("POST", "/v1/completions", wrong), name)

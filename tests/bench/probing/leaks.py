@@ -29,9 +29,17 @@ class Found:
 class Spy:
     """Sends probes and looks at every byte of the answers, heads too."""
 
-    def __init__(self, url: str, secrets: list[str], found: Found) -> None:
+    def __init__(
+        self,
+        url: str,
+        secrets: list[str],
+        found: Found,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         headers = {"Authorization": f"Bearer {SPY_KEY}"}
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=120.0)
+        self._client = httpx.Client(
+            base_url=url, headers=headers, timeout=120.0, transport=transport
+        )
         self._secrets = secrets
         self._found = found
 

@@ -222,7 +222,7 @@ def test_tokens_follow_weights_where_two_tenants_want_all_they_can_get(
                 seq_id = engine.add((number, 1, 2, 3, 4), 12, tenant=tenant, weight=weight)
                 owner[seq_id] = tenant
 
-    for step in range(500):
+    for step in range(300):
         refill()
         engine.step()
         if step == 100:
@@ -285,3 +285,12 @@ def test_the_adapter_of_who_asks_now_and_then_stays_beside_one_that_asks_for_man
     assert loads.count("mine") == 1
     assert len(loads) > 20
     assert ("mine" in engine.bank()) == lately
+
+
+def test_where_nothing_runs_no_slot_is_kept_for_anybody() -> None:
+    engine = FakeEngine(tiny_config(fairness=True, num_slots=1))
+    engine.add((1, 2), 2, "mine", tenant="small")
+    engine.run()
+    other = engine.add((1, 2), 2, "other", tenant="large")
+    engine.run()
+    assert engine.finish_reason(other) == "length"
