@@ -31,6 +31,7 @@ from tests.bench.probing.scene import (
 from tests.bench.probing.timing import Verdict, classify, collect, measured
 
 MAX_SHOWN = 20
+SAID_EVERY = 250  # probes
 
 
 class Timer:
@@ -110,8 +111,10 @@ def main(
             victim.prepare()
             spy = Spy(server.url, victim.secrets, found)
             with AtWork(victim):
-                for probe in probes(victim, seed):
+                for number, probe in enumerate(probes(victim, seed)):
                     spy.probe(probe)
+                    if number % SAID_EVERY == 0:
+                        print(f"{found.num_calls} calls, {len(found.leaks)} leaks", flush=True)
                     if found.num_calls >= calls:
                         break
             verdicts = time_all(server.url, victim, samples) if samples else []
