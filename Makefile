@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-slow-clients bench-peers bench-limits bench-tenancy clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-slow-clients bench-peers bench-limits bench-tenancy bench-tenants probe-tenants clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -147,6 +147,16 @@ bench-adapters: $(BIN)/.installed $(DEMO)/config.json
 # ARGS='--per-minute 200 --streams 4' asks for less.
 bench-trainer: $(BIN)/.installed $(DEMO)/config.json
 	$(BIN)/python -m tests.bench.trainer $(ARGS)
+
+# A tenant that asks little, beside one that asks for ten times its share; half an hour.
+# ARGS='--only warm --rounds 2' asks for less, ARGS='--json FILE' writes all that was measured.
+bench-tenants: $(BIN)/.installed $(DEMO)/config.json
+	$(BIN)/python -m tests.bench.tenants $(ARGS)
+
+# One tenant tries to learn of another one, by answers and by times; ends with 1 if it does.
+# ARGS='--calls 1000 --samples 100' tries less.
+probe-tenants: $(BIN)/.installed-dev $(DEMO)/config.json
+	$(BIN)/python -m tests.bench.probing $(ARGS)
 
 # 200 schemas of the public suite and 100 of real tools, fetched by pip once, asked of a server of its own,
 # base and adapters, greedy and drawn; then what a form costs and saves. Half an hour on two cores.

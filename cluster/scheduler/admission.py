@@ -108,8 +108,8 @@ class Admission:
             raise InvalidRequest(f"{num_requests} choices are more than may ever wait, {most}")
         if not room.has_room(num_requests):
             raise Overloaded(
-                f"{room.num_held} requests are waiting already, of {room.size} that may; "
-                f"{num_requests} more are too many",
+                f"of {room.size} requests that may wait nearly all do: {num_requests} more is too "
+                "much",
                 retry_after=RETRY_AFTER_SECONDS,
             )
         if not room.may_take(tenant, num_requests, request.weight):

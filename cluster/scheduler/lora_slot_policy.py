@@ -1,7 +1,8 @@
 """LoRA slot policy: which adapter gets the next slot, whose slot is drained for it, what is pinned.
 
 The first in the slot queue gets a free slot, or that of the least recently used adapter that nobody
-wants; if it takes more memory than that leaves, those of several. When it has been passed over for
+wants, but for those of tenants within their share; if it takes more memory than that leaves, those
+of several. When it has been passed over for
 `slot_patience` steps, the adapter that the LRU order names is drained: it admits no more, and after
 `drain_steps` its sequences are preempted. A slot cannot be drained before its own turn has lasted
 `slot_patience` steps, nor under the foremost running sequence while the others are enough: so turns
@@ -22,6 +23,7 @@ from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.lora_slots import Resident, SlotQueue, SlotTable
 from cluster.scheduler.request_queue import RequestQueue
 from cluster.scheduler.running import RunningSet
+from cluster.scheduler.share_policy import SlotShares
 from cluster.scheduler.stats import AdapterLoad
 
 
@@ -44,6 +46,7 @@ class SlotPolicy:
         queue: SlotQueue,
         waiting: RequestQueue,
         running: RunningSet,
+        shares: SlotShares,
     ) -> None:
         self.evicted: list[tuple[int, str]] = []  # (slot, adapter) that the next load has cleared
         self._config = config
@@ -51,6 +54,7 @@ class SlotPolicy:
         self._queue = queue
         self._waiting = waiting
         self._running = running
+        self._shares = shares
         self._drain: Drain | None = None
         self._loads: list[AdapterLoad] = []
 
@@ -193,8 +197,11 @@ class SlotPolicy:
         An adapter that has not come to use its slot `slot_patience` steps after its load gives way
         to a higher priority that is `first` in line: behind all of that, it might not for long.
         """
-        priority = self._waiting.priority(first)
-        for resident in self._slots.idle():
+        priority, spared = self._waiting.priority(first), self._shares.spared(first)
+        idle = sorted(self._slots.idle(), key=lambda resident: resident.slot in spared)
+        for resident in idle:
+            if resident.slot in spared and self._goes_on:
+                return
             if not self._waiting.has(resident.adapter):
                 yield resident
                 continue
@@ -203,11 +210,24 @@ class SlotPolicy:
             if is_unused and is_aged and priority < self._waiting.priority(resident.adapter):
                 yield resident
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether there will be steps without another slot: none else would end a wait for one."""
+        return (
+            len(self._running) > 0
+            or self._waiting.first() is not None
+            or any(resident.loading for resident in self._slots.residents())
+        )
+
     def _begin_drain(self, first: str, step: int) -> None:
         residents = [r for r in self._slots.residents() if not r.pinned]
         foremost = self._running.foremost()
         spared_adapter = foremost.adapter if foremost is not None else BASE
         others = [r for r in residents if r.adapter != spared_adapter]
+        if self._slots.fits(self._queue.size(first), others):
+            residents = others
+        spared = self._shares.spared(first)
+        others = [r for r in residents if r.slot not in spared]
         if self._slots.fits(self._queue.size(first), others):
             residents = others
         patience = self._config.slot_patience

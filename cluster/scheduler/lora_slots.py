@@ -29,6 +29,7 @@ class Resident:
     pinned: bool = False
     leases: int = 0  # running sequences that hold the adapter
     served_since: int | None = None  # step of the first lease after the load
+    tenant: str | None = None  # whose sequence took the last lease
 
     @property
     def is_idle(self) -> bool:
@@ -118,11 +119,12 @@ class SlotTable:
         resident.last_use = step
         self._sort(resident)
 
-    def lease(self, adapter: str, step: int) -> int:
-        """Hold a ready adapter for one more sequence and return its slot."""
+    def lease(self, adapter: str, step: int, tenant: str = "") -> int:
+        """Hold a ready adapter for one more sequence, of a tenant, and return its slot."""
         resident = self._residents[adapter]
         assert not resident.loading, f"adapter {adapter} is not ready"
         resident.leases += 1
+        resident.tenant = tenant
         resident.last_use = step
         if resident.served_since is None:
             resident.served_since = step

@@ -4,42 +4,23 @@ Owns the token budget and the page budget of a step, and who is preempted when p
 unlocked cached pages in LRU order, the sequence of the lowest priority that arrived last. The
 foremost running sequence always gets what it needs, so something always ends. For one that waits,
 those give way whom the share policy names.
+
+Where several tenants ask, or did lately, a step has few tokens of the prompts of those who are over
+their share; and where a prompt begins whose tenant has had less, they leave that step to it.
 """
 
+from cluster.scheduler.batch import Batch, end_of, start_of, targets_of
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.kv_cache.radix_tree import Match
 from cluster.scheduler.kv_cache_manager import KVCacheManager
 from cluster.scheduler.request_queue import DECODE_COST, PREFILL_COST, Fairness, Flow, RequestQueue
-from cluster.scheduler.running import RunningSet
+from cluster.scheduler.running import RunningSet, fork_source
 from cluster.scheduler.sequence import Running, Sequence
 from cluster.scheduler.share_policy import SharePolicy
 from cluster.scheduler.stats import SchedulerCounters
-from worker.protocol import PENDING_TOKEN, Chunk, SequenceStart
+from worker.protocol import PENDING_TOKEN, Chunk
 
 MAX_IN_FLIGHT = 2  # steps: one that the ranks compute, and the one after it
-
-
-class Batch:
-    """A step in the making."""
-
-    __slots__ = ("budget", "chunks", "started", "starts", "step")
-
-    def __init__(self, step: int, budget: int) -> None:
-        self.step = step
-        self.budget = budget  # tokens left
-        self.starts: list[SequenceStart] = []
-        self.started: set[int] = set()  # the sequences of these: they do not give way in this step
-        self.chunks: dict[int, Chunk] = {}  # by sequence, in plan order
-
-    def put(self, chunk: Chunk) -> None:
-        """Add a chunk at the end."""
-        self.chunks[chunk.seq_id] = chunk
-        self.budget -= len(chunk.token_ids)
-
-    def drop(self, seq_id: int) -> None:
-        """Take a chunk out again, if there is one."""
-        if seq_id in self.chunks:
-            self.budget += len(self.chunks.pop(seq_id).token_ids)
+OVER_PART = 4  # of the token budget, for prompts of those who are over their share: one in so many
 
 
 class Planner:
@@ -65,10 +46,13 @@ class Planner:
         self._fairness = fairness
         self._shares = SharePolicy(config, running, fairness)
         self._counters = counters
+        self._deferred_at = 0  # the last step in which anybody's work was left out
 
     def plan(self, step: int) -> Batch:
         """Return the work of the next step; without chunks if there is none."""
-        batch = Batch(step, self._config.token_budget)
+        batch = self._new_batch(step)
+        if batch.over and self._waiting.size:
+            self._admit_alone(batch, may_preempt=True)
         if self._running.decoding:
             self._decode(batch)
         if self._running.prefilling:
@@ -81,14 +65,22 @@ class Planner:
         """Return the work of the step after the one in flight, or None if there is none yet.
 
         A token that is being drawn is left for the ranks to fill in. A sequence that turns out to
-        have ended with it is computed once more, for nothing. Nobody gives way to another here.
+        have ended with it is computed once more, for nothing. Nobody gives way to another here:
+        where somebody would have to, there is no such step.
         """
-        batch = Batch(step, self._config.token_budget)
+        if self._waiting.size and self._awaits_way():
+            return None
+        batch = self._new_batch(step)
+        if batch.over and self._waiting.size:
+            self._admit_alone(batch, may_preempt=False)
         if not self._decode_ahead(batch, in_flight):
+            assert not batch.starts, "who was admitted took the room of those that run"
             return None
         for running in tuple(self._running.prefilling):
             chunk = in_flight.chunks.get(running.seq_id)
             if running.is_ending or (chunk is not None and chunk.samples):
+                continue
+            if running.seq_id in batch.started or batch.defers(running):
                 continue
             start = running.num_computed if chunk is None else end_of(chunk)
             self._admit_before(batch, running, may_preempt=False)
@@ -97,29 +89,78 @@ class Planner:
         self._admit(batch, may_preempt=False)
         return batch if batch.chunks else None
 
+    def _new_batch(self, step: int) -> Batch:
+        self._fairness.tenants.step = step
+        over, budget = self._shares.over(), self._config.token_budget
+        return Batch(step, budget, over, max(self._page_size, budget // OVER_PART))
+
+    def _awaits_way(self) -> bool:
+        """Whether somebody would give way to the sequence whose turn it is."""
+        seq_id = self._waiting.first()
+        if seq_id is None:
+            return False
+        sequence = self._sequences[seq_id]
+        if len(self._running) >= self._config.max_running:
+            return self._shares.for_seat(sequence, ()) is not None
+        needed = self._kv.num_pages(len(sequence.tokens))
+        return not self._fits(sequence) and self._shares.for_pages(sequence, needed, ()) is not None
+
+    def _admit_alone(self, batch: Batch, *, may_preempt: bool) -> None:
+        """Admit prompts before all else if who is over its share leaves the step to them.
+
+        The step is then as short as without the others. They have the one after it, whoever comes:
+        so they go on however many tenants come after each other.
+        """
+        if self._deferred_at + 1 == batch.step:
+            return
+        while (seq_id := self._waiting.first()) is not None:
+            share = self._sequences[seq_id].flow.share
+            deferred = self._shares.deferred_for(share, batch.over)
+            if not deferred:
+                return
+            deferred += tuple(one for one in batch.deferred if one not in deferred)
+            reserved = sum(r.sequence.flow.share not in deferred for r in self._running.decoding)
+            batch.budget -= reserved
+            is_admitted = batch.budget > 0 and self._admit_first(batch, may_preempt)
+            batch.budget += reserved
+            if not is_admitted:
+                return
+            self._counters.share_deferrals += not batch.deferred
+            batch.deferred, self._deferred_at = deferred, batch.step
+
     def _decode_ahead(self, batch: Batch, in_flight: Batch) -> bool:
         """Go on with everyone who draws a token now; False, and nothing, if there is no room."""
+        # Those that the step in flight leaves out: their last token is known.
+        idle = [
+            running
+            for running in (self._running.decoding if in_flight.deferred else ())
+            if running.seq_id not in in_flight.chunks
+            and not (running.is_ending or batch.defers(running))
+        ]
         drawing: list[tuple[Running, int]] = []
         forced: list[tuple[Running, int]] = []  # what is drawn there is known already
-        num_new_pages = 0
+        num_new_pages = sum(self._is_full(running, running.num_computed) for running in idle)
         for chunk in in_flight.chunks.values():
             running, start = self._running.get(chunk.seq_id), end_of(chunk)
             assert running is not None, f"sequence {chunk.seq_id} left while its step ran"
             sequence = running.sequence
             if not chunk.samples or running.is_ending or start + 1 >= sequence.token_limit:
                 continue
+            if batch.defers(running):
+                continue
             if start < len(sequence.tokens):
                 forced.append((running, start))
             else:
                 drawing.append((running, start))
-                num_new_pages += start == len(running.pages) * self._page_size
+                num_new_pages += self._is_full(running, start)
         if num_new_pages > self._cache.num_available:
             return False
         costs: dict[Flow, int] = {}
-        for running, start in drawing:
-            is_full = start == len(running.pages) * self._page_size
-            new_pages = self._kv.allocate(running, 1) if is_full else ()
-            batch.put(Chunk(running.seq_id, start, (PENDING_TOKEN,), new_pages, True))
+        known = [(one, one.num_computed, one.sequence.tokens[one.num_computed]) for one in idle]
+        pending = [(running, start, PENDING_TOKEN) for running, start in drawing]
+        for running, start, token in known + pending:
+            new_pages = self._kv.allocate(running, 1) if self._is_full(running, start) else ()
+            batch.put(Chunk(running.seq_id, start, (token,), new_pages, True))
             flow = running.sequence.flow
             costs[flow] = costs.get(flow, 0) + DECODE_COST
         if self._fairness.enabled:
@@ -132,9 +173,12 @@ class Planner:
     def _decode(self, batch: Batch) -> None:
         """Give every decoding sequence its token; the budget holds them all by construction."""
         decoding, page_size, chunks = self._running.decoding, self._page_size, batch.chunks
-        at = 0
+        at, num_before = 0, len(chunks)
         while at < len(decoding):
             running = decoding[at]
+            if batch.deferred and batch.defers(running):
+                at += 1
+                continue
             start = running.num_computed
             new_pages: tuple[int, ...] = ()
             if start == len(running.pages) * page_size:
@@ -147,28 +191,34 @@ class Planner:
             chunk = Chunk(sequence.seq_id, start, last_token, new_pages, True)
             chunks[sequence.seq_id] = chunk
             at += 1
-        batch.budget -= len(chunks)
+        batch.budget -= len(chunks) - num_before
         if self._fairness.enabled:
             costs: dict[Flow, int] = {}
             for running in decoding:
+                if batch.deferred and batch.defers(running):
+                    continue
                 flow = running.sequence.flow
                 costs[flow] = costs.get(flow, 0) + DECODE_COST
             self._charge(costs)
 
     def _prefill(self, batch: Batch) -> None:
         for running in tuple(self._running.prefilling):
+            if running.seq_id in batch.started or batch.defers(running):
+                continue
             if self._running.get(running.seq_id) is running:
                 self._admit_before(batch, running, may_preempt=True)
             if self._running.get(running.seq_id) is not running:
                 continue  # preempted for another one in this very step
             start = running.num_computed
-            end = self._chunk_end(start, len(running.sequence.tokens), batch.budget)
+            room = batch.room_for(running.sequence.flow.tenant)
+            end = self._chunk_end(start, len(running.sequence.tokens), room)
             if end > start and self._has_room(running, batch):
                 self._continue_prefill(batch, running, start)
 
     def _continue_prefill(self, batch: Batch, running: Running, start: int) -> None:
         """Compute as much of the known tokens as budget and pages allow."""
-        end = self._chunk_end(start, len(running.sequence.tokens), batch.budget)
+        room = batch.room_for(running.sequence.flow.tenant)
+        end = self._chunk_end(start, len(running.sequence.tokens), room)
         reach = (len(running.pages) + self._cache.num_available) * self._page_size
         if min(end, reach) > start:
             self._put_chunk(batch, running, start, min(end, reach))
@@ -195,6 +245,8 @@ class Planner:
         if seq_id is None:
             return False
         sequence = self._sequences[seq_id]
+        if sequence.flow.share in batch.deferred or not batch.room_for(sequence.flow.tenant):
+            return False
         if len(self._running) >= self._config.max_running:
             victim = self._shares.for_seat(sequence, batch.started) if may_preempt else None
             if victim is None:
@@ -209,9 +261,10 @@ class Planner:
                 return False
             self._give_way(batch, victim)
         match = self._kv.match(sequence)
-        source = self._fork_source(sequence, match)
+        source = fork_source(self._running, sequence, match)
         start = match.num_pages * self._page_size if source is None else len(sequence.tokens) - 1
-        end = self._chunk_end(start, len(sequence.tokens), batch.budget)
+        room = batch.room_for(sequence.flow.tenant)  # who gave way may have left some
+        end = self._chunk_end(start, len(sequence.tokens), room)
         if end == start:
             return False
         self._waiting.remove(seq_id, sequence.flow)
@@ -231,22 +284,6 @@ class Planner:
         self._running.preempt(victim, batch.step)
         self._counters.share_preemptions += 1
 
-    def _fork_source(self, sequence: Sequence, match: Match) -> Running | None:
-        """Return the running sequence whose last prompt page this one shares in part, if one does.
-
-        It has computed the same prompt; what is left to this one is the last token, for its logits.
-        """
-        num_shared = sequence.num_prompt_tokens - 1
-        if sequence.leader is None or len(sequence.tokens) - 1 > num_shared:
-            return None
-        if sequence.wants_prompt_logprobs:
-            return None  # of all its tokens
-        num_pages, rest = divmod(num_shared, self._page_size)
-        source = self._running.get(sequence.leader.seq_id)
-        if rest == 0 or match.num_pages < num_pages or source is None:
-            return None
-        return source if source.num_computed >= num_shared else None
-
     def _charge(self, costs: dict[Flow, int]) -> None:
         for flow, cost in costs.items():
             self._fairness.charge(flow, cost)
@@ -257,30 +294,29 @@ class Planner:
         num_new = self._kv.num_pages(end) - len(running.pages)
         new_pages = self._kv.allocate(running, num_new)
         samples = end == len(tokens)
-        targets = _targets(running, start, end)
+        targets = targets_of(running, start, end)
         token_ids = tuple(tokens[start:end])
+        flow = running.sequence.flow
         batch.put(Chunk(running.seq_id, start, token_ids, new_pages, samples, targets))
-        self._charge({running.sequence.flow: (end - start) * PREFILL_COST})
+        if flow.tenant in batch.over:
+            batch.over_budget -= end - start
+        self._charge({flow: (end - start) * PREFILL_COST})
 
     def _chunk_end(self, start: int, num_tokens: int, budget: int) -> int:
         """Return where a chunk from `start` ends: at a page boundary unless it is the last."""
         end = min(num_tokens, start + min(budget, self._config.max_chunk))
         return end if end == num_tokens else max(start, end - end % self._page_size)
 
-    def _num_reserved(self) -> int:
-        """Return the pages that running sequences will soon need.
-
-        Each keeps room for its known tokens and one page more, or an admission would only make the
-        next step preempt it.
-        """
-        return len(self._running) + sum(
-            self._kv.num_pages(len(running.sequence.tokens)) - len(running.pages)
-            for running in self._running.prefilling
-        )
+    def _is_full(self, running: Running, start: int) -> bool:
+        """Whether a token at `start` needs a page more."""
+        return start == len(running.pages) * self._page_size
 
     def _fits(self, sequence: Sequence) -> bool:
         """Tell whether all known tokens fit beside what the running ones will soon need."""
-        num_pages, num_reserved = self._kv.num_pages(len(sequence.tokens)), self._num_reserved()
+        num_pages, num_reserved = (
+            self._kv.num_pages(len(sequence.tokens)),
+            self._running.num_reserved,
+        )
         # A long prompt that waits for pages, and could not fit whatever a match finds, is not
         # matched at every step.
         if num_pages + num_reserved > self._cache.num_available + self._cache.num_locked:
@@ -310,32 +346,3 @@ class Planner:
             sequence.num_cached_tokens = num_cached_tokens
             self._counters.prompt_tokens += sequence.num_prompt_tokens
             self._counters.cached_prompt_tokens += num_cached_tokens
-
-
-def _targets(running: Running, start: int, end: int) -> tuple[int, ...]:
-    """Return the prompt's tokens that are to be scored by positions [start, end)."""
-    sequence = running.sequence
-    if not sequence.wants_prompt_logprobs:
-        return ()
-    first, stop = max(start, running.score_from), min(end, sequence.num_prompt_tokens - 1)
-    return tuple(sequence.tokens[first + 1 : stop + 1])
-
-
-def end_of(chunk: Chunk) -> int:
-    """Return the first position behind a chunk."""
-    return chunk.start + len(chunk.token_ids)
-
-
-def start_of(running: Running) -> SequenceStart:
-    """Return what the ranks are told of a sequence that enters the running set."""
-    sequence, num_cached = running.sequence, running.num_computed
-    sampling = sequence.request.sampling
-    return SequenceStart(
-        seq_id=sequence.seq_id,
-        slot=running.slot,
-        sampling=sampling,
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        pages=tuple(running.pages),
-        num_cached_tokens=num_cached,
-        history=tuple(sequence.tokens[:num_cached]) if sampling.needs_history else (),
-    )

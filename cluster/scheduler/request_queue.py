@@ -20,6 +20,7 @@ from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 from cluster.request import BASE
+from cluster.scheduler.tenants import Tenants
 from cluster.tenancy.shared_room import SharedRoom
 
 PREFILL_COST = 1
@@ -136,12 +137,14 @@ class Fairness:
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
+        self.tenants = Tenants()
         self._classes: dict[int, Peers[TenantShare]] = {}  # by priority; with live sequences
 
     def enter(self, tenant: str, adapter: str, priority: int, weight: int) -> Flow:
         """Return the flow of a sequence that arrives; `leave` must follow once."""
         if not self.enabled:
             tenant = ""
+        self.tenants.enter(tenant, weight)
         peers = self._classes.setdefault(priority, Peers())
         share = peers.enter(tenant, lambda: TenantShare(tenant, priority=priority))
         share.weight = weight
@@ -150,6 +153,7 @@ class Fairness:
     def leave(self, flow: Flow) -> None:
         """Count out a sequence that has ended."""
         share = flow.share
+        self.tenants.leave(share.key)
         share.flows.leave(flow)
         if share.flows.num_live == 0:
             share.flows = Peers()  # a tenant's flows compete only while it has some
@@ -168,15 +172,6 @@ class Fairness:
         if self.enabled:
             flow.counter += cost * _SCALE
             flow.share.counter += cost * _SCALE // flow.share.weight
-
-    def weights(self) -> dict[str, int]:
-        """Return the weight of every tenant that has sequences, the last it came with."""
-        return {
-            share.key: share.weight
-            for priority in sorted(self._classes)
-            for share in self._classes[priority].by_key.values()
-            if share.num_live
-        }
 
 
 class RequestQueue:
@@ -210,6 +205,10 @@ class RequestQueue:
         """Return the arrival numbers that wait in a lane, ascending."""
         flows = self._lanes.get(adapter, ())
         return tuple(sorted(seq_id for flow in flows for seq_id in flow.waiting))
+
+    def tenants(self, adapter: str) -> set[str]:
+        """Return whose sequences wait in a lane."""
+        return {flow.tenant for flow in self._lanes.get(adapter, ())}
 
     def priority(self, adapter: str) -> int:
         """Return the highest priority that waits in a lane, the smallest number; there is one."""

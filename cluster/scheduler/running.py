@@ -58,7 +58,8 @@ class RunningSet:
         """Waiting to running: lease the adapter, lock the matched prefix, on the device."""
         assert sequence.status is Status.WAITING, f"sequence {sequence.seq_id} is not waiting"
         adapter = sequence.request.adapter
-        slot = None if adapter == BASE else self._slots.lease(adapter, step)
+        tenant = sequence.flow.tenant
+        slot = None if adapter == BASE else self._slots.lease(adapter, step, tenant)
         lock, pages = self._kv.take(match, step)
         sequence.status = Status.RUNNING
         sequence.match = None
@@ -114,6 +115,18 @@ class RunningSet:
         return max(self.decoding[-1:] + ([] if last is None else [last]), key=_by_order)
 
     @property
+    def num_reserved(self) -> int:
+        """Return the pages that running sequences will soon need.
+
+        Each keeps room for its known tokens and one page more, or an admission would only make the
+        next step preempt it.
+        """
+        return len(self) + sum(
+            self._kv.num_pages(len(running.sequence.tokens)) - len(running.pages)
+            for running in self.prefilling
+        )
+
+    @property
     def has_left(self) -> bool:
         """Whether the ranks still have a sequence that no plan has ended."""
         return bool(self._left)
@@ -148,3 +161,20 @@ class RunningSet:
         at = bisect_left(ordered, running.sequence.order, key=_by_order)
         assert ordered[at] is running, f"sequence {running.seq_id} is out of its place"
         del ordered[at]
+
+
+def fork_source(running: RunningSet, sequence: Sequence, match: Match) -> Running | None:
+    """Return the running sequence whose last prompt page this one shares in part, if one does.
+
+    It has computed the same prompt; what is left to this one is the last token, for its logits.
+    """
+    num_shared = sequence.num_prompt_tokens - 1
+    if sequence.leader is None or len(sequence.tokens) - 1 > num_shared:
+        return None
+    if sequence.wants_prompt_logprobs:
+        return None  # of all its tokens
+    num_pages, rest = divmod(num_shared, sequence.page_size)
+    source = running.get(sequence.leader.seq_id)
+    if rest == 0 or match.num_pages < num_pages or source is None:
+        return None
+    return source if source.num_computed >= num_shared else None

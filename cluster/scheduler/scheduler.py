@@ -16,6 +16,7 @@ from cluster.request import Request, TokenEvent
 from cluster.scheduler import events
 from cluster.scheduler.adapter_unloads import Unloads
 from cluster.scheduler.admission import Admission
+from cluster.scheduler.batch import Batch
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.event_handlers import EventHandlers, handles
 from cluster.scheduler.kv_cache.events import CacheObserver
@@ -24,10 +25,11 @@ from cluster.scheduler.kv_cache_manager import KVCacheManager
 from cluster.scheduler.lora_slot_policy import SlotPolicy
 from cluster.scheduler.lora_slots import SlotQueue, SlotTable
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
-from cluster.scheduler.planner import MAX_IN_FLIGHT, Batch, Planner
+from cluster.scheduler.planner import MAX_IN_FLIGHT, Planner
 from cluster.scheduler.request_queue import Fairness, RequestQueue
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Sequence, Status
+from cluster.scheduler.share_policy import SlotShares
 from cluster.scheduler.stats import (
     AdapterLoad,
     CacheReset,
@@ -73,8 +75,9 @@ class Scheduler(EventHandlers):
         self._slots = SlotTable(config.num_slots, config.adapter_memory, counters)
         self._running = RunningSet(kv, self._slots, self._waiting, counters)
         self._slot_queue = SlotQueue(config, self._slots, self._waiting, counters)
+        shares = SlotShares(self._slots, self._waiting, self._fairness.tenants)
         self._slot_policy = SlotPolicy(
-            config, self._slots, self._slot_queue, self._waiting, self._running
+            config, self._slots, self._slot_queue, self._waiting, self._running, shares
         )
         self._unloads = Unloads(
             self._cache, self._slots, self._slot_policy, self._waiting, self._running

@@ -79,6 +79,13 @@ class SchedulerCounters(msgspec.Struct):
         int,
         metric("share_preemptions", "Preemptions for a tenant that had less than its share."),
     ] = 0
+    share_deferrals: Annotated[
+        int,
+        metric(
+            "share_deferrals",
+            "Steps that tenants over their share left to prompts of one that had had less.",
+        ),
+    ] = 0
     forked_sequences: Annotated[
         int,
         metric(

@@ -49,11 +49,15 @@ def stream_routes(router: Router, keys: Authenticator) -> APIRouter:
     async def read_on(http: HttpRequest, stream_id: str) -> Response:
         principal = keys.authenticate(http)
         # A response has its own way to be read on.
-        call = None if is_response_id(stream_id) else await router.kept.claim(stream_id)
+        kept = None if is_response_id(stream_id) else await router.kept.look(stream_id)
+        if kept is None:
+            raise unknown_stream(stream_id)
+        # Before it is claimed: that would take it from its reader, for whoever knows its id.
+        record = record_of(kept.record, principal, stream_id)
+        call = await router.kept.claim(stream_id)
         if call is None:
             raise unknown_stream(stream_id)
         try:
-            record = record_of(call.claimed.record, principal, stream_id)
             counts = _counts(call, stream_id, http.headers.get("last-event-id", ""))
             admission = reading_on(router, principal)
             generation = _generation(router, call, record, stream_id, admission)

@@ -36,9 +36,9 @@ class BenchServer:
     it begins.
     """
 
-    def __init__(self, label: str, model_dir: Path, *flags: str) -> None:
+    def __init__(self, label: str, model_dir: Path, *flags: str, port: int | None = None) -> None:
         self.label = label
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._output = bytearray()
         self._seen: dict[str, float] = {}  # seconds since the start, by text

@@ -123,7 +123,7 @@ def test_whatever_comes_no_tenant_within_its_share_loses_a_seat_and_all_end_righ
         for _ in range(num_steps):
             before = holders(engine)
             preempted = engine.scheduler.stats().counters.share_preemptions
-            live = engine.scheduler._fairness.weights()
+            live = engine.scheduler._fairness.tenants.weights()
             engine.step()
             if engine.scheduler.stats().counters.share_preemptions > preempted:
                 started = (start.seq_id for start in engine.plans[-1].starts)

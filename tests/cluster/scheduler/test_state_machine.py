@@ -34,6 +34,7 @@ DIGESTS = st.sampled_from(["A", "B", "C", "D"])
 GONE = ErrorInfo("NotFound", "gone")
 FEATURES = {
     "crowded",
+    "deferred",
     "drained",
     "evicted",
     "expired",
@@ -326,6 +327,7 @@ class Serving(RuleBasedStateMachine):
             assert adapter == table.get(slot) or slot in lingering, f"slot {slot} holds {adapter}"
         happened = {
             "crowded": any(len(load.clears) > 1 for load in self.engine.begun),
+            "deferred": stats.counters.share_deferrals,
             "forced": stats.counters.forced_tokens,
             "forked": stats.counters.forked_sequences,
             "preempted": stats.counters.preemptions,

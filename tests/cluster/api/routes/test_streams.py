@@ -1,12 +1,15 @@
 """Streams that are read on after their connection broke: nothing lost, nothing twice."""
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from cluster.router.testing.fake_scheduler import FakeScheduler
+from tests.cluster.api.real_engine import RealEngine
 from tests.cluster.conftest import Serving
 from tests.patience import PATIENCE
 
@@ -148,6 +151,27 @@ def test_streams_that_nobody_asked_to_keep_are_not_there(routers: tuple[Serving,
     plain = {**ASK, "stream_options": {"include_usage": True}}
     assert {event_id for event_id, _ in whole(url, plain)} == {""}
     assert httpx.get(f"{url}/v1/streams/nothing", timeout=PATIENCE).status_code == 404
+
+
+def test_a_stream_of_another_tenant_is_not_there_and_stays_with_its_reader(
+    serve: Callable[..., Serving], engine: RealEngine, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("[{key: first-secret, tenant: a}, {key: other-secret, tenant: b}]")
+    url = serve(cast(FakeScheduler, engine), api_key_file=str(keys)).url
+    own, other = ({"Authorization": f"Bearer {key}-secret"} for key in ("first", "other"))
+    ask = {**ASK, "max_tokens": 200}
+    events: list[Event] = []
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=ask, headers=own, timeout=PATIENCE
+    ) as reply:
+        for event in events_of(reply.iter_lines()):
+            events.append(event)
+            if len(events) == 1:
+                refused = read_on(url, event[0], other)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (404, "stream_id")
+    assert said(events)[0]["ends"] == ["length"]
+    assert read_on(url, events[0][0], own).status_code == 200
 
 
 def test_a_call_with_several_prompts_cannot_be_kept(routers: tuple[Serving, Serving]) -> None:

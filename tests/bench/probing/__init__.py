@@ -1,0 +1,1 @@
+"""What one tenant can find out about another, by answers and by time."""

@@ -1,0 +1,1 @@
+"""What one tenant feels of another that asks for ten times its share."""
