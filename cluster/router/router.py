@@ -9,11 +9,13 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import cached_property, partial
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.adapters.records import AdapterRecord, LoadOptions, UnloadResult
 from cluster.errors import InvalidRequest, Overloaded, Unavailable
@@ -21,6 +23,8 @@ from cluster.messages import Keep
 from cluster.request import BASE, Request
 from cluster.router.backend import Backend
 from cluster.router.background import BackgroundCalls
+from cluster.router.bodies.reader import BodyReader
+from cluster.router.bodies.weight import weight
 from cluster.router.config import RouterConfig
 from cluster.router.generation import Generation
 from cluster.router.kept_calls import KeptCalls
@@ -52,7 +56,9 @@ if TYPE_CHECKING:
 
 # What is longer is rendered and tokenized in a thread, away from the streams.
 INLINE_CHARACTERS = 4096
-INLINE_MESSAGES = 64
+INLINE_WEIGHT = 512  # of a conversation, with its tools and documents
+NUM_THREADS = 4  # for it: each leaves some memory of its longest work behind
+T = TypeVar("T")
 MEAN_WEIGHT = 0.1  # of the latest call in how long calls take
 
 
@@ -101,6 +107,8 @@ class Router:
         self.request_templates = RequestTemplates(
             config.model_dir, config.template_timeout, config.retry_after
         )
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="prompts")
+        self.bodies = BodyReader(config.body_memory, config.retry_after)
         self.tracer = _tracer(config, self.router_id)
         self.models = ModelResolver(config.model_name, backend)
         self.replicas = ReplicaSet(backend, config)
@@ -150,6 +158,8 @@ class Router:
         await self.background.close()
         await self.request_templates.close()
         await self.grammars.close()
+        await self.bodies.close()
+        await asyncio.to_thread(self._threads.shutdown)
         await self.replicas.close()
         await self.budgets.close()
         await self.aggregation.close()
@@ -195,7 +205,7 @@ class Router:
         with phase("tokenize"):
             if num_characters <= INLINE_CHARACTERS:
                 return self.tokenizer.encode(text, add_special_tokens, pair)
-            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens, pair)
+            return await self.aside(self.tokenizer.encode_aside, text, add_special_tokens, pair)
 
     async def render(
         self,
@@ -227,9 +237,20 @@ class Router:
                 return await self.request_templates.render(
                     {**arguments, "chat_template": chat_template}
                 )
-            if len(messages) + len(tools or ()) + len(documents or ()) <= INLINE_MESSAGES:
-                return self.tokenizer.render(**arguments)
-            return await asyncio.to_thread(self.tokenizer.render, **arguments)
+            return await self.apart(arguments, partial(self.tokenizer.render, **arguments))
+
+    async def apart(self, of: Any, work: Callable[..., T], *arguments: Any) -> T:
+        """Return what comes of work that takes as long as what it is of is large."""
+        if weight(of, INLINE_WEIGHT) <= INLINE_WEIGHT:
+            return work(*arguments)
+        return await self.aside(work, *arguments)
+
+    async def aside(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Return what comes of work that is too long for the loop, in one of few threads."""
+        loop = asyncio.get_running_loop()
+        # The context goes along, as by asyncio.to_thread: a trace is in it.
+        call = partial(copy_context().run, work, *arguments)
+        return await loop.run_in_executor(self._threads, call)
 
     def unique_id(self, request_id: str) -> str:
         """Return an id for the wire: the client's own may come twice."""
