@@ -24,7 +24,11 @@ REFUSED = {
     "wrong items": START + b"1," * 100_000 + b"1]}",
     "too many messages": START + (TURN + b",") * 20_000 + TURN + b"]}",
     "lone surrogates": START + b'{"role":"user","content":"' + rb"\ud800" * 20_000 + b'"}]}',
-    "many biases": START + TURN + b'],"logit_bias":{' + b'"1":1,' * 60_000 + b'"2":1}}',
+    "many biases": START
+    + TURN
+    + b'],"logit_bias":{'
+    + b",".join(b'"%d":1' % n for n in range(60_000))
+    + b"}}",
     "a long number": START + TURN + b'],"seed":' + b"9" * 1_000_000 + b"}",
     "bytes that are no text": START + b"\xff" * SMALL_BODY,
 }
