@@ -73,7 +73,7 @@ def message_routes(router: Router, keys: Authenticator) -> APIRouter:
             principal = keys.authenticate(http)
             await let_in(http, router, principal)
             body = await read_body(http, MessageBody, max_bytes, MAX_VALUES)
-            body.check()
+            await router.apart(body, body.check)
             return await _create(http, router, principal, body)
 
         return await _answer(http, work)
@@ -83,7 +83,7 @@ def message_routes(router: Router, keys: Authenticator) -> APIRouter:
         async def work() -> Response:
             principal = keys.authenticate(http)
             body = await read_body(http, CountTokensBody, max_bytes, MAX_VALUES)
-            body.check()
+            await router.apart(body, body.check)
             await router.models.require(body.model, principal)
             tools = body.tool_use()
             check_tools(template_format(router), tools)

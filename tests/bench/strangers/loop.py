@@ -25,6 +25,7 @@ from cluster.router.router import Router
 from cluster.router.testing.fake_backend import FakeBackend
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from deploy.demo.model import demo_model
+from deploy.serving.process_setup import give_way_soon
 from tests.bench.router.serving import free_port
 from tests.bench.strangers.bodies import bodies
 from tests.bench.strangers.watching import resident_bytes
@@ -53,11 +54,10 @@ class Probe:
 
     def __init__(self) -> None:
         self.pauses: list[Pause] = []
-        self._file = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").open("rb")
+        self._file = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
 
     def _times(self) -> tuple[float, float]:
-        self._file.seek(0)
-        computing, waiting, _ = self._file.read().split()
+        computing, waiting, _ = self._file.read_text().split()
         return int(computing) / 1e9, int(waiting) / 1e9
 
     async def run(self) -> None:
@@ -77,11 +77,13 @@ class Probe:
         return max(pauses, key=lambda pause: pause.stalled)
 
 
-async def _send(url: str, listed: Path) -> dict[str, Any]:
+async def _send(url: str, listed: Path, probe: Probe) -> dict[str, Any]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.bench.strangers.sender", url, str(listed)),
         stdout=asyncio.subprocess.PIPE,
     )
+    await asyncio.sleep(2 * WAKE_SECONDS)
+    probe.longest()  # to start a process takes a while itself
     output, _ = await process.communicate()
     said: dict[str, Any] = json.loads(output)
     return said
@@ -108,14 +110,13 @@ async def _measure(directory: Path, folder: Path, only: str, at_once: int, round
     made = {kind: one for kind, one in bodies(MODEL).items() if only in kind}
     listed = folder / "calls"
     await asyncio.sleep(2)
+    give_way_soon()
     for round_number in range(rounds):
         for number, (kind, (path, body)) in enumerate(made.items()):
             file = folder / str(number)
             file.write_bytes(body)
             listed.write_text((json.dumps([path, str(file)]) + "\n") * at_once)
-            await asyncio.sleep(0.5)
-            probe.longest()
-            said = await _send(f"http://127.0.0.1:{port}", listed)
+            said = await _send(f"http://127.0.0.1:{port}", listed, probe)
             await asyncio.sleep(0.2)
             worst = probe.longest()
             held = resident_bytes(threading.get_native_id()) / MEBIBYTE
