@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-slow-clients bench-peers bench-limits bench-tenancy bench-tenants probe-tenants clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-slow-clients bench-peers bench-limits bench-tenancy bench-tenants probe-tenants bench-strangers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -157,6 +157,11 @@ bench-tenants: $(BIN)/.installed $(DEMO)/config.json
 # ARGS='--calls 1000 --samples 100' tries less.
 probe-tenants: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(BIN)/python -m tests.bench.probing $(ARGS)
+
+# The worst bodies, four of each kind at once, and 200 loads of broken adapters beside streams, on a server of
+# its own; three minutes. ARGS='--only messages --loads 0' asks for less.
+bench-strangers: $(BIN)/.installed $(DEMO)/config.json
+	$(BIN)/python -m tests.bench.strangers $(ARGS)
 
 # 200 schemas of the public suite and 100 of real tools, fetched by pip once, asked of a server of its own,
 # base and adapters, greedy and drawn; then what a form costs and saves. Half an hour on two cores.

@@ -50,6 +50,7 @@ def create_app(
         lifespan=lifespan,
         openapi_url=None,  # with keys it needs one: see document_routes
     )
+    app.state.bodies = router.bodies
     app.state.extra_parameters = ExtraParameters(router.config.lenient_parameters)
     shapes = dict.fromkeys(SGLANG_PATHS, sglang_error) | {MESSAGES: anthropic_error}
     app.add_middleware(CatchUnexpected, respond=unexpected_response(shapes))

@@ -8,7 +8,6 @@ from functools import partial
 
 import msgspec
 from fastapi import FastAPI
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -73,20 +72,6 @@ def _challenge(error: TopworkError) -> str | None:
         said = "".join(c if " " <= c <= "~" and c not in '"\\' else "?" for c in error.message)
         return f'Bearer error="{error.code}", error_description="{said[:256]}"'
     return "Bearer" if isinstance(error, Unauthorized) else None
-
-
-def validation_error(error: ValidationError) -> InvalidRequest:
-    """Return the first of pydantic's findings as our error, without the input.
-
-    Its type (`missing`, `less_than_equal`, ...) stands behind it: vLLM's clients look for it.
-    """
-    first = error.errors(include_input=False, include_url=False)[0]
-    if first["type"] == "json_invalid":
-        return InvalidRequest(f"the body is not JSON: {first['ctx']['error']}"[:500])
-    if not first["loc"]:
-        return InvalidRequest(f"the body is not what this call takes: {first['msg']}"[:500])
-    param = ".".join(str(part) for part in first["loc"])[:200]
-    return InvalidRequest(f"{param}: {first['msg']}"[:450] + f" ({first['type']})", param)
 
 
 def unexpected_response(

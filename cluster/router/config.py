@@ -56,6 +56,7 @@ class RouterConfig:
     # Web pages that may ask, in small letters; None: any, for callers have keys, or are in-process.
     allowed_origins: tuple[str, ...] | None = None
     allowed_hosts: tuple[str, ...] | None = None  # names of this server; None: any
+    body_memory: int = 64 * 1024 * 1024  # bytes of large bodies that are being read
     max_adapter_labels: int = 1000  # adapters with metric series of their own
     vllm_metrics: bool = False
     otlp_traces_endpoint: str | None = None  # None: there are no traces

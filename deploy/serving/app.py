@@ -17,6 +17,7 @@ from cluster.router.config import STANDARD_ERROR
 from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
 from deploy.engine_config import find_device
 from deploy.memory import max_replicas_of
+from deploy.models import commit_of
 from deploy.serving.haproxy.front_door import KEYS as FRONT_DOOR_KEYS
 from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.pool_deployment import pool_deployment
@@ -63,6 +64,7 @@ def _resolved(config: ServeConfig) -> ServeConfig:
     return config.model_copy(
         update={
             "model": str(model.resolve()) if model.is_dir() else config.model,
+            "revision": commit_of(config.model, config.revision),
             "served_model_name": config.base_name,
             "device": device,
             "routers": config.routers or num_routers(config, device, _resource("CPU")),

@@ -27,11 +27,12 @@ LIVE_KEYS = frozenset(
     }
 )
 # Which model the ranks hold, and how it is split: routers, pool and schedulers must agree on it.
-MODEL_KEYS = frozenset({"model", "dtype", "tp", "device"})
+MODEL_KEYS = frozenset({"model", "revision", "dtype", "tp", "device"})
 ROUTER_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_model_len", "page_size", "api_key_file"),
     *("oidc_issuer", "oidc_audience", "oidc_jwks", "oidc_rules"),
     *("anonymous", "vllm_metrics", "otlp_traces_endpoint", "request_log", "request_log_content"),
+    "body_memory",
     *("recovery_timeout", "stream_keep", "response_keep"),
     *("generation_config", "override_generation_config", "lenient_parameters"),
     *("trust_request_chat_template", "enable_prompt_tokens_details"),
@@ -52,6 +53,7 @@ SCHEDULER_KEYS = (
             *("served_model_name", "api_key_file", "anonymous"),
             *("oidc_issuer", "oidc_audience", "oidc_jwks", "oidc_rules"),
             *("vllm_metrics", "otlp_traces_endpoint", "request_log", "request_log_content"),
+            "body_memory",
             *("stream_keep", "response_keep", "tool_call_parser", "reasoning_parser"),
             *("generation_config", "override_generation_config", "lenient_parameters"),
             *("trust_request_chat_template", "enable_prompt_tokens_details"),

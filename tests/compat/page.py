@@ -50,6 +50,7 @@ def bodies() -> dict[str, type[Body]]:
             tokens=None,
             router_id="",
             request_log=None,
+            bodies=None,
         ),
     )
     models = {model.__name__: model for model in _kinds_of(Body)}

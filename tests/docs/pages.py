@@ -174,6 +174,7 @@ def served_routes() -> set[str]:
             tokens=None,
             router_id="",
             request_log=None,
+            bodies=None,
         ),
     )
     paths = create_app(router).openapi()["paths"]
