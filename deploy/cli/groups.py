@@ -27,7 +27,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Security": ("api_key_file", "usage_file", "anonymous"),
     "Cluster": (
         *("ray_address", "replicas", "max_replicas", "scale_up_delay", "scale_down_delay"),
-        *("routers", "drain_timeout", "recovery_timeout", "surge"),
+        *("routers", "drain_timeout", "recovery_timeout", "surge", "trust_rank_network"),
     ),
     "Logs, metrics, traces and recording": (
         *("log_level", "vllm_metrics", "otlp_traces_endpoint"),

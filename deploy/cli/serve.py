@@ -75,12 +75,18 @@ def environment(
     directory: Annotated[Path, typer.Option(help="Where HAProxy's files lie on each node.")] = Path(
         "~/.topwork"
     ),
+    tls: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory on each node with ca.pem, node.pem and node.key: TLS between hosts."
+        ),
+    ] = None,
 ) -> None:
     """Print what each node of a cluster needs before `ray start`: eval "$(topwork environment)"."""
     try:
         if host is not None:
             host = _address(host)
-        values = cluster_environment(directory.expanduser().absolute(), _haproxy(), host)
+        values = cluster_environment(directory.expanduser().absolute(), _haproxy(), host, tls)
     except (ConfigError, OSError, ValueError) as error:
         raise exit_for(error) from None
     for name, value in values.items():

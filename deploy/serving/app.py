@@ -16,6 +16,7 @@ from ray.serve.exceptions import RayServeException
 from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
 from deploy.engine_config import find_device
 from deploy.memory import max_replicas_of
+from deploy.serving.cluster_tls import check_rank_hosts
 from deploy.serving.pool_deployment import pool_deployment
 from deploy.serving.redeploy_scope import (
     POOL_KEYS,
@@ -38,7 +39,9 @@ def build(args: dict[str, Any]) -> Application:
     try:
         config = load_config(None, args)
         _check_http_options(config, args)
-        return application(_resolved(config))
+        resolved = _resolved(config)
+        check_rank_hosts(resolved, _gpus_of_hosts())
+        return application(resolved)
     except ConfigError as error:
         raise RayServeException(f"The application cannot be built: {error}") from None
 
@@ -102,6 +105,14 @@ def _resource(name: str) -> float:
         return 0
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return resources.get(name, 0)
+
+
+def _gpus_of_hosts() -> list[float]:
+    """Return how many GPUs each host has that lives."""
+    if not ray.is_initialized():
+        return []
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]]
 
 
 def _check_http_options(config: ServeConfig, args: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@
         path: keys.yaml
 {{- end }}
 {{- end }}
+{{- include "topwork.tlsVolumes" .root }}
 - name: probe
   configMap:
     name: {{ include "topwork.fullname" .root }}-probe
@@ -70,6 +71,7 @@
   mountPath: /etc/topwork/keys
   readOnly: true
 {{- end }}
+{{- include "topwork.tlsMount" . }}
 - name: probe
   mountPath: /etc/topwork/probe
   readOnly: true
@@ -113,4 +115,5 @@
 {{- define "topwork.initContainers" -}}
 {{- include "topwork.download" (dict "root" . "name" "model" "values" .Values.model) }}
 {{- include "topwork.download" (dict "root" . "name" "adapters" "values" .Values.adapters) }}
+{{- include "topwork.tlsInit" . }}
 {{- end }}

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.serving.cluster_tls import tls_environment
 from deploy.serving.haproxy.ports import free_ports
 
 # On a cluster, where each node has one HAProxy: of its statistics and metrics, on loopback, and of
@@ -45,16 +46,21 @@ exec {haproxy} "$@"
 )
 
 
-def cluster_environment(directory: Path, haproxy: str, host: str | None) -> dict[str, str]:
+def cluster_environment(
+    directory: Path, haproxy: str, host: str | None, tls: Path | None = None
+) -> dict[str, str]:
     """Return what every node of a cluster must have in its environment before `ray start`.
 
     Args:
         directory: for HAProxy's files on each node; is made if it is not there.
         haproxy: the program.
         host: the only address on which HAProxy listens, if it is not to be Serve's `host`.
+        tls: with this node's certificate, if hosts are to trust nothing else.
 
     Raises:
-        ValueError: if the directory's path is too long for that of a socket.
+        ValueError: if the directory's path is too long for that of a socket, or other hosts would
+            not take the certificate.
+        OSError: if a file cannot be read or written.
     """
     if len(str(directory)) > MAX_DIRECTORY:
         raise ValueError(
@@ -65,6 +71,7 @@ def cluster_environment(directory: Path, haproxy: str, host: str | None) -> dict
         ray_environment()
         | NODE_CHECKS
         | _haproxy_settings(directory, _write_script(directory, haproxy, host), PORTS)
+        | ({} if tls is None else tls_environment(tls))
     )
 
 

@@ -23,6 +23,8 @@ from ray.serve._private import haproxy
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 
 from deploy.serving.haproxy import guard
+from deploy.serving.haproxy.router_tls import with_router_tls
+from worker.tls import node_tls
 
 logger = logging.getLogger(SERVE_LOGGER_NAME)
 
@@ -106,6 +108,10 @@ class KeptHAProxy(haproxy.HAProxyApi):
         text = file.read_text().replace("option splice-request", limit)
         front = "frontend http_frontend\n"
         assert front in text, "Serve calls it something else"
+        tls = node_tls()
+        if tls is not None:
+            authority, certificate, _ = tls.files()
+            text = with_router_tls(text, str(authority), str(certificate))
         file.write_text(text.replace(front, f"{front}    {NOT_REPEATED}\n    {FORWARDED}\n"))
 
     def _initialize_directories_and_error_files(self) -> None:
