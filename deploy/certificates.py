@@ -26,6 +26,7 @@ from worker.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 CA_KEY_FILE = "ca.key"
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")  # under which a host reaches itself
+_CA_DAYS = 3650  # of a CA, so that hosts can be added to it later
 _CLOCK_SKEW = timedelta(hours=1)  # that a host's clock may be behind
 _LONGEST_CN = 64  # letters, by X.520
 
@@ -52,7 +53,8 @@ def make_certificates(
     Args:
         directory: where each host gets a folder.
         hosts: a name or an address each, or several of one host with commas between.
-        days: how long the certificates are valid, and a new CA.
+        days: how long the certificates are valid; a new CA is for ten years, if they do not ask
+            for more.
         now: from when; with a zone.
         authority_directory: of a CA that is there, if it does not lie in `directory`.
 
@@ -70,11 +72,12 @@ def make_certificates(
         raise CertificateError(f"{taken[0]} is there already: nothing is overwritten")
     if len(set(folders)) < len(folders):
         raise CertificateError("a host is named twice")
+    now = now.replace(microsecond=0)  # as certificates have it
     ends = now + timedelta(days=days)
     of_authority = directory if authority_directory is None else authority_directory
     if authority_directory is not None and not (of_authority / CA_KEY_FILE).exists():
         raise CertificateError(f"{of_authority / CA_KEY_FILE} is missing: there is no CA")
-    authority = _authority(of_authority, now, ends)
+    authority = _authority(of_authority, now, now + timedelta(days=max(days, _CA_DAYS)))
     if authority.certificate.not_valid_after_utc < ends:
         last = authority.certificate.not_valid_after_utc
         raise CertificateError(f"the CA in {of_authority} ends on {last:%F}: ask for fewer days")

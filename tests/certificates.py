@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.certificates import make_certificates
-from worker.tls import DIRECTORY_VARIABLE, node_tls
+from worker.tls import DIRECTORY_VARIABLE
 
 HOST = "127.0.0.1"
 
@@ -23,4 +23,3 @@ def use_tls(monkeypatch: pytest.MonkeyPatch, directory: Path | None) -> None:
         monkeypatch.delenv(DIRECTORY_VARIABLE, raising=False)
     else:
         monkeypatch.setenv(DIRECTORY_VARIABLE, str(directory))
-    node_tls.cache_clear()

@@ -68,28 +68,91 @@ def connect(address: tuple[str, int], secret: bytes, timeout: float) -> Connecti
 
 
 def accept(server: socket.socket, secret: bytes) -> Connection:
-    """Wait for one peer that knows the secret; drop all that do not, and all that come later.
+    """Wait for one peer that knows the secret; drop all that do not, and all others that wait.
 
     Raises:
         TimeoutError: if none has come within the server's own timeout.
     """
-    timeout = server.gettimeout()
-    end = None if timeout is None else time.monotonic() + timeout
-    strangers: list[_Stranger] = []
-    server.setblocking(False)
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(server, selectors.EVENT_READ)
-            while True:
-                friend = _listen_once(selector, server, strangers, secret, end)
-                if friend is not None:
-                    strangers.remove(friend)
-                    friend.connection.settimeout(None)
-                    return friend.connection
-    finally:
-        server.settimeout(timeout)
-        for stranger in strangers:
+    with Door(server, secret) as door:
+        return door.accept()
+
+
+class Door:
+    """Lets in those who know the secret, one after the other; a context that drops all others."""
+
+    def __init__(self, server: socket.socket, secret: bytes) -> None:
+        self._server = server
+        self._secret = secret
+        self._timeout = server.gettimeout()
+        self._strangers: list[_Stranger] = []
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> "Door":
+        self._server.setblocking(False)
+        self._selector.register(self._server, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stranger in self._strangers:
             stranger.connection.close()
+        self._selector.close()
+        self._server.settimeout(self._timeout)
+
+    def accept(self) -> Connection:
+        """Wait for the next one who knows the secret.
+
+        Raises:
+            TimeoutError: if none has come within the server's own timeout.
+        """
+        end = None if self._timeout is None else time.monotonic() + self._timeout
+        while True:
+            friend = self._listen(end)
+            if friend is not None:
+                self._selector.unregister(friend.connection)
+                self._strangers.remove(friend)
+                friend.connection.settimeout(None)
+                return friend.connection
+
+    def _listen(self, end: float | None) -> "_Stranger | None":
+        """Wait for the next news of anybody; return who has said the secret.
+
+        Raises:
+            TimeoutError: if the time `end` has passed.
+        """
+        ends = [one.deadline for one in self._strangers] + ([] if end is None else [end])
+        ready = self._selector.select(max(0.0, min(ends) - time.monotonic()) if ends else None)
+        now = time.monotonic()
+        for key, _ in ready:
+            stranger: _Stranger | None = key.data
+            if stranger is None:
+                self._let_in()
+                continue
+            is_known = stranger.listen(self._secret) if stranger in self._strangers else None
+            if is_known:
+                return stranger
+            if is_known is False:
+                self._drop(stranger)
+        for stranger in [one for one in self._strangers if one.deadline <= now]:
+            self._drop(stranger)
+        if end is not None and now > end:
+            raise TimeoutError("nobody has come who knows the secret")
+        return None
+
+    def _let_in(self) -> None:
+        try:
+            raw, _ = self._server.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # it has gone meanwhile
+            return
+        if len(self._strangers) == MAX_STRANGERS:
+            self._drop(self._strangers[0])
+        stranger = _Stranger(raw)
+        self._strangers.append(stranger)
+        self._selector.register(stranger.connection, selectors.EVENT_READ, stranger)
+
+    def _drop(self, stranger: "_Stranger") -> None:
+        self._selector.unregister(stranger.connection)
+        self._strangers.remove(stranger)
+        stranger.connection.close()
 
 
 class _Stranger:
@@ -134,57 +197,3 @@ class _Stranger:
             return LENGTH.size - len(self._said)
         length = hello_length(self._said[: LENGTH.size])
         return None if length is None else LENGTH.size + length - len(self._said)
-
-
-def _listen_once(
-    selector: selectors.BaseSelector,
-    server: socket.socket,
-    strangers: list[_Stranger],
-    secret: bytes,
-    end: float | None,
-) -> _Stranger | None:
-    """Wait for the next news of any stranger; return who has said the secret.
-
-    Raises:
-        TimeoutError: if the time `end` has passed.
-    """
-    ends = [stranger.deadline for stranger in strangers] + ([] if end is None else [end])
-    ready = selector.select(max(0.0, min(ends) - time.monotonic()) if ends else None)
-    now = time.monotonic()
-    for key, _ in ready:
-        stranger: _Stranger | None = key.data
-        if stranger is None:
-            _let_in(selector, server, strangers)
-            continue
-        is_known = stranger.listen(secret) if stranger in strangers else None
-        if is_known:
-            return stranger
-        if is_known is False:
-            _drop(selector, strangers, stranger)
-    for stranger in [one for one in strangers if one.deadline <= now]:
-        _drop(selector, strangers, stranger)
-    if end is not None and now > end:
-        raise TimeoutError("nobody has come who knows the secret")
-    return None
-
-
-def _let_in(
-    selector: selectors.BaseSelector, server: socket.socket, strangers: list[_Stranger]
-) -> None:
-    try:
-        raw, _ = server.accept()
-    except (BlockingIOError, ConnectionAbortedError):  # it has gone meanwhile
-        return
-    if len(strangers) == MAX_STRANGERS:
-        _drop(selector, strangers, strangers[0])
-    stranger = _Stranger(raw)
-    strangers.append(stranger)
-    selector.register(stranger.connection, selectors.EVENT_READ, stranger)
-
-
-def _drop(
-    selector: selectors.BaseSelector, strangers: list[_Stranger], stranger: _Stranger
-) -> None:
-    selector.unregister(stranger.connection)
-    strangers.remove(stranger)
-    stranger.connection.close()

@@ -72,7 +72,6 @@ class NodeTls:
         assert not waiting, "a handshake of TLS 1.3 has three flights"
 
 
-@cache
 def node_tls() -> NodeTls | None:
     """Return this process's TLS, None if its environment asks for none.
 
@@ -80,4 +79,7 @@ def node_tls() -> NodeTls | None:
         OSError: if it asks for one that cannot be had.
     """
     directory = os.environ.get(DIRECTORY_VARIABLE)
-    return NodeTls(Path(directory)) if directory else None
+    return _read(Path(directory)) if directory else None
+
+
+_read = cache(NodeTls)  # once in the life of a process

@@ -7,7 +7,6 @@ Here records are made and opened in memory, one thread at a time, and none waits
 import socket
 import ssl
 import threading
-from types import TracebackType
 
 _RECEIVED_BYTES = 64 * 1024  # of one look at the socket
 _SENT_BYTES = 256 * 1024  # made into records before they are sent
@@ -67,7 +66,7 @@ class TlsConnection:
         while True:
             with self._state:
                 try:
-                    return self._tls.read(len(target), target)  # type: ignore[arg-type,return-value]
+                    return self._tls.read(len(target), target)  # type: ignore[return-value]
                 except ssl.SSLWantReadError:
                     pass
                 except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
@@ -134,10 +133,5 @@ class TlsConnection:
     def __enter__(self) -> "TlsConnection":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

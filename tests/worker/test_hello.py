@@ -4,7 +4,6 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,12 +26,11 @@ FOREVER = 3600.0
 @pytest.fixture(params=["plain", "tls"])
 def tls(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path | None]:
+) -> Path | None:
     """Let both ends have certificates, or neither; the directory of the host's."""
     directory = host_certificate(tmp_path / "ca") if request.param == "tls" else None
     use_tls(monkeypatch, directory)
-    yield directory
-    node_tls.cache_clear()
+    return directory
 
 
 def set_patience(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -148,6 +146,18 @@ def test_many_strangers_make_room_for_a_friend(
             accepting.result(PATIENCE).close()
         for stranger in strangers:
             stranger.close()
+
+
+def test_friends_who_come_together_are_all_let_in(tls: Path | None) -> None:
+    with listen("127.0.0.1") as server, ThreadPoolExecutor(5) as threads:
+        coming = [threads.submit(connect, server.getsockname(), SECRET, PATIENCE) for _ in range(5)]
+        with hello.Door(server, SECRET) as door:
+            accepted = [door.accept() for _ in coming]
+        for number, friend in enumerate(coming):
+            send(friend.result(), bytes([number]))
+        assert sorted(receive(one) for one in accepted) == [bytes([n]) for n in range(5)]
+        for connection in (*accepted, *(friend.result() for friend in coming)):
+            connection.close()
 
 
 def test_a_server_that_waits_for_nobody_any_more_says_so(tls: Path | None) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from worker.channel import BadFrame, ChannelClosed, receive, send
 from worker.distributed.communicator import sum_in_pairs
 from worker.errors import GroupBroken
-from worker.hello import Connection, accept, connect
+from worker.hello import Connection, Door, connect
 
 # A rank sends a segment to all before it reads one from all, so at most two segments of a rank are
 # unread by another. Buffers for more than two mean that a send never waits for a rank that sends.
@@ -150,14 +150,15 @@ def _host_meeting(
     addresses: list[tuple[int, str, int]] = []
     with socket.create_server(meeting) as server:
         server.settimeout(timeout)
-        while len(peers) < size - 1:
-            connection = accept(server, secret)
-            connection.settimeout(timeout)
-            (said,) = _decode_addresses(receive(connection))
-            if not 0 < said[0] < size or said[0] in peers:
-                raise BadFrame(f"rank {said[0]} has come twice, or is none of {size}")
-            peers[said[0]] = connection
-            addresses.append(said)
+        with Door(server, secret) as door:
+            while len(peers) < size - 1:
+                connection = door.accept()
+                connection.settimeout(timeout)
+                (said,) = _decode_addresses(receive(connection))
+                if not 0 < said[0] < size or said[0] in peers:
+                    raise BadFrame(f"rank {said[0]} has come twice, or is none of {size}")
+                peers[said[0]] = connection
+                addresses.append(said)
     everyone = msgspec.msgpack.encode(sorted(addresses))
     for connection in peers.values():
         send(connection, everyone)
@@ -179,10 +180,11 @@ def _join_meeting(
             if other < rank:
                 peers[other] = connect((host, port), secret, timeout)
                 send(peers[other], str(rank).encode())
-        for _ in range(rank + 1, size):
-            connection = accept(server, secret)
-            connection.settimeout(timeout)
-            peers[int(receive(connection))] = connection
+        with Door(server, secret) as door:
+            for _ in range(rank + 1, size):
+                connection = door.accept()
+                connection.settimeout(timeout)
+                peers[int(receive(connection))] = connection
     return peers
 
 

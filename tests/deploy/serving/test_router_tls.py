@@ -107,4 +107,3 @@ def test_gpus_that_send_in_clear_share_a_host_unless_the_network_is_trusted(
     check_rank_hosts(config_of(trust_rank_network=True), [2, 2])
     with pytest.raises(ConfigError, match="no host has 4 GPUs, the largest has 2"):
         check_rank_hosts(config_of(), [2, 2])
-    node_tls.cache_clear()
