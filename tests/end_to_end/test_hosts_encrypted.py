@@ -52,7 +52,7 @@ ARGUMENTS: dict[str, Any] = {
 }
 # What Ray shows on its own ports, without TLS, and cannot be told to leave; docs/operations.md has
 # them. None tells a stranger more than that he has no token.
-RAYS_OWN = ("dashboard/agent.py", "runtime_env/agent/main.py")
+RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 @contextmanager

@@ -43,7 +43,8 @@ class RayHosts(Endpoint):
         """
         self.network = network
         self.ask(HEAD)
-        self._environment = {"RAY_AUTH_TOKEN": TOKEN} | environment
+        patience = {"RAY_raylet_start_wait_time_s": "120"}  # on a busy machine a start takes long
+        self._environment = {"RAY_AUTH_TOKEN": TOKEN} | patience | environment
         self._is_encrypted = is_encrypted
         self.start_head()
 
