@@ -90,7 +90,7 @@ test-cluster: $(BIN)/.installed-dev $(DEMO)/config.json
 	  tests/end_to_end/test_serve_deploy.py tests/end_to_end/test_scaling.py \
 	  tests/end_to_end/test_ray_up.py tests/end_to_end/test_prometheus.py \
 	  tests/end_to_end/test_planned_moves.py tests/end_to_end/test_hosts_lost.py \
-	  tests/end_to_end/test_host_leaves.py $(ARGS)
+	  tests/end_to_end/test_host_leaves.py tests/end_to_end/test_hosts_encrypted.py $(ARGS)
 
 # vLLM's own tests, from its source package in ~/.cache/topwork/compat, against servers of ours; half an
 # hour on two cores. ARGS='tests/tool_use' runs some, ARGS='--write' keeps the results for the page.

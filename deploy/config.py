@@ -410,6 +410,13 @@ class ServeConfig(BaseModel):
         bool,
         Field(description="Publish beyond this machine: whoever connects reads the prompts."),
     ] = False
+    trust_rank_network: Annotated[
+        bool,
+        Field(
+            description="With TLS between hosts, let one scheduler's ranks be GPUs of several: "
+            "NCCL sends in clear, so what is below must encrypt (WireGuard, IPsec)."
+        ),
+    ] = False
     routers: Annotated[
         int | None,
         Field(ge=1, description="Router replicas; default: two where cores allow, else one."),

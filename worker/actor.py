@@ -57,8 +57,11 @@ def node_ip() -> str:
 class WorkerActor:
     """One rank in its own process."""
 
-    def __init__(self, config: RankConfig, secret: bytes, group_timeout: float) -> None:
+    def __init__(
+        self, config: RankConfig, secret: bytes, group_timeout: float, on_loopback: bool = False
+    ) -> None:
         self._config = config
+        self._on_loopback = on_loopback  # whether all ranks are on this node, and meet there
         self._secret = secret
         self._group_timeout = group_timeout
         self._rank: Rank | None = None
@@ -77,8 +80,8 @@ class WorkerActor:
 
     @ray.method
     def rendezvous(self) -> tuple[str, int]:
-        """Return a (host, port) of this node that is free for the group's store."""
-        host = node_ip()
+        """Return a (host, port) of this node that is free for the ranks to meet at."""
+        host = "127.0.0.1" if self._on_loopback else node_ip()
         with socket.create_server((host, 0)) as probe:
             port: int = probe.getsockname()[1]
         return host, port
@@ -94,7 +97,9 @@ class WorkerActor:
         config = self._config
         host, port = store
         group = join_group(
-            f"tcp://{host}:{port}", config.rank, config.tp, config.device, self._group_timeout
+            *(f"tcp://{host}:{port}", config.rank, config.tp, config.device),
+            self._group_timeout,
+            self._secret,
         )
         self._rank = Rank(config, group)
         info = self._rank.load()

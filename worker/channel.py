@@ -1,17 +1,19 @@
 """Frames over a stream socket: a 4-byte little-endian length, then that many bytes.
 
 Used between scheduler and ranks, and between routers and schedulers. A connection opens with a
-shared secret, because a socket of a host is open to every process on it. Frames are opaque bytes;
-nothing is ever unpickled.
+shared secret, because a socket of a host is open to every process on it; between hosts it is behind
+TLS where the cluster has certificates. Frames are opaque bytes; nothing is ever unpickled.
 """
 
 import asyncio
-import hmac
 import socket
-import struct
+import ssl
+from collections.abc import Callable
+
+from worker.hello import HELLO_SECONDS, LENGTH, Connection, hello_length, knows_secret
+from worker.tls import node_tls
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-_LENGTH = struct.Struct("<I")
 
 
 class ChannelClosed(Exception):
@@ -23,7 +25,7 @@ class BadFrame(Exception):
 
 
 def _checked_length(header: bytes) -> int:
-    length: int = _LENGTH.unpack(header)[0]
+    length: int = LENGTH.unpack(header)[0]
     if length > MAX_FRAME_BYTES:
         raise BadFrame(f"frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
     return length
@@ -32,7 +34,7 @@ def _checked_length(header: bytes) -> int:
 def frame(payload: bytes) -> bytes:
     """Return the payload with its length in front."""
     assert len(payload) <= MAX_FRAME_BYTES, f"frame of {len(payload)} bytes"
-    return _LENGTH.pack(len(payload)) + payload
+    return LENGTH.pack(len(payload)) + payload
 
 
 def listen(host: str) -> socket.socket:
@@ -41,7 +43,7 @@ def listen(host: str) -> socket.socket:
     return server
 
 
-def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: Connection, size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
         part = connection.recv(min(size - len(parts), 1 << 20))
@@ -51,7 +53,7 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
-def receive(connection: socket.socket) -> bytes:
+def receive(connection: Connection) -> bytes:
     """Block until a whole frame has come and return its payload.
 
     Raises:
@@ -61,25 +63,9 @@ def receive(connection: socket.socket) -> bytes:
     return _receive_exactly(connection, _checked_length(_receive_exactly(connection, 4)))
 
 
-def send(connection: socket.socket, payload: bytes) -> None:
+def send(connection: Connection, payload: bytes) -> None:
     """Send one frame."""
     connection.sendall(frame(payload))
-
-
-def accept(server: socket.socket, secret: bytes) -> socket.socket:
-    """Wait for one peer that knows the secret; drop any that does not."""
-    while True:
-        connection, _ = server.accept()
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(5.0)  # a stranger that sends nothing must not block the others
-        try:
-            known = hmac.compare_digest(receive(connection), secret)
-        except (ChannelClosed, BadFrame, OSError):
-            known = False
-        if known:
-            connection.settimeout(None)
-            return connection
-        connection.close()
 
 
 class Channel:
@@ -95,9 +81,20 @@ class Channel:
         """Open a connection and present the secret.
 
         Raises:
-            OSError: if no process listens there.
+            OSError: if no process listens there, or, with TLS, if it is no host of this cluster.
         """
-        channel = cls(*await asyncio.open_connection(*address))
+        tls = node_tls()
+        if tls is None:
+            channel = cls(*await asyncio.open_connection(*address))
+        else:
+            channel = cls(
+                *await asyncio.open_connection(
+                    *address,
+                    ssl=tls.client,
+                    ssl_handshake_timeout=HELLO_SECONDS,
+                    ssl_shutdown_timeout=HELLO_SECONDS,
+                )
+            )
         channel.send(secret)
         return channel
 
@@ -107,13 +104,16 @@ class Channel:
     ) -> "Channel | None":
         """Check the secret of a peer that has just connected; None if it does not know it."""
         channel = cls(reader, writer)
+        said = None
         try:
-            async with asyncio.timeout(5.0):
-                known = hmac.compare_digest(await channel.receive(), secret)
-        except (ChannelClosed, BadFrame, TimeoutError, OSError):
-            known = False
-        if not known:
-            channel.close()
+            async with asyncio.timeout(HELLO_SECONDS):
+                length = hello_length(await reader.readexactly(LENGTH.size))
+                if length is not None:
+                    said = await reader.readexactly(length)
+        except (asyncio.IncompleteReadError, TimeoutError, OSError):
+            pass
+        if said is None or not knows_secret(said, secret):
+            writer.transport.abort()  # nobody is told anything, nor waited for
             return None
         return channel
 
@@ -138,14 +138,36 @@ class Channel:
             BadFrame: if the frame is over the size limit.
         """
         try:
-            length = _checked_length(await self._reader.readexactly(4))
+            length = _checked_length(await self._reader.readexactly(LENGTH.size))
             return await self._reader.readexactly(length)
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError) as error:
             raise ChannelClosed(str(error)) from error
 
     def close(self) -> None:
         """Close the connection; what is queued may be lost."""
         self._writer.close()
+
+
+Accepted = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+
+
+async def start_server(accepted: Accepted, host: str) -> asyncio.Server:
+    """Listen on a free port of `host`; `accepted` gets each connection, behind TLS if there is any.
+
+    Raises:
+        OSError: if there is no such address here, or no certificate where one is asked for.
+    """
+    tls = node_tls()
+    if tls is None:
+        return await asyncio.start_server(accepted, host, 0)
+    return await asyncio.start_server(
+        accepted,
+        host,
+        0,
+        ssl=tls.server,
+        ssl_handshake_timeout=HELLO_SECONDS,
+        ssl_shutdown_timeout=HELLO_SECONDS,
+    )
 
 
 def stop_listening(server: asyncio.Server) -> None:

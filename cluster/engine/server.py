@@ -34,7 +34,7 @@ from cluster.messages import (
     encode,
 )
 from cluster.request import Request
-from worker.channel import BadFrame, Channel, ChannelClosed, stop_listening
+from worker.channel import BadFrame, Channel, ChannelClosed, start_server, stop_listening
 
 logger = logging.getLogger("topwork.scheduler")
 
@@ -107,7 +107,7 @@ class EngineServer:
     async def open(self, host: str, secret: bytes) -> int:
         """Listen on a free port of `host` and return it."""
         self._secret = secret
-        self._server = await asyncio.start_server(self._accept, host, 0)
+        self._server = await start_server(self._accept, host)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 

@@ -35,6 +35,7 @@ for _name, _command, _panel in (
     ("serve", serve.serve, SERVING),
     ("check", serve.check, SERVING),
     ("environment", serve.environment, SERVING),
+    ("certificates", tools.certificates, SERVING),
     ("config-schema", serve.config_schema, SERVING),
     ("chat", chat, RUNNING),
     ("status", status, RUNNING),

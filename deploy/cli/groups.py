@@ -34,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Cluster": (
         *("ray_address", "replicas", "max_replicas", "scale_up_delay", "scale_down_delay"),
-        *("routers", "drain_timeout", "recovery_timeout", "surge"),
+        *("routers", "drain_timeout", "recovery_timeout", "surge", "trust_rank_network"),
     ),
     "Logs, metrics, traces and recording": (
         *(

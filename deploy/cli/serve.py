@@ -95,6 +95,12 @@ def environment(
         list[str] | None,
         typer.Option(help="Address or network that may have more of them; repeatable."),
     ] = None,
+    tls: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory on each node with ca.pem, node.pem and node.key: TLS between hosts."
+        ),
+    ] = None,
 ) -> None:
     """Print what each node of a cluster needs before `ray start`: eval "$(topwork environment)"."""
     try:
@@ -110,7 +116,7 @@ def environment(
             max_connections_per_address=max_connections_per_address,
             trusted_proxy=networks_of(trusted_proxy or ()),
         )
-        values = cluster_environment(directory.expanduser().absolute(), _haproxy(), door)
+        values = cluster_environment(directory.expanduser().absolute(), _haproxy(), door, tls)
     except (ConfigError, OSError, ValueError) as error:
         raise exit_for(error) from None
     for name, value in values.items():

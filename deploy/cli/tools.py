@@ -23,6 +23,35 @@ def demo_model(
     console.print(f"demo model in {made}")
 
 
+def certificates(
+    directory: Annotated[
+        Path, typer.Argument(help="For hosts' folders and the CA, made if there is none.")
+    ],
+    host: Annotated[
+        list[str],
+        typer.Argument(help="Address or name of a host; several of one host with commas between."),
+    ],
+    days: Annotated[int, typer.Option(min=1, help="How long they are valid.")] = 825,
+    ca: Annotated[
+        Path | None, typer.Option(help="Directory of a CA that is there, if not DIRECTORY.")
+    ] = None,
+) -> None:
+    """Make a certificate for each host of a cluster, and a CA for them: TLS between hosts.
+
+    DIRECTORY/HOST is what `topwork environment --tls` wants on that host. Nothing is overwritten.
+    """
+    from datetime import UTC, datetime
+
+    from deploy.certificates import CertificateError, make_certificates
+
+    try:
+        folders = make_certificates(directory, tuple(host), days, datetime.now(UTC), ca)
+    except (CertificateError, OSError) as error:
+        raise exit_for(error) from None
+    for folder in folders:
+        console.print(f"{folder}", soft_wrap=True, highlight=False)
+
+
 def replay(
     files: Annotated[
         list[Path], typer.Argument(help="Files that --record wrote, the older one (FILE.1) first.")

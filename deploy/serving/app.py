@@ -18,6 +18,7 @@ from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
 from deploy.engine_config import find_device
 from deploy.memory import max_replicas_of
 from deploy.models import commit_of
+from deploy.serving.cluster_tls import check_rank_hosts
 from deploy.serving.haproxy.front_door import KEYS as FRONT_DOOR_KEYS
 from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.pool_deployment import pool_deployment
@@ -43,7 +44,9 @@ def build(args: dict[str, Any]) -> Application:
         config = load_config(None, args)
         _check_http_options(config, args)
         _check_front_door(config, args)
-        return application(_resolved(config))
+        resolved = _resolved(config)
+        check_rank_hosts(resolved, _gpus_of_hosts())
+        return application(resolved)
     except ConfigError as error:
         raise RayServeException(f"The application cannot be built: {error}") from None
 
@@ -122,6 +125,14 @@ def _resource(name: str) -> float:
         return 0
     resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return resources.get(name, 0)
+
+
+def _gpus_of_hosts() -> list[float]:
+    """Return how many GPUs each host has that lives."""
+    if not ray.is_initialized():
+        return []
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]]
 
 
 def _check_http_options(config: ServeConfig, args: dict[str, Any]) -> None:

@@ -30,9 +30,11 @@ from worker.protocol import RankConfig, RankInfo
 class WorkerActor(worker.actor.WorkerActor):
     """A rank that finds the model on its own node, which may not be the scheduler's."""
 
-    def __init__(self, config: RankConfig, secret: bytes, group_timeout: float) -> None:
+    def __init__(
+        self, config: RankConfig, secret: bytes, group_timeout: float, on_loopback: bool
+    ) -> None:
         restore_cpu_priority()  # and that of the threads that compute, which this one starts
-        super().__init__(_with_local_model(config), secret, group_timeout)
+        super().__init__(_with_local_model(config), secret, group_timeout, on_loopback)
 
 
 def _with_local_model(config: RankConfig) -> RankConfig:
@@ -55,6 +57,7 @@ class LaunchConfig:
     rank: RankConfig
     secret: bytes
     group_timeout: float  # seconds a collective may take
+    on_loopback: bool  # whether all ranks share a host, and nobody else is to see what they send
 
 
 class ActorRank:
@@ -111,7 +114,13 @@ class ActorLauncher:
     def _start(self, rank: int) -> Any:
         config = replace(self._config.rank, rank=rank)
         gpus = 1 if config.device == "cuda" else 0
-        threads = str(config.num_threads or 1)
+        # Both must be set before torch is imported: spinning thread pools starve each other.
+        variables = {
+            "OMP_NUM_THREADS": str(config.num_threads or 1),
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        if self._config.on_loopback:
+            variables["NCCL_SOCKET_IFNAME"] = "lo"
         return WorkerProcess.options(
             num_cpus=0 if gpus else ONE_CPU,
             num_gpus=gpus,
@@ -119,9 +128,10 @@ class ActorLauncher:
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group=self._group, placement_group_bundle_index=1 + rank
             ),
-            # Both must be set before torch is imported: spinning thread pools starve each other.
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}},
-        ).remote(config, self._config.secret, self._config.group_timeout)
+            runtime_env={"env_vars": variables},
+        ).remote(
+            *(config, self._config.secret, self._config.group_timeout, self._config.on_loopback)
+        )
 
     async def kill(self, *, at_once: bool) -> None:
         """End every process of the last launch, with time to end by itself or `at_once`."""

@@ -8,6 +8,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.api.http import REQUEST_ID_HEADER, safe_id
+from deploy.serving.router_tls import demand_certificates
 from deploy.serving.running_calls import CALLS, CountCalls
 
 
@@ -27,5 +28,9 @@ class SafeRequestIds:
 
 
 def middlewares() -> list[Middleware]:
-    """Return what Serve is to put around its own middleware, as it asks for it."""
+    """Return what Serve is to put around its own middleware, as it asks for it.
+
+    It asks right before it starts the server.
+    """
+    demand_certificates()
     return [Middleware(SafeRequestIds), Middleware(CountCalls, calls=CALLS)]

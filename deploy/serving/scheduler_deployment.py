@@ -21,6 +21,7 @@ from cluster.engine.kv_event_publisher import offset_port
 from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from deploy.config import ServeConfig
+from deploy.serving.cluster_tls import ranks_stay_on_one_host
 from deploy.serving.launcher import ActorLauncher, LaunchConfig
 from deploy.serving.lifecycle.watchdog import Watchdog
 from deploy.serving.pool_client import PoolClient
@@ -65,7 +66,12 @@ class SchedulerReplica:
         group = ray.util.get_current_placement_group()
         assert group is not None, "the deployment asks for a placement group"
         launcher = ActorLauncher(
-            LaunchConfig(settings.rank, secrets.token_bytes(32), settings.group_timeout),
+            LaunchConfig(
+                settings.rank,
+                secrets.token_bytes(32),
+                settings.group_timeout,
+                on_loopback=ranks_stay_on_one_host(self._config),
+            ),
             group,
         )
         number = serve.get_replica_context().rank.rank
@@ -144,7 +150,7 @@ def scheduler_deployment(config: ServeConfig) -> Deployment:
         max_constructor_retry_count=3,
         ray_actor_options={"num_cpus": ONE_CPU},
         placement_group_bundles=[{"CPU": ONE_CPU}, *([bundle] * config.tp)],
-        placement_group_strategy="PACK",
+        placement_group_strategy="STRICT_PACK" if ranks_stay_on_one_host(config) else "PACK",
         health_check_period_s=2,
         graceful_shutdown_timeout_s=config.drain_timeout + END_TIMEOUT,
         graceful_shutdown_wait_loop_s=0.2,

@@ -63,6 +63,7 @@
 - name: RAY_gcs_rpc_server_reconnect_timeout_s
   value: "600"
 {{- end }}
+{{- include "topwork.tlsEnvironment" . }}
 {{- end }}
 
 {{- define "topwork.environment" -}}

@@ -35,7 +35,9 @@ env:
     value: /home/topwork
   - name: USER
     value: topwork
+  {{- include "topwork.tlsEnvironment" . | nindent 2 }}
 volumeMounts:
+  {{- include "topwork.tlsMount" . | nindent 2 }}
   - name: tmp
     mountPath: /tmp
   - name: home

@@ -47,6 +47,7 @@
         path: rules.yaml
 {{- end }}
 {{- end }}
+{{- include "topwork.tlsVolumes" .root }}
 - name: probe
   configMap:
     name: {{ include "topwork.fullname" .root }}-probe
@@ -85,6 +86,7 @@
   mountPath: /etc/topwork/rules
   readOnly: true
 {{- end }}
+{{- include "topwork.tlsMount" . }}
 - name: probe
   mountPath: /etc/topwork/probe
   readOnly: true
@@ -128,4 +130,5 @@
 {{- define "topwork.initContainers" -}}
 {{- include "topwork.download" (dict "root" . "name" "model" "values" .Values.model) }}
 {{- include "topwork.download" (dict "root" . "name" "adapters" "values" .Values.adapters) }}
+{{- include "topwork.tlsInit" . }}
 {{- end }}

@@ -92,6 +92,13 @@ class RayValues(Part):
             "operator makes one."
         ),
     ] = ""
+    tlsSecret: Annotated[
+        str,
+        Field(
+            description="Secret with ca.pem and ca.key, as `topwork certificates` makes them: each "
+            "pod makes itself a certificate, and what passes between pods is encrypted."
+        ),
+    ] = ""
     faultTolerance: Annotated[FaultToleranceValues, Field(description="Of the head.")] = (
         FaultToleranceValues()
     )

@@ -271,6 +271,7 @@ def join_in_threads(size: int, timeout: float) -> list[Communicator]:
     address = free_address()
     with ThreadPoolExecutor(size) as threads:
         joining = [
-            threads.submit(join_group, address, rank, size, "cpu", timeout) for rank in range(size)
+            threads.submit(join_group, address, rank, size, "cpu", timeout, b"secret")
+            for rank in range(size)
         ]
         return [place.result() for place in joining]

@@ -13,13 +13,13 @@ from worker.channel import (
     BadFrame,
     Channel,
     ChannelClosed,
-    accept,
     frame,
     listen,
     receive,
     send,
     stop_listening,
 )
+from worker.hello import accept
 
 
 @pytest.fixture

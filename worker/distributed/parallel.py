@@ -19,14 +19,17 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from worker.distributed.communicator import Communicator, SingleRank, sum_in_pairs
 from worker.distributed.shared_group import share_memory
-from worker.distributed.socket_group import SocketGroup
+from worker.distributed.socket_group import SocketGroup, address_towards
 from worker.errors import GroupBroken
 
 
-def join_group(address: str, rank: int, size: int, device: str, timeout: float) -> Communicator:
+def join_group(
+    address: str, rank: int, size: int, device: str, timeout: float, secret: bytes
+) -> Communicator:
     """Join the group of processes that meets at `address` by the fastest way for its devices.
 
-    The arguments are those of `TorchGroup`.
+    The arguments are those of `TorchGroup`, and a secret that all ranks know: on CPUs nobody else
+    gets into the group. NCCL's connections know neither secrets nor TLS.
 
     Raises:
         GroupBroken: if the others do not come in time.
@@ -35,14 +38,7 @@ def join_group(address: str, rank: int, size: int, device: str, timeout: float) 
         return SingleRank()
     if torch.device(device).type == "cuda":
         return TorchGroup(address, rank, size, device, timeout)
-    host, port = _host_and_port(address)
-    limit = timedelta(seconds=timeout)
-    try:
-        store = _store(host, port, rank, size, limit)
-        own_host = address_towards(host, port)
-    except (OSError, RuntimeError) as error:
-        raise GroupBroken(f"rank {rank} could not join {address}: {error}") from error
-    return share_memory(SocketGroup(store, rank, size, own_host, timeout))
+    return share_memory(SocketGroup(_host_and_port(address), rank, size, timeout, secret))
 
 
 class _Backend(Protocol):
@@ -155,15 +151,6 @@ def _store(host: str, port: int, rank: int, size: int, limit: timedelta) -> Stor
     return TCPStore(
         host, port, size, True, timeout=limit, master_listen_fd=server.detach(), use_libuv=True
     )
-
-
-def address_towards(host: str, port: int) -> str:
-    """Return this host's own address on its route to another; sends nothing."""
-    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        own: str = probe.getsockname()[0]
-    return own
 
 
 def _gloo(store: Store, rank: int, size: int, own: str, limit: timedelta) -> _Backend:

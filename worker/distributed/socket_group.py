@@ -1,23 +1,25 @@
 """All-reduce over TCP: a group whose ranks are processes on CPUs, each connected to every other.
 
 An exchange of small tensors takes tens of microseconds where gloo takes hundreds: each rank sends
-its tensor to all others and sums what arrives itself. Ranks find each other by a store of keys and
-values that the caller gives.
+its tensor to all others and sums what arrives itself. Ranks find each other through rank 0, whose
+address they are told. Every connection begins with the group's secret, behind TLS where the host
+has certificates (worker.hello).
 """
 
-import secrets
 import select
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
-from worker.channel import BadFrame, ChannelClosed, accept, receive, send
+from worker.channel import BadFrame, ChannelClosed, receive, send
 from worker.distributed.communicator import sum_in_pairs
 from worker.errors import GroupBroken
+from worker.hello import Connection, Door, connect
 
 # A rank sends a segment to all before it reads one from all, so at most two segments of a rank are
 # unread by another. Buffers for more than two mean that a send never waits for a rank that sends.
@@ -25,26 +27,25 @@ _SEGMENT_BYTES = 64 * 1024
 _BUFFER_BYTES = 4 * _SEGMENT_BYTES
 
 
-class Store(Protocol):
-    """Keys and values that all ranks see; `get` waits until the key is set."""
+_RETRY_SECONDS = 0.02  # between two looks whether rank 0 is there
 
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
+_decode_addresses = msgspec.msgpack.Decoder(tuple[tuple[int, str, int], ...]).decode
 
 
 class SocketGroup:
     """One rank of such a group."""
 
-    def __init__(self, store: Store, rank: int, size: int, own_host: str, timeout: float) -> None:
+    def __init__(
+        self, meeting: tuple[str, int], rank: int, size: int, timeout: float, secret: bytes
+    ) -> None:
         """Connect to all other ranks.
 
         Args:
-            store: where the ranks tell each other their addresses.
+            meeting: (host, port) of rank 0, which listens there until all have come.
             rank: this rank.
             size: ranks in the group.
-            own_host: the address of this host at which the others reach it.
             timeout: seconds that any call, this one included, may wait for another rank.
+            secret: that all ranks know, and nobody else.
 
         Raises:
             GroupBroken: if another rank does not come in time.
@@ -52,10 +53,9 @@ class SocketGroup:
         self.rank = rank
         self.size = size
         self.timeout = timeout
-        self._store = store  # may live in this process, and others may still need it
         try:
-            self._peers = _connect(store, rank, size, own_host, timeout)
-        except (OSError, RuntimeError, ChannelClosed, BadFrame) as error:
+            self._peers = _connect(meeting, rank, size, timeout, secret)
+        except (OSError, ChannelClosed, BadFrame, msgspec.DecodeError) as error:
             raise GroupBroken(f"rank {rank} could not join: {error}") from error
         self._rank_by_file = {peer.fileno(): other for other, peer in self._peers.items()}
         self._poll = select.poll()
@@ -127,26 +127,13 @@ def _failing_as_group(rank: int) -> Iterator[None]:
 
 
 def _connect(
-    store: Store, rank: int, size: int, own_host: str, timeout: float
-) -> dict[int, socket.socket]:
+    meeting: tuple[str, int], rank: int, size: int, timeout: float, secret: bytes
+) -> dict[int, Connection]:
     """Return a connection to every other rank: opened to lower ranks, accepted from higher."""
     if rank == 0:
-        store.set("secret", secrets.token_hex(32))
-    peers: dict[int, socket.socket] = {}
-    with socket.create_server((own_host, 0)) as server:
-        server.settimeout(timeout)
-        store.set(f"port/{rank}", f"{server.getsockname()[1]}")
-        store.set(f"host/{rank}", own_host)
-        secret = store.get("secret")
-        for other in range(rank):
-            address = store.get(f"host/{other}").decode(), int(store.get(f"port/{other}"))
-            peers[other] = socket.create_connection(address, timeout)
-            send(peers[other], secret)
-            send(peers[other], str(rank).encode())
-        for _ in range(rank + 1, size):
-            connection = accept(server, secret)
-            connection.settimeout(timeout)
-            peers[int(receive(connection))] = connection
+        peers = _host_meeting(meeting, size, timeout, secret)
+    else:
+        peers = _join_meeting(meeting, rank, size, timeout, secret)
     for connection in peers.values():
         connection.settimeout(timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -155,12 +142,79 @@ def _connect(
     return dict(sorted(peers.items()))
 
 
+def _host_meeting(
+    meeting: tuple[str, int], size: int, timeout: float, secret: bytes
+) -> dict[int, Connection]:
+    """Let all other ranks come, and tell each of them where the others listen."""
+    peers: dict[int, Connection] = {}
+    addresses: list[tuple[int, str, int]] = []
+    with socket.create_server(meeting) as server:
+        server.settimeout(timeout)
+        with Door(server, secret) as door:
+            while len(peers) < size - 1:
+                connection = door.accept()
+                connection.settimeout(timeout)
+                (said,) = _decode_addresses(receive(connection))
+                if not 0 < said[0] < size or said[0] in peers:
+                    raise BadFrame(f"rank {said[0]} has come twice, or is none of {size}")
+                peers[said[0]] = connection
+                addresses.append(said)
+    everyone = msgspec.msgpack.encode(sorted(addresses))
+    for connection in peers.values():
+        send(connection, everyone)
+    return peers
+
+
+def _join_meeting(
+    meeting: tuple[str, int], rank: int, size: int, timeout: float, secret: bytes
+) -> dict[int, Connection]:
+    """Go to rank 0, and from there to the others."""
+    first = _connect_when_there(meeting, secret, timeout)
+    own_host = address_towards(*meeting)
+    with socket.create_server((own_host, 0)) as server:
+        server.settimeout(timeout)
+        own = (rank, own_host, server.getsockname()[1])
+        send(first, msgspec.msgpack.encode((own,)))
+        peers = {0: first}
+        for other, host, port in _decode_addresses(receive(first)):
+            if other < rank:
+                peers[other] = connect((host, port), secret, timeout)
+                send(peers[other], str(rank).encode())
+        with Door(server, secret) as door:
+            for _ in range(rank + 1, size):
+                connection = door.accept()
+                connection.settimeout(timeout)
+                peers[int(receive(connection))] = connection
+    return peers
+
+
+def address_towards(host: str, port: int) -> str:
+    """Return this host's own address on its route to another; sends nothing."""
+    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        own: str = probe.getsockname()[0]
+    return own
+
+
+def _connect_when_there(meeting: tuple[str, int], secret: bytes, timeout: float) -> Connection:
+    """Connect to rank 0, which may not listen yet."""
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            return connect(meeting, secret, timeout)
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_RETRY_SECONDS)
+
+
 def _bytes_of(x: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor."""
     return x.view(-1).view(torch.uint8).numpy().data
 
 
-def _fill(connection: socket.socket, target: memoryview) -> None:
+def _fill(connection: Connection, target: memoryview) -> None:
     """Receive as many bytes as `target` holds."""
     while target:
         received = connection.recv_into(target)

@@ -15,7 +15,8 @@ from typing import Protocol
 
 import msgspec
 
-from worker.channel import ChannelClosed, accept, receive, send
+from worker.channel import ChannelClosed, receive, send
+from worker.hello import Connection, accept
 from worker.protocol import StepReply
 
 
@@ -50,7 +51,7 @@ def serve_steps(rank: StepRunner, server: socket.socket, secret: bytes) -> None:
             replies.end()
 
 
-def _serve(rank: StepRunner, connection: socket.socket, replies: "_Replies") -> None:
+def _serve(rank: StepRunner, connection: Connection, replies: "_Replies") -> None:
     for step in count(1):
         try:
             frame = receive(connection)
@@ -73,7 +74,7 @@ class _Replies:
     the rest is sent at once.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._queue: SimpleQueue[tuple[int, StartedStep] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.serving.cluster_tls import tls_environment
 from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.haproxy.ports import free_ports
 
@@ -37,16 +38,21 @@ exec {haproxy} "$@"
 )
 
 
-def cluster_environment(directory: Path, haproxy: str, door: FrontDoor) -> dict[str, str]:
+def cluster_environment(
+    directory: Path, haproxy: str, door: FrontDoor, tls: Path | None = None
+) -> dict[str, str]:
     """Return what every node of a cluster must have in its environment before `ray start`.
 
     Args:
         directory: for HAProxy's files on each node; is made if it is not there.
         haproxy: the program.
         door: what an operator says of where clients come in.
+        tls: with this node's certificate, if hosts are to trust nothing else.
 
     Raises:
-        ValueError: if the directory's path is too long for that of a socket.
+        ValueError: if the directory's path is too long for that of a socket, or other hosts would
+            not take the certificate.
+        OSError: if a file cannot be read or written.
     """
     if len(str(directory)) > MAX_DIRECTORY:
         raise ValueError(
@@ -58,6 +64,7 @@ def cluster_environment(directory: Path, haproxy: str, door: FrontDoor) -> dict[
         | NODE_CHECKS
         | _haproxy_settings(directory, _write_script(directory, haproxy), PORTS)
         | door.environment()
+        | ({} if tls is None else tls_environment(tls))
     )
 
 

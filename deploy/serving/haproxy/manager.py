@@ -26,7 +26,9 @@ from deploy.serving.haproxy import guard
 from deploy.serving.haproxy.certificate_watcher import CertificateWatcher
 from deploy.serving.haproxy.configuration import Limits, configured
 from deploy.serving.haproxy.front_door import FrontDoor
+from deploy.serving.haproxy.router_tls import link_certificate, with_router_tls
 from deploy.serving.process_setup import set_log_level
+from worker.tls import node_tls
 
 logger = logging.getLogger(SERVE_LOGGER_NAME)
 
@@ -100,7 +102,13 @@ class KeptHAProxy(haproxy.HAProxyApi):
             certificate=None if self._certificate is None else self._certificate.target,
             per_address=self.cfg.maxconn // 4 if most is None else most,
         )
-        file.write_text(configured(file.read_text(), self._door, limits))
+        text = configured(file.read_text(), self._door, limits)
+        tls = node_tls()
+        if tls is not None:
+            authority, certificate, key = tls.files()
+            link = link_certificate(file.parent, certificate, key)
+            text = with_router_tls(text, str(authority), str(link))
+        file.write_text(text)
 
     def _initialize_directories_and_error_files(self) -> None:
         super()._initialize_directories_and_error_files()

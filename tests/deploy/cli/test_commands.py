@@ -15,7 +15,7 @@ from tests.deploy.cli.command_line import topwork
 from tests.patience import PATIENCE
 
 COMMANDS = {
-    *("serve", "check", "environment", "config-schema"),
+    *("serve", "check", "environment", "certificates", "config-schema"),
     *("chat", "status", "adapters"),
     *("bench", "replay", "demo-model"),
 }

@@ -95,6 +95,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "kv_events_replay_endpoint": ("tcp://127.0.0.1:5558", "Scheduler"),
     "kv_events_topic": ("t", "Scheduler"),
     "kv_events_public": (True, "Scheduler"),
+    "trust_rank_network": (True, "Scheduler"),
     "routers": (2, ""),
     "ray_address": ("10.0.0.1:6379", ""),
     "record": ("/log", "Scheduler"),

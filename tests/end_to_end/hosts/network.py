@@ -40,7 +40,8 @@ class Network:
         (directory / "authorized_keys").write_text(self.key.with_suffix(".pub").read_text())
         known = "".join(f"{address} {name}\n" for name, address in self._address.items())
         (directory / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
-        (directory / "shared").mkdir()
+        self.shared = directory / "shared"  # which all hosts see as /shared
+        self.shared.mkdir()
 
     def __enter__(self) -> "Network":
         self._add_namespace(self._switch)

@@ -27,22 +27,25 @@ SCHEDULER = "ray::ServeReplica:topwork:Scheduler"
 RANK = "ray::WorkerActor"
 PORT = 8000
 GCS_PORT = 6379
+TOKEN = "of a test, and of nobody else: 0123456"
 
 
 class RayHosts(Endpoint):
     """A head that computes nothing, and hosts that join it."""
 
-    def __init__(self, network: Network, **environment: str) -> None:
+    def __init__(self, network: Network, *, is_encrypted: bool = False, **environment: str) -> None:
         """Start the head, whose HAProxy clients ask at first.
 
         Args:
             network: of all hosts.
+            is_encrypted: whether hosts have certificates and trust nothing else.
             environment: more of it, for Ray on every host.
         """
         self.network = network
         self.ask(HEAD)
-        token = "of a test, and of nobody else: 0123456"
-        self._environment = {"RAY_AUTH_TOKEN": token} | environment
+        patience = {"RAY_raylet_start_wait_time_s": "120"}  # on a busy machine a start takes long
+        self._environment = {"RAY_AUTH_TOKEN": TOKEN} | patience | environment
+        self._is_encrypted = is_encrypted
         self.start_head()
 
     def ask(self, name: str) -> None:
@@ -55,10 +58,10 @@ class RayHosts(Endpoint):
         Ray is started again whenever it ends, as a service is: Ray 2.60's GCS aborts, sometimes,
         when a placement group over several hosts is removed after a head has come back.
         """
-        address, host = self.network.address(HEAD), self.network.start(HEAD)
+        host = self.network.start(HEAD)
         start = self._command(
             *(HEAD, "--head", "--block", f"--port={GCS_PORT}", "--num-cpus=0"),
-            *(f"--dashboard-host={address}", "--object-store-memory=200000000"),
+            *(f"--dashboard-host={self._dashboard}", "--object-store-memory=200000000"),
         )
         log = "/root/head.log"
         self._run(
@@ -86,10 +89,20 @@ class RayHosts(Endpoint):
 
     def _run(self, host: Host, command: str) -> str:
         exports = "".join(f"export {key}={value!r}; " for key, value in self._environment.items())
-        path = f"export PATH={BIN}:$PATH PYTHONPATH={ROOT}"
+        prepare = f"export PATH={BIN}:$PATH PYTHONPATH={ROOT}"
+        asked = "topwork environment"
+        if self._is_encrypted:
+            made = f"/shared/tls/{host.address}"
+            prepare += f"; [ -d {made} ] || topwork certificates /shared/tls {host.address} || exit"
+            asked += f" --tls {made}"
         return host.run(
-            "bash", "-c", f'{path}; eval "$(topwork environment)"; {exports}{command}', timeout=240
+            "bash", "-c", f'{prepare}; eval "$({asked})"; {exports}{command}', timeout=240
         )
+
+    @property
+    def _dashboard(self) -> str:
+        """Where the dashboard listens: not on the network where that is not to be trusted."""
+        return "127.0.0.1" if self._is_encrypted else self.network.address(HEAD)
 
     @property
     def _head_address(self) -> str:
@@ -113,7 +126,7 @@ class RayHosts(Endpoint):
         host = self.network.hosts[HEAD]
         write = host.command("sh", "-c", "cat > /root/serve.yaml")
         subprocess.run(write, input=yaml.safe_dump(document), text=True, check=True)
-        dashboard = f"http://{self.network.address(HEAD)}:8265"
+        dashboard = f"http://{self._dashboard}:8265"
         self._run(host, f"serve deploy /root/serve.yaml -a {dashboard}")
 
     def empty(self, name: str) -> None:

@@ -1,7 +1,6 @@
 """What each process of `test_parallel` does; in a module of its own so that it can be spawned."""
 
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing.connection import Connection
 
 import torch
@@ -9,12 +8,13 @@ import torch
 from kernels.native.library import native_library
 from tests.patience import PATIENCE
 from worker.distributed.communicator import Communicator
-from worker.distributed.parallel import TorchGroup, _store, join_group
+from worker.distributed.parallel import TorchGroup, join_group
 from worker.distributed.shared_group import SharedGroup
 from worker.distributed.socket_group import SocketGroup
 from worker.errors import GroupBroken
 
 WIDTHS = (3, 2, 2)
+SECRET = b"of a group of ranks"
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,8 @@ def run_member(addresses: tuple[str, ...], rank: int, size: int, pipe: Connectio
         findings = [_use(torchs)]
         del torchs
         host, _, port = addresses[1].removeprefix("tcp://").partition(":")
-        store = _store(host, int(port), rank, size, timedelta(seconds=PATIENCE))
-        findings.append(_use(SocketGroup(store, rank, size, host, 20.0)))
-        joined = join_group(addresses[2], rank, size, "cpu", 20.0)
+        findings.append(_use(SocketGroup((host, int(port)), rank, size, 20.0, SECRET)))
+        joined = join_group(addresses[2], rank, size, "cpu", 20.0, SECRET)
         assert isinstance(joined, SocketGroup if native_library() is None else SharedGroup)
         findings.append(_use(joined))
     pipe.send([(f.sums, f.gathered, f.large, f.failure) for f in findings])

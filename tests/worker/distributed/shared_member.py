@@ -27,7 +27,7 @@ def run_member(
     """Join, tell which kind of group it is, do the task and stay alive until killed."""
     torch.set_num_threads(1)
     with torch.inference_mode():
-        group = join_group(address, rank, size, "cpu", timeout)
+        group = join_group(address, rank, size, "cpu", timeout, b"secret")
         pipe.send(type(group).__name__)
         pipe.send(task(group))
         pipe.recv()

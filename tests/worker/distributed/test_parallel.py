@@ -117,11 +117,11 @@ def test_processes_sum_in_pairs_and_notice_one_that_leaves(size):
 
 def test_a_rank_that_never_joins_is_not_waited_for_forever():
     with pytest.raises(GroupBroken, match="could not join"):
-        join_group(free_address(), 1, 2, "cpu", 0.2)
+        join_group(free_address(), 1, 2, "cpu", 0.2, b"secret")
 
 
 def test_a_group_of_one_process_needs_no_address():
-    assert isinstance(join_group("", 0, 1, "cpu", 1.0), SingleRank)
+    assert isinstance(join_group("", 0, 1, "cpu", 1.0, b"secret"), SingleRank)
 
 
 @pytest.mark.parametrize(("device", "index"), [("cuda", 0), ("cuda:3", 3)])
