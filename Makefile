@@ -148,7 +148,7 @@ bench-adapters: $(BIN)/.installed $(DEMO)/config.json
 bench-trainer: $(BIN)/.installed $(DEMO)/config.json
 	$(BIN)/python -m tests.bench.trainer $(ARGS)
 
-# A tenant that asks little, beside one that asks for ten times its share; half an hour.
+# A tenant that asks little, beside one that asks for ten times its share.
 # ARGS='--only warm --rounds 2' asks for less, ARGS='--json FILE' writes all that was measured.
 bench-tenants: $(BIN)/.installed $(DEMO)/config.json
 	$(BIN)/python -m tests.bench.tenants $(ARGS)

@@ -84,8 +84,8 @@ class Victim:
             self.complete(name, prompt(0))
             entry = self.client.get(f"/v1/adapters/{name}").raise_for_status().json()
             self.digests.append(entry["digest"])
-        body: dict[str, Any] = {"model": "smollm2", "input": prompt(1), "max_output_tokens": 8}
-        reply = self._post("/v1/responses", body | {"store": True})
+        asked = {"model": "smollm2", "input": prompt(1), "max_output_tokens": 8, "store": True}
+        reply = self._post("/v1/responses", asked)
         self.ids["response"] = reply.json()["id"]
         self.ids["stream"] = self._stream_id()
         self.num_cached = self.complete("smollm2", prompt(0))["cached"]
