@@ -153,7 +153,12 @@ class Until:
 def test_a_key_that_is_removed_is_refused_by_every_router_while_load_goes_on(
     server: Server, path: Path
 ) -> None:
+    def have_all_counted() -> bool:
+        assert status(server, "nobodys-secret") == 401
+        return len(refusals(server)) == NUM_ROUTERS
+
     figures = []
+    wait_for(have_all_counted)
     with Load(server) as load:
         for number in range(NUM_ROUNDS):
             old, new = f"secret-number-{number}", f"secret-number-{number + 1}"
@@ -165,7 +170,6 @@ def test_a_key_that_is_removed_is_refused_by_every_router_while_load_goes_on(
             gone = Until(server, old, 401, begun, 2 * SECONDS)
             there = Until(server, new, 200, begun, 2 * SECONDS)
             figures.append((gone.wait(), there.wait()))
-            assert len(before) == NUM_ROUTERS, before
 
             def have_all_refused(old: str = old, before: dict[str, float] = before) -> bool:
                 assert status(server, old) == 401
