@@ -135,7 +135,7 @@ def test_every_container_of_a_cluster_has_the_environment_that_ray_needs(tmp_pat
 def test_haproxy_is_told_of_the_front_door_what_the_configuration_says() -> None:
     keys = {"max_connections_per_address": 0, "trusted_proxy": ["10.0.0.0/8"]}
     values = values_of("minimal-cpu")
-    values["topwork"] |= keys
+    values["topwork"] = values.get("topwork", {}) | keys
     pods = pod_templates(render(values))
     for component in ("head", "router"):
         (container,) = pods[component]["spec"]["containers"]
