@@ -36,7 +36,7 @@ class ModelResolver:
     def __init__(self, base_name: str, backend: Backend) -> None:
         self._base_name = base_name
         self._backend = backend
-        self._absent = AbsentNames(backend.absent)
+        self._absent = AbsentNames(lambda names: backend.absent(names))
 
     async def require(self, name: str, principal: Principal) -> None:
         """Check that the caller may use a model; nothing is read for it.
