@@ -37,7 +37,7 @@ from worker.model_config import ModelConfig
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
-MAX_CONFIG_BYTES = 4 * 1024 * 1024
+MAX_CONFIG_BYTES = 1024 * 1024
 PARAM = "lora_path"  # of the call that names the directory
 
 _ELEMENTS_AT_ONCE = 1 << 18  # of tensors that are looked at together

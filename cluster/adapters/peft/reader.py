@@ -5,6 +5,7 @@ kinds are judged by `checks`. Blocks on the disk, so call it in a thread; severa
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +25,7 @@ from cluster.adapters.peft.checks import (
     check_layout,
 )
 from cluster.adapters.peft.files import confine, open_regular_file, stamp
-from cluster.adapters.peft.safetensors_file import MAX_HEADER_BYTES
+from cluster.adapters.peft.safetensors_file import header_size
 from cluster.adapters.peft.strict_json import parse_object
 from cluster.adapters.records import Outline, Source
 from cluster.errors import InvalidAdapter, NotFound
@@ -66,19 +67,26 @@ class AdapterReader:
             NotFound: if there is no such directory.
             InvalidAdapter: naming the keys at fault.
         """
-        return self._read(source, whole=False)[0]
+        return self._read(source, None)[0]
 
-    def whole(self, source: Source) -> tuple[Outline, Adapter]:
+    def whole(
+        self, source: Source, take: Callable[[int], None] = lambda _: None
+    ) -> tuple[Outline, Adapter]:
         """Read and check all of it.
+
+        `take` is told how many bytes the tensors have, once all that is before them is right and
+        before one is read; it may wait.
 
         Raises:
             NotFound, InvalidAdapter: as `outline`; also if it is written to meanwhile.
         """
-        outline, adapter = self._read(source, whole=True)
+        outline, adapter = self._read(source, take)
         assert adapter is not None, "asked for the whole"
         return outline, adapter
 
-    def _read(self, source: Source, *, whole: bool) -> tuple[Outline, Adapter | None]:
+    def _read(
+        self, source: Source, take: Callable[[int], None] | None
+    ) -> tuple[Outline, Adapter | None]:
         path = Path(source.path)
         try:
             confine(source.path, source.roots)
@@ -95,7 +103,8 @@ class AdapterReader:
                 num_payload_bytes = max(0, os.fstat(weights.fileno()).st_size - len(head))
                 adapter = None
                 kept = self._kept(config_bytes, head, num_payload_bytes)
-                if whole:
+                if take is not None:
+                    take(num_payload_bytes)
                     payload = weights.read(num_payload_bytes)
                     if len(payload) < num_payload_bytes:
                         raise InvalidAdapter(_CHANGING)
@@ -179,9 +188,9 @@ def _stamp(config: BinaryIO, weights: BinaryIO) -> str:
 
 
 def _head(weights: BinaryIO) -> bytes:
-    """Return a safetensors file up to the end of its header, or what there is of it."""
-    size = weights.read(8)
-    return size + weights.read(min(int.from_bytes(size, "little"), MAX_HEADER_BYTES))
+    """Return a safetensors file up to the end of its header; raises as `header_size`."""
+    first = weights.read(8)
+    return first + weights.read(header_size(first, os.fstat(weights.fileno()).st_size, WEIGHTS))
 
 
 def _framed_digest(*parts: bytes) -> bytes:

@@ -15,8 +15,9 @@ from cluster.adapters.adapter import ITEM_BYTES, Bits, Dtype
 from cluster.adapters.peft.strict_json import parse_object, shown
 from cluster.errors import InvalidAdapter
 
-MAX_HEADER_BYTES = 16 * 1024 * 1024
-MAX_TENSORS = 65536
+MAX_HEADER_BYTES = 4 * 1024 * 1024  # of some 25,000 tensors; a model of 128 layers has 2,700
+MAX_TENSORS = 16384
+MAX_OBJECTS = 2 * MAX_TENSORS  # each tensor is one; configurations in the metadata spell some
 MAX_DIMENSIONS = 8
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]  # no product of MAX_DIMENSIONS is unprintable
 
@@ -84,19 +85,40 @@ def view_tensors(spans: Mapping[str, TensorSpan], payload: bytes | memoryview) -
     }
 
 
-def _header(data: bytes, where: str) -> dict[str, Any]:
-    """Return the header's JSON object."""
-    if len(data) < 8:
-        raise InvalidAdapter(f"{where}: truncated: {len(data)} bytes do not hold a header")
-    size = int.from_bytes(data[:8], "little")
+def header_size(first: bytes, num_bytes: int, where: str) -> int:
+    """Return how many bytes the header of a file takes behind its first eight.
+
+    Args:
+        first: the first eight bytes of the file, or what there is of them.
+        num_bytes: of the file, or of what of it is there.
+        where: is put in front of every complaint.
+
+    Raises:
+        InvalidAdapter: if it is more than may be, or than there is.
+    """
+    if len(first) < 8:
+        raise InvalidAdapter(f"{where}: truncated: {len(first)} bytes do not hold a header")
+    size = int.from_bytes(first, "little")
     if size > MAX_HEADER_BYTES:
         raise InvalidAdapter(
             f"{where}: not a safetensors file, or a damaged one: its header would take {size} "
             f"bytes, over the limit of {MAX_HEADER_BYTES}"
         )
-    if len(data) < 8 + size:
+    if num_bytes < 8 + size:
         raise InvalidAdapter(
-            f"{where}: truncated: the header takes {size} bytes, {len(data) - 8} are there"
+            f"{where}: truncated: the header takes {size} bytes, {num_bytes - 8} are there"
+        )
+    return size
+
+
+def _header(data: bytes, where: str) -> dict[str, Any]:
+    """Return the header's JSON object."""
+    size = header_size(data[:8], len(data), where)
+    # Before they are made, which takes a hundred bytes of memory for each of theirs.
+    num_objects = data.count(b"{", 8, 8 + size)
+    if num_objects > MAX_OBJECTS:
+        raise InvalidAdapter(
+            f"{where}: header: {num_objects} objects, over the limit of {MAX_TENSORS} tensors"
         )
     return parse_object(data[8 : 8 + size], f"{where}: header")
 

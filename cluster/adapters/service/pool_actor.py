@@ -38,12 +38,14 @@ from cluster.adapters.sources.allow_list import AllowList
 from cluster.adapters.sources.fetcher import Fetcher
 from cluster.adapters.sources.staged import StagedAdapters
 from cluster.adapters.sources.uploads import Uploads
-from cluster.errors import NotFound
+from cluster.errors import NotFound, TopworkError
 from cluster.metrics_hub import MetricsHub, PoolCounts
 from cluster.request import parts_of
 from cluster.tenancy.budget_ledger import BudgetLedger
 
 __all__ = ["AdapterPoolActor", "AdapterPoolConfig"]
+
+STAGED_AT_ONCE = 2  # largest adapters that the disk holds while they arrive
 
 
 class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
@@ -66,7 +68,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         reader = AdapterReader(config.model, config.limits)
         catalog.set_layout(config.layout)
         builder = ShardBuilder(config.memory, put, config.layout)
-        self._threads = ReadThreads(reader, builder.load, config.read_threads)
+        self._threads = ReadThreads(reader, builder.load, config.read_threads, config.read_bytes)
         self._store = AdapterStore(catalog, self._threads)
         self._locks = NameLocks()
         # Of background tasks.
@@ -105,7 +107,11 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
             self._count_failure,
         )
         self._staged = StagedAdapters(
-            config.staging, catalog.uses, lambda: self._state.saved(), self._count_failure
+            config.staging,
+            catalog.uses,
+            lambda: self._state.saved(),
+            self._count_failure,
+            STAGED_AT_ONCE * config.max_upload,
         )
         catalog.note_released(self._staged.release)
         self._uploads = Uploads(self._staged, config.max_upload, self._threads.run)
@@ -230,6 +236,15 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         return record
 
     @ray.method
+    async def absent(self, names: tuple[str, ...]) -> frozenset[str]:
+        """Return which of these names stand for nothing now.
+
+        One whose directory fails a check is not among them: `resolve` says why.
+        """
+        self._state.check_open()
+        return frozenset([name for name in names if not await self._is_there(name)])
+
+    @ray.method
     async def records(self) -> tuple[AdapterRecord, ...]:
         """Return the whole catalogue by name."""
         self._state.check_open()
@@ -253,6 +268,16 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
     async def prefetch(self, adapter: str) -> None:
         """Bring an adapter to host memory, because it will be wanted; raises as `shards` does."""
         await self._obtain(adapter)
+
+    async def _is_there(self, name: str) -> bool:
+        if name in self._catalog:
+            return True
+        if not self._watcher.is_watching:
+            return False
+        try:
+            return await self._watcher.find(name)
+        except TopworkError:
+            return True
 
     async def _open_state(self) -> bool:
         """Read what was saved, once; return whether this has brought anything back."""

@@ -27,6 +27,7 @@ class AdapterPoolConfig:
     poll_interval: float = 2.0  # between looks at adapter_dirs
     silence: float = 10.0  # until a scheduler without a sign of life is given up
     read_threads: int = 8
+    read_bytes: int = 256 << 20  # of weights that are in memory before they are cut
     load_gap: float = 0.1  # between loads by call, while sequences run
 
     @property

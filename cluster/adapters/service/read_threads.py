@@ -15,6 +15,7 @@ from cluster.adapters.adapter import Adapter
 from cluster.adapters.loaded_adapters import LoadedAdapter
 from cluster.adapters.peft.reader import AdapterReader
 from cluster.adapters.records import Outline, Source
+from cluster.adapters.service.read_room import ReadRoom
 from cluster.errors import TopworkError
 from cluster.histogram import LOAD_BUCKETS, Histogram
 
@@ -24,14 +25,16 @@ NICENESS = 10
 
 
 class ReadThreads:
-    """Adapter directories, read in the background."""
+    """Adapter directories, read in the background; `num_bytes` of weights at a time."""
 
     def __init__(
         self,
         reader: AdapterReader,
         cut: Callable[[Outline, Adapter], LoadedAdapter],
         num_threads: int,
+        num_bytes: int,
     ) -> None:
+        self.room = ReadRoom(num_bytes)
         self._reader = reader
         self._cut = cut
         self._threads = ThreadPoolExecutor(
@@ -52,9 +55,10 @@ class ReadThreads:
         """
 
         def read() -> LoadedAdapter:
-            outline, adapter = self._reader.whole(source)
-            with self._reader.turn:
-                return self._cut(outline, adapter)
+            with self.room.entered() as take:
+                outline, adapter = self._reader.whole(source, take)
+                with self._reader.turn:
+                    return self._cut(outline, adapter)
 
         began = time.monotonic()
         try:

@@ -32,7 +32,8 @@ class StagedAdapters:
     """The folder as the pool's loop sees it; without a `path` there is none.
 
     `is_used` tells whether anything in the catalogue would read a directory, `saved` waits until
-    its changes are saved, `on_failure` counts tasks that fail.
+    its changes are saved, `on_failure` counts tasks that fail. What is arriving takes
+    `max_incoming` bytes of weights at most.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class StagedAdapters:
         is_used: Callable[[str], bool],
         saved: Callable[[], Awaitable[None]],
         on_failure: Callable[[str], None],
+        max_incoming: int,
     ) -> None:
-        self._folder = None if path is None else StagingFolder(Path(path))
+        self._folder = None if path is None else StagingFolder(Path(path), max_incoming)
         self._is_used = is_used
         self._saved = saved
         self._on_failure = on_failure
@@ -91,17 +93,19 @@ class StagedAdapters:
             self._idle.clear()
             self._wake.set()
 
-    async def begin(self, max_bytes: int) -> Incoming:
+    async def begin(self, max_bytes: int, announced: int = 0) -> Incoming:
         """Begin to take in an adapter, which whoever began it places or discards.
 
         Raises:
             InvalidRequest: if there is no folder.
+            Overloaded: if there is no room for what is announced, in bytes.
             Unavailable: if the disk refuses.
         """
         if self._folder is None:
             raise no_staging()
         if self._task is None:
             raise Unavailable("the adapter pool is starting", retry_after=1)
+        self._folder.room.check(announced)
         return await asyncio.to_thread(self._folder.incoming, max_bytes)
 
     @asynccontextmanager

@@ -15,13 +15,15 @@ from hashlib import sha256
 from io import BufferedWriter, FileIO
 from itertools import count
 from pathlib import Path
+from threading import Lock
 
 from cluster.adapters.peft.checks import CONFIG, MAX_CONFIG_BYTES, WEIGHTS
-from cluster.errors import InvalidAdapter, InvalidRequest, Unavailable
+from cluster.errors import InvalidAdapter, InvalidRequest, Overloaded, Unavailable
 
 logger = logging.getLogger("topwork.pool")
 
 LOCK = ".lock"
+RETRY_AFTER = 5  # seconds until some of what is arriving has come
 _INCOMING = "incoming-"
 _STAGED = re.compile(r"[0-9a-f]{64}")
 
@@ -30,10 +32,41 @@ class StagingLocked(Exception):
     """Another process has the folder."""
 
 
+class IncomingRoom:
+    """How many bytes of weights a folder holds of all adapters that are arriving."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._num_held = 0
+        self._lock = Lock()
+
+    def check(self, num_bytes: int) -> None:
+        """Raise Overloaded unless so many bytes more would fit now."""
+        if self._num_held + num_bytes > self.size:
+            raise Overloaded(
+                f"{self._num_held} bytes of adapters are arriving, and {num_bytes} more would be "
+                f"over the limit of {self.size}",
+                retry_after=RETRY_AFTER,
+            )
+
+    def take(self, num_bytes: int) -> None:
+        """Hold so many bytes more; raises as `check`."""
+        with self._lock:
+            self.check(num_bytes)
+            self._num_held += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """Hold so many bytes less."""
+        with self._lock:
+            self._num_held -= num_bytes
+
+
 class Incoming:
     """One adapter that is arriving; `max_bytes` of its weights are taken at most."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, room: IncomingRoom) -> None:
+        self._room = room
+        self._num_held = 0
         self.num_bytes = 0
         self.digest = ""  # of both files, once sealed
         self._folder = folder
@@ -52,9 +85,12 @@ class Incoming:
 
         Raises:
             InvalidAdapter: if they are more than may come.
+            Overloaded: if too much is arriving, of all adapters together.
             Unavailable: if the disk does not take them.
         """
         check_size(self.num_bytes + len(data), self._max_bytes)
+        self._room.take(len(data))
+        self._num_held += len(data)
         try:
             self._file.write(data)
         except OSError as error:
@@ -109,13 +145,16 @@ class Incoming:
         with contextlib.suppress(OSError):  # a full disk refuses what is left in the buffer, too
             self._file.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._room.give_back(self._num_held)
+        self._num_held = 0
 
 
 class StagingFolder:
     """One process at a time has it; its methods but `incoming` come from one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_incoming: int) -> None:
         self.path = Path(os.path.realpath(path))
+        self.room = IncomingRoom(max_incoming)
         self._numbers = count(1)
         self._lock: int | None = None
 
@@ -159,7 +198,7 @@ class StagingFolder:
             Unavailable: if the disk refuses.
         """
         try:
-            return Incoming(self.path / f"{_INCOMING}{next(self._numbers)}", max_bytes)
+            return Incoming(self.path / f"{_INCOMING}{next(self._numbers)}", max_bytes, self.room)
         except OSError as error:
             raise unwritable(error) from error
 

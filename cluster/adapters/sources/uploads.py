@@ -68,7 +68,7 @@ class Uploads:
             )
         self._num_reserved += 1
         try:
-            incoming = await self._staged.begin(self._max_bytes)
+            incoming = await self._staged.begin(self._max_bytes, num_bytes or 0)
         finally:
             self._num_reserved -= 1
         upload_id = secrets.token_hex(16)

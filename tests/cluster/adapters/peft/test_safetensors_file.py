@@ -87,7 +87,9 @@ def test_tensors_at_odd_offsets_are_read() -> None:
         (spell({"x": entry(0, 4, [2])}, bytes(4)), r"F32 \[2\] takes 8 bytes"),
         (spell({"x": entry(0, 4, [1], "F64")}, bytes(4)), "'F64'; LoRA tensors must be"),
         (spell({"x": entry(0, 4, [1], "\x1b[2J" * 99)}, bytes(4)), r"x1b\[2J"),
-        (spell({str(i): entry(0, 0) for i in range(65537)}), "65537 tensors, over the limit"),
+        (spell({str(i): entry(0, 0) for i in range(16385)}), "16385 tensors, over the limit"),
+        (spell(b'{"x":' + b"{" * 40_000), "40001 objects, over the limit of 16384 tensors"),
+        ((1 << 23).to_bytes(8, "little") + b"{", "would take 8388608 bytes, over the limit"),
     ],
 )
 def test_a_damaged_or_hostile_file_is_refused_with_the_reason(data: bytes, told: str) -> None:

@@ -99,10 +99,10 @@ async def test_of_two_loads_of_one_name_the_last_to_come_wins(
     paths = [str(write(tmp_path / str(content), content)) for content in (1, 2)]
     whole = actor._threads._reader.whole
 
-    def slow_first(source: Any) -> Any:
+    def slow_first(source: Any, take: Any) -> Any:
         if source.path == paths[0]:
             gate.wait(PATIENCE)
-        return whole(source)
+        return whole(source, take)
 
     monkeypatch.setattr(actor._threads._reader, "whole", slow_first)
     first = asyncio.create_task(actor.load("law", paths[0], True, False))

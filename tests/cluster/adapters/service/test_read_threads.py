@@ -20,7 +20,9 @@ async def test_concurrent_first_requests_share_one_read_and_its_failure(
     await actor.start({"law": str(write(tmp_path / "law", 1))})
     reads: list[Any] = []
     whole = actor._threads._reader.whole
-    monkeypatch.setattr(actor._threads._reader, "whole", lambda s: (reads.append(s), whole(s))[1])
+    monkeypatch.setattr(
+        actor._threads._reader, "whole", lambda s, take: (reads.append(s), whole(s, take))[1]
+    )
     spoil(tmp_path / "law")
     failed = await asyncio.gather(
         *(actor.resolve("law", str(n)) for n in range(9)), return_exceptions=True
@@ -40,10 +42,10 @@ async def test_a_read_that_hangs_blocks_no_other_adapter(
     slow = str(write(tmp_path / "slow", 1))
     whole = actor._threads._reader.whole
 
-    def hang(source: Any) -> Any:
+    def hang(source: Any, take: Any) -> Any:
         if source.path == slow:
             gate.wait(PATIENCE)
-        return whole(source)
+        return whole(source, take)
 
     monkeypatch.setattr(actor._threads._reader, "whole", hang)
     loading = asyncio.create_task(actor.load("slow", slow, False, False))

@@ -322,3 +322,24 @@ async def test_an_upload_is_not_deleted_while_a_request_and_no_name_needs_it_aft
     assert shard.digest == record.digest
     replica.release(str(record.digest))
     await eventually(lambda: names_in(tmp_path / "staged") == set())
+
+
+async def test_what_arrives_at_a_time_is_bounded_and_has_room_again_when_something_has_come(
+    start: Start, tmp_path: Path
+) -> None:
+    config, weights = files_of(1)
+    actor = await start(Replica(), max_upload=len(weights))
+    first, second = [await actor.begin_upload(name, False, None) for name in ("a", "b")]
+    await actor.upload_piece(first, 0, weights)
+    await actor.upload_piece(second, 0, weights[:-10])
+    with pytest.raises(Overloaded, match="bytes of adapters are arriving"):
+        await actor.begin_upload("c", False, len(weights))
+    third = await actor.begin_upload("c", False, None)
+    with pytest.raises(Overloaded) as caught:
+        await actor.upload_piece(third, 0, weights[:11])
+    assert caught.value.retry_after == 5
+    await actor.finish_upload(first, "a", config, LoadOptions())
+    await actor.upload_piece(third, 0, weights[:11])
+    await actor.abort_upload(second)
+    await actor.abort_upload(third)
+    assert actor._staged._folder.room._num_held == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from cluster.adapters.sources.staging import StagingFolder
 from cluster.errors import Unavailable
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-folder = StagingFolder(Path(sys.argv[1]))
+folder = StagingFolder(Path(sys.argv[1]), 1 << 30)
 folder.open()
 incoming = folder.incoming(2**30)
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
