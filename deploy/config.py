@@ -99,6 +99,14 @@ class ServeConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: Annotated[str, Field(description="Directory or hub id of the base model.")]
+    revision: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,254}$",
+            description="Branch, tag or commit of a hub id; default: its main branch as it is at "
+            "the start.",
+        ),
+    ] = None
     served_model_name: Annotated[
         str | None, Field(description="Name of the base model in the API; default: its last part.")
     ] = None
@@ -225,6 +233,13 @@ class ServeConfig(BaseModel):
     host_adapter_memory: Annotated[
         ByteCount, Field(description="Host memory of the adapter pool, in bytes.")
     ] = 2**30
+    body_memory: Annotated[
+        ByteCount,
+        Field(
+            description="Bytes of bodies over 64 KiB that each router holds before they are "
+            "requests; one more is answered 429."
+        ),
+    ] = 2**26
     threads_per_rank: Annotated[
         int | None, Field(ge=1, description="CPU threads of a rank; default: cores / ranks.")
     ] = None

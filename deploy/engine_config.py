@@ -45,7 +45,7 @@ def check_model(config: ServeConfig) -> Checked:
     Raises:
         ConfigError: naming the key at fault.
     """
-    model_dir = find_model(config.model)
+    model_dir = find_model(config.model, config.revision)
     try:
         model = read_model_config(model_dir)
         check_tp(model, config.tp)

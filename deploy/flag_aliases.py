@@ -64,7 +64,6 @@ _NO_SEED = "each request without a `seed` draws one: give `seed` in requests"
 _NO_FORMAT = "forms are followed by llguidance, which has nothing to choose"
 _NO_SPECULATION = "there is no speculative decoding"
 _TEMPLATE = "the template is the model's own: change its chat_template.jinja"
-_HUB = "a hub id has no revision here: download that revision, and give its directory"
 _KEY = (
     "everyone on a machine sees its command lines: write `- {key: ..., tenant: me, "
     'adapters: "*", admin: true}` into a file that only you may read'
@@ -160,7 +159,6 @@ ALIASES = (
     _refused("--tokenizer", VLLM, "the tokenizer is the model's: put it into its directory"),
     _refused("--tokenizer-path", SGLANG, "the tokenizer is the model's: put it into its directory"),
     _refused("--tokenizer-mode", BOTH, "there is one way only", neutral=("auto",)),
-    _refused("--revision", BOTH, _HUB),
     _refused("--download-dir", BOTH, "the hub's cache is where HF_HOME says"),
     _refused("--hf-overrides", VLLM, "change the model's config.json"),
     _refused("--json-model-override-args", SGLANG, "change the model's config.json"),

@@ -1,41 +1,106 @@
 """Finds the base model on disk: a directory as it is, or a hub id fetched once; and names it."""
 
+import logging
 import os
+import re
 from hashlib import blake2b
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+import httpx
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from deploy.config import ConfigError
 from deploy.config_errors import one_line, shown
 
+logger = logging.getLogger("topwork")
+
 FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")
 
 
-def find_model(model: str) -> Path:
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_ERRORS = (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError)
+HUB_TIMEOUT = 30.0  # seconds
+
+
+def find_model(model: str, revision: str | None = None) -> Path:
     """Return the directory of a model.
+
+    Args:
+        model: a directory or a hub id.
+        revision: of a hub id.
 
     Raises:
         ConfigError: if there is no such directory and no such model on the hub, or if its files
             cannot be read.
     """
+    directory = _directory(model, revision)
+    if directory is not None:
+        return directory
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(FILES)))
+    except _HUB_ERRORS as error:
+        raise _not_given(model, revision, error) from error
+
+
+def commit_of(model: str, revision: str | None) -> str | None:
+    """Return the commit that a revision of a hub id stands for now; None for a directory.
+
+    Where the hub does not answer, it is the one that this machine has fetched last.
+
+    Raises:
+        ConfigError: as `find_model`; also if nobody can tell.
+    """
+    if _directory(model, revision) is not None:
+        return None
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
+    try:
+        commit = HfApi().model_info(model, revision=revision, timeout=HUB_TIMEOUT).sha
+    except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise _not_given(model, revision, error) from error
+    except (HfHubHTTPError, OSError, httpx.HTTPError) as away:  # what it does without the network
+        try:
+            fetched = snapshot_download(
+                model, revision=revision, local_files_only=True, allow_patterns=["config.json"]
+            )
+        except _HUB_ERRORS:
+            raise _not_given(model, revision, away) from away
+        logger.warning("%s: the hub does not answer; taking what was fetched last", shown(model))
+        return Path(fetched).name
+    if commit is None:
+        raise ConfigError(f"model: the hub names no commit of {shown(model)}")
+    return commit
+
+
+def _not_given(model: str, revision: str | None, error: Exception) -> ConfigError:
+    where = "" if revision is None else f" at revision {shown(revision)}"
+    return ConfigError(
+        f"model: {shown(model)}{where} is neither a directory nor a model that the hub gives: "
+        f"{one_line(error)}"
+    )
+
+
+def _directory(model: str, revision: str | None) -> Path | None:
+    """Return the directory that a model is; None if it is a hub id."""
     try:
         directory = Path(model).expanduser()
         if directory.is_dir():
             _check_directory(directory)
+            if revision is not None:
+                raise ConfigError("revision: is of a hub id, and the model is a directory")
             return directory.resolve()
     except (OSError, RuntimeError, ValueError) as error:  # no home, a name that cannot be one
         raise ConfigError(f"model: cannot look at {shown(model)}: {one_line(error)}") from error
     if directory.is_absolute() or model.startswith("."):
         raise ConfigError(f"model: no such directory: {directory}")
-    try:
-        return Path(snapshot_download(model, allow_patterns=list(FILES)))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigError(
-            f"model: {shown(model)} is neither a directory nor a model that the hub gives: "
-            f"{one_line(error)}"
-        ) from error
+    return None
 
 
 def _check_directory(directory: Path) -> None:

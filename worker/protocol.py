@@ -195,6 +195,7 @@ class RankConfig:
     """How one rank runs; the same on all ranks of a group but for `rank` and `device`."""
 
     model_dir: str
+    revision: str | None = None  # where `model_dir` is a hub id yet: its commit
     rank: int
     tp: int
     dtype: Literal["bfloat16", "float32"]

@@ -16,6 +16,7 @@ from ray.serve.exceptions import RayServeException
 from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
 from deploy.engine_config import find_device
 from deploy.memory import max_replicas_of
+from deploy.models import commit_of
 from deploy.serving.pool_deployment import pool_deployment
 from deploy.serving.redeploy_scope import (
     POOL_KEYS,
@@ -59,6 +60,7 @@ def _resolved(config: ServeConfig) -> ServeConfig:
     return config.model_copy(
         update={
             "model": str(model.resolve()) if model.is_dir() else config.model,
+            "revision": commit_of(config.model, config.revision),
             "served_model_name": config.base_name,
             "device": device,
             "routers": config.routers or num_routers(config, device, _resource("CPU")),

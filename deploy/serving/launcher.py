@@ -40,7 +40,7 @@ def _with_local_model(config: RankConfig) -> RankConfig:
         return config
     from deploy.models import find_model  # imports the hub's client, which few ranks need
 
-    return replace(config, model_dir=str(find_model(config.model_dir)))
+    return replace(config, model_dir=str(find_model(config.model_dir, config.revision)))
 
 
 WorkerProcess = ray.remote(WorkerActor)

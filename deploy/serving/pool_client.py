@@ -43,6 +43,9 @@ class PoolClient:
     async def record(self, name: str) -> AdapterRecord:
         return cast(AdapterRecord, await self._call_twice("record", name))
 
+    async def absent(self, names: tuple[str, ...]) -> frozenset[str]:
+        return cast(frozenset[str], await self._call_twice("absent", names))
+
     async def load(
         self,
         name: str,

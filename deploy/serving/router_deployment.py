@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from deploy.config import ServeConfig
 from deploy.serving.lifecycle.watchdog import Watchdog
 from deploy.serving.pool_client import PoolClient
-from deploy.serving.process_setup import ONE_CPU, set_log_level
+from deploy.serving.process_setup import ONE_CPU, give_way_soon, set_log_level
 from deploy.serving.redeploy_scope import model_fingerprint
 from deploy.serving.running_calls import CALLS, RETURNING_ALLOCATOR
 from deploy.serving.settings import check_on_this_node, router_config
@@ -55,6 +55,7 @@ class RouterReplica:
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
             Watchdog(HANG_TIMEOUT).start()
             await router.start()
+            give_way_soon()
             yield
             await router.close()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LARGE_BODY = 2**20  # bytes of a body that takes memory worth giving back
+LARGE_BODY = 2**16  # bytes of a body that takes memory worth giving back: its tokens take more
 QUIET = 1.0  # seconds without a large body until memory is given back
 RETURNING_ALLOCATOR = {"PYTHONMALLOC": "malloc"}  # the environment of a router
 

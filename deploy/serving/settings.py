@@ -89,6 +89,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
     config = checked.config
     rank = RankConfig(
         model_dir=config.model,  # each rank finds it on its own node
+        revision=config.revision,
         rank=0,
         tp=config.tp,
         dtype=config.dtype,
@@ -156,6 +157,7 @@ def router_config(checked: Checked) -> RouterConfig:
         api_key_file=None if config.api_key_file is None else str(config.api_key_file),
         anonymous=config.anonymous,
         page_size=config.page_size,
+        body_memory=config.body_memory,
         context_length=checked.max_model_len,
         vocab_size=checked.model.vocab_size,
         eos_token_ids=checked.model.eos_token_ids,

@@ -35,6 +35,8 @@ def versions(**changes: Any) -> dict[str, str]:
 ALL = "AdapterPool Router Scheduler"
 SCOPES: dict[str, tuple[Any, str]] = {
     "model": ("another/model", ALL),
+    "revision": ("v1", ALL),
+    "body_memory": (2**20, "Router"),
     "served_model_name": ("n", "AdapterPool Router"),
     "tp": (2, ALL),
     "adapter": (("a=/x",), ""),
