@@ -45,6 +45,7 @@ def create_app(
         lifespan=lifespan,
         openapi_url=None,  # with keys it needs one: see document_routes
     )
+    app.state.bodies = router.bodies
     app.state.extra_parameters = ExtraParameters(router.config.lenient_parameters)
     app.add_middleware(RateLimits)
     app.add_middleware(CountResponses, metrics=router.metrics)

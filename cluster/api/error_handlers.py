@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 from fastapi import FastAPI
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -62,20 +61,6 @@ def error_response_as(body: object, error: TopworkError) -> Response:
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     return Response(msgspec.json.encode(body), error.status, headers, "application/json")
-
-
-def validation_error(error: ValidationError) -> InvalidRequest:
-    """Return the first of pydantic's findings as our error, without the input.
-
-    Its type (`missing`, `less_than_equal`, ...) stands behind it: vLLM's clients look for it.
-    """
-    first = error.errors(include_input=False, include_url=False)[0]
-    if first["type"] == "json_invalid":
-        return InvalidRequest(f"the body is not JSON: {first['ctx']['error']}"[:500])
-    if not first["loc"]:
-        return InvalidRequest(f"the body is not what this call takes: {first['msg']}"[:500])
-    param = ".".join(str(part) for part in first["loc"])[:200]
-    return InvalidRequest(f"{param}: {first['msg']}"[:450] + f" ({first['type']})", param)
 
 
 def add_error_handlers(

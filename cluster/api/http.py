@@ -15,31 +15,26 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.adapters.records import AdapterRecord
-from cluster.api.error_handlers import CLIENT_CLOSED_REQUEST, validation_error
+from cluster.api.error_handlers import CLIENT_CLOSED_REQUEST
 from cluster.api.schemas.extras import ExtraParameters
 from cluster.errors import InvalidRequest
+from cluster.router.bodies.reader import SMALL_BODY, BodyReader
+from cluster.router.bodies.room import BodyRoom
+from cluster.router.bodies.validation import MAX_VALUES, BodyT
 from cluster.router.metrics.request_metrics import OTHER, RouterMetrics
 
-# Of a body. What is more would stop all streams for a fifth of a second and longer.
-MAX_VALUES = 262_144
-MAX_VALUES_OF_TOKENS = 2**20  # where token ids are nearly all of it
-MAX_TEXTS = 131_072  # keys are such, too
-MAX_CONTAINERS = 65_536
 MAX_LIMIT = 10_000  # entries of one page
 SSE_DONE = b"data: [DONE]\n\n"
 JSON = "application/json"
 REQUEST_ID_HEADER = b"x-request-id"
 MAX_REQUEST_ID_LENGTH = 64
-# One that does not end goes on to the end of all: otherwise each quote in it is looked at anew.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_CLAIM = "body_claim"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")  # in a request id
-BodyT = TypeVar("BodyT", bound=BaseModel)
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
@@ -53,32 +48,84 @@ async def read_body(
 
     Raises:
         InvalidRequest: if it is too large, not JSON, or not what the model takes.
+        Overloaded: if too many large ones are being read.
     """
     data = await read_bytes(http, max_bytes)
-    if num_values(data, max_values) > max_values:
-        raise InvalidRequest(
-            f"the body has more than {max_values} values, {MAX_TEXTS} texts and keys, or "
-            f"{MAX_CONTAINERS} lists and objects"
-        )
-    try:
-        return model.model_validate_json(data)
-    except ValidationError as error:
-        raise validation_error(error) from None
+    return await bodies_of(http).read(data, model, max_values)
 
 
-async def read_bytes(http: Request, max_bytes: int) -> bytes:
+async def read_bytes(http: Request, max_bytes: int) -> bytearray:
     """Return a body that is JSON, as far as its type says.
+
+    A large one has a part of the router's room until its answer begins.
 
     Raises:
         InvalidRequest: if it is too large, or of another type.
+        Overloaded: if it is large, and too many such are being read; nothing of it is read then.
     """
     _check_content_type(http)
+    claim = _claim_of(http)
+    announced = http.headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and len(announced) < 19:
+        _check_size(int(announced), max_bytes)
+        claim.check(int(announced))
     data = bytearray()
     async for part in http.stream():
         data += part
-        if len(data) > max_bytes:
-            raise InvalidRequest(f"the body is over the limit of {max_bytes} bytes")
-    return bytes(data)
+        _check_size(len(data), max_bytes)
+        claim.grow(len(data))
+    return data
+
+
+def _check_size(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise InvalidRequest(f"the body is over the limit of {max_bytes} bytes")
+
+
+class BodyClaim:
+    """What one call holds of its router's room for large bodies."""
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room = room
+        self._num_bytes = 0
+
+    def check(self, num_bytes: int) -> None:
+        """Raise Overloaded if a body of this size would not fit beside the others now."""
+        if num_bytes > max(SMALL_BODY, self._num_bytes):
+            self._room.check(num_bytes - self._num_bytes)
+
+    def grow(self, num_bytes: int) -> None:
+        """Hold a body of this size, of which this is all so far; raises as `check`."""
+        if num_bytes > max(SMALL_BODY, self._num_bytes):
+            self._room.take(num_bytes - self._num_bytes)
+            self._num_bytes = num_bytes
+
+    def end(self) -> None:
+        """Hold nothing any more."""
+        self._room.give_back(self._num_bytes)
+        self._num_bytes = 0
+
+
+def _claim_of(http: Request) -> BodyClaim:
+    """Return what a call holds, the same however often its body is read."""
+    state = http.scope["state"]
+    if _CLAIM not in state:
+        state[_CLAIM] = BodyClaim(bodies_of(http).room)
+    claim: BodyClaim = state[_CLAIM]
+    return claim
+
+
+def _end_claim(scope: Scope) -> None:
+    """Let go of a call's body: its answer has begun, or it is over."""
+    claim: BodyClaim | None = scope["state"].pop(_CLAIM, None)
+    if claim is not None:
+        claim.end()
+
+
+def bodies_of(http: Request) -> BodyReader:
+    """Return what makes the bodies of a router's calls into models."""
+    bodies: BodyReader = http.app.state.bodies
+    return bodies
 
 
 def _check_content_type(http: Request) -> None:
@@ -86,20 +133,6 @@ def _check_content_type(http: Request) -> None:
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind and kind != JSON and not kind.endswith("+json"):
         raise InvalidRequest(f"Content-Type: must be {JSON}, not {kind[:100]!r}", "Content-Type")
-
-
-def num_values(data: bytes | bytearray, limit: int) -> int:
-    """Return how many values JSON has at most; over that or another limit, some number over it.
-
-    The time that it takes depends on the limit and the size, not on what the JSON says.
-    """
-    # A text is a value or a key. A million of them takes half a second to count alone.
-    most = min(2 * limit + 1, MAX_TEXTS)
-    rest, num_texts = _STRING.subn(b"", data, most + 1)
-    num_containers = rest.count(b"[") + rest.count(b"{")
-    if num_texts > most or num_containers > MAX_CONTAINERS:
-        return limit + 1
-    return max(rest.count(b",") + num_containers, num_texts // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +312,10 @@ def arrival_of(http: Request) -> float:
 
 
 class CountResponses:
-    """Counts responses by route and status; must be inside of what turns exceptions into them."""
+    """Counts responses by route and status; must be inside of what turns exceptions into them.
+
+    Also ends what calls hold of the room for bodies: once its answer begins, a body is done with.
+    """
 
     def __init__(self, app: ASGIApp, metrics: RouterMetrics) -> None:
         self._app = app
@@ -296,6 +332,7 @@ class CountResponses:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
+                _end_claim(scope)
                 self._metrics.responded(_route_of(scope), message["status"])
             await send(message)
 
@@ -305,6 +342,8 @@ class CountResponses:
             if not has_begun:
                 self._metrics.responded(_route_of(scope), 500)
             raise
+        finally:
+            _end_claim(scope)
 
 
 def _route_of(scope: Scope) -> str:

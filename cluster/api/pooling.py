@@ -65,7 +65,9 @@ async def prompts_of(router: Router, body: PromptBody) -> list[tuple[int, ...]]:
     if (body.input is None) == (body.messages is None):
         raise InvalidRequest("input: either it or messages must be given", "input")
     if body.messages is None:
-        given = prompts(body.input, router.config, "input", MAX_INPUTS)
+        given = await router.apart(
+            body.input, prompts, body.input, router.config, "input", MAX_INPUTS
+        )
         tokenized = await prompt_tokens(router, given, body.add_special_tokens is not False)
         return cut_to_fit(router, body, tokenized)
     conversation = ConversationBody(

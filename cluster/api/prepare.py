@@ -109,7 +109,7 @@ async def prepare_chat(router: Router, call: Call, body: ChatBody) -> PreparedCa
 
 async def prepare_completion(router: Router, call: Call, body: CompletionBody) -> PreparedCall:
     """Return a call of /v1/completions as requests; raises as `prepare_chat`."""
-    given = prompts(body.prompt, router.config)
+    given = await router.apart(body.prompt, prompts, body.prompt, router.config)
     check_echo(body)
     limits = GenerationLimits(
         max_tokens=1 if body.max_tokens == 0 else body.max_tokens,

@@ -17,13 +17,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.error_handlers import error_body
-from cluster.api.http import SSE_DONE, event_stream, json_response, sse, unless_disconnected
+from cluster.api.http import JSON, SSE_DONE, event_stream, json_response, sse, unless_disconnected
+from cluster.api.long_responses import encoded
 from cluster.api.request_builder import Call, Choices
 from cluster.api.schemas.requests import TextBody
 from cluster.api.schemas.responses import (
     LOGPROB_FLOOR,
+    ChatCompletion,
     ChatLogprob,
     ChatLogprobs,
+    Completion,
     CompletionTokensDetails,
     PromptTokensDetails,
     TopLogprob,
@@ -38,7 +41,7 @@ from cluster.router.tracing.call_trace import note_response_id
 from worker.protocol import TokenLogprobs
 
 _encode = msgspec.json.Encoder().encode
-INLINE_TOKENS = 256  # of prompts with log-probabilities, likewise
+INLINE_TOKENS = 256  # with log-probabilities, likewise
 INLINE_CHARACTERS = 65536  # longer answers are spelled in a thread, away from the streams
 _SOME_TEXT = "\0text\0"
 _SOME_TOKENS = (-(2**62), 2**62)
@@ -117,7 +120,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 class ResponseBuilder(Protocol):
     """How one of the two ways to ask for text spells its messages; serves one call."""
 
-    def full_response(self, choices: Sequence[Choice], usage: Usage) -> object:
+    def full_response(self, choices: Sequence[Choice], usage: Usage) -> ChatCompletion | Completion:
         """Return the response that holds everything at once."""
         ...
 
@@ -188,9 +191,11 @@ async def spelled_response(
     is_long = (
         sum(len(choice.output.text) for choice in choices) > INLINE_CHARACTERS
         or sum(len(choice.prompt_logprobs) for choice in choices) > INLINE_TOKENS
+        or sum(len(choice.output.logprobs) for choice in choices) > INLINE_TOKENS
     )
     if is_long:
-        return json_response(await asyncio.to_thread(builder.full_response, choices, usage))
+        content = await asyncio.to_thread(lambda: encoded(builder.full_response(choices, usage)))
+        return Response(content, media_type=JSON)
     return json_response(builder.full_response(choices, usage))
 
 

@@ -15,6 +15,7 @@ from cluster.router.config import RouterConfig
 from cluster.router.tokenizer import Tokenizer
 from worker.protocol import SamplingParams
 
+TOKENS_AT_ONCE = 16_384  # that are looked at between two turns of other threads
 MAX_CHARACTERS = 4096  # of all bad words: they are tokenized while streams wait
 
 
@@ -74,13 +75,15 @@ def naming(
 
 def check_token_ids(token_ids: Sequence[int], config: RouterConfig, param: str) -> None:
     """Raise InvalidRequest unless all tokens are in the vocabulary."""
-    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
-        if not 0 <= token_id < config.vocab_size:
-            raise InvalidRequest(
-                f"{param}: token {token_id} is out of vocabulary, which has {config.vocab_size} "
-                "tokens",
-                param,
-            )
+    for begin in range(0, len(token_ids), TOKENS_AT_ONCE):
+        some = token_ids[begin : begin + TOKENS_AT_ONCE]
+        for token_id in (min(some), max(some)):
+            if not 0 <= token_id < config.vocab_size:
+                raise InvalidRequest(
+                    f"{param}: token {token_id} is out of vocabulary, which has "
+                    f"{config.vocab_size} tokens",
+                    param,
+                )
 
 
 def _tokens_of(words: Sequence[str], tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from cluster.api.schemas.requests import GenerationBody
 from cluster.errors import InvalidRequest
+from cluster.router.bodies.weight import weight
 from cluster.router.parser.json_schemas import ESCAPES, followed
 
 MAX_TEXT = 128 * 1024  # characters of a schema, a regex or a grammar
@@ -122,6 +123,7 @@ def _json(value: JsonValue, param: str) -> str:
     schema = _loaded(value)
     if not isinstance(schema, dict | bool):
         raise ValueError("a JSON schema is an object")
+    _check_parts(schema)
     _check_length(json.dumps(schema))
     text = json.dumps(followed(schema))
     return str(LLMatcher.grammar_from_json_schema(text, defaults=_JSON_OPTIONS))
@@ -177,6 +179,7 @@ def _structural_tag(value: JsonValue, param: str) -> str:
         raise ValueError("a structural tag is an object with `structures` and `triggers`")
     if not 1 <= len(structures) <= MAX_TAGS or len(triggers) > MAX_TAGS:
         raise ValueError(f"1 to {MAX_TAGS} structures, not {len(structures)}")
+    _check_parts(loaded)
     _check_length(json.dumps(loaded))
     return str(StructTag.to_grammar([_tag(one, triggers) for one in structures]))
 
@@ -191,6 +194,12 @@ def _tag(structure: Any, triggers: list[Any]) -> StructTag:
         raise ValueError(f"no trigger is the beginning of {begin[:60]!r}")
     grammar = {**followed(schema), "x-guidance": _JSON_OPTIONS}
     return StructTag(trigger=fitting[0], begin=begin, grammar=grammar, end=end)
+
+
+def _check_parts(value: JsonValue) -> None:
+    """Refuse what is surely too long before it is spelled out: each part is two characters."""
+    if weight(value, MAX_TEXT // 2) > MAX_TEXT // 2:
+        raise ValueError(f"over {MAX_TEXT // 2} parts, its text would be over the limit")
 
 
 def _check_length(text: str) -> None:

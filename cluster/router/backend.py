@@ -31,6 +31,10 @@ class Backend(Protocol):
         """
         ...
 
+    async def absent(self, names: tuple[str, ...]) -> frozenset[str]:
+        """Return which of these names no adapter has, now."""
+        ...
+
     async def load(
         self,
         name: str,

@@ -38,6 +38,7 @@ class RouterConfig:
     max_choices: int = 16  # answers to one prompt: n and best_of
     max_answers: int = 128  # of one call, to all its prompts
     max_body_bytes: int = 8 * 1024 * 1024
+    body_memory: int = 64 * 1024 * 1024  # bytes of large bodies that are being read
     max_adapter_labels: int = 1000  # adapters with metric series of their own
     vllm_metrics: bool = False
     otlp_traces_endpoint: str | None = None  # None: there are no traces

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cluster.adapters.records import AdapterRecord, ResolvedAdapter
 from cluster.errors import MODEL_NOT_FOUND, InvalidRequest, NotFound, model_not_found
 from cluster.request import BASE, compose, parts_of
+from cluster.router.absent_names import AbsentNames
 from cluster.router.backend import Backend
 from cluster.router.tenancy.principal import Principal
 from cluster.router.tracing.call_trace import phase
@@ -35,6 +36,7 @@ class ModelResolver:
     def __init__(self, base_name: str, backend: Backend) -> None:
         self._base_name = base_name
         self._backend = backend
+        self._absent = AbsentNames(lambda names: backend.absent(names))
 
     async def require(self, name: str, principal: Principal) -> None:
         """Check that the caller may use a model; nothing is read for it.
@@ -48,10 +50,10 @@ class ModelResolver:
     async def record(self, name: str, principal: Principal) -> AdapterRecord:
         """Return the record of the adapter that a model name stands for; raises as `require`."""
         adapter = await self._adapter_name(name, principal)
-        try:
-            return await self._backend.record(adapter)
-        except NotFound:
-            raise model_not_found(name) from None
+        record = await self._record_of(adapter)
+        if record is None:
+            raise model_not_found(name)
+        return record
 
     async def resolve(
         self, name: str, lora: Sequence[NamedWeight] | None, principal: Principal, request_id: str
@@ -95,11 +97,19 @@ class ModelResolver:
         raise model_not_found(name, param)
 
     async def _is_known(self, name: str) -> bool:
+        return await self._record_of(name) is not None
+
+    async def _record_of(self, name: str) -> AdapterRecord | None:
+        """Return the record of an adapter, None if there is none of this name."""
+        if await self._absent.is_absent(name):
+            return None
         try:
-            await self._backend.record(name)
+            record = await self._backend.record(name)
         except NotFound:
-            return False
-        return True
+            self._absent.lost(name)
+            return None
+        self._absent.found(name)
+        return record
 
     async def _sum(
         self, name: str, lora: Sequence[NamedWeight], principal: Principal, request_id: str
@@ -153,9 +163,14 @@ class ModelResolver:
 
     async def _adapter(self, name: str, request_id: str, asked: str, param: str) -> ResolvedAdapter:
         """Return what a request gets for an adapter, which `param` has called `asked`."""
+        if await self._absent.is_absent(name):
+            raise model_not_found(asked, param)
         try:
-            return await self._backend.resolve(name, request_id)
+            adapter = await self._backend.resolve(name, request_id)
         except NotFound as error:
+            self._absent.lost(name)
             if error.code == MODEL_NOT_FOUND:
                 raise model_not_found(asked, param) from None
             raise  # the name is known, its directory is gone
+        self._absent.found(name)
+        return adapter

@@ -9,11 +9,13 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import cached_property, partial
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.adapters.records import AdapterRecord, LoadOptions, UnloadResult
 from cluster.errors import InvalidRequest, Overloaded, Unavailable
@@ -21,6 +23,8 @@ from cluster.messages import Keep
 from cluster.request import BASE, Request
 from cluster.router.backend import Backend
 from cluster.router.background import BackgroundCalls
+from cluster.router.bodies.reader import BodyReader
+from cluster.router.bodies.weight import weight
 from cluster.router.config import RouterConfig
 from cluster.router.generation import Generation
 from cluster.router.kept_calls import KeptCalls
@@ -52,7 +56,9 @@ if TYPE_CHECKING:
 
 # What is longer is rendered and tokenized in a thread, away from the streams.
 INLINE_CHARACTERS = 4096
-INLINE_MESSAGES = 64
+INLINE_WEIGHT = 512  # of a conversation, with its tools and documents
+NUM_THREADS = 4  # that tokenize long texts: each leaves some memory of its longest behind
+T = TypeVar("T")
 MEAN_WEIGHT = 0.1  # of the latest call in how long calls take
 
 
@@ -101,6 +107,9 @@ class Router:
         self.request_templates = RequestTemplates(
             config.model_dir, config.template_timeout, config.retry_after
         )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="python")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
+        self.bodies = BodyReader(config.body_memory, config.retry_after)
         self.tracer = _tracer(config, self.router_id)
         self.models = ModelResolver(config.model_name, backend)
         self.replicas = ReplicaSet(backend, config)
@@ -150,6 +159,9 @@ class Router:
         await self.background.close()
         await self.request_templates.close()
         await self.grammars.close()
+        await self.bodies.close()
+        await asyncio.to_thread(self._thread.shutdown)
+        await asyncio.to_thread(self._threads.shutdown)
         await self.replicas.close()
         await self.budgets.close()
         await self.aggregation.close()
@@ -195,7 +207,8 @@ class Router:
         with phase("tokenize"):
             if num_characters <= INLINE_CHARACTERS:
                 return self.tokenizer.encode(text, add_special_tokens, pair)
-            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens, pair)
+            encode = self.tokenizer.encode_aside
+            return await _run_in(self._threads, encode, text, add_special_tokens, pair)
 
     async def render(
         self,
@@ -227,9 +240,16 @@ class Router:
                 return await self.request_templates.render(
                     {**arguments, "chat_template": chat_template}
                 )
-            if len(messages) + len(tools or ()) + len(documents or ()) <= INLINE_MESSAGES:
-                return self.tokenizer.render(**arguments)
-            return await asyncio.to_thread(self.tokenizer.render, **arguments)
+            return await self.apart(arguments, partial(self.tokenizer.render, **arguments))
+
+    async def apart(self, of: Any, work: Callable[..., T], *arguments: Any) -> T:
+        """Return what comes of Python work that takes as long as what it is of is large.
+
+        One such work at a time: each more would have its share of the interpreter, not the loop.
+        """
+        if weight(of, INLINE_WEIGHT) <= INLINE_WEIGHT:
+            return work(*arguments)
+        return await _run_in(self._thread, work, *arguments)
 
     def unique_id(self, request_id: str) -> str:
         """Return an id for the wire: the client's own may come twice."""
@@ -354,3 +374,9 @@ class Router:
         """Return in how many seconds so many of the places that are held come free, as of late."""
         seconds = self._mean_seconds * count / max(1, num_held)
         return max(self.config.retry_after, ceil(seconds))
+
+
+async def _run_in(threads: ThreadPoolExecutor, work: Callable[..., T], *arguments: Any) -> T:
+    """Return what comes of work in a thread, in which the context is the caller's."""
+    call = partial(copy_context().run, work, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(threads, call)

@@ -141,6 +141,19 @@ class Tokenizer:
         encoding = self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
+    def encode_aside(
+        self, text: str, add_special_tokens: bool, pair: str | None = None
+    ) -> tuple[int, ...]:
+        """Return what `encode` does; for long texts, in a thread that keeps no other one waiting.
+
+        A batch, even of one, lets go of the interpreter while it is tokenized.
+        """
+        given = text if pair is None else (text, pair)
+        (encoding,) = self._backend.encode_batch_fast(
+            [given], add_special_tokens=add_special_tokens
+        )
+        return tuple(encoding.ids)
+
     def decode(
         self, token_ids: Sequence[int], skip_special_tokens: bool, shown: Sequence[int] = ()
     ) -> str:
@@ -151,6 +164,11 @@ class Tokenizer:
             skip_special_tokens = False
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def decode_aside(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Return what `decode` does; as `encode_aside`."""
+        texts: list[str] = self._backend.decode_batch([token_ids], skip_special_tokens)
+        return texts[0]
 
     def own_texts(
         self, skip_special_tokens: bool, shown: Sequence[int] = ()

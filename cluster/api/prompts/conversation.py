@@ -123,7 +123,7 @@ async def conversation_text(
         if value:
             values_in(value, name)
     return await router.render(
-        conversation(body.messages),
+        await router.apart(body.messages, conversation, body.messages),
         add_generation_prompt=not continues and opens is not False,
         continue_final_message=continues,
         variables=variables | (body.chat_template_kwargs or {}),

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from pydantic import JsonValue
 
-from cluster.api.http import num_values
 from cluster.api.schemas.requests import Message
 from cluster.errors import InvalidRequest
+from cluster.router.bodies.validation import num_values
 
 MAX_CALLS = 512  # of one message
 MAX_VALUES = 262_144  # of the arguments of a conversation: see `http.read_body`

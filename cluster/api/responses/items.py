@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from cluster.api.http import num_values
 from cluster.api.prompts.tool_turns import object_of
 from cluster.api.responses.body import MAX_VALUES
 from cluster.api.schemas.requests import MAX_MESSAGES
 from cluster.errors import InvalidRequest
+from cluster.router.bodies.validation import num_values
 
 Turn = dict[str, Any]
 

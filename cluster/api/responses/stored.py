@@ -91,7 +91,7 @@ async def whole_conversation(
     turns: list[Turn] = []
     if body.previous_response_id is not None:
         turns = await conversation_of(router, principal, body.previous_response_id)
-    return turns + turns_of(body.input)
+    return turns + await router.apart(body.input, turns_of, body.input)
 
 
 async def conversation_of(router: Router, principal: Principal, response_id: str) -> list[Turn]:

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from cluster.api.auth import Authenticator
 from cluster.api.http import (
-    MAX_VALUES_OF_TOKENS,
     extra_parameters_of,
     json_response,
     read_body,
@@ -29,6 +28,7 @@ from cluster.api.pooling import (
 from cluster.api.rate_limits import let_in
 from cluster.api.schemas.pooling import Classification, Classifications, ClassifyBody, PoolingUsage
 from cluster.errors import InvalidRequest
+from cluster.router.bodies.validation import MAX_VALUES_OF_TOKENS
 from cluster.router.router import Router
 from cluster.router.tenancy.principal import Principal
 from worker.classifier_config import ClassifierConfig

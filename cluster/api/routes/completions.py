@@ -12,7 +12,7 @@ from starlette.responses import Response
 from cluster.api.auth import Authenticator
 from cluster.api.echo import echo_response, scored_echo_response
 from cluster.api.error_handlers import ErrorReply
-from cluster.api.http import MAX_VALUES_OF_TOKENS, read_body, sse, unless_disconnected
+from cluster.api.http import read_body, sse, unless_disconnected
 from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
 from cluster.api.prepare import prepare_completion
 from cluster.api.prompt_logprobs import entries_of, spelled
@@ -37,6 +37,7 @@ from cluster.api.schemas.responses import (
     PromptLogprobsList,
     Usage,
 )
+from cluster.router.bodies.validation import MAX_VALUES_OF_TOKENS
 from cluster.router.output_processor import CompletionOutput, TokenLogprob
 from cluster.router.router import Router
 from cluster.router.tokenizer import Tokenizer

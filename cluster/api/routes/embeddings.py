@@ -15,7 +15,6 @@ from starlette.responses import Response
 from cluster.api.auth import Authenticator
 from cluster.api.embedding_format import BYTES, Values, as_json, bytes_response
 from cluster.api.http import (
-    MAX_VALUES_OF_TOKENS,
     extra_parameters_of,
     json_response,
     read_body,
@@ -27,6 +26,7 @@ from cluster.api.rate_limits import let_in
 from cluster.api.schemas.embeddings import Embedding, EmbeddingBody, Embeddings
 from cluster.api.schemas.pooling import PoolingUsage
 from cluster.errors import InvalidRequest
+from cluster.router.bodies.validation import MAX_VALUES_OF_TOKENS
 from cluster.router.pooling_config import PoolingConfig
 from cluster.router.router import Router
 from cluster.router.tenancy.principal import Principal

@@ -1,26 +1,29 @@
 """POST /invocations: SageMaker's one route, which answers what a body asks for."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from pydantic import RootModel
+from pydantic import BaseModel, BeforeValidator, RootModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from cluster.api.auth import Authenticator
 from cluster.api.error_handlers import ErrorReply
-from cluster.api.http import read_bytes
+from cluster.api.http import bodies_of, read_bytes
 from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
 from cluster.api.schemas.embeddings import EmbeddingBody
 from cluster.api.schemas.requests import ChatBody, CompletionBody
 from cluster.api.schemas.responses import ChatChunk, Completion
 from cluster.errors import InvalidRequest
+from cluster.router.bodies.reader import SMALL_BODY
+from cluster.router.bodies.validation import MAX_VALUES_OF_TOKENS
 from cluster.router.router import Router
 
+Present = Annotated[bool, BeforeValidator(lambda _: True)]
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
 # The first that a body has all of is what it asks for.
@@ -61,7 +64,27 @@ def path_of(names: frozenset[str]) -> str:
     raise InvalidRequest("the body has none of messages, prompt and input")
 
 
-def _again(data: bytes, receive: Receive) -> Receive:
+class _Keys(BaseModel):
+    """Which of the keys that matter a body has."""
+
+    messages: Present = False
+    prompt: Present = False
+    input: Present = False
+    encoding_format: Present = False
+
+
+async def _keys_of(http: HttpRequest, data: bytearray) -> frozenset[str]:
+    """Return the keys of a body, as far as they matter."""
+    if len(data) > SMALL_BODY:
+        found = await bodies_of(http).read(data, _Keys, MAX_VALUES_OF_TOKENS)
+        return frozenset(found.model_fields_set)
+    try:
+        return frozenset(msgspec.json.decode(data, type=dict[str, msgspec.Raw]))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is no JSON object: {error}"[:500]) from None
+
+
+def _again(data: bytearray, receive: Receive) -> Receive:
     """Return a source of messages that begins with a body that has been read."""
     parts: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
 
@@ -87,11 +110,7 @@ def invocation_routes(
     async def invoke(http: HttpRequest) -> Response:
         keys.authenticate(http)
         data = await read_bytes(http, router.config.max_body_bytes)
-        try:
-            fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequest(f"the body is no JSON object: {error}"[:500]) from None
-        path = path_of(frozenset(fields))
+        path = path_of(await _keys_of(http, data))
         return await endpoints[path](HttpRequest(http.scope, _again(data, http.receive)))
 
     return routes

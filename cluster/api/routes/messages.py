@@ -1,6 +1,7 @@
 """/v1/messages: conversations in Anthropic's Messages API, and what they count."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -72,7 +73,7 @@ def message_routes(router: Router, keys: Authenticator) -> APIRouter:
             principal = keys.authenticate(http)
             await let_in(http, router, principal)
             body = await read_body(http, MessageBody, max_bytes, MAX_VALUES)
-            body.check()
+            await router.apart(body, body.check)
             return await _create(http, router, principal, body)
 
         return await _answer(http, work)
@@ -82,11 +83,12 @@ def message_routes(router: Router, keys: Authenticator) -> APIRouter:
         async def work() -> Response:
             principal = keys.authenticate(http)
             body = await read_body(http, CountTokensBody, max_bytes, MAX_VALUES)
-            body.check()
+            await router.apart(body, body.check)
             await router.models.require(body.model, principal)
             tools = body.tool_use()
             check_tools(template_format(router), tools)
-            text = await conversation_text(router, body.conversation(), tools.rendered, {})
+            talk = await router.apart(body, body.conversation)
+            text = await conversation_text(router, talk, tools.rendered, {})
             tokens = await text_tokens(router, text, False)
             return json_response(TokenCount(len(tokens)))
 
@@ -116,7 +118,8 @@ def anthropic_error(http: HttpRequest, error: TopworkError) -> Response:
 async def _create(
     http: HttpRequest, router: Router, principal: Principal, body: MessageBody
 ) -> Response:
-    chat = body.chat_body(has_thoughts=bool(router.reasoning_parser))
+    make_chat = partial(body.chat_body, has_thoughts=bool(router.reasoning_parser))
+    chat = await router.apart(body, make_chat)
     prepared = await prepare_chat(router, call_of(http, principal, chat), chat)
     call = prepared.call
     requests = prepared.requests

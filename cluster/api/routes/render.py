@@ -12,12 +12,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import Authenticator
-from cluster.api.http import MAX_VALUES_OF_TOKENS, json_response, read_body
+from cluster.api.http import json_response, read_body
 from cluster.api.openapi.operation import PREPARATION, Operation, declared
 from cluster.api.prepare import PreparedCall, prepare_chat, prepare_completion
 from cluster.api.request_builder import call_of
 from cluster.api.schemas.requests import ChatBody, CompletionBody
 from cluster.request import Request
+from cluster.router.bodies.validation import MAX_VALUES_OF_TOKENS
 from cluster.router.router import Router
 
 

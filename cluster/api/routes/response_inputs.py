@@ -69,7 +69,7 @@ def response_input_routes(router: Router, keys: Authenticator) -> APIRouter:
     async def count_input_tokens(http: HttpRequest) -> Response:
         principal = keys.authenticate(http)
         body = await read_body(http, ResponseBody, router.config.max_body_bytes, MAX_VALUES)
-        body.check()
+        await router.apart(body, body.check)
         call_of(http, principal, body)
         turns = await whole_conversation(router, principal, body)
         template, tools = template_format(router), body.tool_use

@@ -111,7 +111,7 @@ def response_routes(router: Router, keys: Authenticator) -> APIRouter:
         principal = keys.authenticate(http)
         await let_in(http, router, principal)
         body = await read_body(http, ResponseBody, router.config.max_body_bytes, MAX_VALUES)
-        body.check()
+        await router.apart(body, body.check)
         call = call_of(http, principal, body)
         return await _create(http, router, call, body)
 

@@ -9,13 +9,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from cluster.api.auth import Authenticator
-from cluster.api.http import MAX_VALUES_OF_TOKENS, extra_parameters_of, json_response, read_body
+from cluster.api.http import extra_parameters_of, json_response, read_body
 from cluster.api.openapi.operation import LOOKUP, Operation, declared
 from cluster.api.prompts.conversation import conversation_tokens
 from cluster.api.restrictions import check_token_ids
 from cluster.api.schemas.requests import ConversationBody, DetokenizeBody, TokenizeBody
 from cluster.api.tools.tool_use import tool_use_of
 from cluster.errors import InvalidRequest
+from cluster.router.bodies.validation import MAX_VALUES_OF_TOKENS
 from cluster.router.router import Router
 from cluster.router.tenancy.principal import Principal
 
@@ -118,9 +119,9 @@ def tokenize_routes(router: Router, keys: Authenticator) -> APIRouter:
         )
         body.refuse_extras(extras=extra_parameters_of(http))
         await _check_model(router, body.model, principal)
-        check_token_ids(body.tokens, router.config, "tokens")
+        await router.apart(body.tokens, check_token_ids, body.tokens, router.config, "tokens")
         skips = bool(body.skip_special_tokens)
-        text = await asyncio.to_thread(router.tokenizer.decode, body.tokens, skips)
+        text = await asyncio.to_thread(router.tokenizer.decode_aside, body.tokens, skips)
         return json_response(Text(text))
 
     @routes.get("/tokenizer_info", openapi_extra=declared(INFO))

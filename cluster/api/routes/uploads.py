@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from cluster.adapters.records import LoadOptions
 from cluster.api.auth import AdministrativeCall, Authenticator
-from cluster.api.error_handlers import validation_error
 from cluster.api.http import query_flag
 from cluster.api.openapi.operation import CHANGE, FLAG, Operation, Parameter, declared
 from cluster.api.routes.adapters import shown_record
@@ -25,6 +24,7 @@ from cluster.api.routes.sglang import LoraUpdate, respond_as_sglang
 from cluster.api.schemas.adapters import AdapterEntry, AdapterName
 from cluster.api.schemas.requests import Body
 from cluster.errors import DeadlineExceeded, InvalidRequest
+from cluster.router.bodies.validation import validation_error
 from cluster.router.router import Router
 from cluster.router.uploads import PIECE_BYTES, Upload
 

@@ -9,7 +9,8 @@ name; one that asks for nothing, as null does, is accepted. What fields mean tog
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic_core import PydanticCustomError
 
 from cluster.api.schemas.extras import STRICT, ExtraParameters
 from cluster.api.schemas.not_served import OTHERS_NEUTRAL, WHY_NOT
@@ -24,6 +25,8 @@ MAX_NAMED_TOKENS = 128  # whose log-probabilities are asked for
 MAX_DOCUMENTS = 1024
 MAX_TEMPLATE = 128 * 1024  # characters
 MAX_MESSAGES = 16384  # of one conversation
+MAX_BIAS = 1024  # tokens whose logits are shifted
+MAX_OTHERS = 1024  # keys of one body that are no fields
 
 # Said of the call or of the caller, not of the answer.
 HARMLESS = frozenset(
@@ -93,6 +96,8 @@ class Body(BaseModel):
         Raises:
             InvalidRequest: naming the first parameter, by name, that is not supported.
         """
+        if len(self.model_extra or {}) > MAX_OTHERS:
+            raise InvalidRequest(f"{where or 'the body'}: more than {MAX_OTHERS} unknown keys")
         for name, value in sorted((self.model_extra or {}).items()):
             neutral = self.neutral_values.get(name)
             if value is None or name in HARMLESS or _is_neutral(value, neutral or ()):
@@ -119,6 +124,20 @@ MinP = Annotated[float | None, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float | None, Field(gt=0, le=1000)]
 TruncationSide = Literal["left", "right"]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+
+
+def _few(value: object) -> object:
+    """Refuse too many before the first is looked at: of an object, each would be a finding."""
+    if isinstance(value, dict) and len(value) > MAX_BIAS:
+        raise PydanticCustomError("too_long", f"at most {MAX_BIAS} tokens, not {len(value)}")
+    return value
+
+
+LogitBias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    BeforeValidator(_few),
+    Field(max_length=MAX_BIAS),
+]
 
 
 class LoraEntry(Body):
@@ -176,15 +195,12 @@ class GenerationBody(Body):
     repetition_penalty: RepetitionPenalty = None
     seed: Annotated[int | None, Field(ge=SEED_MIN, le=SEED_MAX)] = None
     stop: JsonValue = None
-    stop_token_ids: Annotated[list[int] | None, Field(max_length=256)] = None
+    stop_token_ids: Annotated[list[int] | None, Field(max_length=256, fail_fast=True)] = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
-    logit_bias: (
-        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
-        | None
-    ) = None
+    logit_bias: LogitBias | None = None
     bad_words: Annotated[list[str] | None, Field(max_length=MAX_BAD_WORDS, fail_fast=True)] = None
     allowed_token_ids: Annotated[list[int] | None, Field(min_length=1, fail_fast=True)] = None
     thinking_token_budget: Annotated[int | None, Field(ge=-1, le=2**31)] = None  # -1: none

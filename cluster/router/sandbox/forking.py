@@ -37,13 +37,19 @@ class Limits:
     stack: int | None = None  # bytes
 
 
-def serve(work: Callable[[bytes], bytes], lost: Callable[[bool], bytes], limits: Limits) -> None:
+def serve(
+    work: Callable[[bytes], bytes],
+    lost: Callable[[bool], bytes],
+    limits: Limits,
+    prepare: Callable[[bytes], None] = lambda _: None,
+) -> None:
     """Answer each piece of work on stdin on stdout.
 
     Args:
         work: does it.
         lost: the answer for work that did not end; told whether it took too long.
         limits: of each piece.
+        prepare: is called before it, in this process: what it imports is there for all pieces.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when its router has gone
     answers = os.fdopen(os.dup(1), "wb")
@@ -51,6 +57,7 @@ def serve(work: Callable[[bytes], bytes], lost: Callable[[bool], bytes], limits:
     gc.freeze()
     _write_frame(answers, b"")  # that it is ready
     while (call := _read_frame(sys.stdin.buffer)) is not None:
+        prepare(call)
         answer, is_slow = _of_child(work, call, limits, answers.fileno())
         _write_frame(answers, answer or lost(is_slow))
 
@@ -71,14 +78,14 @@ class ForkingProcess:
         """Its number, None while there is none."""
         return None if self._process is None else self._process.pid
 
-    def exchange(self, call: bytes) -> bytes | None:
-        """Return what came of a piece of work; None if the process has died."""
+    def exchange(self, *call: bytes | bytearray) -> bytes | None:
+        """Return what came of a piece of work, given in parts; None if the process has died."""
         if self._is_closed:
             return None
         process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None, "both are pipes"
         try:
-            _write_frame(process.stdin, call)
+            _write_frame(process.stdin, *call)
             answer = _read_frame(process.stdout)
         except BrokenPipeError:
             answer = None
@@ -119,9 +126,11 @@ class ForkingProcess:
         return process
 
 
-def _write_frame(stream: IO[bytes], data: bytes) -> None:
+def _write_frame(stream: IO[bytes], *parts: bytes | bytearray) -> None:
     """Send bytes with their length before them."""
-    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.write(_LENGTH.pack(sum(map(len, parts))))
+    for part in parts:
+        stream.write(part)
     stream.flush()
 
 

@@ -47,6 +47,7 @@ class FakeBackend:
         self.forgotten: list[str] = []
         self.forced: list[str] = []  # names unloaded by force
         self.resolved: list[tuple[str, str]] = []  # names and request ids
+        self.asked: list[tuple[str, ...]] = []  # names that may be absent, question by question
         self.uploads: dict[str, bytes] = {}  # under way
         self.upload_calls: list[tuple[str, bytes | None, LoadOptions]] = []
         self.aborted: list[str] = []
@@ -67,6 +68,11 @@ class FakeBackend:
     async def record(self, name: str) -> AdapterRecord:
         """Return the record of a name."""
         return self._pool.record(name)
+
+    async def absent(self, names: tuple[str, ...]) -> frozenset[str]:
+        """Return which of these names no adapter has."""
+        self.asked.append(names)
+        return frozenset(name for name in names if name not in self._pool)
 
     async def load(
         self,

@@ -325,7 +325,7 @@ def test_an_unexpected_failure_has_the_shape_of_its_route_and_the_id_of_its_call
     async def fail(*_: Any, **__: Any) -> Any:
         raise KeyError("unexpected")
 
-    for name in ("resolve", "records", "record", "load", "unload"):
+    for name in ("resolve", "records", "record", "absent", "load", "unload"):
         monkeypatch.setattr(serving.backend, name, fail)
     headers = {"X-Request-Id": "job-7"}
     for path, body in ASKS.items():

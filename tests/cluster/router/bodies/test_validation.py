@@ -5,7 +5,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from cluster.api.http import num_values
+from cluster.router.bodies.validation import num_values
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from tests.cluster.conftest import Serving
 from tests.patience import PATIENCE

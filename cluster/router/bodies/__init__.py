@@ -1,0 +1,1 @@
+"""JSON that strangers send: bounded before it is made, large bodies in another process."""
