@@ -14,7 +14,7 @@ from cluster.scheduler.lora_slots import SlotQueue, SlotTable
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
 from cluster.scheduler.request_queue import Fairness, Flow, RequestQueue
 from cluster.scheduler.sequence import Sequence, Status
-from cluster.tenancy.shared_room import NOBODY, may_take, most_of
+from cluster.tenancy.shared_room import NOBODY, most_of
 
 RETRY_AFTER_SECONDS = 1  # a full queue drains within steps
 
@@ -60,7 +60,7 @@ class Admission:
             raise NotFound(f"adapter {adapter} is being unloaded", param="model")
         self._refuse_oversized(adapter, num_bytes)
         if not resumes:
-            self._refuse_overload(requests[0].tenant, len(requests))
+            self._refuse_overload(requests[0], len(requests))
         leader = self._enter(requests[0], None)
         followers = [self._enter(request, leader) for request in requests[1:]]
         self._groups.hold(leader, followers)
@@ -99,24 +99,23 @@ class Admission:
                 "model",
             )
 
-    def _refuse_overload(self, tenant: str, num_requests: int) -> None:
-        limit = self._config.max_waiting
-        if not self._fairness.enabled:
-            tenant = NOBODY  # first come, first served
-        most = most_of(tenant, limit)
+    def _refuse_overload(self, request: Request, num_requests: int) -> None:
+        room = self._waiting.room
+        # Without fairness: first come, first served.
+        tenant = request.tenant if self._fairness.enabled else NOBODY
+        most = most_of(tenant, room.size)
         if num_requests > most:
             raise InvalidRequest(f"{num_requests} choices are more than may ever wait, {most}")
-        if len(self) + num_requests > limit:
+        if not room.has_room(num_requests):
             raise Overloaded(
-                f"{len(self)} requests are waiting already, of {limit} that may; "
+                f"{room.num_held} requests are waiting already, of {room.size} that may; "
                 f"{num_requests} more are too many",
                 retry_after=RETRY_AFTER_SECONDS,
             )
-        held = self._waiting.size_by_tenant.get(tenant, 0) + self._groups.num_of(tenant)
-        if not may_take(tenant, held, num_requests, limit - len(self)):
+        if not room.may_take(tenant, num_requests, request.weight):
             raise Overloaded(
-                f"{held} requests of this tenant are waiting already; {num_requests} more would "
-                f"be more than it leaves free for others, of {limit} that may wait",
+                f"{room.held_by(tenant)} requests of this tenant are waiting already; "
+                f"{num_requests} more would leave too few places for others, of {room.size}",
                 retry_after=RETRY_AFTER_SECONDS,
             )
 

@@ -5,12 +5,14 @@ any other, and starts on the leader's pages as far as they are still there.
 """
 
 from cluster.scheduler.sequence import Sequence
+from cluster.tenancy.shared_room import SharedRoom
 
 
 class ParallelSamplingGroups:
-    """Held sequences by the one that computes their prompt."""
+    """Held sequences by the one that computes their prompt; in `room` they have places, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: SharedRoom) -> None:
+        self._room = room
         self._held: dict[int, list[Sequence]] = {}  # by the leader's number, in order of arrival
         self._due: list[int] = []  # leaders that have drawn a token or have ended
         self._size = 0
@@ -28,6 +30,8 @@ class ParallelSamplingGroups:
         if followers:
             self._held[leader.seq_id] = followers
             self._size += len(followers)
+            for follower in followers:
+                self._room.take(follower.flow.tenant, 1, follower.flow.share.weight)
 
     def release(self, leader_id: int) -> None:
         """Note that a sequence has drawn a token or has ended; it may lead nobody."""
@@ -40,6 +44,7 @@ class ParallelSamplingGroups:
         followers = self._held[follower.leader.seq_id]
         followers.remove(follower)
         self._size -= 1
+        self._room.give_back(follower.flow.tenant, 1)
         if not followers:
             del self._held[follower.leader.seq_id]
 
@@ -50,12 +55,9 @@ class ParallelSamplingGroups:
         for leader_id in sorted(due):
             released += self._held.pop(leader_id, ())
         self._size -= len(released)
+        for follower in released:
+            self._room.give_back(follower.flow.tenant, 1)
         return released
-
-    def num_of(self, tenant: str) -> int:
-        """Return how many sequences of a tenant are held."""
-        held = (follower for followers in self._held.values() for follower in followers)
-        return sum(follower.flow.tenant == tenant for follower in held)
 
     def of_adapter(self, adapter: str) -> list[Sequence]:
         """Return the held sequences of an adapter."""

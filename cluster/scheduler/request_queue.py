@@ -20,6 +20,7 @@ from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 from cluster.request import BASE
+from cluster.tenancy.shared_room import SharedRoom
 
 PREFILL_COST = 1
 DECODE_COST = 2  # a token drawn costs more than a token read: Sheng et al. use the same two
@@ -179,9 +180,13 @@ class Fairness:
 
 
 class RequestQueue:
-    """Flows of waiting sequences; the next one of all open lanes is found without a search."""
+    """Flows of waiting sequences; the next one of all open lanes is found without a search.
 
-    def __init__(self) -> None:
+    `room` has the places in which they wait; it refuses nobody here.
+    """
+
+    def __init__(self, room: SharedRoom) -> None:
+        self.room = room
         self._lanes: dict[str, dict[Flow, None]] = {}  # with waiting sequences; never empty
         self._priorities: dict[str, dict[int, int]] = {}  # flows of each priority, by lane
         self._open: set[str] = {BASE}
@@ -189,7 +194,6 @@ class RequestQueue:
         self._share_at: dict[int, TenantShare] = {}  # by arrival number of the head
         self._moved: dict[Flow, None] = {}  # whose counter changed since the heads were sorted
         self.size = 0  # sequences
-        self.size_by_tenant: dict[str, int] = {}  # none is 0
 
     def __len__(self) -> int:
         return self.size
@@ -229,7 +233,7 @@ class RequestQueue:
             priorities[flow.priority] = priorities.get(flow.priority, 0) + 1
         insort(flow.waiting, seq_id)
         self.size += 1
-        self.size_by_tenant[flow.tenant] = self.size_by_tenant.get(flow.tenant, 0) + 1
+        self.room.take(flow.tenant, 1, flow.share.weight)
         self._place(flow)
 
     def remove(self, seq_id: int, flow: Flow) -> None:
@@ -238,9 +242,7 @@ class RequestQueue:
         assert flow.waiting[at : at + 1] == [seq_id], f"sequence {seq_id} does not wait"
         del flow.waiting[at]
         self.size -= 1
-        self.size_by_tenant[flow.tenant] -= 1
-        if not self.size_by_tenant[flow.tenant]:
-            del self.size_by_tenant[flow.tenant]
+        self.room.give_back(flow.tenant, 1)
         if not flow.waiting:
             self._leave_lane(flow)
         self._place(flow)

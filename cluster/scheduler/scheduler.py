@@ -37,6 +37,7 @@ from cluster.scheduler.stats import (
     UnloadedAdapter,
 )
 from cluster.scheduler.update_from_output import EXPIRED, UNLOADED, OutputUpdater, failure
+from cluster.tenancy.shared_room import SharedRoom
 from worker.protocol import Plan, StepOutput
 
 
@@ -63,8 +64,9 @@ class Scheduler(EventHandlers):
         self._in_flight: list[Batch] = []  # steps that are not committed, the oldest first
         self._sequences: dict[int, Sequence] = {}  # that wait or run, by arrival number
         self._counters = counters = SchedulerCounters()
-        self._waiting = RequestQueue()
-        self._groups = ParallelSamplingGroups()
+        room = SharedRoom(config.max_waiting)
+        self._waiting = RequestQueue(room)
+        self._groups = ParallelSamplingGroups(room)
         self._fairness = Fairness(config.fairness)
         self._cache = PrefixCache(config.num_pages, config.num_host_pages, observer, counters)
         kv = KVCacheManager(self._cache, config.page_size, config.prefix_cache)
@@ -111,7 +113,8 @@ class Scheduler(EventHandlers):
         Raises:
             InvalidRequest: if they could never be served, or are not choices of one prompt.
             NotFound: if their adapter is being unloaded.
-            Overloaded: if more than `max_waiting` sequences would wait.
+            Overloaded: if more than `max_waiting` sequences would wait, or more of their tenant
+                than it may have of them.
         """
         return self._admission.add_all(requests, self._step, resumes=resumes)
 
@@ -293,6 +296,7 @@ class Scheduler(EventHandlers):
             assert resident.leases == leases.get(resident.adapter, 0), "leases do not balance"
         num_waiting = len(self._waiting) + len(self._groups)
         assert len(self._sequences) == len(running) + num_waiting, "a sequence is lost"
+        assert self._waiting.room.num_held == num_waiting, "places for those that wait are lost"
         for sequence in self._sequences.values():
             version, num_pages = sequence.matched_at
             if sequence.match and version == self._cache.version(sequence.namespace):

@@ -1,22 +1,22 @@
-"""Room that tenants share: nobody holds more places than it leaves free.
+"""Room that tenants share: nobody takes more than eight times its part of what it leaves free.
 
-One that fills what it can leaves half, the next one a quarter, and so on: with a room of 1,024,
-nine that take all they can leave a place for the tenth. As places come free they go to those who
-hold less. The rule needs no list of tenants and no shares: dynamic thresholds (Choudhury and Hahne,
-"Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998) with a factor of 1.
+A tenant's part is its weight's of the weights of all who hold places. So one that is alone has
+eight ninths of the room. Where several take all they can, a ninth stays free for whoever comes
+next, and they hold the rest by their weights. While they hold more than that, because another one
+has come, what comes free is not theirs. The last free place is taken only by one that holds none.
+
+Dynamic thresholds (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
+Switches", 1998), whose factor is divided among the tenants by weight. Integers only: the same calls
+give the same answers.
 """
 
 NOBODY = ""  # the tenant of all calls where keys are off: it has all of the room
-
-
-def may_take(tenant: str, held: int, count: int, free: int) -> bool:
-    """Tell whether a tenant that holds some places may take `count` of those that are free."""
-    return count <= free and (tenant == NOBODY or held + count <= free - count)
+FACTOR = 8  # one in FACTOR + 1 places stays free
 
 
 def most_of(tenant: str, size: int) -> int:
     """Return how many places of an empty room a tenant may take."""
-    return size if tenant == NOBODY else size // 2
+    return size if tenant == NOBODY else max(1, size * FACTOR // (FACTOR + 1))
 
 
 class SharedRoom:
@@ -26,6 +26,8 @@ class SharedRoom:
         self.size = size
         self.num_held = 0
         self._held: dict[str, int] = {}  # by tenant; none is 0
+        self._weights: dict[str, int] = {}  # of those who hold some, as they took the latest
+        self._total_weight = 0
 
     def held_by(self, tenant: str) -> int:
         """Return how many places a tenant holds."""
@@ -35,15 +37,24 @@ class SharedRoom:
         """Tell whether so many places are free at all."""
         return self.num_held + count <= self.size
 
-    def may_take(self, tenant: str, count: int) -> bool:
-        """Tell whether a tenant may take so many places more."""
-        return may_take(tenant, self.held_by(tenant), count, self.size - self.num_held)
+    def may_take(self, tenant: str, count: int, weight: int = 1) -> bool:
+        """Tell whether a tenant of this weight may take so many places more."""
+        if not self.has_room(count):
+            return False
+        held = self.held_by(tenant)
+        if tenant == NOBODY or (held == 0 and count == 1):
+            return True
+        left = self.size - self.num_held - count
+        total = self._total_weight - self._weights.get(tenant, 0) + weight
+        return (held + count) * total <= FACTOR * weight * left
 
-    def take(self, tenant: str, count: int) -> None:
+    def take(self, tenant: str, count: int, weight: int = 1) -> None:
         """Take places, also more than `may_take` allows: what goes on is not refused."""
         if count:
             self._held[tenant] = self.held_by(tenant) + count
             self.num_held += count
+            self._total_weight += weight - self._weights.get(tenant, 0)
+            self._weights[tenant] = weight
 
     def give_back(self, tenant: str, count: int) -> None:
         """Give places back."""
@@ -52,5 +63,5 @@ class SharedRoom:
         self.num_held -= count
         if left:
             self._held[tenant] = left
-        else:
-            self._held.pop(tenant, None)
+        elif self._held.pop(tenant, 0):
+            self._total_weight -= self._weights.pop(tenant)

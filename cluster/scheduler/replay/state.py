@@ -21,7 +21,10 @@ import msgspec
 from cluster.scheduler.replay.event_log import MAX_PAGES
 from cluster.scheduler.scheduler import Scheduler
 
-_PACKAGES = ("cluster.scheduler.", "cluster.lru", "cluster.request", "worker.protocol")
+_PACKAGES = (
+    *("cluster.scheduler.", "cluster.tenancy.", "cluster.lru", "cluster.request"),
+    "worker.protocol",
+)
 _LEFT_OUT = frozenset({"_journal", "_observer"})  # None in a state
 _PLAIN = (type(None), bool, int, float, str, bytes)
 

@@ -209,31 +209,55 @@ def test_many_adapters_are_no_larger_share(make_engine: Callable[..., FakeEngine
 def test_a_tenant_that_fills_the_queue_leaves_room_for_the_next_one(
     make_engine: Callable[..., FakeEngine],
 ) -> None:
-    engine = make_engine(fairness=True, max_running=1, max_waiting=8)
-    hot = [engine.add((1, 2, i), 4, tenant="hot") for i in range(4)]
+    engine = make_engine(fairness=True, max_running=1, max_waiting=18)
+    hot = [engine.add((1, 2, i), 4, tenant="hot") for i in range(16)]
     with pytest.raises(Overloaded, match="of this tenant"):
-        engine.add((1, 2, 9), 4, tenant="hot")
-    for i in range(2):
-        engine.add((5, 6, i), 4, tenant="cold")
+        engine.add((1, 2, 99), 4, tenant="hot")
+    engine.add((5, 6, 0), 4, tenant="cold")
     with pytest.raises(Overloaded, match="of this tenant"):
         engine.add((5, 6, 9), 4, tenant="cold")
     for seq_id in hot[:2]:
         engine.abort(seq_id)
     engine.add((5, 6, 9), 4, tenant="cold")
     with pytest.raises(Overloaded, match="of this tenant"):
-        engine.add((1, 2, 9), 4, tenant="hot")
+        engine.add((1, 2, 99), 4, tenant="hot")
     engine.add((7, 8, 9), 4, tenant="a third one")
+
+
+def test_places_in_the_queue_follow_the_weights(make_engine: Callable[..., FakeEngine]) -> None:
+    engine = make_engine(fairness=True, max_running=1, max_waiting=90)
+    numbers = iter(range(1000))
+    waiting: dict[int, list[int]] = {1: [], 3: []}
+    for turn in range(300):
+        for weight, seq_ids in waiting.items():
+            with pytest.raises(Overloaded, match="of this tenant"):
+                while True:
+                    prompt = (1, 2, next(numbers))
+                    seq_ids.append(engine.add(prompt, 4, tenant=f"{weight}", weight=weight))
+        leaving = waiting[(1, 3)[turn % 2]]
+        if len(leaving) > 1:
+            engine.abort(leaving.pop())
+    assert abs(len(waiting[1]) - 20) <= 1 and abs(len(waiting[3]) - 60) <= 1
 
 
 def test_choices_that_are_held_count_for_their_tenant(
     make_engine: Callable[..., FakeEngine],
 ) -> None:
-    engine = make_engine(fairness=True, max_running=1, max_waiting=8)
-    engine.add_choices((1, 2, 3), 3, max_tokens=4, tenant="hot")
+    engine = make_engine(fairness=True, max_running=1, max_waiting=9)
+    engine.add_choices((1, 2, 3), 6, max_tokens=4, tenant="hot")
     with pytest.raises(Overloaded, match="of this tenant"):
-        engine.add_choices((1, 2, 4), 2, max_tokens=4, tenant="hot")
-    with pytest.raises(InvalidRequest, match="may ever wait, 4"):
-        engine.add_choices((1, 2, 4), 5, max_tokens=4, tenant="cold")
+        engine.add_choices((1, 2, 4), 3, max_tokens=4, tenant="hot")
+    with pytest.raises(InvalidRequest, match="may ever wait, 8"):
+        engine.add_choices((1, 2, 4), 9, max_tokens=4, tenant="cold")
+
+
+def test_sequences_that_run_leave_their_places_in_the_queue(
+    make_engine: Callable[..., FakeEngine],
+) -> None:
+    engine = make_engine(fairness=True, max_running=2, max_waiting=9)
+    engine.add_choices((1, 2, 3), 8, max_tokens=4, tenant="hot")
+    engine.run()
+    engine.add_choices((1, 2, 4), 8, max_tokens=4, tenant="hot")
 
 
 @pytest.mark.parametrize(("fairness", "tenant"), [(False, "hot"), (True, "")])

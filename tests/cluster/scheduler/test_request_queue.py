@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from cluster.request import BASE
 from cluster.scheduler.request_queue import Flow, RequestQueue, TenantShare
+from cluster.tenancy.shared_room import SharedRoom
 
 
 def flow_of(tenant: str, adapter: str, priority: int) -> Flow:
@@ -12,7 +13,7 @@ def flow_of(tenant: str, adapter: str, priority: int) -> Flow:
 
 
 def test_the_oldest_of_all_open_lanes_is_first() -> None:
-    queue, a, base = RequestQueue(), flow_of("", "A", 0), flow_of("", BASE, 0)
+    queue, a, base = RequestQueue(SharedRoom(64)), flow_of("", "A", 0), flow_of("", BASE, 0)
     for seq_id, flow in ((1, a), (2, base), (3, a)):
         queue.push(seq_id, flow)
     assert queue.first() == 2
@@ -28,7 +29,7 @@ def test_the_oldest_of_all_open_lanes_is_first() -> None:
 
 
 def test_a_sequence_that_returns_takes_its_arrival_place() -> None:
-    queue, flow = RequestQueue(), flow_of("", BASE, 0)
+    queue, flow = RequestQueue(SharedRoom(64)), flow_of("", BASE, 0)
     queue.push(5, flow)
     queue.push(7, flow)
     queue.push(2, flow)
@@ -37,7 +38,7 @@ def test_a_sequence_that_returns_takes_its_arrival_place() -> None:
 
 
 def test_a_smaller_priority_number_goes_first_whenever_it_came() -> None:
-    queue = RequestQueue()
+    queue = RequestQueue(SharedRoom(64))
     queue.push(1, flow_of("", BASE, 0))
     queue.push(2, flow_of("", BASE, -3))
     queue.push(3, flow_of("", BASE, 5))
@@ -46,7 +47,11 @@ def test_a_smaller_priority_number_goes_first_whenever_it_came() -> None:
 
 
 def test_a_flow_that_is_charged_falls_behind_the_others_of_its_priority() -> None:
-    queue, busy, quiet = RequestQueue(), flow_of("busy", BASE, 0), flow_of("quiet", BASE, 0)
+    queue, busy, quiet = (
+        RequestQueue(SharedRoom(64)),
+        flow_of("busy", BASE, 0),
+        flow_of("quiet", BASE, 0),
+    )
     queue.push(1, busy)
     queue.push(2, quiet)
     assert queue.first() == 1
@@ -61,7 +66,7 @@ def test_a_flow_that_is_charged_falls_behind_the_others_of_its_priority() -> Non
 def test_the_adapters_of_the_tenant_whose_turn_it_is_compete_as_equals() -> None:
     share, other = TenantShare("a", counter=5), flow_of("b", BASE, 0)
     first, second = Flow(BASE, share=share), Flow("A", share=share)
-    queue, other.share.counter = RequestQueue(), 6
+    queue, other.share.counter = RequestQueue(SharedRoom(64)), 6
     queue.open("A")
     for seq_id, flow in ((1, first), (2, second), (3, other)):
         queue.push(seq_id, flow)
@@ -82,7 +87,7 @@ def test_the_adapters_of_the_tenant_whose_turn_it_is_compete_as_equals() -> None
     )
 )
 def test_any_mix_of_calls_keeps_the_first_right(calls: list[tuple[str, int]]) -> None:
-    queue = RequestQueue()
+    queue = RequestQueue(SharedRoom(64))
     shares = [TenantShare(tenant, priority=p) for tenant in "xy" for p in (0, 1)]
     flows = [Flow(adapter, share=share) for share in shares for adapter in "ABC"]
     model: dict[int, Flow] = {}
@@ -113,7 +118,7 @@ def test_any_mix_of_calls_keeps_the_first_right(calls: list[tuple[str, int]]) ->
 
 
 def test_flows_that_are_charged_while_nobody_is_asked_for_are_noted_once() -> None:
-    queue, flow = RequestQueue(), flow_of("", BASE, 0)
+    queue, flow = RequestQueue(SharedRoom(64)), flow_of("", BASE, 0)
     queue.push(1, flow)
     for _ in range(500):
         flow.share.counter += 1
@@ -123,7 +128,7 @@ def test_flows_that_are_charged_while_nobody_is_asked_for_are_noted_once() -> No
 
 
 def test_the_priority_of_a_lane_is_that_of_its_foremost_flow() -> None:
-    queue, low, high = RequestQueue(), flow_of("a", "A", 5), flow_of("b", "A", -2)
+    queue, low, high = RequestQueue(SharedRoom(64)), flow_of("a", "A", 5), flow_of("b", "A", -2)
     queue.push(1, low)
     queue.push(2, high)
     queue.push(3, high)
