@@ -13,6 +13,7 @@ from cluster.histogram import HistogramCounts
 from cluster.kv_events import KvEventBatch
 from cluster.request import Request, TokenEvent
 from cluster.scheduler.stats import CacheReset, SchedulerStats, metric
+from cluster.tenancy.usage import Usage
 
 
 class SchedulerAddress(msgspec.Struct, frozen=True):
@@ -47,9 +48,17 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Detach(msgspec.Struct, frozen=True, tag=True):
-    """Router: the reader of this call has gone; keep it for the next one."""
+    """Router: the reader of this call has gone; keep it for the next one.
+
+    It ends in time if there is none. A router that `follows` gets its events until then: somebody
+    has to count its tokens.
+    """
 
     stream_id: str
+    follows: bool = False
+    # Of each choice, the tokens that were had when it was claimed: the claim is taken back, and
+    # whoever made it has counted nothing. (): it was no claim, or all that came was counted.
+    told: tuple[int, ...] = ()
 
 
 class Claim(msgspec.Struct, frozen=True, tag=True):
@@ -174,6 +183,17 @@ class Claimed(msgspec.Struct, frozen=True, tag=True):
     record: bytes = b""
     requests: tuple[Request, ...] = ()  # none: nothing is known of such a call
     events: tuple[tuple[TokenEvent, ...], ...] = ()  # of each choice
+    told: tuple[int, ...] = ()  # of each choice, how many of these tokens some router has had
+
+
+class UnreadUsage(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler: what calls of a tenant had that no router has had; count it, for it is told once.
+
+    Such calls have outlived the routers that read them.
+    """
+
+    tenant: str
+    usage: Usage
 
 
 class Unloaded(msgspec.Struct, frozen=True, tag=True):
@@ -307,6 +327,7 @@ SchedulerFrame = (
     Events
     | RequestTimes
     | Claimed
+    | UnreadUsage
     | Unloaded
     | PrefixCacheReset
     | Status

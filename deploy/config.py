@@ -300,6 +300,16 @@ class ServeConfig(BaseModel):
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Log level.")
     ] = "WARNING"
+    request_log: Annotated[
+        str | None,
+        Field(
+            description="File of each router's node with a line of JSON for each call, without "
+            "prompts and answers; - is standard error; default: calls are not logged."
+        ),
+    ] = None
+    request_log_content: Annotated[
+        bool, Field(description="Write prompts and answers into the request log, too.")
+    ] = False
     vllm_metrics: Annotated[
         bool,
         Field(
@@ -374,6 +384,8 @@ class ServeConfig(BaseModel):
     def _check_cluster(self) -> None:
         if self.anonymous and self.api_key_file is not None:
             raise ValueError("anonymous and api_key_file exclude each other: give one of them")
+        if self.request_log_content and self.request_log is None:
+            raise ValueError("request_log_content needs request_log")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(
                 f"max_replicas {self.max_replicas} is less than replicas {self.replicas}"

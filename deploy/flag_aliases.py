@@ -70,6 +70,8 @@ _KEY = (
     'adapters: "*", admin: true}` into a file that only you may read'
 )
 _TLS = "HTTP only: end TLS in a proxy in front"
+_LOGS = "calls are logged only where request_log says so"
+_LOG_TARGET = "say where to, - for standard error; prompts are left out"
 _STEPS = "how steps are run is not chosen by hand"
 _RAY = "Ray places every process: start a Ray cluster on the nodes"
 
@@ -110,8 +112,8 @@ ALIASES = (
     ),
     _needless("--enable-priority-scheduling", SGLANG, "`priority` always counts, smaller first"),
     _needless("--enable-auto-tool-choice", VLLM, "tools are served wherever a model knows them"),
-    _needless("--disable-log-requests", VLLM, "requests are never logged"),
-    _needless("--no-enable-log-requests", VLLM, "requests are never logged"),
+    _needless("--disable-log-requests", VLLM, _LOGS),
+    _needless("--no-enable-log-requests", VLLM, _LOGS),
     _needless("--disable-log-stats", VLLM, "nothing is logged that /metrics tells"),
     _needless("--trust-remote-code", BOTH, "no code of a model is ever run, whatever is trusted"),
     # What cannot be had so.
@@ -183,8 +185,8 @@ ALIASES = (
     _no_switch("--disable-cuda-graph", SGLANG, _STEPS),
     _refused("--compilation-config", VLLM, _STEPS),
     _refused("--attention-backend", BOTH, "kernels are chosen by device"),
-    _no_switch("--enable-log-requests", VLLM, "prompts are in no log", "record"),
-    _no_switch("--log-requests", SGLANG, "prompts are in no log", "record"),
+    _no_switch("--enable-log-requests", VLLM, _LOG_TARGET, "request_log"),
+    _no_switch("--log-requests", SGLANG, _LOG_TARGET, "request_log"),
 )
 
 # Ours under the same name and with the same meaning; `host` and `port` have other defaults there.

@@ -4,10 +4,11 @@ from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from cluster.api.auth import Authenticator
-from cluster.api.error_handlers import add_error_handlers
+from cluster.api.error_handlers import add_error_handlers, unexpected_response
 from cluster.api.http import CountResponses, RequestContext
 from cluster.api.openapi.document import openapi_document
 from cluster.api.rate_limits import RateLimits
+from cluster.api.request_log import LogRequests
 from cluster.api.routes.adapters import adapter_routes
 from cluster.api.routes.chat import chat_routes
 from cluster.api.routes.classify import classify_routes
@@ -29,6 +30,7 @@ from cluster.api.routes.tokenize import tokenize_routes
 from cluster.api.routes.uploads import upload_routes
 from cluster.api.schemas.extras import ExtraParameters
 from cluster.api.tracing import TraceCalls
+from cluster.api.unexpected import CatchUnexpected
 from cluster.router.router import Router
 
 
@@ -46,13 +48,21 @@ def create_app(
         openapi_url=None,  # with keys it needs one: see document_routes
     )
     app.state.extra_parameters = ExtraParameters(router.config.lenient_parameters)
+    shapes = dict.fromkeys(SGLANG_PATHS, sglang_error) | {MESSAGES: anthropic_error}
+    app.add_middleware(CatchUnexpected, respond=unexpected_response(shapes))
     app.add_middleware(RateLimits)
     app.add_middleware(CountResponses, metrics=router.metrics)
     if router.tracer is not None:
         app.add_middleware(TraceCalls, tracer=router.tracer)
+    if router.request_log is not None:
+        app.add_middleware(
+            LogRequests,
+            log=router.request_log,
+            router=router.router_id,
+            has_content=router.config.request_log_content,
+        )
     # Outside of what counts: it knows how bodies are sent.
     app.add_middleware(RequestContext, sends_ids=sends_ids)
-    shapes = dict.fromkeys(SGLANG_PATHS, sglang_error) | {MESSAGES: anthropic_error}
     add_error_handlers(app, shapes, sends_ids=sends_ids)
     keys = Authenticator(router)
     routers = [

@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from cluster.api.error_handlers import CLIENT_CLOSED_REQUEST
 from cluster.api.http import request_id_of
 from cluster.errors import NotFound, TopworkError, Unauthorized
+from cluster.router.request_log.entry import current_entry
 from cluster.router.router import Router
 from cluster.router.tenancy.audit_log import Action, AuditEntry, Value
 from cluster.router.tenancy.principal import ANONYMOUS, ANYONE, Principal, Scope
@@ -75,6 +76,13 @@ class Authenticator:
         Raises:
             Unauthorized: if there is no key, or one that is not known or whose time is over.
         """
+        principal = self._principal(http)
+        entry = current_entry()
+        if entry is not None:
+            entry.of(principal)
+        return principal
+
+    def _principal(self, http: HttpRequest) -> Principal:
         if self._ring is None:
             return self._without_keys
         authorization, key = http.headers.get("authorization"), http.headers.get("x-api-key")

@@ -4,6 +4,7 @@ Owns the body {"error": {message, type, param, code}} and the headers that go wi
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 from fastapi import FastAPI
@@ -20,6 +21,7 @@ from cluster.errors import (
     TopworkError,
     Unauthorized,
 )
+from cluster.router.request_log.entry import current_entry
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads the response; access logs know the number
 
@@ -78,6 +80,28 @@ def validation_error(error: ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{param}: {first['msg']}"[:450] + f" ({first['type']})", param)
 
 
+def unexpected_response(
+    shapes: Mapping[str, ErrorShape],
+) -> Callable[[Request, Exception], Response]:
+    """Return what answers an error that is a bug; `shapes` as in `add_error_handlers`."""
+
+    def respond(http: Request, error: Exception) -> Response:
+        return _respond(shapes, http, Internal(f"an internal error: {type(error).__name__}"))
+
+    return respond
+
+
+def _respond(shapes: Mapping[str, ErrorShape], http: Request, error: TopworkError) -> Response:
+    entry = current_entry()
+    if entry is not None:
+        entry.failed(error)
+    path = http.url.path
+    for prefix, shape in shapes.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return shape(http, error)
+    return error_response(error)
+
+
 def add_error_handlers(
     app: FastAPI, shapes: Mapping[str, ErrorShape], *, sends_ids: bool = True
 ) -> None:
@@ -89,12 +113,8 @@ def add_error_handlers(
             of what gives it to all other responses.
     """
 
-    def respond(http: Request, error: TopworkError) -> Response:
-        path = http.url.path
-        for prefix, shape in shapes.items():
-            if path == prefix or path.startswith(f"{prefix}/"):
-                return shape(http, error)
-        return error_response(error)
+    respond = partial(_respond, shapes)
+    unexpected = unexpected_response(shapes)
 
     async def on_topwork_error(http: Request, error: Exception) -> Response:
         assert isinstance(error, TopworkError), f"handler called for {type(error).__name__}"
@@ -109,7 +129,7 @@ def add_error_handlers(
         return response
 
     async def on_unexpected(http: Request, error: Exception) -> Response:
-        response = respond(http, Internal(f"an internal error: {type(error).__name__}"))
+        response = unexpected(http, error)
         if sends_ids:
             response.headers["x-request-id"] = http.state.request_id
         return response

@@ -296,18 +296,18 @@ class CountResponses:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
-                self._metrics.responded(_route_of(scope), message["status"])
+                self._metrics.responded(route_of(scope), message["status"])
             await send(message)
 
         try:
             await self._app(scope, receive, send_and_count)
         except Exception:
             if not has_begun:
-                self._metrics.responded(_route_of(scope), 500)
+                self._metrics.responded(route_of(scope), 500)
             raise
 
 
-def _route_of(scope: Scope) -> str:
+def route_of(scope: Scope) -> str:
     """Return the pattern of the route: what callers write into a path names no series."""
     path: str = getattr(scope.get("route"), "path", OTHER)
     return path

@@ -49,6 +49,16 @@ async def reserve(
     return admission
 
 
+def reading_on(router: Router, principal: Principal) -> Admission | None:
+    """Return what counts the rest of an answer that another call began; None: nothing does."""
+    limits = principal.counted_limits()
+    if not limits:
+        return None
+    admission = Admission(router.budgets, limits)
+    admission.read_on()
+    return admission
+
+
 def rate_limit_headers(admission: Admission) -> list[tuple[bytes, bytes]]:
     """Return OpenAI's headers of what is left, of the limits that there are."""
     headers = []

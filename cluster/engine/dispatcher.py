@@ -21,10 +21,11 @@ from cluster.engine.metrics import RequestTrace, SequenceTimes
 from cluster.engine.server import RouterConnection
 from cluster.engine.status import EngineStatus
 from cluster.errors import ErrorInfo, Overloaded, TopworkError, error_info
-from cluster.messages import Claimed, Events, Keep
+from cluster.messages import Claimed, Detach, Events, Keep, UnreadUsage
 from cluster.request import Request, TokenEvent
 from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.update_from_output import EXPIRED
+from cluster.tenancy.usage import NO_USAGE, Usage
 
 logger = logging.getLogger("topwork.scheduler")
 
@@ -46,6 +47,7 @@ class Stream:
     seq_id: int | None = None  # None: parked
     num_losses: int = 0  # of ranks in its steps since its last token
     kept: KeptCall | None = None
+    index: int = 0  # of the choice, in a call that is kept
     events: list[TokenEvent] | None = None  # of a call that is kept
 
     @property
@@ -76,6 +78,7 @@ class Dispatcher:
         self._parked: list[list[Stream]] = []  # choices of one prompt each, in order of arrival
         self._suspect: Stream | None = None  # that runs alone, while all others are parked
         self._kept = KeptStreams(self._drop)
+        self._unread: dict[str, Usage] = {}  # by tenant: had by no router, and told to none
 
     @property
     def num_streams(self) -> int:
@@ -108,7 +111,7 @@ class Dispatcher:
             given = list(request.output_token_ids)
             stream = Stream(router, request, name, choices, given, times)
             if kept is not None:
-                stream.kept, stream.events = kept, kept.events[index]
+                stream.kept, stream.events, stream.index = kept, kept.events[index], index
             if self._timeout is not None:
                 loop = asyncio.get_running_loop()
                 left = self._timeout - request.elapsed
@@ -121,6 +124,7 @@ class Dispatcher:
             self._bind(choices, seq_ids)
         if keep is not None and keep.tells:
             router.send(Events(tuple(TokenEvent(stream.name) for stream in choices)))
+        self._tell_unread()
         self._wake()
 
     def abort(self, router: RouterConnection, request_id: str) -> None:
@@ -137,11 +141,20 @@ class Dispatcher:
             else:
                 self._detach(stream.kept)
 
-    def detach(self, stream_id: str) -> None:
-        """Keep a call whose reader has gone, for as long as was asked."""
-        kept = self._kept.get(stream_id)
-        if kept is not None:
-            self._detach(kept)
+    def detach(self, router: RouterConnection, message: Detach) -> None:
+        """Keep a call whose reader has gone, for as long as was asked.
+
+        Nothing happens if another router reads it now.
+        """
+        kept = self._kept.get(message.stream_id)
+        if kept is None or not any(stream.router is router for stream in self._of(kept)):
+            return
+        if message.follows:
+            self._kept.unread(kept)
+            return
+        for stream in self._of(kept) if message.told else ():
+            kept.num_told[stream.index] = message.told[stream.index]
+        self._detach(kept)
 
     def claim(self, router: RouterConnection, call_id: int, stream_id: str, prefix: str) -> None:
         """Send a call that was kept to a router from now on; whoever read it before does no more.
@@ -152,15 +165,17 @@ class Dispatcher:
         if kept is None:
             router.send(Claimed(call_id, prefix))
             return
+        claimed = kept.claimed(call_id, prefix)
         for stream in self._of(kept):
             if stream.router is not None:
                 stream.router.send(Events((_failed(stream.name, CLAIMED),)))
             self._unlist(stream)
-            index = kept.requests.index(stream.request)
-            stream.router, stream.name = router, f"{prefix}/{index}"
+            stream.router, stream.name = router, f"{prefix}/{stream.index}"
             self._by_router.setdefault(router, {})[stream.name] = stream
+            kept.take_untold(stream.index, len(stream.token_ids))  # it is told now
         self._kept.read(kept)
-        router.send(kept.claimed(call_id, prefix))
+        router.send(claimed)
+        self._tell_unread()
 
     def look(self, router: RouterConnection, call_id: int, stream_id: str) -> None:
         """Tell what there is of a call that is kept; whoever reads it goes on."""
@@ -173,11 +188,7 @@ class Dispatcher:
         """End what runs of a call that is kept, and tell whoever reads it; `look` at the rest."""
         kept = self._kept.get(stream_id)
         if kept is not None:
-            for stream in self._of(kept):
-                if stream.router is not None:
-                    end = TokenEvent(stream.name, finish_reason="abort")
-                    stream.router.send(Events((end,)))
-                self._abort(stream)
+            self._end(kept)
         self.look(router, call_id, stream_id)
         if kept is not None and forgets:
             self._kept.forget(kept)
@@ -346,6 +357,8 @@ class Dispatcher:
                 event = replace(event, request_id=stream.name)
         if stream.router is not None:
             by_router.setdefault(stream.router, []).append(event)
+            if stream.kept is not None:
+                stream.kept.num_told[stream.index] += len(event.token_ids)
 
     def _tell_times(self, stream: Stream, *, is_end: bool) -> None:
         """Tell a stream's reader how it fares, if it asks for that, before it has the event."""
@@ -368,7 +381,14 @@ class Dispatcher:
 
     def _drop(self, kept: KeptCall) -> None:
         """End what runs of a call that nobody has claimed."""
+        self._end(kept)
+
+    def _end(self, kept: KeptCall) -> None:
+        """End what runs of a call, and tell whoever reads or follows it."""
         for stream in self._of(kept):
+            if stream.router is not None:
+                end = TokenEvent(stream.name, finish_reason="abort")
+                stream.router.send(Events((end,)))
             self._abort(stream)
 
     def _abort(self, stream: Stream) -> None:
@@ -384,6 +404,8 @@ class Dispatcher:
 
     def _forget(self, stream: Stream) -> None:
         stream.choices.remove(stream)
+        if stream.kept is not None:
+            self._book_unread(stream.kept, stream)
         self._unlist(stream)
         if stream.seq_id is not None:
             self._streams.pop(stream.seq_id, None)
@@ -392,6 +414,22 @@ class Dispatcher:
             stream.timer.cancel()
         if stream.kept is not None and stream.kept.has_ended:
             self._kept.end(stream.kept)
+
+    def _book_unread(self, kept: KeptCall, stream: Stream) -> None:
+        """Have what an answer had that no router has had counted by any of them."""
+        usage = kept.take_untold(stream.index, len(stream.token_ids))
+        if usage != NO_USAGE:
+            tenant = stream.request.tenant
+            self._unread[tenant] = self._unread.get(tenant, NO_USAGE).plus(usage)
+            self._tell_unread()
+
+    def _tell_unread(self) -> None:
+        """Tell a router what nobody has counted, if there is one."""
+        router = next(iter(self._by_router), None)
+        if router is not None and self._unread:
+            unread, self._unread = self._unread, {}
+            for tenant, usage in unread.items():
+                router.send(UnreadUsage(tenant, usage))
 
     def _unlist(self, stream: Stream) -> None:
         """Take a stream from what its router reads."""

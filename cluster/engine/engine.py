@@ -22,7 +22,7 @@ from cluster.engine.lora_loader import LoadLimits, LoraLoader, ShardSource
 from cluster.engine.recording import Recording, RecordingConfig
 from cluster.engine.server import EngineServer, RouterConnection
 from cluster.engine.status import EngineStatus
-from cluster.messages import Keep, PrefixCacheReset, SchedulerAddress, Status
+from cluster.messages import Detach, Keep, PrefixCacheReset, SchedulerAddress, Status
 from cluster.request import Request
 from cluster.scheduler.stats import CacheReset
 
@@ -150,9 +150,9 @@ class Engine:
             lambda left: self._dispatcher.submit(router, left, keep, wants_times),
         )
 
-    def detach(self, stream_id: str) -> None:
+    def detach(self, router: RouterConnection, message: Detach) -> None:
         """Keep a call whose reader has gone."""
-        self._gate.behind(stream_id, lambda: self._dispatcher.detach(stream_id))
+        self._gate.behind(message.stream_id, lambda: self._dispatcher.detach(router, message))
 
     def claim(self, router: RouterConnection, call_id: int, stream_id: str, prefix: str) -> None:
         """Give a call that was kept to a reader."""

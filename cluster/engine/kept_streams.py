@@ -13,6 +13,7 @@ from math import inf
 from cluster.errors import ErrorInfo, Overloaded
 from cluster.messages import Claimed, Keep
 from cluster.request import Request, TokenEvent
+from cluster.tenancy.usage import NO_USAGE, Usage
 
 MAX_ENDED = 4096  # calls that have ended and wait for nobody in particular; the oldest go first
 MAX_ENDED_BYTES = 256 * 1024 * 1024  # of those; likewise
@@ -34,6 +35,7 @@ class KeptCall:
     keep: Keep
     requests: tuple[Request, ...]
     events: list[list[TokenEvent]]  # of each choice, all so far
+    num_told: list[int]  # of each choice, tokens that some router has had
     timer: asyncio.TimerHandle | None = None  # runs while nobody reads, or when all have ended
     num_bytes: int = 0  # as it counts among those that have ended; 0: it has not
 
@@ -45,7 +47,19 @@ class KeptCall:
     def claimed(self, call_id: int, prefix: str) -> Claimed:
         """Return the answer to whoever claims it, or looks."""
         events = tuple(tuple(of_one) for of_one in self.events)
-        return Claimed(call_id, prefix, self.keep.record, self.requests, events)
+        told = tuple(self.num_told)
+        return Claimed(call_id, prefix, self.keep.record, self.requests, events, told)
+
+    def take_untold(self, index: int, num_tokens: int) -> Usage:
+        """Return what no router has had of a choice with so many tokens; from here on it has."""
+        told, self.num_told[index] = self.num_told[index], num_tokens
+        if told == num_tokens:
+            return NO_USAGE
+        usage = Usage(requests=0 if told else 1, generation_tokens=num_tokens - told)
+        if told or index:  # the first choice computes the prompt for the others
+            return usage
+        cached = max(event.num_cached_tokens for event in self.events[index])
+        return usage.plus(Usage(0, len(self.requests[index].token_ids) - cached, cached))
 
 
 @dataclass(slots=True)
@@ -69,7 +83,8 @@ class KeptStreams:
         before = self._calls.get(keep.stream_id)
         if before is not None:  # its router took this engine for lost, and has come back
             self._expire(before)
-        call = KeptCall(keep, requests, [_given(request) for request in requests])
+        told = [len(request.output_token_ids) for request in requests]
+        call = KeptCall(keep, requests, [_given(request) for request in requests], told)
         self._calls[keep.stream_id] = call
         self._num_record_bytes += len(keep.record)
         return call

@@ -74,7 +74,7 @@ class FrameHandler(Protocol):
         keep: Keep | None,
         wants_times: bool,
     ) -> None: ...
-    def detach(self, stream_id: str) -> None: ...
+    def detach(self, router: RouterConnection, message: Detach) -> None: ...
     def claim(
         self, router: RouterConnection, call_id: int, stream_id: str, prefix: str
     ) -> None: ...
@@ -166,8 +166,8 @@ class EngineServer:
         match message:
             case Submit(requests, keep, wants_times):
                 self._handler.submit(router, requests, keep, wants_times)
-            case Detach(stream_id):
-                self._handler.detach(stream_id)
+            case Detach():
+                self._handler.detach(router, message)
             case Claim(call_id, stream_id, prefix):
                 self._handler.claim(router, call_id, stream_id, prefix)
             case Look(call_id, stream_id):

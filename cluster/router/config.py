@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from worker.classifier_config import ClassifierConfig
 
+STANDARD_ERROR = "-"  # as a file
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
@@ -41,6 +43,8 @@ class RouterConfig:
     max_adapter_labels: int = 1000  # adapters with metric series of their own
     vllm_metrics: bool = False
     otlp_traces_endpoint: str | None = None  # None: there are no traces
+    request_log: str | None = None  # a file, or STANDARD_ERROR; None: calls are not logged
+    request_log_content: bool = False  # with prompts and answers
     trust_request_chat_template: bool = False
     template_timeout: float = 2.0  # that a template of a request may take
     enable_prompt_tokens_details: bool = True  # usage tells how much of a prompt was cached

@@ -41,14 +41,17 @@ from cluster.messages import (
     UnfollowKvEvents,
     Unload,
     Unloaded,
+    UnreadUsage,
     decode_scheduler_frame,
     encode,
 )
 from cluster.request import Request, TokenEvent
 from cluster.router.event_queue import EventQueue
 from cluster.scheduler.stats import CacheReset
+from cluster.tenancy.usage import Usage
 from worker.channel import BadFrame, Channel, ChannelClosed
 
+OnUsage = Callable[[str, Usage], None]  # whose, and how much
 Reply = Claimed | PrefixCacheReset | Status | Unloaded
 
 # Why a stream had to go on elsewhere: the connection broke, the scheduler was silent for too long,
@@ -76,7 +79,11 @@ class EngineClient:
     """The router's end of a connection to a scheduler; belongs to one event loop."""
 
     def __init__(
-        self, address: SchedulerAddress, channel: Channel, on_change: Callable[[], None]
+        self,
+        address: SchedulerAddress,
+        channel: Channel,
+        on_change: Callable[[], None],
+        on_usage: OnUsage | None = None,
     ) -> None:
         self.address = address
         self.closed = False
@@ -87,6 +94,7 @@ class EngineClient:
         self._is_hung = False
         self._channel = channel
         self._on_change = on_change
+        self._on_usage = on_usage
         self._queues: dict[str, EventQueue] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._kv_followers: dict[int, KvFollower] = {}  # by call id
@@ -97,15 +105,21 @@ class EngineClient:
 
     @classmethod
     async def connect(
-        cls, address: SchedulerAddress, on_change: Callable[[], None]
+        cls,
+        address: SchedulerAddress,
+        on_change: Callable[[], None],
+        on_usage: OnUsage | None = None,
     ) -> "EngineClient":
         """Open a connection; `on_change` is called when it is to end, has, or `is_ready` changes.
+
+        `on_usage` is told what a tenant's calls had that no router has counted; only routers that
+        submit requests hear of such.
 
         Raises:
             OSError: if nothing listens there.
         """
         channel = await Channel.connect((address.host, address.port), address.secret)
-        return cls(address, channel, on_change)
+        return cls(address, channel, on_change, on_usage)
 
     @property
     def num_in_flight(self) -> int:
@@ -170,15 +184,22 @@ class EngineClient:
         if self._queues.pop(request_id, None) is not None:
             self._send(Abort(request_id))
 
-    def detach(self, stream_id: str, request_ids: Iterable[str]) -> None:
+    def detach(
+        self, stream_id: str, request_ids: Iterable[str], told: tuple[int, ...] = ()
+    ) -> None:
         """Leave a call that is kept to its next reader; nothing happens if the connection is lost.
 
-        No more events of it come here.
+        No more events of it come here. `told` takes a claim back, as `Detach` says.
         """
         for request_id in request_ids:
             self._queues.pop(request_id, None)
         if not self.closed:
-            self._send(Detach(stream_id))
+            self._send(Detach(stream_id, told=told))
+
+    def follow(self, stream_id: str) -> None:
+        """Say that a call that is kept has no reader; its events go on to come here."""
+        if not self.closed:
+            self._send(Detach(stream_id, follows=True))
 
     async def claim(self, stream_id: str, prefix: str, queue: EventQueue) -> Claimed:
         """Ask for a call that is kept; what follows of choice I goes to the queue, as PREFIX/I.
@@ -335,6 +356,9 @@ class EngineClient:
             queue = self._queues.get(frame.request_id)
             if queue is not None:
                 queue.times[frame.request_id] = frame
+        elif isinstance(frame, UnreadUsage):
+            if self._on_usage is not None:
+                self._on_usage(frame.tenant, frame.usage)
         elif isinstance(frame, Leaving):
             self.is_leaving = True
             self._on_change()

@@ -23,6 +23,7 @@ from cluster.router.event_queue import EventQueue
 from cluster.router.metrics.request_metrics import CallMetrics
 from cluster.router.output_processor import CompletionOutput, OutputProcessor, by_token
 from cluster.router.replica_set import ReplicaSet
+from cluster.router.request_log.entry import RequestEntry
 from cluster.router.tenancy.admission import Admission, num_used
 from cluster.router.tracing.call_trace import CallTrace
 
@@ -49,7 +50,7 @@ class ClaimedCall:
     def release(self, stream_id: str) -> None:
         """Leave it to its next reader."""
         names = (f"{self.prefix}/{index}" for index in range(len(self.claimed.requests)))
-        self.client.detach(stream_id, names)
+        self.client.detach(stream_id, names, self.claimed.told)
 
 
 class Generation:
@@ -66,6 +67,8 @@ class Generation:
         is_by_token: bool = False,
         trace: CallTrace | None = None,
         admission: Admission | None = None,
+        log_entry: RequestEntry | None = None,
+        read_on: Callable[["Generation"], None] | None = None,
     ) -> None:
         self.prompts = prompts  # the choices of each
         self.processors = tuple(processor for choices in prompts for processor in choices)
@@ -80,6 +83,10 @@ class Generation:
         )
         self._trace = trace
         self._admission = admission  # None: nothing is counted for it, or it has been already
+        self._log_entry = log_entry
+        self._read_on = read_on  # goes on with a call that is kept when its client has gone
+        self._has_no_reader = False
+        self._num_counted = 0  # tokens of a claimed call that others have counted
         self.is_let_in = False  # a scheduler has said that it runs, or will
         self._claim: ClaimedCall | None = None
         self._had_begun: set[int] = set()  # of a claimed call: those with tokens that came before
@@ -106,6 +113,8 @@ class Generation:
         self._entered_at = asyncio.get_running_loop().time()
         if self._trace is not None:
             self._trace.entered()
+        if self._log_entry is not None:
+            self._log_entry.entered()
         if self._claim is not None:
             self._take_over(self._claim)
             return self
@@ -128,11 +137,19 @@ class Generation:
     ) -> None:
         self.leave(error)
 
-    def leave(self, error: BaseException | None) -> None:
-        """Do what the end of the context does, for whoever goes on with it beyond a block."""
+    def leave(self, error: BaseException | None, *, for_good: bool = False) -> None:
+        """Do what the end of the context does, for whoever goes on with it beyond a block.
+
+        A call that is kept goes on when its client has gone, unless it is left `for_good`.
+        """
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            self._metrics.disconnected(is_kept=self._keep is not None)
-            if self._keep is not None:
+            if not self._has_no_reader:
+                self._metrics.disconnected(is_kept=self._keep is not None)
+            if self._keep is not None and self.is_running and self._error is None:
+                if self._read_on is not None and not for_good:
+                    self._follow(self._keep, error)
+                    self._read_on(self)
+                    return
                 self._detach(self._keep)
         elif error is not None:
             self._metrics.failed(error)
@@ -221,13 +238,16 @@ class Generation:
             del self._index_by_id[event.request_id]
             client.abort(event.request_id)  # where a stop string ended it
             self._metrics.finished(index, processor)
+            times = self._queue.times.pop(event.request_id, None)
+            if self._log_entry is not None and times is not None:
+                self._log_entry.timed(times)
             if self._trace is not None:
                 self._trace.finished(
                     index,
                     processor,
                     is_first_choice=self._metrics.is_first_choice(index),
                     first_token=self._metrics.first_token_at(index),
-                    times=self._queue.times.pop(event.request_id, None),
+                    times=times,
                 )
         return delta
 
@@ -292,7 +312,8 @@ class Generation:
         client = self._replicas.choose(self.processors[indexes[0]].request, avoided)
         if client is None:
             return False
-        self._submit(client, indexes, tuple(self._continued(index) for index in indexes))
+        requests = tuple(self._continued(index) for index in indexes)
+        self._submit(client, indexes, requests, again=True)
         if self._trace is not None:
             for index in indexes:
                 self._trace.resubmitted(index, client.address.replica)
@@ -322,11 +343,21 @@ class Generation:
             del self._interruptions[self._prompt_of[index]]
 
     def _submit(
-        self, client: EngineClient, indexes: Iterable[int], requests: tuple[Request, ...]
+        self,
+        client: EngineClient,
+        indexes: Iterable[int],
+        requests: tuple[Request, ...],
+        *,
+        again: bool = False,
     ) -> None:
         is_whole = len(requests) == len(self.processors)  # what has ended would be missed later
-        wants_times = self._trace is not None and self._trace.wants_times
+        observers = (self._trace, self._log_entry)
+        wants_times = any(one is not None and one.wants_times for one in observers)
         client.submit(requests, self._queue, self._keep if is_whole else None, wants_times)
+        if self._keep is not None and self._has_no_reader:
+            client.follow(self._keep.stream_id)
+        if self._log_entry is not None:
+            self._log_entry.submitted(client.address.replica, len(requests), again=again)
         for index, request in zip(indexes, requests, strict=True):
             self._clients[index] = client
             self._index_by_id[request.request_id] = index
@@ -334,12 +365,26 @@ class Generation:
                 self._trace.submitted(index, request, client.address.replica)
 
     def _take_over(self, call: ClaimedCall) -> None:
-        for index, processor in enumerate(self.processors):
-            if processor.output_token_ids or processor.finish_reason is not None:
+        claimed = call.claimed
+        counts = zip(self.processors, claimed.events, claimed.told, strict=True)
+        for index, (processor, events, told) in enumerate(counts):
+            if told or processor.finish_reason is not None:
                 self._had_begun.add(index)
+            self._metrics.caught_up(sum(len(event.token_ids) for event in events) - told)
             if processor.finish_reason is None:
                 self._clients[index] = call.client
                 self._index_by_id[f"{call.prefix}/{index}"] = index
+
+        if any(claimed.told):
+            self._num_counted = len(self.prompts[0][0].request.token_ids) + sum(claimed.told)
+
+    def _follow(self, keep: Keep, error: BaseException) -> None:
+        """Tell schedulers, which end it in time, that nobody reads the call any more."""
+        self._has_no_reader = True
+        if self._log_entry is not None:
+            self._log_entry.cut(error)
+        for client in dict.fromkeys(self._clients.values()):
+            client.follow(keep.stream_id)
 
     def _detach(self, keep: Keep) -> None:
         """Leave the call to its next reader."""
@@ -349,6 +394,12 @@ class Generation:
             client.detach(keep.stream_id, self._index_by_id)
         self._clients.clear()
         self._index_by_id.clear()
+
+    def _tell_log(self, entry: RequestEntry, error: BaseException | None) -> None:
+        for times in self._queue.times.values():  # of answers that were broken off
+            entry.timed(times)
+        metrics = self._metrics
+        entry.left(self.prompts, metrics.num_received, metrics.first_token, error)
 
     def _stop_waiting(self) -> None:
         self._replicas.remove_listener(self._queue.wake)
@@ -360,12 +411,14 @@ class Generation:
         self._stop_waiting()
         for request_id, index in self._index_by_id.items():
             self._clients[index].abort(request_id)
+        if self._log_entry is not None:
+            self._tell_log(self._log_entry, error)
         self._clients.clear()
         self._index_by_id.clear()
         if self._trace is not None:
             self._trace.left(error)
         self._metrics.left(self.processors, self._had_begun)
         if self._admission is not None:
-            self._admission.settle(num_used(self.prompts))
+            self._admission.settle(num_used(self.prompts) - self._num_counted)
         assert self._release is not None, "left without being entered"
         self._release()

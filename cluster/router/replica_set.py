@@ -15,7 +15,7 @@ from cluster.messages import SchedulerAddress, Status
 from cluster.request import Request
 from cluster.router.backend import Backend
 from cluster.router.config import RouterConfig
-from cluster.router.engine_client import EngineClient
+from cluster.router.engine_client import EngineClient, OnUsage
 from cluster.router.load_balancer import Candidate, PrefixAffinity, choose_replica
 from cluster.scheduler.stats import CacheReset
 
@@ -35,8 +35,11 @@ class Report:
 class ReplicaSet:
     """Connections to all scheduler replicas; belongs to one event loop."""
 
-    def __init__(self, backend: Backend, config: RouterConfig) -> None:
+    def __init__(
+        self, backend: Backend, config: RouterConfig, on_usage: OnUsage | None = None
+    ) -> None:
         self._backend = backend
+        self._on_usage = on_usage  # of calls that no router has counted
         self._config = config
         self._clients: dict[SchedulerAddress, EngineClient] = {}
         self._listed: frozenset[SchedulerAddress] = frozenset()
@@ -230,7 +233,7 @@ class ReplicaSet:
         client: EngineClient | None = None
         try:
             async with asyncio.timeout(self._config.health_timeout):
-                client = await EngineClient.connect(address, self._on_change)
+                client = await EngineClient.connect(address, self._on_change, self._on_usage)
                 await client.status()
                 self._clients[address] = client
         except (OSError, TimeoutError, Unavailable):

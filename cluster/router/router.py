@@ -35,6 +35,8 @@ from cluster.router.parser.families import (
 )
 from cluster.router.pooling_config import PoolingConfig
 from cluster.router.replica_set import ReplicaSet
+from cluster.router.request_log.entry import current_entry
+from cluster.router.request_log.writer import RequestLog
 from cluster.router.sandbox.grammars import GrammarChecker
 from cluster.router.sandbox.request_templates import RequestTemplates
 from cluster.router.tenancy.admission import Admission
@@ -77,7 +79,7 @@ class Router:
         """Read what a router needs beside its configuration.
 
         Raises:
-            OSError, ValueError: if the file of API keys cannot be used.
+            OSError, ValueError: if the file of API keys or the request log cannot be used.
         """
         self.config = config
         self.backend = backend
@@ -102,8 +104,15 @@ class Router:
             config.model_dir, config.template_timeout, config.retry_after
         )
         self.tracer = _tracer(config, self.router_id)
+        self.request_log: RequestLog | None = None
+        if config.request_log is not None:
+            self.request_log = RequestLog(
+                config.request_log,
+                self.metrics.log_lines_lost,
+                partial(self.tokenizer.decode, skip_special_tokens=False),
+            )
         self.models = ModelResolver(config.model_name, backend)
-        self.replicas = ReplicaSet(backend, config)
+        self.replicas = ReplicaSet(backend, config, self.metrics.used)
         self.kept = KeptCalls(self.replicas, config.health_timeout, self.unique_id)
         self.background = BackgroundCalls()
         self.budgets = BudgetClient(self.router_id, backend.lease, time.monotonic)
@@ -126,6 +135,8 @@ class Router:
 
     async def start(self) -> None:
         """Connect to the schedulers that are up and keep looking for others."""
+        if self.request_log is not None:
+            self.request_log.start()
         with suppress(Unavailable):
             await self.replicas.refresh()
         background: dict[str, Callable[[], Awaitable[None]]] = {
@@ -155,6 +166,8 @@ class Router:
         await self.aggregation.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
+        if self.request_log is not None:
+            await asyncio.to_thread(self.request_log.close)
 
     async def drain(self) -> None:
         """Let this and all other routers refuse new calls; those in flight go on.
@@ -265,7 +278,10 @@ class Router:
         trace = current_trace()
         if trace is not None:
             trace.resolved(model.names, prompts)
-        admit = partial(self._admit, tenant)
+        entry = current_entry()
+        if entry is not None:
+            entry.resolved(model.names, prompts)
+        admit = partial(self._admit, tenant, prompts[0][0].weight)
         return Generation(
             processors,
             self.replicas,
@@ -276,6 +292,8 @@ class Router:
             is_by_token,
             trace,
             admission,
+            entry,
+            self.background.read_on,
         )
 
     async def load(self, name: str, path: str, options: LoadOptions) -> AdapterRecord:
@@ -318,17 +336,17 @@ class Router:
         if name in (self.config.model_name, BASE):
             raise InvalidRequest(f"{name!r} is the name of the base model", "lora_name")
 
-    def _admit(self, tenant: str, count: int) -> Callable[[], None]:
+    def _admit(self, tenant: str, weight: int, count: int) -> Callable[[], None]:
         """Count in the answers of a call; return what counts them out."""
         if self.is_draining:
             self.metrics.rejected("draining")
             raise Unavailable("the cluster is being drained", retry_after=self.config.retry_after)
         room = self._room
-        if room.has_room(count) and not room.may_take(tenant, count):
+        if room.has_room(count) and not room.may_take(tenant, count, weight):
             self.metrics.rejected("tenant_share")
             raise Overloaded(
                 f"{room.held_by(tenant)} answers of this tenant are being generated, and {count} "
-                f"more would be more than it leaves free for others, of {room.size}",
+                f"more would leave too few places for others, of {room.size}",
                 retry_after=self._retry_after(count, room.held_by(tenant)),
             )
         if not room.has_room(count):
@@ -338,7 +356,7 @@ class Router:
                 f"over the limit of {self.config.max_in_flight}",
                 retry_after=self._retry_after(count, room.num_held),
             )
-        room.take(tenant, count)
+        room.take(tenant, count, weight)
         entered_at = time.monotonic()
         self.metrics.num_in_flight = self.num_in_flight
 

@@ -70,10 +70,14 @@ class UsageBook:
     def lines(self) -> bytes:
         """Return the day as lines of JSON, one for each tenant, in the order of their names."""
         return b"".join(
-            msgspec.json.encode({"date": self.day, "tenant": tenant, **usage._asdict()}) + b"\n"
+            msgspec.json.encode({"date": self.day, "tenant": tenant, **_told(usage)}) + b"\n"
             for tenant, usage in sorted(self._totals.items())
         )
 
     def saved(self, offset: int) -> SavedUsage:
         """Return the book to be saved; the lines of its day begin at an offset of the file."""
         return SavedUsage(self.day, offset, dict(self._totals), dict(self._seen))
+
+
+def _told(usage: Usage) -> dict[str, float]:
+    return usage._replace(adapter_seconds=round(usage.adapter_seconds, 3))._asdict()

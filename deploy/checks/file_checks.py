@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cluster.adapters.saved_state import decode
 from cluster.adapters.state_file import StateError, read_entries
+from cluster.router.config import STANDARD_ERROR
 from cluster.router.tenancy.key_file import read_keys
 from cluster.scheduler.replay.event_log import MAGIC
 from deploy.config import ServeConfig
@@ -32,6 +33,8 @@ def look_at_files(config: ServeConfig) -> Iterator[Mistake]:
         yield from _look_at_written("adapter_state", config.adapter_state, _state_fault)
     if config.usage_file is not None:
         yield from _look_at_written("usage_file", config.usage_file, _usage_fault)
+    if config.request_log not in (None, STANDARD_ERROR):
+        yield from _look_at_written("request_log", Path(config.request_log), _log_fault)
     if config.adapter_staging is not None:
         yield from _look_at_staging(config.adapter_staging.absolute())
 
@@ -97,10 +100,17 @@ def _record_fault(file: Path) -> str | None:
 
 
 def _usage_fault(file: Path) -> str | None:
+    return None if _may_be_json(file) else f"{file} holds something else than lines of usage"
+
+
+def _log_fault(file: Path) -> str | None:
+    return None if _may_be_json(file) else f"{file} holds something else than lines of calls"
+
+
+def _may_be_json(file: Path) -> bool:
     """Look at the beginning alone, as of a log."""
     with file.open("rb") as opened:
-        is_ours = opened.read(1) in (b"", b"{")
-    return None if is_ours else f"{file} holds something else than lines of usage"
+        return opened.read(1) in (b"", b"{")
 
 
 def _state_fault(file: Path) -> str | None:

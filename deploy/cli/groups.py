@@ -30,7 +30,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("routers", "drain_timeout", "recovery_timeout", "surge"),
     ),
     "Logs, metrics, traces and recording": (
-        *("log_level", "vllm_metrics", "otlp_traces_endpoint"),
+        *(
+            "log_level",
+            "request_log",
+            "request_log_content",
+            "vllm_metrics",
+            "otlp_traces_endpoint",
+        ),
         *("record", "record_max_bytes"),
     ),
     "KV events": (

@@ -13,6 +13,7 @@ from ray.serve import Application
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
+from cluster.router.config import STANDARD_ERROR
 from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
 from deploy.engine_config import find_device
 from deploy.memory import max_replicas_of
@@ -71,9 +72,14 @@ def _resolved(config: ServeConfig) -> ServeConfig:
             "adapter_state": config.adapter_state and config.adapter_state.absolute(),
             "adapter_staging": config.adapter_staging and config.adapter_staging.absolute(),
             "usage_file": config.usage_file and config.usage_file.absolute(),
+            "request_log": _absolute_log(config.request_log),
             "record": config.record and config.record.absolute(),
         }
     )
+
+
+def _absolute_log(target: str | None) -> str | None:
+    return target if target in (None, STANDARD_ERROR) else str(Path(target).absolute())
 
 
 def _absolute(paths: tuple[str, ...]) -> tuple[str, ...]:

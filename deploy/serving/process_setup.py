@@ -2,13 +2,33 @@
 
 import logging
 import os
+import re
 import sys
 from contextlib import suppress
+from typing import Any
 
 # What of Ray's CPUs a process takes: they are counted, not given, and cores are shared. A
 # scheduler, a rank on a CPU and a router take one each, but for what the adapter pool takes: else
 # it would keep the last of them from nodes that they fill.
 ONE_CPU, POOL_CPU = 0.99, 0.01
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class LineFormatter(logging.Formatter):
+    """Begins one line for each record: nothing that a message quotes can forge another one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the first line, with control characters spelled out."""
+        return _CONTROLS.sub(_spelled, super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        """Return a traceback whose lines are all indented."""
+        text = super().formatException(ei)
+        return "\n".join(f"  {_CONTROLS.sub(_spelled, line)}" for line in text.split("\n"))
+
+
+def _spelled(control: re.Match[str]) -> str:
+    return f"\\x{ord(control[0]):02x}"
 
 
 def set_log_level(level: str) -> None:
@@ -18,7 +38,7 @@ def set_log_level(level: str) -> None:
     if not logger.handlers:
         # Serve gives what replicas write to sys.stderr to its own logger, which drops it.
         handler = logging.StreamHandler(sys.__stderr__)
-        handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
+        handler.setFormatter(LineFormatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
 

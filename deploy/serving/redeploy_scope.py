@@ -29,7 +29,7 @@ LIVE_KEYS = frozenset(
 MODEL_KEYS = frozenset({"model", "dtype", "tp", "device"})
 ROUTER_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_model_len", "page_size", "api_key_file"),
-    *("anonymous", "vllm_metrics", "otlp_traces_endpoint"),
+    *("anonymous", "vllm_metrics", "otlp_traces_endpoint", "request_log", "request_log_content"),
     *("recovery_timeout", "stream_keep", "response_keep"),
     *("generation_config", "override_generation_config", "lenient_parameters"),
     *("trust_request_chat_template", "enable_prompt_tokens_details"),
@@ -47,7 +47,7 @@ SCHEDULER_KEYS = (
     - (
         {
             *("served_model_name", "api_key_file", "anonymous"),
-            *("vllm_metrics", "otlp_traces_endpoint"),
+            *("vllm_metrics", "otlp_traces_endpoint", "request_log", "request_log_content"),
             *("stream_keep", "response_keep", "tool_call_parser", "reasoning_parser"),
             *("generation_config", "override_generation_config", "lenient_parameters"),
             *("trust_request_chat_template", "enable_prompt_tokens_details"),

@@ -164,6 +164,8 @@ def router_config(checked: Checked) -> RouterConfig:
         version=version("topwork"),
         vllm_metrics=config.vllm_metrics,
         otlp_traces_endpoint=config.otlp_traces_endpoint,
+        request_log=config.request_log,
+        request_log_content=config.request_log_content,
         trust_request_chat_template=config.trust_request_chat_template,
         enable_prompt_tokens_details=config.enable_prompt_tokens_details,
         lenient_parameters=config.lenient_parameters,

@@ -41,7 +41,10 @@ def bodies() -> dict[str, type[Body]]:
     )
     # Routes are made without a look at the router behind them.
     router = cast(
-        Any, SimpleNamespace(config=config, metrics=None, tracer=None, keys=None, router_id="")
+        Any,
+        SimpleNamespace(
+            config=config, metrics=None, tracer=None, keys=None, router_id="", request_log=None
+        ),
     )
     models = {model.__name__: model for model in _kinds_of(Body)}
     found: dict[str, type[Body]] = {}

@@ -165,7 +165,10 @@ def served_routes() -> set[str]:
     )
     # Routes are made without a look at the router behind them.
     router = cast(
-        Any, SimpleNamespace(config=config, metrics=None, tracer=None, keys=None, router_id="")
+        Any,
+        SimpleNamespace(
+            config=config, metrics=None, tracer=None, keys=None, router_id="", request_log=None
+        ),
     )
     paths = create_app(router).openapi()["paths"]
     return {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}

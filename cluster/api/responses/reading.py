@@ -13,6 +13,7 @@ from cluster.api.responses.stored import StoredResponse, replay
 from cluster.errors import Conflict, TopworkError
 from cluster.router.generation import ClaimedCall, Generation
 from cluster.router.router import Router
+from cluster.router.tenancy.admission import Admission
 
 NOTHING = b": nothing so far\n\n"  # a comment: a stream needs something to begin with
 
@@ -66,14 +67,19 @@ async def answer_ended(
 
 
 async def answer_claimed(
-    http: HttpRequest, router: Router, call: ClaimedCall, stored: StoredResponse, after: int
+    http: HttpRequest,
+    router: Router,
+    call: ClaimedCall,
+    stored: StoredResponse,
+    after: int,
+    admission: Admission | None,
 ) -> Response:
     """Answer with the events behind a number, of a response that goes on."""
 
     async def work() -> Response:
         is_replayed = False
         try:
-            generation = stored.generation(router).claimed(call)
+            generation = stored.generation(router, admission).claimed(call)
             processor = generation.processors[0]
             events = ResponseEvents(stored.record, router.tokenizer, processor, after)
             past = [part async for part in replay(events, processor, stored.past)]

@@ -23,6 +23,7 @@ from cluster.router.generation import Generation
 from cluster.router.model_resolver import ResolvedModel
 from cluster.router.output_processor import OutputProcessor, by_token
 from cluster.router.router import Router
+from cluster.router.tenancy.admission import Admission
 from cluster.router.tenancy.principal import Principal
 
 TOKENS_AT_ONCE = 256  # of a replay, before others have their turn
@@ -50,13 +51,15 @@ class StoredResponse:
         processor = OutputProcessor(router.tokenizer, self.claimed.requests[0], self.record.options)
         return ResponseEvents(self.record, router.tokenizer, processor, after), processor
 
-    def generation(self, router: Router) -> Generation:
-        """Return the context in which it goes on."""
+    def generation(self, router: Router, admission: Admission | None) -> Generation:
+        """Return the context in which it goes on; `admission` counts the rest of it."""
         (request,) = self.claimed.requests
         model = ResolvedModel(self.record.names, request.adapter, request.adapter_bytes)
         keep = keep_of(self.record, router.config)
         options, now = self.record.options, time.monotonic()
-        return router.generate(model, [(request,)], options, now, keep, is_by_token=True)
+        return router.generate(
+            model, [(request,)], options, now, keep, is_by_token=True, admission=admission
+        )
 
     async def followed(self, router: Router) -> ResponseEvents:
         """Return the response with its past."""

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from cluster.api.auth import Authenticator
 from cluster.api.http import json_response, query_flag, read_body
 from cluster.api.openapi.operation import FLAG, GENERATION, LOOKUP, Operation, Parameter, declared
-from cluster.api.rate_limits import admission_of, let_in, reserve
+from cluster.api.rate_limits import admission_of, let_in, reading_on, reserve
 from cluster.api.request_builder import (
     Call,
     Choices,
@@ -128,7 +128,8 @@ def response_routes(router: Router, keys: Authenticator) -> APIRouter:
             if call is None:
                 raise unknown_response(response_id)
             stored = StoredResponse(stored.record, call.claimed)
-            return await answer_claimed(http, router, call, stored, after)
+            admission = reading_on(router, principal)
+            return await answer_claimed(http, router, call, stored, after, admission)
         return await answer_ended(http, router, stored, after)
 
     @routes.post(f"{PATH}/cancel", openapi_extra=declared(CANCEL))

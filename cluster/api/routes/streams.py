@@ -10,6 +10,7 @@ from starlette.responses import Response
 from cluster.api.auth import Authenticator
 from cluster.api.error_handlers import ErrorReply
 from cluster.api.openapi.operation import OF_STREAMS, READING, Operation, Parameter, declared
+from cluster.api.rate_limits import reading_on
 from cluster.api.response_builder import Begun, Choice, ResponseBuilder, stream_response
 from cluster.api.responses.record import is_response_id
 from cluster.api.resumable import StreamRecord, counts_of, fed, record_of, unknown_stream
@@ -23,6 +24,7 @@ from cluster.router.generation import ClaimedCall, Generation
 from cluster.router.model_resolver import ResolvedModel
 from cluster.router.output_processor import CompletionOutput
 from cluster.router.router import Router
+from cluster.router.tenancy.admission import Admission
 
 READ_ON = Operation(
     tag="inference",
@@ -53,7 +55,8 @@ def stream_routes(router: Router, keys: Authenticator) -> APIRouter:
         try:
             record = record_of(call.claimed.record, principal, stream_id)
             counts = _counts(call, stream_id, http.headers.get("last-event-id", ""))
-            generation = _generation(router, call, record, stream_id)
+            admission = reading_on(router, principal)
+            generation = _generation(router, call, record, stream_id, admission)
             builder = _builder(router, record)
             begun = Begun(counts, _missed(generation, call.claimed.events, counts, builder))
         except TopworkError:
@@ -88,12 +91,18 @@ def _counts(call: ClaimedCall, stream_id: str, last_event_id: str) -> list[int]:
 
 
 def _generation(
-    router: Router, call: ClaimedCall, record: StreamRecord, stream_id: str
+    router: Router,
+    call: ClaimedCall,
+    record: StreamRecord,
+    stream_id: str,
+    admission: Admission | None,
 ) -> Generation:
     requests = call.claimed.requests
     model = ResolvedModel(record.names, requests[0].adapter, requests[0].adapter_bytes)
     keep = Keep(stream_id, router.config.stream_keep, call.claimed.record)
-    generation = router.generate(model, [requests], record.options, time.monotonic(), keep)
+    generation = router.generate(
+        model, [requests], record.options, time.monotonic(), keep, admission=admission
+    )
     return generation.claimed(call)
 
 

@@ -35,6 +35,8 @@ COUNTERS = (
             *BY_TENANT),
     counter("tenant_generation_tokens", "Tokens of answers, also of those that were broken off.",
             *BY_TENANT),
+    counter("tenant_adapter_seconds",
+            "Seconds of answers by adapters, each from its first token to its last.", *BY_TENANT),
     counter("rejections", "Calls refused because a limit is reached.", "reason", "router"),
     counter("client_disconnects", "Calls whose client went away before the end.", "router"),
     counter("broken_streams", "Streams that ended with an error after they had begun.", "router"),
@@ -45,6 +47,9 @@ COUNTERS = (
             "Looks at the file of API keys, one each second, that found it of no use.", "router"),
     counter("background_task_failures",
             "Ends of background tasks that must not end; each is begun again.", "task", "router"),
+    counter("request_log_lost_lines",
+            "Calls that are missing in the request log: it is written too slowly, or not at all.",
+            "router"),
     counter("http_requests", "HTTP responses, by route and status; 499: the client had gone.",
             "route", "code", "router"),
 )  # fmt: skip

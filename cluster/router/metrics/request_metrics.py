@@ -12,6 +12,7 @@ from typing import get_args
 from cluster.errors import Overloaded, TopworkError
 from cluster.histogram import Histogram
 from cluster.metrics_hub import RouterCounts
+from cluster.request import BASE
 from cluster.router.engine_client import LossReason
 from cluster.router.metrics.families import Family
 from cluster.router.metrics.request_families import ADAPTER_COUNTERS, COUNTERS, HISTOGRAMS
@@ -45,6 +46,7 @@ class RouterMetrics:
             self._add("rejections", 0, reason)
         for name in ("client_disconnects", "broken_streams", "api_key_file_errors"):
             self._add(name, 0)
+        self._add("request_log_lost_lines", 0)
         for reason in FINISHED:
             self._add("finished_requests", 0, reason)
         for loss in get_args(LossReason):
@@ -105,6 +107,10 @@ class RouterMetrics:
     def key_file_failed(self) -> None:
         """Count a look at the file of API keys that found it of no use."""
         self._add("api_key_file_errors", 1)
+
+    def log_lines_lost(self, count: int) -> None:
+        """Count calls that are missing in the request log."""
+        self._add("request_log_lost_lines", count)
 
     def task_failed(self, task: str) -> None:
         """Count the end of a background task."""
@@ -223,6 +229,10 @@ class CallMetrics:
         self._first: list[float | None] = [None] * sum(num_choices)
         self._latest: list[float] = [self._arrival] * sum(num_choices)
 
+    def caught_up(self, count: int) -> None:
+        """Note tokens that came before this router read the call, and that nobody has counted."""
+        self._num_received += count
+
     def tokens(self, index: int, count: int) -> None:
         """Note that `count` tokens of one answer are here."""
         if not count:
@@ -235,6 +245,16 @@ class CallMetrics:
         else:
             self._metrics.next_token((now - self._latest[index]) / count)
         self._latest[index] = now
+
+    @property
+    def num_received(self) -> int:
+        """Tokens of all answers so far."""
+        return self._num_received
+
+    @property
+    def first_token(self) -> float | None:
+        """When the first token of all answers came; None if there is none."""
+        return min((at for at in self._first if at is not None), default=None)
 
     def first_token_at(self, index: int) -> float | None:
         """Return when an answer's first token came; None if it has none."""
@@ -268,11 +288,21 @@ class CallMetrics:
             for index, output in enumerate(outputs)
             if index not in had_begun and (output.output_token_ids or output.finish_reason)
         ]
-        usage = Usage(requests=len(begun), generation_tokens=self._num_received)
+        usage = Usage(
+            requests=len(begun),
+            generation_tokens=self._num_received,
+            adapter_seconds=self._adapter_seconds(outputs),
+        )
         for output in (outputs[index] for index in begun if self.is_first_choice(index)):
             cached = output.num_cached_tokens
             usage = usage.plus(Usage(0, len(output.request.token_ids) - cached, cached))
         self._metrics.used(self._tenant, usage)
+
+    def _adapter_seconds(self, outputs: Sequence[OutputProcessor]) -> float:
+        if not outputs or outputs[0].request.adapter == BASE:
+            return 0.0
+        spans = zip(self._first, self._latest, strict=True)
+        return sum(latest - first for first, latest in spans if first is not None)
 
     def continued(self, reason: LossReason, seconds: float | None) -> None:
         """Note that one answer goes on elsewhere, `seconds` after its loss if it had begun."""

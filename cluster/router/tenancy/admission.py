@@ -101,6 +101,10 @@ class Admission:
         self._tokens, self._places, self._num_waiting = (tokens, grant.slot), places, count
         self._places_slot = grant.slot
 
+    def read_on(self) -> None:
+        """Take nothing, and owe what an answer has from here on: another call took its places."""
+        self._tokens = self._wants("tokens", 0), 0
+
     def num_at_once(self, most: int) -> int:
         """Return how many of many answers may be generated together."""
         places = self._wants("concurrency", 1) + self._wants("waiting", 1)
@@ -127,7 +131,7 @@ class Admission:
             wants, slot = self._tokens
             for want in wants:
                 self._client.give_back(want.account, max(0, want.amount - num_used), slot)
-                self._client.owe(want.account, max(0, num_used - want.amount))
+                self._client.owe(want, max(0, num_used - want.amount))
         self._tokens = None
 
     def is_over(self) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from cluster.router.json_line import json_line
 from cluster.router.tenancy.principal import Principal
 
 logger = logging.getLogger("topwork.audit")
@@ -70,4 +71,4 @@ class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.status = status
         self.error = None if error is None else error[:MAX_TEXT]
         self.time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        logger.info("%s", msgspec.json.encode(self).decode())
+        logger.info("%s", json_line(msgspec.to_builtins(self)))

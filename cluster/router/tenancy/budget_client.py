@@ -114,10 +114,10 @@ class BudgetClient:
             if not one.is_rate and self._lost_at is None:  # others may wait for the place
                 self._begin_exchange()
 
-    def owe(self, account: Account, amount: int) -> None:
-        """Note what was used beyond what was leased."""
+    def owe(self, want: Want, amount: int) -> None:
+        """Note what was used beyond what was leased for a want."""
         if amount:
-            self._accounts[account].owe(amount, slot_of(self._clock()))
+            self._local(want).owe(amount, slot_of(self._clock()))
 
     def remaining(self, want: Want) -> tuple[int, float]:
         """Return (what is left of a limit, seconds until nothing of it is used)."""

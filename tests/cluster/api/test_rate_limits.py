@@ -254,14 +254,14 @@ def test_one_tenant_that_fills_a_router_leaves_room_for_others(
 ) -> None:
     scheduler = FakeScheduler(lambda _: Script(pauses_after=1))
     serving = limited(scheduler, max_in_flight=4)
-    threads = [threading.Thread(target=complete, args=(serving, 3)) for _ in range(2)]
+    threads = [threading.Thread(target=complete, args=(serving, 3)) for _ in range(3)]
     for thread in threads:
         thread.start()
-    until(lambda: serving.router.num_in_flight == 2)
+    until(lambda: serving.router.num_in_flight == 3)
     serving.router._mean_seconds = 40.0  # that calls took lately
     refused = complete(serving, key="second key")
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "20")
-    assert "2 answers of this tenant" in refused.text
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "14")
+    assert "3 answers of this tenant" in refused.text
     serving.schedulers[0]._script = lambda _: Script()
     assert complete(serving, key="other key").status_code == 200
     scheduler.resume()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from cluster.messages import Claim, Claimed, Detach, Events, Keep, Submit
+from cluster.messages import Claim, Claimed, Detach, Events, Keep, Submit, UnreadUsage
 from tests.cluster.engine.small_engine import (
     RouterEnd,
     World,
@@ -77,6 +77,84 @@ async def test_a_call_that_ends_while_nobody_reads_is_there_for_a_while() -> Non
         for _ in range(2):  # its reader may be lost again
             answer = await claimed(second)
             assert [token_ids(list(events)) for events in answer.events] == CHOICES
+
+
+async def unread(router: RouterEnd) -> UnreadUsage:
+    async with asyncio.timeout(PATIENCE):
+        while not isinstance(message := await router.receive(), UnreadUsage):
+            pass
+    return message
+
+
+async def told_to(router: RouterEnd, world: World) -> list[int]:
+    """Let the ranks stand still, close a router, and return what it had had of each choice."""
+    rank = world.launcher.handles[0].rank
+    rank.hangs.set()
+    router.close()
+    kept = world.engine._dispatcher._kept.get("secret")
+    assert kept is not None
+    async with asyncio.timeout(PATIENCE):
+        while world.engine._dispatcher._by_router:
+            await asyncio.sleep(0.01)
+    told = list(kept.num_told)
+    rank.hangs.clear()
+    rank.freed.set()
+    return told
+
+
+async def test_what_no_router_had_is_told_once_to_the_next_one_that_asks_something() -> None:
+    async with world_with() as world:
+        first, second = await begun(world, ask_kept("a", "b")), await world.connect()
+        told = await told_to(first, world)
+        async with asyncio.timeout(PATIENCE):
+            while (await second.status()).scheduler.num_running:
+                await asyncio.sleep(0.01)
+        second.send(ask_choices("c", n=1))
+        message = await unread(second)
+        assert message.usage.generation_tokens == 120 - sum(told)
+        assert message.usage.requests == sum(count == 0 for count in told)
+        answer = await claimed(second)
+        assert answer.told == (60, 60)  # who reads it now counts nothing
+
+
+async def test_who_claims_a_call_is_told_what_others_have_counted() -> None:
+    async with world_with() as world:
+        first, second = await begun(world, ask_kept("a", "b")), await world.connect()
+        told = await told_to(first, world)
+        answer = await claimed(second)
+        assert list(answer.told) == told
+        assert await whole(second, answer) == CHOICES
+        second.send(ask_choices("c", n=1))
+        await second.collect("c")
+        assert world.engine._dispatcher._unread == {}
+
+
+async def test_a_claim_that_is_taken_back_has_counted_nothing() -> None:
+    async with world_with() as world:
+        first, second = await begun(world, ask_kept("a", "b")), await world.connect()
+        told = await told_to(first, world)
+        answer = await claimed(second)
+        second.send(Detach("secret", told=answer.told))
+        assert list((await claimed(second)).told) == told
+
+
+async def test_a_router_that_follows_hears_the_end_of_a_call_that_nobody_claims() -> None:
+    async with world_with() as world:
+        first = await begun(world, ask_kept("a", seconds=0.05, n=110))
+        world.launcher.handles[0].rank.hangs.set()
+        first.send(Detach("secret", follows=True))
+        events = (await first.collect("a"))["a"]
+        assert events[-1].finish_reason == "abort"
+        world.launcher.handles[0].rank.hangs.clear()
+        world.launcher.handles[0].rank.freed.set()
+
+
+async def test_a_reader_that_leaves_after_another_has_claimed_changes_nothing() -> None:
+    async with world_with() as world:
+        first, second = await begun(world, ask_kept("a", "b")), await world.connect()
+        answer = await claimed(second)
+        first.send(Detach("secret"))
+        assert await whole(second, answer) == CHOICES
 
 
 async def test_a_call_that_nobody_claims_in_time_ends() -> None:

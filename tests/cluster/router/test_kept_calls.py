@@ -39,7 +39,7 @@ class Scheduler:
     async def claim(self, stream_id: str, prefix: str, queue: Any) -> Claimed:
         return await self.look(stream_id)
 
-    def detach(self, stream_id: str, names: Iterable[str]) -> None:
+    def detach(self, stream_id: str, names: Iterable[str], told: tuple[int, ...]) -> None:
         self.released.append(list(names))
 
 

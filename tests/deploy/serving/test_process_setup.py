@@ -99,3 +99,20 @@ def test_what_our_loggers_say_reaches_standard_error_where_serve_has_taken_sys_s
     first, second = done.stderr.splitlines()
     assert first.startswith("ERROR") and first.endswith("topwork.router: heard")
     assert second.startswith("INFO") and '"action":"drain"' in second
+
+
+def test_no_message_and_no_traceback_of_our_loggers_can_forge_a_line() -> None:
+    script = (
+        "import logging; from deploy.serving.process_setup import set_log_level\n"
+        "set_log_level('INFO'); logger = logging.getLogger('topwork.pool')\n"
+        "logger.info('a\\nERROR forged \\x1b[2J %s', '\\x9b')\n"
+        "try:\n"
+        "    raise ValueError('b\\nERROR forged')\n"
+        "except ValueError:\n"
+        "    logger.exception('c')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    first, second, *rest = done.stderr.splitlines()
+    assert first.endswith("topwork.pool: a\\x0aERROR forged \\x1b[2J \\x9b")
+    assert second.startswith("ERROR") and second.endswith("topwork.pool: c")
+    assert len(rest) > 2 and all(line.startswith("  ") for line in rest)

@@ -87,6 +87,8 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "record": ("/log", "Scheduler"),
     "record_max_bytes": (2**20, "Scheduler"),
     "log_level": ("DEBUG", ""),
+    "request_log": ("-", "Router"),
+    "request_log_content": (True, "Router"),
     "vllm_metrics": (True, "Router"),
     "otlp_traces_endpoint": ("http://127.0.0.1:4317", "Router"),
     "anonymous": (True, "Router"),
@@ -97,7 +99,10 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "drain_timeout": (1.0, ""),
     "surge": (True, ""),
 }
-NEEDS = {"kv_events_replay_endpoint": {"kv_events_endpoint": "tcp://127.0.0.1:5557"}}
+NEEDS = {
+    "kv_events_replay_endpoint": {"kv_events_endpoint": "tcp://127.0.0.1:5557"},
+    "request_log_content": {"request_log": "-"},
+}
 
 
 def test_the_scope_of_every_key_is_stated() -> None:

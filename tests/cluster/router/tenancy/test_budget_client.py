@@ -69,7 +69,7 @@ async def test_what_was_used_beyond_a_lease_is_taken_out_of_the_minutes_to_come(
     cluster = Cluster()
     (client,) = cluster.clients
     await client.acquire([want(100, 100, "tokens")])
-    client.owe(Account("key:k", "tokens"), 150)
+    client.owe(want(0, 100, "tokens"), 150)
     await cluster.pass_time(61)
     assert not is_granted(await client.acquire([want(1, 100, "tokens")]))
     await cluster.pass_time(61)

@@ -39,7 +39,7 @@ async def live(moves: list[tuple[str, int, int]]) -> None:
             client.give_back(TOKENS, taken // 2, slot)
             client.give_back(PLACES, 1, slot)
         elif kind == "owe" and held[number]:
-            client.owe(TOKENS, amount)
+            client.owe(want(amount, LIMIT, "tokens"), amount)
         elif kind == "time":
             await cluster.pass_time(amount % 7)
         elif kind == "away":

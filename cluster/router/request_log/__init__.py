@@ -1,0 +1,1 @@
+"""The request log: a line of JSON for each call."""
