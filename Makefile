@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-peers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-peers bench-limits bench-tenancy clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -129,6 +129,14 @@ $(VENV)/bench-scheduler/.installed: | $(BIN)/.installed
 # ARGS='--profile' shows where our time goes, ARGS='--json FILE' writes all that was measured.
 bench-scheduler: $(BIN)/.installed $(VENV)/bench-scheduler/.installed
 	$(BIN)/python -m tests.bench.scheduler --peer-python $(VENV)/bench-scheduler/bin/python $(ARGS)
+
+# What keys are granted of their limits over three routers; four minutes. ARGS='--minutes 5'.
+bench-limits: $(BIN)/.installed $(DEMO)/config.json
+	$(BIN)/python -m tests.bench.limits $(ARGS)
+
+# What tenancy costs at 16 clients, by two servers in turn. ARGS='--pairs 9 --tp 2'.
+bench-tenancy: $(BIN)/.installed $(DEMO)/config.json
+	$(BIN)/python -m tests.bench.tenancy_cost $(ARGS)
 
 # Makes 2,000 adapters once (half a minute, 4 GB in ~/.cache/topwork/bench) and starts servers itself.
 # ARGS='--only stall --tp 2' measures less, ARGS='--json FILE' writes all that was measured.
