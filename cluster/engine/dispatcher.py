@@ -103,6 +103,8 @@ class Dispatcher:
             router.send(Events(tuple(_failed(r.request_id, error_info(error)) for r in requests)))
             return
         kept = None if keep is None else self._kept.add(keep, requests)
+        if kept is not None:
+            kept.reader = router
         choices: list[Stream] = []
         for index, request in enumerate(requests):
             name = request.request_id
@@ -124,7 +126,7 @@ class Dispatcher:
             self._bind(choices, seq_ids)
         if keep is not None and keep.tells:
             router.send(Events(tuple(TokenEvent(stream.name) for stream in choices)))
-        self._tell_unread()
+        self._tell_unread(router)
         self._wake()
 
     def abort(self, router: RouterConnection, request_id: str) -> None:
@@ -147,13 +149,16 @@ class Dispatcher:
         Nothing happens if another router reads it now.
         """
         kept = self._kept.get(message.stream_id)
-        if kept is None or not any(stream.router is router for stream in self._of(kept)):
+        if kept is None or kept.reader is not router:
             return
         if message.follows:
             self._kept.unread(kept)
             return
-        for stream in self._of(kept) if message.told else ():
-            kept.num_told[stream.index] = message.told[stream.index]
+        for index, told in enumerate(message.told):
+            kept.num_told[index] = told
+            events = kept.events[index]
+            if events and events[-1].finish_reason is not None:  # it has ended meanwhile
+                self._book_unread(kept, index)
         self._detach(kept)
 
     def claim(self, router: RouterConnection, call_id: int, stream_id: str, prefix: str) -> None:
@@ -172,10 +177,11 @@ class Dispatcher:
             self._unlist(stream)
             stream.router, stream.name = router, f"{prefix}/{stream.index}"
             self._by_router.setdefault(router, {})[stream.name] = stream
-            kept.take_untold(stream.index, len(stream.token_ids))  # it is told now
+            kept.take_untold(stream.index)  # it is told now
+        kept.reader = router
         self._kept.read(kept)
         router.send(claimed)
-        self._tell_unread()
+        self._tell_unread(router)
 
     def look(self, router: RouterConnection, call_id: int, stream_id: str) -> None:
         """Tell what there is of a call that is kept; whoever reads it goes on."""
@@ -405,7 +411,7 @@ class Dispatcher:
     def _forget(self, stream: Stream) -> None:
         stream.choices.remove(stream)
         if stream.kept is not None:
-            self._book_unread(stream.kept, stream)
+            self._book_unread(stream.kept, stream.index)
         self._unlist(stream)
         if stream.seq_id is not None:
             self._streams.pop(stream.seq_id, None)
@@ -415,17 +421,17 @@ class Dispatcher:
         if stream.kept is not None and stream.kept.has_ended:
             self._kept.end(stream.kept)
 
-    def _book_unread(self, kept: KeptCall, stream: Stream) -> None:
+    def _book_unread(self, kept: KeptCall, index: int) -> None:
         """Have what an answer had that no router has had counted by any of them."""
-        usage = kept.take_untold(stream.index, len(stream.token_ids))
+        usage = kept.take_untold(index)
         if usage != NO_USAGE:
-            tenant = stream.request.tenant
+            tenant = kept.requests[index].tenant
             self._unread[tenant] = self._unread.get(tenant, NO_USAGE).plus(usage)
             self._tell_unread()
 
-    def _tell_unread(self) -> None:
-        """Tell a router what nobody has counted, if there is one."""
-        router = next(iter(self._by_router), None)
+    def _tell_unread(self, router: RouterConnection | None = None) -> None:
+        """Tell this router, or one that has requests, what nobody has counted."""
+        router = router or next(iter(self._by_router), None)
         if router is not None and self._unread:
             unread, self._unread = self._unread, {}
             for tenant, usage in unread.items():

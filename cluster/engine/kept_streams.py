@@ -36,6 +36,7 @@ class KeptCall:
     requests: tuple[Request, ...]
     events: list[list[TokenEvent]]  # of each choice, all so far
     num_told: list[int]  # of each choice, tokens that some router has had
+    reader: object = None  # the connection that reads or follows it, or was the last to
     timer: asyncio.TimerHandle | None = None  # runs while nobody reads, or when all have ended
     num_bytes: int = 0  # as it counts among those that have ended; 0: it has not
 
@@ -44,14 +45,19 @@ class KeptCall:
         """Whether each choice has its last event."""
         return all(events and events[-1].finish_reason is not None for events in self.events)
 
+    def num_tokens(self, index: int) -> int:
+        """Return how many tokens a choice has so far."""
+        return sum(len(event.token_ids) for event in self.events[index])
+
     def claimed(self, call_id: int, prefix: str) -> Claimed:
         """Return the answer to whoever claims it, or looks."""
         events = tuple(tuple(of_one) for of_one in self.events)
         told = tuple(self.num_told)
         return Claimed(call_id, prefix, self.keep.record, self.requests, events, told)
 
-    def take_untold(self, index: int, num_tokens: int) -> Usage:
-        """Return what no router has had of a choice with so many tokens; from here on it has."""
+    def take_untold(self, index: int) -> Usage:
+        """Return what no router has had of a choice so far; from here on it has."""
+        num_tokens = self.num_tokens(index)
         told, self.num_told[index] = self.num_told[index], num_tokens
         if told == num_tokens:
             return NO_USAGE

@@ -138,6 +138,17 @@ async def test_a_claim_that_is_taken_back_has_counted_nothing() -> None:
         assert list((await claimed(second)).told) == told
 
 
+async def test_a_claim_that_is_taken_back_when_all_has_ended_has_counted_nothing() -> None:
+    async with world_with() as world:
+        first, second = await begun(world, ask_kept("a", "b")), await world.connect()
+        told = await told_to(first, world)
+        answer = await claimed(second)
+        assert await whole(second, answer) == CHOICES
+        second.send(Detach("secret", told=answer.told))
+        second.send(ask_choices("c", n=1))
+        assert (await unread(second)).usage.generation_tokens == 120 - sum(told)
+
+
 async def test_a_router_that_follows_hears_the_end_of_a_call_that_nobody_claims() -> None:
     async with world_with() as world:
         first = await begun(world, ask_kept("a", seconds=0.05, n=110))
