@@ -27,7 +27,7 @@ def test_counts_of_all_routers_are_summed_and_each_report_is_taken_once() -> Non
         book.take_in("two", {"acme": Usage(2, 10, 5, 4), "other": Usage(1)}, DAY)
     assert book.lines().splitlines()[0] == (
         b'{"date":"2026-11-24","tenant":"acme","requests":5,"computed_prompt_tokens":40,'
-        b'"cached_prompt_tokens":5,"generation_tokens":13}'
+        b'"cached_prompt_tokens":5,"generation_tokens":13,"adapter_seconds":0.0}'
     )
     assert totals(book) == {"acme": 5, "other": 1}
 
