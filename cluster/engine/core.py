@@ -182,6 +182,7 @@ class Supervisor:
         self._wake = wake
         self._steps: StepLoop | None = None
         self._giving_up: asyncio.TimerHandle | None = None  # while lost ranks are expected back
+        self._limit = StepLimit(config.step_timeout, config.least_step_timeout)
 
     async def run(self) -> None:
         """Start the ranks whenever they are down, and serve; returns only by an error, a bug."""
@@ -203,8 +204,7 @@ class Supervisor:
     async def _serve(self) -> None:
         """Start the ranks and serve until they fail."""
         config = self._config
-        limit = StepLimit(config.step_timeout, config.least_step_timeout)
-        executor = Executor(self._launcher, config.start_timeout, limit)
+        executor = Executor(self._launcher, config.start_timeout, self._limit)
         self.executor = executor
         try:
             await executor.start()
@@ -258,6 +258,9 @@ class Supervisor:
 
     async def _lose_ranks(self, failure: ExecutorFailed) -> None:
         """Keep the streams for the next scheduler, and end what is left of the ranks."""
+        config, is_late = self._config, failure.cause is FailureCause.STEP_TIMEOUT
+        patience = self._limit.patience_after(was_exceeded=is_late)
+        self._limit = StepLimit(config.step_timeout, config.least_step_timeout, patience)
         self._status.down(failure, self.scheduler)
         self._kv_feed.clear()
         if self._steps is not None:

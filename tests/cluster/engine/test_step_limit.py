@@ -1,6 +1,6 @@
 """Steps are given the time that steps like them took, many times over."""
 
-from cluster.engine.step_limit import FACTOR, LEAST, StepLimit
+from cluster.engine.step_limit import FACTOR, LEAST, MAX_PATIENCE, STEADY_STEPS, StepLimit
 
 
 def test_what_was_never_measured_has_the_flat_limit() -> None:
@@ -24,3 +24,29 @@ def test_one_slow_step_is_forgotten_after_many() -> None:
     for _ in range(400):
         limit.measured(1, 0.1)
     assert limit.of(1) == LEAST
+
+
+def test_ranks_after_late_ones_have_twice_the_time_each_time_up_to_a_bound() -> None:
+    patience, limits = 1, []
+    for _ in range(5):
+        limit = StepLimit(8.0, patience=patience)
+        limit.measured(1, 0.01)
+        limits.append((limit.of(512), limit.of(1)))
+        patience = limit.patience_after(was_exceeded=True)
+    times = [1, 2, 4, MAX_PATIENCE, MAX_PATIENCE]
+    assert limits == [(8.0 * n, LEAST * n) for n in times]
+
+
+def test_ranks_that_are_lost_otherwise_leave_the_patience_as_it_is() -> None:
+    assert StepLimit(8.0).patience_after(was_exceeded=False) == 1
+    assert StepLimit(8.0, patience=4).patience_after(was_exceeded=False) == 4
+
+
+def test_after_some_steps_in_time_the_limit_is_as_strict_as_ever() -> None:
+    limit = StepLimit(8.0, patience=4)
+    for _ in range(STEADY_STEPS - 1):
+        limit.measured(1, 0.01)
+    assert limit.of(1) == 4 * LEAST
+    limit.measured(1, 0.01)
+    assert limit.of(1) == LEAST
+    assert limit.patience_after(was_exceeded=True) == 2
