@@ -33,6 +33,7 @@ NUMBERS = {
 GOAL = 1.2  # times the time to first token of a client that is alone
 PATIENCE = 300.0  # seconds until the rest of them is left alone
 TOKENS = 8
+CALL_TIMEOUT = 300.0  # seconds: beside readers the ranks are busy with what these have asked
 
 
 def time_to_first_token(port: int, number: int) -> float:
@@ -44,7 +45,7 @@ def time_to_first_token(port: int, number: int) -> float:
         "messages": [{"role": "user", "content": f"Which number comes after {number}?"}],
     }
     began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", port), timeout=120) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=CALL_TIMEOUT) as client:
         client.sendall(request("/v1/chat/completions", json.dumps(body).encode()))
         received, first = b"", 0.0
         while b"[DONE]" not in received:
@@ -114,7 +115,7 @@ def main(
                 table.add_row(name, str(NUMBERS[name]), *cells, *fate)
         finally:
             server.stop()
-    Console(width=160).print(table)
+            Console(width=160).print(table)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def long_stream(number: int) -> bytes:
     body = {
         "model": "smollm2",
         "stream": True,
-        "max_tokens": 100,
+        "max_tokens": 30,
         "ignore_eos": True,
         "logprobs": True,
         "top_logprobs": 20,
@@ -89,12 +89,13 @@ def read(clients: list[socket.socket], num_bytes: int, interval: float) -> None:
 
 
 def answers(clients: list[socket.socket]) -> Counter[str]:
-    """Return what they find if they look now: a status, an end without one, or nothing."""
+    """Return what they find now: a status, the rest of an answer, an end, or nothing."""
     found: Counter[str] = Counter()
     for client in clients:
         try:
             data = client.recv(64)
-            found[data.split()[1].decode() if data else "closed"] += 1
+            is_answer = data.startswith(b"HTTP/")
+            found[data.split()[1].decode() if is_answer else "rest" if data else "closed"] += 1
         except BlockingIOError:
             found["nothing"] += 1
         except OSError:

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 import pytest
-from starlette.types import Message
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
 
 from cluster.api import slow_clients
+from cluster.api.http import EventStream, RequestContext
 from cluster.api.slow_clients import MIN_RATE, BodyReader, ReaderWatch
 from cluster.errors import RequestTimeout
 from cluster.router.testing.fake_scheduler import FakeScheduler
@@ -117,6 +119,44 @@ def test_a_stream_whose_client_takes_nothing_is_ended_with_a_word_in_the_log(
     with caplog.at_level(logging.WARNING, "topwork.router"):
         assert asyncio.run(watched(stuck))
     assert "job-7: its client has taken nothing for 0.1 s" in caplog.text
+
+
+def test_a_client_that_does_not_read_holds_its_stream_no_longer_than_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Through a real server and the kernel's buffers; the source of the stream is closed."""
+    monkeypatch.setattr(slow_clients, "READER_TIMEOUT", 0.2)
+    num_parts = 0
+    is_closed = asyncio.Event()
+
+    async def endless() -> AsyncGenerator[bytes]:
+        nonlocal num_parts
+        try:
+            while True:
+                num_parts += 1
+                yield b"x" * 65536
+                await asyncio.sleep(0)
+        finally:
+            is_closed.set()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await EventStream(b"first", endless())(scope, receive, send)
+
+    async def run() -> None:
+        config = uvicorn.Config(RequestContext(answer), log_level="critical", lifespan="off")
+        server = uvicorn.Server(config)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = asyncio.create_task(server.serve([listener]))
+            _, writer = await asyncio.open_connection(*listener.getsockname(), limit=1024)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.wait_for(is_closed.wait(), PATIENCE)
+            writer.transport.abort()
+            server.should_exit = True
+            await asyncio.wait_for(serving, PATIENCE)
+
+    asyncio.run(run())
+    assert 1 < num_parts < 1000
 
 
 def test_a_stream_may_be_silent_or_slow(monkeypatch: pytest.MonkeyPatch) -> None:
