@@ -34,7 +34,7 @@ API_KEY = """## Why `--api-key` is refused
 
 Everyone on a machine can read its command lines while they run, and the shell's history keeps them.
 Nor would a key alone say what its bearer may do: vLLM's opens everything, ours have
-[rights](operations.md#keys). This makes a file with one key for everything that only its owner may
+[rights](security.md#keys). This makes a file with one key for everything that only its owner may
 read; then give `--api-key-file keys.yaml`:
 
 ```

@@ -27,6 +27,7 @@ README = (ROOT / "README.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
 ADAPTERS = (ROOT / "docs" / "adapters.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+SECURITY = (ROOT / "docs" / "security.md").read_text()
 SUPPORTED = {row[0]: row[1] for row in rows(README, "Supported and not supported")}
 
 
@@ -69,13 +70,13 @@ def test_every_error_has_its_status_in_the_table() -> None:
 
 
 def test_the_fields_and_scopes_of_keys_and_rules_for_tokens_are_all_described() -> None:
-    tables = first_cells(OPERATIONS, "Keys")
+    tables = first_cells(SECURITY, "Keys")
     fields = {*KeyEntry.model_fields, *TokenRule.model_fields}
     assert {*tables, "key", "key_sha256"} == fields | SCOPES
 
 
 def test_the_limits_of_keys_are_all_described() -> None:
-    assert first_cells(OPERATIONS, "Limits") == set(Limits.model_fields)
+    assert first_cells(SECURITY, "Limits") == set(Limits.model_fields)
 
 
 @pytest.mark.parametrize(
