@@ -6,13 +6,13 @@ address they are told. Every connection begins with the group's secret, behind T
 has certificates (worker.hello).
 """
 
+import json
 import select
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -28,8 +28,7 @@ _BUFFER_BYTES = 4 * _SEGMENT_BYTES
 
 
 _RETRY_SECONDS = 0.02  # between two looks whether rank 0 is there
-
-_decode_addresses = msgspec.msgpack.Decoder(tuple[tuple[int, str, int], ...]).decode
+_Address = tuple[int, str, int]  # rank, host, port
 
 
 class SocketGroup:
@@ -55,7 +54,7 @@ class SocketGroup:
         self.timeout = timeout
         try:
             self._peers = _connect(meeting, rank, size, timeout, secret)
-        except (OSError, ChannelClosed, BadFrame, msgspec.DecodeError) as error:
+        except (OSError, ChannelClosed, BadFrame) as error:
             raise GroupBroken(f"rank {rank} could not join: {error}") from error
         self._rank_by_file = {peer.fileno(): other for other, peer in self._peers.items()}
         self._poll = select.poll()
@@ -147,7 +146,7 @@ def _host_meeting(
 ) -> dict[int, Connection]:
     """Let all other ranks come, and tell each of them where the others listen."""
     peers: dict[int, Connection] = {}
-    addresses: list[tuple[int, str, int]] = []
+    addresses: list[_Address] = []
     with socket.create_server(meeting) as server:
         server.settimeout(timeout)
         with Door(server, secret) as door:
@@ -159,7 +158,7 @@ def _host_meeting(
                     raise BadFrame(f"rank {said[0]} has come twice, or is none of {size}")
                 peers[said[0]] = connection
                 addresses.append(said)
-    everyone = msgspec.msgpack.encode(sorted(addresses))
+    everyone = json.dumps(sorted(addresses)).encode()
     for connection in peers.values():
         send(connection, everyone)
     return peers
@@ -174,7 +173,7 @@ def _join_meeting(
     with socket.create_server((own_host, 0)) as server:
         server.settimeout(timeout)
         own = (rank, own_host, server.getsockname()[1])
-        send(first, msgspec.msgpack.encode((own,)))
+        send(first, json.dumps([own]).encode())
         peers = {0: first}
         for other, host, port in _decode_addresses(receive(first)):
             if other < rank:
@@ -186,6 +185,18 @@ def _join_meeting(
                 connection.settimeout(timeout)
                 peers[int(receive(connection))] = connection
     return peers
+
+
+def _decode_addresses(data: bytes) -> list[_Address]:
+    """Return the addresses in a frame of another rank.
+
+    Raises:
+        BadFrame: if it holds something else.
+    """
+    try:
+        return [(int(rank), str(host), int(port)) for rank, host, port in json.loads(data)]
+    except (ValueError, TypeError) as error:
+        raise BadFrame(f"no addresses of ranks: {error}") from error
 
 
 def address_towards(host: str, port: int) -> str:
