@@ -6,7 +6,6 @@ import re
 from hashlib import blake2b
 from pathlib import Path
 
-import httpx
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
@@ -27,6 +26,8 @@ FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "toke
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ERRORS = (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError)
 HUB_TIMEOUT = 30.0  # seconds
+# What the hub's client raises without the network is its HTTP library's, httpx or a later one.
+_HTTP_ERRORS = tuple(one for one in HfHubHTTPError.__mro__ if one.__name__ == "HTTPError")
 
 
 def find_model(model: str, revision: str | None = None) -> Path:
@@ -65,7 +66,7 @@ def commit_of(model: str, revision: str | None) -> str | None:
         commit = HfApi().model_info(model, revision=revision, timeout=HUB_TIMEOUT).sha
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise _not_given(model, revision, error) from error
-    except (HfHubHTTPError, OSError, httpx.HTTPError) as away:  # what it does without the network
+    except (HfHubHTTPError, OSError, *_HTTP_ERRORS) as away:
         try:
             fetched = snapshot_download(
                 model, revision=revision, local_files_only=True, allow_patterns=["config.json"]

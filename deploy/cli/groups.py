@@ -3,7 +3,7 @@
 GROUPS: dict[str, tuple[str, ...]] = {
     "Model": (
         *("model", "served_model_name", "tp", "dtype", "device", "threads_per_rank"),
-        *("deterministic", "max_model_len"),
+        *("revision", "deterministic", "max_model_len"),
     ),
     "Adapters": (
         *("adapter", "adapter_dir", "adapter_root", "adapter_sources"),
@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "HTTP": (
         *("host", "port", "request_timeout", "stream_keep", "response_keep"),
-        *("body_timeout", "max_connections_per_address", "trusted_proxy"),
+        *("body_timeout", "body_memory", "max_connections_per_address", "trusted_proxy"),
     ),
     "Security": (
         *("api_key_file", "usage_file", "anonymous", "tls_cert", "tls_key"),

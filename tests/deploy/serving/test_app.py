@@ -29,11 +29,12 @@ def test_a_cluster_has_two_routers_where_nothing_else_needs_their_cores(
 
 def test_what_is_asked_of_haproxy_must_be_what_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else `serve deploy` would answer yes, and HAProxy go on in plain HTTP."""
-    asked = {"model": "some/model", "tls_cert": "/c.pem", "tls_key": "/k.pem"}
+    model = {"model": "some/model", "revision": "0" * 40}  # a commit: the hub is not asked
+    asked = {**model, "tls_cert": "/c.pem", "tls_key": "/k.pem"}
     with pytest.raises(RayServeException, match="topwork environment --tls-cert"):
         build(asked)
     monkeypatch.setenv(NAME, FrontDoor(tls_cert="/c.pem", tls_key="/k.pem").environment()[NAME])
     build(asked)
-    build({"model": "some/model"})
+    build(model)
     with pytest.raises(RayServeException, match="--max-connections-per-address`; now it is None"):
-        build({"model": "some/model", "max_connections_per_address": 5})
+        build({**model, "max_connections_per_address": 5})
