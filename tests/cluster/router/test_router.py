@@ -32,7 +32,7 @@ def test_a_background_task_that_fails_is_counted_and_begun_again(
     method: str,
 ) -> None:
     monkeypatch.setattr(supervision, "RESTART_DELAY", 0.01)
-    monkeypatch.setattr("cluster.router.tenancy.key_watcher.INTERVAL", 0.01)
+    monkeypatch.setattr("cluster.router.tenancy.followed_file.INTERVAL", 0.01)
     monkeypatch.setattr("cluster.router.metrics.aggregation.INTERVAL", 0.01)
     (tmp_path / "keys.yaml").write_text("[]")
     serving = serve(FakeScheduler(), api_key_file=str(tmp_path / "keys.yaml"))

@@ -267,5 +267,5 @@ def test_without_fairness_or_keys_all_of_the_queue_can_be_taken(
     engine = make_engine(fairness=fairness, max_running=1, max_waiting=4)
     for i in range(4):
         engine.add((1, 2, i), 4, tenant=tenant)
-    with pytest.raises(Overloaded, match="of 4 that may"):
+    with pytest.raises(Overloaded, match="of 4 requests that may"):
         engine.add((1, 2, 9), 4, tenant=tenant)
