@@ -281,10 +281,10 @@ def test_unknown_routes_have_the_same_shape(serve: Callable[..., Any]) -> None:
 def test_an_unexpected_failure_is_a_500_of_the_same_shape(serve: Callable[..., Any]) -> None:
     serving = serve(FakeScheduler())
 
-    async def break_down(name: str) -> None:
-        raise KeyError(name)
+    async def break_down(names: object) -> None:
+        raise KeyError(names)
 
-    serving.backend.resolve = break_down
+    serving.backend.absent = break_down
     with pytest.raises(openai.InternalServerError) as caught:
         serving.client().chat.completions.create(model="other", messages=HELLO)
     assert caught.value.type == "server_error"

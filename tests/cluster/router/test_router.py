@@ -37,7 +37,7 @@ def test_a_background_task_that_fails_is_counted_and_begun_again(
     (tmp_path / "keys.yaml").write_text("[]")
     serving = serve(FakeScheduler(), api_key_file=str(tmp_path / "keys.yaml"))
     router: Router = serving.router
-    owners: dict[str, Any] = {"replicas": router.replicas, "keys": router.keys}
+    owners: dict[str, Any] = {"replicas": router.replicas, "keys": vars(router.keys)["_file"]}
     owner: Any = owners.get(task, serving.backend)
     works, calls = getattr(owner, method), []
 
