@@ -27,7 +27,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ERRORS = (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError)
 HUB_TIMEOUT = 30.0  # seconds
 # What the hub's client raises without the network is its HTTP library's, httpx or a later one.
-_HTTP_ERRORS = tuple(one for one in HfHubHTTPError.__mro__ if one.__name__ == "HTTPError")
+_AWAY: tuple[type[Exception], ...] = (
+    OSError,
+    *(one for one in HfHubHTTPError.__mro__ if one.__name__ == "HTTPError"),
+)
 
 
 def find_model(model: str, revision: str | None = None) -> Path:
@@ -66,7 +69,7 @@ def commit_of(model: str, revision: str | None) -> str | None:
         commit = HfApi().model_info(model, revision=revision, timeout=HUB_TIMEOUT).sha
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise _not_given(model, revision, error) from error
-    except (HfHubHTTPError, OSError, *_HTTP_ERRORS) as away:
+    except _AWAY as away:
         try:
             fetched = snapshot_download(
                 model, revision=revision, local_files_only=True, allow_patterns=["config.json"]
