@@ -102,7 +102,7 @@ class Dispatcher:
         except TopworkError as error:
             router.send(Events(tuple(_failed(r.request_id, error_info(error)) for r in requests)))
             return
-        kept = None if keep is None else self._kept.add(keep, requests)
+        kept = None if keep is None else self._kept.add(keep, requests, router)
         choices: list[Stream] = []
         for index, request in enumerate(requests):
             name = request.request_id
@@ -147,14 +147,16 @@ class Dispatcher:
         Nothing happens if another router reads it now.
         """
         kept = self._kept.get(message.stream_id)
-        if kept is None or not any(stream.router is router for stream in self._of(kept)):
+        if kept is None or kept.reader is not router:
             return
-        if message.follows:
+        if message.told:
+            self._take_back(kept, message.told)
+        if kept.has_ended:
+            self._tell_unread(router)
+        elif message.follows:
             self._kept.unread(kept)
-            return
-        for stream in self._of(kept) if message.told else ():
-            kept.num_told[stream.index] = message.told[stream.index]
-        self._detach(kept)
+        else:
+            self._detach(kept)
 
     def claim(self, router: RouterConnection, call_id: int, stream_id: str, prefix: str) -> None:
         """Send a call that was kept to a router from now on; whoever read it before does no more.
@@ -166,6 +168,7 @@ class Dispatcher:
             router.send(Claimed(call_id, prefix))
             return
         claimed = kept.claimed(call_id, prefix)
+        kept.reader = router
         for stream in self._of(kept):
             if stream.router is not None:
                 stream.router.send(Events((_failed(stream.name, CLAIMED),)))
@@ -175,7 +178,7 @@ class Dispatcher:
             kept.take_untold(stream.index, len(stream.token_ids))  # it is told now
         self._kept.read(kept)
         router.send(claimed)
-        self._tell_unread()
+        self._tell_unread(router)
 
     def look(self, router: RouterConnection, call_id: int, stream_id: str) -> None:
         """Tell what there is of a call that is kept; whoever reads it goes on."""
@@ -405,7 +408,7 @@ class Dispatcher:
     def _forget(self, stream: Stream) -> None:
         stream.choices.remove(stream)
         if stream.kept is not None:
-            self._book_unread(stream.kept, stream)
+            self._book_unread(stream.kept, stream.index, len(stream.token_ids))
         self._unlist(stream)
         if stream.seq_id is not None:
             self._streams.pop(stream.seq_id, None)
@@ -415,17 +418,25 @@ class Dispatcher:
         if stream.kept is not None and stream.kept.has_ended:
             self._kept.end(stream.kept)
 
-    def _book_unread(self, kept: KeptCall, stream: Stream) -> None:
-        """Have what an answer had that no router has had counted by any of them."""
-        usage = kept.take_untold(stream.index, len(stream.token_ids))
+    def _take_back(self, kept: KeptCall, told: tuple[int, ...]) -> None:
+        """Let what came of a call since a claim count as told to nobody; what has ended is booked."""
+        running = {stream.index for stream in self._of(kept)}
+        for index, events in enumerate(kept.events):
+            kept.num_told[index] = told[index]
+            if index not in running:
+                self._book_unread(kept, index, sum(len(event.token_ids) for event in events))
+
+    def _book_unread(self, kept: KeptCall, index: int, num_tokens: int) -> None:
+        """Have what an answer of so many tokens had that no router has had counted by any."""
+        usage = kept.take_untold(index, num_tokens)
         if usage != NO_USAGE:
-            tenant = stream.request.tenant
+            tenant = kept.requests[index].tenant
             self._unread[tenant] = self._unread.get(tenant, NO_USAGE).plus(usage)
             self._tell_unread()
 
-    def _tell_unread(self) -> None:
-        """Tell a router what nobody has counted, if there is one."""
-        router = next(iter(self._by_router), None)
+    def _tell_unread(self, asking: RouterConnection | None = None) -> None:
+        """Tell a router what nobody has counted: the one that asks, or any; else the next one."""
+        router = asking or next(iter(self._by_router), None)
         if router is not None and self._unread:
             unread, self._unread = self._unread, {}
             for tenant, usage in unread.items():

@@ -36,6 +36,7 @@ class KeptCall:
     requests: tuple[Request, ...]
     events: list[list[TokenEvent]]  # of each choice, all so far
     num_told: list[int]  # of each choice, tokens that some router has had
+    reader: object  # the router that has begun or claimed it last
     timer: asyncio.TimerHandle | None = None  # runs while nobody reads, or when all have ended
     num_bytes: int = 0  # as it counts among those that have ended; 0: it has not
 
@@ -78,13 +79,13 @@ class KeptStreams:
             message = f"the calls that run and are kept have {self._num_record_bytes} bytes"
             raise Overloaded(message, retry_after=RETRY_AFTER_SECONDS)
 
-    def add(self, keep: Keep, requests: tuple[Request, ...]) -> KeptCall:
+    def add(self, keep: Keep, requests: tuple[Request, ...], reader: object) -> KeptCall:
         """Keep a call that begins, or that goes on here behind the tokens that it has."""
         before = self._calls.get(keep.stream_id)
         if before is not None:  # its router took this engine for lost, and has come back
             self._expire(before)
         told = [len(request.output_token_ids) for request in requests]
-        call = KeptCall(keep, requests, [_given(request) for request in requests], told)
+        call = KeptCall(keep, requests, [_given(request) for request in requests], told, reader)
         self._calls[keep.stream_id] = call
         self._num_record_bytes += len(keep.record)
         return call
