@@ -419,7 +419,7 @@ class Dispatcher:
             self._kept.end(stream.kept)
 
     def _take_back(self, kept: KeptCall, told: tuple[int, ...]) -> None:
-        """Let what came of a call since a claim count as told to nobody; what has ended is booked."""
+        """Let what a call had since a claim count as told to nobody; what has ended is booked."""
         running = {stream.index for stream in self._of(kept)}
         for index, events in enumerate(kept.events):
             kept.num_told[index] = told[index]
