@@ -20,6 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from worker.regular_file import read_bounded
+
 MAX_BYTES = 24 * 1024  # of each file: HAProxy takes both in one message of 64 KiB
 MIN_RSA_BITS = 2048  # OpenSSL refuses less
 _KEY = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?-----END \1-----", re.DOTALL)
@@ -30,13 +32,12 @@ def read_pem(path: Path) -> bytes:
 
     Raises:
         OSError: if it cannot be read.
-        ValueError: if it is too large for one.
+        ValueError: if it is too large for one, or no file.
     """
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"{path} has over {MAX_BYTES} bytes: it is no certificate or key")
-    return data
+    try:
+        return read_bounded(path, MAX_BYTES)
+    except ValueError as error:
+        raise ValueError(f"{path} is no certificate or key: {error}") from None
 
 
 def combined(cert: bytes, key: bytes, cert_path: Path, key_path: Path, now: datetime) -> str:

@@ -21,11 +21,9 @@ from deploy.config_errors import one_line, shown
 logger = logging.getLogger("topwork")
 
 FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")
-
-
+HUB_TIMEOUT = 30.0  # seconds
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ERRORS = (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError)
-HUB_TIMEOUT = 30.0  # seconds
 # What the hub's client raises without the network is its HTTP library's, httpx or a later one.
 _AWAY: tuple[type[Exception], ...] = (
     OSError,

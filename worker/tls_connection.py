@@ -117,11 +117,6 @@ class TlsConnection:
         """Set an option of the socket."""
         self._raw.setsockopt(level, option, value)
 
-    def getsockname(self) -> tuple[str, int]:
-        """Return this end's address."""
-        host, port = self._raw.getsockname()[:2]
-        return host, port
-
     def shutdown(self, how: int) -> None:
         """Wake whoever receives, or sends, in another thread: for it the stream is over."""
         self._raw.shutdown(how)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.versions import History
 from cluster.errors import Forbidden
-from cluster.tenancy.owners import Account, Caller, Owner, accounts_of
+from cluster.tenancy.owners import Caller, HoldingAccount, Owner, accounts_of
 
 CODE = "adapter_limit_exceeded"
 HostBytes = Callable[[str], int]  # of content, by its digest
@@ -65,13 +65,13 @@ class Holdings:
         assert self._loaded == expected._loaded, "names are counted for the wrong tenant"
         assert self._pinned == expected._pinned, "pins are counted for the wrong tenant"
 
-    def _counted(self, account: Account) -> dict[str, History]:
+    def _counted(self, account: HoldingAccount) -> dict[str, History]:
         """Return what of names counts for an account."""
         names = self._loaded.get(account.tenant, {})
         return {name: history for name, history in names.items() if account.has(history.owner)}
 
     def _check_counts(
-        self, account: Account, name: str, owner: Owner | None, pinner: Owner | None
+        self, account: HoldingAccount, name: str, owner: Owner | None, pinner: Owner | None
     ) -> None:
         """Check numbers as they are if the name becomes someone's, and its pin."""
         limits = account.limits
@@ -87,7 +87,9 @@ class Holdings:
             _refuse(account, name, len(held), len(held | {name}), limits.max_pinned, unit)
 
 
-def _refuse(account: Account, name: str, now: int, then: int, limit: int | None, unit: str) -> None:
+def _refuse(
+    account: HoldingAccount, name: str, now: int, then: int, limit: int | None, unit: str
+) -> None:
     """Raise Forbidden for what grows beyond its limit."""
     if limit is not None and then > max(now, limit):
         raise Forbidden(

@@ -12,15 +12,13 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from cluster.api.error_handlers import CLIENT_CLOSED_REQUEST
-from cluster.api.http import request_id_of
+from cluster.api.http import forwarded_for, request_id_of
 from cluster.errors import Forbidden, NotFound, TopworkError, Unauthorized, Unavailable
 from cluster.router.request_log.entry import current_entry
 from cluster.router.router import Router
 from cluster.router.tenancy.audit_log import Action, AuditEntry, Value
 from cluster.router.tenancy.oidc.verifier import has_form, refused
 from cluster.router.tenancy.principal import ANONYMOUS, ANYONE, Principal, Scope
-
-MAX_FORWARDED = 1024  # characters of a header that anyone can send
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ class Authenticator:
             router=self._router_id,
             request_id=request_id_of(http),
             client=http.client.host if http.client is not None else None,
-            forwarded_for=_forwarded_for(http),
+            forwarded_for=forwarded_for(http.headers),
         )
         try:
             principal = self.authenticate(http)
@@ -148,12 +146,6 @@ def presented_key(headers: Headers) -> str | None:
         authorization = f"Bearer {key}"
     scheme, _, key = (authorization or "").partition(" ")
     return key if scheme.lower() == "bearer" and key else None
-
-
-def _forwarded_for(http: HttpRequest) -> str | None:
-    """Return what proxies say of the client; the last address is the nearest proxy's word."""
-    told = ", ".join(http.headers.getlist("x-forwarded-for"))
-    return told[-MAX_FORWARDED:] or None
 
 
 def _outcome(error: BaseException) -> tuple[int, str]:

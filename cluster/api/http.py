@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,6 +31,7 @@ from cluster.router.bodies.validation import MAX_VALUES, BodyT
 from cluster.router.metrics.request_metrics import OTHER, RouterMetrics
 
 MAX_LIMIT = 10_000  # entries of one page
+MAX_FORWARDED = 1024  # characters of a header that anyone can send
 SSE_DONE = b"data: [DONE]\n\n"
 JSON = "application/json"
 REQUEST_ID_HEADER = b"x-request-id"
@@ -66,16 +68,27 @@ async def read_bytes(http: Request, max_bytes: int) -> bytearray:
     """
     _check_content_type(http)
     claim = _claim_of(http)
-    announced = http.headers.get("content-length", "")
-    if announced.isascii() and announced.isdigit() and len(announced) < 19:
-        _check_size(int(announced), max_bytes)
-        claim.check(int(announced))
+    announced = announced_size(http)
+    if announced is not None:
+        _check_size(announced, max_bytes)
+        claim.check(announced)
     data = bytearray()
     async for part in http.stream():
         data += part
         _check_size(len(data), max_bytes)
         claim.grow(len(data))
     return data
+
+
+def announced_size(http: Request) -> int | None:
+    """Return how many bytes a body is said to have, if that is said."""
+    length = http.headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
+
+
+def forwarded_for(headers: Headers) -> str | None:
+    """Return what proxies say of the client; the last address is the nearest proxy's word."""
+    return ", ".join(headers.getlist("x-forwarded-for"))[-MAX_FORWARDED:] or None
 
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:

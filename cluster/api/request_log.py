@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.api.http import route_of
+from cluster.api.http import forwarded_for, route_of
 from cluster.router.request_log.entry import MAX_TEXT, RequestEntry, set_current_entry
 from cluster.router.request_log.writer import RequestLog
 
@@ -17,7 +18,6 @@ from cluster.router.request_log.writer import RequestLog
 NOT_LOGGED = frozenset(
     {"/health", "/ready", "/ping", "/version", "/metrics", "/docs", "/redoc", "/openapi.json"}
 )
-Headers = Iterable[tuple[bytes, bytes]]
 
 
 class LogRequests:
@@ -69,20 +69,12 @@ class LogRequests:
             request_id=state["request_id"],
             method=scope["method"][:MAX_TEXT],
             client=None if client is None else client[0][:MAX_TEXT],
-            forwarded_for=_forwarded_for(scope["headers"]),
+            forwarded_for=forwarded_for(Headers(scope=scope)),
             has_content=self._has_content,
         )
 
 
-def _forwarded_for(headers: Headers) -> str | None:
-    """Return what proxies say of the client; the last address is the nearest proxy's word."""
-    told = ", ".join(
-        value.decode("latin-1") for name, value in headers if name == b"x-forwarded-for"
-    )
-    return told[-MAX_TEXT:] or None
-
-
-def _is_stream(headers: Headers) -> bool:
+def _is_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(
         name.lower() == b"content-type" and value.startswith(b"text/event-stream")
         for name, value in headers

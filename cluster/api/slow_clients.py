@@ -39,10 +39,10 @@ class BodyTimeout:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        await self._app(scope, BodyReader(receive, self._seconds), send)
+        await self._app(scope, TimedBody(receive, self._seconds), send)
 
 
-class BodyReader:
+class TimedBody:
     """What a route receives: the parts of a body in time, then whatever else there is."""
 
     def __init__(self, receive: Receive, seconds: float) -> None:

@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 INLINE_CHARACTERS = 4096
 INLINE_WEIGHT = 512  # of a conversation, with its tools and documents
 NUM_THREADS = 4  # that tokenize long texts: each leaves some memory of its longest behind
-T = TypeVar("T")
 MEAN_WEIGHT = 0.1  # of the latest call in how long calls take
+T = TypeVar("T")
 
 
 def _tracer(config: RouterConfig, router_id: str) -> "Tracer | None":

@@ -36,7 +36,7 @@ class Caller(msgspec.Struct, frozen=True):
     key_limits: HoldingLimits = _NO_LIMITS
 
 
-class Account(msgspec.Struct, frozen=True):
+class HoldingAccount(msgspec.Struct, frozen=True):
     """What is counted together: all of a tenant, or all of one of its keys."""
 
     tenant: str
@@ -55,9 +55,9 @@ class Account(msgspec.Struct, frozen=True):
         )
 
 
-def accounts_of(caller: Caller) -> Iterator[Account]:
+def accounts_of(caller: Caller) -> Iterator[HoldingAccount]:
     """Yield what a call must fit in."""
     owner = caller.owner
     for key, limits in ((None, caller.tenant_limits), (owner.key, caller.key_limits)):
         if not limits.are_none:
-            yield Account(owner.tenant, key, limits)
+            yield HoldingAccount(owner.tenant, key, limits)

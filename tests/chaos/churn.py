@@ -1,17 +1,18 @@
 """Adapters that are loaded, asked and unloaded over and over while processes die."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.in_background import InBackground
 
 TIMEOUT = 180.0  # seconds without an answer, far beyond any pause
 RETRY_SECONDS = 0.2
 NUM_NAMES = 3
 
 
-class Churn:
+class Churn(InBackground):
     """One client that loads an adapter under changing names and compares what it answers.
 
     Calls that are refused for the moment, or whose connection breaks, are made again; whatever else
@@ -26,25 +27,16 @@ class Churn:
             original: name of the adapter that is served from the directory all the time.
             directory: of the adapter.
         """
+        super().__init__()
         self.failures: list[str] = []
         self.num_loads = 0
         self._url = url
         self._directory = directory
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run)
         self._expected = self._ask(original).json()["choices"][0]["text"]
 
-    def __enter__(self) -> "Churn":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         number = 0
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             number += 1
             name = f"churn-{number % NUM_NAMES}"
             body = {"lora_name": name, "lora_path": str(self._directory), "load_inplace": True}
@@ -81,4 +73,4 @@ class Churn:
             if reply is not None and reply.status_code not in (502, 503, 504):
                 reply.extensions["calls"] = calls
                 return reply
-            self._stopping.wait(RETRY_SECONDS)
+            self.stopping.wait(RETRY_SECONDS)

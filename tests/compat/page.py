@@ -7,10 +7,8 @@ bodies; whose parameters there are is in `peers`, and what became of vLLM's test
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from cluster.api.app import create_app
 from cluster.api.responses.body import FOREIGN, ResponseBody
 from cluster.api.schemas.not_served import WHY_NOT as WHY_NO_PARAMETER
 from cluster.api.schemas.requests import HARMLESS, Body
@@ -19,6 +17,7 @@ from tests.compat.peers import PARAMETERS, ROUTES
 from tests.compat.peers import WHY_NOT as WHY_NO_ROUTE
 from tests.compat.report import RESULTS
 from tests.compat.vllm_cases import COHERE, MODEL_NAME, OPTION, OWN, difference_of
+from tests.docs.pages import routes_only
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs" / "compatibility.md"
@@ -39,23 +38,9 @@ def bodies() -> dict[str, type[Body]]:
     config = RouterConfig(
         model_dir="", model_name="base", context_length=1, vocab_size=1, eos_token_ids=()
     )
-    # Routes are made without a look at the router behind them.
-    router = cast(
-        Any,
-        SimpleNamespace(
-            config=config,
-            metrics=None,
-            tracer=None,
-            keys=None,
-            tokens=None,
-            router_id="",
-            request_log=None,
-            bodies=None,
-        ),
-    )
     models = {model.__name__: model for model in _kinds_of(Body)}
     found: dict[str, type[Body]] = {}
-    for path, methods in create_app(router).openapi()["paths"].items():
+    for path, methods in routes_only(config).openapi()["paths"].items():
         for method, operation in methods.items():
             content = operation.get("requestBody", {"content": {}})["content"]
             reference = content.get("application/json", {"schema": {}})["schema"].get("$ref", "")

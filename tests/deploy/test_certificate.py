@@ -1,5 +1,6 @@
 """deploy.certificate: what is taken for a certificate and its key, and what is said of others."""
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -58,7 +59,7 @@ BROKEN_KEY = "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----\n"
         (with_text("cert.pem", ""), "holds no certificate in PEM"),
         (with_text("key.pem", "no PEM"), r"\S+/key.pem holds no private key in PEM$"),
         (with_text("key.pem", BROKEN_KEY), "holds no private key in PEM that can be read"),
-        (with_text("key.pem", "x" * (MAX_BYTES + 1)), f"over {MAX_BYTES} bytes"),
+        (with_text("key.pem", "x" * (MAX_BYTES + 1)), f"over the limit of {MAX_BYTES}"),
         (lambda folder: write_certificate(folder, password=b"secret"), "key in .* is encrypted"),
         (lambda folder: write_certificate(folder, rsa_bits=1024), "1024 bits: 2048 at least"),
         (lambda folder: write_certificate(folder, valid=(-2 * DAY, -DAY)), "has expired at 20"),
@@ -86,3 +87,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     cert, _ = write_certificate(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"none\.pem"):
         read((cert, tmp_path / "none.pem"))
+
+
+def test_a_pipe_is_no_certificate_and_nobody_waits_for_its_other_end(tmp_path: Path) -> None:
+    pipe = tmp_path / "cert.pem"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match="not a regular file"):
+        read_certificate(pipe, pipe, datetime.now(UTC))

@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ import httpx
 
 from tests.end_to_end.server import MODELS, Server
 from tests.fuzz.calls import Hostile, hostile_calls
+from tests.in_background import InBackground
 
 MODEL = MODELS[0]
 PATIENCE = 120.0  # seconds for an answer: what takes longer hangs
@@ -47,26 +47,17 @@ def golden_answer(client: httpx.Client) -> Any:
     return choices
 
 
-class Longest:
+class Longest(InBackground):
     """The longest that a call which computes nothing waits, asked ten times a second meanwhile."""
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         self.seconds = 0.0
         self._url = url
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> "Longest":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         with httpx.Client(base_url=self._url, timeout=PATIENCE) as client:
-            while not self._stopping.wait(0.1):
+            while not self.stopping.wait(0.1):
                 begin = time.monotonic()
                 client.get("/version")
                 self.seconds = max(self.seconds, time.monotonic() - begin)

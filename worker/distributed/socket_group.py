@@ -25,8 +25,6 @@ from worker.hello import Connection, Door, connect
 # unread by another. Buffers for more than two mean that a send never waits for a rank that sends.
 _SEGMENT_BYTES = 64 * 1024
 _BUFFER_BYTES = 4 * _SEGMENT_BYTES
-
-
 _RETRY_SECONDS = 0.02  # between two looks whether rank 0 is there
 _Address = tuple[int, str, int]  # rank, host, port
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from cluster.adapters.records import LoadOptions
 from cluster.api.auth import AdministrativeCall, Authenticator
-from cluster.api.http import query_flag
+from cluster.api.http import announced_size, query_flag
 from cluster.api.openapi.operation import CHANGE, FLAG, Operation, Parameter, declared
 from cluster.api.routes.adapters import shown_record
 from cluster.api.routes.sglang import LoraUpdate, respond_as_sglang
@@ -93,12 +93,12 @@ def _add_put(routes: APIRouter, router: Router, keys: Authenticator) -> None:
     @routes.put("/v1/adapters/{name:path}", openapi_extra=declared(UPLOAD))
     async def upload_adapter(http: HttpRequest, name: str) -> Response:
         with keys.administrative(http, "upload", "adapters:load") as call:
-            call.load(name, bytes=_length(http))
+            call.load(name, bytes=announced_size(http))
             options = _options(http, call.principal.caller)
             call.entry.about(
                 load_inplace=options.load_inplace, pinned=options.pinned, sha256=options.sha256
             )
-            upload = Upload(num_bytes=_length(http), config=_config(http), options=options)
+            upload = Upload(num_bytes=announced_size(http), config=_config(http), options=options)
             record = await router.upload(name, http.stream(), upload)
         return await shown_record(router, record)
 
@@ -127,11 +127,6 @@ def _add_tensors(routes: APIRouter, router: Router, keys: Authenticator) -> None
                 return name
 
         return await respond_as_sglang(router, keys, http, "load_tensors", load)
-
-
-def _length(http: HttpRequest) -> int | None:
-    length = http.headers.get("content-length", "")
-    return int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
 
 
 def _config(http: HttpRequest) -> bytes | None:

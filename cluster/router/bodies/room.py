@@ -13,13 +13,11 @@ class BodyRoom:
     def __init__(self, size: int, retry_after: int) -> None:
         self.size = size  # bytes
         self.num_held = 0  # bytes
-        self.num_refused = 0  # bodies
         self._retry_after = retry_after
 
     def check(self, num_bytes: int) -> None:
         """Raise Overloaded unless so many bytes more would fit now."""
         if self.num_held + num_bytes > self.size:
-            self.num_refused += 1
             raise Overloaded(
                 f"{self.num_held} bytes of large bodies are being read, and {num_bytes} more would "
                 f"be over the limit of {self.size}",

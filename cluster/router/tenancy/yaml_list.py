@@ -3,13 +3,13 @@
 Owns how they are read, and how a fault is told without what stands in the file.
 """
 
-import os
-import stat
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from worker.regular_file import read_bounded
 
 MAX_FILE_BYTES = 64 << 20  # some hundred thousand keys; what is larger is no file of keys
 MAX_DEPTH = 64
@@ -25,14 +25,10 @@ def read_file(path: Path) -> bytes:
         OSError: if it cannot be read.
         ValueError: if it is too large, or no file.
     """
-    # Whoever opens a pipe waits for its other end otherwise.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{path} is not a regular file")
-        data = file.read(MAX_FILE_BYTES + 1)
-    if len(data) > MAX_FILE_BYTES:
-        raise ValueError(f"{path} is over the limit of {MAX_FILE_BYTES} bytes")
-    return data
+    try:
+        return read_bounded(path, MAX_FILE_BYTES)
+    except ValueError as error:
+        raise ValueError(f"in {path.parent}: {error}") from None
 
 
 def parse_entries(adapter: TypeAdapter[list[Entry]], data: bytes, path: Path) -> list[Entry]:

@@ -27,7 +27,7 @@ def _now() -> datetime:
 class CertificateWatcher:
     """The two files of an operator, and the one that HAProxy has of them.
 
-    Files are compared whole, as `KeyWatcher` does and for its reasons. The two are seldom written
+    Files are compared whole, as `FollowedFile` does and for its reasons. The two are seldom written
     at the same moment: between the two writes they do not match, which is no more than logged.
     """
 

@@ -1,7 +1,6 @@
 """The tenant that is spied upon: what it has, what it asks, and by what it would be recognized."""
 
 import json
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import httpx
 
 from tests.end_to_end.server import ADAPTERS_DIR
+from tests.in_background import InBackground
 
 VICTIM_KEY, SPY_KEY, PARTNER_KEY = "vermilion-key-77", "bravo-key-of-spy", "partner-key-group"
 VICTIM, VICTIM_KEY_NAME, GROUP = "vermilion-holding", "vermilion-desk-key", "vermilion-group"
@@ -110,26 +110,15 @@ class Victim:
         return self.client.post(path, json=body).raise_for_status()
 
 
-class AtWork:
+class AtWork(InBackground):
     """Has the victim ask the same thing again and again, in a thread, until the block is left."""
 
     def __init__(self, victim: Victim) -> None:
+        super().__init__()
         self._victim = victim
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="victim")
 
-    def __enter__(self) -> "AtWork":
-        """Begin."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop, when the last answer is there."""
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(0.2):
+    def run(self) -> None:
+        while not self.stopping.wait(0.2):
             for model in ("smollm2", *ADAPTERS):
                 answer = self._victim.complete(model, prompt(0), 8)
                 self._victim.answers.append(f"{model}: {answer['text']}")

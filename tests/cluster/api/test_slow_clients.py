@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from cluster.api import slow_clients
 from cluster.api.http import EventStream, RequestContext
-from cluster.api.slow_clients import MIN_RATE, BodyReader, ReaderWatch
+from cluster.api.slow_clients import MIN_RATE, ReaderWatch, TimedBody
 from cluster.errors import RequestTimeout
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from tests.cluster.conftest import Serving
@@ -39,7 +39,7 @@ async def read(parts: Iterable[tuple[float, Message]], work: float = 0.0) -> int
             queue.put_nowait(message)
 
     sending = asyncio.create_task(send())
-    reader = BodyReader(queue.get, SECONDS)
+    reader = TimedBody(queue.get, SECONDS)
     num_bytes, more = 0, True
     try:
         while more:

@@ -15,6 +15,7 @@ import msgspec
 
 from cluster.router.tenancy.oidc.addresses import check_url
 from cluster.router.tenancy.oidc.key_set import MAX_BYTES, KeySet, parse_key_set
+from worker.regular_file import read_bounded
 
 logger = logging.getLogger("topwork.router")
 
@@ -109,7 +110,7 @@ class IssuerKeys:
     async def _read(self) -> bytes:
         """Return the bytes of the key set; raises what `_fetch` knows."""
         if self._jwks is not None and "://" not in self._jwks:
-            return await asyncio.to_thread(_read_file, Path(self._jwks))
+            return await asyncio.to_thread(read_bounded, Path(self._jwks), MAX_BYTES)
         context = await asyncio.to_thread(httpx.create_ssl_context)  # takes too long for the loop
         async with httpx.AsyncClient(
             verify=context, follow_redirects=False, timeout=FETCH_SECONDS
@@ -161,11 +162,3 @@ async def _get(client: httpx.AsyncClient, url: str) -> bytes:
             if len(data) > MAX_BYTES:
                 raise ValueError(f"{url} has more than {MAX_BYTES} bytes")
     return bytes(data)
-
-
-def _read_file(path: Path) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"{path} has more than {MAX_BYTES} bytes")
-    return data
