@@ -6,9 +6,14 @@ from starlette.types import Lifespan
 from cluster.api.auth import Authenticator
 from cluster.api.error_handlers import add_error_handlers, unexpected_response
 from cluster.api.http import CountResponses, RequestContext
+from cluster.api.middleware.body_timeout import BodyTimeout
+from cluster.api.middleware.rate_limits import RateLimits
+from cluster.api.middleware.request_log import LogRequests
+from cluster.api.middleware.token_keys import FreshTokenKeys
+from cluster.api.middleware.tracing import TraceCalls
+from cluster.api.middleware.unexpected import CatchUnexpected
+from cluster.api.middleware.web_pages import RefuseStrangers
 from cluster.api.openapi.document import openapi_document
-from cluster.api.rate_limits import RateLimits
-from cluster.api.request_log import LogRequests
 from cluster.api.routes.adapters import adapter_routes
 from cluster.api.routes.chat import chat_routes
 from cluster.api.routes.classify import classify_routes
@@ -29,11 +34,6 @@ from cluster.api.routes.streams import stream_routes
 from cluster.api.routes.tokenize import tokenize_routes
 from cluster.api.routes.uploads import upload_routes
 from cluster.api.schemas.extras import ExtraParameters
-from cluster.api.slow_clients import BodyTimeout
-from cluster.api.token_keys import FreshTokenKeys
-from cluster.api.tracing import TraceCalls
-from cluster.api.unexpected import CatchUnexpected
-from cluster.api.web_pages import RefuseStrangers
 from cluster.router.router import Router
 
 

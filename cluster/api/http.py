@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.adapters.records import AdapterRecord
 from cluster.api.error_handlers import CLIENT_CLOSED_REQUEST
+from cluster.api.reader_watch import ReaderWatch
 from cluster.api.schemas.extras import ExtraParameters
-from cluster.api.slow_clients import ReaderWatch
 from cluster.errors import InvalidRequest
 from cluster.router.bodies.reader import SMALL_BODY, BodyReader
 from cluster.router.bodies.room import BodyRoom

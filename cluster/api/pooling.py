@@ -12,9 +12,9 @@ import numpy.typing as npt
 from starlette.requests import Request as HttpRequest
 
 from cluster.api.http import arrival_of, request_id_of
+from cluster.api.middleware.rate_limits import admission_of
 from cluster.api.prompts.conversation import conversation_tokens
 from cluster.api.prompts.texts import cut, prompt_tokens, prompts
-from cluster.api.rate_limits import admission_of
 from cluster.api.schemas.pooling import PoolingBody, PromptBody
 from cluster.api.schemas.requests import ConversationBody
 from cluster.errors import InvalidRequest

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from cluster.api.auth import Authenticator
 from cluster.api.error_handlers import ErrorReply
 from cluster.api.http import read_body, sse
+from cluster.api.middleware.rate_limits import admission_of, let_in, reserve
 from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
 from cluster.api.prepare import prepare_chat
 from cluster.api.prompt_logprobs import spelled
-from cluster.api.rate_limits import admission_of, let_in, reserve
 from cluster.api.request_builder import (
     call_of,
 )

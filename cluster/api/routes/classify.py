@@ -15,6 +15,7 @@ from cluster.api.http import (
     read_body,
     unless_disconnected,
 )
+from cluster.api.middleware.rate_limits import let_in
 from cluster.api.openapi.operation import GENERATION, Operation, declared
 from cluster.api.pooling import (
     Logits,
@@ -25,7 +26,6 @@ from cluster.api.pooling import (
     pooling_call,
     prompts_of,
 )
-from cluster.api.rate_limits import let_in
 from cluster.api.schemas.pooling import Classification, Classifications, ClassifyBody, PoolingUsage
 from cluster.errors import InvalidRequest
 from cluster.router.bodies.validation import MAX_VALUES_OF_TOKENS

@@ -13,10 +13,10 @@ from cluster.api.auth import Authenticator
 from cluster.api.echo import echo_response, scored_echo_response
 from cluster.api.error_handlers import ErrorReply
 from cluster.api.http import read_body, sse, unless_disconnected
+from cluster.api.middleware.rate_limits import admission_of, let_in, reserve
 from cluster.api.openapi.operation import GENERATION, OF_STREAMS, Operation, declared
 from cluster.api.prepare import prepare_completion
 from cluster.api.prompt_logprobs import entries_of, spelled
-from cluster.api.rate_limits import admission_of, let_in, reserve
 from cluster.api.request_builder import call_of
 from cluster.api.response_builder import (
     Choice,

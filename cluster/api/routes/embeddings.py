@@ -20,9 +20,9 @@ from cluster.api.http import (
     read_body,
     unless_disconnected,
 )
+from cluster.api.middleware.rate_limits import let_in
 from cluster.api.openapi.operation import GENERATION, Operation, declared
 from cluster.api.pooling import pooled, pooling_call, prompts_of
-from cluster.api.rate_limits import let_in
 from cluster.api.schemas.embeddings import Embedding, EmbeddingBody, Embeddings
 from cluster.api.schemas.pooling import PoolingUsage
 from cluster.errors import InvalidRequest

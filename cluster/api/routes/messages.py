@@ -19,10 +19,10 @@ from cluster.api.http import (
 from cluster.api.messages.body import MAX_VALUES, CountTokensBody, MessageBody, as_spelled
 from cluster.api.messages.events import MessageEvents
 from cluster.api.messages.objects import EVENTS, ErrorBody, Message, TokenCount, message_error
+from cluster.api.middleware.rate_limits import admission_of, let_in, reserve
 from cluster.api.openapi.operation import GENERATION, LOOKUP, Operation, declared
 from cluster.api.prepare import prepare_chat
 from cluster.api.prompts.conversation import conversation_text, text_tokens
-from cluster.api.rate_limits import admission_of, let_in, reserve
 from cluster.api.request_builder import call_of
 from cluster.api.tools.message_format import check_tools, template_format
 from cluster.errors import InvalidRequest, TopworkError

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from cluster.api.auth import Authenticator
 from cluster.api.http import json_response, query_flag, read_body
+from cluster.api.middleware.rate_limits import admission_of, let_in, reading_on, reserve
 from cluster.api.openapi.operation import FLAG, GENERATION, LOOKUP, Operation, Parameter, declared
-from cluster.api.rate_limits import admission_of, let_in, reading_on, reserve
 from cluster.api.request_builder import (
     Call,
     Choices,

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from cluster.api.auth import Authenticator
 from cluster.api.http import extra_parameters_of, json_response, read_body, unless_disconnected
+from cluster.api.middleware.rate_limits import let_in
 from cluster.api.openapi.operation import GENERATION, Operation, declared
 from cluster.api.pooling import (
     MAX_INPUTS,
@@ -28,7 +29,6 @@ from cluster.api.pooling import (
     pooled,
     pooling_call,
 )
-from cluster.api.rate_limits import let_in
 from cluster.api.schemas.pooling import (
     PoolingBody,
     PoolingUsage,

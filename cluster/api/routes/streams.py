@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from cluster.api.auth import Authenticator
 from cluster.api.error_handlers import ErrorReply
+from cluster.api.middleware.rate_limits import reading_on
 from cluster.api.openapi.operation import OF_STREAMS, READING, Operation, Parameter, declared
-from cluster.api.rate_limits import reading_on
 from cluster.api.response_builder import Begun, Choice, ResponseBuilder, stream_response
 from cluster.api.responses.record import is_response_id
 from cluster.api.resumable import StreamRecord, counts_of, fed, record_of, unknown_stream

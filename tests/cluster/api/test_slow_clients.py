@@ -1,4 +1,4 @@
-"""cluster.api.slow_clients: bodies that trickle, and streams that nobody reads."""
+"""Clients that are slow: bodies that trickle, and streams that nobody reads."""
 
 import asyncio
 import logging
@@ -9,9 +9,10 @@ import pytest
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from cluster.api import slow_clients
+from cluster.api import reader_watch
 from cluster.api.http import EventStream, RequestContext
-from cluster.api.slow_clients import MIN_RATE, ReaderWatch, TimedBody
+from cluster.api.middleware.body_timeout import MIN_RATE, TimedBody
+from cluster.api.reader_watch import ReaderWatch
 from cluster.errors import RequestTimeout
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from tests.cluster.conftest import Serving
@@ -110,7 +111,7 @@ async def watched(sends: Callable[[ReaderWatch], object]) -> bool:
 def test_a_stream_whose_client_takes_nothing_is_ended_with_a_word_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slow_clients, "READER_TIMEOUT", 0.1)
+    monkeypatch.setattr(reader_watch, "READER_TIMEOUT", 0.1)
 
     async def stuck(watch: ReaderWatch) -> None:
         watch.turn += 1
@@ -125,7 +126,7 @@ def test_a_client_that_does_not_read_holds_its_stream_no_longer_than_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Through a real server and the kernel's buffers; the source of the stream is closed."""
-    monkeypatch.setattr(slow_clients, "READER_TIMEOUT", 0.2)
+    monkeypatch.setattr(reader_watch, "READER_TIMEOUT", 0.2)
     num_parts = 0
     is_closed = asyncio.Event()
 
@@ -160,7 +161,7 @@ def test_a_client_that_does_not_read_holds_its_stream_no_longer_than_that(
 
 
 def test_a_stream_may_be_silent_or_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_clients, "READER_TIMEOUT", 0.1)
+    monkeypatch.setattr(reader_watch, "READER_TIMEOUT", 0.1)
 
     async def silent(watch: ReaderWatch) -> None:
         await asyncio.sleep(0.5)

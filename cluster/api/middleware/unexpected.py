@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 logger = logging.getLogger("topwork.router")
 
 MAX_FRAMES = 12  # the innermost ones
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 class AnswerBrokenOff(RuntimeError):

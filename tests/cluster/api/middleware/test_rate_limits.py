@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from cluster.api.rate_limits import duration
+from cluster.api.middleware.rate_limits import duration
 from cluster.errors import ErrorInfo
 from cluster.request import Request
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script

@@ -12,8 +12,8 @@ import yaml
 
 from cluster.errors import ErrorInfo
 from cluster.router.testing.fake_scheduler import FakeScheduler, Script
+from tests.cluster.api.middleware.test_rate_limits import CALLS, PROMPT
 from tests.cluster.api.routes.test_streams import events_of, read_on
-from tests.cluster.api.test_rate_limits import CALLS, PROMPT
 from tests.cluster.conftest import Serving
 from tests.end_to_end.asking import wait_for
 from tests.patience import PATIENCE

@@ -1,4 +1,4 @@
-"""cluster.api.web_pages: which hosts and origins a server without keys answers."""
+"""cluster.api.middleware.web_pages: which hosts and origins a server without keys answers."""
 
 import asyncio
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from cluster.api.web_pages import MAX_KNOWN, RefuseStrangers
+from cluster.api.middleware.web_pages import MAX_KNOWN, RefuseStrangers
 
 NAMES = ("127.0.0.1", "llm.example")
 

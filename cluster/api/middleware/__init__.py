@@ -1,0 +1,1 @@
+"""What stands around all routes: plain ASGI, each for one thing that calls have in common."""
