@@ -3,10 +3,7 @@
 The same schema as JSON, for editors and for charts, is in config.schema.json.
 """
 
-import ipaddress
-import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,125 +14,26 @@ from pydantic import (
     Field,
     ValidationError,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
 from cluster.adapters.sources.allow_list import AllowList
 from cluster.router.tenancy.oidc.addresses import check_oidc
-from deploy.config_errors import ConfigError, explain, read_mapping, shown
+from deploy.config_errors import ConfigError, explain, read_mapping
+from deploy.config_values import (
+    ByteCount,
+    ByteCountOrZero,
+    is_loopback,
+    parse_hosts,
+    parse_networks,
+    parse_object,
+    parse_origins,
+)
 
-__all__ = [
-    "DEFAULT_TOKENS",
-    "ConfigError",
-    "ServeConfig",
-    "is_loopback",
-    "json_schema",
-    "load_config",
-    "networks_of",
-    "parse_bytes",
-]
+__all__ = ["DEFAULT_TOKENS", "ConfigError", "ServeConfig", "json_schema", "load_config"]
 
 DEFAULT_TOKENS = {"cpu": 256, "cuda": 512}  # in one step, by device
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_BYTES_PATTERN = r"^\s*\d{1,15}(\.\d{1,9})?\s*[KMGTkmgt]?([iI]?[bB])?\s*$"
-
-
-def parse_bytes(value: object) -> object:
-    """Return the number of a byte count such as "512MiB" or "2G" (powers of 1,024).
-
-    Raises:
-        ValueError: if it is another text.
-    """
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(
-        r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(?:i?B)?\s*", value, re.IGNORECASE | re.ASCII
-    )
-    if match is None:
-        raise ValueError(f"not a number of bytes: {shown(value)}; write for example 512MiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def _bytes_schema(**limit: int) -> WithJsonSchema:
-    words = {"type": "string", "pattern": _BYTES_PATTERN}
-    return WithJsonSchema({"anyOf": [{"type": "integer", **limit}, words]})
-
-
-ByteCount = Annotated[
-    int, BeforeValidator(parse_bytes), Field(gt=0), _bytes_schema(exclusiveMinimum=0)
-]
-ByteCountOrZero = Annotated[
-    int, BeforeValidator(parse_bytes), Field(ge=0), _bytes_schema(minimum=0)
-]
-
-
-def parse_object(value: object) -> object:
-    """Return what JSON says, of a flag; a file has the object itself.
-
-    Raises:
-        ValueError: if it is no JSON.
-    """
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {shown(value)}: {error}") from error
-
-
-def networks_of(words: Iterable[object]) -> tuple[str, ...]:
-    """Return addresses and networks (10.0.0.7, 10.0.0.0/8) as they are usually written.
-
-    Raises:
-        ValueError: if one is something else.
-    """
-    return tuple(str(ipaddress.ip_network(str(one), strict=False)) for one in words)
-
-
-def parse_networks(value: object) -> object:
-    """Return `networks_of` what a list holds; raises as it does."""
-    return networks_of(value) if isinstance(value, list | tuple) else value
-
-
-def parse_hosts(value: object) -> object:
-    """Return names of hosts, in small letters.
-
-    Raises:
-        ValueError: if one has a port, a path or an odd letter.
-    """
-    if not isinstance(value, list | tuple):
-        return value
-    for one in value:
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", str(one)):
-            raise ValueError(f"{shown(one)} is no name of a host; write for example llm.example")
-    return tuple(str(one).lower() for one in value)
-
-
-def parse_origins(value: object) -> object:
-    """Return origins of web pages, in small letters.
-
-    Raises:
-        ValueError: if one is none.
-    """
-    if not isinstance(value, list | tuple):
-        return value
-    for one in value:
-        if not re.fullmatch(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+", str(one)):
-            raise ValueError(f"{shown(one)} is no origin; write for example https://ui.example")
-    return tuple(str(one).lower() for one in value)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can connect to a server that listens on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class ServeConfig(BaseModel):

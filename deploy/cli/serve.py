@@ -15,7 +15,8 @@ from rich.console import Console
 
 from deploy.cli.config_flags import with_config_flags
 from deploy.cli.output import exit_for, say_error
-from deploy.config import ConfigError, ServeConfig, json_schema, networks_of
+from deploy.config import ConfigError, ServeConfig, json_schema
+from deploy.config_values import networks_of
 from deploy.serving.haproxy import front_door
 from deploy.serving.haproxy.environment import (
     cluster_environment,

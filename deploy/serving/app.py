@@ -14,7 +14,8 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from cluster.router.config import STANDARD_ERROR
-from deploy.config import ConfigError, ServeConfig, is_loopback, load_config
+from deploy.config import ConfigError, ServeConfig, load_config
+from deploy.config_values import is_loopback
 from deploy.engine_config import find_device
 from deploy.memory import max_replicas_of
 from deploy.models import commit_of

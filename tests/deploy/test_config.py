@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from deploy.cli.aliases import POSITIONAL, parameter_of
 from deploy.cli.commands import app
-from deploy.config import ConfigError, ServeConfig, json_schema, load_config, parse_bytes
+from deploy.config import ConfigError, ServeConfig, json_schema, load_config
 from deploy.config_errors import nearest
+from deploy.config_values import parse_bytes
 from deploy.flag_aliases import ALIASES
 
 ROOT = Path(__file__).parents[2]

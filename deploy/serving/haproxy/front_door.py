@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from deploy.config import ServeConfig, networks_of
+from deploy.config import ServeConfig
+from deploy.config_values import networks_of
 
 NAME = "TOPWORK_FRONT_DOOR"
 KEYS = ("tls_cert", "tls_key", "max_connections_per_address", "trusted_proxy")  # of ServeConfig
