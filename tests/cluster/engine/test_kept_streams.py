@@ -138,6 +138,31 @@ async def test_a_claim_that_is_taken_back_has_counted_nothing() -> None:
         assert list((await claimed(second)).told) == told
 
 
+async def test_a_claim_that_is_taken_back_after_the_end_gives_back_what_it_was_sent() -> None:
+    async with world_with() as world:
+        first, second = await begun(world, ask_kept("a", "b")), await world.connect()
+        await told_to(first, world)
+        answer = await claimed(second)
+        await whole(second, answer)
+        second.send(Detach("secret", told=answer.told))
+        usage = (await unread(second)).usage
+        assert usage.generation_tokens == 120 - sum(answer.told)
+        assert (await claimed(second)).told == (60, 60)
+
+
+async def test_whoever_claims_a_call_that_ended_unread_is_told_its_usage_though_nobody_asks() -> (
+    None
+):
+    async with world_with() as world:
+        first, second = await begun(world, ask_kept("a", "b")), await world.connect()
+        told = await told_to(first, world)
+        async with asyncio.timeout(PATIENCE):
+            while (await second.status()).scheduler.num_running:
+                await asyncio.sleep(0)
+        await claimed(second)
+        assert (await unread(second)).usage.generation_tokens == 120 - sum(told)
+
+
 async def test_a_router_that_follows_hears_the_end_of_a_call_that_nobody_claims() -> None:
     async with world_with() as world:
         first = await begun(world, ask_kept("a", seconds=0.05, n=110))

@@ -24,10 +24,11 @@ from worker.protocol import SamplingParams
 
 REQUEST = Request("r", BASE, (1, 2, 3), SamplingParams(), max_tokens=5)
 END = TokenEvent("r", (7,), finish_reason="length")
+READER = object()
 
 
 def kept(streams: KeptStreams, name: str, record: bytes = b"") -> KeptCall:
-    return streams.add(Keep(name, PATIENCE, record), (REQUEST,))
+    return streams.add(Keep(name, PATIENCE, record), (REQUEST,), READER)
 
 
 def end(streams: KeptStreams, call: KeptCall) -> None:
@@ -102,7 +103,7 @@ async def test_a_call_that_comes_back_to_its_engine_replaces_what_was_there() ->
 
 async def test_the_time_of_a_call_that_has_ended_counts_from_its_end() -> None:
     streams = KeptStreams(lambda _: None)
-    call = streams.add(Keep("a", PATIENCE, b"", PATIENCE / 2), (REQUEST,))
+    call = streams.add(Keep("a", PATIENCE, b"", PATIENCE / 2), (REQUEST,), READER)
     streams.unread(call)
     before = call.timer
     assert before is not None
@@ -115,7 +116,7 @@ async def test_the_time_of_a_call_that_has_ended_counts_from_its_end() -> None:
 
 async def test_what_needs_no_reader_has_no_end_while_it_runs() -> None:
     streams = KeptStreams(lambda _: None)
-    call = streams.add(Keep("a", PATIENCE, b"", inf), (REQUEST,))
+    call = streams.add(Keep("a", PATIENCE, b"", inf), (REQUEST,), READER)
     streams.unread(call)
     assert call.timer is None
     end(streams, call)
