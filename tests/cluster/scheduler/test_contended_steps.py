@@ -249,7 +249,7 @@ def test_tokens_follow_weights_where_two_tenants_want_all_they_can_get(
     ],
     plans_ahead=False,
 )
-def test_whatever_comes_nobody_within_its_share_is_left_out_and_nobody_twice_in_a_row(
+def test_whatever_comes_nobody_who_draws_tokens_is_left_out_twice_in_a_row(
     arrivals: list[tuple[str, int, int, int]], plans_ahead: bool
 ) -> None:
     config = SchedulerConfig(
@@ -267,20 +267,21 @@ def test_whatever_comes_nobody_within_its_share_is_left_out_and_nobody_twice_in_
     for seq_id, (prompt, length, _) in asked.items():
         assert engine.tokens(seq_id) == fake_continuation(None, prompt, length)
     for seq_id in asked:
-        deferring = [p for p in left_out(engine, seq_id) if engine.plans[p].starts]
-        assert not any(place + 1 in deferring for place in deferring)
+        places = left_out(engine, seq_id)
+        assert not any(place + 1 in places for place in places)
 
 
 def left_out(engine: FakeEngine, seq_id: int) -> list[int]:
-    """Return the places of the plans that a running sequence is not in."""
+    """Return the places of the plans that a sequence is not in though it has a token to draw."""
     places: list[int] = []
-    is_running, since = False, 0
+    is_decoding, since = False, 0
     for place, plan in enumerate(engine.plans):
-        if seq_id in who(plan):
-            is_preempted = seq_id in [start.seq_id for start in plan.starts]
-            if is_running and not is_preempted:  # else it had no seat in between
-                places += range(since, place)
-            is_running, since = True, place + 1
+        for chunk in plan.chunks:
+            if chunk.seq_id == seq_id:
+                is_preempted = seq_id in [start.seq_id for start in plan.starts]
+                if is_decoding and not is_preempted:  # else it had no seat in between
+                    places += range(since, place)
+                is_decoding, since = chunk.samples, place + 1
     return places
 
 
