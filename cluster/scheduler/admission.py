@@ -10,7 +10,8 @@ from cluster.scheduler.adapter_unloads import Unloads
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.kv_cache.radix_tree import namespace
 from cluster.scheduler.lora_slot_policy import SlotPolicy
-from cluster.scheduler.lora_slots import SlotQueue, SlotTable
+from cluster.scheduler.lora_slot_queue import SlotQueue
+from cluster.scheduler.lora_slots import SlotTable
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
 from cluster.scheduler.request_queue import Fairness, Flow, RequestQueue
 from cluster.scheduler.sequence import Sequence, Status

@@ -56,7 +56,8 @@ class SchedulerConfig:
     ) -> int:
         """Return the most steps that an adapter waits for a slot.
 
-        `place` is its place in the line when it joined, 1 for the first. `turn_start` is the
+        `place` is its place in the line when it joined, 1 for the first. With fairness as many
+        may still come before it as were there, but for the first. `turn_start` is the
         most steps between a slot's hand-over and the first sequence that runs on it: the load, and
         the wait for pages and batch room, which are not the slot's doing.
 
@@ -75,4 +76,5 @@ class SchedulerConfig:
             drains = self.token_limit + 1
         elif is_crowded:
             drains += self.token_limit
-        return self.slot_patience + place * (turn_start + self.slot_patience + drains)
+        turns = 2 * place - 1 if self.fairness else place
+        return self.slot_patience + turns * (turn_start + self.slot_patience + drains)

@@ -1,18 +1,14 @@
-"""LoRA slots: which adapter is in which slot of the ranks' banks, and which ones queue for a slot.
+"""LoRA slots: which adapter is in which slot of the ranks' banks.
 
 An adapter that is loading, leased or pinned keeps its slot; the others may be evicted, in LRU
-order. The queue holds adapters with waiting sequences and no slot by when they joined it; it knows
-what each claims, and the bound on the wait.
+order.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import islice
 
 from cluster.lru import Lru
-from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.request_queue import RequestQueue
 from cluster.scheduler.stats import SchedulerCounters
 
 
@@ -193,107 +189,3 @@ class SlotTable:
         idle = sorted(resident.slot for resident in self._residents.values() if resident.is_idle)
         assert idle == sorted(r.slot for r in self._idle), "an adapter is out of its LRU place"
         assert not self.memory or self._claimed() <= self.memory, "more is claimed than there is"
-
-
-@dataclass(frozen=True, slots=True)
-class QueueEntry:
-    """An adapter that queues for a slot."""
-
-    joined: int  # step
-    bound: int  # steps that it was to wait at most, by what was known then
-
-
-class SlotQueue:
-    """Adapters that queue; the request queue's lanes and the slots say which ones must."""
-
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        slots: SlotTable,
-        waiting: RequestQueue,
-        counters: SchedulerCounters,
-    ) -> None:
-        self.longest_wait = 0  # steps
-        self._config = config
-        self._slots = slots
-        self._waiting = waiting
-        self._counters = counters
-        self.entries: dict[str, QueueEntry] = {}  # by adapter; the first in front
-        self._sizes: dict[str, int] = {}  # bytes that each adapter claims that waits or has a slot
-
-    @property
-    def first(self) -> str | None:
-        """Return the adapter that gets the next slot."""
-        return next(iter(self.entries), None)
-
-    @property
-    def upcoming(self) -> tuple[str, ...]:
-        """Return the adapters at the front, as many as there are slots."""
-        return tuple(islice(self.entries, self._slots.num_slots))
-
-    def is_first_aged(self, step: int) -> bool:
-        """Whether the first has been passed over for so long that a slot is drained for it."""
-        entry = next(iter(self.entries.values()), None)
-        return entry is not None and entry.joined + self._config.slot_patience <= step
-
-    def size(self, adapter: str) -> int:
-        """Return the bytes that an adapter claims which waits or has a slot."""
-        return self._sizes[adapter]
-
-    def largest_besides(self, pinned: str) -> int:
-        """Return the most bytes that an adapter claims which waits or has a slot, not pinned."""
-        sizes = (
-            num_bytes
-            for adapter, num_bytes in self._sizes.items()
-            if adapter != pinned and not self._slots.is_pinned(adapter)
-        )
-        return max(sizes, default=0)
-
-    @property
-    def wait_bound(self) -> int:
-        """Return the most steps that an adapter that queues now would wait for a slot."""
-        num_unpinned = self._slots.num_slots - self._slots.num_pinned
-        if num_unpinned < 1:
-            return 0
-        return self._config.slot_wait_bound(
-            len(self.entries) + 1,
-            num_unpinned,
-            self._slots.longest_turn_start,
-            is_crowded=self._slots.is_crowded,
-        )
-
-    def expect(self, adapter: str, num_bytes: int) -> None:
-        """Note what an adapter claims before a sequence waits for it."""
-        self._sizes[adapter] = num_bytes
-        self._slots.largest = max(self._slots.largest, num_bytes)
-
-    def update(self, adapter: str, step: int) -> None:
-        """Queue an adapter, or take it out, after its waiting sequences or its slot changed."""
-        resident = self._slots.get(adapter)
-        is_loading = resident is not None and resident.loading
-        if self._waiting.has(adapter) and not self._waiting.is_open(adapter) and not is_loading:
-            if adapter not in self.entries:
-                self.entries[adapter] = QueueEntry(step, self.wait_bound)
-        else:
-            self.entries.pop(adapter, None)
-        if resident is None and not self._waiting.has(adapter):
-            self._sizes.pop(adapter, None)
-
-    def leave(self, adapter: str, step: int) -> None:
-        """Take an adapter out that is given its slot now.
-
-        It is late if what the bound rests on has grown since it joined: loads were slower than any
-        before, slots were pinned, or adapters came that are larger than all that were known.
-        """
-        entry = self.entries.pop(adapter)
-        waited = step - entry.joined
-        self.longest_wait = max(self.longest_wait, waited)
-        self._counters.late_slots += waited > entry.bound
-
-    def check(self) -> None:
-        """Assert that only adapters queue that somebody waits for."""
-        for resident in self._slots.residents():
-            assert resident.num_bytes == self._sizes[resident.adapter], "sizes differ"
-        for adapter in self.entries:
-            assert self._waiting.has(adapter), f"{adapter} queues for nobody"
-            assert adapter in self._sizes, f"{adapter} queues without a size"

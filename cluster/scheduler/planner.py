@@ -20,7 +20,7 @@ from cluster.scheduler.stats import SchedulerCounters
 from worker.protocol import PENDING_TOKEN, Chunk
 
 MAX_IN_FLIGHT = 2  # steps: one that the ranks compute, and the one after it
-OVER_PART = 4  # of the token budget, for prompts of those who are over their share: one in so many
+OVER_PART = 8  # of the token budget, for prompts of those who are over their share: one in so many
 
 
 class Planner:
@@ -92,7 +92,7 @@ class Planner:
     def _new_batch(self, step: int) -> Batch:
         self._fairness.tenants.step = step
         over, budget = self._shares.over(), self._config.token_budget
-        return Batch(step, budget, over, max(self._page_size, budget // OVER_PART))
+        return Batch(step, budget, over, max(1, budget // OVER_PART))
 
     def _awaits_way(self) -> bool:
         """Whether somebody would give way to the sequence whose turn it is."""
@@ -210,15 +210,13 @@ class Planner:
             if self._running.get(running.seq_id) is not running:
                 continue  # preempted for another one in this very step
             start = running.num_computed
-            room = batch.room_for(running.sequence.flow.tenant)
-            end = self._chunk_end(start, len(running.sequence.tokens), room)
+            end = self._chunk_end(batch, running.sequence, start)
             if end > start and self._has_room(running, batch):
                 self._continue_prefill(batch, running, start)
 
     def _continue_prefill(self, batch: Batch, running: Running, start: int) -> None:
         """Compute as much of the known tokens as budget and pages allow."""
-        room = batch.room_for(running.sequence.flow.tenant)
-        end = self._chunk_end(start, len(running.sequence.tokens), room)
+        end = self._chunk_end(batch, running.sequence, start)
         reach = (len(running.pages) + self._cache.num_available) * self._page_size
         if min(end, reach) > start:
             self._put_chunk(batch, running, start, min(end, reach))
@@ -263,8 +261,7 @@ class Planner:
         match = self._kv.match(sequence)
         source = fork_source(self._running, sequence, match)
         start = match.num_pages * self._page_size if source is None else len(sequence.tokens) - 1
-        room = batch.room_for(sequence.flow.tenant)  # who gave way may have left some
-        end = self._chunk_end(start, len(sequence.tokens), room)
+        end = self._chunk_end(batch, sequence, start)  # who gave way may have left room
         if end == start:
             return False
         self._waiting.remove(seq_id, sequence.flow)
@@ -302,10 +299,17 @@ class Planner:
             batch.over_budget -= end - start
         self._charge({flow: (end - start) * PREFILL_COST})
 
-    def _chunk_end(self, start: int, num_tokens: int, budget: int) -> int:
-        """Return where a chunk from `start` ends: at a page boundary unless it is the last."""
-        end = min(num_tokens, start + min(budget, self._config.max_chunk))
-        return end if end == num_tokens else max(start, end - end % self._page_size)
+    def _chunk_end(self, batch: Batch, sequence: Sequence, start: int) -> int:
+        """Return where a chunk from `start` ends: at a page boundary unless it is the last.
+
+        Of who may compute less than a page it ends anywhere.
+        """
+        tenant, num_tokens = sequence.flow.tenant, len(sequence.tokens)
+        end = min(num_tokens, start + min(batch.room_for(tenant), self._config.max_chunk))
+        aligned = end - end % self._page_size
+        if end == num_tokens or (aligned <= start and tenant in batch.over):
+            return end
+        return max(start, aligned)
 
     def _is_full(self, running: Running, start: int) -> bool:
         """Whether a token at `start` needs a page more."""

@@ -23,7 +23,8 @@ from cluster.scheduler.kv_cache.events import CacheObserver
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
 from cluster.scheduler.kv_cache_manager import KVCacheManager
 from cluster.scheduler.lora_slot_policy import SlotPolicy
-from cluster.scheduler.lora_slots import SlotQueue, SlotTable
+from cluster.scheduler.lora_slot_queue import SlotQueue
+from cluster.scheduler.lora_slots import SlotTable
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
 from cluster.scheduler.planner import MAX_IN_FLIGHT, Planner
 from cluster.scheduler.request_queue import Fairness, RequestQueue
@@ -74,8 +75,9 @@ class Scheduler(EventHandlers):
         kv = KVCacheManager(self._cache, config.page_size, config.prefix_cache)
         self._slots = SlotTable(config.num_slots, config.adapter_memory, counters)
         self._running = RunningSet(kv, self._slots, self._waiting, counters)
-        self._slot_queue = SlotQueue(config, self._slots, self._waiting, counters)
-        shares = SlotShares(self._slots, self._waiting, self._fairness.tenants)
+        tenants = self._fairness.tenants
+        self._slot_queue = SlotQueue(config, self._slots, self._waiting, tenants, counters)
+        shares = SlotShares(self._slots, self._waiting, tenants)
         self._slot_policy = SlotPolicy(
             config, self._slots, self._slot_queue, self._waiting, self._running, shares
         )

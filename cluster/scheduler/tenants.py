@@ -26,6 +26,9 @@ class Tenants:
         self._live: dict[str, Live] = {}
         self._left: dict[str, tuple[int, int]] = {}  # step and weight, the oldest first
 
+    def __len__(self) -> int:
+        return len(self._live)
+
     def enter(self, tenant: str, weight: int) -> None:
         """Count in a sequence that arrives."""
         live = self._live.get(tenant)
@@ -44,6 +47,10 @@ class Tenants:
             self._left[tenant] = (self.step, live.weight)
             if len(self._left) > MAX_LATELY:
                 del self._left[next(iter(self._left))]
+
+    def weight(self, tenant: str) -> int:
+        """Return the weight of one that has sequences."""
+        return self._live[tenant].weight
 
     def weights(self) -> dict[str, int]:
         """Return the weights of those that have sequences."""

@@ -32,7 +32,8 @@ class SlotWaits:
         for gone in self._joined.keys() - self._queue.entries.keys():
             del self._joined[gone]
         if adapter in self._queue.entries and adapter not in self._joined:
-            self._joined[adapter] = len(self._queue.entries), {self._num_unpinned}
+            place = self._queue.entries[adapter].place
+            self._joined[adapter] = place, {self._num_unpinned}
 
     def pin(self, adapter: str, num_bytes: int) -> None:
         self._pin(adapter, num_bytes)

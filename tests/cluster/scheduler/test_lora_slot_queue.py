@@ -6,6 +6,7 @@ from itertools import count
 from cluster.request import BASE
 from cluster.scheduler.replay.state import decode_state, encode_state
 from cluster.scheduler.testing.fake_engine import FakeEngine
+from tests.cluster.scheduler.slot_waits import SlotWaits
 
 MakeEngine = Callable[..., FakeEngine]
 
@@ -93,3 +94,80 @@ def test_the_bound_counts_for_who_comes_back_to_the_line_as_it_is_then(
     engine.add(prompt(), 1, "B")
     finish(engine)
     assert engine.scheduler.stats().counters.late_slots == 0
+
+
+def order_of(engine: FakeEngine, asked: dict[int, str]) -> list[str]:
+    """Return the adapters in the order in which their sequences began."""
+    return [asked[start.seq_id] for plan in engine.plans for start in plan.starts]
+
+
+def asked_of(
+    engine: FakeEngine, tenant: str, adapters: list[str], *, weight: int = 1
+) -> dict[int, str]:
+    return {
+        engine.add(prompt(), 1, adapter, tenant=tenant, weight=weight): adapter
+        for adapter in adapters
+    }
+
+
+def test_of_two_tenants_each_has_the_next_slot_in_turn(make_engine: MakeEngine) -> None:
+    engine = make_engine(num_slots=1, fairness=True)
+    asked = asked_of(engine, "large", ["A", "B", "C", "D", "E"])
+    asked |= asked_of(engine, "small", ["S", "T"])
+    engine.run()
+    assert order_of(engine, asked) == ["A", "B", "S", "C", "T", "D", "E"]
+
+
+def test_turns_follow_the_weights(make_engine: MakeEngine) -> None:
+    engine = make_engine(num_slots=1, fairness=True)
+    asked = asked_of(engine, "heavy", list("ABCDEFGH"), weight=2)
+    asked |= asked_of(engine, "light", ["S", "T", "U"])
+    engine.run()
+    assert order_of(engine, asked) == list("ABSCDTEFUGH")
+
+
+def test_an_adapter_is_overtaken_by_fewer_than_were_before_it(make_engine: MakeEngine) -> None:
+    engine = make_engine(num_slots=1, fairness=True)
+    asked = asked_of(engine, "large", list("ABCD"))  # A has a slot at once; B is the first in line
+    for name in "STUV":
+        asked |= asked_of(engine, name, [name])
+    engine.run()
+    assert order_of(engine, asked) == list("ABSCTDUV")
+
+
+def test_without_fairness_who_came_first_has_the_next_slot(make_engine: MakeEngine) -> None:
+    engine = make_engine(num_slots=1, fairness=False)
+    asked = asked_of(engine, "large", ["A", "B", "C"]) | asked_of(engine, "small", ["S"])
+    engine.run()
+    assert order_of(engine, asked) == ["A", "B", "C", "S"]
+
+
+def test_an_adapter_that_several_tenants_ask_for_has_the_turn_of_the_soonest(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(num_slots=1, fairness=True)
+    asked = asked_of(engine, "large", ["A", "B", "C", "D"])
+    asked |= asked_of(engine, "small", ["D"])
+    engine.run()
+    assert [one for one in order_of(engine, asked) if one != "D"] == ["A", "B", "C"]
+    asked = asked_of(engine, "large", ["A", "B", "C"])
+    asked |= asked_of(engine, "small", ["C", "S", "T"])
+    del engine.plans[:]
+    engine.run()
+    assert order_of(engine, asked)[-1] == "T"
+
+
+def test_however_many_tenants_come_later_an_adapter_waits_no_longer_than_its_bound(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(num_slots=1, fairness=True, max_waiting=400)
+    waits = SlotWaits(engine.scheduler)
+    asked = asked_of(engine, "large", [f"L{n}" for n in range(6)])
+    for number in range(120):
+        asked |= asked_of(engine, f"tenant {number}", [f"T{number}"])
+        engine.step()
+    engine.run()
+    assert waits.num_waits >= 120
+    assert engine.scheduler.stats().counters.late_slots == 0
+    order = order_of(engine, asked)
+    assert order.index("L5") == 5 + 4  # others came before it, but no more than were there
