@@ -60,7 +60,10 @@ if TYPE_CHECKING:
 # What is longer is rendered and tokenized in a thread, away from the streams.
 INLINE_CHARACTERS = 4096
 INLINE_WEIGHT = 512  # of a conversation, with its tools and documents
-NUM_THREADS = 4  # that tokenize long texts: each leaves some memory of its longest behind
+# Threads that tokenize long texts. Each leaves some memory of its longest behind, and ranks want
+# the cores, too.
+NUM_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+NICENESS = 5  # of these threads alone, on Linux: they hold no lock, and the cores are the ranks'
 MEAN_WEIGHT = 0.1  # of the latest call in how long calls take
 T = TypeVar("T")
 
@@ -113,7 +116,9 @@ class Router:
             config.model_dir, config.template_timeout, config.retry_after
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="python")
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
+        self._threads = ThreadPoolExecutor(
+            NUM_THREADS, "tokenize", initializer=os.nice, initargs=(NICENESS,)
+        )
         self.bodies = BodyReader(config.body_memory, config.retry_after)
         self.tracer = _tracer(config, self.router_id)
         self.request_log: RequestLog | None = None

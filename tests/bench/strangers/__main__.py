@@ -8,6 +8,8 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,11 +21,13 @@ from deploy.demo.model import demo_model
 from tests.bench.adapters.server import BASE, BenchServer
 from tests.bench.strangers.adapters import make_broken
 from tests.bench.strangers.bodies import bodies
+from tests.bench.strangers.sender import READY
 from tests.bench.strangers.watching import Memory, Watch, told
 
 GAP_GOAL_MS = 200.0
 RATIO_GOAL = 1.3  # of the 99th percentile of gaps, over that alone
-MEMORY_GOAL_MB = 32.0  # that a part may hold more afterwards
+MEMORY_GOAL_MB = 32.0  # that a part may hold more after the last pass than after the one before it
+PASSES = 3  # what the first leaves behind is caches, stacks of threads, processes kept for the next
 MEBIBYTE = 2**20
 STREAM_TOKENS = 2000
 SETTLE_SECONDS = 5.0
@@ -39,29 +43,44 @@ class Bench:
         self.watch = Watch(server.url, BASE, num_streams, STREAM_TOKENS)
         self.results: dict[str, Any] = {}
 
-    async def send(self, calls: list[tuple[str, Path]]) -> dict[str, Any]:
-        """Send calls at once from a process of its own; return what it says of the answers."""
+    @asynccontextmanager
+    async def sender(
+        self, calls: list[tuple[str, Path]]
+    ) -> AsyncGenerator[asyncio.subprocess.Process]:
+        """Start a process that sends calls at once when it is told to."""
         listed = self._folder / "calls"
         listed.write_text("".join(json.dumps([path, str(file)]) + "\n" for path, file in calls))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.bench.strangers.sender", self._server.url, str(listed)),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        output, _ = await process.communicate()
-        said: dict[str, Any] = json.loads(output)
-        return said
+        assert process.stdout is not None
+        ready = (await process.stdout.readline()).decode().strip()
+        assert ready == READY, ready
+        yield process
+        assert await process.wait() == 0
+
+    async def send(self, calls: list[tuple[str, Path]]) -> dict[str, Any]:
+        """Send calls at once; return what is said of the answers."""
+        async with self.sender(calls) as process:
+            return await _told_by(process)
 
     async def phase(self, name: str, calls: list[tuple[str, Path]], alone: list[float]) -> None:
         """Send calls beside the streams and note what came of it."""
-        self.watch.forget()
         answers: dict[str, Any] = {}
+        async with self.sender(calls) as process:
+            await asyncio.sleep(1.0)  # its start is over
+            self.watch.forget()
 
-        async def work() -> None:
-            answers.update(await self.send(calls))
+            async def work() -> None:
+                answers.update(await _told_by(process))
 
-        gaps = await self.watch.during(work())
+            gaps = await self.watch.during(work())
         median, high, longest = told(gaps)
-        self.results[name] = {"p50": median, "p99": high, "longest": longest, **answers}
+        told_before = self.results.get(name)
+        if told_before is None or told_before["longest"] < longest:  # the worst pass counts
+            self.results[name] = {"p50": median, "p99": high, "longest": longest, **answers}
         ratio = high / told(alone)[1]
         common = max(answers["answers"], key=lambda answer: answers["answers"][answer])
         print(
@@ -89,6 +108,12 @@ class Bench:
         return calls
 
 
+async def _told_by(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    output, _ = await process.communicate(b"now\n")
+    said: dict[str, Any] = json.loads(output)
+    return said
+
+
 async def measure(server: BenchServer, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Return all that was measured."""
     bench = Bench(server, folder, options["streams"])
@@ -109,16 +134,19 @@ async def measure(server: BenchServer, folder: Path, options: dict[str, Any]) ->
         median, high, longest = told(alone)
         bench.results["alone"] = {"p50": median, "p99": high, "longest": longest}
         print(f"{'alone':36} longest {longest:6.0f} ms  p99 {high:6.0f} ms  p50 {median:.0f} ms")
-        for kind in kinds:
-            calls = bench.body_calls(kind, *made[kind], options["at_once"])
-            await bench.phase(kind, calls, alone)
-        if loads:
-            await bench.phase(f"{len(loads)} loads", loads, alone)
-        assert not streams.done(), "the streams go on"
-        await asyncio.sleep(SETTLE_SECONDS)
+        held = [before]
+        for _ in range(PASSES):
+            for kind in kinds:
+                calls = bench.body_calls(kind, *made[kind], options["at_once"])
+                await bench.phase(kind, calls, alone)
+            if loads:
+                await bench.phase(f"{len(loads)} loads", loads, alone)
+            assert not streams.done(), "the streams go on"
+            await asyncio.sleep(SETTLE_SECONDS)
+            held.append(bench.memory.now())
         bench.results["memory"] = {
-            part: {"before": held, "most": bench.memory.most[part], "after": after}
-            for (part, held), after in zip(before.items(), bench.memory.now().values(), strict=True)
+            part: {"held": [one[part] for one in held], "most": bench.memory.most[part]}
+            for part in before
         }
     finally:
         for task in (streams, looking):
@@ -146,11 +174,13 @@ def report(results: dict[str, Any]) -> None:
                 f"{f'{name} of gaps beside loads, over alone':44}{RATIO_GOAL:10.1f}"
                 f"{one[name] / alone[name]:12.2f}  ({one[name]:.0f} ms)"
             )
-    for part, held in memory.items():
-        before, most, after = (held[name] / MEBIBYTE for name in ("before", "most", "after"))
+    for part, told_of in memory.items():
+        before, *after = (one / MEBIBYTE for one in told_of["held"])
+        passes = ", ".join(f"{one:.0f}" for one in after)
         print(
-            f"{f'memory of {part} afterwards, MB more':44}{MEMORY_GOAL_MB:10.0f}"
-            f"{after - before:12.0f}  ({before:.0f} before, {most:.0f} at most, {after:.0f} after)"
+            f"{f'memory of {part}, MB more after each pass':44}{MEMORY_GOAL_MB:10.0f}"
+            f"{after[-1] - after[-2]:12.0f}  ({before:.0f} before, {passes} after the passes, "
+            f"{told_of['most'] / MEBIBYTE:.0f} at most)"
         )
 
 

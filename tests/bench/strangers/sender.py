@@ -1,11 +1,14 @@
 """`python -m tests.bench.strangers.sender URL FILE`: sends what a file lists, all at once.
 
-A process of its own: to send megabytes must not delay who watches the streams. Each line of the
-file is the JSON of a path and of the file of a body; each line said of one is JSON as well.
+A process of its own: to send megabytes must not delay who watches the streams. Nor should it take
+the cores of the ranks, as strangers are on other machines: it has read everything before it says so
+and waits for a line of its input, and it is niced. Each line of the file is the JSON of a path and
+of the file of a body.
 """
 
 import http.client
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -14,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 PATIENCE = 300.0  # seconds
+READY = "ready"
 
 
 def send(host: str, path: str, body: bytes) -> tuple[str, float]:
@@ -34,10 +38,13 @@ def send(host: str, path: str, body: bytes) -> tuple[str, float]:
 
 
 def main(url: str, listed: Path) -> None:
-    """Send all, and tell how often each answer came and how long the slowest took."""
+    """Send all when told to, and tell how often each answer came and how long the slowest took."""
+    os.nice(19)
     host = urlsplit(url).netloc
     calls = [json.loads(line) for line in listed.read_text().splitlines()]
     contents = {file: Path(file).read_bytes() for _, file in calls}
+    print(READY, flush=True)
+    sys.stdin.readline()
     with ThreadPoolExecutor(len(calls)) as threads:
         answers = list(threads.map(lambda call: send(host, call[0], contents[call[1]]), calls))
     counts = Counter(answer for answer, _ in answers)
