@@ -234,6 +234,12 @@ class Router:
             encode = self.tokenizer.encode_aside
             return await _run_in(self._threads, encode, text, add_special_tokens, pair)
 
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Return the text of tokens, however many they are; see Tokenizer.decode."""
+        return await _run_in(
+            self._threads, self.tokenizer.decode_aside, token_ids, skip_special_tokens
+        )
+
     async def render(
         self,
         messages: list[dict[str, Any]],

@@ -264,6 +264,10 @@ class Tokenizer:
         """Return a token as the vocabulary spells it; nothing for an id that no token has."""
         return self._backend.id_to_token(token_id) or ""
 
+    def raw_tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """Return what `raw_token` does of each."""
+        return [self.raw_token(token_id) for token_id in token_ids]
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return one token's bytes, also where they are part of a character."""
         text = self.token_text(token_id)

@@ -1,6 +1,5 @@
 """POST /tokenize, /detokenize, GET /tokenizer_info: the tokenizer as the completions use it."""
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -103,11 +102,9 @@ def tokenize_routes(router: Router, keys: Authenticator) -> APIRouter:
         body.refuse_extras(extras=extra_parameters_of(http))
         await _check_model(router, body.model, principal)
         token_ids = await _tokens(router, body)
-        texts = (
-            [router.tokenizer.raw_token(token_id) for token_id in token_ids]
-            if body.return_token_strs
-            else None
-        )
+        texts = None
+        if body.return_token_strs:
+            texts = await router.apart(token_ids, router.tokenizer.raw_tokens, token_ids)
         reply = Tokens(len(token_ids), router.config.context_length, token_ids, texts)
         return json_response(reply)
 
@@ -121,7 +118,7 @@ def tokenize_routes(router: Router, keys: Authenticator) -> APIRouter:
         await _check_model(router, body.model, principal)
         await router.apart(body.tokens, check_token_ids, body.tokens, router.config, "tokens")
         skips = bool(body.skip_special_tokens)
-        text = await asyncio.to_thread(router.tokenizer.decode_aside, body.tokens, skips)
+        text = await router.decode(body.tokens, skips)
         return json_response(Text(text))
 
     @routes.get("/tokenizer_info", openapi_extra=declared(INFO))

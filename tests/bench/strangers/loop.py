@@ -80,11 +80,14 @@ class Probe:
 async def _send(url: str, listed: Path, probe: Probe) -> dict[str, Any]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.bench.strangers.sender", url, str(listed)),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
+    assert process.stdout is not None
+    await process.stdout.readline()  # it is ready
     await asyncio.sleep(2 * WAKE_SECONDS)
     probe.longest()  # to start a process takes a while itself
-    output, _ = await process.communicate()
+    output, _ = await process.communicate(b"now\n")
     said: dict[str, Any] = json.loads(output)
     return said
 
