@@ -313,7 +313,7 @@ class Traffic(RuleBasedStateMachine):
         digests = set(DIGESTS.values())
         known = {digest for digest in digests if life_world.is_known(self.catalog, digest)}
         assert known == self.expected.known, "content is known that no name points at, or not"
-        life_world.check_memory(self.catalog)
+        self.run(life_world.check_memory(self.catalog))
 
     async def _end_calls(self) -> None:
         await asyncio.gather(*(task for _, task in self.calls))

@@ -24,7 +24,7 @@ from cluster.scheduler.kv_cache.radix_tree import Namespace
 from cluster.scheduler.scheduler import Scheduler
 from tests.cluster.adapters.tiny import LIMITS, MODEL
 from tests.cluster.engine.life_ranks import PAGE_SIZE, TP, Handle, Launcher, turns
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, SOON
 
 MAX_WAITING = 8  # sequences
 READ_THREADS = 2
@@ -215,17 +215,29 @@ def count_alive(kind: type) -> int:
     return sum(isinstance(one, kind) for one in gc.get_objects())
 
 
-def check_memory(catalog: AdapterCatalog) -> None:
-    """Assert that nothing but the host tier keeps shards, and nobody keeps adapters."""
-    gc.collect()
+async def check_memory(catalog: AdapterCatalog) -> None:
+    """Assert that nothing but the host tier keeps shards, and nobody keeps adapters.
+
+    A thread lets go of what it has returned a moment later, which is long on a busy machine.
+    """
     in_memory = {
         version.digest
         for record in catalog.records()
         for version in record.versions
         if version.tier == "host"
     }
-    assert count_alive(Handle) == TP * len(in_memory), "somebody keeps shards"
-    assert count_alive(Adapter) == 0, "somebody keeps an adapter"
+    try:
+        async with asyncio.timeout(SOON):
+            while _num_kept() != (TP * len(in_memory), 0):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        assert _num_kept() == (TP * len(in_memory), 0), "somebody keeps shards, or an adapter"
+
+
+def _num_kept() -> tuple[int, int]:
+    """Return how many shards and adapters are alive."""
+    gc.collect()
+    return count_alive(Handle), count_alive(Adapter)
 
 
 def reads(actor: AdapterPoolActor) -> int:
