@@ -6,9 +6,11 @@ from random import Random
 import httpx
 import pytest
 
+from cluster.router.tokenizer import Tokenizer
+from deploy.demo.model import demo_model
 from tests.bench.probing.calls import Call, Probe, probes
 from tests.bench.probing.leaks import Found, Spy
-from tests.bench.probing.scene import VICTIM, Victim
+from tests.bench.probing.scene import VICTIM, Victim, nobodys_prompt, prompt
 from tests.bench.probing.timing import classify, collect
 
 
@@ -86,3 +88,12 @@ def test_times_that_differ_are_told_apart_and_times_that_do_not_are_not() -> Non
     assert near.tells_nothing and 0.4 < near.accuracy < 0.6
     assert not far.tells_nothing and far.accuracy > 0.9
     assert near.interval[0] < near.accuracy < near.interval[1]
+
+
+@pytest.mark.model
+def test_prompts_that_are_compared_have_as_many_tokens() -> None:
+    tokenizer = Tokenizer.load(demo_model())
+    for number in range(100, 130):
+        known, unknown = prompt(number), nobodys_prompt(number)
+        assert known != unknown
+        assert len(tokenizer.encode(known, False)) == len(tokenizer.encode(unknown, False))

@@ -45,9 +45,12 @@ def write_keys(path: Path, root: Path) -> None:
 
 
 def prompt(number: int, length: int = 40) -> str:
-    """Return one of the victim's prompts, of some pages: equal numbers give equal texts."""
-    word = WORDS[number % len(WORDS)]
-    return " ".join(f"{word} clause {number}.{line} of the deed" for line in range(length))
+    """Return one of the victim's prompts, of some pages: equal numbers give equal texts.
+
+    Prompts of numbers that are whole thousands apart have as many tokens: digits are such.
+    """
+    word = WORDS[number % 1000 % len(WORDS)]
+    return " ".join(f"{word} clause {number:05}.{line} of the deed" for line in range(length))
 
 
 def nobodys_prompt(number: int, length: int = 40) -> str:
