@@ -77,12 +77,7 @@ def parse_hosts(value: object) -> object:
     Raises:
         ValueError: if one has a port, a path or an odd letter.
     """
-    if not isinstance(value, list | tuple):
-        return value
-    for one in value:
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", str(one)):
-            raise ValueError(f"{shown(one)} is no name of a host; write for example llm.example")
-    return tuple(str(one).lower() for one in value)
+    return _spelled(value, r"[A-Za-z0-9._-]{1,253}", "name of a host", "llm.example")
 
 
 def parse_origins(value: object) -> object:
@@ -91,11 +86,17 @@ def parse_origins(value: object) -> object:
     Raises:
         ValueError: if one is none.
     """
+    origin = r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+"
+    return _spelled(value, origin, "origin", "https://ui.example")
+
+
+def _spelled(value: object, pattern: str, what: str, example: str) -> object:
+    """Return the texts of a list in small letters, each of which must match a pattern."""
     if not isinstance(value, list | tuple):
         return value
     for one in value:
-        if not re.fullmatch(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+", str(one)):
-            raise ValueError(f"{shown(one)} is no origin; write for example https://ui.example")
+        if not re.fullmatch(pattern, str(one)):
+            raise ValueError(f"{shown(one)} is no {what}; write for example {example}")
     return tuple(str(one).lower() for one in value)
 
 
