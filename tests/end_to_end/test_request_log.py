@@ -102,13 +102,17 @@ def cut(server: Server, body: dict[str, Any]) -> None:
 
 
 def break_off(server: Server) -> None:
-    """Send what is no HTTP, and half of a body."""
+    """Send what is no HTTP, and halves of bodies.
+
+    HAProxy waits for short bodies: no router hears of the first half; one does of the second.
+    """
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode()
     for sent in (
         b"HEADERMARK\r\n\r\n",
         b"POST /v1/PROMPTMARK HTTP/1.1\r\nHost: HEADERMARK\x00\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode()
-        + b"\r\nContent-Length: 99\r\n\r\n{PROMPTMARK",
-    ):  # fmt: skip
+        post + b"\r\nContent-Length: 99\r\n\r\n{PROMPTMARK",
+        post + b"\r\nContent-Length: 999999\r\n\r\n{" + b"PROMPTMARK" * 20_000,
+    ):
         with socket.create_connection(("127.0.0.1", server.port)) as raw:
             raw.sendall(sent)
 

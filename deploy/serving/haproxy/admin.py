@@ -2,6 +2,7 @@
 
 import csv
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 _TIMEOUT = 2.0  # seconds
@@ -29,10 +30,19 @@ def num_in_flight(directory: Path) -> int:
     """
     return sum(
         int(row["scur"])
-        for admin in _sockets(directory)
-        for row in csv.DictReader(_ask(admin, "show stat").removeprefix("# ").splitlines())
+        for row in statistics(directory)
         if row["svname"] == "BACKEND" and row["pxname"] not in _NO_APPLICATION
     )
+
+
+def statistics(directory: Path) -> Iterator[dict[str, str]]:
+    """Yield what each HAProxy of a server counts, by proxy (`pxname`) and server (`svname`).
+
+    Raises:
+        OSError: if HAProxy does not answer.
+    """
+    for admin in _sockets(directory):
+        yield from csv.DictReader(_ask(admin, "show stat").removeprefix("# ").splitlines())
 
 
 def _sockets(directory: Path) -> list[Path]:

@@ -13,21 +13,32 @@ from deploy.serving.haproxy.front_door import FrontDoor
 FRONT = "frontend http_frontend"  # Serve's name of where clients come in
 # A call is made again, at another router, where the first one ended before a byte of its answer:
 # the schedulers have heard that it ended, and what it would have computed comes again. Calls that
-# change something are not. What is larger than a buffer cannot be.
+# change something are not. What is larger than a buffer cannot be, nor what is passed on before all
+# of it has come, as clients send heads and bodies apart: HAProxy waits for the body.
 NOT_REPEATED = (
     "http-request disable-l7-retry unless METH_GET or "
     "{ path_end /completions /tokenize /detokenize }"
 )
 # Routers see HAProxy's address; the audit log is to tell the client's.
 FORWARDED = "option forwardfor"
+# What HAProxy says itself has the shape of OpenAI's errors and of Anthropic's, whose clients want a
+# `type` besides.
+#
 # A router gives a body up with 408. HAProxy would pass that on, and wait for the body as for any;
 # what it says itself ends the connection.
 KEPT_ID = "http-response set-var(txn.request_id) res.hdr(x-request-id) if { status 408 }"
+_LATE_BODY = (
+    """'{"type": "error", "error": {"message": "the body has not come in time", """
+    """"type": "timeout_error", "param": null, "code": 408}}'"""
+)
 LATE = (
     "http-response return status 408 content-type application/json "
-    "hdr x-request-id %[var(txn.request_id)] string "
-    """'{"error": {"message": "the body has not come in time", "type": "timeout_error", """
-    """"param": null, "code": 408}}' if { status 408 }"""
+    f"hdr x-request-id %[var(txn.request_id)] string {_LATE_BODY} if {{ status 408 }}"
+)
+# A body that no router has heard of.
+LATE_AT_HAPROXY = (
+    "http-error status 408 content-type application/json "
+    f"hdr x-request-id %[uuid] string {_LATE_BODY}"
 )
 # With it, HAProxy does not see that a client leaves if head and body of its request came apart.
 _SPLICED = "option splice-request"
@@ -35,8 +46,8 @@ _INDENT = "    "
 _TRACKED = 100_000  # addresses at most whose connections are counted, in some 10 MB
 # Between such quotes everything stands for itself.
 TOO_MANY = (
-    """'{"error": {"message": "over %d connections from this address: close some, or ask whoever """
-    """runs the server for max_connections_per_address or trusted_proxy", """
+    """'{"type": "error", "error": {"message": "over %d connections from this address: close """
+    """some, or ask whoever runs the server for max_connections_per_address or trusted_proxy", """
     """"type": "rate_limit_error", "param": null, "code": 429}}'"""
 )
 
@@ -81,10 +92,11 @@ def _changed(line: str, section: str, door: FrontDoor, limits: Limits) -> Iterat
     words = line.split()
     if line == FRONT:
         yield line
-        for rule in (NOT_REPEATED, FORWARDED, KEPT_ID, LATE):
+        for rule in (NOT_REPEATED, FORWARDED, KEPT_ID, LATE, LATE_AT_HAPROXY):
             yield _INDENT + rule
         for rule in _address_rules(door, limits.per_address):
             yield _INDENT + rule
+        yield f"{_INDENT}http-request wait-for-body time {door.short_body_timeout}s if METH_POST"
     elif words[:1] == ["bind"]:
         host = door.host if section == FRONT else "127.0.0.1"
         more = _tls(limits.certificate) if section == FRONT else []

@@ -145,6 +145,10 @@ def _haproxy_settings(directory: Path, script: Path, ports: Sequence[int]) -> di
         # Seconds between two looks whether a manager of HAProxy lives; three make a new one.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",  # on a busy machine a start takes long
+        # Seconds until a caller inside of Serve that hears nothing from a replica says so on the
+        # terminal and asks again, and the most of them: a busy machine takes longer than 0.1 s.
+        "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "2",
+        "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "8",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # the cores are the ranks'
         # Seconds between two looks of Serve's controller at everything: ten a second take 3% of a
         # core from the ranks, and from what starts.

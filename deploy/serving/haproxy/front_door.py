@@ -4,6 +4,7 @@ Serve's manager of HAProxy is an actor that nobody hands a configuration: it fin
 environment, as it finds Serve's own settings.
 """
 
+import math
 import os
 from collections.abc import Mapping
 
@@ -13,6 +14,7 @@ from deploy.config import ServeConfig
 from deploy.config_values import networks_of
 
 NAME = "TOPWORK_FRONT_DOOR"
+_SLOWEST = 16  # seconds that HAProxy's buffer of 64 KiB may take, at the 4 KiB/s asked of clients
 KEYS = ("tls_cert", "tls_key", "max_connections_per_address", "trusted_proxy")  # of ServeConfig
 
 
@@ -26,6 +28,7 @@ class FrontDoor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_connections_per_address: int | None = None
     trusted_proxy: tuple[str, ...] = ()  # addresses and networks that this does not hold for
     head_timeout: int = 20  # until the head of a request has come
+    short_body_timeout: int = 30  # until a body has come, or as much of it as a buffer holds
     idle_timeout: int = 120  # until a client goes on with a body, or takes more of an answer
 
     @classmethod
@@ -38,6 +41,7 @@ class FrontDoor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             tls_key=None if key is None else str(key.absolute()),
             max_connections_per_address=config.max_connections_per_address,
             trusted_proxy=config.trusted_proxy,
+            short_body_timeout=max(_SLOWEST, math.ceil(config.body_timeout)),
         )
 
     def environment(self) -> dict[str, str]:

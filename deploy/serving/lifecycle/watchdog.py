@@ -14,8 +14,8 @@ import subprocess
 import sys
 from contextlib import suppress
 
-BEATS = 8  # in the time after which a process is taken for hung
-LAST_CHANCE = 1.0  # seconds: the whole machine may have stood still, the watchdog with it
+BEATS = 12  # in the time after which a process is taken for hung
+LAST_CHANCE = 0.25  # of that time: the whole machine may have stood still, the watchdog with it
 
 
 class Watchdog:
@@ -51,12 +51,12 @@ class Watchdog:
 
 
 def watch(pid: int, seconds: float, beats: int) -> bool:
-    """Wait until beats stay away; False if they end instead, with the process."""
+    """Wait until beats stay away so long; False if they end instead, with the process."""
+    last = seconds * LAST_CHANCE
     while True:
-        if not (_comes(beats, seconds) or _comes(beats, LAST_CHANCE)):
+        if not (_comes(beats, seconds - last) or _comes(beats, last)):
             print(
-                f"topwork: process {pid} has stood still for {seconds + LAST_CHANCE:g} s and is "
-                "killed",
+                f"topwork: process {pid} has stood still for {seconds:g} s and is killed",
                 file=sys.stderr,
                 flush=True,
             )

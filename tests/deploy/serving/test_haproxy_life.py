@@ -25,6 +25,7 @@ SILENCE = 7.5  # seconds that a router says nothing: longer than any limit on cl
 BODY = b'{"prompt": "x"}'
 HEAD = b"POST /long HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+LONG = b"{" * 200_000  # more than a buffer holds
 LAST = b"1\r\nb\r\n0\r\n\r\n"
 PARTS = b"1\r\na\r\n" + LAST
 
@@ -79,6 +80,20 @@ def read_all(client: socket.socket) -> bytes:
     return received
 
 
+def is_told_to_be_late(received: bytes) -> bool:
+    """Tell whether an answer says with 408 that a body has not come in time, in both shapes."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    told, message = json.loads(body), "the body has not come in time"
+    assert (told["type"], told["error"]["type"]) == ("error", "timeout_error")
+    return head.startswith(b"HTTP/1.1 408 ") and told["error"]["message"] == message
+
+
+def request_id_of(received: bytes) -> bytes:
+    """Return what an answer calls its request."""
+    lines = received.partition(b"\r\n\r\n")[0].splitlines()
+    return next(line[14:] for line in lines if line.lower().startswith(b"x-request-id: "))
+
+
 def ended_after(client: socket.socket) -> float:
     """Return the seconds until HAProxy closes a connection."""
     began = time.monotonic()
@@ -117,10 +132,27 @@ def test_whoever_sends_no_request_or_half_of_a_head_is_sent_away(front: Front) -
         assert ended_after(idle) < DOOR.idle_timeout - 0.5
 
 
-def test_whoever_sends_half_of_a_body_is_sent_away(front: Front) -> None:
+def test_whoever_sends_half_of_a_short_body_is_told_so_and_no_router_hears_of_it(
+    front: Front,
+) -> None:
+    ids = set()
+    for _ in range(2):
+        with front.connect() as half:
+            began = time.monotonic()
+            half.sendall(HEAD + BODY[:5])
+            received = read_all(half)
+            seconds = time.monotonic() - began
+        assert is_told_to_be_late(received)
+        ids.add(request_id_of(received))
+    assert len(ids) == 2
+    assert DOOR.short_body_timeout - 0.5 < seconds < DOOR.short_body_timeout + SOON
+    assert came.empty()
+
+
+def test_whoever_sends_half_of_a_long_body_is_sent_away(front: Front) -> None:
     with front.connect() as half:
-        half.sendall(HEAD + BODY[:5])
-        assert DOOR.head_timeout + 0.5 < ended_after(half) < DOOR.idle_timeout + SOON
+        half.sendall(b"POST /long HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n" + LONG)
+        assert DOOR.idle_timeout - 0.5 < ended_after(half) < DOOR.idle_timeout + SOON
     came.get(timeout=SOON)
     left.get(timeout=SOON)
 
@@ -128,11 +160,12 @@ def test_whoever_sends_half_of_a_body_is_sent_away(front: Front) -> None:
 def test_whoever_is_told_that_its_body_is_late_is_sent_away_at_once(front: Front) -> None:
     with front.connect() as half:
         began = time.monotonic()
-        half.sendall(b"POST /gives/up HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-        head, _, body = read_all(half).partition(b"\r\n\r\n")
+        half.sendall(b"POST /gives/up HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n")
+        half.sendall(LONG)
+        received = read_all(half)
         assert time.monotonic() - began < DOOR.idle_timeout - 0.5
-    assert head.startswith(b"HTTP/1.1 408 ") and b"x-request-id: job-7" in head.splitlines()
-    assert json.loads(body)["error"]["message"] == "the body has not come in time"
+    assert is_told_to_be_late(received)
+    assert request_id_of(received) == b"job-7"
 
 
 def test_an_answer_may_be_silent_for_longer_than_a_client_may(front: Front) -> None:
@@ -147,18 +180,24 @@ def test_an_answer_may_be_silent_for_longer_than_a_client_may(front: Front) -> N
         assert read_all(slow).endswith(PARTS)
 
 
-def posted(front: Front, path: str, body: bytes) -> bytes:
-    """Return the first line of what is said to a POST."""
+def posted(front: Front, path: str, body: bytes, pause: float = 0.0) -> bytes:
+    """Return the first line of what is said to a POST, whose body comes later than its head."""
     with front.connect() as client:
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        client.sendall(head.encode() + body)
+        client.sendall(head.encode() + (b"" if pause else body))
+        if pause:
+            time.sleep(pause)
+            client.sendall(body)
         return client.recv(65536).partition(b"\r\n")[0]
 
 
-def test_a_call_whose_router_dies_before_it_answers_is_made_again(front: Front) -> None:
-    body = b"x" * 40_000
-    assert posted(front, "/dies/completions", body).endswith(b"200 OK")
-    assert calls.count(b"/dies/completions") == 2
+@pytest.mark.parametrize("pause", [0.0, 0.3], ids=["at-once", "head-first"])
+def test_a_call_whose_router_dies_before_it_answers_is_made_again(
+    front: Front, pause: float
+) -> None:
+    body, path = b"x" * 40_000, f"/dies/{pause}/completions"
+    assert posted(front, path, body, pause).endswith(b"200 OK")
+    assert calls.count(path.encode()) == 2
 
 
 def test_a_call_that_changes_something_is_never_made_again(front: Front) -> None:

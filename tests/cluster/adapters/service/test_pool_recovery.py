@@ -190,8 +190,9 @@ async def test_what_only_running_requests_use_can_be_had_until_they_end(
     await actor.shards(second)
     replica.release(second)
     await eventually(lambda: not actor._catalog.retired())
-    actor = await restart(replica)
-    assert actor._catalog.retired() == {}
+    actor = await restart(replica, silence=0.05)
+    # It may have ended before it wrote that the last one is not needed: then it finds that again.
+    await eventually(lambda: not actor._catalog.retired())
     with pytest.raises(NotFound):
         await actor.shards(second)
 
