@@ -6,7 +6,8 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -14,9 +15,16 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from tests.chaos.blows import BLOWS
+from tests.chaos.blows import (
+    AT_FRONT_DOOR,
+    BLOWS,
+    haproxy_directory,
+    num_routers_in_use,
+    routers,
+)
 from tests.chaos.churn import Churn
 from tests.chaos.footprint import Footprint
+from tests.chaos.new_calls import NewCalls
 from tests.chaos.traffic import Answer, Ask, answer_of, make_asks
 from tests.end_to_end.asking import wait_for
 from tests.end_to_end.processes import runs
@@ -26,15 +34,20 @@ MAY_GROW = 0.15  # share of processes, memory, files and objects, after the firs
 READ_TIMEOUT = 180.0  # seconds without a chunk, far beyond any pause
 
 
+@dataclass
+class Outcome:
+    """What came of one blow."""
+
+    answers: list[Answer]
+    noticed: float  # seconds until all that was struck had ended
+    new_calls: list[float]  # seconds that each one took
+
+
 def run_all(
     server: Server, asks: list[Ask], strike: float | None, blow: str, random: Random
-) -> tuple[list[Answer], float]:
-    """Make all calls at once and strike after some seconds.
-
-    Returns:
-        The answers, and the seconds until all that was struck had ended.
-    """
-    noticed = 0.0
+) -> Outcome:
+    """Make all calls at once and strike after some seconds; if at the front door, call anew."""
+    noticed, new_calls = 0.0, NewCalls(server.url)
     with (
         httpx.Client(base_url=server.url, timeout=READ_TIMEOUT) as client,
         ThreadPoolExecutor(len(asks)) as threads,
@@ -43,10 +56,11 @@ def run_all(
         if strike is not None:
             time.sleep(strike)
             began = time.monotonic()
-            struck = BLOWS[blow](server, random)
-            wait_for(lambda: not any(runs(pid) for pid in struck))
-            noticed = time.monotonic() - began
-        return [one.result() for one in running], noticed
+            with new_calls if blow in AT_FRONT_DOOR else nullcontext():
+                struck = BLOWS[blow](server, random)
+                wait_for(lambda: not any(runs(pid) for pid in struck))
+                noticed = time.monotonic() - began
+        return Outcome([one.result() for one in running], noticed, new_calls.seconds)
 
 
 def differences(asks: list[Ask], answers: list[Answer], undisturbed: list[Answer]) -> list[str]:
@@ -59,11 +73,11 @@ def differences(asks: list[Ask], answers: list[Answer], undisturbed: list[Answer
     return found
 
 
-def is_healthy(server: Server) -> bool:
-    """Tell whether the server says so, whoever has to pass it on."""
+def is_whole(server: Server, haproxy: Path, num_routers: int) -> bool:
+    """Tell whether it says that it is healthy and has all routers, whoever has to pass it on."""
     try:
-        return server.is_healthy()
-    except httpx.HTTPError:
+        return server.is_healthy() and num_routers_in_use(haproxy) == num_routers
+    except (httpx.HTTPError, OSError):
         return False
 
 
@@ -81,13 +95,17 @@ class Tally:
         self.footprints: list[Footprint] = []  # after each turn of all blows
         self._pauses: dict[str, list[float]] = {}  # seconds, the longest gap of each stream
         self._noticed: dict[str, list[float]] = {}  # seconds
+        self._new_calls: dict[str, list[float]] = {}  # seconds
 
-    def add(self, blow: str, answers: list[Answer], noticed: float, num_wrong: int) -> None:
+    def add(self, blow: str, outcome: Outcome, num_wrong: int) -> None:
         """Take in one blow."""
-        self.num_streams += len(answers)
+        self.num_streams += len(outcome.answers)
         self.num_wrong += num_wrong
-        self._pauses.setdefault(blow, []).extend(answer.longest_gap for answer in answers)
-        self._noticed.setdefault(blow, []).append(noticed)
+        pauses = (answer.longest_gap for answer in outcome.answers)
+        self._pauses.setdefault(blow, []).extend(pauses)
+        self._noticed.setdefault(blow, []).append(outcome.noticed)
+        if outcome.new_calls:
+            self._new_calls.setdefault(blow, []).extend(outcome.new_calls)
 
     def summary(self) -> dict[str, Any]:
         """Return all of it by blow, and the footprint after the first turn and the last."""
@@ -101,6 +119,10 @@ class Tally:
                     "ended": round(max(self._noticed[name]), 2),
                 }
                 for name, values in self._pauses.items()
+            },
+            "new_calls": {
+                name: {"calls": len(values), "slowest": round(max(values), 2)}
+                for name, values in self._new_calls.items()
             },
             "footprints": [asdict(one) for one in self.footprints[:1] + self.footprints[-1:]],
         }
@@ -120,23 +142,25 @@ def main(
     random, path = Random(seed), log or Path(tempfile.mkdtemp()) / "server.log"
     began = time.monotonic()
     server = Server(path, "--tp", str(tp), *flags.split())
-    server.wait_until_ready()
-    start_seconds = time.monotonic() - began
-    print(f"ready after {start_seconds:.1f} s; its output is in {path}", flush=True)
-    asks = make_asks(MODELS[:5], streams, seed)
-    undisturbed, _ = run_all(server, asks, None, "none", random)
-    again, _ = run_all(server, asks, None, "none", random)
-    wrong = differences(asks, again, undisturbed)
-    assert not wrong, f"it differs without any blow: {wrong}"
-    normal = max(answer.longest_gap for answer in again)
-    told = {
-        "start_seconds": round(start_seconds, 1),
-        "gap_undisturbed": round(normal, 2),
-    }
-    name, directory = list(adapter_dirs().items())[-1]
-    with Churn(server.url, name, directory) as churn:
-        tally = strike_all(server, asks, undisturbed, blows.split(","), rounds, minutes, random)
-    server.stop()
+    try:
+        server.wait_until_ready()
+        start_seconds = time.monotonic() - began
+        print(f"ready after {start_seconds:.1f} s; its output is in {path}", flush=True)
+        asks = make_asks(MODELS[:5], streams, seed)
+        undisturbed = run_all(server, asks, None, "none", random).answers
+        again = run_all(server, asks, None, "none", random).answers
+        wrong = differences(asks, again, undisturbed)
+        assert not wrong, f"it differs without any blow: {wrong}"
+        normal = max(answer.longest_gap for answer in again)
+        told = {
+            "start_seconds": round(start_seconds, 1),
+            "gap_undisturbed": round(normal, 2),
+        }
+        name, directory = list(adapter_dirs().items())[-1]
+        with Churn(server.url, name, directory) as churn:
+            tally = strike_all(server, asks, undisturbed, blows.split(","), rounds, minutes, random)
+    finally:
+        server.stop()
     print(json.dumps(told | tally.summary() | {"loads": churn.num_loads}))
     grown = tally.footprints[-1].grown(tally.footprints[0], MAY_GROW)
     for failure in (*churn.failures[:9], *grown):
@@ -154,22 +178,25 @@ def strike_all(
     random: Random,
 ) -> Tally:
     """Strike in turn, by rounds or for so many minutes, and compare all answers."""
-    tally = Tally()
+    tally, haproxy, num_routers = Tally(), haproxy_directory(server), len(routers(server))
     deadline = time.monotonic() + 60 * minutes
     number = 0
     while number < rounds * len(names) if not minutes else time.monotonic() < deadline:
         name = names[number % len(names)]
         number += 1
-        answers, noticed = run_all(server, asks, random.uniform(0.3, 2.0), name, random)
+        outcome = run_all(server, asks, random.uniform(0.3, 2.0), name, random)
+        answers = outcome.answers
         wrong = differences(asks, answers, undisturbed)
-        tally.add(name, answers, noticed, len(wrong))
+        tally.add(name, outcome, len(wrong))
         longest = max(answer.longest_gap for answer in answers)
         broken = sum(answer.num_breaks > 0 for answer in answers)
         line = f"{len(wrong)} wrong, {broken} read on, longest gap {longest:.1f} s"
-        print(f"{number} {name}: {line}, ended after {noticed:.1f} s", flush=True)
+        print(f"{number} {name}: {line}, ended after {outcome.noticed:.1f} s", flush=True)
+        if outcome.new_calls:
+            print(f"   new calls took {max(outcome.new_calls):.2f} s at most", flush=True)
         for line in wrong[:3]:
             print(f"   {line}", flush=True)
-        wait_for(lambda: is_healthy(server))
+        wait_for(lambda: is_whole(server, haproxy, num_routers))
         # The first turn of each makes what stays: caches fill, logs are opened.
         if number % len(names) == 0:
             tally.footprints.append(Footprint.of(server))

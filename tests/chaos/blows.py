@@ -1,12 +1,15 @@
 """What may happen to a server's processes, by name."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 
+from deploy.serving.haproxy import admin
 from tests.end_to_end.processes import program, title
 from tests.end_to_end.server import Server
 
@@ -41,6 +44,24 @@ def routers(server: Server) -> list[int]:
 def proxies(server: Server) -> list[int]:
     """Return HAProxy's processes."""
     return sorted(pid for pid in server.processes() if program(pid) == "haproxy")
+
+
+def haproxy_directory(server: Server) -> Path:
+    """Return the directory of a server's HAProxy, while one runs."""
+    found = [re.search(r"(\S+)/[^/\s]+/haproxy\.cfg", title(pid)) for pid in proxies(server)]
+    directories = {match[1] for match in found if match is not None}
+    assert len(directories) == 1, f"which HAProxy? {directories}"
+    return Path(directories.pop())
+
+
+def num_routers_in_use(directory: Path) -> int:
+    """Return how many routers HAProxy passes calls to.
+
+    Raises:
+        OSError: if HAProxy does not answer.
+    """
+    rows = admin.statistics(directory)
+    return sum("Router" in row["svname"] and row["status"] == "UP" for row in rows)
 
 
 def one(find: Callable[[Server], list[int]], what: signal.Signals) -> Blow:
@@ -101,3 +122,5 @@ BLOWS: dict[str, Blow] = {
     "halt-pool": halt(pools, 5.0),
     "halt-router": halt(routers, 5.0),
 }
+# After these the ranks go on: whoever calls is to notice nothing.
+AT_FRONT_DOOR = {"kill-router", "stop-router", "kill-proxy", "halt-router"}
