@@ -52,7 +52,7 @@ def check_model(config: ServeConfig) -> Checked:
         check_checkpoint(model_dir, model)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: {one_line(error)}") from error
-    longest = min(model.max_position, model.sliding_window or model.max_position)
+    longest = model.max_position
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(f"max_model_len: {config.max_model_len} is over the model's {longest}")
     device = find_device(config.device)

@@ -150,7 +150,7 @@ ALIASES = (
     _refused("--pipeline-parallel-size", BOTH, "there is no pipeline", "tp", ("1",)),
     _refused("-pp", VLLM, "there is no pipeline", "tp", ("1",)),
     _refused("--pp-size", SGLANG, "there is no pipeline", "tp", ("1",)),
-    _no_switch("--enable-expert-parallel", VLLM, "mixtures of experts are not served"),
+    _no_switch("--enable-expert-parallel", VLLM, "ranks share each expert"),
     _refused("--distributed-executor-backend", VLLM, "Ray places every process", neutral=("ray",)),
     _refused("--nnodes", BOTH, _RAY, "ray_address", ("1",)),
     _refused("--node-rank", BOTH, _RAY, "ray_address", ("0",)),

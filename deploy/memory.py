@@ -12,8 +12,9 @@ from typing import Literal
 
 from deploy.config import ServeConfig
 from deploy.machine import num_cores
+from worker.linears import all_products
 from worker.model_config import ModelConfig
-from worker.weights.partition import LINEAR_MODULES, Partition, partition
+from worker.weights.partition import Partition, partition, total_length
 
 Place = Literal["device", "host", "store"]  # "store": shared memory of the Ray object store
 
@@ -110,7 +111,7 @@ def rank_parts(
         Part("KV cache", place, _kv_bytes(config, model, part, config.kv_cache_memory)),
         Part("adapters in slots", place, config.adapter_memory, is_taken_at_start=False),
         Part("steps", place, step(config, model, part, item_bytes), is_taken_at_start=False),
-        Part("rotary tables", place, max_model_len * model.head_dim * 4),
+        Part("rotary tables", place, _rotary_bytes(model, max_model_len)),
     ]
     if config.kv_host_memory:
         host_kv = _kv_bytes(config, model, part, config.kv_host_memory)
@@ -122,6 +123,13 @@ def rank_parts(
     return (*parts, Part("process", "host", _RANK_PROCESS))
 
 
+def _rotary_bytes(model: ModelConfig, max_model_len: int) -> int:
+    """Return the bytes of cosines and sines; layers that do not rotate have ones and zeros."""
+    ropes = [model.rope, *([model.rope] if model.nope_layers else [])]
+    ropes += [model.sliding_rope] if model.sliding_rope is not None else []
+    return 4 * max_model_len * sum(rope.rotary_dim(model.head_dim) for rope in ropes)
+
+
 def _kv_bytes(config: ServeConfig, model: ModelConfig, part: Partition, budget: int) -> int:
     """Return the bytes of a rank's pages."""
     num_pages = budget // largest_page(config, model)
@@ -130,28 +138,39 @@ def _kv_bytes(config: ServeConfig, model: ModelConfig, part: Partition, budget: 
 
 def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_packed: bool) -> int:
     """Return the bytes of one rank's weights if none is coded; coded ones take a quarter less."""
-    outputs = {module: len(part.slices(module)[0]) for module in LINEAR_MODULES}
-    inputs = {module: len(part.slices(module)[1]) for module in LINEAR_MODULES}
     per_word = 4 // item_bytes if is_packed else 1  # inputs are packed in words of four bytes
     bias_bytes = 4 if is_packed else item_bytes
-    layer = (2 * model.hidden_size + 2 * model.head_dim * model.qk_norm) * item_bytes
-    for modules, has_bias in (
-        (("q_proj", "k_proj", "v_proj"), model.qkv_bias),
-        (("o_proj",), model.o_bias and part.rank == 0),
-        (("gate_proj", "up_proj"), model.mlp_bias),
-        (("down_proj",), model.mlp_bias and part.rank == 0),
-    ):
-        rows = sum(outputs[module] for module in modules)
-        columns = _up_to(inputs[modules[0]], per_word)
-        layer += _panels(rows, is_packed) * columns * item_bytes + rows * bias_bytes * has_bias
+    norm_bytes = 4 if model.norm_offset else item_bytes
+    layers = model.num_layers * _norm_features(model, part) * norm_bytes
+    num_sparse = 0 if model.experts is None else len(model.experts.layers)
+    counts = {"all": model.num_layers, "sparse": num_sparse}
+    counts["dense"] = model.num_layers - num_sparse
+    for modules in filter(None, all_products(model.linears)):
+        slices = [part.slices(linear.name) for linear in modules]
+        rows = sum(total_length(outputs) for outputs, _ in slices)
+        columns = _up_to(len(slices[0][1]), per_word)
+        is_here = modules[0].axis == "column" or part.rank == 0
+        has_bias = is_here and any(linear.has_bias for linear in modules)
+        linear_bytes = (
+            _panels(rows, is_packed) * columns * item_bytes + rows * bias_bytes * has_bias
+        )
+        layers += counts[modules[0].in_layers] * linear_bytes
     # Rows to look up and panels to multiply by are two copies; as plain rows one serves both.
     has_head = is_packed or not model.tie_word_embeddings
     score_bytes = 0
     if model.classifier is not None:  # whole on every rank, in float32, in place of the head
         has_head, score_bytes = False, model.classifier.num_labels * model.hidden_size * 4
     head = _panels(len(part.vocab), is_packed) * _up_to(model.hidden_size, per_word) * has_head
-    table = (len(part.vocab) + 1) * model.hidden_size  # and the last norm
-    return model.num_layers * layer + (head + table) * item_bytes + score_bytes
+    table = len(part.vocab) * model.hidden_size
+    last_norm = model.hidden_size * norm_bytes
+    return layers + (head + table) * item_bytes + last_norm + score_bytes
+
+
+def _norm_features(model: ModelConfig, part: Partition) -> int:
+    """Return how wide the norms of a layer are together."""
+    of_blocks = len(model.norms.names()) * model.hidden_size
+    heads = len(part.q_heads) + len(part.kv_heads) if model.qk_norm_is_wide else 2
+    return of_blocks + model.qk_norm * heads * model.head_dim
 
 
 def _panels(outputs: int, is_packed: bool) -> int:
@@ -167,11 +186,12 @@ def _program_bytes(
     config: ServeConfig, model: ModelConfig, part: Partition, item_bytes: int
 ) -> int:
     """Return what steps write to on a CPU: two programs, of which one has adapters, and logits."""
+    stacked = max(map(len, all_products(model.linears)))  # LoRAs of a product
     rows, samples, rank = (
         _grown(first, wanted)
         for first, wanted in zip(
             _FIRST,
-            (config.token_budget("cpu"), config.max_num_seqs, 3 * config.max_lora_rank),
+            (config.token_budget("cpu"), config.max_num_seqs, stacked * config.max_lora_rank),
             strict=True,
         )
     )
@@ -185,8 +205,17 @@ def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
     """Return what a row takes in the layers: what goes in, each op's output and the residual."""
     heads = len(part.q_heads) * model.head_dim
     qkv = heads + 2 * len(part.kv_heads) * model.head_dim
-    in_float32 = 3 * model.hidden_size + qkv + 2 * len(part.mlp)
-    return 4 * in_float32 + item_bytes * (model.hidden_size + 2 * heads + len(part.mlp))
+    has_normed_blocks = model.norms.after_attention is not None
+    in_float32 = (3 + has_normed_blocks) * model.hidden_size + qkv + 2 * len(part.mlp)
+    in_float32 += 2 * model.qk_norm_is_wide  # the squares of Q and K
+    dense = 4 * in_float32 + item_bytes * (model.hidden_size + 2 * heads + len(part.mlp))
+    experts = model.experts
+    if experts is None:
+        return dense
+    # Of each pair: its number, weight, place and row; the products, and what goes into them.
+    pair = 3 * 8 + 4 + 4 * (2 * len(part.expert_mlp) + model.hidden_size)
+    pair += item_bytes * (model.hidden_size + len(part.expert_mlp))
+    return dense + experts.top_k * pair + 4 * (experts.num_experts + model.hidden_size)
 
 
 def _beside_the_program(

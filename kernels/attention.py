@@ -40,7 +40,12 @@ def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, kv_loc: Ten
 
 
 def paged_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """Return softmax(scale q k) v of every row over its own sequence up to its own position.
 
@@ -50,6 +55,7 @@ def paged_attention(
         v_pages: [P, HK, page, D], likewise.
         batch: where each row's sequence lies.
         scale: multiplies the scores.
+        window: positions that a row sees, its own the last; None: all.
 
     Returns:
         [T, HQ, D], q's dtype. Whatever else the pages hold, NaN included, has no effect.
@@ -64,7 +70,8 @@ def paged_attention(
         v_tile[:, :, tile.num_filled :].masked_fill_(tile.stale, 0.0)
         for block in tile.blocks:
             rows = q.index_select(0, block.rows)
-            out.index_copy_(0, block.rows, _attend(rows, k_tile, v_tile, block, scale, span))
+            attended = _attend(rows, k_tile, v_tile, block, scale, span, window)
+            out.index_copy_(0, block.rows, attended)
     return out
 
 
@@ -79,7 +86,15 @@ def _gather(pool: Tensor, tile: AttentionTile) -> Tensor:
     return gathered.contiguous()  # the reshape of one-position pages is a view
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, block: RowBlock, scale: float, span: int) -> Tensor:
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block: RowBlock,
+    scale: float,
+    span: int,
+    window: int | None,
+) -> Tensor:
     """Return the attention of one block of rows [C * R, HQ, D] over K and V [C, HK, L, D]."""
     num_sequences, num_kv_heads, _, head_dim = k.shape
     num_heads, rows_each = q.shape[1], block.rows_each
@@ -97,6 +112,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, block: RowBlock, scale: float, span
     hidden_scores.view(num_sequences, num_kv_heads, rows_each, group, -1).masked_fill_(
         block.hidden, -torch.inf
     )
+    if window is not None:
+        passed = torch.arange(block.num_columns) <= block.positions.unsqueeze(-1) - window
+        scores[:, :matrix_rows].view(
+            num_sequences, num_kv_heads, rows_each, group, -1
+        ).masked_fill_(passed.view(num_sequences, 1, rows_each, 1, -1), -torch.inf)
     probabilities = torch.softmax(scores, dim=-1)
     out = torch.zeros_like(queries)
     for start in range(0, block.num_columns, span):

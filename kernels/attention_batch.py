@@ -31,6 +31,7 @@ class RowBlock:
 
     rows: Tensor  # [C * R] int64, sequence by sequence
     rows_each: int
+    positions: Tensor  # [C, R] int64
     num_columns: int  # whole spans, enough for the last row
     num_visible: int  # columns that every row of the block sees
     hidden: Tensor  # [C, 1, R, 1, num_columns - num_visible] bool
@@ -160,6 +161,7 @@ def _row_block(
     return RowBlock(
         rows=rows.flatten(),
         rows_each=rows_each,
+        positions=positions,
         num_columns=num_columns,
         num_visible=num_visible,
         hidden=hidden.view(len(first_rows), 1, rows_each, 1, -1),

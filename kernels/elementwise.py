@@ -1,7 +1,11 @@
-"""The small ops between the matrix products: norms, the gated activation and rotary embedding.
+"""The small ops between the matrix products: norms, gated activations and rotary embedding.
 
-Shapes: T rows, H hidden, I intermediate, HQ / HK query and KV heads of this rank, D head_dim.
+Shapes: T rows, H hidden, I intermediate, HQ / HK query and KV heads of this rank, D head_dim of
+which R features rotate.
 """
+
+import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +18,8 @@ _VECTOR = 32
 _SERIAL_ELEMENTS = 32767
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x / rms(x) * weight over the last axis, in weight's dtype.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """Return x / rms(x) * weight over the last axis, in `dtype`.
 
     Computes in float32 and rounds once; Hugging Face rounds before the weight as well.
 
@@ -23,13 +27,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x: [..., H] float32 or bfloat16.
         weight: [H].
         eps: added to the mean square.
+        dtype: of the result; None: weight's.
     """
     x32 = x.float()
     scale = x32.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return (x32 * scale).mul_(weight).to(weight.dtype)
+    return (x32 * scale).mul_(weight).to(result_dtype(weight, dtype))
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return (rms_norm(x + residual), x + residual).
 
     The sum stays in float32 from layer to layer: rounding it to bfloat16 in each of them makes
@@ -37,28 +48,89 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
     Args:
         x: [T, H], the output of a block.
-        residual: [T, H] float32.
-        weight: [H].
+        residual: [T, H] float32; None: 0.
+        weight: [H]; None: the sum is rounded, and that is all.
         eps: added to the mean square.
+        dtype: of the normed rows; None: weight's.
 
     Returns:
-        The normed rows in weight's dtype, and the new residual in float32.
+        The normed rows, and the new residual in float32.
     """
-    total = residual + x
-    return rms_norm(total, weight, eps), total
+    total = x.float() if residual is None else residual + x
+    dtype = result_dtype(weight, dtype)
+    return total.to(dtype) if weight is None else rms_norm(total, weight, eps, dtype), total
+
+
+def result_dtype(weight: Tensor | None, dtype: torch.dtype | None) -> torch.dtype:
+    """Return what a norm's result is rounded to."""
+    if dtype is not None:
+        return dtype
+    assert weight is not None, "without a weight it must be said"
+    return weight.dtype
+
+
+def square_sums(qkv: Tensor, num_heads: int, num_kv_heads: int, *, counts_kv: bool) -> Tensor:
+    """Return the squares of all query heads, and of all K heads, added up: [T, 2] float32.
+
+    Args:
+        qkv: [T, HQ + 2 HK, D], any dtype.
+        num_heads: HQ.
+        num_kv_heads: HK.
+        counts_kv: whether K is counted here; else its sum is 0.
+    """
+    q, k, _ = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+    sums = torch.zeros(qkv.shape[0], 2, device=qkv.device)
+    sums[:, 0] = q.float().flatten(1).square().sum(-1)
+    if counts_kv:
+        sums[:, 1] = k.float().flatten(1).square().sum(-1)
+    return sums
+
+
+def wide_norm(
+    qkv: Tensor, sums: Tensor, q_norm: Tensor, k_norm: Tensor, widths: tuple[int, int], eps: float
+) -> None:
+    """Norm Q and K of qkv [T, HQ + 2 HK, D] over all heads of all ranks, in place.
+
+    Args:
+        qkv: changed.
+        sums: [T, 2], as `square_sums` has them, over all ranks.
+        q_norm: [HQ D], the norm's weight.
+        k_norm: [HK D], likewise.
+        widths: features of Q and of K over all ranks.
+        eps: added to the mean squares.
+    """
+    flat, end = qkv.flatten(1), 0
+    for index, weight in enumerate((q_norm, k_norm)):
+        start, end = end, end + len(weight)
+        scale = (sums[:, index : index + 1] / widths[index] + eps).rsqrt_()
+        flat[:, start:end] = (flat[:, start:end].float() * scale).mul_(weight).to(qkv.dtype)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """Return gelu(gate) * up as [T, I], by the approximation with tanh, from float32.
+
+    It is gate * sigmoid(2 y) with y = sqrt(2 / pi) (gate + 0.044715 gate^3).
+    """
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    z = (gate + gate * gate * gate * 0.044715) * (2 * (2 / math.pi) ** 0.5)
+    weighed = _in_whole_vectors(z, torch.sigmoid_).mul_(gate)
+    return weighed.mul_(up).to(gate_up.dtype)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up as [T, I] for `gate_up` [T, 2I] whose first half is the gate."""
-    intermediate = gate_up.shape[-1] // 2
-    gate, up = gate_up[..., :intermediate], gate_up[..., intermediate:]
-    tail = -intermediate % _VECTOR
-    activated = (
-        F.pad(gate, (0, tail)) if tail else gate.clone(memory_format=torch.contiguous_format)
-    )
-    for rows in torch.split(activated, max(1, _SERIAL_ELEMENTS // (intermediate + tail))):
-        F.silu(rows, inplace=True)
-    return activated[..., :intermediate].mul_(up).contiguous()
+    gate, up = gate_up.chunk(2, dim=-1)
+    return _in_whole_vectors(gate, lambda rows: F.silu(rows, inplace=True)).mul_(up).contiguous()
+
+
+def _in_whole_vectors(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a copy of x [T, I] that an elementwise function of torch has changed in place."""
+    width = x.shape[-1]
+    tail = -width % _VECTOR
+    changed = F.pad(x, (0, tail)) if tail else x.clone(memory_format=torch.contiguous_format)
+    for rows in torch.split(changed, max(1, _SERIAL_ELEMENTS // (width + tail))):
+        change(rows)
+    return changed[..., :width]
 
 
 def apply_rope(
@@ -69,20 +141,24 @@ def apply_rope(
     Args:
         q: [T, HQ, D].
         k: [T, HK, D], q's dtype.
-        cos: [max_position, D/2] float32; rounded to q's dtype before use, as is `sin`.
-        sin: [max_position, D/2] float32.
+        cos: [max_position, R/2] float32; rounded to q's dtype before use, as is `sin`. What does
+            not rotate of a head comes behind what does.
+        sin: [max_position, R/2] float32.
         positions: [T] int64.
 
     Returns:
         The rotated (q, k), views of one tensor.
     """
     num_rows, num_heads, head_dim = q.shape
-    num_all = num_heads + k.shape[1]
-    heads = torch.cat((q, k), dim=1).view(num_rows, num_all, 2, head_dim // 2)
+    num_all, rotary_dim = num_heads + k.shape[1], 2 * cos.shape[1]
+    both = torch.cat((q, k), dim=1)
+    heads = both[..., :rotary_dim].reshape(num_rows, num_all, 2, rotary_dim // 2)
     cos_rows = cos.index_select(0, positions).to(q.dtype)[:, None, None]
     sin_rows = sin.index_select(0, positions).to(q.dtype)
-    signed_sin = torch.stack((-sin_rows, sin_rows), dim=1).unsqueeze(1)  # [T, 1, 2, D/2]
+    signed_sin = torch.stack((-sin_rows, sin_rows), dim=1).unsqueeze(1)  # [T, 1, 2, R/2]
     rotated = (
-        (heads * cos_rows).add_(heads.flip(2).mul_(signed_sin)).view(num_rows, num_all, head_dim)
+        (heads * cos_rows).add_(heads.flip(2).mul_(signed_sin)).view(num_rows, num_all, rotary_dim)
     )
+    if rotary_dim < head_dim:
+        rotated = torch.cat((rotated, both[..., rotary_dim:]), dim=-1)
     return rotated[:, :num_heads], rotated[:, num_heads:]

@@ -3,7 +3,8 @@
 A model, a batch and a sampler take a `Kernels` and ask no further which device it is.
 
 Shapes: T rows, S sampled rows, V vocabulary, H hidden, I intermediate, HQ / HK query and KV heads
-of this rank, D head_dim, P pages, K inputs, N outputs.
+of this rank, D head_dim of which R features rotate, P pages, K inputs, N outputs; E experts of this
+rank, k of a row, and pairs, T k of a row and one of its experts.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.experts import ExpertsWeight, RoutedRows, Routing
 from kernels.linear import LinearWeight
 from kernels.sampling import RowSampling
 
 Numbers = Sequence[float] | npt.NDArray[Any]  # on the host, to be sent to a device
 AttentionRows = TypeVar("AttentionRows", contravariant=True)
 LoraRows = TypeVar("LoraRows", contravariant=True)
+ExpertLoraRows = TypeVar("ExpertLoraRows", contravariant=True)
 
 
 class Readback(Protocol):
@@ -35,14 +38,15 @@ class Readback(Protocol):
         ...
 
 
-class Kernels(Protocol[AttentionRows, LoraRows]):
+class Kernels(Protocol[AttentionRows, LoraRows, ExpertLoraRows]):
     """What every kind of device can do. Row i of a result depends on row i of the arguments alone.
 
     The host waits for the device in `Readback.read` alone: all else is only asked for.
 
     Products have the weights' dtype or float32, as a kind likes; all else takes either.
 
-    `AttentionRows` and `LoraRows` are what a runner of that kind makes of a batch.
+    `AttentionRows`, `LoraRows` and `ExpertLoraRows` are what a runner of that kind makes of a
+    batch.
     """
 
     pins_memory: bool  # whether host memory that the device copies from is to stay in place
@@ -69,15 +73,59 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
         ...
 
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        eps: float,
+        dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return (rms(x + residual) * weight in weight's dtype, x + residual in float32).
+        """Return (the RMS norm of x + residual, x + residual in float32).
 
         Args:
             x: [T, H], the output of a block.
             residual: [T, H] float32; None is 0.
-            weight: [H].
+            weight: [H] of the norm; None: there is no norm, the sum is rounded to `dtype`.
             eps: added to the mean square.
+            dtype: of the normed rows; None: weight's.
+        """
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return the RMS norm of x [T, H] in its dtype, for a block whose output is normed."""
+        ...
+
+    def square_sums(
+        self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, counts_kv: bool
+    ) -> Tensor:
+        """Return the squares of a row's Q, and of its K, added up: [T, 2] float32.
+
+        Args:
+            qkv: [T, HQ + 2 HK, D].
+            num_heads: HQ.
+            num_kv_heads: HK.
+            counts_kv: whether K is this rank's to count; else its sum is 0.
+        """
+        ...
+
+    def wide_norm(
+        self,
+        qkv: Tensor,
+        sums: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        widths: tuple[int, int],
+        eps: float,
+    ) -> None:
+        """Norm Q and K, in place, each over all its heads on all ranks.
+
+        Args:
+            qkv: [T, HQ + 2 HK, D], changed.
+            sums: [T, 2], `square_sums` summed over the ranks.
+            q_norm: [HQ D], this rank's part of the norm's weight.
+            k_norm: [HK D], likewise.
+            widths: features of Q and of K over all ranks.
+            eps: added to the mean squares.
         """
         ...
 
@@ -101,6 +149,50 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
         """Add each row's own LoRA of x [T, K] to y [T, N], in place."""
         ...
 
+    def prepare_experts(self, weight: Tensor, bias: Tensor | None = None) -> ExpertsWeight:
+        """Return weights [E, N, K] and biases [E, N] as `grouped_linear` wants them.
+
+        It may take them over.
+        """
+        ...
+
+    def route(self, logits: Tensor, routing: Routing) -> RoutedRows:
+        """Choose the experts of each row of logits [T, experts of all ranks], and sort the pairs.
+
+        The best are those of the largest logits, NaN the largest of all, the lower number of
+        equals. Their weights, in float32, are the softmax over all logits, or over the chosen ones
+        if they are renormalised.
+        """
+        ...
+
+    def permute(self, x: Tensor, routed: RoutedRows) -> Tensor:
+        """Return the row of each pair [pairs, K] of x [T, K]."""
+        ...
+
+    def grouped_linear(self, x: Tensor, weight: ExpertsWeight, routed: RoutedRows) -> Tensor:
+        """Return each pair's x [pairs, K] @ its expert's weight transposed + bias [pairs, N].
+
+        The weights of experts without pairs are not read. Pairs of other ranks' experts hold
+        anything.
+        """
+        ...
+
+    def grouped_lora_apply(
+        self, y: Tensor, x: Tensor, rows: ExpertLoraRows, routed: RoutedRows
+    ) -> None:
+        """Add to each pair of y [pairs, N], in place, a LoRA of its x [pairs, K].
+
+        It is that which the adapter of the pair's row has of the pair's expert.
+        """
+        ...
+
+    def unpermute(self, y: Tensor, routed: RoutedRows) -> Tensor:
+        """Return each row's sum [T, N] of its pairs of y [pairs, N] times their weights, as y is.
+
+        Summed in float32 from a row's best expert to its last, without those of other ranks.
+        """
+        ...
+
     def rope_and_write(
         self,
         qkv: Tensor,
@@ -119,8 +211,8 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
         Args:
             qkv: [T, HQ + 2 HK, D].
             num_heads: HQ.
-            cos: [max_position, D/2] float32.
-            sin: [max_position, D/2] float32.
+            cos: [max_position, R/2] float32; what does not rotate of a head comes last.
+            sin: [max_position, R/2] float32.
             rows: the positions, and where K and V go.
             k_pages: [P, HK, page, D], changed in place.
             v_pages: [P, HK, page, D], changed in place.
@@ -131,13 +223,26 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
         ...
 
     def paged_attention(
-        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: AttentionRows, scale: float
+        self,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        rows: AttentionRows,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
-        """Return softmax(scale q k) v [T, HQ, D] of every row up to its own position."""
+        """Return softmax(scale q k) v [T, HQ, D] of every row up to its own position.
+
+        With a window, over as many positions at most, its own the last of them.
+        """
         ...
 
     def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         """Return silu(gate) * up [T, I] in the weights' dtype for gate_up [T, 2I], gate first."""
+        ...
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return gelu(gate) * up, by the approximation with tanh; else as `silu_and_mul`."""
         ...
 
     def save_pages(
@@ -203,4 +308,4 @@ class Kernels(Protocol[AttentionRows, LoraRows]):
         ...
 
 
-AnyKernels = Kernels[Any, Any]
+AnyKernels = Kernels[Any, Any, Any]

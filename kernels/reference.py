@@ -3,7 +3,8 @@
 The fast forms are tested against these, in any dtype (tests use float64); nothing in the product
 calls them.
 
-Shapes: T rows, K inputs, N outputs, H hidden, R lora_rank, HQ / HK heads, D head_dim, P pages.
+Shapes: T rows, K inputs, N outputs, H hidden, R lora_rank, HQ / HK heads, D head_dim, P pages,
+E experts, I intermediate.
 """
 
 from collections.abc import Sequence
@@ -29,12 +30,23 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return gate * torch.sigmoid(gate) * up
 
 
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """Return gelu(gate) * up for gate_up [T, 2I], gate first, by the approximation with tanh."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    y = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    return 0.5 * gate * (1 + torch.tanh(y)) * up
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
-    """Rotate (first half, second half) of each head of x [T, heads, D] as a plane vector."""
+    """Rotate (first half, second half) of each head of x [T, heads, D] as a plane vector.
+
+    With tables [M, R/2] of fewer than D/2 angles the first R features rotate alone.
+    """
+    x, rest = x[..., : 2 * cos.shape[1]], x[..., 2 * cos.shape[1] :]
     cos_rows, sin_rows = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat(
-        (first * cos_rows - second * sin_rows, second * cos_rows + first * sin_rows), dim=-1
+        (first * cos_rows - second * sin_rows, second * cos_rows + first * sin_rows, rest), dim=-1
     )
 
 
@@ -43,7 +55,38 @@ def lora(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (x @ a.T) @ b.T
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """Return the numbers and weights [T, top_k] of each row's experts, the best first.
+
+    The best are those of the largest logits [T, E], of equals the lower numbers; their weights are
+    their softmax over all logits, divided by their sum if they are renormalised.
+    """
+    chosen = torch.tensor(
+        [sorted(range(len(row)), key=lambda i: (-row[i], i))[:top_k] for row in logits.tolist()]
+    )
+    weights = torch.softmax(logits, dim=-1).gather(1, chosen)
+    return chosen, weights / weights.sum(-1, keepdim=True) if renormalize else weights
+
+
+def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Return the sum of each row's experts, times their weights, for x [T, H].
+
+    Args:
+        x: [T, H].
+        chosen: [T, k], the experts of each row.
+        weights: [T, k], likewise.
+        gate_up: [E, 2I, H], the gate first.
+        down: [E, H, I].
+    """
+    y = torch.zeros_like(x)
+    for row, (own, shares) in enumerate(zip(chosen.tolist(), weights, strict=True)):
+        for expert, share in zip(own, shares, strict=True):
+            inner = silu_and_mul(linear(x[row : row + 1], gate_up[expert]))
+            y[row] += share * linear(inner, down[expert])[0]
+    return y
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
     """Return causal attention of the last positions of one sequence.
 
     Args:
@@ -51,6 +94,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         k: [L, HK, D], every position; query head h reads KV head h * HK // HQ.
         v: [L, HK, D].
         scale: multiplies the scores.
+        window: positions that a row sees, its own the last; None: all.
     """
     num_rows, length, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
     keys = k.repeat_interleave(group, dim=1)
@@ -58,6 +102,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     scores = scale * torch.einsum("thd,lhd->htl", q, keys)
     last_seen = torch.arange(length - num_rows, length).unsqueeze(1)
     scores = scores.masked_fill(torch.arange(length) > last_seen, -torch.inf)
+    if window is not None:
+        scores = scores.masked_fill(torch.arange(length) <= last_seen - window, -torch.inf)
     return torch.einsum("htl,lhd->thd", torch.softmax(scores, dim=-1), values)
 
 

@@ -10,7 +10,27 @@ from torch import Tensor
 
 from kernels.attention import paged_attention, write_kv
 from kernels.attention_batch import AttentionBatch
-from kernels.elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
+from kernels.elementwise import (
+    add_rms_norm,
+    apply_rope,
+    gelu_tanh_and_mul,
+    rms_norm,
+    silu_and_mul,
+    square_sums,
+    wide_norm,
+)
+from kernels.experts import (
+    ExpertLoraRun,
+    ExpertsWeight,
+    RoutedRows,
+    Routing,
+    grouped_linear,
+    grouped_lora_apply,
+    permute,
+    prepare_experts,
+    route,
+    unpermute,
+)
 from kernels.interface import Numbers
 from kernels.linear import LinearWeight, linear, prepare_linear
 from kernels.lora import LoraSegment, lora_apply
@@ -55,11 +75,33 @@ class CpuKernels:
         return FinishedReadback(tensors)
 
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        eps: float,
+        dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            return rms_norm(x, weight, eps), x.float()
-        return add_rms_norm(x, residual, weight, eps)
+        return add_rms_norm(x, residual, weight, eps, dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps, x.dtype)
+
+    def square_sums(
+        self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, counts_kv: bool
+    ) -> Tensor:
+        return square_sums(qkv, num_heads, num_kv_heads, counts_kv=counts_kv)
+
+    def wide_norm(
+        self,
+        qkv: Tensor,
+        sums: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        widths: tuple[int, int],
+        eps: float,
+    ) -> None:
+        wide_norm(qkv, sums, q_norm, k_norm, widths, eps)
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
         return prepare_linear(weight, bias)
@@ -72,6 +114,26 @@ class CpuKernels:
 
     def lora_apply(self, y: Tensor, x: Tensor, rows: Sequence[LoraSegment]) -> None:
         lora_apply(y, x, rows)
+
+    def prepare_experts(self, weight: Tensor, bias: Tensor | None = None) -> ExpertsWeight:
+        return prepare_experts(weight, bias)
+
+    def route(self, logits: Tensor, routing: Routing) -> RoutedRows:
+        return route(logits, routing)
+
+    def permute(self, x: Tensor, routed: RoutedRows) -> Tensor:
+        return permute(x, routed)
+
+    def grouped_linear(self, x: Tensor, weight: ExpertsWeight, routed: RoutedRows) -> Tensor:
+        return grouped_linear(x, weight, routed)
+
+    def grouped_lora_apply(
+        self, y: Tensor, x: Tensor, rows: Sequence[ExpertLoraRun], routed: RoutedRows
+    ) -> None:
+        grouped_lora_apply(y, x, rows, routed)
+
+    def unpermute(self, y: Tensor, routed: RoutedRows) -> Tensor:
+        return unpermute(y, routed)
 
     def rope_and_write(
         self,
@@ -89,18 +151,28 @@ class CpuKernels:
         num_kv_heads = k_pages.shape[1]
         q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
         if q_norm is not None and k_norm is not None:
-            q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+            dtype = k_pages.dtype
+            q, k = rms_norm(q, q_norm, eps, dtype), rms_norm(k, k_norm, eps, dtype)
         q, k = apply_rope(q, k, cos, sin, rows.positions)
         write_kv(k, v, k_pages, v_pages, rows.kv_loc)
         return q
 
     def paged_attention(
-        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: AttentionBatch, scale: float
+        self,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        rows: AttentionBatch,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
-        return paged_attention(q, k_pages, v_pages, rows, scale)
+        return paged_attention(q, k_pages, v_pages, rows, scale, window)
 
     def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         return silu_and_mul(gate_up).to(dtype)
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+        return gelu_tanh_and_mul(gate_up).to(dtype)
 
     def save_pages(
         self, pool: Tensor, sources: Sequence[int], host: Tensor, targets: Sequence[int]

@@ -1,14 +1,12 @@
-"""The shape of a model, as its Hugging Face `config.json` says it.
-
-Architectures: Llama, Mistral, Qwen2 and Qwen3, dense, with an lm_head or, to classify texts, with a
-head called score in its place. Anything this reader does not understand is
-refused with the key that says so: a model is never served on a guess.
-"""
+"""The shape of a model, as its Hugging Face `config.json` says it."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from worker.classifier_config import ClassifierConfig
+from worker.linears import Linear
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,21 +14,56 @@ class RopeConfig:
     """Rotary embedding: base frequency and, for long contexts, how frequencies are scaled."""
 
     theta: float
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
-    original_max_position: int = 0  # llama3, yarn
+    original_max_position: int = 0  # llama3, yarn, longrope
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; None: 0.1 ln(factor) + 1
+    attention_factor: float | None = None  # yarn, longrope; None: by their formulas
+    short_factors: tuple[float, ...] = ()  # longrope: that frequencies are divided by
+    long_factors: tuple[float, ...] = ()  # likewise, if a context may be over the original
+    rotary_factor: float = 1.0  # of the features of a head that rotate, the first of them
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Return how many features of a head rotate."""
+        return int(head_dim * self.rotary_factor)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """What a checkpoint calls the norms of a layer; None where it has none."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None  # of what joins the residual
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+    def names(self) -> tuple[str, ...]:
+        """Return those that there are."""
+        every = self.before_attention, self.after_attention, self.before_mlp, self.after_mlp
+        return tuple(name for name in every if name is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """Sparse layers: in place of one MLP they have many, the experts, and a row takes few of them.
+
+    A router [experts, hidden] chooses.
+    """
+
+    num_experts: int
+    top_k: int  # experts of a row
+    intermediate_size: int  # of each expert
+    renormalize: bool  # the weights of a row's experts add up to 1
+    layers: tuple[int, ...]  # that are sparse, in ascending order
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer."""
+    """The shape of a decoder-only transformer, with an lm_head or a head that classifies."""
 
-    architecture: Literal["llama", "mistral", "qwen2", "qwen3"]
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -42,29 +75,42 @@ class ModelConfig:
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
+    linears: tuple[Linear, ...]  # of all kinds of layers
     qk_norm: bool
-    sliding_window: int | None
     dtype: str  # as stored: "bfloat16", "float16" or "float32"
     bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
+    family: str = ""  # a file of worker.models.families
+    eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
     classifier: ClassifierConfig | None = None  # of a head in place of lm_head
+    norms: LayerNorms = LayerNorms()
+    norm_offset: float = 0.0  # added to the weights of all norms
+    qk_norm_is_wide: bool = False  # over all heads of Q, and of K, together
+    activation: Activation = "silu"  # of the MLP's gate
+    attention_scale: float | None = None  # of q k; None: head_dim**-0.5
+    embedding_multiplier: float = 1.0  # of what comes out of the embedding
+    is_multiplier_rounded: bool = False  # to the dtype of the embedding
+    residual_multiplier: float = 1.0  # of what a block adds to the residual
+    logits_scaling: float = 1.0  # that logits are divided by
+    sliding_window: int | None = None  # positions that a row sees in `sliding_layers`
+    sliding_layers: tuple[int, ...] = ()  # in ascending order
+    sliding_rope: RopeConfig | None = None  # of `sliding_layers`; None: as of all others
+    nope_layers: tuple[int, ...] = ()  # that have no rotary embedding, in ascending order
+    experts: ExpertsConfig | None = None  # of sparse layers; None: none is
+
+    def is_sparse(self, layer: int) -> bool:
+        """Tell whether a layer has experts in place of an MLP."""
+        return self.experts is not None and layer in self.experts.layers
+
+    def linears_of(self, layer: int) -> tuple[Linear, ...]:
+        """Return the linears of a layer."""
+        other = "dense" if self.is_sparse(layer) else "sparse"
+        return tuple(linear for linear in self.linears if linear.in_layers != other)
 
 
 def check_length(model: ModelConfig, max_model_len: int) -> None:
-    """Refuse lengths that the model was not made for.
-
-    Attention here is always full, which equals sliding attention only within one window.
-    """
+    """Refuse lengths that the model was not made for."""
     if max_model_len > model.max_position:
         raise ValueError(
             f"max_model_len {max_model_len} is over max_position_embeddings {model.max_position}"
-        )
-    if model.sliding_window is not None and max_model_len > model.sliding_window:
-        raise ValueError(
-            f"max_model_len {max_model_len} is over sliding_window {model.sliding_window}: "
-            "sliding attention is not supported beyond its first window"
         )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.classifier_config import ClassifierConfig
-from worker.lora.shard import ADAPTED_MODULES, SCORE
+from worker.lora.shard import SCORE, module_kinds
 from worker.model_config import ModelConfig
 
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -33,7 +33,7 @@ class LoraModule:
     """
 
     layer: int  # 0 for embed_tokens and lm_head
-    module: str  # one of worker.lora.shard.ADAPTED_MODULES
+    module: str  # one of worker.lora.shard.adapted_modules
     scaling: float
     a: Bits  # [lora_rank, in]
     b: Bits  # [out, lora_rank]
@@ -76,7 +76,7 @@ class Adapter:
     path: str  # where it was read; not part of what it is
     model: ModelConfig  # what its shapes were checked against
     dtype: Dtype  # of all its tensors
-    modules: tuple[LoraModule, ...]  # by (layer, ADAPTED_MODULES), the vocabulary's at the end
+    modules: tuple[LoraModule, ...]  # by layer, as adapted_modules; the vocabulary's behind
     tables: tuple[SavedTable, ...] = ()  # in the order of VOCABULARY_MODULES
     score: ScoreHead | None = None
 
@@ -94,11 +94,11 @@ class Adapter:
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """The modules touched in any layer, in the order of ADAPTED_MODULES, and the score head."""
+        """The kinds of modules touched in any layer, in order, and the score head."""
         touched = {module.module for module in self.modules}
         touched.update(table.module for table in self.tables)
         score = () if self.score is None else (SCORE,)
-        return (*(name for name in ADAPTED_MODULES if name in touched), *score)
+        return (*module_kinds(self.model, touched), *score)
 
 
 def adapter_digest(

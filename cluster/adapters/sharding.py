@@ -5,32 +5,28 @@ A's columns cut, B whole. Tables: the rows of the rank's vocabulary. A classific
 The layout of a shard's buffer is decided here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from cluster.adapters.adapter import ITEM_BYTES, Adapter, Bits, LoraModule
 from worker.lora.shard import (
-    ADAPTED_MODULES,
     EMBEDDING,
-    FUSED_MODULES,
-    SUMMED_MODULES,
     VOCABULARY_MODULES,
     AdapterShard,
     LoraEntry,
     ScoreEntry,
     TableEntry,
     adapted_slices,
+    is_summed,
 )
-from worker.weights.partition import Partition, partition
+from worker.weights.partition import Partition, Span, partition
 
 ALIGNMENT = 64  # bytes; every tensor starts on a cache line, but for stacked A's
-_LINEAR_OF = {  # what is stacked with what
-    module: next((fused for fused in FUSED_MODULES if module in fused), (module,))
-    for module in ADAPTED_MODULES
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +65,7 @@ class _Buffer:
 def cut(adapter: Adapter, part: Partition) -> AdapterShard:
     """Return the slice of an adapter that the rank of `part` holds, in a buffer of its own."""
     buffer = _Buffer()
-    entries = _place_modules(buffer, [_slice(module, part) for module in adapter.modules])
+    entries = _place_modules(buffer, [_slice(module, part) for module in adapter.modules], part)
     tables = _place_tables(buffer, adapter, part)
     score = None
     if adapter.score is not None:
@@ -99,18 +95,27 @@ def _slice(module: LoraModule, part: Partition) -> LoraModule:
     """Return what the rank of `part` holds of a module."""
     rows, columns = adapted_slices(part, module.module)
     a, b, magnitude = module.a, module.b, module.magnitude
-    if module.module not in SUMMED_MODULES:
-        b = b[rows.start : rows.stop]
-        magnitude = None if magnitude is None else magnitude[rows.start : rows.stop]
+    if not is_summed(part, module.module):
+        b = _rows(b, rows)
+        magnitude = None if magnitude is None else _rows(magnitude, rows)
     elif magnitude is None:  # DoRA's norms need all of A
         a = a[:, columns.start : columns.stop]
     return replace(module, a=a, b=b, magnitude=magnitude)
 
 
-def _place_modules(buffer: _Buffer, modules: list[LoraModule]) -> tuple[LoraEntry, ...]:
+def _rows(tensor: Bits, spans: Sequence[Span]) -> Bits:
+    """Return the rows of all spans one after the other; those of one are not copied."""
+    parts = [tensor[span.start : span.stop] for span in spans]
+    return parts[0] if len(parts) == 1 else cast(Bits, np.concatenate(parts))
+
+
+def _place_modules(
+    buffer: _Buffer, modules: list[LoraModule], part: Partition
+) -> tuple[LoraEntry, ...]:
     """Place first all A's, those of a fused linear stacked, then all B's, then the rest."""
+    fused: dict[str, str] = {linear.name: linear.product for linear in part.linears}
     a_offsets: list[int] = []
-    for _, linear in groupby(modules, lambda one: (one.layer, _LINEAR_OF[one.module])):
+    for _, linear in groupby(modules, lambda one: (one.layer, fused.get(one.module, one.module))):
         a_offsets += [buffer.place(one.a, follows=i > 0) for i, one in enumerate(linear)]
     b_offsets = [buffer.place(one.b.T) for one in modules]
     return tuple(

@@ -25,7 +25,7 @@ from deploy.local_engine import LocalEngine
 from kernels.native.program import Program, Step, ThreadPool
 from worker.cache.kv_cache import KVCache
 from worker.engine.sequences import SequenceTable
-from worker.models.llama import Model
+from worker.models.decoder import Model
 from worker.protocol import Plan
 from worker.sampling.sampler import Sampler
 

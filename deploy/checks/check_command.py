@@ -47,7 +47,7 @@ def check_all(config: ServeConfig, console: Console) -> None:
     checked, replicas = start.checked, start.needs.replicas
     of_replicas = f"{replicas} replicas of these ranks, " if replicas > 1 else ""
     console.print(
-        f"{checked.model.architecture} model in {escape(str(checked.model_dir))}, {of_replicas}"
+        f"{checked.model.family} model in {escape(str(checked.model_dir))}, {of_replicas}"
         f"{num_adapters} adapters, context {checked.max_model_len}, {checked.device}: all good"
     )
 

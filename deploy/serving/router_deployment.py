@@ -20,7 +20,11 @@ from deploy.serving.settings import check_on_this_node, router_config
 if TYPE_CHECKING:
     from cluster.router.router import Router
 
-HANG_TIMEOUT = 3.5  # seconds that its event loop may stand still: the worst body takes two
+# Seconds that a router's event loop may stand still. HAProxy makes calls that it has not begun to
+# answer again at another one, which is to serve them within two seconds; where there is none,
+# whoever reads a stream is better served by a router that comes back.
+HANG_TIMEOUT = 1.7
+HANG_TIMEOUT_ALONE = 4.5
 
 
 class RouterPool(PoolClient):
@@ -53,7 +57,8 @@ class RouterReplica:
 
         @asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-            Watchdog(HANG_TIMEOUT).start()
+            is_alone = (self._config.routers or 1) == 1
+            Watchdog(HANG_TIMEOUT_ALONE if is_alone else HANG_TIMEOUT).start()
             await router.start()
             give_way_soon()
             yield

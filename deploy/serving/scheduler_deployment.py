@@ -35,7 +35,7 @@ logger = logging.getLogger("topwork.scheduler")
 ATTACH_INTERVAL = 1.0  # seconds until a pool that has restarted hears of a scheduler
 DETACH_TIMEOUT = 5.0  # seconds that a pool may take to hear that one leaves
 END_TIMEOUT = 15.0  # seconds beyond the drain until the ranks have ended
-HANG_TIMEOUT = 3.5  # seconds that its event loop may stand still
+HANG_TIMEOUT = 4.5  # seconds that its event loop may stand still
 LOAD_METRIC = "requests"  # that run or wait on a replica, as it reports them to the autoscaler
 SCALE_DOWN_LOAD = 0.75  # a replica is given up only if the others are no fuller than this then
 

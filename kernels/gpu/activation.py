@@ -1,6 +1,6 @@
-"""The gated activation of the MLP.
+"""The gated activations of the MLP.
 
-It rounds once, behind the product.
+They round once, behind the product.
 
 Shapes: T rows, I intermediate.
 """
@@ -18,14 +18,25 @@ _ELEMENTS_OF_A_THREAD = 8  # 16 bytes of bfloat16
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return gate * sigmoid(gate) * up, computed in float32.
 
-    The grid is rows times pieces of a row; elements do not meet, so pieces have no part in the
-    bits.
-
     Args:
         gate_up: [T, 2I] float32, float16 or bfloat16, the gate first; rows may be strided.
 
     Returns:
         [T, I] in gate_up's dtype.
+    """
+    return _gate_and_mul(gate_up, is_gelu=False)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """Return gelu(gate) * up by the approximation with tanh; likewise."""
+    return _gate_and_mul(gate_up, is_gelu=True)
+
+
+def _gate_and_mul(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
+    """Return the gated rows.
+
+    The grid is rows times pieces of a row; elements do not meet, so pieces have no part in the
+    bits.
     """
     num_rows, width = gate_up.shape
     assert width % 2 == 0 and gate_up.stride(1) == 1
@@ -41,6 +52,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
         gate_up.stride(0),
         INTERMEDIATE=intermediate,
         BLOCK=block,
+        IS_GELU=is_gelu,
         num_warps=block // (32 * _ELEMENTS_OF_A_THREAD),
         **LAUNCH_OPTIONS,
     )
@@ -48,12 +60,22 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
-def _gate_piece(gate_up_ptr, out_ptr, stride, INTERMEDIATE: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_piece(
+    gate_up_ptr,
+    out_ptr,
+    stride,
+    INTERMEDIATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_GELU: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < INTERMEDIATE
     gate_at = gate_up_ptr + row * stride + at
     gate = tl.load(gate_at, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_at + INTERMEDIATE, mask=mask, other=0.0).to(tl.float32)
-    product = gate / (1.0 + tl.exp(-gate)) * up
+    z = gate
+    if IS_GELU:  # (1 + tanh(z / 2)) / 2 = 1 / (1 + exp(-z))
+        z = (gate + gate * gate * gate * 0.044715) * 1.5957691216057308  # 2 sqrt(2 / pi)
+    product = gate / (1.0 + tl.exp(-z)) * up
     tl.store(out_ptr + row * INTERMEDIATE + at, product.to(out_ptr.dtype.element_ty), mask=mask)

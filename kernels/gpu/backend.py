@@ -11,18 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.gpu.activation import silu_and_mul
+from kernels.experts import ExpertsWeight, RoutedRows, Routing
+from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul
 from kernels.gpu.async_copy import AsyncReadback, send_numbers
 from kernels.gpu.attention.paged_decode import paged_decode
 from kernels.gpu.attention.paged_prefill import paged_prefill
 from kernels.gpu.batch_invariant_linear import batch_invariant_linear, num_tree_parts
-from kernels.gpu.batch_metadata import AttentionMetadata, LoraMetadata
+from kernels.gpu.batch_metadata import AttentionMetadata, ExpertLoraMetadata, LoraMetadata
+from kernels.gpu.experts.grouped_linear import grouped_linear
+from kernels.gpu.experts.pair_tiles import cut_pair_tiles
+from kernels.gpu.experts.routing import route
+from kernels.gpu.experts.unpermute import unpermute
 from kernels.gpu.lora.apply import lora_apply
-from kernels.gpu.norm import add_rms_norm
+from kernels.gpu.norm import add_rms_norm, rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.rope import rope_and_write
 from kernels.gpu.sampling.logprobs import token_logprobs
 from kernels.gpu.sampling.sampler import argmax, sample
+from kernels.gpu.wide_norm import square_sums, wide_norm
 from kernels.interface import Numbers
 from kernels.linear import LinearWeight
 from kernels.sampling import RowSampling
@@ -58,9 +64,33 @@ class GpuKernels:
         return AsyncReadback(tensors, device)
 
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        eps: float,
+        dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(x, residual, weight, eps)
+        return add_rms_norm(x, residual, weight, eps, dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps)
+
+    def square_sums(
+        self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, counts_kv: bool
+    ) -> Tensor:
+        return square_sums(qkv, num_heads, num_kv_heads, counts_kv=counts_kv)
+
+    def wide_norm(
+        self,
+        qkv: Tensor,
+        sums: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        widths: tuple[int, int],
+        eps: float,
+    ) -> None:
+        wide_norm(qkv, sums, q_norm, k_norm, widths, eps)
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
         return LinearWeight(
@@ -81,6 +111,31 @@ class GpuKernels:
 
     def lora_apply(self, y: Tensor, x: Tensor, rows: LoraMetadata) -> None:
         lora_apply(y, x, rows.tiles, rows.table, rows.widths, rows.dtype, rows.max_lora_rank)
+
+    def prepare_experts(self, weight: Tensor, bias: Tensor | None = None) -> ExpertsWeight:
+        num_experts, out_features, in_features = weight.shape
+        flat_bias = None if bias is None else bias.flatten()
+        linear = self.prepare_linear(weight.flatten(0, 1), flat_bias)
+        return ExpertsWeight((linear,), num_experts, in_features, out_features, weight.dtype)
+
+    def route(self, logits: Tensor, routing: Routing) -> RoutedRows:
+        return route(logits, routing)
+
+    def permute(self, x: Tensor, routed: RoutedRows) -> Tensor:
+        return x.index_select(0, routed.rows)
+
+    def grouped_linear(self, x: Tensor, weight: ExpertsWeight, routed: RoutedRows) -> Tensor:
+        return grouped_linear(x, weight, routed)
+
+    def grouped_lora_apply(
+        self, y: Tensor, x: Tensor, rows: ExpertLoraMetadata, routed: RoutedRows
+    ) -> None:
+        tiles = cut_pair_tiles(rows.row_slots, routed)
+        table = rows.table.flatten(0, 1)
+        lora_apply(y, x, tiles, table, rows.widths, rows.dtype, rows.max_lora_rank)
+
+    def unpermute(self, y: Tensor, routed: RoutedRows) -> Tensor:
+        return unpermute(y, routed)
 
     def rope_and_write(
         self,
@@ -110,7 +165,13 @@ class GpuKernels:
         )
 
     def paged_attention(
-        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, rows: AttentionMetadata, scale: float
+        self,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        rows: AttentionMetadata,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if len(rows.decode_rows):
@@ -124,14 +185,28 @@ class GpuKernels:
                 scale,
                 out,
                 rows.max_splits,
+                window or 0,
             )
         if len(rows.prefill_blocks):
-            paged_prefill(q, k_pages, v_pages, rows.prefill_blocks, rows.prefill_table, scale, out)
+            paged_prefill(
+                q,
+                k_pages,
+                v_pages,
+                rows.prefill_blocks,
+                rows.prefill_table,
+                scale,
+                out,
+                window or 0,
+            )
         return out
 
     def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         assert gate_up.dtype == dtype, "products on a GPU have the weights' dtype"
         return silu_and_mul(gate_up)
+
+    def gelu_tanh_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+        assert gate_up.dtype == dtype, "products on a GPU have the weights' dtype"
+        return gelu_tanh_and_mul(gate_up)
 
     def save_pages(
         self, pool: Tensor, sources: Sequence[int], host: Tensor, targets: Sequence[int]

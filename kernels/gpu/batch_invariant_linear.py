@@ -73,7 +73,7 @@ def batch_invariant_linear(
     y = torch.empty(num_rows, outputs, device=x.device, dtype=out_dtype or x.dtype)
     if num_rows == 0:
         return y
-    block_rows, block_outputs, block_inputs, num_warps, num_stages = _tile(
+    block_rows, block_outputs, block_inputs, num_warps, num_stages = tile_sizes(
         x.dtype, num_rows, outputs, num_parts
     )
     num_blocks = triton.cdiv(num_rows, block_rows) * triton.cdiv(outputs, block_outputs)
@@ -101,7 +101,7 @@ def batch_invariant_linear(
     return y
 
 
-def _tile(
+def tile_sizes(
     dtype: torch.dtype, num_rows: int, outputs: int, num_parts: int
 ) -> tuple[int, int, int, int, int]:
     """Return rows, outputs and inputs of a tile, warps and stages."""

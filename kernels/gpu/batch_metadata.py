@@ -38,6 +38,17 @@ class LoraMetadata:
     max_lora_rank: int  # stacked, of any slot that a tile names
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertLoraMetadata:
+    """The rows of a batch, and the LoRAs of one fused linear of experts."""
+
+    row_slots: Tensor  # [T] int32: the slot of each row's adapter, or -1
+    table: Tensor  # [slots, experts, 4 + 3 modules] int64, see kernels.gpu.lora.apply
+    widths: tuple[int, ...]  # output features of each module
+    dtype: torch.dtype  # of A and B
+    max_lora_rank: int  # stacked, of any expert of a slot that a row has
+
+
 def row_places(
     rows: Sequence[tuple[int, int]], page_tables: Sequence[Sequence[int]], page_size: int
 ) -> tuple[list[int], list[int]]:

@@ -2,7 +2,7 @@
 
 Heads may have a norm before the rotation (Qwen3). The result rounds once, from float32.
 
-Shapes: T rows, HQ / HK query and KV heads, D head_dim, P pages.
+Shapes: T rows, HQ / HK query and KV heads, D head_dim of which R features rotate, P pages.
 """
 
 import torch
@@ -31,15 +31,16 @@ def rope_and_write(
 ) -> Tensor:
     """Return rotated q; write rotated k, and v as it is, where kv_loc says.
 
-    Each pair (a, b) of elements i and i + D/2 of a q or k head becomes
-    (a cos - b sin, b cos + a sin), the "neox" layout. The grid is rows times groups of heads, and
-    a group holds heads of one kind, so that what is done with them is decided once.
+    Each pair (a, b) of elements i and i + R/2 of a q or k head becomes
+    (a cos - b sin, b cos + a sin), the "neox" layout; elements from R on stay. The grid
+    is rows times groups of heads, and a group holds heads of one kind, so that what is done with
+    them is decided once.
 
     Args:
         qkv: [T, HQ + 2 HK, D] float32, float16 or bfloat16; q heads, then k, then v.
         num_heads: HQ.
-        cos: [max_position, D/2] float32, contiguous, as is `sin`.
-        sin: [max_position, D/2] float32.
+        cos: [max_position, R/2] float32, contiguous, as is `sin`.
+        sin: [max_position, R/2] float32.
         positions: [T] int64.
         kv_loc: [T] int64, page * page_size + offset; -1 writes nothing for this row.
         k_pages: [P, HK, page, D], qkv's dtype, changed in place.
@@ -56,6 +57,7 @@ def rope_and_write(
     assert num_all == num_heads + 2 * num_kv_heads, "qkv holds q, k and v heads"
     assert qkv.stride(2) == 1 and qkv.stride(1) == head_dim, "the heads of a row are contiguous"
     assert k_pages.is_contiguous() and v_pages.is_contiguous() and k_pages.dtype == qkv.dtype
+    assert 2 * cos.shape[1] <= head_dim and cos.shape == sin.shape
     assert cos.is_contiguous() and sin.is_contiguous() and cos.dtype == torch.float32
     assert (q_norm is None) == (k_norm is None), "norms of q and k come together"
     q = torch.empty((num_rows, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -82,6 +84,7 @@ def rope_and_write(
         PAGE=page_size,
         HALF=head_dim // 2,
         HALF_BLOCK=half_block,
+        TURNED=cos.shape[1],
         GROUP=group,
         num_warps=1,
         **LAUNCH_OPTIONS,
@@ -108,88 +111,131 @@ def _rotate_group(
     PAGE: tl.constexpr,
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
+    TURNED: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     Q_GROUPS: tl.constexpr = (HQ + GROUP - 1) // GROUP
     K_GROUPS: tl.constexpr = (HK + GROUP - 1) // GROUP
+    IN_PAGE: tl.constexpr = PAGE * 2 * HALF
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(positions_ptr + row)
     heads = qkv_ptr + row * row_stride
     if group < Q_GROUPS:
-        at, mask = _head_offsets(group, HQ, HALF, HALF_BLOCK, GROUP)
-        first, second = _load_halves(heads, at, mask, HALF)
+        at, mask = _head_offsets(group, HQ, 2 * HALF, HALF, HALF_BLOCK, GROUP)
+        first, second = _load_halves(heads, at, mask, HALF, HALF_BLOCK, TURNED)
         if q_norm_ptr is not None:
-            first, second = _norm_heads(first, second, q_norm_ptr, eps, HALF, HALF_BLOCK)
-        first, second = _rotate(first, second, cos_ptr, sin_ptr, position, HALF, HALF_BLOCK)
-        _store_halves(q_ptr + row * (HQ * 2 * HALF), at, first, second, mask, HALF)
+            first, second = _norm_heads(first, second, q_norm_ptr, eps, HALF, HALF_BLOCK, TURNED)
+        first, second = _rotate(first, second, cos_ptr, sin_ptr, position, HALF_BLOCK, TURNED)
+        q_ptr += row * (HQ * 2 * HALF)
+        _store_halves(q_ptr, at, first, second, mask, HALF, HALF_BLOCK, TURNED)
     else:
         loc = tl.load(kv_loc_ptr + row)
         if loc >= 0:
             # Position `offset` of head 0 of the page; heads lie PAGE positions apart.
             start = (loc // PAGE * HK * PAGE + loc % PAGE) * (2 * HALF)
             if group < Q_GROUPS + K_GROUPS:
-                at, mask = _head_offsets(group - Q_GROUPS, HK, HALF, HALF_BLOCK, GROUP)
-                first, second = _load_halves(heads + HQ * 2 * HALF, at, mask, HALF)
+                group -= Q_GROUPS
+                at, mask = _head_offsets(group, HK, 2 * HALF, HALF, HALF_BLOCK, GROUP)
+                heads += HQ * 2 * HALF
+                first, second = _load_halves(heads, at, mask, HALF, HALF_BLOCK, TURNED)
                 if k_norm_ptr is not None:
-                    first, second = _norm_heads(first, second, k_norm_ptr, eps, HALF, HALF_BLOCK)
-                first, second = _rotate(first, second, cos_ptr, sin_ptr, position, HALF, HALF_BLOCK)
-                at, mask = _head_offsets(
-                    group - Q_GROUPS, HK, HALF, HALF_BLOCK, GROUP, HEAD_STRIDE=PAGE * 2 * HALF
+                    first, second = _norm_heads(
+                        first, second, k_norm_ptr, eps, HALF, HALF_BLOCK, TURNED
+                    )
+                first, second = _rotate(
+                    first, second, cos_ptr, sin_ptr, position, HALF_BLOCK, TURNED
                 )
-                _store_halves(k_pages_ptr + start, at, first, second, mask, HALF)
+                at, mask = _head_offsets(group, HK, IN_PAGE, HALF, HALF_BLOCK, GROUP)
+                k_pages_ptr += start
+                _store_halves(k_pages_ptr, at, first, second, mask, HALF, HALF_BLOCK, TURNED)
             else:
                 group -= Q_GROUPS + K_GROUPS
-                at, mask = _head_offsets(group, HK, HALF, HALF_BLOCK, GROUP)
-                first, second = _load_halves(heads + (HQ + HK) * 2 * HALF, at, mask, HALF)
-                at, mask = _head_offsets(
-                    group, HK, HALF, HALF_BLOCK, GROUP, HEAD_STRIDE=PAGE * 2 * HALF
-                )
-                _store_halves(v_pages_ptr + start, at, first, second, mask, HALF)
+                at, mask = _head_offsets(group, HK, 2 * HALF, HALF, HALF_BLOCK, GROUP)
+                heads += (HQ + HK) * 2 * HALF
+                first, second = _load_halves(heads, at, mask, HALF, HALF_BLOCK, TURNED)
+                at, mask = _head_offsets(group, HK, IN_PAGE, HALF, HALF_BLOCK, GROUP)
+                v_pages_ptr += start
+                _store_halves(v_pages_ptr, at, first, second, mask, HALF, HALF_BLOCK, TURNED)
 
 
 @triton.jit
 def _head_offsets(
     group,
     NUM_HEADS: tl.constexpr,
+    STRIDE: tl.constexpr,
     HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr = None,
 ):
-    """Return where the first halves of the group's heads lie, and which of them exist."""
-    STRIDE: tl.constexpr = 2 * HALF if HEAD_STRIDE is None else HEAD_STRIDE
+    """Return where the group's heads lie [GROUP, 1], and what of a half of them exists."""
     head, at = group * GROUP + tl.arange(0, GROUP)[:, None], tl.arange(0, HALF_BLOCK)[None, :]
-    return head * STRIDE + at, (head < NUM_HEADS) & (at < HALF)
+    return head * STRIDE, (head < NUM_HEADS) & (at < HALF)
 
 
 @triton.jit
-def _load_halves(base, at, mask, HALF: tl.constexpr):
-    first = tl.load(base + at, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(base + at + HALF, mask=mask, other=0.0).to(tl.float32)
+def _halves(HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, TURNED: tl.constexpr):
+    """Return which elements of a head are its first half, and which stand opposite them.
+
+    Those that rotate are pairs (i, i + TURNED); behind them what does not is halved likewise.
+    """
+    at = tl.arange(0, HALF_BLOCK)
+    first, second = at, at + HALF
+    if TURNED < HALF:
+        first = tl.where(at < TURNED, at, at + TURNED)
+        second = tl.where(at < TURNED, at + TURNED, at + HALF)
     return first, second
 
 
 @triton.jit
-def _store_halves(base, at, first, second, mask, HALF: tl.constexpr):
-    tl.store(base + at, first.to(base.dtype.element_ty), mask=mask)
-    tl.store(base + at + HALF, second.to(base.dtype.element_ty), mask=mask)
+def _load_halves(
+    base, at, mask, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, TURNED: tl.constexpr
+):
+    i, j = _halves(HALF, HALF_BLOCK, TURNED)
+    first = tl.load(base + at + i[None, :], mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(base + at + j[None, :], mask=mask, other=0.0).to(tl.float32)
+    return first, second
 
 
 @triton.jit
-def _norm_heads(first, second, weight_ptr, eps, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
-    at = tl.arange(0, HALF_BLOCK)
+def _store_halves(
+    base,
+    at,
+    first,
+    second,
+    mask,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    i, j = _halves(HALF, HALF_BLOCK, TURNED)
+    tl.store(base + at + i[None, :], first.to(base.dtype.element_ty), mask=mask)
+    tl.store(base + at + j[None, :], second.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _norm_heads(
+    first,
+    second,
+    weight_ptr,
+    eps,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    i, j = _halves(HALF, HALF_BLOCK, TURNED)
+    mask = tl.arange(0, HALF_BLOCK) < HALF
     squares = tl.sum(first * first + second * second, axis=1) / (2 * HALF)
     scale = tl.math.rsqrt(squares + eps)[:, None]
-    weight_1 = tl.load(weight_ptr + at, mask=at < HALF, other=0.0).to(tl.float32)
-    weight_2 = tl.load(weight_ptr + HALF + at, mask=at < HALF, other=0.0).to(tl.float32)
+    weight_1 = tl.load(weight_ptr + i, mask=mask, other=0.0).to(tl.float32)
+    weight_2 = tl.load(weight_ptr + j, mask=mask, other=0.0).to(tl.float32)
     return first * scale * weight_1[None, :], second * scale * weight_2[None, :]
 
 
 @triton.jit
 def _rotate(
-    first, second, cos_ptr, sin_ptr, position, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr
+    first, second, cos_ptr, sin_ptr, position, HALF_BLOCK: tl.constexpr, TURNED: tl.constexpr
 ):
     at = tl.arange(0, HALF_BLOCK)
-    cos = tl.load(cos_ptr + position * HALF + at, mask=at < HALF, other=0.0)[None, :]
-    sin = tl.load(sin_ptr + position * HALF + at, mask=at < HALF, other=0.0)[None, :]
+    cos = tl.load(cos_ptr + position * TURNED + at, mask=at < TURNED, other=1.0)[None, :]
+    sin = tl.load(sin_ptr + position * TURNED + at, mask=at < TURNED, other=0.0)[None, :]
     return first * cos - second * sin, second * cos + first * sin

@@ -1,11 +1,16 @@
 """The ops of a program as C sees them: mirrors of the structs in the files beside this one.
 
 Shapes: T rows, H hidden, K inputs, N outputs, HQ / HK query and KV heads of this rank, D head_dim,
-I intermediate, P pages, M positions. Activations that a linear reads are of the weights' dtype,
-what it writes is float32.
+I intermediate, P pages, M positions, k experts of a row, E of this rank. Activations that a linear
+reads are of the weights' dtype, what it writes is float32.
 """
 
 import ctypes
+
+import torch
+from torch import Tensor
+
+from kernels.linear import LinearWeight
 
 
 def _pointers(*names: str) -> list[tuple[str, type[ctypes.c_void_p]]]:
@@ -28,6 +33,29 @@ class LinearOp(ctypes.Structure):
     ]
 
 
+def linear_op(
+    x: Tensor, weight: LinearWeight, y: Tensor
+) -> tuple[LinearOp, tuple[Tensor | None, ...]]:
+    """Return the op of a product, and the tensors that it points into."""
+    assert x.dtype == weight.dtype, f"{x.dtype} rows for {weight.dtype} weights"
+    assert x.stride(1) == 1, "the inputs of a row must be contiguous"
+    assert weight.layout == "panels", f"{weight.layout} is for torch"
+    code: tuple[Tensor | None, ...] = (None, None, None)
+    if weight.code is not None:
+        code = weight.code.tables, weight.code.outliers, weight.code.num_outliers
+    tensors = x, weight.data, weight.bias, y, *code
+    op = LinearOp(
+        *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+        0 if weight.code is None else weight.code.outliers.shape[1],
+        x.stride(0),
+        y.stride(0),
+        weight.in_features,
+        weight.out_features,
+        x.dtype == torch.bfloat16,
+    )
+    return op, tensors
+
+
 class CodingOp(ctypes.Structure):
     """`struct coding`: plain panels to coded ones; a row of the step is a panel."""
 
@@ -40,12 +68,13 @@ class CodingOp(ctypes.Structure):
 class NormOp(ctypes.Structure):
     """`struct add_rms_norm`: total = x + residual, all [T, H] float32; out = its norm.
 
-    `residual` may be null, and may be `total`.
+    `residual` may be null, and may be `total`. Without a `weight` out is the sum; without a `total`
+    there is no residual.
     """
 
     _fields_ = [
         *_pointers("x", "residual", "weight", "total", "out"),
-        *_counts("width", "is_bf16"),
+        *_counts("width", "is_bf16", "is_weight_bf16"),
         ("eps", ctypes.c_double),
     ]
 
@@ -55,13 +84,29 @@ class RopeOp(ctypes.Structure):
 
     _fields_ = [
         *_pointers("qkv", "cos", "sin", "q_norm", "k_norm", "k_pages", "v_pages", "q"),
-        *_counts("num_heads", "num_kv_heads", "head_dim", "page_size", "is_bf16"),
+        *_counts("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "page_size"),
+        *_counts("is_bf16", "is_norm_bf16"),
+        ("eps", ctypes.c_double),
+    ]
+
+
+class WideNormOp(ctypes.Structure):
+    """`struct wide_norm`, of two ops on qkv [T, HQ + 2 HK, D] float32.
+
+    square_sums writes the squares of this rank's Q and K to `sums` [T, 2] float32, wide_norm reads
+    there those of all ranks and norms Q and K in place.
+    """
+
+    _fields_ = [
+        *_pointers("qkv", "sums", "q_norm", "k_norm"),
+        *_counts("num_heads", "num_kv_heads", "head_dim", "counts_kv", "q_width", "k_width"),
+        *_counts("is_norm_bf16"),
         ("eps", ctypes.c_double),
     ]
 
 
 class GateOp(ctypes.Structure):
-    """`struct silu_and_mul`: gate_up [T, 2I] float32 to out [T, I]."""
+    """`struct gate`: gate_up [T, 2I] float32 to out [T, I]."""
 
     _fields_ = [*_pointers("gate_up", "out"), *_counts("width", "is_bf16")]
 
@@ -72,6 +117,7 @@ class AttentionOp(ctypes.Structure):
     _fields_ = [
         *_pointers("q", "k_pages", "v_pages", "out"),
         *_counts("q_stride", "num_heads", "num_kv_heads", "head_dim", "page_size", "is_bf16"),
+        *_counts("window"),
         ("scale", ctypes.c_double),
     ]
 
@@ -114,3 +160,54 @@ class TakeOp(ctypes.Structure):
     """`struct take_rows`: the step's samples of x [T, H] float32 to out [S, H]."""
 
     _fields_ = [*_pointers("x", "out"), *_counts("width")]
+
+
+class RouteOp(ctypes.Structure):
+    """`struct route`: logits [T, num_logits] float32 to experts and weights [T, k]."""
+
+    _fields_ = [
+        *_pointers("logits", "experts", "weights"),
+        *_counts("num_logits", "top_k", "is_renormalized"),
+    ]
+
+
+class SortPairsOp(ctypes.Structure):
+    """`struct sort_pairs`: experts [T, k] int64 to what `RoutedRows` says of pairs, in int64."""
+
+    _fields_ = [
+        *_pointers("experts", "positions", "rows", "starts"),
+        *_counts("top_k", "num_experts", "first_expert"),
+    ]
+
+
+class PermuteOp(ctypes.Structure):
+    """`struct permute`: x [T, K], rows x_size bytes apart, to out [T k, K] of row_size bytes."""
+
+    _fields_ = [*_pointers("x", "rows", "end", "out"), *_counts("x_size", "row_size")]
+
+
+class UnpermuteOp(ctypes.Structure):
+    """`struct unpermute`: y [T k, N] float32 to out [T, N] float32."""
+
+    _fields_ = [
+        *_pointers("y", "weights", "positions", "end", "out"),
+        *_counts("top_k", "width"),
+    ]
+
+
+class GroupedLinearOp(ctypes.Structure):
+    """`struct grouped_linear`: a linear op on rows [T k, K] that stand by expert."""
+
+    _fields_ = [("linear", LinearOp), *_pointers("starts"), *_counts("num_experts")]
+
+
+class PairRunsOp(ctypes.Structure):
+    """`struct pair_runs`: the step's runs to runs [T k, 3] int64 of pairs, and their number."""
+
+    _fields_ = [*_pointers("rows", "starts", "runs", "num_runs"), *_counts("num_experts")]
+
+
+class GroupedLoraOp(ctypes.Structure):
+    """`struct grouped_lora`, of two ops: a LoRA op on pairs, whose table is [slots, E, fields]."""
+
+    _fields_ = [("lora", LoraOp), *_pointers("runs", "num_runs")]

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.linear import LinearWeight
 from kernels.native.huge_pages import HugePages, huge_empty
 
-_PANEL = 32  # outputs
+PANEL = 32  # outputs
 
 
 def pack_panels(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
@@ -24,11 +24,11 @@ def pack_panels(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """
     out_features, in_features = weight.shape
     per_word = 4 // weight.itemsize  # two bfloat16 of one output stand together
-    num_panels = -(-out_features // _PANEL)
-    missing = num_panels * _PANEL - out_features, -in_features % per_word
+    num_panels = -(-out_features // PANEL)
+    missing = num_panels * PANEL - out_features, -in_features % per_word
     if any(missing):
         weight = F.pad(weight, (0, missing[1], 0, missing[0]))
-    words = weight.contiguous().view(torch.int32).view(num_panels, _PANEL, -1).transpose(1, 2)
+    words = weight.contiguous().view(torch.int32).view(num_panels, PANEL, -1).transpose(1, 2)
     panels = huge_empty(words.nbytes).view(torch.int32).view(words.shape)
     return LinearWeight(
         panels.copy_(words),

@@ -31,7 +31,10 @@ _DONE, _HALTED = 0, 2  # as csrc/runtime/thread_pool.c has them
 class _Entry(ctypes.Structure):
     """`struct entry` of runtime/thread_pool.h."""
 
-    _fields_ = [("run", ctypes.c_void_p), ("op", ctypes.c_void_p), ("kind", ctypes.c_int64)]
+    _fields_ = [
+        *((n, ctypes.c_void_p) for n in ("run", "op")),
+        *((n, ctypes.c_int64) for n in ("kind", "rows_each")),
+    ]
 
 
 class Step:
@@ -120,7 +123,7 @@ class Program:
 
     def __init__(self) -> None:
         self.scratch_bytes = 0
-        self._ops: list[tuple[OpFunction, ctypes.Structure, bool]] = []
+        self._ops: list[tuple[OpFunction, ctypes.Structure, bool, int]] = []
         self._finish: dict[int, Call] = {}
         self._tensors: list[Tensor] = []
         self._entries: ctypes.Array[_Entry] | None = None
@@ -128,7 +131,7 @@ class Program:
     @property
     def names(self) -> list[str]:
         """Return what each op is called."""
-        return [function.name for function, _, _ in self._ops]
+        return [function.name for function, *_ in self._ops]
 
     def add(
         self,
@@ -137,6 +140,7 @@ class Program:
         tensors: Sequence[Tensor | None],
         *,
         of_samples: bool = False,
+        rows_each: int = 1,
         finish: Call | None = None,
     ) -> None:
         """Append an op.
@@ -146,11 +150,12 @@ class Program:
             op: its struct, fixed from now on.
             tensors: what the struct points into.
             of_samples: whether it works on a step's samples instead of its rows.
+            rows_each: rows of its tensors for each of these.
             finish: does the rest of an op that has halted the program, which then goes on.
         """
         if finish is not None:
             self._finish[len(self._ops)] = finish
-        self._ops.append((function, op, of_samples))
+        self._ops.append((function, op, of_samples, rows_each))
         self._tensors += [tensor for tensor in tensors if tensor is not None]
         self.scratch_bytes = max(self.scratch_bytes, function.scratch_bytes(op))
         self._entries = None
@@ -164,7 +169,7 @@ class Program:
         """Return the ops as C wants them, and how many there are."""
         if self._entries is None:
             self._entries = (_Entry * len(self._ops))(
-                *(_Entry(one.address, ctypes.addressof(op), kind) for one, op, kind in self._ops)
+                *(_Entry(one.address, ctypes.addressof(op), *rest) for one, op, *rest in self._ops)
             )
         return self._entries, len(self._ops)
 
@@ -200,6 +205,7 @@ class RecordedProgram:
         function: OpFunction,
         op: ctypes.Structure,
         tensors: Sequence[Tensor | None],
+        rows_each: int = 1,
         finish: Call | None = None,
     ) -> None:
         """Append an op; the arguments are those of `Program.add`."""
@@ -207,7 +213,8 @@ class RecordedProgram:
         if not isinstance(last, Program):
             last = Program()
             self._parts.append(last)
-        last.add(function, op, tensors, of_samples=self._of_samples, finish=finish)
+        of_samples = self._of_samples
+        last.add(function, op, tensors, of_samples=of_samples, rows_each=rows_each, finish=finish)
 
     def call(self, function: Call) -> None:
         """Append something that is not an op."""

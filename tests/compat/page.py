@@ -85,7 +85,7 @@ WHY_OF_CALL = {
     "image": "models of text only",
     "instruct": "put it into the query",
     "instruction": "put it into the query",
-    "is_3d_lora_weight": "mixtures of experts are not served",
+    "is_3d_lora_weight": "the file of an adapter tells it",
     "lora_int_id": "adapters are known by their names and contents",
     "max_tokens_per_doc": "use `truncate_prompt_tokens`",
     "max_tokens_per_query": "use `truncate_prompt_tokens`",

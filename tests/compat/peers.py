@@ -410,7 +410,7 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
         "POST /separate_reasoning": "answers come parsed",
         "POST /start_profile": "`topwork bench` profiles",
         "POST /collective_rpc": "no code of a caller is run",
-        "POST /scale_elastic_ep": "mixtures of experts are not served",
+        "POST /scale_elastic_ep": "there is no expert parallelism",
         "GET /v1/realtime": "models of text only",
     }
 )

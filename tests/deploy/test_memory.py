@@ -13,12 +13,14 @@ from transformers import AutoModelForCausalLM
 from deploy import memory
 from deploy.config import ServeConfig
 from deploy.memory import ITEM_BYTES, Part, rank_parts, total, weight_bytes
-from kernels.linear import LinearWeight
+from kernels.experts import ExpertsWeight, PrepareExperts
+from kernels.linear import LinearWeight, Prepare
 from kernels.native.packing import pack_panels
 from tests.cluster.adapters.tiny import MODEL
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from tests.end_to_end.tiny_models import make_tiny_model
 from tests.worker.classifiers import save_classifier
+from tests.worker.models.families.tiny import tiny_family
 from worker.model_config_reader import read_model_config
 from worker.weights.loader import load_weights
 from worker.weights.partition import partition
@@ -31,12 +33,30 @@ def plain_linear(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     return LinearWeight(weight, bias, weight.shape[1], weight.shape[0], weight.dtype)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "a classifier"])
+def experts_of(prepare: Prepare) -> PrepareExperts:
+    """Return what prepares the weights of experts one by one."""
+
+    def prepare_experts(weight: Tensor, bias: Tensor | None) -> ExpertsWeight:
+        assert bias is None
+        num_experts, outputs, inputs = weight.shape
+        linears = tuple(prepare(one, None) for one in weight)
+        return ExpertsWeight(linears, num_experts, inputs, outputs, weight.dtype)
+
+    return prepare_experts
+
+
+FAMILIES = ["phi3", "olmo2", "gemma3", "mixtral", "qwen3_moe"]  # what Llama has not
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "a classifier", *FAMILIES])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_weights_of_every_rank_are_told_to_the_byte_if_none_is_coded(
     tmp_path: Path, kind: str, dtype: str
 ) -> None:
-    make_tiny_model("llama" if kind == "a classifier" else kind, tmp_path)
+    if kind in FAMILIES:
+        tiny_family(kind).save_pretrained(tmp_path)
+    else:
+        make_tiny_model("llama" if kind == "a classifier" else kind, tmp_path)
     if kind == "a classifier":
         reference = AutoModelForCausalLM.from_pretrained(tmp_path)
         save_classifier(reference, tmp_path, 7)
@@ -45,7 +65,15 @@ def test_the_weights_of_every_rank_are_told_to_the_byte_if_none_is_coded(
         for rank in range(tp):
             part = partition(model, tp, rank)
             for is_packed, prepare in ((True, pack_panels), (False, plain_linear)):
-                held = load_weights(tmp_path, model, part, getattr(torch, dtype), CPU, prepare)
+                held = load_weights(
+                    tmp_path,
+                    model,
+                    part,
+                    getattr(torch, dtype),
+                    CPU,
+                    prepare,
+                    experts_of(prepare),
+                )
                 told = weight_bytes(model, part, ITEM_BYTES[dtype], is_packed=is_packed)
                 assert held.num_bytes == told, (tp, rank, is_packed)
 

@@ -21,10 +21,12 @@ from deploy.config import ServeConfig
 from deploy.serving.redeploy_scope import LIVE_KEYS, POOL_KEYS, ROUTER_KEYS, SCHEDULER_KEYS
 from tests.docs.pages import ROOT, rows, spans
 from worker.model_config import RopeConfig
-from worker.model_config_reader import _ARCHITECTURES, _CLASSIFIERS, _DTYPES
+from worker.models.config_file import DTYPES
+from worker.models.registry import all_families
 
 README = (ROOT / "README.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
+MODELS = (ROOT / "docs" / "models.md").read_text()
 ADAPTERS = (ROOT / "docs" / "adapters.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 SECURITY = (ROOT / "docs" / "security.md").read_text()
@@ -40,12 +42,24 @@ def first_cells(page: str, heading: str) -> set[str]:
 
 
 def test_the_models_are_those_that_the_reader_takes() -> None:
-    assert names(SUPPORTED["models"]) == {*_ARCHITECTURES, *_CLASSIFIERS}
+    told = [tuple(names(cell) for cell in row[:3]) for row in rows(MODELS, "Served")]
+    for one in all_families():
+        told.remove(({one.name}, {one.causal_lm}, {one.classifier} - {None}))
+    assert not told
     kinds = get_args(RopeConfig.__dataclass_fields__["kind"].type)
     assert names(SUPPORTED["rope types"]) - {"config.json"} == set(kinds)
-    assert names(SUPPORTED["weights"].partition(";")[0]) == set(_DTYPES)
+    assert names(SUPPORTED["weights"].partition(";")[0]) == set(DTYPES)
     computed = get_args(ServeConfig.model_fields["dtype"].annotation)
     assert names(SUPPORTED["weights"].partition(";")[2]) == {*computed, "--dtype"}
+
+
+def test_the_family_that_is_added_as_an_example_is_as_its_files_are() -> None:
+    diff = MODELS.partition("```diff\n")[2].partition("```")[0]
+    shown = dict.fromkeys(re.findall(r"^\+\+\+ b/(.*)$", diff, re.MULTILINE), "")
+    assert len(shown) == 2
+    for path, part in zip(shown, re.split(r"^@@.*@@\n", diff, flags=re.MULTILINE)[1:], strict=True):
+        added = part.partition("--- ")[0].splitlines()
+        assert "".join(f"{line[1:]}\n" for line in added) == (ROOT / path).read_text()
 
 
 def test_the_parameters_are_the_fields_of_the_bodies() -> None:

@@ -25,8 +25,8 @@ from tests.gpu.rank_run import make_capture
 from tests.gpu.report import Case, Finding
 from tests.gpu.timing import Timing, summarise
 from worker.distributed.communicator import SingleRank
+from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch
-from worker.models.llama import Model
 from worker.runners.gpu_runner import GpuRunner, Work
 
 _STEPS = 40

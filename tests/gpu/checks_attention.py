@@ -21,12 +21,15 @@ SHAPES = {
     "D64 group 3": SMOL,
     "D64 group 1": Heads(2, 2, 64),
     "D128 group 8": Heads(16, 2, 128),
+    "D96 group 1": Heads(4, 4, 96),
+    "D256 group 4": Heads(4, 1, 256),
 }
 
 
 def cases(place: Place) -> Iterator[Case]:
     every = [(name, dtype, 64) for name in ("D128 group 4", "D64 group 3") for dtype in DTYPES]
-    others = [("D64 group 1", "bfloat16", 64), ("D128 group 8", "bfloat16", 64)]
+    sizes = ("D64 group 1", "D128 group 8", "D96 group 1", "D256 group 4")
+    others = [(name, "bfloat16", 64) for name in sizes]
     pages = [("D128 group 4", "bfloat16", page) for page in (16, 32, 128)]
     for name, dtype, page in place.pick(every + others + pages, [("D64 group 3", "bfloat16", 16)]):
         args = (place, SHAPES[name], DTYPES[dtype], page)

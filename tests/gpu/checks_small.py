@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import torch
 
 from kernels import reference
-from kernels.gpu.activation import silu_and_mul
+from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul
 from kernels.gpu.backend import GpuKernels
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.rope import rope_and_write
+from kernels.gpu.wide_norm import square_sums, wide_norm
 from tests.gpu.checks import DTYPES, GATES, expect_near, expect_same, expect_untouched
 from tests.gpu.place import Place
 from tests.gpu.report import Case, Finding
@@ -35,6 +36,9 @@ def cases(place: Place) -> Iterator[Case]:
         ):
             title = f"rope {name} D{head_dim}{' with norms' if has_norms else ''}"
             yield title, lambda args=(place, dtype, head_dim, has_norms): rope(*args)
+        for head_dim in place.pick([64, 128], [64]):
+            args = (place, dtype, head_dim)
+            yield f"wide norm {name} D{head_dim}", lambda args=args: norm_of_all_heads(*args)
     yield "copies of pages", lambda: page_copies(place)
     yield "pages to the host and back", lambda: host_pages(place)
 
@@ -59,10 +63,32 @@ def norm(place: Place, dtype: torch.dtype, hidden: int) -> Finding:
 def activation(place: Place, dtype: torch.dtype, width: int) -> Finding:
     num_rows = place.pick(300, 3)
     gate_up = place.randn(num_rows, 2 * width, dtype=dtype, scale=3.0)
-    out = silu_and_mul(gate_up)
-    error = expect_near(out, reference.silu_and_mul(gate_up.double()), GATES[dtype])
-    for i in (0, num_rows - 1):
-        expect_same(silu_and_mul(gate_up[i : i + 1]), out[i : i + 1], "a row alone")
+    errors = []
+    for gate, meant in (
+        (silu_and_mul, reference.silu_and_mul),
+        (gelu_tanh_and_mul, reference.gelu_tanh_and_mul),
+    ):
+        out = gate(gate_up)
+        errors.append(expect_near(out, meant(gate_up.double()), GATES[dtype]))
+        for i in (0, num_rows - 1):
+            expect_same(gate(gate_up[i : i + 1]), out[i : i + 1], "a row alone")
+    return {"error": max(errors), "gate": GATES[dtype]}
+
+
+def norm_of_all_heads(place: Place, dtype: torch.dtype, head_dim: int) -> Finding:
+    num_heads, num_kv_heads, num_rows = 12, 3, place.pick(500, 3)
+    qkv = place.randn(num_rows, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    parts = qkv.double().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    q, k, v = (part.flatten(1) for part in parts)
+    widths = q.shape[1], k.shape[1]
+    norms = [place.randn(width, dtype=dtype) for width in widths]
+    alone = qkv[:1].clone()
+    for rows in (qkv, alone):
+        sums = square_sums(rows, num_heads, num_kv_heads, counts_kv=True)
+        wide_norm(rows, sums, norms[0], norms[1], widths, EPS)
+    normed = [reference.rms_norm(x, w.double(), EPS) for x, w in zip((q, k), norms, strict=True)]
+    error = expect_near(qkv.flatten(1), torch.cat([*normed, v], dim=1), GATES[dtype])
+    expect_same(alone, qkv[:1], "a row alone")
     return {"error": error, "gate": GATES[dtype]}
 
 

@@ -15,15 +15,15 @@ from kernels.gpu.backend import GpuKernels
 from kernels.linear import LinearWeight
 from tests.gpu.place import Place
 from tests.gpu.random_model import linear_weight, llama_config
+from tests.llama_linears import FUSED_MODULES
 from worker.cache.kv_cache import KVCache
 from worker.lora.adapter_bank import AdapterBank, SlotRows
 from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
 from worker.lora.pointer_table import PointerTable
-from worker.lora.shard import FUSED_MODULES
 from worker.model_config import ModelConfig
 from worker.models.forward_batch import InputBatch
 from worker.weights.model_weights import LayerWeights, Weights
-from worker.weights.partition import Partition, partition
+from worker.weights.partition import Partition, partition, total_length
 
 DTYPE = torch.bfloat16
 _TOKEN = 7
@@ -135,7 +135,7 @@ class Llama:
 
     def adapter_bytes(self, num_adapters: int) -> int:
         """Return what the first adapters hold."""
-        features = sum(len(span) for module in _MODULES for span in self.part.slices(module))
+        features = sum(sum(_shape(self.part, module)) for module in _MODULES)
         total = sum(self.lora_ranks[:num_adapters])
         return total * features * self.config.num_layers * DTYPE.itemsize
 
@@ -150,19 +150,20 @@ class Llama:
             linear.num_bytes
             for layer in self.weights.layers
             for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)
+            if linear is not None
         )
 
     def _adapter(self, lora_rank: int) -> AdapterWeights:
         layers = tuple(
-            tuple(self._fused(modules, lora_rank) for modules in FUSED_MODULES)
+            tuple(self._fused(modules, lora_rank) if modules else None for modules in FUSED_MODULES)
             for _ in range(self.config.num_layers)
         )
         return AdapterWeights(f"r{lora_rank}", layers, None, None)
 
     def _fused(self, modules: Sequence[str], lora_rank: int) -> LoraLayerWeights:
         """Return the LoRA of one fused linear, each block of B on 64 bytes."""
-        inputs = len(self.part.slices(modules[0])[1])
-        widths = [len(self.part.slices(module)[0]) for module in modules]
+        _, inputs = _shape(self.part, modules[0])
+        widths = [_shape(self.part, module)[0] for module in modules]
         blocks, output, size = [], 0, 0
         for index, width in enumerate(widths):
             first = index * lora_rank
@@ -182,11 +183,17 @@ class Llama:
 _MODULES = tuple(module for modules in FUSED_MODULES for module in modules)
 
 
+def _shape(part: Partition, module: str) -> tuple[int, int]:
+    """Return how many outputs and inputs of a module a rank holds."""
+    outputs, inputs = part.slices(module)
+    return total_length(outputs), len(inputs)
+
+
 def _weights(place: Place, config: ModelConfig, part: Partition) -> Weights:
     """Return random weights that keep numbers near 1."""
 
     def linear(*modules: str) -> LinearWeight:
-        shapes = [tuple(map(len, part.slices(module))) for module in modules]
+        shapes = [_shape(part, module) for module in modules]
         inputs = shapes[0][1]
         return linear_weight(_normal(place, (sum(n for n, _ in shapes), inputs), inputs**-0.5))
 

@@ -15,11 +15,14 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.linear import LinearWeight
+from tests.llama_linears import LINEAR_MODULES
+from tests.whole_modules import module_shape
+from worker.linears import separate_linears
 from worker.lora.shard import AdapterShard, LoraEntry
 from worker.model_config import ModelConfig, RopeConfig
 from worker.models.rotary import rope_tables
 from worker.weights.model_weights import LayerWeights, Weights
-from worker.weights.partition import LINEAR_MODULES, Partition, Span, module_shape, partition
+from worker.weights.partition import Partition, Span, partition
 
 MAX_POSITIONS = 1024
 
@@ -35,7 +38,7 @@ class RandomAdapter:
         """Return one rank's shard, as it comes out of the adapter pool."""
         entries, data = [], bytearray()
         for (layer, module), (a, b, scaling) in self.tensors.items():
-            rows, columns = part.slices(module)
+            (rows,), columns = part.slices(module)
             pieces = (a[:, columns.start : columns.stop], b[rows.start : rows.stop])
             offsets = []
             for piece in (pieces[0], pieces[1].T):
@@ -89,7 +92,7 @@ class RandomModel:
         def fused(layer: int, *modules: str) -> LinearWeight:
             pieces = []
             for module in modules:
-                rows, columns = part.slices(module)
+                (rows,), columns = part.slices(module)
                 whole = self.linears[layer, module]
                 pieces.append(whole[rows.start : rows.stop, columns.start : columns.stop])
             return linear_weight(torch.cat(pieces).to(device))
@@ -188,7 +191,7 @@ def llama_config(
 ) -> ModelConfig:
     """Return the shape of a Llama; `heads` are (query heads, KV heads, head_dim)."""
     return ModelConfig(
-        architecture="qwen3" if qk_norm else "llama",
+        family="qwen3" if qk_norm else "llama",
         num_layers=num_layers,
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -200,11 +203,8 @@ def llama_config(
         rms_norm_eps=1e-5,
         rope=RopeConfig(theta=500_000.0),
         tie_word_embeddings=False,
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
+        linears=separate_linears(),
         qk_norm=qk_norm,
-        sliding_window=None,
         dtype="bfloat16",
         bos_token_id=None,
         eos_token_ids=(),

@@ -9,7 +9,7 @@ from tests.gpu.script import Script
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.lora.adapter_bank import bank_for
-from worker.models.llama import Model
+from worker.models.decoder import Model
 from worker.runners.gpu_runner import Capture, CudaCapture, GpuRunner
 from worker.weights.partition import partition
 

@@ -1,7 +1,7 @@
 """kernels.attention: right over poisoned pages, and the same bits in any company."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -32,9 +32,14 @@ def form(
     kernels = NativeKernels(ThreadPool(library, 2))
 
     def attend(
-        q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
-        return kernels.paged_attention(q, k_pages, v_pages, Step(q.shape[0], batch), scale)
+        return kernels.paged_attention(q, k_pages, v_pages, Step(q.shape[0], batch), scale, window)
 
     monkeypatch.setitem(globals(), "paged_attention", attend)
 
@@ -48,6 +53,7 @@ class Pool:
     q: tuple[Tensor, ...]  # of each sequence, for every position
     tables: tuple[list[int], ...]
     page_size: int
+    window: int | None = None  # of all rows
 
     def attend(self, pieces: Sequence[tuple[int, int, int]]) -> list[Tensor]:
         """Attend with (sequence, first, last) runs of positions in one call."""
@@ -61,7 +67,8 @@ class Pool:
             self.page_size,
         )
         q = torch.cat([self.q[i][first:last] for i, first, last in pieces])
-        out = paged_attention(q, self.k_pages, self.v_pages, batch, q.shape[-1] ** -0.5)
+        scale = q.shape[-1] ** -0.5
+        out = paged_attention(q, self.k_pages, self.v_pages, batch, scale, self.window)
         assert out.dtype == q.dtype
         return [out[a:b] for a, b in zip(starts, starts[1:], strict=False)]
 
@@ -71,7 +78,7 @@ class Pool:
         k = reference.read_pages(self.k_pages, table, last).double()
         v = reference.read_pages(self.v_pages, table, last).double()
         q = self.q[sequence][first:last].double()
-        return reference.attention(q, k, v, q.shape[-1] ** -0.5)
+        return reference.attention(q, k, v, q.shape[-1] ** -0.5, self.window)
 
 
 def make_pool(
@@ -177,6 +184,57 @@ def test_any_mix_of_chunks_equals_the_reference_and_its_parts_alone(
     for piece, actual in zip(pieces, pool.attend(pieces), strict=True):
         assert error(actual, pool.expected(*piece)) < TOLERANCE[dtype]
         assert torch.equal(actual, pool.attend([piece])[0])
+
+
+WINDOWS = (1, 2, 33, 64, 65, 100, 128, 300)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(3, 3), (9, 3), (8, 1)])
+@pytest.mark.parametrize("page_size", [16, 48, 64])
+def test_rows_see_no_more_than_their_windows(
+    page_size: int, heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    lengths = [1, 63, 64, 65, 128, 129, 300, 421]
+    full = make_pool(lengths, dtype, heads, 32, page_size)
+    decodes = [(i, length - 1, length) for i, length in enumerate(lengths)]
+    prefills = [(i, 0, length) for i, length in enumerate(lengths)]
+    for window in WINDOWS:
+        pool = replace(full, window=window)
+        for pieces in (decodes, prefills, [(7, 150, 290), (6, 64, 65), (6, 70, 300)]):
+            for piece, actual in zip(pieces, pool.attend(pieces), strict=True):
+                assert error(actual, pool.expected(*piece)) < TOLERANCE[dtype], (window, piece)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(2, 2), (9, 3)])
+def test_chunks_change_no_bit_under_a_window(heads: tuple[int, int], dtype: torch.dtype) -> None:
+    length = 330
+    full = make_pool([length], dtype, heads, 32, 16)
+    (unbounded,) = full.attend([(0, 0, length)])
+    for window in (*WINDOWS, length + 5):
+        pool = replace(full, window=window)
+        (whole,) = pool.attend([(0, 0, length)])
+        assert torch.equal(whole[:window], unbounded[:window])  # while they are not full
+        for chunk in (1, 3, 37, 64, 200):
+            for first in range(0, length - chunk + 1, chunk if chunk > 3 else 29):
+                (part,) = pool.attend([(0, first, first + chunk)])
+                assert torch.equal(part, whole[first : first + chunk]), (window, chunk, first)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 50, 64, 127])
+def test_what_lies_before_a_window_changes_no_bit(window: int, dtype: torch.dtype) -> None:
+    length = 300
+    pool = replace(make_pool([length], dtype, page_size=16), window=window)
+    for first in (200, length - 1):
+        (before,) = pool.attend([(0, first, length)])
+        for position in range(first + 1 - window):
+            page = pool.tables[0][position // 16]
+            for pages in (pool.k_pages, pool.v_pages):
+                pages[page, :, position % 16].mul_(-3.0)
+        (after,) = pool.attend([(0, first, length)])
+        assert torch.equal(before, after)
 
 
 def test_a_neighbour_whose_values_are_nan_changes_nothing() -> None:

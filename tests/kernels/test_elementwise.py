@@ -5,7 +5,15 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.elementwise import add_rms_norm, apply_rope, rms_norm, silu_and_mul
+from kernels.elementwise import (
+    add_rms_norm,
+    apply_rope,
+    gelu_tanh_and_mul,
+    rms_norm,
+    silu_and_mul,
+    square_sums,
+    wide_norm,
+)
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
@@ -59,6 +67,86 @@ def test_the_gated_activation_agrees_with_float64(intermediate: int, dtype: torc
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("intermediate", [1, 31, 32, 307, 1536])
+def test_the_gate_of_gelu_agrees_with_float64_and_torch(
+    intermediate: int, dtype: torch.dtype
+) -> None:
+    gate_up = normal(5, 2 * intermediate, dtype=dtype)
+    before = gate_up.clone()
+    found = gelu_tanh_and_mul(gate_up)
+    assert found.dtype == dtype
+    assert error(found, reference.gelu_tanh_and_mul(gate_up.double())) < TOLERANCE[dtype]
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    theirs = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    assert error(reference.gelu_tanh_and_mul(gate_up.double()), theirs) < 1e-12
+    assert torch.equal(gate_up, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_a_norm_the_sum_is_rounded(dtype: torch.dtype) -> None:
+    x, residual = normal(3, 64, dtype=torch.float32), normal(5, 64, dtype=torch.float32)[:3]
+    out, total = add_rms_norm(x, residual, None, 1e-5, dtype)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(out, total.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (4, 1, 96)])
+def test_wide_norms_go_over_all_heads_of_all_ranks(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """The heads of Q stand for those of two ranks; both have the heads of K."""
+    qkv = normal(70, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    q_norm, k_norm = (
+        normal(num_heads * head_dim, dtype=dtype),
+        normal(num_kv_heads * head_dim, dtype=dtype),
+    )
+    q, k, v = qkv.double().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    expected = torch.cat(
+        [
+            reference.rms_norm(q.flatten(1), q_norm.double(), 1e-5),
+            reference.rms_norm(k.flatten(1), k_norm.double(), 1e-5),
+            v.flatten(1),
+        ],
+        dim=1,
+    )
+    cut = num_heads // 2
+    parts = [
+        torch.cat((some, qkv[:, num_heads:]), dim=1)
+        for some in qkv[:, :num_heads].split([cut, num_heads - cut], dim=1)
+    ]
+    heads = [cut, num_heads - cut]
+    sums = sum(
+        square_sums(part, n, num_kv_heads, counts_kv=rank == 0)
+        for rank, (part, n) in enumerate(zip(parts, heads, strict=True))
+    )
+    widths = num_heads * head_dim, num_kv_heads * head_dim
+    norms = q_norm.split([n * head_dim for n in heads])
+    for part, norm in zip(parts, norms, strict=True):
+        alone, row = part[9:10].clone(), sums[9:10]
+        wide_norm(part, sums, norm, k_norm, widths, 1e-5)
+        wide_norm(alone, row, norm, k_norm, widths, 1e-5)
+        assert torch.equal(alone, part[9:10])
+    found = torch.cat([parts[0][:, :cut], parts[1]], dim=1).flatten(1)
+    assert error(found, expected) < TOLERANCE[dtype]
+    assert torch.equal(
+        square_sums(qkv[9:10], num_heads, num_kv_heads, counts_kv=True),
+        square_sums(qkv, num_heads, num_kv_heads, counts_kv=True)[9:10],
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_part_of_a_head_may_rotate_alone(dtype: torch.dtype) -> None:
+    q, k = normal(6, 3, 128, dtype=dtype), normal(6, 1, 128, dtype=dtype)
+    cos, sin = rope_tables(50, 96)
+    positions = torch.arange(6) * 8
+    for found, x in zip(apply_rope(q, k, cos, sin, positions), (q, k), strict=True):
+        expected = reference.apply_rope(x.double(), cos.double(), sin.double(), positions)
+        assert error(found, expected) < TOLERANCE[dtype]
+        assert torch.equal(found[..., 96:], x[..., 96:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (1, 1, 128)])
 def test_rope_agrees_with_float64_and_does_not_change_its_input(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -105,6 +193,7 @@ def test_rows_have_the_same_bits_in_any_batch(num_rows: int, dtype: torch.dtype)
         for intermediate in (1, 307, 768):
             gate_up = normal(300, 2 * intermediate, dtype=dtype)
             assert torch.equal(silu_and_mul(gate_up[part]), silu_and_mul(gate_up)[part])
+            assert torch.equal(gelu_tanh_and_mul(gate_up[part]), gelu_tanh_and_mul(gate_up)[part])
         part_q, part_k = apply_rope(q[part], k[part], cos, sin, positions[part])
         assert torch.equal(part_q, whole_q[part])
         assert torch.equal(part_k, whole_k[part])

@@ -18,6 +18,7 @@ def save_classifier(
 ) -> PreTrainedModel:
     """Put a random head on the layers of a causal model, save it as transformers does."""
     name = type(reference).__name__.replace("CausalLM", "SequenceClassification")
+    name = name.replace("Gemma3For", "Gemma3TextFor")  # the other one sees images
     shape = copy.deepcopy(reference.config)
     shape.num_labels = num_labels
     for key, value in config.items():

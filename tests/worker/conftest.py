@@ -20,6 +20,7 @@ from transformers import (
 
 from tests.worker.group import RankGroup
 from tests.worker.logit_ranks import LogitRanks
+from tests.worker.models.families.tiny import tiny_family
 from tests.worker.peft_adapters import make_adapter_dir
 
 COMMON = {"vocab_size": 131, "num_hidden_layers": 2, "max_position_embeddings": 512}
@@ -99,6 +100,8 @@ def _build(name: str) -> PreTrainedModel:
                     **COMMON,
                 )
             )
+        case "olmo2" | "olmo3" | "phi3" | "gemma3" | "mixtral" | "qwen3_moe":
+            return tiny_family(name)
         case _:
             return Qwen3ForCausalLM(
                 Qwen3Config(

@@ -238,7 +238,7 @@ class TinyAdapter:
         entries: list[LoraEntry] = []
         data = bytearray(b"\0")  # so that no tensor is aligned
         for (layer, module), (a, b, scaling) in self.tensors.items():
-            rows, columns = part.slices(module)
+            (rows,), columns = part.slices(module)
             offsets = []
             a_part, b_part = a[:, columns.start : columns.stop], b[rows.start : rows.stop]
             for tensor in (a_part, b_part.T):

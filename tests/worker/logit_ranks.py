@@ -21,7 +21,7 @@ from worker.lora.adapter_bank import bank_for
 from worker.lora.base_weights import BaseWeights
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
-from worker.models.llama import Model
+from worker.models.decoder import Model
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
 from worker.runners.model_runner import model_runner_for
 from worker.weights.loader import load_weights
@@ -44,7 +44,8 @@ class LogitRank:
         self.part = partition(config, group.size, group.rank)
         self.group = group
         self.kernels = kernels_for(CPU)
-        weights = load_weights(path, config, self.part, dtype, CPU, self.kernels.prepare_linear)
+        prepare = self.kernels.prepare_linear, self.kernels.prepare_experts
+        weights = load_weights(path, config, self.part, dtype, CPU, *prepare)
         self.model = Model(config, self.part, weights, group, self.kernels, 256)
         self.bank = bank_for(
             self.kernels,

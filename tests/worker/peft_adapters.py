@@ -2,7 +2,9 @@
 
 import copy
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,17 @@ from transformers import PreTrainedModel
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.peft.checks import AdapterLimits
 from cluster.adapters.peft.reader import read_adapter
+from tests.llama_linears import LINEAR_MODULES
 from worker.model_config import ModelConfig
-from worker.weights.partition import LINEAR_MODULES
 
 LIMITS = AdapterLimits()
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 MODELS = ("llama", "llama3_biased")  # tied; not tied and biased
 SEVEN = list(LINEAR_MODULES)
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 BOTH = ["embed_tokens", "lm_head"]
 KINDS: dict[str, dict[str, Any]] = {
+    "rank 8 on every linear": {"target_modules": SEVEN, "r": 8, "lora_alpha": 16},
     "rank and alpha patterns under rslora": {
         "target_modules": SEVEN,
         "use_rslora": True,
@@ -80,6 +84,32 @@ KINDS: dict[str, dict[str, Any]] = {
         "modules_to_save": ["lm_head"],
     },
 }
+OF_FUSED_LINEARS: dict[str, dict[str, Any]] = {  # of a model that has some
+    "rank 8 on all linears": {"target_modules": "all-linear", "r": 8, "lora_alpha": 16},
+    "dora and ranks on fused linears": {
+        "target_modules": ["qkv_proj", "gate_up_proj", "down_proj"],
+        "use_dora": True,
+        "rank_pattern": {"qkv_proj": 5},
+    },
+}
+OF_EXPERTS: dict[str, dict[str, Any]] = {  # of a model that has some
+    "attention, experts and router": {
+        "target_modules": ATTENTION,
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj", "gate.weight"],
+        "r": 8,
+        "lora_alpha": 16,
+    },
+    "experts as modules": {"target_modules": [*SEVEN, "gate"]},  # which PEFT makes parameters of
+}
+_ALL_KINDS = KINDS | OF_FUSED_LINEARS | OF_EXPERTS
+
+
+@contextmanager
+def _patterns_of_parameters() -> Iterator[None]:
+    """Let PEFT warn in vain: it misses patterns of parameters among modules, and uses them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"The following (rank|alpha)_pattern", RuntimeWarning)
+        yield
 
 
 def train(model: PeftModel, seed: int = 0) -> None:
@@ -95,9 +125,10 @@ def train(model: PeftModel, seed: int = 0) -> None:
 
 def make_adapter_dir(base: PreTrainedModel, kind: str, folder: Path) -> None:
     """Write an adapter of some kind for a model."""
-    torch.manual_seed(list(KINDS).index(kind))
-    keys = {"r": 4, "lora_alpha": 3, **KINDS[kind]}
-    model = get_peft_model(copy.deepcopy(base), LoraConfig(init_lora_weights=False, **keys))
+    torch.manual_seed(list(_ALL_KINDS).index(kind))
+    keys = {"r": 4, "lora_alpha": 3, **_ALL_KINDS[kind]}
+    with _patterns_of_parameters():
+        model = get_peft_model(copy.deepcopy(base), LoraConfig(init_lora_weights=False, **keys))
     train(model)
     model.save_pretrained(folder)
 
@@ -112,7 +143,8 @@ def rewrite(source: Path, target: Path, change: Callable[[Tensor], Tensor]) -> N
 
 def by_peft(base: torch.nn.Module, folder: Path, tokens: tuple[int, ...]) -> Tensor:
     """Return PEFT's logits on the weights as `base` rounds them, all computed in float32."""
-    model = PeftModel.from_pretrained(copy.deepcopy(base), folder).eval().float()
+    with _patterns_of_parameters():
+        model = PeftModel.from_pretrained(copy.deepcopy(base), folder).eval().float()
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([tokens])).logits[0]
     return logits.float()

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 MODULES = (
-    "worker.models.llama, worker.runners.model_runner, worker.lora.adapter_bank, "
+    "worker.models.decoder, worker.runners.model_runner, worker.lora.adapter_bank, "
     "worker.cache.kv_cache, worker.distributed.parallel"
 )
 

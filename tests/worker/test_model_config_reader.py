@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from worker.model_config import RopeConfig
+from worker.model_config import ModelConfig, RopeConfig
 from worker.model_config_reader import read_model_config
 
 LLAMA = {
@@ -66,6 +66,8 @@ def test_yarn_falls_back_to_the_models_own_length_and_understands_mscale(read):
 @pytest.mark.parametrize(
     ("architecture", "changes", "window"),
     [
+        ("SmolLM3ForCausalLM", {"sliding_window": 256}, None),
+        ("SmolLM3ForCausalLM", {"use_sliding_window": True}, None),
         ("MistralForCausalLM", {"sliding_window": 256}, 256),
         ("MistralForCausalLM", {}, 4096),
         ("Qwen2ForCausalLM", {"sliding_window": 256}, None),
@@ -90,14 +92,65 @@ def test_a_window_counts_only_where_a_layer_slides(read, architecture, changes, 
     assert read(architectures=[architecture], **changes).sliding_window == window
 
 
+def biased(config: ModelConfig) -> list[str]:
+    """Return the linears that have a bias."""
+    return [linear.name for linear in config.linears if linear.has_bias]
+
+
 def test_biases_and_norms_follow_the_architecture(read):
     qwen2 = read(architectures=["Qwen2ForCausalLM"])
-    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm) == (True, False, False)
+    assert (biased(qwen2), qwen2.qk_norm) == (["q_proj", "k_proj", "v_proj"], False)
     qwen3 = read(architectures=["Qwen3ForCausalLM"])
-    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm) == (False, False, True)
+    assert (biased(qwen3), qwen3.qk_norm) == ([], True)
     assert qwen3.head_dim == 128  # transformers' default, whatever hidden / heads is
     llama = read(attention_bias=True, mlp_bias=True)
-    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
+    assert biased(llama) == [linear.name for linear in llama.linears]
+
+
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+
+
+def test_each_type_of_layer_may_have_a_rope_of_its_own_in_either_spelling(read):
+    olmo = {"architectures": ["Olmo3ForCausalLM"], "num_hidden_layers": 8}
+    old = read(**olmo, rope_theta=7e5, rope_scaling=YARN)
+    new = read(
+        **olmo,
+        rope_parameters={
+            "full_attention": {"rope_theta": 7e5, **YARN},
+            "sliding_attention": {"rope_type": "default"},
+        },
+    )
+    assert old == new
+    assert (old.rope.kind, old.rope.theta) == ("yarn", 7e5)
+    assert old.sliding_rope == RopeConfig(5e5)
+    assert old.sliding_layers == (0, 1, 2, 4, 5, 6)
+
+    gemma = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7}
+    linear = {"rope_type": "linear", "factor": 8.0}
+    old = read(**gemma, rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling=linear)
+    new = read(
+        **gemma,
+        rope_parameters={
+            "full_attention": {"rope_theta": 1e6, **linear},
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+    )
+    assert old == new
+    assert (old.rope, old.sliding_rope) == (RopeConfig(1e6, "linear", factor=8.0), RopeConfig(1e4))
+    assert old.sliding_layers == (0, 1, 2, 3, 4, 6)
+    assert read(**gemma, sliding_window_pattern=2).sliding_layers == (0, 2, 4, 6)
+
+
+def test_longrope_is_read_under_all_its_names(read):
+    phi = {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75}
+    phi["original_max_position_embeddings"] = 128
+    factors = {"short_factor": [1] * 6, "long_factor": [2.5] * 6}
+    made = [read(**phi, rope_scaling={"type": kind, **factors}) for kind in ("su", "longrope")]
+    assert made[0] == made[1]
+    rope = made[0].rope
+    assert (rope.kind, rope.factor, rope.original_max_position) == ("longrope", 4.0, 128)
+    assert (rope.short_factors, rope.long_factors) == ((1.0,) * 6, (2.5,) * 6)
+    assert rope.rotary_dim(made[0].head_dim) == 12
 
 
 def test_end_tokens_of_both_files_count(read):
@@ -131,8 +184,31 @@ def test_end_tokens_of_both_files_count(read):
         ({"head_dim": 15}, "head_dim"),
         ({"torch_dtype": "int8"}, "int8"),
         ({"sliding_window": 128}, "sliding_window"),
+        ({"embedding_multiplier": 12.0}, "embedding_multiplier is not supported"),
+        (
+            {"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0},
+            "residual_multiplier 0.0 is not a number above 0",
+        ),
+        ({"architectures": ["Olmo3ForCausalLM"], "rope_parameters": YARN}, "full_attention"),
+        ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": YARN}, "short_factor"),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.1},
+            "partial_rotary_factor 0.1",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0},
+            "final_logit_softcapping is not supported",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True},
+            "use_bidirectional_attention",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "hidden_activation": "gelu"},
+            "hidden_act 'gelu'",
+        ),
         ({"eos_token_id": 100}, "eos_token_id"),
-        ({"num_hidden_layers": 2**31}, "num_hidden_layers is over 2147483647"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers is over 65536"),
         ({"hidden_size": 10**4000}, "hidden_size is over"),
         ({"head_dim": 2**40}, "head_dim is over"),
         ({"vocab_size": 2**24 + 1}, "vocab_size is over 16777216"),
@@ -186,11 +262,11 @@ def test_a_directory_without_a_model_is_refused(tmp_path):
         read_model_config(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Phi3"])
 def test_a_model_that_classifies_has_a_head_in_place_of_lm_head(read, kind):
     changes = {"architectures": [f"{kind}ForSequenceClassification"], "pad_token_id": 3}
     config = read(**changes, tie_word_embeddings=True, id2label={"0": "a", "1": "b", "2": "c"})
-    assert config.architecture == kind.lower()
+    assert config.family == kind.lower()
     assert config.classifier is not None and config.classifier.labels == ("a", "b", "c")
     assert config.pad_token_id == 3
     assert not config.tie_word_embeddings  # there is nothing to tie it to
@@ -201,5 +277,52 @@ def test_a_model_that_classifies_has_a_head_in_place_of_lm_head(read, kind):
 
 
 def test_a_model_of_another_kind_is_told_what_is_served(read):
-    with pytest.raises(ValueError, match=r"BertForSequenceClassification is not one of Llama.*"):
+    with pytest.raises(ValueError, match=r"BertForSequenceClassification is not one of .*Llama.*"):
         read(architectures=["BertForSequenceClassification"])
+
+
+MOE = {"num_experts_per_tok": 2, "head_dim": 16, "num_key_value_heads": 2}
+FIRST_OF_MIXTRAL = ("gate", "experts.0.w1", "experts.0.w3", "experts.0.w2")
+
+
+def test_a_mixtral_is_sparse_in_all_layers_and_its_weights_add_up(read):
+    config = read(architectures=["MixtralForCausalLM"], **MOE)
+    experts = config.experts
+    assert experts is not None
+    assert (experts.num_experts, experts.top_k, experts.intermediate_size) == (8, 2, 96)
+    assert experts.renormalize and experts.layers == (0, 1)
+    assert config.rope.theta == 1e6 and config.rms_norm_eps == 1e-5
+    names = [linear.path for linear in config.linears_of(0)]
+    assert names[4:8] == [f"block_sparse_moe.{name}" for name in FIRST_OF_MIXTRAL]
+    assert len(names) == 4 + 1 + 3 * 8
+
+
+def test_the_sparse_layers_of_a_qwen3_are_those_that_its_steps_and_its_list_leave(read):
+    qwen3 = {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 7, **MOE}
+    config = read(decoder_sparse_step=2, mlp_only_layers=[3], num_experts=6, **qwen3)
+    assert config.experts is not None
+    assert config.experts.layers == (1, 5) and not config.experts.renormalize
+    assert len(config.linears_of(0)) == 7 and len(config.linears_of(1)) == 4 + 1 + 3 * 6
+    assert read(num_local_experts=6, **qwen3).experts.num_experts == 6
+    assert read(num_experts=0, **qwen3).experts is None
+    assert read(norm_topk_prob=True, **qwen3).experts.renormalize
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_experts": 1}, "num_experts_per_tok 2 is over 1 experts"),
+        ({"num_experts": 4, "num_local_experts": 5}, "num_experts and num_local_experts differ"),
+        ({"num_experts": -1}, "num_experts -1"),
+        ({"num_experts": 2**60}, "num_experts is over 4096"),
+        ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 2**60}, "is over 4096"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok 0"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step 0"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size 0"),
+        ({"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size is not"),
+        ({"n_shared_experts": 1}, "n_shared_experts is not supported"),
+    ],
+)
+def test_experts_that_cannot_be_computed_are_refused_by_their_key(read, changes, told):
+    with pytest.raises(ValueError, match=told):
+        read(**{"architectures": ["Qwen3MoeForCausalLM"], **MOE, **changes})

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from kernels.interface import AnyKernels, Readback
 from worker.lora.adapter_bank import AdapterBank
+from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch
-from worker.models.llama import Model
 from worker.protocol import PromptLogprobs, TokenLogprobs
 
 ROWS_AT_ONCE = 64

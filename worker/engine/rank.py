@@ -36,8 +36,8 @@ from worker.lora.base_weights import BaseWeights
 from worker.lora.shard import AdapterShard
 from worker.model_config import check_length
 from worker.model_config_reader import read_model_config
+from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch
-from worker.models.llama import Model
 from worker.protocol import (
     GENESIS,
     PENDING_TOKEN,
@@ -105,6 +105,7 @@ class Rank:
             self._dtype,
             self._device,
             self._kernels.prepare_linear,
+            self._kernels.prepare_experts,
         )
         self._model = Model(
             self._model_config,

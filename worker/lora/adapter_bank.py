@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from kernels.experts import ExpertLoraRun
 from kernels.interface import AnyKernels
 from kernels.linear import Prepare, prepare_linear
 from kernels.lora import LoraSegment
+from worker.linears import EXPERT_LINEARS, FUSED_LINEARS, by_expert
 from worker.lora.adapter_loader import build_adapter_weights
 from worker.lora.adapter_weights import (
     AdapterEmbedding,
@@ -21,14 +23,15 @@ from worker.lora.adapter_weights import (
     AdapterWeights,
 )
 from worker.lora.pointer_table import PointerTable
-from worker.lora.shard import FUSED_MODULES, AdapterShard
+from worker.lora.shard import AdapterShard
 from worker.weights.partition import Partition
 
 if TYPE_CHECKING:
     from worker.lora.base_weights import BaseWeights
 
 OwnWeights = TypeVar("OwnWeights")
-LayerSegments = Sequence[Sequence[LoraSegment]]  # of one layer, by fused linear
+# Of one layer, by fused linear, then by those of experts.
+LayerSegments = Sequence[Sequence[LoraSegment] | Sequence[ExpertLoraRun]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class AdapterBank:
             table: addresses of the LoRAs in the slots, for kernels that ask for them.
         """
         self._part = part
+        self._num_experts = len(by_expert(part.linears)[0])
         self.num_layers = num_layers
         self.dtype = dtype
         self.table = table
@@ -142,23 +146,35 @@ class AdapterBank:
         return 0 if loaded is None else loaded.num_bytes
 
     def segments(self, runs: Sequence[SlotRows]) -> tuple[LayerSegments, ...]:
-        """Return what `lora_apply` needs for a batch, by layer and fused linear.
+        """Return what `lora_apply` and `grouped_lora_apply` need for a batch, by layer and linear.
 
         Empty if the batch has no adapters at all.
         """
         if not runs:
             return ()
-        adapters = [self._slots[run.slot] for run in runs]
+        adapted = [(run, adapter) for run in runs if (adapter := self._slots[run.slot]) is not None]
         return tuple(
-            tuple(
-                tuple(
-                    lora.segment(run.start, run.stop)
-                    for run, adapter in zip(runs, adapters, strict=True)
-                    if adapter is not None and (lora := adapter.layers[layer][linear]) is not None
-                )
-                for linear in range(len(FUSED_MODULES))
+            (
+                *(_fused_segments(adapted, layer, linear) for linear in range(len(FUSED_LINEARS))),
+                *(
+                    self._expert_runs(adapted, layer, linear)
+                    for linear in range(len(EXPERT_LINEARS))
+                ),
             )
             for layer in range(self.num_layers)
+        )
+
+    def _expert_runs(
+        self, adapted: Sequence[tuple[SlotRows, AdapterWeights]], layer: int, linear: int
+    ) -> tuple[ExpertLoraRun, ...]:
+        """Return what `grouped_lora_apply` needs of one of the experts' linears of a layer."""
+        first = len(FUSED_LINEARS) + linear * self._num_experts
+        return tuple(
+            ExpertLoraRun(
+                run.start, run.stop, [None if one is None else one.segment(0, 0) for one in experts]
+            )
+            for run, adapter in adapted
+            if any(experts := adapter.layers[layer][first : first + self._num_experts])
         )
 
     def embeddings(self, runs: Sequence[SlotRows]) -> tuple[AdaptedRows[AdapterEmbedding], ...]:
@@ -177,6 +193,17 @@ class AdapterBank:
             for run in runs
             if (adapter := self._slots[run.slot]) is not None and (own := adapter.head) is not None
         )
+
+
+def _fused_segments(
+    adapted: Sequence[tuple[SlotRows, AdapterWeights]], layer: int, linear: int
+) -> tuple[LoraSegment, ...]:
+    """Return what `lora_apply` needs of one fused linear of a layer."""
+    return tuple(
+        lora.segment(run.start, run.stop)
+        for run, adapter in adapted
+        if (lora := adapter.layers[layer][linear]) is not None
+    )
 
 
 def bank_for(

@@ -24,6 +24,7 @@ from torch import Tensor
 from kernels.linear import Prepare, prepare_linear
 from kernels.lora import join_blocks
 from worker.errors import UnusableAdapter
+from worker.linears import all_products
 from worker.lora.adapter_weights import (
     AdapterEmbedding,
     AdapterHead,
@@ -32,11 +33,10 @@ from worker.lora.adapter_weights import (
 )
 from worker.lora.shard import (
     EMBEDDING,
-    FUSED_MODULES,
     HEAD,
     AdapterShard,
     LoraEntry,
-    adapted_slices,
+    num_outputs,
 )
 from worker.lora.source import DTYPES, LoraSource
 from worker.weights.partition import Partition
@@ -128,7 +128,10 @@ class _Builder:
 
     def build(self, adapter: str, num_layers: int) -> AdapterWeights:
         layers = tuple(
-            tuple(self._fused(layer, modules) for modules in FUSED_MODULES)
+            tuple(
+                self._fused(layer, [linear.name for linear in modules])
+                for modules in all_products(self._part.linears)
+            )
             for layer in range(num_layers)
         )
         score = self._sources[0].score_head()  # what has one is no part of a sum
@@ -142,7 +145,7 @@ class _Builder:
 
     def _fused(self, layer: int, modules: Sequence[str]) -> LoraLayerWeights | None:
         """Build the LoRA of one fused linear from those of its modules that have one."""
-        widths = [len(adapted_slices(self._part, module)[0]) for module in modules]
+        widths = [num_outputs(self._part, module) for module in modules]
         gain, shift = torch.ones(sum(widths)), torch.zeros(sum(widths))
         stacked, blocks = [], []
         row = 0
@@ -225,15 +228,13 @@ def packed_weights(
     assert shard.is_packed, f"adapter {shard.digest} is not packed"
     data = _scaled(shard, dtype, device)
     indices: dict[tuple[tuple[int, ...], ...], Tensor] = {}  # layers mostly have the same one
-    layers: list[list[LoraLayerWeights | None]] = [
-        [None] * len(FUSED_MODULES) for _ in range(num_layers)
-    ]
-    by_linear = groupby(shard.entries, lambda entry: (entry.layer, _linear_of(entry.module)))
+    modules = [[linear.name for linear in fused] for fused in all_products(part.linears)]
+    layers: list[list[LoraLayerWeights | None]] = [[None] * len(modules) for _ in range(num_layers)]
+    linear_of = {name: index for index, names in enumerate(modules) for name in names}
+    by_linear = groupby(shard.entries, lambda entry: (entry.layer, linear_of[entry.module]))
     item = DTYPES[shard.dtype].itemsize
     for (layer, linear), entries in by_linear:
-        layers[layer][linear] = _fused(
-            list(entries), FUSED_MODULES[linear], part, data, item, indices
-        )
+        layers[layer][linear] = _fused(list(entries), modules[linear], part, data, item, indices)
     return AdapterWeights(shard.digest, tuple(map(tuple, layers)), None, None)
 
 
@@ -271,16 +272,16 @@ def _fused(
     row_by_module, row = {}, 0
     for module in modules:
         row_by_module[module] = row
-        row += len(part.slices(module)[0])
+        row += num_outputs(part, module)
     blocks = []
     rank = end_b = 0
     for entry in entries:
         assert entry.a_offset // item == first_a + rank * entry.a_shape[1], "A's are not stacked"
-        start, num_outputs = row_by_module[entry.module], entry.b_shape[0]
+        start, width = row_by_module[entry.module], entry.b_shape[0]
         first = entry.b_offset // item
-        end_b = first + num_outputs * entry.lora_rank
+        end_b = first + width * entry.lora_rank
         end = rank + entry.lora_rank
-        blocks.append((rank, end, start, start + num_outputs, first - first_b))
+        blocks.append((rank, end, start, start + width, first - first_b))
         rank = end
     key = tuple(blocks)
     if key not in indices:
@@ -288,7 +289,3 @@ def _fused(
     num_inputs = entries[0].a_shape[1]
     a = data[first_a : first_a + rank * num_inputs].view(rank, num_inputs)
     return LoraLayerWeights(a, data[first_b:end_b], indices[key], None, None)
-
-
-def _linear_of(module: str) -> int:
-    return next(index for index, fused in enumerate(FUSED_MODULES) if module in fused)

@@ -15,7 +15,8 @@ from torch import Tensor
 from kernels.linear import LinearWeight
 from kernels.lora import LoraSegment
 
-QKV, OUT, GATE_UP, DOWN = range(4)  # the fused linears of a layer
+# The fused linears of a layer, then those of all its experts.
+QKV, OUT, GATE_UP, DOWN, ROUTER, EXPERT_GATE_UP, EXPERT_DOWN = range(7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class AdapterWeights:
     """All weights of one adapter on one rank; None where it leaves the base model as it is."""
 
     adapter: str  # a digest, or several with weights
-    layers: tuple[tuple[LoraLayerWeights | None, ...], ...]  # by layer and fused linear
+    # By layer and product: as worker.linears.all_products has them.
+    layers: tuple[tuple[LoraLayerWeights | None, ...], ...]
     embedding: AdapterEmbedding | None
     head: AdapterHead | None
     score_head: Tensor | None = None  # [labels, H] float32, whole on every rank

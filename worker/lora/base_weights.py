@@ -16,7 +16,7 @@ from worker.lora.shard import EMBEDDING
 from worker.model_config import ModelConfig
 from worker.weights.checkpoint import Checkpoint
 from worker.weights.loader import EMBEDDING_NAME, HEAD_NAME, linear_name
-from worker.weights.partition import ROW_PARALLEL, Partition, Span, module_shape
+from worker.weights.partition import Partition, Span, partition, whole_shape
 
 
 class OpenWeights:
@@ -28,22 +28,25 @@ class OpenWeights:
         self._checkpoint = checkpoint
         self._config = config
         self._part = part
+        self._whole = partition(config, 1, 0)
         self.dtype = dtype
 
     def rows(self, layer: int, module: str, rows: Span) -> Tensor:
         """Return whole rows of a linear module of a layer, [rows, in]."""
-        name = f"{linear_name(layer, module)}.weight"
-        shape = module_shape(self._config, module)
+        name = f"{linear_name(layer, self._part.linear(module))}.weight"
+        shape = whole_shape(self._whole, module)
         return self._checkpoint.read(name, shape, rows).to(self.dtype)
 
     def bias(self, layer: int, module: str) -> Tensor | None:
         """Return what this rank adds to its outputs of a linear module, None for nothing."""
-        if not self._has_bias(module) or (module in ROW_PARALLEL and self._part.rank > 0):
+        linear = self._part.linear(module)
+        if not linear.has_bias or (linear.axis == "row" and self._part.rank > 0):
             return None
-        name = f"{linear_name(layer, module)}.bias"
-        outputs, _ = module_shape(self._config, module)
+        name = f"{linear_name(layer, linear)}.bias"
+        outputs, _ = whole_shape(self._whole, module)
         rows, _ = self._part.slices(module)
-        return self._checkpoint.read(name, (outputs,), rows).to(self.dtype)
+        parts = [self._checkpoint.read(name, (outputs,), span) for span in rows]
+        return torch.cat(parts).to(self.dtype)
 
     def vocabulary(self, module: str, rows: Span) -> Tensor:
         """Return rows of the embedding or of the head, [rows, hidden]."""
@@ -51,12 +54,6 @@ class OpenWeights:
         name = EMBEDDING_NAME if is_embedding else HEAD_NAME
         shape = (self._config.vocab_size, self._config.hidden_size)
         return self._checkpoint.read(name, shape, rows).to(self.dtype)
-
-    def _has_bias(self, module: str) -> bool:
-        if module == "o_proj":
-            return self._config.o_bias
-        is_attention = module in ("q_proj", "k_proj", "v_proj")
-        return self._config.qkv_bias if is_attention else self._config.mlp_bias
 
 
 class BaseWeights:
@@ -68,6 +65,7 @@ class BaseWeights:
         self._model_dir = model_dir
         self._config = config
         self._part = part
+        self._whole = partition(config, 1, 0)
         self.dtype = dtype
 
     @contextmanager

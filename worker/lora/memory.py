@@ -6,13 +6,14 @@ torch: the control plane imports it.
 
 from collections import defaultdict
 
+from worker.linears import all_products
 from worker.lora.shard import (
     EMBEDDING,
-    FUSED_MODULES,
     HEAD,
     AdapterShard,
     LoraEntry,
     adapted_slices,
+    num_outputs,
 )
 from worker.weights.partition import Partition
 
@@ -21,7 +22,6 @@ _MAX_PACKED_OUTPUTS = 64  # that a packed weight's outputs may be padded to a mu
 _GAIN_BYTES = 4  # of one output: DoRA's gains and shifts are float32
 _SCORE_BYTES = 4  # of an element of a classification head: float32
 _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-_FUSED_LINEARS = (*FUSED_MODULES, (HEAD,))
 
 
 def claimed_bytes(
@@ -50,16 +50,16 @@ def _built_bytes(
 ) -> int:
     """Return the most bytes of weights that `adapter_loader` builds module by module."""
     entries = {(entry.layer, entry.module): entry for entry in shard.entries}
+    products = _products(part)
     by_linear: dict[tuple[int, tuple[str, ...]], list[LoraEntry]] = defaultdict(list)
     for (layer, module), entry in entries.items():
         if module != EMBEDDING:
-            linear = next(modules for modules in _FUSED_LINEARS if module in modules)
-            by_linear[layer, linear].append(entry)
+            by_linear[layer, products[module]].append(entry)
     total = 0
     for (_, modules), fused in by_linear.items():
         total += sum(_lora_bytes(part, entry, device_item_bytes) for entry in fused)
         if any(entry.magnitude_offset is not None for entry in fused):
-            outputs = sum(len(adapted_slices(part, module)[0]) for module in modules)
+            outputs = sum(num_outputs(part, module) for module in modules)
             has_bias = modules != (HEAD,)
             total += outputs * _GAIN_BYTES * (1 + has_bias)
     embedding = entries.get((0, EMBEDDING))
@@ -71,10 +71,16 @@ def _built_bytes(
     return total + sum(_table_bytes(table.module, part, model_item_bytes) for table in shard.tables)
 
 
+def _products(part: Partition) -> dict[str, tuple[str, ...]]:
+    """Return, by module, the modules that are one product, it among them."""
+    products = [tuple(one.name for one in modules) for modules in all_products(part.linears)]
+    return {module: modules for modules in (*products, (HEAD,)) for module in modules}
+
+
 def _lora_bytes(part: Partition, entry: LoraEntry, item_bytes: int) -> int:
-    rows, columns = adapted_slices(part, entry.module)
+    _, columns = adapted_slices(part, entry.module)
     a_bytes = entry.lora_rank * len(columns) * item_bytes
-    return a_bytes + _round_up(entry.lora_rank * len(rows) * item_bytes)
+    return a_bytes + _round_up(entry.lora_rank * num_outputs(part, entry.module) * item_bytes)
 
 
 def _table_bytes(module: str, part: Partition, item_bytes: int) -> int:

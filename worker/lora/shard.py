@@ -5,28 +5,19 @@ also which modules can be adapted and how tensor parallelism cuts each of them, 
 cuts and for the rank that loads. Free of torch: the control plane imports it.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from worker.model_config import ModelConfig
-from worker.weights.partition import LINEAR_MODULES, ROW_PARALLEL, Partition, Span, partition
+from worker.weights.partition import Partition, Span, total_length
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
 VOCABULARY_MODULES = (EMBEDDING, HEAD)
 SCORE = "score"  # the classification head, as transformers and PEFT call it
-ADAPTED_MODULES = (*LINEAR_MODULES, *VOCABULARY_MODULES)
-FUSED_MODULES = (  # of a layer; the modules of one fused linear share its inputs
-    ("q_proj", "k_proj", "v_proj"),
-    ("o_proj",),
-    ("gate_proj", "up_proj"),
-    ("down_proj",),
-)
-# B A of these is summed over the ranks: each has columns of A and all of B.
-SUMMED_MODULES = (*ROW_PARALLEL, EMBEDDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +34,7 @@ class LoraEntry:
     """
 
     layer: int  # 0 for the vocabulary's modules
-    module: str  # one of ADAPTED_MODULES
+    module: str  # one of `adapted_modules`
     lora_rank: int
     scaling: float
     a_offset: int  # bytes
@@ -81,7 +72,7 @@ class AdapterShard:
     rank: int
     tp: int
     dtype: Literal["bfloat16", "float16", "float32"]
-    entries: tuple[LoraEntry, ...]  # ordered by (layer of linear modules, ADAPTED_MODULES)
+    entries: tuple[LoraEntry, ...]  # by layer, as `adapted_modules`; the vocabulary's behind
     data: npt.NDArray[np.uint8]
     tables: tuple[TableEntry, ...] = ()  # in the order of VOCABULARY_MODULES
     # Nothing but LoRAs of linear modules, and `data` is laid out as on the device, but for scalings
@@ -90,19 +81,45 @@ class AdapterShard:
     score: ScoreEntry | None = None
 
 
-def adapted_slices(part: Partition, module: str) -> tuple[Span, Span]:
-    """Return (output rows, input columns) of a module in ADAPTED_MODULES that a rank holds.
+def vocabulary_path(module: str) -> str:
+    """Return the name of the embedding or the head inside the base model."""
+    return HEAD if module == HEAD else f"model.{EMBEDDING}"
 
-    To an embedding, tokens are inputs and hidden features are outputs.
+
+def adapted_modules(config: ModelConfig) -> tuple[str, ...]:
+    """Return the modules of a model that an adapter can adapt."""
+    return (*(linear.name for linear in config.linears), *VOCABULARY_MODULES)
+
+
+def module_kinds(config: ModelConfig, modules: Collection[str]) -> tuple[str, ...]:
+    """Return the names of modules for people, those of experts without numbers, in order."""
+    linears = (linear.kind for linear in config.linears if linear.name in modules)
+    return (*dict.fromkeys(linears), *(one for one in VOCABULARY_MODULES if one in modules))
+
+
+def adapted_slices(part: Partition, module: str) -> tuple[tuple[Span, ...], Span]:
+    """Return (output rows, input columns) of one of `adapted_modules` that a rank holds.
+
+    The rows are one or more spans in ascending order. To an embedding, tokens are inputs and hidden
+    features are outputs.
     """
     hidden = Span(0, part.hidden)
     if module == EMBEDDING:
-        return hidden, part.vocab
-    return (part.vocab, hidden) if module == HEAD else part.slices(module)
+        return (hidden,), part.vocab
+    return ((part.vocab,), hidden) if module == HEAD else part.slices(module)
 
 
-@lru_cache(maxsize=256)
-def adapted_shape(config: ModelConfig, module: str) -> tuple[int, int]:
-    """Return the full (outputs, inputs) of a module in ADAPTED_MODULES."""
-    rows, columns = adapted_slices(partition(config, 1, 0), module)
-    return len(rows), len(columns)
+def num_outputs(part: Partition, module: str) -> int:
+    """Return how many outputs of one of `adapted_modules` a rank holds."""
+    return total_length(adapted_slices(part, module)[0])
+
+
+def is_summed(part: Partition, module: str) -> bool:
+    """Tell whether B A of a module is summed over the ranks, which have columns of A and all B."""
+    return module == EMBEDDING or (module != HEAD and part.is_summed(module))
+
+
+def whole_adapted_shape(part: Partition, module: str) -> tuple[int, int]:
+    """Return the (outputs, inputs) of one of `adapted_modules`, by the rank that holds all."""
+    assert part.tp == 1, "part of a model"
+    return num_outputs(part, module), len(adapted_slices(part, module)[1])

@@ -16,11 +16,12 @@ from worker.errors import UnusableAdapter
 from worker.lora.dora import embedding_gain, linear_gain
 from worker.lora.shard import (
     EMBEDDING,
-    SUMMED_MODULES,
     VOCABULARY_MODULES,
     AdapterShard,
     LoraEntry,
     adapted_slices,
+    is_summed,
+    num_outputs,
 )
 from worker.weights.partition import Partition, Span
 
@@ -78,12 +79,13 @@ class LoraSource:
         Raises:
             UnusableAdapter: if B is too large to be multiplied by them.
         """
-        rows, columns = adapted_slices(self._part, entry.module)
+        _, columns = adapted_slices(self._part, entry.module)
         a = self._whole_a(entry)
-        if entry.magnitude_offset is not None and entry.module in SUMMED_MODULES:
+        if entry.magnitude_offset is not None and is_summed(self._part, entry.module):
             a = a[:, columns.start : columns.stop]
         assert a.shape == (entry.lora_rank, len(columns)), f"A of {entry}"
-        assert entry.b_shape == (len(rows), entry.lora_rank), f"B of {entry}"
+        outputs = num_outputs(self._part, entry.module)
+        assert entry.b_shape == (outputs, entry.lora_rank), f"B of {entry}"
         b = self._b(entry).float() * (entry.scaling * self._weight)
         if not bool(b.isfinite().all()):
             raise self._unusable(
@@ -112,7 +114,9 @@ class LoraSource:
         if module == EMBEDDING:
             gain = embedding_gain(read, a, b, magnitude)
         else:
-            gain = linear_gain(read, rows, a, b, magnitude)
+            sizes = [len(span) for span in rows]
+            parts = zip(rows, torch.split(b, sizes), torch.split(magnitude, sizes), strict=True)
+            gain = torch.cat([linear_gain(read, span, a, *part) for span, *part in parts])
         if not bool(gain.isfinite().all()):
             raise UnusableAdapter(
                 f"DoRA of {module} (layer {layer}): magnitude / |W + BA| is not finite; "

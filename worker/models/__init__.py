@@ -1,1 +1,1 @@
-"""The forward pass of the Llama family: decoder layers, embedding and lm_head, rotary tables."""
+"""The forward pass of decoders: layers, embedding and lm_head, rotary tables; and the families."""

@@ -16,10 +16,14 @@ from torch import Tensor
 
 from kernels.gpu.attention.paged_decode import num_splits
 from kernels.gpu.attention.paged_prefill import cut_prefill
-from kernels.gpu.batch_metadata import AttentionMetadata, LoraMetadata, row_places
+from kernels.gpu.batch_metadata import (
+    AttentionMetadata,
+    ExpertLoraMetadata,
+    LoraMetadata,
+    row_places,
+)
 from kernels.gpu.lora.apply import cut_tiles
 from worker.lora.adapter_bank import AdapterBank
-from worker.lora.shard import FUSED_MODULES
 from worker.models.forward_batch import ForwardBatch, InputBatch
 from worker.runners.device_arrays import DeviceArrays
 
@@ -73,6 +77,7 @@ class GpuBatch:
                 "blocks": (int32, (size.blocks, 4)),
                 "prefill_table": (int32, (size.prefills, size.pages)),
                 "tiles": (int32, (size.tiles, 3)),
+                "row_slots": (int32, (size.rows,)),
             },
             device,
             pins_memory,
@@ -106,6 +111,9 @@ class GpuBatch:
         host["blocks"][:] = np.array(cut.blocks).reshape(-1, 4)
         host["tiles"][:] = 0
         host["tiles"][: len(cut.tiles)] = np.array(cut.tiles).reshape(-1, 3)
+        host["row_slots"][:] = -1
+        for run in rows.runs:
+            host["row_slots"][run.start : run.stop] = run.slot
         self._arrays.send()
         if pending is not None:
             on_device = self._arrays.device
@@ -128,26 +136,35 @@ class GpuBatch:
         return ForwardBatch(
             token_ids=arrays["token_ids"],
             attention=attention,
-            loras=self._loras(arrays["tiles"]) if size.max_lora_rank else None,
+            loras=self._loras() if size.max_lora_rank else None,
             embeddings=self._bank.embeddings(rows.runs),
             heads=self._bank.heads(rows.runs),
             sample_index=arrays["samples"],
             sample_rows=rows.sample_rows,
         )
 
-    def _loras(self, tiles: Tensor) -> list[list[LoraMetadata]]:
-        table = self._bank.table
+    def _loras(self) -> list[list[LoraMetadata | ExpertLoraMetadata]]:
+        table, arrays = self._bank.table, self._arrays.device
         assert table is not None, "a bank for a GPU keeps a table"
+        dtype, max_lora_rank = self._bank.dtype, self.size.max_lora_rank
         return [
             [
-                LoraMetadata(
-                    tiles,
-                    table.table(layer, linear),
-                    table.widths[linear],
-                    self._bank.dtype,
-                    self.size.max_lora_rank,
-                )
-                for linear in range(len(FUSED_MODULES))
+                *(
+                    LoraMetadata(
+                        arrays["tiles"], table.table(layer, linear), widths, dtype, max_lora_rank
+                    )
+                    for linear, widths in enumerate(table.widths)
+                ),
+                *(
+                    ExpertLoraMetadata(
+                        arrays["row_slots"],
+                        table.expert_table(layer, linear),
+                        widths,
+                        dtype,
+                        max_lora_rank,
+                    )
+                    for linear, widths in enumerate(table.expert_widths)
+                ),
             ]
             for layer in range(self._bank.num_layers)
         ]

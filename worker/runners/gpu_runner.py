@@ -15,8 +15,8 @@ from kernels.gpu.attention.paged_decode import num_splits
 from kernels.gpu.attention.paged_prefill import block_rows
 from worker.cache.kv_cache import KVCache
 from worker.lora.adapter_bank import AdapterBank
+from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch
-from worker.models.llama import Model
 from worker.runners.gpu_batch import BatchSize, GpuBatch, cut_rows, exact_size
 from worker.runners.model_output import ModelOutput
 

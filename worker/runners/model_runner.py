@@ -15,8 +15,8 @@ from kernels.native.backend import NativeKernels
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.lora.adapter_bank import AdapterBank
+from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch, cpu_forward_batch
-from worker.models.llama import Model
 from worker.runners.model_output import ModelOutput
 from worker.runners.native_runner import NativeRunner
 

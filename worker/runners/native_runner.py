@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.native.backend import NativeKernels, NativeLora
+from kernels.native.experts import NativeExpertLora
 from kernels.native.library import Library
 from kernels.native.ops import RankSumOp
 from kernels.native.program import RecordedProgram, Step
@@ -18,9 +19,8 @@ from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.distributed.shared_group import SharedGroup
 from worker.lora.adapter_bank import AdapterBank
-from worker.lora.shard import FUSED_MODULES
+from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch, cpu_forward_batch
-from worker.models.llama import Model
 from worker.runners.model_output import ModelOutput
 from worker.sampling.row_logits import Argmax
 
@@ -151,20 +151,26 @@ class NativeRunner:
                 argmax = self._kernels.argmax(logits)
         return _Recording(program, max_lora_rank, x, out, logits, argmax)
 
-    def _loras(self, step: Step, max_lora_rank: int) -> list[list[NativeLora]]:
+    def _loras(self, step: Step, max_lora_rank: int) -> list[list[NativeLora | NativeExpertLora]]:
         table = self._bank.table
         assert table is not None, "a bank for native kernels keeps a table"
-        widths = [torch.tensor(of_linear) for of_linear in table.widths]
+        widths, expert_widths = (
+            [torch.tensor(of_linear, dtype=torch.int64) for of_linear in all_widths]
+            for all_widths in (table.widths, table.expert_widths)
+        )
+        dtype = self._bank.dtype
         return [
             [
-                NativeLora(
-                    step,
-                    table.table(layer, linear),
-                    widths[linear],
-                    max_lora_rank,
-                    self._bank.dtype,
-                )
-                for linear in range(len(FUSED_MODULES))
+                *(
+                    NativeLora(step, table.table(layer, linear), own, max_lora_rank, dtype)
+                    for linear, own in enumerate(widths)
+                ),
+                *(
+                    NativeExpertLora(
+                        step, table.expert_table(layer, linear), own, max_lora_rank, dtype
+                    )
+                    for linear, own in enumerate(expert_widths)
+                ),
             ]
             for layer in range(self._bank.num_layers)
         ]

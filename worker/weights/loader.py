@@ -9,17 +9,20 @@ V vocabulary entries of this rank.
 """
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from kernels.experts import ExpertsWeight, PrepareExperts, prepare_experts
 from kernels.linear import LinearWeight, Prepare, prepare_linear
+from worker.linears import Linear, by_expert, by_fused
 from worker.model_config import ModelConfig
 from worker.weights.checkpoint import Checkpoint
 from worker.weights.checkpoint_files import check_checkpoint
-from worker.weights.model_weights import LayerWeights, Weights
-from worker.weights.partition import ROW_PARALLEL, Partition, Span, module_shape
+from worker.weights.model_weights import LayerWeights, SparseWeights, Weights
+from worker.weights.partition import Partition, Span, partition, total_length, whole_shape
 from worker.weights.tensor_names import (
     EMBEDDING_NAME,
     FINAL_NORM_NAME,
@@ -43,18 +46,27 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
         prepare: Prepare,
+        prepare_experts: PrepareExperts,
     ) -> None:
         self._checkpoint = checkpoint
         self._config = config
         self._part = part
+        self._whole = partition(config, 1, 0)
         self._dtype = dtype
         self._device = device
         self.prepare = prepare
+        self._prepare_experts = prepare_experts
 
-    def vector(self, name: str, size: int) -> Tensor:
-        """Return a whole [size] tensor."""
-        whole = self._checkpoint.read(name, (size,), Span(0, size))
-        return whole.to(self._device, self._dtype)
+    def norm(self, name: str, size: int, held: Span | None = None) -> Tensor:
+        """Return the weight of a norm, [size] or what is held of it.
+
+        One that takes an offset stays in float32: 1 + w has more digits than w.
+        """
+        part = self._checkpoint.read(name, (size,), Span(0, size) if held is None else held)
+        offset = self._config.norm_offset
+        if offset:
+            return (part.float() + offset).to(self._device)
+        return part.to(self._device, self._dtype)
 
     def vocabulary(self, name: str) -> Tensor:
         """Return this rank's rows of a [vocabulary, H] tensor."""
@@ -68,44 +80,82 @@ class _Loader:
         whole = self._checkpoint.read(SCORE_NAME, shape, Span(0, num_labels))
         return whole.to(self._device, torch.float32)
 
-    def linear(self, prefix: str, modules: tuple[str, ...], has_bias: bool) -> LinearWeight:
+    def linear(self, layer: int, modules: Sequence[Linear]) -> LinearWeight:
         """Return the modules' slices one above the other as one linear."""
-        spans = [self._part.slices(module) for module in modules]
-        num_rows, num_columns = sum(len(rows) for rows, _ in spans), len(spans[0][1])
-        weight = torch.empty(num_rows, num_columns, dtype=self._dtype, device=self._device)
-        bias = torch.zeros(num_rows, dtype=self._dtype, device=self._device) if has_bias else None
-        start = 0
-        for module, (rows, columns) in zip(modules, spans, strict=True):
-            stop = start + len(rows)
-            shape = module_shape(self._config, module)
-            name = f"{prefix}.{module}"
-            weight[start:stop] = self._checkpoint.read(f"{name}.weight", shape, rows, columns)
-            if bias is not None:
-                bias[start:stop] = self._checkpoint.read(f"{name}.bias", shape[:1], rows)
-            start = stop
-        if self._part.rank > 0 and modules[0] in ROW_PARALLEL:
+        weight = self._empty(modules)
+        bias = weight.new_zeros(len(weight)) if any(one.has_bias for one in modules) else None
+        self._read(layer, modules, weight, bias)
+        if self._part.rank > 0 and modules[0].axis == "row":
             bias = None  # this linear is summed over the ranks, and its bias must enter once
         return self.prepare(weight, bias)
+
+    def experts(self, layer: int, experts: Sequence[Sequence[Linear]]) -> ExpertsWeight:
+        """Return the same product of each expert."""
+        weight = self._empty(experts[0], len(experts))
+        for of_expert, modules in zip(weight, experts, strict=True):
+            self._read(layer, modules, of_expert, None)
+        return self._prepare_experts(weight, None)
+
+    def _empty(self, modules: Sequence[Linear], *experts: int) -> Tensor:
+        """Return memory for the slices of modules one above the other, of each expert."""
+        slices = [self._part.slices(linear.name) for linear in modules]
+        shape = sum(total_length(rows) for rows, _ in slices), len(slices[0][1])
+        return torch.empty(*experts, *shape, dtype=self._dtype, device=self._device)
+
+    def _read(
+        self, layer: int, modules: Sequence[Linear], weight: Tensor, bias: Tensor | None
+    ) -> None:
+        """Fill a weight, and a bias of zeros, with the modules' slices one above the other."""
+        checkpoint, start = self._checkpoint, 0
+        for linear in modules:
+            spans, columns = self._part.slices(linear.name)
+            shape, name = whole_shape(self._whole, linear.name), linear_name(layer, linear)
+            for rows in spans:
+                stop = start + len(rows)
+                weight[start:stop] = checkpoint.read(f"{name}.weight", shape, rows, columns)
+                if bias is not None and linear.has_bias:
+                    bias[start:stop] = checkpoint.read(f"{name}.bias", shape[:1], rows)
+                start = stop
+
+    def sparse(self, layer: int, router: Sequence[Linear]) -> SparseWeights:
+        """Return the experts of a sparse layer and their router."""
+        gate_up, down = (self.experts(layer, one) for one in by_expert(self._config.linears))
+        return SparseWeights(self.linear(layer, router), gate_up, down)
+
+    def layer_norm(self, layer: int, name: str | None) -> Tensor | None:
+        """Return the weight [H] of one of a layer's norms, None if there is none."""
+        if name is None:
+            return None
+        return self.norm(f"{layer_name(layer)}.{name}.weight", self._config.hidden_size)
+
+    def qk_norm(self, layer: int, name: str, num_heads: int, held: Span) -> Tensor | None:
+        """Return the weight of the norm of Q or of K, of each head or of those that are held."""
+        config = self._config
+        if not config.qk_norm:
+            return None
+        path = f"{layer_name(layer)}.self_attn.{name}.weight"
+        if not config.qk_norm_is_wide:
+            return self.norm(path, config.head_dim)
+        return self.norm(path, num_heads * config.head_dim, held.scaled(config.head_dim))
 
     def layer(self, index: int) -> LayerWeights:
         """Return one decoder layer."""
         config = self._config
-        prefix = layer_name(index)
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        norms = [
-            self.vector(f"{attention}.{name}_norm.weight", config.head_dim)
-            for name in ("q", "k")
-            if config.qk_norm
-        ]
+        norms = config.norms
+        qkv, o, gate_up, down, router = by_fused(config.linears_of(index))
+        is_sparse = config.is_sparse(index)
         return LayerWeights(
-            input_norm=self.vector(f"{prefix}.input_layernorm.weight", config.hidden_size),
-            qkv=self.linear(attention, ("q_proj", "k_proj", "v_proj"), config.qkv_bias),
-            q_norm=norms[0] if config.qk_norm else None,
-            k_norm=norms[1] if config.qk_norm else None,
-            o=self.linear(attention, ("o_proj",), config.o_bias),
-            mlp_norm=self.vector(f"{prefix}.post_attention_layernorm.weight", config.hidden_size),
-            gate_up=self.linear(mlp, ("gate_proj", "up_proj"), config.mlp_bias),
-            down=self.linear(mlp, ("down_proj",), config.mlp_bias),
+            input_norm=self.layer_norm(index, norms.before_attention),
+            qkv=self.linear(index, qkv),
+            q_norm=self.qk_norm(index, "q_norm", config.num_heads, self._part.q_heads),
+            k_norm=self.qk_norm(index, "k_norm", config.num_kv_heads, self._part.kv_heads),
+            o=self.linear(index, o),
+            mlp_norm=self.layer_norm(index, norms.before_mlp),
+            gate_up=None if is_sparse else self.linear(index, gate_up),
+            down=None if is_sparse else self.linear(index, down),
+            after_attention_norm=self.layer_norm(index, norms.after_attention),
+            after_mlp_norm=self.layer_norm(index, norms.after_mlp),
+            experts=self.sparse(index, router) if is_sparse else None,
         )
 
 
@@ -116,6 +166,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     prepare: Prepare = prepare_linear,
+    prepare_experts: PrepareExperts = prepare_experts,
 ) -> Weights:
     """Read one rank's slices of a checkpoint.
 
@@ -125,10 +176,10 @@ def load_weights(
     """
     check_checkpoint(model_dir, config)
     with Checkpoint(model_dir) as checkpoint:
-        loader = _Loader(checkpoint, config, part, dtype, device, prepare)
+        loader = _Loader(checkpoint, config, part, dtype, device, prepare, prepare_experts)
         embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))
-        final_norm = loader.vector(FINAL_NORM_NAME, config.hidden_size)
+        final_norm = loader.norm(FINAL_NORM_NAME, config.hidden_size)
         if config.classifier is not None:
             head = loader.score_head(config.classifier.num_labels)
             return Weights(embedding, layers, final_norm, lm_head=None, score_head=head)

@@ -4,7 +4,7 @@ Libraries choose the inner loops of a product by its number of rows and by the C
 bits do not depend on its batch is tested anew on each machine.
 
 Shapes: H hidden, HQ / HK query and KV heads of this rank, D head_dim, I MLP features of this rank,
-V vocabulary entries of this rank.
+also of an expert, E experts, V vocabulary entries of this rank.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.experts import ExpertsWeight, Routing
 from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 
@@ -19,17 +20,39 @@ _BATCH_SIZES = (2, 3, 17, 64)  # rows
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One decoder layer. Norms are whole on every rank."""
+class SparseWeights:
+    """The experts of one layer; ranks share out their features, and the router is whole."""
 
-    input_norm: Tensor  # [H]
+    router: LinearWeight  # [E, H]
+    gate_up: ExpertsWeight  # [E, 2 I, H], the gate first
+    down: ExpertsWeight  # [E, H, I]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.router.num_bytes + self.gate_up.num_bytes + self.down.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer. Norms [H] and [D] are whole on every rank."""
+
+    input_norm: Tensor | None  # [H]
     qkv: LinearWeight  # [(HQ + 2 HK) D, H]
-    q_norm: Tensor | None  # [D]
-    k_norm: Tensor | None  # [D]
+    q_norm: Tensor | None  # [D], or [HQ D] over all heads together
+    k_norm: Tensor | None  # [D], or [HK D]
     o: LinearWeight  # [H, HQ D]
-    mlp_norm: Tensor  # [H]
-    gate_up: LinearWeight  # [2 I, H], the gate first
-    down: LinearWeight  # [H, I]
+    mlp_norm: Tensor | None  # [H]
+    gate_up: LinearWeight | None  # [2 I, H], the gate first; None: a sparse layer
+    down: LinearWeight | None  # [H, I]
+    after_attention_norm: Tensor | None = None  # [H], of what joins the residual
+    after_mlp_norm: Tensor | None = None  # [H], likewise
+    experts: SparseWeights | None = None  # in place of gate_up and down
+
+    def norms(self) -> list[Tensor]:
+        """Return those that there are."""
+        of_blocks = self.input_norm, self.after_attention_norm, self.mlp_norm, self.after_mlp_norm
+        return [norm for norm in (*of_blocks, self.q_norm, self.k_norm) if norm is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +69,11 @@ class Weights:
     def num_bytes(self) -> int:
         """Bytes of all weights; what is shared counts once."""
         norms = [self.final_norm]
-        linears = []
+        linears: list[LinearWeight | SparseWeights] = []
         for layer in self.layers:
-            norms += [layer.input_norm, layer.mlp_norm]
-            norms += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
-            linears += [layer.qkv, layer.o, layer.gate_up, layer.down]
+            norms += layer.norms()
+            mlp = (layer.gate_up, layer.down, layer.experts)
+            linears += [layer.qkv, layer.o, *(one for one in mlp if one is not None)]
         if self.lm_head is not None and self.lm_head.data is not self.embedding:
             linears.append(self.lm_head)
         plain = 0 if self.score_head is None else self.score_head.nbytes
@@ -70,11 +93,20 @@ def batch_variant_linears(weights: Weights, kernels: AnyKernels) -> tuple[str, .
     }
     device = weights.embedding.device
     with torch.inference_mode():
-        return tuple(
+        variant = tuple(
             name
             for name, weight in linears.items()
             if weight is not None and not _is_batch_invariant(weight, kernels, device)
         )
+        sparse = next((one.experts for one in weights.layers if one.experts is not None), None)
+        if sparse is not None:
+            experts = {"experts.gate_up": sparse.gate_up, "experts.down": sparse.down}
+            variant += tuple(
+                name
+                for name, grouped in experts.items()
+                if not _is_grouped_batch_invariant(grouped, kernels, device)
+            )
+    return variant
 
 
 def _is_batch_invariant(weight: LinearWeight, kernels: AnyKernels, device: torch.device) -> bool:
@@ -83,6 +115,23 @@ def _is_batch_invariant(weight: LinearWeight, kernels: AnyKernels, device: torch
     return all(
         torch.equal(kernels.linear(x[:size], weight)[:2], torch.cat(alone)) for size in _BATCH_SIZES
     )
+
+
+def _is_grouped_batch_invariant(
+    weight: ExpertsWeight, kernels: AnyKernels, device: torch.device
+) -> bool:
+    """Test the first expert, to which all rows go."""
+    x = _rows(max(_BATCH_SIZES), weight.in_features).to(device, weight.dtype)
+    logits = torch.zeros(len(x), weight.num_experts, device=device)
+    routing = Routing(1, renormalize=True, num_experts=weight.num_experts)
+
+    def product(first: int, end: int) -> Tensor:
+        return kernels.grouped_linear(
+            x[first:end], weight, kernels.route(logits[first:end], routing)
+        )
+
+    alone = torch.cat([product(row, row + 1) for row in (0, 1)])
+    return all(torch.equal(product(0, size)[:2], alone) for size in _BATCH_SIZES)
 
 
 def _rows(num_rows: int, width: int) -> Tensor:

@@ -4,13 +4,11 @@ Pure integers, shared by the weight loader and by the adapter pool, which cuts L
 way. Free of torch: the control plane imports it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from worker.linears import Linear, Unit
 from worker.model_config import ModelConfig
-
-COLUMN_PARALLEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-ROW_PARALLEL = ("o_proj", "down_proj")
-LINEAR_MODULES = (*COLUMN_PARALLEL, *ROW_PARALLEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +24,11 @@ class Span:
     def scaled(self, factor: int) -> "Span":
         """Return the span counted in units `factor` times smaller (heads to features)."""
         return Span(self.start * factor, self.stop * factor)
+
+
+def total_length(spans: Sequence[Span]) -> int:
+    """Return how long spans are together."""
+    return sum(map(len, spans))
 
 
 def even_spans(total: int, parts: int) -> tuple[Span, ...]:
@@ -66,22 +69,46 @@ class Partition:
     kv_heads: Span
     mlp: Span
     vocab: Span
+    counts_kv: bool  # no rank before it holds the same KV heads
+    expert_mlp: Span  # features of each expert
+    linears: tuple[Linear, ...]
+    widths: tuple[tuple[Unit, int], ...]  # of each kind of part over all ranks, in features
+    by_name: Mapping[str, Linear] = field(compare=False, repr=False)  # `linears`
 
-    def slices(self, module: str) -> tuple[Span, Span]:
-        """Return (output rows, input columns) of a linear module that this rank holds."""
+    def slices(self, module: str) -> tuple[tuple[Span, ...], Span]:
+        """Return (output rows, input columns) of a linear module that this rank holds.
+
+        The rows are one span for each part of the module's outputs, in their order.
+        """
+        linear = self.linear(module)
+        spans = self._spans(linear)
         everything = Span(0, self.hidden)
-        match module:
-            case "q_proj":
-                return self.q_heads.scaled(self.head_dim), everything
-            case "k_proj" | "v_proj":
-                return self.kv_heads.scaled(self.head_dim), everything
-            case "o_proj":
-                return everything, self.q_heads.scaled(self.head_dim)
-            case "gate_proj" | "up_proj":
-                return self.mlp, everything
-            case "down_proj":
-                return everything, self.mlp
-        raise AssertionError(f"not a linear module: {module}")
+        return (spans, everything) if linear.axis == "column" else ((everything,), spans[0])
+
+    def linear(self, module: str) -> Linear:
+        """Return what the list of linears says of a module."""
+        return self.by_name[module]
+
+    def is_summed(self, module: str) -> bool:
+        """Tell whether the outputs of a linear module are summed over the ranks."""
+        return self.linear(module).axis == "row"
+
+    def _spans(self, linear: Linear) -> tuple[Span, ...]:
+        """Return this rank's features of the axis that ranks divide."""
+        held: dict[Unit, Span] = {
+            "q_heads": self.q_heads.scaled(self.head_dim),
+            "kv_heads": self.kv_heads.scaled(self.head_dim),
+            "mlp": self.mlp,
+            "expert_mlp": self.expert_mlp,
+        }
+        widths = dict(self.widths)
+        held["experts"] = Span(0, widths["experts"])
+        spans, start = [], 0
+        for part in linear.parts:
+            span = held[part]
+            spans.append(Span(start + span.start, start + span.stop))
+            start += widths[part]
+        return tuple(spans)
 
 
 def check_tp(config: ModelConfig, tp: int) -> None:
@@ -104,7 +131,10 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
     """Return the slices that `rank` of `tp` holds of a model."""
     check_tp(config, tp)
     assert 0 <= rank < tp, f"rank {rank} of {tp}"
-    q_heads, kv_heads = _head_spans(config.num_heads, config.num_kv_heads, tp)[rank]
+    spans = _head_spans(config.num_heads, config.num_kv_heads, tp)
+    q_heads, kv_heads = spans[rank]
+    experts = config.experts
+    expert_features = 0 if experts is None else experts.intermediate_size
     return Partition(
         rank=rank,
         tp=tp,
@@ -114,10 +144,22 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
         kv_heads=kv_heads,
         mlp=even_spans(config.intermediate_size, tp)[rank],
         vocab=even_spans(config.vocab_size, tp)[rank],
+        counts_kv=rank == 0 or spans[rank - 1][1] != kv_heads,
+        expert_mlp=even_spans(expert_features, tp)[rank],
+        linears=config.linears,
+        widths=(
+            ("q_heads", config.num_heads * config.head_dim),
+            ("kv_heads", config.num_kv_heads * config.head_dim),
+            ("mlp", config.intermediate_size),
+            ("experts", 0 if experts is None else experts.num_experts),
+            ("expert_mlp", expert_features),
+        ),
+        by_name={linear.name: linear for linear in config.linears},
     )
 
 
-def module_shape(config: ModelConfig, module: str) -> tuple[int, int]:
-    """Return the full (output features, input features) of a linear module."""
-    rows, columns = partition(config, 1, 0).slices(module)
-    return len(rows), len(columns)
+def whole_shape(part: Partition, module: str) -> tuple[int, int]:
+    """Return the (outputs, inputs) of a linear module, by the one rank that holds everything."""
+    assert part.tp == 1, "part of a model"
+    rows, columns = part.slices(module)
+    return total_length(rows), len(columns)

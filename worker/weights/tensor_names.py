@@ -5,8 +5,9 @@ Free of torch: what a checkpoint holds is checked before anything is started.
 
 from collections.abc import Iterator
 
+from worker.linears import Linear
 from worker.model_config import ModelConfig
-from worker.weights.partition import LINEAR_MODULES, module_shape
+from worker.weights.partition import Partition, partition, whole_shape
 
 EMBEDDING_NAME = "model.embed_tokens.weight"
 HEAD_NAME = "lm_head.weight"
@@ -21,10 +22,9 @@ def layer_name(index: int) -> str:
     return f"model.layers.{index}"
 
 
-def linear_name(layer: int, module: str) -> str:
+def linear_name(layer: int, linear: Linear) -> str:
     """Return the name of a linear module, without `.weight` or `.bias`."""
-    block = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-    return f"{layer_name(layer)}.{block}.{module}"
+    return f"{layer_name(layer)}.{linear.path}"
 
 
 def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
@@ -36,8 +36,9 @@ def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
         yield SCORE_NAME, (config.classifier.num_labels, config.hidden_size)
     elif not config.tie_word_embeddings:
         yield HEAD_NAME, vocabulary
+    whole = partition(config, 1, 0)
     for layer in range(config.num_layers):
-        yield from _layer_tensors(config, layer)
+        yield from _layer_tensors(config, whole, layer)
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
@@ -47,19 +48,17 @@ def is_ignored(name: str, config: ModelConfig) -> bool:
     return name.endswith(".rotary_emb.inv_freq")  # a constant that old checkpoints carry
 
 
-def _layer_tensors(config: ModelConfig, layer: int) -> Iterator[tuple[str, Shape]]:
-    for norm in ("input_layernorm", "post_attention_layernorm"):
+def _layer_tensors(
+    config: ModelConfig, whole: Partition, layer: int
+) -> Iterator[tuple[str, Shape]]:
+    for norm in config.norms.names():
         yield f"{layer_name(layer)}.{norm}.weight", (config.hidden_size,)
-    for module in LINEAR_MODULES:
-        shape, name = module_shape(config, module), linear_name(layer, module)
+    for linear in config.linears_of(layer):
+        shape, name = whole_shape(whole, linear.name), linear_name(layer, linear)
         yield f"{name}.weight", shape
-        if _has_bias(config, module):
+        if linear.has_bias:
             yield f"{name}.bias", shape[:1]
-    for norm in ("q_norm", "k_norm") if config.qk_norm else ():
-        yield f"{layer_name(layer)}.self_attn.{norm}.weight", (config.head_dim,)
-
-
-def _has_bias(config: ModelConfig, module: str) -> bool:
-    if module == "o_proj":
-        return config.o_bias
-    return config.qkv_bias if module in ("q_proj", "k_proj", "v_proj") else config.mlp_bias
+    for module, num_heads in (("q_norm", config.num_heads), ("k_norm", config.num_kv_heads)):
+        if config.qk_norm:
+            width = num_heads * config.head_dim if config.qk_norm_is_wide else config.head_dim
+            yield f"{layer_name(layer)}.self_attn.{module}.weight", (width,)

@@ -15,7 +15,6 @@ from cluster.adapters.peft.config import parse_peft_config
 from cluster.adapters.peft.lora_modules import (
     SCORE_NAME,
     Sites,
-    common_dtype,
     find_sites,
     lora_modules,
     saved_name,
@@ -25,6 +24,7 @@ from cluster.adapters.peft.lora_modules import (
 from cluster.adapters.peft.safetensors_file import (
     Tensor,
     TensorSpan,
+    common_dtype,
     parse_spans,
     view_tensors,
 )
@@ -168,10 +168,11 @@ def _check_shapes(
     spans: dict[str, TensorSpan], spelling: Spelling, sites: Sites, model: ModelConfig
 ) -> None:
     """Refuse tensors of other shapes than model and configuration ask for."""
-    for site in sites.loras:
-        for name, wanted in site.shapes(model).items():
+    for site in sites.all:
+        for name, wanted in site.shapes().items():
             if name in spans:
-                axis = (site.a_name, site.b_name).index(name) if name != site.magnitude_name else -1
+                with_rank = (site.a_name, site.b_name)
+                axis = with_rank.index(name) if name in with_rank else -1
                 _check_shape(spelling.written[name], spans[name], wanted, axis, model)
     table_shape = (model.vocab_size, model.hidden_size)
     tables = {saved_name(module) for module in sites.saved} | sites.optional()

@@ -36,6 +36,7 @@ _READ = frozenset(
     {
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"),
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+        "target_parameters",
         *("init_lora_weights", "use_dora", "modules_to_save", "ensure_weight_tying"),
         *CLASSIFIER_KEYS,  # ours: PEFT writes no labels
     }

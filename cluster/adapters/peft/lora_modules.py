@@ -13,22 +13,25 @@ import numpy as np
 
 from cluster.adapters.adapter import Bits, Dtype, LoraModule, SavedTable, ScoreHead
 from cluster.adapters.peft.config import WHERE, PeftConfig
+from cluster.adapters.peft.expert_sites import ROUTER, ExpertsSite, find_parameters
 from cluster.adapters.peft.safetensors_file import Tensor
 from cluster.adapters.peft.strict_json import listed
-from cluster.adapters.peft.targets import module_path
 from cluster.adapters.peft.tensor_names import PREFIX, Spelling
 from cluster.errors import InvalidAdapter
 from worker.classifier_config import ClassifierConfig
 from worker.lora.shard import (
-    ADAPTED_MODULES,
     EMBEDDING,
     HEAD,
     SCORE,
     VOCABULARY_MODULES,
-    adapted_shape,
+    adapted_modules,
+    module_kinds,
+    vocabulary_path,
+    whole_adapted_shape,
 )
 from worker.model_config import ModelConfig
-from worker.weights.partition import LINEAR_MODULES
+from worker.weights.partition import partition
+from worker.weights.tensor_names import linear_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,11 @@ class LoraSite:
 
     layer: int
     module: str
+    path: str  # inside the base model
     lora_rank: int
     scaling: float
     is_dora: bool
+    shape: tuple[int, int]  # outputs and inputs
 
     @property
     def a_name(self) -> str:
@@ -65,9 +70,9 @@ class LoraSite:
         """Return the names of the tensors that must be there."""
         return (self.a_name, self.b_name, *((self.magnitude_name,) if self.is_dora else ()))
 
-    def shapes(self, model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape that each tensor of this site, must it be there or not, has to have."""
-        outputs, inputs = adapted_shape(model, self.module)
+        outputs, inputs = self.shape
         return {
             self.a_name: (self.lora_rank, inputs),
             self.b_name: (outputs, self.lora_rank),
@@ -75,7 +80,7 @@ class LoraSite:
         }
 
     def _named(self, end: str) -> str:
-        return f"{PREFIX}{module_path(self.layer, self.module)}.{end}"
+        return f"{PREFIX}{self.path}.{end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +88,33 @@ class Sites:
     """All that a configuration covers in one model."""
 
     loras: tuple[LoraSite, ...]  # in the order of Adapter.modules
+    experts: tuple[ExpertsSite, ...]
     saved: tuple[str, ...]  # of VOCABULARY_MODULES
     is_tied: bool  # the head repeats what the embedding has, transposed
     has_score: bool = False  # a classification head is saved
+    places: tuple[tuple[int, str], ...] = ()  # (layer, module), as Adapter.modules stand
+
+    @property
+    def all(self) -> tuple[LoraSite | ExpertsSite, ...]:
+        """Return everything that has a LoRA."""
+        return (*self.loras, *self.experts)
 
     def required(self) -> frozenset[str]:
         """Return the names of the tensors that must be there."""
-        loras = (name for site in self.loras for name in site.names())
+        loras = (name for site in self.all for name in site.names())
         score = (SCORE_NAME,) if self.has_score else ()
         return frozenset((*loras, *map(saved_name, self.saved), *score))
+
+    @property
+    def touched(self) -> frozenset[str]:
+        """Return the names of the modules that are adapted or saved."""
+        experts = (linear.name for site in self.experts for one in site.modules for linear in one)
+        return frozenset((*(site.module for site in self.loras), *experts, *self.saved))
+
+    @property
+    def max_lora_rank(self) -> int:
+        """Return the largest lora_rank, 0 if there is none."""
+        return max((site.lora_rank for site in self.all), default=0)
 
     def optional(self) -> frozenset[str]:
         """Return the names of the tensors that may be there besides."""
@@ -103,7 +126,7 @@ SCORE_NAME = f"{PREFIX}{SCORE}.weight"  # the standard name of a saved classific
 
 def saved_name(module: str) -> str:
     """Return the standard name of a saved module's weight."""
-    return f"{PREFIX}{module_path(0, module)}.weight"
+    return f"{PREFIX}{vocabulary_path(module)}.weight"
 
 
 def find_sites(
@@ -114,16 +137,18 @@ def find_sites(
     Raises:
         InvalidAdapter: if that is nothing, or more than can be served.
     """
-    paths = {
-        (layer, module): spelling.trained_path(module_path(layer, module))
-        for layer, module in _places(model)
-    }
+    standard = dict(_places(model))
+    paths = {place: spelling.trained_path(path) for place, path in standard.items()}
     strangers = config.targets.unmatched(tuple(paths.values()))
     if strangers:
         raise InvalidAdapter(
             f"{WHERE}: target_modules names modules that cannot be adapted in this model: "
-            f"{listed(strangers)}; supported are {', '.join(ADAPTED_MODULES)}"
+            f"{listed(strangers)}; supported are "
+            f"{', '.join(module_kinds(model, adapted_modules(model)))}"
         )
+    part = partition(model, 1, 0)
+    shapes = {module: whole_adapted_shape(part, module) for module in adapted_modules(model)}
+    experts, routers = find_parameters(config, model, spelling, shapes)
     is_tied = config.is_tied and model.tie_word_embeddings
     saved, has_score = _saved(config, model, spelling, is_tied)
     covered = {
@@ -133,29 +158,46 @@ def find_sites(
     }
     if is_tied and not saved and not covered.isdisjoint(_VOCABULARY_PLACES):
         covered.update(_VOCABULARY_PLACES)
-    if not covered and not saved and not has_score:
+    if not (covered or saved or has_score or experts or routers):
         raise InvalidAdapter(
             f"{WHERE}: target_modules, exclude_modules and layers_to_transform leave no module of "
             "this model; the adapter would do nothing"
         )
+    of_routers = {(one.layer, ROUTER): one for one in routers}
+    twice = covered & {*of_routers, *(place for site in experts for place in site.places())}
+    if twice:
+        raise InvalidAdapter(
+            f"{WHERE}: target_modules and target_parameters both name {listed(sorted(twice))}"
+        )
+    for place, router in of_routers.items():
+        covered.add(place)
+        standard[place], paths[place] = router.path, router.parameter
     loras = tuple(
-        LoraSite(*place, config.lora_rank_of(path), config.scaling_of(path), config.is_dora)
+        LoraSite(
+            *place,
+            standard[place],
+            config.lora_rank_of(path),
+            config.scaling_of(path),
+            config.is_dora,
+            shapes[place[1]],
+        )
         for place, path in paths.items()
         if place in covered
     )
-    _check_lora_rank(loras, max_lora_rank)
-    return Sites(loras, saved, is_tied, has_score)
+    sites = Sites(loras, experts, saved, is_tied, has_score, tuple(paths))
+    _check_lora_rank(sites.max_lora_rank, max_lora_rank)
+    return sites
 
 
 _VOCABULARY_PLACES = tuple((0, module) for module in VOCABULARY_MODULES)
 
 
-def _places(model: ModelConfig) -> Iterator[tuple[int, str]]:
-    """Yield every (layer, module) that can be adapted, in the order of Adapter.modules."""
+def _places(model: ModelConfig) -> Iterator[tuple[tuple[int, str], str]]:
+    """Yield every (layer, module) that can be adapted and its path, as Adapter.modules stand."""
     for layer in range(model.num_layers):
-        for module in LINEAR_MODULES:
-            yield layer, module
-    yield from ((0, module) for module in _vocabulary(model))
+        for linear in model.linears_of(layer):
+            yield (layer, linear.name), linear_name(layer, linear)
+    yield from (((0, module), vocabulary_path(module)) for module in _vocabulary(model))
 
 
 def _vocabulary(model: ModelConfig) -> tuple[str, ...]:
@@ -175,7 +217,7 @@ def _saved(
         if name in others:
             continue
         for module in _vocabulary(model):
-            path = module_path(0, module)
+            path = vocabulary_path(module)
             if name in (module, path, spelling.trained_path(path)):
                 found.add(module)
                 break
@@ -191,19 +233,12 @@ def _saved(
     return tuple(module for module in VOCABULARY_MODULES if module in found), bool(scores)
 
 
-def _check_lora_rank(loras: tuple[LoraSite, ...], limit: int) -> None:
-    largest = max((site.lora_rank for site in loras), default=0)
+def _check_lora_rank(largest: int, limit: int) -> None:
     if largest > limit:
         raise InvalidAdapter(
             f"{WHERE}: lora_rank {largest} (r, rank_pattern) is over this server's limit of "
             f"{limit}; raise max_lora_rank"
         )
-
-
-def common_dtype(tensors: Mapping[str, Tensor]) -> Dtype:
-    """Return the dtype of all tensors, float32 if they differ: widening loses nothing."""
-    dtypes = {tensor.dtype for tensor in tensors.values()}
-    return dtypes.pop() if len(dtypes) == 1 else "float32"
 
 
 def lora_modules(
@@ -216,7 +251,7 @@ def lora_modules(
     """
     if sites.is_tied:
         _check_tied_loras(tensors, sites)
-    return tuple(
+    loras = [
         LoraModule(
             layer=site.layer,
             module=site.module,
@@ -226,7 +261,17 @@ def lora_modules(
             magnitude=_as(dtype, tensors[site.magnitude_name]) if site.is_dora else None,
         )
         for site in sites.loras
-    )
+    ]
+    if not sites.experts:
+        return tuple(loras)
+    for experts in sites.experts:
+        tensor_a, tensor_b = (_as(dtype, tensors[name]) for name in experts.names())
+        loras += [
+            LoraModule(experts.layer, module, experts.scaling, a, b)
+            for module, a, b in experts.split(tensor_a, tensor_b)
+        ]
+    by_place = {(one.layer, one.module): one for one in loras}
+    return tuple(by_place[place] for place in sites.places if place in by_place)
 
 
 def saved_tables(

@@ -29,7 +29,7 @@ from cluster.adapters.peft.safetensors_file import header_size
 from cluster.adapters.peft.strict_json import parse_object
 from cluster.adapters.records import Outline, Source
 from cluster.errors import InvalidAdapter, NotFound
-from worker.lora.shard import ADAPTED_MODULES, SCORE
+from worker.lora.shard import SCORE, module_kinds
 from worker.model_config import ModelConfig
 
 KEPT_LAYOUTS = 256  # fine-tunes of one recipe differ in their tensors only
@@ -145,13 +145,12 @@ class AdapterReader:
         with self.turn:
             layout = check_layout(config, head, num_payload_bytes, self._model, self._limits)
         sites = layout.sites
-        touched = {site.module for site in sites.loras} | set(sites.saved)
         kept = _Kept(
             layout,
-            lora_rank=max((site.lora_rank for site in sites.loras), default=0),
+            lora_rank=sites.max_lora_rank,
             num_bytes=num_payload_bytes,
             modules=(
-                *(module for module in ADAPTED_MODULES if module in touched),
+                *module_kinds(self._model, sites.touched),
                 *((SCORE,) if sites.has_score else ()),
             ),
         )

@@ -169,3 +169,9 @@ def _span(name: str, entry: TensorHeader, where: str) -> TensorSpan:
             f"its offsets give it {end - begin}"
         )
     return TensorSpan(dtype, tuple(entry.shape), begin, end)
+
+
+def common_dtype(tensors: Mapping[str, Tensor]) -> Dtype:
+    """Return the dtype of all tensors, float32 if they differ: widening loses nothing."""
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    return dtypes.pop() if len(dtypes) == 1 else "float32"

@@ -1,9 +1,10 @@
 """Which modules an adapter means: PEFT's target_modules, exclude_modules and layers_to_transform.
 
-Also the modules that can be adapted, and how PEFT spells their paths.
+Also the parameters that are targeted by name, target_parameters.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,29 +12,14 @@ from cluster.adapters.peft.pattern import Pattern
 from cluster.adapters.peft.pattern_parser import PatternError
 from cluster.adapters.peft.strict_json import listed, shown
 from cluster.errors import InvalidAdapter
-from worker.weights.partition import LINEAR_MODULES
 
 WHERE = "adapter_config.json"
 MAX_TARGETS = 8192
 ALL_LINEAR = "all-linear"  # PEFT's word for every linear layer but the output head
 
-_BLOCK = {
-    module: "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-    for module in LINEAR_MODULES
-}
 # PEFT's own expressions for the layer in a path, without and with a layers_pattern.
 _LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 _LAYER_OF_PATTERN = re.compile(r"(?:^|.*?\.)layers\.(\d+)\.")
-
-
-def module_path(layer: int, module: str) -> str:
-    """Return the name of a module inside the base model."""
-    match module:
-        case "embed_tokens":
-            return "model.embed_tokens"
-        case "lm_head":
-            return "lm_head"
-    return f"model.layers.{layer}.{_BLOCK[module]}.{module}"
 
 
 def _names(path: str, entries: frozenset[str]) -> bool:
@@ -42,19 +28,35 @@ def _names(path: str, entries: frozenset[str]) -> bool:
     return any(".".join(parts[i:]) in entries for i in range(len(parts)))
 
 
+def _endings(paths: Iterable[str]) -> set[str]:
+    """Return the paths and their last parts."""
+    split = (path.split(".") for path in paths)
+    return {".".join(parts[i:]) for parts in split for i in range(len(parts))}
+
+
 @dataclass(frozen=True, slots=True)
 class Targets:
     """Decides for the path of a module whether the adapter covers it, as PEFT would."""
 
-    included: Pattern | frozenset[str]
+    included: Pattern | frozenset[str] | None  # None: every linear of a layer
     excluded: Pattern | frozenset[str]
     layers: frozenset[int] | None  # None: every layer
     has_layers_pattern: bool = False
+    parameters: frozenset[str] = frozenset()
+
+    def cover_parameter(self, path: str) -> bool:
+        """Return whether the adapter has weights for the parameter at `path`.
+
+        To parameters, PEFT applies neither exclusions nor layers.
+        """
+        return _names(path, self.parameters)
 
     def cover(self, path: str) -> bool:
         """Return whether the adapter has weights for the module at `path`."""
         if self._holds(self.excluded, path):
             return False
+        if self.included is None:
+            return _LAYER_OF_PATTERN.match(path) is not None and self._in_layers(path)
         if isinstance(self.included, Pattern):
             return self.included.fullmatch(path)
         if path in self.included:
@@ -63,14 +65,13 @@ class Targets:
 
     def unmatched(self, paths: tuple[str, ...]) -> tuple[str, ...]:
         """Return the target names, sorted, that none of `paths` answers to."""
-        if isinstance(self.included, Pattern):
+        if self.included is None or isinstance(self.included, Pattern):
             return ()
-        endings = {
-            ".".join(parts[i:])
-            for parts in (path.split(".") for path in paths)
-            for i in range(len(parts))
-        }
-        return tuple(sorted(self.included - endings))
+        return tuple(sorted(self.included - _endings(paths)))
+
+    def unmatched_parameters(self, paths: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of parameters, sorted, that none of `paths` answers to."""
+        return tuple(sorted(self.parameters - _endings(paths)))
 
     def _in_layers(self, path: str) -> bool:
         if self.layers is None:
@@ -91,19 +92,20 @@ def read_targets(raw: dict[str, Any]) -> Targets:
     Raises:
         InvalidAdapter: naming the key at fault.
     """
-    if not raw.get("target_modules"):
+    parameters = _entries(raw, "target_parameters")
+    if isinstance(parameters, Pattern):
+        raise InvalidAdapter(f"{WHERE}: target_parameters is not a list of names")
+    if not raw.get("target_modules") and not parameters:
         raise InvalidAdapter(f"{WHERE}: target_modules is missing or empty")
-    if raw["target_modules"] == ALL_LINEAR:
-        included: Pattern | frozenset[str] = frozenset(LINEAR_MODULES)
-    else:
-        included = _entries(raw, "target_modules")
+    is_all = raw.get("target_modules") == ALL_LINEAR
+    included = None if is_all else _entries(raw, "target_modules")
     layers = _layers(raw)
     if layers is not None and isinstance(included, Pattern):
         raise InvalidAdapter(
             f"{WHERE}: layers_to_transform cannot go with a target_modules that is an expression"
         )
     excluded = _entries(raw, "exclude_modules")
-    return Targets(included, excluded, layers, bool(raw.get("layers_pattern")))
+    return Targets(included, excluded, layers, bool(raw.get("layers_pattern")), parameters)
 
 
 def _entries(raw: dict[str, Any], key: str) -> Pattern | frozenset[str]:

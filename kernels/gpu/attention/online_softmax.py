@@ -4,7 +4,8 @@ The arithmetic that decode and prefill share. A hidden position changes no bit: 
 are spelled out, so that a turn that hides positions and one that does not round alike, whatever the
 compiler would fuse.
 
-Shapes: M query rows, N positions of one turn, P pages, HK heads, D head_dim.
+Shapes: M query rows, N positions of one turn, P pages, HK heads, D head_dim, which tiles pad with
+zeros to a power of two.
 """
 
 import triton
@@ -19,7 +20,8 @@ def tile_positions(page_size: int, head_dim: int, itemsize: int) -> int:
 
     A tile of K and one of V lie in shared memory three times, and their addresses in registers.
     """
-    return min(page_size, _TILE_BYTES // (head_dim * itemsize))
+    padded: int = triton.next_power_of_2(head_dim)
+    return min(page_size, _TILE_BYTES // (padded * itemsize))
 
 
 @triton.jit
@@ -32,6 +34,7 @@ def load_tile(
     NUM_KV_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     IS_FULL: tl.constexpr,
 ):
@@ -39,30 +42,37 @@ def load_tile(
 
     `start` is a multiple of TILE and lies in `page` of pages_ptr [P, HK, PAGE, D].
     """
-    positions, dims = tl.arange(0, TILE), tl.arange(0, HEAD_DIM)
+    positions, dims = tl.arange(0, TILE), tl.arange(0, DIM_BLOCK)
     # A pool may have more than 2^31 elements, a head's part of a page has not.
     head_ptr = pages_ptr + (page.to(tl.int64) * NUM_KV_HEADS + kv_head) * (PAGE * HEAD_DIM)
     if TILE < PAGE:
         head_ptr += (start % PAGE) * HEAD_DIM
     pointers = head_ptr + positions[:, None] * HEAD_DIM + dims[None, :]
-    if IS_FULL:
+    if IS_FULL and DIM_BLOCK == HEAD_DIM:
         return tl.load(pointers)
     # What lies past the end may be NaN, and a weight of zero does not make that a zero.
-    return tl.load(pointers, mask=(start + positions < end)[:, None], other=0.0)
+    mask = (start + positions < end)[:, None]
+    if DIM_BLOCK > HEAD_DIM:
+        mask = mask & (dims < HEAD_DIM)[None, :]
+    return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
-def fold_tile(scores, v, largest, total, acc, scale):
+def fold_tile(scores, v, largest, total, acc, scale, MAY_SEE_NONE: tl.constexpr = False):
     """Fold one turn into the running softmax of M rows; return (largest, total, acc).
 
     `scores` [M, N] float32 are q k, -inf where hidden; `v` [N, D]. Of the turns up to now `largest`
     [M] is the greatest score, `total` [M] the sum of the weights 2^(scale (score - largest)) and
     `acc` [M, D] the sum of weighted v. A row must see a position of its first turn: afterwards
-    hidden ones weigh exactly 0, and a turn without any other multiplies by exactly 1.
+    hidden ones weigh exactly 0, and a turn without any other multiplies by exactly 1. With
+    MAY_SEE_NONE turns before that leave `total` and `acc` at 0.
     """
     new_largest = tl.maximum(largest, tl.max(scores, 1))
-    weights = tl.exp2(tl.fma(scores, scale, (-scale * new_largest)[:, None]))
-    kept = tl.exp2((largest - new_largest) * scale)
+    base = new_largest
+    if MAY_SEE_NONE:  # -inf less -inf is no number
+        base = tl.where(new_largest == -float("inf"), 0.0, new_largest)
+    weights = tl.exp2(tl.fma(scores, scale, (-scale * base)[:, None]))
+    kept = tl.exp2((largest - base) * scale)
     total = tl.fma(total, kept, tl.sum(weights, 1))
     acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
     return new_largest, total, acc

@@ -36,6 +36,7 @@ def paged_decode(
     scale: float,
     out: Tensor,
     max_splits: int,
+    window: int = 0,
 ) -> None:
     """Write softmax(scale q k) v of each sequence's last row.
 
@@ -56,6 +57,7 @@ def paged_decode(
         scale: multiplies the scores; positive.
         out: [T, HQ, D] contiguous, q's dtype, written at `rows` only.
         max_splits: at least `num_splits` of the longest context; changes no bit.
+        window: positions that a row sees, its own the last; 0: all. Splits before it end at once.
     """
     num_sequences, num_heads, head_dim = rows.shape[0], q.shape[1], q.shape[2]
     _, num_kv_heads, page_size, _ = k_pages.shape
@@ -89,7 +91,9 @@ def paged_decode(
         BLOCK_HEADS=max(_DOT_ROWS, triton.next_power_of_2(group)),
         PAGE=page_size,
         HEAD_DIM=head_dim,
+        DIM_BLOCK=triton.next_power_of_2(head_dim),
         TILE=tile_positions(page_size, head_dim, q.itemsize),
+        WINDOW=window,
         num_warps=4,
         num_stages=3,
         **LAUNCH_OPTIONS,
@@ -102,6 +106,8 @@ def paged_decode(
             context_lens,
             out,
             HEAD_DIM=head_dim,
+            DIM_BLOCK=triton.next_power_of_2(head_dim),
+            WINDOW=window,
             num_warps=2,
             **LAUNCH_OPTIONS,
         )
@@ -137,7 +143,9 @@ def _attend_split(
     BLOCK_HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths_ptr + sequence)
@@ -146,29 +154,59 @@ def _attend_split(
     if first >= length:
         return
     end = tl.minimum(first + size, length)
+    if WINDOW > 0:
+        seen = tl.maximum(length - WINDOW, 0)  # the first position that is
+        if end <= seen:
+            return
+        first = tl.maximum(first, seen // TILE * TILE)
     row = tl.load(rows_ptr + sequence).to(tl.int64)
     table_ptr += sequence.to(tl.int64) * table_stride
     page = tl.load(table_ptr + first // PAGE)
 
-    heads, dims = tl.arange(0, BLOCK_HEADS), tl.arange(0, HEAD_DIM)
+    heads, dims = tl.arange(0, BLOCK_HEADS), tl.arange(0, DIM_BLOCK)
     in_group = heads < GROUP
+    is_there = in_group[:, None]
+    if DIM_BLOCK > HEAD_DIM:
+        is_there = is_there & (dims < HEAD_DIM)[None, :]
     heads = kv_head * GROUP + heads
     q_pointers = q_ptr + row * row_stride + heads[:, None] * head_stride + dims[None, :]
-    q = tl.load(q_pointers, mask=in_group[:, None], other=0.0)
+    q = tl.load(q_pointers, mask=is_there, other=0.0)
     largest = tl.full((BLOCK_HEADS,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_HEADS,), tl.float32)
-    acc = tl.zeros((BLOCK_HEADS, HEAD_DIM), tl.float32)
+    acc = tl.zeros((BLOCK_HEADS, DIM_BLOCK), tl.float32)
     for start in range(first, end, TILE):
         after = start + TILE
         next_page = tl.load(table_ptr + after // PAGE, mask=after < end, other=0)
         k = load_tile(
-            k_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=False
+            k_ptr,
+            page,
+            kv_head,
+            start,
+            end,
+            NUM_KV_HEADS,
+            PAGE,
+            HEAD_DIM,
+            DIM_BLOCK,
+            TILE,
+            IS_FULL=False,
         )
         v = load_tile(
-            v_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=False
+            v_ptr,
+            page,
+            kv_head,
+            start,
+            end,
+            NUM_KV_HEADS,
+            PAGE,
+            HEAD_DIM,
+            DIM_BLOCK,
+            TILE,
+            IS_FULL=False,
         )
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         is_seen = start + tl.arange(0, TILE) < end
+        if WINDOW > 0:
+            is_seen &= start + tl.arange(0, TILE) >= seen
         scores = tl.where(is_seen[None, :], scores, -float("inf"))
         largest, total, acc = fold_tile(scores, v, largest, total, acc, scale)
         page = next_page
@@ -178,19 +216,26 @@ def _attend_split(
     if size >= length:
         out_pointers = out_ptr + (row * NUM_KV_HEADS * GROUP + heads[:, None]) * HEAD_DIM
         out_value = acc.to(out_ptr.dtype.element_ty)
-        tl.store(out_pointers + dims[None, :], out_value, mask=in_group[:, None])
+        tl.store(out_pointers + dims[None, :], out_value, mask=is_there)
     else:
         plane = split.to(tl.int64) * tl.num_programs(0) + sequence
         parts = plane * (NUM_KV_HEADS * GROUP) + heads
         lse = tl.fma(largest, scale, tl.log2(total))
         tl.store(part_lse_ptr + parts, lse, mask=in_group)
         part_pointers = part_acc_ptr + parts[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(part_pointers, acc, mask=in_group[:, None])
+        tl.store(part_pointers, acc, mask=is_there)
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows_ptr", "lengths_ptr"])
 def _merge_splits(
-    part_acc_ptr, part_lse_ptr, rows_ptr, lengths_ptr, out_ptr, HEAD_DIM: tl.constexpr
+    part_acc_ptr,
+    part_lse_ptr,
+    rows_ptr,
+    lengths_ptr,
+    out_ptr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     sequence, head = tl.program_id(0), tl.program_id(1)
     num_sequences, num_heads = tl.num_programs(0), tl.num_programs(1)
@@ -199,23 +244,33 @@ def _merge_splits(
     if length <= size:  # empty, or done already
         return
     count = tl.cdiv(length, size)
+    skipped = tl.maximum(length - WINDOW, 0) // size if WINDOW > 0 else 0
     plane_size = num_sequences.to(tl.int64) * num_heads
     first_part = sequence * num_heads.to(tl.int64) + head
 
-    splits, dims = tl.arange(0, _MOST_SPLITS), tl.arange(0, HEAD_DIM)
+    splits, dims = tl.arange(0, _MOST_SPLITS), tl.arange(0, DIM_BLOCK)
     lse_pointers = part_lse_ptr + splits * plane_size + first_part
-    all_lse = tl.load(lse_pointers, mask=splits < count, other=-float("inf"))
+    all_lse = tl.load(
+        lse_pointers, mask=(splits >= skipped) & (splits < count), other=-float("inf")
+    )
     largest = tl.max(all_lse, 0)
     total = tl.sum(tl.exp2(all_lse - largest), 0)
-    acc = tl.zeros((HEAD_DIM,), tl.float32)
+    acc = tl.zeros((DIM_BLOCK,), tl.float32)
     for start in range(0, count, _MERGED_AT_ONCE):
         some = start + tl.arange(0, _MERGED_AT_ONCE)
         parts = some * plane_size + first_part
-        is_part = some < count
+        is_part = (some >= skipped) & (some < count)
         lse = tl.load(part_lse_ptr + parts, mask=is_part, other=-float("inf"))
         part_pointers = part_acc_ptr + parts[:, None] * HEAD_DIM + dims[None, :]
-        part = tl.load(part_pointers, mask=is_part[:, None], other=0.0)
+        is_there = is_part[:, None]
+        if DIM_BLOCK > HEAD_DIM:
+            is_there = is_there & (dims < HEAD_DIM)[None, :]
+        part = tl.load(part_pointers, mask=is_there, other=0.0)
         acc += tl.sum(part * tl.exp2(lse - largest)[:, None], 0)
     row = tl.load(rows_ptr + sequence).to(tl.int64)
     out_pointers = out_ptr + (row * num_heads + head) * HEAD_DIM + dims
-    tl.store(out_pointers, tl.div_rn(acc, total).to(out_ptr.dtype.element_ty))
+    out_value = tl.div_rn(acc, total).to(out_ptr.dtype.element_ty)
+    if DIM_BLOCK > HEAD_DIM:
+        tl.store(out_pointers, out_value, mask=dims < HEAD_DIM)
+    else:
+        tl.store(out_pointers, out_value)

@@ -15,13 +15,18 @@ from torch import Tensor
 from kernels.gpu.attention.online_softmax import LOG2_E, fold_tile, load_tile, tile_positions
 from kernels.gpu.constants import LAUNCH_OPTIONS
 
-_DOT_ROWS = 128  # query rows times heads: two warp groups of 64, the most that does not spill
+_MAX_HEAD_DIM = 256
+
+
+def _dot_rows(head_dim: int) -> int:
+    """Return query rows times heads of a program: the most whose sums fit the registers."""
+    assert head_dim <= _MAX_HEAD_DIM, "sums of more dimensions do not fit the registers"
+    return 128 if head_dim <= 128 else 64  # 64 to a warp group, or its share of two
 
 
 def block_rows(group: int, head_dim: int) -> int:
     """Return how many rows of one sequence one program takes, with `group` heads of each."""
-    assert head_dim <= 128, "sums of more dimensions do not fit the registers"
-    return max(1, _DOT_ROWS // group)
+    return max(1, _dot_rows(head_dim) // group)
 
 
 def cut_prefill(
@@ -61,6 +66,7 @@ def paged_prefill(
     page_table: Tensor,
     scale: float,
     out: Tensor,
+    window: int = 0,
 ) -> None:
     """Write softmax(scale q k) v of each row, over its sequence's positions up to its own.
 
@@ -79,6 +85,8 @@ def paged_prefill(
         page_table: [S, max_pages] int32; what lies past a sequence's pages is not read.
         scale: multiplies the scores; positive.
         out: [T, HQ, D] contiguous, q's dtype, written at the blocks' rows only.
+        window: positions that a row sees, its own the last; 0: all. Tiles before the first row's
+            are not read; then all are masked.
     """
     num_heads, head_dim = q.shape[1], q.shape[2]
     _, num_kv_heads, page_size, _ = k_pages.shape
@@ -103,10 +111,12 @@ def paged_prefill(
         page_table.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        BLOCK=max(_DOT_ROWS, triton.next_power_of_2(rows_each * group)),
+        BLOCK=max(_dot_rows(head_dim), triton.next_power_of_2(rows_each * group)),
         PAGE=page_size,
         HEAD_DIM=head_dim,
+        DIM_BLOCK=triton.next_power_of_2(head_dim),
         TILE=tile_positions(page_size, head_dim, q.itemsize),
+        WINDOW=window,
         num_warps=8,
         num_stages=3,
         **LAUNCH_OPTIONS,
@@ -134,7 +144,9 @@ def _attend_block(
     BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     blocks_ptr += tl.program_id(0) // NUM_KV_HEADS * 4
@@ -143,30 +155,55 @@ def _attend_block(
     if num_rows == 0:
         return
     table_ptr += sequence.to(tl.int64) * table_stride
-    page = tl.load(table_ptr)
+    # Of the tiles that every row sees whole: none where windows begin at different positions.
+    end_seen = (first_position + 1) // TILE * TILE
+    if WINDOW > 0:
+        end_seen = tl.maximum(first_position + 1 - WINDOW, 0) // TILE * TILE
+    page = tl.load(table_ptr + (end_seen // PAGE if WINDOW > 0 else 0))
 
     # What may pass 2^31 is one number for the block: registers are short at the end of the loops.
     q_ptr += first_row.to(tl.int64) * row_stride + kv_head * GROUP * head_stride
     out_ptr += (first_row.to(tl.int64) * NUM_KV_HEADS + kv_head) * (GROUP * HEAD_DIM)
-    at, dims = tl.arange(0, BLOCK), tl.arange(0, HEAD_DIM)
+    at, dims = tl.arange(0, BLOCK), tl.arange(0, DIM_BLOCK)
     block_row, head = at // GROUP, at % GROUP
     is_row = (block_row < num_rows)[:, None]
+    if DIM_BLOCK > HEAD_DIM:
+        is_row = is_row & (dims < HEAD_DIM)[None, :]
     q_offsets = block_row * row_stride + head * head_stride
     q = tl.load(q_ptr + q_offsets[:, None] + dims[None, :], mask=is_row, other=0.0)
     largest = tl.full((BLOCK,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
-    acc = tl.zeros((BLOCK, HEAD_DIM), tl.float32)
+    acc = tl.zeros((BLOCK, DIM_BLOCK), tl.float32)
 
     end = first_position + num_rows
-    end_seen = (first_position + 1) // TILE * TILE  # of the tiles that every row sees whole
-    for start in range(0, end_seen, TILE):
+    for start in range(0, 0 if WINDOW > 0 else end_seen, TILE):
         after = start + TILE
         next_page = tl.load(table_ptr + after // PAGE, mask=after < end, other=0)
         k = load_tile(
-            k_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=True
+            k_ptr,
+            page,
+            kv_head,
+            start,
+            end,
+            NUM_KV_HEADS,
+            PAGE,
+            HEAD_DIM,
+            DIM_BLOCK,
+            TILE,
+            IS_FULL=True,
         )
         v = load_tile(
-            v_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=True
+            v_ptr,
+            page,
+            kv_head,
+            start,
+            end,
+            NUM_KV_HEADS,
+            PAGE,
+            HEAD_DIM,
+            DIM_BLOCK,
+            TILE,
+            IS_FULL=True,
         )
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         largest, total, acc = fold_tile(scores, v, largest, total, acc, scale)
@@ -175,15 +212,40 @@ def _attend_block(
         after = start + TILE
         next_page = tl.load(table_ptr + after // PAGE, mask=after < end, other=0)
         k = load_tile(
-            k_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=False
+            k_ptr,
+            page,
+            kv_head,
+            start,
+            end,
+            NUM_KV_HEADS,
+            PAGE,
+            HEAD_DIM,
+            DIM_BLOCK,
+            TILE,
+            IS_FULL=False,
         )
         v = load_tile(
-            v_ptr, page, kv_head, start, end, NUM_KV_HEADS, PAGE, HEAD_DIM, TILE, IS_FULL=False
+            v_ptr,
+            page,
+            kv_head,
+            start,
+            end,
+            NUM_KV_HEADS,
+            PAGE,
+            HEAD_DIM,
+            DIM_BLOCK,
+            TILE,
+            IS_FULL=False,
         )
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         is_seen = start + tl.arange(0, TILE)[None, :] <= (first_position + block_row)[:, None]
+        if WINDOW > 0:
+            passed = (first_position + block_row - WINDOW)[:, None]
+            is_seen &= start + tl.arange(0, TILE)[None, :] > passed
         scores = tl.where(is_seen, scores, -float("inf"))
-        largest, total, acc = fold_tile(scores, v, largest, total, acc, scale)
+        largest, total, acc = fold_tile(
+            scores, v, largest, total, acc, scale, MAY_SEE_NONE=WINDOW > 0
+        )
         page = next_page
 
     acc = acc * tl.div_rn(1.0, total)[:, None]

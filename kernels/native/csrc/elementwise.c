@@ -1,47 +1,17 @@
-/* The small ops between the matrix products: norm, rotation with the KV write, gated activation,
+/* The small ops between the matrix products: norms, rotation with the KV write, gated activations,
  * and the choice of the rows that are sampled.
  *
- * Owns where each of them rounds: once, when it stores. Sums over a row are 16, one for each
- * element modulo 16, folded at the end. Knows nothing of layers or of which rank holds what.
+ * Owns where each of them rounds: once, when it stores. Knows nothing of layers or of which rank
+ * holds what.
  */
-#include <math.h>
-
-#include "runtime/thread_pool.h"
-#include "simd/vector.h"
-
-enum {
-    TASK_ELEMENTS = 8 * 1024, /* what a thread takes at once; decides speed only */
-};
-
-/* Rows that a thread takes at once, for rows of so many elements. */
-INLINE int64_t task_rows(int64_t width)
-{
-    return width < TASK_ELEMENTS ? TASK_ELEMENTS / width : 1;
-}
-
-/* Call `body` for every row that this thread takes. */
-#define FOR_ROWS_TAKEN(worker, row, width)                                       \
-    for (int64_t rows_ = task_rows(width), num_rows_ = (worker)->step->num_rows, \
-                 tasks_ = round_up(num_rows_, rows_) / rows_, task_;             \
-         (task_ = take_task(worker, tasks_)) >= 0;)                              \
-        for (int64_t row = task_ * rows_; row < smaller((task_ + 1) * rows_, num_rows_); row++)
-
-INLINE float root_mean_square(const float *x, int64_t width, double eps)
-{
-    f32v sums = {0};
-    for (int64_t i = 0; i < width; i += LANES) {
-        f32v part = load_some(x, i, width - i, false);
-        sums += part * part;
-    }
-    return sqrtf(sum_lanes(sums) / (float)width + (float)eps);
-}
+#include "rows.h"
 
 struct add_rms_norm {
     const float *x, *residual; /* [T, H]; residual may be null */
-    const void *weight;        /* [H] */
-    float *total;              /* [T, H]: x + residual */
+    const void *weight;        /* [H]; null: out is the sum itself */
+    float *total;              /* [T, H]: x + residual; null: there is no residual, x is the sum */
     void *out;                 /* [T, H] */
-    int64_t width, is_bf16;
+    int64_t width, is_bf16, is_weight_bf16;
     double eps;
 };
 
@@ -56,28 +26,32 @@ void topwork_add_rms_norm(const void *op, struct worker *worker)
     const struct add_rms_norm *p = op;
     FOR_ROWS_TAKEN(worker, row, p->width) {
         const float *x = p->x + row * p->width;
-        float *total = p->total + row * p->width;
-        for (int64_t i = 0; i < p->width; i += LANES) {
-            f32v sum = load_some(x, i, p->width - i, false);
-            if (p->residual != NULL)
-                sum += load_some(p->residual + row * p->width, i, p->width - i, false);
-            store_some(total, i, p->width - i, false, sum);
+        char *out = (char *)p->out + row * p->width * (p->is_bf16 ? 2 : 4);
+        if (p->total != NULL) {
+            float *total = p->total + row * p->width;
+            for (int64_t i = 0; i < p->width; i += LANES) {
+                f32v sum = load_some(x, i, p->width - i, false);
+                if (p->residual != NULL)
+                    sum += load_some(p->residual + row * p->width, i, p->width - i, false);
+                store_some(total, i, p->width - i, false, sum);
+            }
+            x = total;
         }
-        float scale = 1.0f / root_mean_square(total, p->width, p->eps);
-        for (int64_t i = 0; i < p->width; i += LANES) {
-            f32v normed = load_some(total, i, p->width - i, false) * scale
-                          * load_some(p->weight, i, p->width - i, p->is_bf16);
-            store_some((char *)p->out + row * p->width * (p->is_bf16 ? 2 : 4), i, p->width - i,
-                       p->is_bf16, normed);
+        if (p->weight == NULL) {
+            for (int64_t i = 0; i < p->width; i += LANES)
+                store_some(out, i, p->width - i, p->is_bf16, load_some(x, i, p->width - i, false));
+        } else {
+            float scale = 1.0f / root_mean_square(x, p->width, p->eps);
+            store_scaled(x, scale, p->weight, p->is_weight_bf16, p->width, out, p->is_bf16);
         }
     }
 }
 
 struct rope_and_write {
-    const float *qkv, *cos, *sin; /* [T, HQ + 2 HK, D], [M, D / 2], [M, D / 2] */
+    const float *qkv, *cos, *sin; /* [T, HQ + 2 HK, D], [M, R / 2], [M, R / 2] */
     const void *q_norm, *k_norm;  /* [D], or null */
     void *k_pages, *v_pages, *q;  /* [P, HK, page, D], twice; [T, HQ, D] */
-    int64_t num_heads, num_kv_heads, head_dim, page_size, is_bf16;
+    int64_t num_heads, num_kv_heads, head_dim, rotary_dim, page_size, is_bf16, is_norm_bf16;
     double eps;
 };
 
@@ -90,17 +64,15 @@ int64_t topwork_rope_and_write_scratch(const void *op)
 /* Return x as Hugging Face has cosines and sines: rounded to the served dtype. */
 INLINE f32v rounded(f32v x, bool is_bf16) { return is_bf16 ? widen(narrow(x)) : x; }
 
-/* Rotate the two halves of a head, after its norm if it has one, and store it. */
+/* Rotate the two halves of a head's first R features, after its norm if it has one, and store it.
+ */
 INLINE void rotate(const struct rope_and_write *p, const float *x, const void *weight,
                    int64_t position, float *normed, void *to)
 {
-    int64_t half = p->head_dim / 2;
+    int64_t half = p->rotary_dim / 2, size = p->is_bf16 ? 2 : 4;
     if (weight != NULL) {
         float scale = 1.0f / root_mean_square(x, p->head_dim, p->eps);
-        for (int64_t i = 0; i < p->head_dim; i += LANES)
-            store_some(normed, i, p->head_dim - i, false,
-                       load_some(x, i, p->head_dim - i, false) * scale
-                           * load_some(weight, i, p->head_dim - i, p->is_bf16));
+        store_scaled(x, scale, weight, p->is_norm_bf16, p->head_dim, normed, false);
         x = normed;
     }
     for (int64_t i = 0; i < half; i += LANES) {
@@ -109,9 +81,12 @@ INLINE void rotate(const struct rope_and_write *p, const float *x, const void *w
         f32v left = load_some(x, i, half - i, false);
         f32v right = load_some(x + half, i, half - i, false);
         store_some(to, i, half - i, p->is_bf16, left * cos - right * sin);
-        store_some((char *)to + half * (p->is_bf16 ? 2 : 4), i, half - i, p->is_bf16,
-                   right * cos + left * sin);
+        store_some((char *)to + half * size, i, half - i, p->is_bf16, right * cos + left * sin);
     }
+    int64_t rest = p->head_dim - p->rotary_dim;
+    for (int64_t i = 0; i < rest; i += LANES)
+        store_some((char *)to + p->rotary_dim * size, i, rest - i, p->is_bf16,
+                   load_some(x + p->rotary_dim, i, rest - i, false));
 }
 
 void topwork_rope_and_write(const void *op, struct worker *worker)
@@ -137,11 +112,40 @@ void topwork_rope_and_write(const void *op, struct worker *worker)
     }
 }
 
-struct silu_and_mul {
+struct gate {             /* of silu_and_mul and gelu_tanh_and_mul */
     const float *gate_up; /* [T, 2 I], the gate first */
     void *out;            /* [T, I] */
     int64_t width, is_bf16;
 };
+
+/* Return x / (1 + exp(-z)), with no exp of a positive number. */
+INLINE f32v times_sigmoid(f32v x, f32v z)
+{
+    f32v e = exp_nonpositive(select_lanes(z > 0.0f, -z, z));
+    return x * select_lanes(z > 0.0f, splat(1.0f), e) / (e + 1.0f);
+}
+
+INLINE f32v silu(f32v x) { return times_sigmoid(x, x); }
+
+/* Return x (1 + tanh(y)) / 2 = x / (1 + exp(-2y)), y = sqrt(2 / pi) (x + 0.044715 x^3). */
+INLINE f32v gelu_tanh(f32v x)
+{
+    f32v cubed = x * x * x;
+    return times_sigmoid(x, (x + cubed * 0.044715f) * 1.5957691216f);
+}
+
+INLINE void gate_and_mul(const struct gate *p, struct worker *worker, bool is_gelu)
+{
+    FOR_ROWS_TAKEN(worker, row, p->width) {
+        const float *gate = p->gate_up + row * 2 * p->width, *up = gate + p->width;
+        char *out = (char *)p->out + row * p->width * (p->is_bf16 ? 2 : 4);
+        for (int64_t i = 0; i < p->width; i += LANES) {
+            f32v x = load_some(gate, i, p->width - i, false);
+            store_some(out, i, p->width - i, p->is_bf16,
+                       (is_gelu ? gelu_tanh(x) : silu(x)) * load_some(up, i, p->width - i, false));
+        }
+    }
+}
 
 int64_t topwork_silu_and_mul_scratch(const void *op)
 {
@@ -149,24 +153,20 @@ int64_t topwork_silu_and_mul_scratch(const void *op)
     return 0;
 }
 
-/* Return x / (1 + exp(-x)), with no exp of a positive number. */
-INLINE f32v silu(f32v x)
-{
-    f32v e = exp_nonpositive(select_lanes(x > 0.0f, -x, x));
-    return x * select_lanes(x > 0.0f, splat(1.0f), e) / (e + 1.0f);
-}
-
 void topwork_silu_and_mul(const void *op, struct worker *worker)
 {
-    const struct silu_and_mul *p = op;
-    FOR_ROWS_TAKEN(worker, row, p->width) {
-        const float *gate = p->gate_up + row * 2 * p->width, *up = gate + p->width;
-        char *out = (char *)p->out + row * p->width * (p->is_bf16 ? 2 : 4);
-        for (int64_t i = 0; i < p->width; i += LANES)
-            store_some(out, i, p->width - i, p->is_bf16,
-                       silu(load_some(gate, i, p->width - i, false))
-                           * load_some(up, i, p->width - i, false));
-    }
+    gate_and_mul(op, worker, false);
+}
+
+int64_t topwork_gelu_tanh_and_mul_scratch(const void *op)
+{
+    (void)op;
+    return 0;
+}
+
+void topwork_gelu_tanh_and_mul(const void *op, struct worker *worker)
+{
+    gate_and_mul(op, worker, true);
 }
 
 struct take_rows {

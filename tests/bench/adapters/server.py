@@ -36,7 +36,15 @@ class BenchServer:
     it begins.
     """
 
-    def __init__(self, label: str, model_dir: Path, *flags: str, port: int | None = None) -> None:
+    def __init__(
+        self,
+        label: str,
+        model_dir: Path,
+        *flags: str,
+        port: int | None = None,
+        root: Path | None = None,
+    ) -> None:
+        """Start it: of this tree, or of the clone at `root`, which has a venv of its own."""
         self.label = label
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -45,7 +53,8 @@ class BenchServer:
         self._is_decided = threading.Event()  # ready or ended
         self._master, terminal = pty.openpty()
         termios.tcsetwinsize(terminal, (50, 200))
-        command = [sys.executable, "-m", "deploy.cli", "serve", "--model", str(model_dir)]
+        python = str(root / ".venv/bin/python") if root else sys.executable
+        command = [python, "-m", "deploy.cli", "serve", "--model", str(model_dir)]
         command += ["--served-model-name", BASE, "--port", str(self.port), *flags]
         environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
         self._started = time.perf_counter()
@@ -55,6 +64,7 @@ class BenchServer:
             stdout=terminal,
             stderr=terminal,
             start_new_session=True,
+            cwd=root,
             env={**environment, "TERM": "xterm"},
         )
         os.close(terminal)

@@ -13,11 +13,12 @@ import typer
 from rich.console import Console
 
 from deploy.config import ServeConfig
-from deploy.demo.model import DEFAULT_TARGET, demo_model
+from deploy.demo.model import demo_model
 from tests.bench.adapters.report import machine
 from tests.bench.peers.adapters import make_adapters
 from tests.bench.peers.cells import OF_OURS, Amount, What
 from tests.bench.peers.install import Peer, install_all
+from tests.bench.peers.random_models import Model, make_random_model
 from tests.bench.peers.report import Results, as_json, print_all
 from tests.bench.peers.rounds import ONE_ROUND, ONE_WAVE, measure_stage
 from tests.bench.peers.servers import Setup
@@ -25,6 +26,7 @@ from tests.bench.peers.stages import make_stages
 from worker.model_config_reader import read_model_config
 
 WIDTH = 160  # where nobody looks
+OF_ANY_MODEL = (What.BASE, What.PREFILL)  # no adapter is asked for
 DEFAULT_TP: int = ServeConfig.model_fields["tp"].default
 Name = TypeVar("Name", bound=StrEnum)
 
@@ -68,6 +70,12 @@ def run(
     threads_per_rank: Annotated[
         int | None, typer.Option(min=1, help="Of our ranks; none: cores / ranks.")
     ] = None,
+    model: Annotated[
+        Model,
+        typer.Option(
+            help=f"All but the demo model are asked for {', '.join(sorted(OF_ANY_MODEL))}."
+        ),
+    ] = Model.DEMO,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write it all here, by round.")
     ] = None,
@@ -76,17 +84,26 @@ def run(
     wanted, chosen = set(parse_names(only, What)), parse_names(peers, Peer)
     counts = parse_threads(threads)
     errors = Console(stderr=True)
-    model = read_model_config(demo_model())
+    model_dir = demo_model()
+    adapters: dict[str, Path] = {}
+    if model is Model.DEMO:
+        adapters = make_adapters(read_model_config(model_dir))
+    else:
+        if wanted - {*OF_ANY_MODEL}:
+            raise typer.BadParameter(f"--model {model} is for --only {','.join(OF_ANY_MODEL)}")
+        model_dir = make_random_model(model, model_dir)
     setup = Setup(
-        model_dir=DEFAULT_TARGET,
-        adapters=make_adapters(model),
+        model_dir=model_dir,
+        adapters=adapters,
         tp=tp,
         rank_threads=threads_per_rank or max(1, (os.cpu_count() or 1) // tp),
     )
     faults: dict[Peer, str] = {}
     if wanted - OF_OURS:
         faults = install_all(chosen, lambda text: errors.print(text, markup=False))
-    amount = Amount(waves=waves, num_requests=requests, vocab_size=model.vocab_size)
+    amount = Amount(
+        waves=waves, num_requests=requests, vocab_size=read_model_config(model_dir).vocab_size
+    )
     results = Results(_told(setup, rounds, waves, requests, faults))
     stages = make_stages(wanted, [p for p in chosen if p not in faults], counts, setup)
     with errors.status("measuring") as status:
@@ -105,6 +122,7 @@ def _told(
     asked = f"{requests} requests" if requests else f"{waves} requests of each client"
     return {
         "machine": machine(),
+        "model": setup.model_dir.name,
         "topwork": f"tp {setup.tp}, {setup.rank_threads} threads each rank",
         "rounds": f"{rounds} after a warm-up, {asked}; where a warm-up took over "
         f"{ONE_WAVE:g} s one of each client, over {ONE_ROUND:g} s in one round",

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from tests.bench.peers.environments import PEERS_DIR
+from tests.llama_linears import LINEAR_MODULES
+from tests.whole_modules import module_shape
 from worker.model_config import ModelConfig
-from worker.weights.partition import LINEAR_MODULES, module_shape
 
 LORA_RANKS = (8, 16, 32, 64)
 NUM_ADAPTERS = 8

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cluster.adapters.peft.reader import read_adapter
 from cluster.errors import InvalidAdapter
 from tests.cluster.adapters.tiny import LIMITS, MODEL
-from worker.weights.partition import LINEAR_MODULES
+from tests.llama_linears import LINEAR_MODULES
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},

@@ -20,8 +20,9 @@ from tests.cluster.adapters.tiny import (
     with_dora,
     with_saved,
 )
+from tests.llama_linears import COLUMN_PARALLEL, LINEAR_MODULES
 from worker.lora.shard import AdapterShard, LoraEntry
-from worker.weights.partition import COLUMN_PARALLEL, LINEAR_MODULES, partition
+from worker.weights.partition import partition
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16}
 
@@ -58,7 +59,7 @@ def test_every_rank_holds_its_rows_of_b_or_columns_of_a(
             (layer, module) for layer in range(2) for module in LINEAR_MODULES
         ]
         for entry in shard.entries:
-            rows, columns = partition(MODEL, tp, rank).slices(entry.module)
+            (rows,), columns = partition(MODEL, tp, rank).slices(entry.module)
             a, b = matrices(shard, entry)
             whole_a, whole_b = whole(tiny, entry)
             assert np.array_equal(a, whole_a[:, columns.start : columns.stop])
@@ -75,7 +76,7 @@ def test_the_ranks_deltas_make_the_whole_delta(tmp_path: Path, tp: int) -> None:
         x = np.random.default_rng(1).normal(size=whole_a.shape[1]).astype(np.float32)
         made = np.zeros(whole_b.shape[0], np.float32)
         for rank, shard in enumerate(shards):
-            rows, columns = partition(MODEL, tp, rank).slices(first.module)
+            (rows,), columns = partition(MODEL, tp, rank).slices(first.module)
             a, b = matrices(shard, shard.entries[index])
             delta = b @ (a @ x[columns.start : columns.stop])
             if first.module in COLUMN_PARALLEL:

@@ -14,14 +14,15 @@ from cluster.adapters.adapter import Adapter
 from cluster.adapters.peft.checks import AdapterLimits
 from cluster.adapters.peft.lora_modules import SCORE_NAME
 from cluster.adapters.peft.reader import read_adapter
-from cluster.adapters.peft.targets import module_path
 from cluster.adapters.sharding import RankMemory
 from cluster.errors import InvalidAdapter
-from worker.lora.shard import VOCABULARY_MODULES, adapted_shape
+from tests.whole_modules import adapted_shape, module_path
+from worker.linears import separate_linears
+from worker.lora.shard import VOCABULARY_MODULES
 from worker.model_config import ModelConfig, RopeConfig
 
 MODEL = ModelConfig(
-    architecture="llama",
+    family="llama",
     num_layers=2,
     hidden_size=27,
     intermediate_size=40,
@@ -33,11 +34,8 @@ MODEL = ModelConfig(
     rms_norm_eps=1e-5,
     rope=RopeConfig(theta=10000.0),
     tie_word_embeddings=True,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
+    linears=separate_linears(),
     qk_norm=False,
-    sliding_window=None,
     dtype="float32",
     bos_token_id=None,
     eos_token_ids=(2,),
@@ -71,7 +69,7 @@ def table_of(module: str, end: str = "weight") -> str:
 
 
 def _named(layer: int, module: str, end: str) -> str:
-    return f"base_model.model.{module_path(layer, module)}.{end}"
+    return f"base_model.model.{module_path(MODEL.linears, layer, module)}.{end}"
 
 
 @dataclass

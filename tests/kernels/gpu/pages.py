@@ -1,7 +1,7 @@
 """Sequences scattered over pages whose every other value is NaN, for tests of attention."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ class Pool:
     v_pages: Tensor
     q: tuple[Tensor, ...]
     tables: tuple[list[int], ...]
+    window: int = 0  # of all rows; 0: all positions
 
     @property
     def page_size(self) -> int:
@@ -47,7 +48,8 @@ class Pool:
         table = self.tables[sequence]
         k = reference.read_pages(self.k_pages, table, last).double()
         v = reference.read_pages(self.v_pages, table, last).double()
-        return reference.attention(self.q[sequence][first:last].double(), k, v, self.scale)
+        q = self.q[sequence][first:last].double()
+        return reference.attention(q, k, v, self.scale, self.window or None)
 
     def as_written_up_to(self, sequence: int, length: int) -> "Pool":
         """Return a copy in which K and V from position `length` on are not there yet."""
@@ -56,7 +58,7 @@ class Pool:
             offset = max(0, length - index * self.page_size)
             k_pages[page, :, offset:] = torch.nan
             v_pages[page, :, offset:] = torch.nan
-        return Pool(k_pages, v_pages, self.q, self.tables)
+        return replace(self, k_pages=k_pages, v_pages=v_pages)
 
 
 def make_pool(

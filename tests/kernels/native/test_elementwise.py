@@ -1,9 +1,10 @@
-"""kernels.native elementwise.c: norm, rotation with the KV write, gated activation."""
+"""kernels.native elementwise.c and wide_norm.c: norms, rotation with the KV write, gates."""
 
 import pytest
 import torch
 from torch import Tensor
 
+from kernels import reference
 from kernels.attention_batch import AttentionBatch
 from kernels.native.backend import NativeKernels
 from kernels.native.library import Library
@@ -105,3 +106,100 @@ def test_every_row_is_what_it_is_alone(kernels: NativeKernels, dtype: torch.dtyp
     for row in (slice(0, 1), slice(17, 19), slice(49, 50)):
         assert torch.equal(kernels.add_rms_norm(x[row], residual[row], weight, 1e-5)[0], out[row])
         assert torch.equal(kernels.silu_and_mul(gate_up[row], dtype), activated[row])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 15, 40, 1536])
+def test_the_gate_of_gelu_is_that_of_float64(
+    kernels: NativeKernels, width: int, dtype: torch.dtype
+) -> None:
+    gate_up = randn(23, 2 * width, seed=1) * 4
+    out = kernels.gelu_tanh_and_mul(gate_up, dtype)
+    assert out.dtype == dtype
+    assert error(out, reference.gelu_tanh_and_mul(gate_up.double())) < TOLERANCE[dtype]
+    assert torch.equal(kernels.gelu_tanh_and_mul(gate_up[7:9], dtype), out[7:9])
+
+
+def test_the_gate_of_gelu_has_no_trouble_at_the_ends(kernels: NativeKernels) -> None:
+    gates = torch.tensor([[-1e30, -100.0, 0.0, 100.0, 1e30, torch.inf, torch.nan]])
+    out = kernels.gelu_tanh_and_mul(torch.cat((gates, torch.ones(1, 7)), dim=1), torch.float32)[0]
+    assert out[6].isnan()
+    assert out[:3].abs().max() < 1e-6
+    assert torch.equal(out[3:6], gates[0, 3:6])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 15, 36, 576])
+def test_the_sum_alone_and_the_norm_of_a_block_are_those_of_torch(
+    kernels: NativeKernels, width: int, dtype: torch.dtype
+) -> None:
+    x, residual, weight = (
+        randn(40, width, seed=1) * 3,
+        randn(40, width, seed=3),
+        randn(width, seed=2),
+    )
+    out, total = kernels.add_rms_norm(x, residual, None, 1e-5, dtype)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(out, (x + residual).to(dtype))
+    normed = kernels.rms_norm(x, weight.to(dtype), 1e-5)
+    assert normed.dtype == torch.float32
+    assert error(normed, CpuKernels().rms_norm(x, weight.to(dtype), 1e-5)) < 3e-7
+    assert torch.equal(kernels.rms_norm(x[17:19], weight.to(dtype), 1e-5), normed[17:19])
+
+
+def test_weights_of_norms_may_be_wider_than_what_is_normed(kernels: NativeKernels) -> None:
+    x, residual, weight = randn(9, 36, seed=1), randn(9, 36, seed=3), randn(36, seed=2) + 1
+    out, _ = kernels.add_rms_norm(x, residual, weight, 1e-5, torch.bfloat16)
+    expected = reference.rms_norm((x + residual).double(), weight.double(), 1e-5)
+    assert out.dtype == torch.bfloat16
+    assert error(out, expected) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (3, 1, 12), (4, 4, 2)])
+def test_wide_norms_take_the_squares_of_all_ranks(
+    kernels: NativeKernels, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    qkv = randn(40, heads + 2 * kv_heads, head_dim, seed=1)
+    q_norm, k_norm = (randn(n * head_dim, seed=n, dtype=dtype) for n in (heads, kv_heads))
+    sums = kernels.square_sums(qkv, heads, kv_heads, counts_kv=True)
+    q, k, _ = qkv.double().split([heads, kv_heads, kv_heads], dim=1)
+    squares = torch.stack([q.flatten(1).square().sum(1), k.flatten(1).square().sum(1)], dim=1)
+    assert error(sums, squares) < 3e-7
+    elsewhere = kernels.square_sums(qkv, heads, kv_heads, counts_kv=False)
+    assert torch.equal(elsewhere, sums * torch.tensor([1.0, 0.0]))
+    widths = (2 * heads * head_dim, kv_heads * head_dim)  # as if another rank had as many heads
+    normed, alone = qkv.clone(), qkv[5:6].clone()
+    kernels.wide_norm(normed, 2 * sums, q_norm, k_norm, widths, 1e-5)
+    expected = [
+        reference.rms_norm(q.flatten(1), q_norm.double(), 1e-5),
+        k.flatten(1) * (2 * squares[:, 1:] / widths[1] + 1e-5).rsqrt() * k_norm.double(),
+        qkv[:, heads + kv_heads :].flatten(1).double(),
+    ]
+    assert error(normed.flatten(1), torch.cat(expected, dim=1)) < 3e-7
+    kernels.wide_norm(alone, 2 * sums[5:6], q_norm, k_norm, widths, 1e-5)
+    assert torch.equal(alone, normed[5:6])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(128, 96), (16, 12), (96, 24)])
+def test_a_part_of_a_head_may_rotate_alone(
+    kernels: NativeKernels, head_dim: int, rotary_dim: int, dtype: torch.dtype, *, has_norm: bool
+) -> None:
+    batch = AttentionBatch.build([0, 11, 12], [13, 20], [[2, 0], [3, 5, 4]], PAGE)
+    qkv = randn(12, 7, head_dim, seed=1)
+    angles = randn(64, rotary_dim // 2, seed=2) * 3
+    norms = [randn(head_dim, seed=s) if has_norm else None for s in (3, 4)]
+    pages = [torch.full((6, 2, PAGE, head_dim), 7.0, dtype=dtype) for _ in range(4)]
+    q = kernels.rope_and_write(
+        qkv, 3, angles.cos(), angles.sin(), Step(12, batch), *pages[:2], *norms, 1e-6
+    )
+    wide_pages = [page.float() for page in pages[2:]]
+    cos, sin = (x.to(dtype).float() for x in (angles.cos(), angles.sin()))
+    expected = CpuKernels().rope_and_write(qkv, 3, cos, sin, batch, *wide_pages, *norms, 1e-6)
+    assert error(q, expected) < TOLERANCE[dtype]
+    for page, wide_page in zip(pages[:2], wide_pages, strict=True):
+        assert error(page, wide_page) < TOLERANCE[dtype]
+    if not has_norm:
+        assert torch.equal(q[..., rotary_dim:], qkv[:, :3, rotary_dim:].to(dtype))

@@ -22,7 +22,12 @@ from worker.weights.partition import partition
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 CLASSIFY = SamplingParams(pooling="classify")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
-KINDS = ["llama", "llama3_biased", "mistral", "qwen2", "qwen3"]
+KINDS = ["llama", "llama3_biased", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "phi3", "gemma3"]
+# In bfloat16 a rounding may send a row to another expert, and its logits are far off then.
+MODELS = [
+    *((kind, dtype) for kind in KINDS for dtype in TOLERANCE),
+    *((kind, "float32") for kind in ("mixtral", "qwen3_moe")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +86,7 @@ def is_close(found, expected, dtype):
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), MODELS)
 def test_a_models_head_gives_the_logits_of_transformers(classifier, start_group, kind, dtype, tp):
     model, path = classifier(kind)
     asking = Asking(start_group(path, tp=tp, dtype=dtype))

@@ -5,7 +5,7 @@ from torch import Tensor
 from kernels.gpu.backend import GpuKernels
 from tests.kernels.gpu.bounds import reachable
 from tests.worker.group import Prompt, RankGroup, TinyAdapter, random_tokens
-from tests.worker.models.test_llama import make_adapter
+from tests.worker.models.test_decoder import make_adapter
 from worker.protocol import SamplingParams
 from worker.runners.gpu_runner import Work
 
@@ -49,9 +49,11 @@ def prompts_with_adapters() -> list[Prompt]:
 
 
 def adapters_of(group: RankGroup) -> list[TinyAdapter]:
+    modules = tuple(linear.name for linear in group.config.linears)
+    some = tuple(name for name in modules if name.endswith(("q_proj", "v_proj", "down_proj", "w2")))
     return [
-        make_adapter(group.config, seed=1),
-        make_adapter(group.config, seed=2, modules=("q_proj", "v_proj", "down_proj"), layers=(1,)),
+        make_adapter(group.config, seed=1, modules=modules),
+        make_adapter(group.config, seed=2, modules=some, layers=(1,)),
     ]
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.linear import prepare_linear
 from kernels.lora import LoraSegment
+from tests.whole_modules import module_shape
 from tests.worker.group import TinyAdapter
 from worker.lora.adapter_bank import AdapterBank, SlotRows
 from worker.lora.adapter_weights import (
@@ -19,7 +20,7 @@ from worker.lora.adapter_weights import (
 )
 from worker.lora.shard import AdapterShard
 from worker.model_config_reader import read_model_config
-from worker.weights.partition import module_shape, partition
+from worker.weights.partition import partition
 
 CPU = torch.device("cpu")
 
@@ -110,7 +111,7 @@ def test_linears_that_an_adapter_leaves_alone_have_no_segment(config):
     load(bank, 0, adapter(config, (0, "up_proj", 2)).cut(partition(config, 1, 0)))
     segments = bank.segments([SlotRows(0, 0, 1)])
     sizes = [[len(linear) for linear in layer] for layer in segments]
-    assert sizes == [[0, 0, 1, 0], [0, 0, 0, 0]]
+    assert sizes == [[0, 0, 1, 0, 0, 0, 0], [0] * 7]
     assert len(segments[0][GATE_UP]) == 1
 
 

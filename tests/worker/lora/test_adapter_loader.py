@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from cluster.adapters.adapter import Adapter, Bits, Dtype, LoraModule
 from cluster.adapters.sharding import cut
 from tests.cluster.adapters.tiny import MODEL
+from tests.llama_linears import LINEAR_MODULES
+from tests.whole_modules import adapted_shape
 from worker.errors import UnusableAdapter
 from worker.lora.adapter_loader import build_adapter_weights
 from worker.lora.adapter_weights import AdapterWeights
-from worker.lora.shard import AdapterShard, adapted_shape
-from worker.weights.partition import LINEAR_MODULES, Partition, partition
+from worker.lora.shard import AdapterShard
+from worker.weights.partition import Partition, partition
 
 PLACES = [(layer, module) for layer in range(MODEL.num_layers) for module in LINEAR_MODULES]
 LORA_RANKS = st.dictionaries(st.sampled_from(PLACES), st.integers(1, 20), min_size=1)

@@ -18,13 +18,14 @@ from tests.worker.peft_adapters import KINDS, MODELS, read
 from worker.lora.adapter_bank import AdapterBank
 from worker.lora.memory import claimed_bytes
 from worker.lora.shard import (
-    ADAPTED_MODULES,
     VOCABULARY_MODULES,
     AdapterShard,
     LoraEntry,
     ScoreEntry,
     TableEntry,
+    adapted_modules,
     adapted_slices,
+    num_outputs,
 )
 from worker.weights.partition import Partition, Span, partition
 
@@ -38,7 +39,7 @@ def plain_shard(part: Partition, lora_ranks: dict[tuple[int, str], int]) -> Adap
     """Return a shard of zeros with these lora_ranks by layer and module."""
     entries = []
     for (layer, module), lora_rank in lora_ranks.items():
-        rows, columns = (len(span) for span in adapted_slices(part, module))
+        rows, columns = num_outputs(part, module), len(adapted_slices(part, module)[1])
         shapes = (lora_rank, columns), (rows, lora_rank)
         entries.append(LoraEntry(layer, module, lora_rank, 1.0, 0, shapes[0], 0, shapes[1]))
     data = np.zeros(4 * 64 * MODEL.vocab_size, np.uint8)
@@ -47,7 +48,7 @@ def plain_shard(part: Partition, lora_ranks: dict[tuple[int, str], int]) -> Adap
 
 PLACES = [
     (layer, module)
-    for module in ADAPTED_MODULES
+    for module in adapted_modules(MODEL)
     for layer in range(1 if module in VOCABULARY_MODULES else MODEL.num_layers)
 ]
 LORA_RANKS = st.dictionaries(st.sampled_from(PLACES), st.integers(1, 40), min_size=1, max_size=9)

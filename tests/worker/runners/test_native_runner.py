@@ -11,7 +11,7 @@ from kernels.native.library import native_library
 from kernels.native.program import Step
 from tests.end_to_end.tiny_models import make_tiny_model
 from tests.worker.group import Prompt, RankGroup, random_tokens
-from tests.worker.models.test_llama import make_adapter
+from tests.worker.models.test_decoder import make_adapter
 from worker.models.forward_batch import InputBatch, cpu_forward_batch
 from worker.runners.model_output import ModelOutput
 from worker.runners.model_runner import TorchRunner

@@ -1,23 +1,21 @@
 """Who holds what, for every head layout and every number of ranks that it can feed."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.llama_linears import COLUMN_PARALLEL, LINEAR_MODULES
+from tests.whole_modules import module_shape
+from worker.linears import Linear, separate_linears
 from worker.model_config import ModelConfig, RopeConfig
-from worker.weights.partition import (
-    COLUMN_PARALLEL,
-    LINEAR_MODULES,
-    check_tp,
-    even_spans,
-    module_shape,
-    partition,
-)
+from worker.weights.partition import Span, check_tp, even_spans, partition
 
 
 def shape(num_heads: int, num_kv_heads: int, vocab: int = 131, mlp: int = 100) -> ModelConfig:
     return ModelConfig(
-        architecture="llama",
+        family="llama",
         num_layers=1,
         hidden_size=48,
         intermediate_size=mlp,
@@ -29,11 +27,8 @@ def shape(num_heads: int, num_kv_heads: int, vocab: int = 131, mlp: int = 100) -
         rms_norm_eps=1e-6,
         rope=RopeConfig(theta=1e4),
         tie_word_embeddings=False,
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
+        linears=separate_linears(),
         qk_norm=False,
-        sliding_window=None,
         dtype="float32",
         bos_token_id=None,
         eos_token_ids=(),
@@ -77,7 +72,7 @@ def test_slices_of_a_sharded_axis_cover_it_without_gaps(layout):
         if module in ("k_proj", "v_proj") and tp > config.num_kv_heads:
             continue  # replicated
         axis = 0 if module in COLUMN_PARALLEL else 1
-        spans = [part.slices(module)[axis] for part in parts]
+        spans = [(*outputs, inputs)[axis] for outputs, inputs in (p.slices(module) for p in parts)]
         assert spans[0].start == 0
         assert [span.stop for span in spans[:-1]] == [span.start for span in spans[1:]]
         assert spans[-1].stop == module_shape(config, module)[axis]
@@ -99,3 +94,15 @@ def test_a_number_of_ranks_that_leaves_one_without_heads_is_refused(tp):
 def test_smollm_runs_on_every_number_of_ranks_up_to_its_query_heads():
     for tp in range(1, 10):
         check_tp(shape(9, 3), tp)
+
+
+def test_each_part_of_a_fused_module_is_cut_by_itself():
+    qkv = Linear("qkv_proj", "self_attn", "qkv", "column", ("q_heads", "kv_heads", "kv_heads"))
+    gate_up = Linear("gate_up_proj", "mlp", "gate_up", "column", ("mlp", "mlp"))
+    config = replace(shape(6, 3, mlp=100), linears=(qkv, gate_up))
+    assert module_shape(config, "qkv_proj") == (12 * 8, 48)
+    assert module_shape(config, "gate_up_proj") == (200, 48)
+    outputs, inputs = partition(config, 2, 1).slices("qkv_proj")
+    assert outputs == (Span(32, 48), Span(64, 72), Span(88, 96))  # of 48 of Q, 24 of K, 24 of V
+    assert inputs == Span(0, 48)
+    assert partition(config, 2, 1).slices("gate_up_proj")[0] == (Span(50, 100), Span(150, 200))

@@ -17,6 +17,7 @@ struct attention {
     const void *q, *k_pages, *v_pages;
     void *out;
     int64_t q_stride, num_heads, num_kv_heads, head_dim, page_size, is_bf16;
+    int64_t window; /* positions that a row sees, its own the last; 0: all */
     double scale;
 };
 
@@ -52,6 +53,13 @@ INLINE int64_t row_width(const struct attention *op) { return round_up(op->head_
 INLINE int64_t positions_of(const struct task *task)
 {
     return task->first_position + task->num_tokens;
+}
+
+/* Return the first position of the first block that any row of the task sees. */
+INLINE int64_t first_block(const struct attention *op, const struct task *task)
+{
+    int64_t unseen = op->window > 0 ? task->first_position + 1 - op->window : 0;
+    return unseen > 0 ? unseen / BLOCK * BLOCK : 0;
 }
 
 INLINE void find_block(const struct attention *op, const struct task *task, int64_t first,

@@ -101,10 +101,12 @@ INLINE void store_weights(const struct workspace *w, int64_t index, int64_t row,
     store_f32(w->denominators + row * LANES, denominator);
 }
 
-/* Turn a row's scores into weights and bring what it has summed to the new maximum. Hidden weights
- * are below 2^-123, no number beside a denominator of at least 1. */
+/* Turn a row's scores into weights and bring what it has summed to the new maximum. The row sees
+ * positions [first, stop) of the block. Weights behind are below 2^-123, no number beside a
+ * denominator of at least 1, and are not multiplied by values; those before `first` are, and are
+ * zeros. */
 INLINE void soften(const struct attention *op, const struct workspace *w, int64_t index,
-                   int64_t row, int64_t visible, bool is_bf16, bool is_whole)
+                   int64_t row, int64_t first, int64_t stop, bool is_bf16, bool is_whole)
 {
     const i32v lane = lane_numbers();
     const float *from = w->scores + index * BLOCK;
@@ -112,8 +114,9 @@ INLINE void soften(const struct attention *op, const struct workspace *w, int64_
     for (int i = 0; i < BLOCK / LANES; i++) {
         scores[i] = load_f32(from + i * LANES);
         if (!is_whole)
-            scores[i] =
-                select_lanes(lane + i * LANES < (int32_t)visible, scores[i], splat(-INFINITY));
+            scores[i] = select_lanes((lane + i * LANES < (int32_t)stop)
+                                         & (lane + i * LANES >= (int32_t)first),
+                                     scores[i], splat(-INFINITY));
         top = larger(scores[i], top);
     }
     f32v maximum = splat(largest_of(top));
@@ -122,6 +125,8 @@ INLINE void soften(const struct attention *op, const struct workspace *w, int64_
     for (int i = 0; i < BLOCK / LANES; i++) {
         f32v x = scores[i] - maximum;
         scores[i] = is_bf16 ? exp2_nonpositive(x) : exp_nonpositive(x);
+        if (!is_whole)
+            scores[i] = select_lanes(lane + i * LANES >= (int32_t)first, scores[i], splat(0));
     }
     store_weights(w, index, row, scores, is_bf16);
 }

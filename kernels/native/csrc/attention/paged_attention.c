@@ -4,7 +4,9 @@
  * head_dim from the first word to the last, times scale, then values from the first word of
  * positions to the last. Nothing of it depends on other rows, and a decode runs through the same
  * code as a prefill, so a row has the same bits in any chunk, batch and thread. What lies past a
- * row's own position is never a number to it.
+ * row's own position is never a number to it. What lies before its window is either in a block that
+ * it skips or has a weight of zero, which leaves sums as they are: a window changes no bit while it
+ * is not full. Blocks that no row of a task sees are not read.
  */
 #include "runtime/thread_pool.h"
 #include "attention/online_softmax.h"
@@ -14,8 +16,9 @@ static const double LOG2_E = 1.4426950408889634;
 /* Rows of a task that attend together: `index` counts them from 0, `row` from the task's first. */
 struct tile {
     int64_t row, num_rows;
-    const int64_t *values; /* bytes to rows of V where they are read as they lie; else NULL */
-    int64_t visible[PRODUCT_ROWS]; /* positions of the block that a row sees, the first always */
+    const int64_t *values;       /* bytes to rows of V where they are read as they lie; else NULL */
+    int64_t first[PRODUCT_ROWS]; /* position of the block that a row sees first */
+    int64_t visible[PRODUCT_ROWS]; /* positions of the block up to the row's own, at least one */
 };
 
 /* Tell whether V is not packed: it would be read but once, and is whole vectors of floats. */
@@ -102,14 +105,17 @@ INLINE void attend_tile(const struct attention *op, const struct workspace *w, s
                         int64_t start, const struct block *next, bool is_bf16)
 {
     int64_t row = tile.row, num_rows = tile.num_rows, step = in_pairs(is_bf16) ? 2 : 1;
-    for (int64_t i = 0; i < num_rows; i++)
-        tile.visible[i] = smaller(w->positions[row + i] + 1 - start, BLOCK);
+    for (int64_t i = 0; i < num_rows; i++) {
+        int64_t last = w->positions[row + i] - start;
+        tile.visible[i] = smaller(last + 1, BLOCK);
+        tile.first[i] = op->window > 0 && last + 1 > op->window ? last + 1 - op->window : 0;
+    }
     score(op, w, &tile, next, is_bf16);
     for (int64_t i = 0; i < num_rows; i++)
-        if (tile.visible[i] == BLOCK)
-            soften(op, w, i, row + i, BLOCK, is_bf16, true);
+        if (tile.visible[i] == BLOCK && tile.first[i] == 0)
+            soften(op, w, i, row + i, 0, BLOCK, is_bf16, true);
         else
-            soften(op, w, i, row + i, tile.visible[i], is_bf16, false);
+            soften(op, w, i, row + i, tile.first[i], tile.visible[i], is_bf16, false);
     int64_t shared = tile.visible[0] / step;
     add_words_of_values(op, w, &tile, 0, num_rows, 0, shared, next, is_bf16);
     for (int64_t i = 0; i < num_rows; i++) {
@@ -120,6 +126,16 @@ INLINE void attend_tile(const struct attention *op, const struct workspace *w, s
     }
 }
 
+/* Return how many rows of the task, from its first on, see a position of the block or one behind.
+ */
+INLINE int64_t rows_that_see(const struct attention *op, const struct task *task, int64_t start)
+{
+    int64_t tokens = start + BLOCK - 1 + op->window - task->first_position;
+    if (op->window == 0 || tokens > task->num_tokens)
+        tokens = task->num_tokens;
+    return tokens * group_size(op);
+}
+
 /* `after` is the block that this thread is likely to need behind the task's. */
 INLINE void attend(const struct attention *op, const struct task *task, const struct block *after,
                    const struct workspace *w, bool is_bf16)
@@ -127,9 +143,10 @@ INLINE void attend(const struct attention *op, const struct task *task, const st
     int64_t group = group_size(op), num_rows = task->num_tokens * group;
     int64_t num_positions = positions_of(task);
     struct block blocks[2], *block = &blocks[0], *next = &blocks[1];
+    int64_t first = first_block(op, task);
     begin(op, task, w);
-    find_block(op, task, 0, num_positions, block);
-    for (int64_t start = 0; start < num_positions; start += BLOCK) {
+    find_block(op, task, first, num_positions, block);
+    for (int64_t start = first; start < num_positions; start += BLOCK) {
         if (start + BLOCK < num_positions)
             find_block(op, task, start + BLOCK, num_positions, next);
         else
@@ -141,9 +158,10 @@ INLINE void attend(const struct attention *op, const struct task *task, const st
         else
             pack_values(op, block, next, w->values, is_bf16);
         int64_t hidden = start - task->first_position; /* tokens before the block */
-        for (tile.row = hidden > 0 ? hidden * group : 0; tile.row < num_rows;
+        int64_t stop = rows_that_see(op, task, start);
+        for (tile.row = hidden > 0 ? hidden * group : 0; tile.row < stop;
              tile.row += PRODUCT_ROWS) {
-            tile.num_rows = smaller(PRODUCT_ROWS, num_rows - tile.row);
+            tile.num_rows = smaller(PRODUCT_ROWS, stop - tile.row);
             attend_tile(op, w, tile, start, tile.row == 0 ? next : NULL, is_bf16);
         }
         struct block *done = block;
@@ -219,7 +237,7 @@ void topwork_paged_attention(const void *pointer, struct worker *worker)
             find_task(op, worker->step, index, &task);
         found = smaller(index + 1, count - 1);
         find_task(op, worker->step, found, &later);
-        find_block(op, &later, 0, positions_of(&later), &after);
+        find_block(op, &later, first_block(op, &later), positions_of(&later), &after);
         (op->is_bf16 ? attend_bf16 : attend_f32)(op, &task, &after, &w);
     }
 }

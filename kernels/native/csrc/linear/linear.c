@@ -1,4 +1,5 @@
-/* A linear layer whose weights stand in panels of 32 outputs.
+/* A linear layer whose weights stand in panels of 32 outputs, and those of many experts, whose
+ * panels stand one expert's behind the other's.
  *
  * A panel for a block of rows is a task, in tiles of rows.
  */
@@ -152,18 +153,22 @@ INLINE struct coded_panel coded_panel(const struct linear *p, int64_t panel)
     };
 }
 
-static void multiply_block(const struct linear *p, int64_t first_row, int64_t end_row,
-                           int64_t panel, struct memory *memory)
+/* Some rows of x and the panel for them, which has another number among those of all experts. */
+struct block {
+    int64_t first_row, end_row, panel, weight_panel;
+};
+
+static void multiply_block(const struct linear *p, struct block block, struct memory *memory)
 {
-    int64_t first = panel * PANEL;
+    int64_t first_row = block.first_row, first = block.panel * PANEL;
     enum form form = !p->is_bf16 ? PLAIN_F32 : p->tables == NULL ? PLAIN_BF16 : CODED;
     float bias[PANEL] = {0};
     struct coded_panel coded;
     struct job job = {
         .y = p->y + first_row * p->y_stride + first,
         .bias = bias,
-        .weights = (const char *)p->weight + panel * num_steps(p) * PANEL * 4,
-        .num_rows = end_row - first_row,
+        .weights = (const char *)p->weight + block.weight_panel * num_steps(p) * PANEL * 4,
+        .num_rows = block.end_row - first_row,
         .row_size = p->x_stride * (p->is_bf16 ? 2 : 4),
         .y_stride = p->y_stride,
         .num_steps = num_steps(p),
@@ -174,9 +179,9 @@ static void multiply_block(const struct linear *p, int64_t first_row, int64_t en
     job.ahead = (uintptr_t)job.weights + AHEAD * PANEL * 4;
     job.ahead_size = PANEL * 4;
     if (p->bias != NULL)
-        memcpy(bias, p->bias + first, (size_t)job.num_outputs * sizeof(float));
+        memcpy(bias, p->bias + block.weight_panel * PANEL, (size_t)job.num_outputs * sizeof(float));
     if (form == CODED) {
-        coded = coded_panel(p, panel);
+        coded = coded_panel(p, block.weight_panel);
         job.coded = &coded;
     }
     if (is_tiled(p)) {
@@ -203,9 +208,66 @@ void topwork_linear(const void *op, struct worker *worker)
     int64_t num_tasks = round_up(num_rows, rows) / rows * num_panels;
     struct memory memory = make_memory(p, worker->scratch);
     for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;) {
-        int64_t first = task / num_panels * rows;
-        multiply_block(p, first, smaller(first + rows, num_rows), task % num_panels, &memory);
+        int64_t first = task / num_panels * rows, panel = task % num_panels;
+        struct block block = {first, smaller(first + rows, num_rows), panel, panel};
+        multiply_block(p, block, &memory);
     }
+    if (is_tiled(p))
+        release_tiles();
+}
+
+struct grouped_linear {
+    struct linear linear;  /* x [T top_k, K], y [T top_k, N], weight and bias of all experts */
+    const int64_t *starts; /* [num_experts + 1]: the rows of x of each expert */
+    int64_t num_experts;
+};
+
+/* Where a thread stands in the experts. */
+struct expert_cursor {
+    int64_t expert, num_before; /* tasks of the experts before this one */
+};
+
+int64_t topwork_grouped_linear_scratch(const void *op)
+{
+    return topwork_linear_scratch(&((const struct grouped_linear *)op)->linear);
+}
+
+/* Return the panels of an expert for all blocks of its rows: none where it has no rows. */
+INLINE int64_t tasks_of_expert(const struct grouped_linear *g, int64_t expert, int64_t num_panels)
+{
+    int64_t num_rows = g->starts[expert + 1] - g->starts[expert], rows = block_rows(&g->linear);
+    return round_up(num_rows, rows) / rows * num_panels;
+}
+
+/* Return the block of a task; the cursor goes to its expert. */
+static struct block block_of_task(const struct grouped_linear *g, struct expert_cursor *cursor,
+                                  int64_t task, int64_t num_panels)
+{
+    int64_t num_tasks, rows = block_rows(&g->linear);
+    if (task < cursor->num_before) /* of another thread's share */
+        *cursor = (struct expert_cursor){0};
+    for (;
+         task >= cursor->num_before + (num_tasks = tasks_of_expert(g, cursor->expert, num_panels));
+         cursor->expert++)
+        cursor->num_before += num_tasks;
+    int64_t index = task - cursor->num_before, panel = index % num_panels;
+    int64_t first = g->starts[cursor->expert] + index / num_panels * rows;
+    int64_t end = smaller(first + rows, g->starts[cursor->expert + 1]);
+    return (struct block){first, end, panel, cursor->expert * num_panels + panel};
+}
+
+/* A task is one panel of one expert for one block of its rows; an expert's come together. */
+void topwork_grouped_linear(const void *op, struct worker *worker)
+{
+    const struct grouped_linear *g = op;
+    const struct linear *p = &g->linear;
+    int64_t num_panels = round_up(p->num_outputs, PANEL) / PANEL, num_tasks = 0;
+    for (int64_t expert = 0; expert < g->num_experts; expert++)
+        num_tasks += tasks_of_expert(g, expert, num_panels);
+    struct memory memory = make_memory(p, worker->scratch);
+    struct expert_cursor cursor = {0};
+    for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;)
+        multiply_block(p, block_of_task(g, &cursor, task, num_panels), &memory);
     if (is_tiled(p))
         release_tiles();
 }

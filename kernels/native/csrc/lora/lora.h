@@ -126,6 +126,11 @@ INLINE struct cursor first_run(const struct lora *op, const struct step *step, c
     return cursor;
 }
 
+int64_t topwork_lora_shrink_scratch(const void *op);
+void topwork_lora_shrink(const void *op, struct worker *worker);
+int64_t topwork_lora_expand_scratch(const void *op);
+void topwork_lora_expand(const void *op, struct worker *worker);
+
 /* Fetch what a thread's share of lora_expand begins with. */
 void fetch_share_of_b(const struct lora *op, const struct worker *worker);
 

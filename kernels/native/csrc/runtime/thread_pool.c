@@ -99,7 +99,9 @@ static int64_t run_program(struct thread_pool *pool, int64_t index, int64_t num_
     int64_t run = pool->num_runs;
     for (int64_t i = pool->first_entry; i < num_entries; i++) {
         int64_t begin = nanoseconds != NULL ? now() : 0;
-        worker.step = pool->steps + entries[i].kind;
+        struct step step = pool->steps[entries[i].kind];
+        step.num_rows *= entries[i].rows_each;
+        worker.step = &step;
         worker.shares = shares_of(pool, i);
         entries[i].run(entries[i].op, &worker);
         /* Nobody takes of the next before the barrier, nor of the one before since the last. */

@@ -47,6 +47,7 @@ struct entry {
     op_function run;
     const void *op;
     int64_t kind;
+    int64_t rows_each; /* that the op sees for each of them: k for pairs of rows and experts */
 };
 
 static inline int64_t begin_of_share(const struct worker *worker, int64_t index, int64_t num_tasks)

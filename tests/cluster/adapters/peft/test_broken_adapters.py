@@ -133,7 +133,7 @@ BAD_KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "saved modules as text": ({"modules_to_save": "lm_head"}, "modules_to_save is 'lm_head', not"),
     "saved modules as numbers": ({"modules_to_save": [1]}, r"modules_to_save is \[1\], not a list"),
     "trained tokens": ({"trainable_token_indices": [1]}, "'trainable_token_indices'"),
-    "trained parameters": ({"target_parameters": ["a"]}, "'target_parameters'"),
+    "trained parameters": ({"target_parameters": ["a"]}, "target_parameters names"),
     "fan_in_fan_out": ({"fan_in_fan_out": True}, "not supported: 'fan_in_fan_out'"),
     "activated LoRA": ({"alora_invocation_tokens": [1]}, "'alora_invocation_tokens'"),
     "megatron": ({"megatron_config": {"a": 1}}, "not supported: 'megatron_config'"),

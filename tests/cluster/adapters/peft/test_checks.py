@@ -18,7 +18,7 @@ from tests.cluster.adapters.tiny import (
     reason,
     tiny_adapter,
 )
-from worker.weights.partition import LINEAR_MODULES
+from tests.llama_linears import LINEAR_MODULES
 
 WEIGHTS = "adapter_model.safetensors"
 

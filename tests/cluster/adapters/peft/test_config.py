@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.adapters.peft.config import parse_peft_config
-from cluster.adapters.peft.targets import module_path
 from cluster.errors import InvalidAdapter
+from tests import whole_modules
+from worker.linears import separate_linears
 
 BASIC: dict[str, Any] = {
     "peft_type": "LORA",
@@ -17,6 +18,11 @@ BASIC: dict[str, Any] = {
     "lora_alpha": 16,
     "target_modules": ["q_proj", "up_proj"],
 }
+
+
+def module_path(layer: int, module: str) -> str:
+    """Return the path of a module of Llama."""
+    return whole_modules.module_path(separate_linears(), layer, module)
 
 
 def spelled(**keys: Any) -> bytes:
@@ -76,12 +82,12 @@ def test_a_pattern_is_matched_as_peft_matches_it(pattern: str, matches: bool) ->
     ],
 )
 def test_targets_cover_what_peft_would_adapt(keys: dict[str, Any], covered: list[str]) -> None:
-    targets = parse_peft_config(spelled(**keys)).targets
+    found = parse_peft_config(spelled(**keys)).targets
     assert covered == [
         f"{layer}.{module.removesuffix('_proj')}"
         for layer in (0, 1)
         for module in ("q_proj", "up_proj")
-        if targets.cover(module_path(layer, module))
+        if found.cover(module_path(layer, module))
     ]
 
 

@@ -108,6 +108,17 @@ def test_prefill_with_other_pages(
     check_operands(block, num_scalars=15)
 
 
+@pytest.mark.parametrize("model", [(32, 32, 96), (4, 1, 256)], ids=["phi-3", "gemma-3"])
+def test_other_head_sizes(architecture: int, model: tuple[int, int, int]) -> None:
+    """Of 96 dimensions a quarter of each tile is padding; 256 leave half of the rows."""
+    split, merge = compile_decode(architecture, model, 64)
+    (block,) = compile_prefill(architecture, model, 64)
+    for kernel in (split, merge, block):
+        check(kernel, 1)
+    check_operands(split, num_scalars=6)
+    check_operands(block, num_scalars=15)
+
+
 def test_one_kernel_decodes_however_many_splits_there_is_room_for(architecture: int) -> None:
     """The same machine code, so the same bits."""
     (alone,) = compile_decode(architecture, LLAMA, 64, max_splits=1)

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gpu.activation import silu_and_mul
-from kernels.gpu.norm import add_rms_norm
+from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul
+from kernels.gpu.norm import add_rms_norm, rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.rope import rope_and_write
 from kernels.gpu.sampling.sampler import argmax, sample
+from kernels.gpu.wide_norm import square_sums, wide_norm
 from tests.kernels.gpu.compiler import SHARED_LIMIT, Compiled, compiling
 
 MODELS = {  # hidden, intermediate, HQ, HK, head_dim, vocabulary
@@ -45,8 +46,9 @@ def test_norms_fill_an_sm_and_load_16_bytes_at_a_time(
         add_rms_norm(bf16(2, hidden), torch.empty(2, hidden), weight, 1e-5)
         add_rms_norm(torch.empty(2, hidden), torch.empty(2, hidden), weight, 1e-5)
         add_rms_norm(bf16(2, hidden), None, weight, 1e-5)
+        rms_norm(bf16(2, hidden), weight, 1e-5)
     check(found)
-    assert [set(kernel.load_bytes) for kernel in found] == [{16}] * 3
+    assert [set(kernel.load_bytes) for kernel in found] == [{16}] * 4
 
 
 def test_the_activation_fills_an_sm_and_loads_16_bytes_at_a_time(
@@ -54,8 +56,23 @@ def test_the_activation_fills_an_sm_and_loads_16_bytes_at_a_time(
 ) -> None:
     with compiling(architecture) as found:
         silu_and_mul(bf16(2, 2 * model[1]))
+        gelu_tanh_and_mul(bf16(2, 2 * model[1]))
     check(found)
-    assert found[0].load_bytes == {16: 2}
+    assert [kernel.load_bytes for kernel in found] == [{16: 2}] * 2
+
+
+def test_wide_norms_fill_an_sm_and_load_q_16_bytes_at_a_time(
+    architecture: int, model: tuple[int, ...]
+) -> None:
+    """There are as many threads as Q takes; K, which is smaller, is dealt out to all of them."""
+    _, _, num_heads, num_kv_heads, head_dim, _ = model
+    qkv = bf16(2, num_heads + 2 * num_kv_heads, head_dim)
+    widths = num_heads * head_dim, num_kv_heads * head_dim
+    with compiling(architecture) as found:
+        sums = square_sums(qkv, num_heads, num_kv_heads, counts_kv=True)
+        wide_norm(qkv, sums, bf16(widths[0]), bf16(widths[1]), widths, 1e-5)
+    check(found)
+    assert [kernel.load_bytes.get(16) for kernel in found] == [1, 2]  # Q; Q and its weight
 
 
 @pytest.mark.parametrize("norms", [False, True])

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.activation import silu_and_mul
+from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
@@ -63,3 +63,19 @@ def test_a_row_alone_is_activated_as_in_any_company(dtype: torch.dtype) -> None:
 
 def test_no_rows_are_no_work() -> None:
     assert silu_and_mul(torch.empty(0, 144)).shape == (0, 72)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("intermediate", [1, 72, 2050])
+def test_the_gate_of_gelu_agrees_with_float64(intermediate: int, dtype: torch.dtype) -> None:
+    gate_up = normal(9, 2 * intermediate, dtype=dtype)
+    out = gelu_tanh_and_mul(gate_up)
+    assert out.dtype == dtype and out.shape == (9, intermediate)
+    assert error(out, reference.gelu_tanh_and_mul(gate_up.double())) < TOLERANCE[dtype]
+    assert torch.equal(gelu_tanh_and_mul(gate_up[4:5]), out[4:5])
+
+
+def test_large_gates_of_gelu_do_not_overflow() -> None:
+    gate = torch.tensor([-1e30, -1000.0, -100.0, 0.0, 100.0, 1000.0])
+    out = gelu_tanh_and_mul(torch.cat((gate, torch.full((6,), 2.0)))[None])
+    assert torch.allclose(out[0], torch.tensor([0.0, 0.0, 0.0, 0.0, 200.0, 2000.0]))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels import elementwise, reference
-from kernels.gpu.norm import add_rms_norm
+from kernels.gpu.norm import add_rms_norm, rms_norm
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
@@ -101,3 +101,22 @@ def test_a_row_alone_is_normed_as_in_any_company(dtype: torch.dtype) -> None:
 def test_no_rows_are_no_work() -> None:
     normed, total = add_rms_norm(torch.empty(0, 72), None, normal(72), 1e-5)
     assert normed.shape == total.shape == (0, 72)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_a_weight_the_sum_is_rounded(dtype: torch.dtype) -> None:
+    x, residual = normal(3, 72, dtype=dtype), normal(4, 72)[:3]
+    out, total = add_rms_norm(x, residual, None, 1e-5, dtype)
+    assert torch.equal(total, x.float() + residual) and torch.equal(out, total.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_norm_of_a_block_has_the_blocks_dtype(dtype: torch.dtype) -> None:
+    x, weight = normal(9, 576, dtype=dtype), normal(576)
+    out = rms_norm(x, weight, 1e-5)
+    assert out.dtype == dtype
+    expected = reference.rms_norm(x.double(), weight.double(), 1e-5)
+    assert error(out, expected) < TOLERANCE[dtype]
+    assert torch.equal(rms_norm(x[4:5], weight, 1e-5), out[4:5])
+    normed, _ = add_rms_norm(x, None, weight, 1e-5, dtype)
+    assert torch.equal(normed, out)

@@ -1,6 +1,7 @@
 """paged_decode: right over poisoned pages, and the same bits in any company."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ def decode(pool: Pool, sequences: Sequence[int], max_splits: int | None = None) 
         pool.scale,
         out,
         max(map(num_splits, lengths)) if max_splits is None else max_splits,
+        pool.window,
     )
     written = [row for row in rows if row != GARBAGE]
     others = [row for row in range(len(out)) if row not in written]
@@ -72,6 +74,9 @@ def check(pool: Pool, max_splits: int | None = None) -> None:
         (32, (6, 2), 64),
         (64, (8, 2), 128),
         (128, (8, 1), 64),
+        (16, (2, 2), 80),
+        (32, (6, 2), 96),
+        (16, (4, 1), 256),
         (128, (20, 1), 128),  # more heads than a tensor core's rows, more than a turn's positions
     ],
 )
@@ -148,6 +153,14 @@ def test_room_for_more_splits_changes_no_bit(dtype: torch.dtype) -> None:
     split = make_pool([600, 33], dtype, (3, 1), 64, 64)
     for a, b in zip(decode(split, range(2), 2), decode(split, range(2), 64), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("window", [1, 15, 16, 100, 513, 2000])
+def test_rows_see_no_more_than_their_windows(window: int) -> None:
+    """Also where a window begins in a split, at its end, or is larger than some contexts."""
+    for dtype in DTYPES:
+        lengths = [1, 15, 16, 17, 100, 512, 513, 600, 1025, 1100]
+        check(replace(make_pool(lengths, dtype, (3, 1), 32, 32), window=window))
 
 
 def test_other_pages_of_the_same_content_change_no_bit() -> None:

@@ -1,6 +1,7 @@
 """paged_prefill: right over poisoned pages, the same bits however prompts are cut."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ def prefill(pool: Pool, runs: Sequence[Run]) -> list[Tensor]:
         table,
         pool.scale,
         out,
+        pool.window,
     )
     done = [out[a : a + count] for a, count in zip(first_rows, num_rows, strict=True)]
     between = torch.ones(len(out), dtype=torch.bool)
@@ -66,6 +68,9 @@ def check(pool: Pool, runs: Sequence[Run]) -> None:
         (32, (6, 2), 64),
         (64, (4, 1), 128),
         (128, (8, 1), 64),
+        (16, (2, 2), 80),
+        (32, (6, 2), 96),
+        (16, (4, 1), 256),
         (128, (4, 1), 128),  # a head's page is more than one turn
     ],
 )
@@ -132,6 +137,19 @@ def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
         assert torch.equal(among[0], alone[0]) and torch.equal(among[1], alone[1])
     among = prefill(pool, runs[::-1])
     assert torch.equal(among[-1], alone[0]) and torch.equal(among[-2], alone[1])
+
+
+@pytest.mark.parametrize("window", [1, 31, 32, 50, 64, 200])
+@pytest.mark.usefixtures("dots_are_chains")
+def test_rows_see_no_more_than_their_windows_however_prompts_are_cut(window: int) -> None:
+    length = 135
+    for dtype in DTYPES:
+        pool = replace(make_pool([length], dtype, (3, 1), 32, 32), window=window)
+        check(pool, [(0, 0, length)])
+        (whole,) = prefill(pool, [(0, 0, length)])
+        for first, end in ((0, 1), (1, 33), (43, 100), (100, 135), (134, 135)):
+            (part,) = prefill(pool.as_written_up_to(0, end), [(0, first, end)])
+            assert torch.equal(part, whole[first:end]), (first, end)
 
 
 def test_blocks_that_read_most_come_first() -> None:

@@ -162,3 +162,26 @@ def test_a_row_alone_is_rotated_as_in_any_company(dtype: torch.dtype) -> None:
 def test_no_rows_are_no_work() -> None:
     nothing = torch.zeros(0, dtype=torch.int64)
     assert run(torch.empty(0, 15, 64), 9, nothing, nothing, norms=False)[0].shape == (0, 9, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(128, 96), (16, 12), (96, 24)])
+@pytest.mark.parametrize("norms", [False, True])
+def test_a_part_of_a_head_may_rotate_alone(
+    head_dim: int, rotary_dim: int, norms: bool, dtype: torch.dtype
+) -> None:
+    qkv, positions = normal(6, 7, head_dim, dtype=dtype), torch.arange(6) * 8
+    pages = empty_pages(2, head_dim, dtype)
+    weights = [normal(n * head_dim)[:head_dim] if norms else None for n in (2, 3)]
+    tables, places = rope_tables(50, rotary_dim), torch.arange(6)
+    q = rope_and_write(qkv, 3, *tables, positions, places, *pages, *weights, 1e-3)
+    cos, sin = (table.double() for table in tables)
+    k = rows_of(pages[0], places)
+    for found, x, weight in zip(
+        (q, k), qkv.double().split([3, 2, 2], dim=1), weights, strict=False
+    ):
+        normed = x if weight is None else reference.rms_norm(x, weight.double(), 1e-3)
+        assert error(found, reference.apply_rope(normed, cos, sin, positions)) < TOLERANCE[dtype]
+    assert torch.equal(rows_of(pages[1], places), qkv[:, 5:])
+    if not norms:
+        assert torch.equal(q[..., rotary_dim:], qkv[:, :3, rotary_dim:])

@@ -1,16 +1,15 @@
-"""The forward pass of the Llama family (Llama, Mistral, Qwen2, Qwen3) on one rank.
+"""The forward pass of decoders on one rank, as a `ModelConfig` describes them.
 
 Token ids in, this rank's logits of the sampled rows out: embedding, decoder layers, final norm and
-lm_head. A model that classifies has no lm_head, and nothing is sampled of it. Owns the order of the
-operations and the two all-reduces of a layer. Keeps no state between two calls: KV pages, adapters
-and the group are arguments.
+lm_head. A model that classifies has no lm_head, and nothing is sampled of it. Owns in which way
+each layer differs from the others. Keeps no state between two calls: KV pages, adapters and the
+group are arguments.
 
-Shapes: T rows, S rows that are sampled, H hidden, HQ / HK query and KV heads of this rank, D
-head_dim, I MLP features of this rank, V vocabulary entries of this rank, M positions.
+Shapes: T rows, S rows that are sampled, H hidden, V vocabulary entries of this rank.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,102 +20,16 @@ from kernels.linear import LinearWeight
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.lora.adapter_bank import AdaptedRows
-from worker.lora.adapter_weights import DOWN, GATE_UP, OUT, QKV, AdapterHead
+from worker.lora.adapter_weights import AdapterHead
 from worker.model_config import ModelConfig
+from worker.models.decoder_layer import DecoderLayer, LayerContext, LayerShape
 from worker.models.embedding import embed, head_logits
+from worker.models.experts import SparseMlp
 from worker.models.forward_batch import ForwardBatch
 from worker.models.rotary import rope_tables
 from worker.sampling.row_logits import Argmax, RowLogits
 from worker.weights.model_weights import LayerWeights, Weights
 from worker.weights.partition import Partition, even_spans
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What the layers of one rank have in common."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    cos: Tensor  # [M, D/2] float32
-    sin: Tensor  # [M, D/2] float32
-
-
-@dataclass(frozen=True, slots=True)
-class LayerContext:
-    """The arguments of one call of one layer besides the hidden states."""
-
-    attention: Any  # the rows, as the kernels want them
-    k_pages: Tensor  # [P, HK, page, D]
-    v_pages: Tensor  # [P, HK, page, D]
-    loras: Sequence[Any] | None  # by fused linear, likewise; None: no row has an adapter
-    group: Communicator
-
-
-class DecoderLayer:
-    """Attention and MLP of one layer."""
-
-    def __init__(self, shape: LayerShape, weights: LayerWeights, kernels: AnyKernels) -> None:
-        self._shape = shape
-        self._weights = weights
-        self._kernels = kernels
-
-    def forward(
-        self, x_TH: Tensor, residual_TH: Tensor | None, context: LayerContext
-    ) -> tuple[Tensor, Tensor]:
-        """Return (output, residual) whose sum is the layer's output; `None` before the first.
-
-        The residual is float32, whatever the type of the weights.
-        """
-        weights, kernels, eps = self._weights, self._kernels, self._shape.rms_norm_eps
-        x_TH, residual_TH = kernels.add_rms_norm(x_TH, residual_TH, weights.input_norm, eps)
-        x_TH = self._attend(x_TH, context)
-        x_TH, residual_TH = kernels.add_rms_norm(x_TH, residual_TH, weights.mlp_norm, eps)
-        gate_up_TI2 = self._linear(x_TH, weights.gate_up, context, GATE_UP)
-        x_TI = kernels.silu_and_mul(gate_up_TI2, weights.down.dtype)
-        return self._summed(x_TI, weights.down, context, DOWN), residual_TH
-
-    def _attend(self, x_TH: Tensor, context: LayerContext) -> Tensor:
-        shape, weights, kernels = self._shape, self._weights, self._kernels
-        qkv = self._linear(x_TH, weights.qkv, context, QKV)
-        q_TQD = kernels.rope_and_write(
-            qkv.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim),
-            shape.num_heads,
-            shape.cos,
-            shape.sin,
-            context.attention,
-            context.k_pages,
-            context.v_pages,
-            weights.q_norm,
-            weights.k_norm,
-            shape.rms_norm_eps,
-        )
-        out_TQD = kernels.paged_attention(
-            q_TQD, context.k_pages, context.v_pages, context.attention, shape.head_dim**-0.5
-        )
-        return self._summed(out_TQD.flatten(1), weights.o, context, OUT)
-
-    def _linear(
-        self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
-    ) -> Tensor:
-        """Return the linear's output with each row's own LoRA added."""
-        y = self._kernels.linear(x, weight)
-        if context.loras is not None:
-            self._kernels.lora_apply(y, x, context.loras[fused_linear])
-        return y
-
-    def _summed(
-        self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
-    ) -> Tensor:
-        """Return the sum over the ranks of a linear whose inputs they share, LoRA with it.
-
-        The delta is added to this rank's part of the sum, so one all-reduce serves both.
-        """
-        y = self._kernels.partial_linear(x, weight)
-        if context.loras is not None:
-            self._kernels.lora_apply(y, x, context.loras[fused_linear])
-        return context.group.all_reduce(y)
 
 
 class Model:
@@ -131,22 +44,60 @@ class Model:
         kernels: AnyKernels,
         max_positions: int,
     ) -> None:
+        # With the residual counted in units of `residual_multiplier`, blocks add to it as they are:
+        # norms divide by its size anyway, and see the difference in their eps alone.
+        unit = config.residual_multiplier
+        multiplier = config.embedding_multiplier
+        if config.is_multiplier_rounded:
+            multiplier = torch.tensor(multiplier, dtype=weights.embedding.dtype).item()
+        self._embedding_scale = multiplier / unit
+        self._eps = config.rms_norm_eps / unit**2
+        self._logits_scaling = config.logits_scaling
+        device = weights.embedding.device
         cos, sin = rope_tables(config.rope, config.head_dim, max_positions)
+        scale, dim = config.attention_scale, config.head_dim
+        widths = config.num_heads * dim, config.num_kv_heads * dim
         self._shape = LayerShape(
             num_heads=len(part.q_heads),
             num_kv_heads=len(part.kv_heads),
-            head_dim=config.head_dim,
-            rms_norm_eps=config.rms_norm_eps,
-            cos=cos.to(weights.embedding.device),
-            sin=sin.to(weights.embedding.device),
+            head_dim=dim,
+            attention_scale=dim**-0.5 if scale is None else scale,
+            norm_eps=self._eps,
+            block_norm_eps=config.rms_norm_eps,
+            cos=cos.to(device),
+            sin=sin.to(device),
+            activation=config.activation,
+            wide_norm=widths if config.qk_norm and config.qk_norm_is_wide else None,
+            counts_kv=part.counts_kv,
         )
-        self._eps = config.rms_norm_eps
         self._vocabulary = part.vocab
         self._vocabulary_widths = [len(span) for span in even_spans(config.vocab_size, part.tp)]
         self._weights = weights
         self._group = group
         self._kernels = kernels
-        self._layers = [DecoderLayer(self._shape, layer, kernels) for layer in weights.layers]
+        self._layers = [
+            DecoderLayer(shape, layer, kernels, _sparse_mlp(config, layer, kernels))
+            for shape, layer in zip(
+                self._layer_shapes(config, max_positions), weights.layers, strict=True
+            )
+        ]
+
+    def _layer_shapes(self, config: ModelConfig, max_positions: int) -> Iterator[LayerShape]:
+        """Yield the shape of each layer; those of a kind share their tables."""
+        rotated = sliding = nope = self._shape
+        if config.sliding_rope is not None:
+            cos, sin = rope_tables(config.sliding_rope, config.head_dim, max_positions)
+            sliding = replace(rotated, cos=cos.to(rotated.cos), sin=sin.to(rotated.sin))
+        if config.nope_layers:  # a turn by nothing, which changes no bit
+            none = torch.zeros_like(rotated.sin)
+            nope = replace(rotated, cos=torch.ones_like(none), sin=none)
+        for layer in range(config.num_layers):
+            slides = layer in config.sliding_layers
+            shape = sliding if slides else rotated
+            yield replace(
+                nope if layer in config.nope_layers else shape,
+                window=config.sliding_window if slides else None,
+            )
 
     @property
     def hidden_size(self) -> int:
@@ -184,8 +135,8 @@ class Model:
         """Write K and V of every row.
 
         Returns:
-            This rank's logits of the sampled rows, [S, V] float32, and what `hidden` returns; None
-            where nothing of that kind is wanted.
+            This rank's logits of the sampled rows, [S, V] float32, as `row_logits` takes them, and
+            what `hidden` returns; None where nothing of that kind is wanted.
         """
         x_TH, residual_TH = self.run_layers(
             self.embed(batch), batch.attention, batch.loras, cache, self._group
@@ -194,14 +145,15 @@ class Model:
         return self.logits(x_TH, residual_TH, batch), hidden
 
     def embed(self, batch: ForwardBatch) -> Tensor:
-        """Return the embeddings [T, H] of a batch."""
-        return embed(
+        """Return the embeddings [T, H] of a batch, in the residual's unit."""
+        x_TH = embed(
             batch.token_ids,
             self._weights.embedding,
             self._vocabulary,
             self._group,
             batch.embeddings,
         )
+        return x_TH if self._embedding_scale == 1 else x_TH.float() * self._embedding_scale
 
     def run_layers(
         self,
@@ -259,7 +211,14 @@ class Model:
         return self._kernels.linear(self._normed(x_SH, residual_SH), self._lm_head)
 
     def row_logits(self, part_SV: Tensor, argmax: Argmax | None = None) -> RowLogits:
-        """Return this rank's logits [S, V] as its part of all ranks'."""
+        """Return this rank's logits [S, V] as its part of all ranks'.
+
+        All logits come through here, be they recorded or not: they are scaled here, in place.
+        """
+        if self._logits_scaling != 1:
+            part_SV.div_(self._logits_scaling)
+            if argmax is not None:
+                argmax[0].div_(self._logits_scaling)
         return RowLogits(part_SV, self._vocabulary_widths, self._group, self._kernels, argmax)
 
     @property
@@ -268,6 +227,15 @@ class Model:
         return self._weights.lm_head
 
     def _normed(self, x_SH: Tensor, residual_SH: Tensor) -> Tensor:
-        norm = self._weights.final_norm
-        normed_SH, _ = self._kernels.add_rms_norm(x_SH, residual_SH, norm, self._eps)
+        norm, dtype = self._weights.final_norm, self._weights.layers[0].qkv.dtype
+        normed_SH, _ = self._kernels.add_rms_norm(x_SH, residual_SH, norm, self._eps, dtype)
         return normed_SH
+
+
+def _sparse_mlp(
+    config: ModelConfig, weights: LayerWeights, kernels: AnyKernels
+) -> SparseMlp | None:
+    """Return the experts of a layer, None if it has none."""
+    if config.experts is None or weights.experts is None:
+        return None
+    return SparseMlp(config.experts, weights.experts, kernels)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tests.llama_linears import LINEAR_MODULES
+from tests.whole_modules import module_shape
 from tests.worker.group import Prompt, TinyAdapter, random_tokens
-from worker.weights.partition import LINEAR_MODULES, module_shape
 
 KINDS = ("llama", "llama3_biased", "mistral", "qwen2", "qwen3")
 
@@ -51,7 +52,7 @@ def make_adapter(config, seed: int, modules=LINEAR_MODULES, layers=(0, 1)) -> Ti
             outputs, inputs = module_shape(config, module)
             a = torch.randn(lora_rank, inputs, generator=generator) * 0.3
             b = torch.randn(outputs, lora_rank, generator=generator) * 0.3
-            tensors[layer, module] = (a, b, 0.5 + index)
+            tensors[layer, module] = (a, b, 0.5 + index % 7)
     return TinyAdapter(f"{seed:064x}", tensors)
 
 

@@ -1,0 +1,1 @@
+"""Sparse layers of experts on a GPU."""

@@ -1,0 +1,132 @@
+"""The functions of a sparse layer of experts, by the C functions of kernels.native.
+
+Shapes: T rows, k experts of a row, P = T k pairs, E experts of this rank, K inputs, N outputs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.experts import ExpertsWeight, RoutedRows, Routing
+from kernels.native.op_runner import OpRunner, at, is_bf16
+from kernels.native.ops import (
+    GroupedLinearOp,
+    GroupedLoraOp,
+    LoraOp,
+    PairRunsOp,
+    PermuteOp,
+    RouteOp,
+    SortPairsOp,
+    UnpermuteOp,
+    linear_op,
+)
+from kernels.native.packing import PANEL
+from kernels.native.program import Step
+
+
+@dataclass(frozen=True, slots=True)
+class NativeExpertLora:
+    """What the LoRA of one fused linear of experts needs: see `LoraOp`."""
+
+    step: Step
+    table: Tensor  # [slots, E, fields] int64
+    module_widths: Tensor  # [modules] int64
+    max_rank: int  # of all modules of a slot's expert together
+    dtype: torch.dtype  # of A and B in all slots
+
+
+class NativeExperts(OpRunner):
+    """See `kernels.interface.Kernels`."""
+
+    def prepare_experts(self, weight: Tensor, bias: Tensor | None = None) -> ExpertsWeight:
+        num_experts, out_features, in_features = weight.shape
+        missing = -out_features % PANEL
+        if missing:  # each expert begins with a panel of its own
+            weight = F.pad(weight, (0, 0, 0, missing))
+        if bias is not None:
+            bias = F.pad(bias, (0, missing)).flatten()
+        linear = self.prepare_linear(weight.flatten(0, 1), bias)
+        return ExpertsWeight((linear,), num_experts, in_features, out_features, weight.dtype)
+
+    def route(self, logits: Tensor, routing: Routing) -> RoutedRows:
+        assert logits.dtype == torch.float32 and logits.is_contiguous(), "as a linear writes them"
+        num_rows, top_k = logits.shape[0], routing.top_k
+        experts = self._out("experts", num_rows, (top_k,), torch.int64)
+        weights = self._out("expert weights", num_rows, (top_k,), torch.float32)
+        routed = RoutedRows(
+            weights=weights,
+            positions=self._out("positions of pairs", num_rows, (top_k,), torch.int64),
+            rows=self._out("rows of pairs", num_rows * top_k, (), torch.int64),
+            starts=torch.empty(routing.num_experts + 1, dtype=torch.int64),
+        )
+        choose = RouteOp(
+            *map(at, (logits, experts, weights)), logits.shape[1], top_k, routing.renormalize
+        )
+        self._do("route", choose, num_rows, (logits, experts, weights))
+        places = experts, routed.positions, routed.rows, routed.starts
+        sort = SortPairsOp(*map(at, places), top_k, routing.num_experts, routing.first_expert)
+        self._do("sort_pairs", sort, num_rows, places)
+        return routed
+
+    def permute(self, x: Tensor, routed: RoutedRows) -> Tensor:
+        assert x.stride(1) == 1, "the inputs of a row must be contiguous"
+        out = self._out("permuted", routed.num_pairs, (x.shape[1],), x.dtype)
+        tensors = x, routed.rows, routed.starts, out
+        op = PermuteOp(
+            at(x),
+            at(routed.rows),
+            at(routed.starts[-1:]),
+            at(out),
+            x.stride(0) * x.itemsize,
+            x.shape[1] * x.itemsize,
+        )
+        self._do("permute", op, x.shape[0], tensors)
+        return out
+
+    def grouped_linear(self, x: Tensor, weight: ExpertsWeight, routed: RoutedRows) -> Tensor:
+        (all_experts,) = weight.linears
+        y = self._out("grouped", x.shape[0], (weight.out_features,), torch.float32)
+        linear, tensors = linear_op(x, all_experts, y)
+        linear.num_outputs = weight.out_features
+        op = GroupedLinearOp(linear, at(routed.starts), weight.num_experts)
+        self._do("grouped_linear", op, x.shape[0], (*tensors, routed.starts))
+        return y
+
+    def grouped_lora_apply(  # type: ignore[override]
+        self, y: Tensor, x: Tensor, rows: NativeExpertLora, routed: RoutedRows
+    ) -> None:
+        num_pairs, num_experts = routed.num_pairs, routed.starts.shape[0] - 1
+        runs = self._out("runs of pairs", num_pairs, (3,), torch.int64)
+        num_runs = torch.zeros(1, dtype=torch.int64)
+        find = PairRunsOp(*map(at, (routed.rows, routed.starts, runs, num_runs)), num_experts)
+        self._do("pair_runs", find, rows.step, (routed.rows, routed.starts, runs, num_runs))
+        inner = self._out("inner of pairs", num_pairs, (rows.max_rank,), torch.float32)
+        lora = LoraOp(
+            *map(at, (x, y, rows.table, rows.module_widths)),
+            x.stride(0),
+            y.stride(0),
+            x.shape[1],
+            rows.module_widths.shape[0],
+            is_bf16(x),
+            rows.dtype == torch.bfloat16,
+            at(inner),
+            inner.stride(0),
+        )
+        op = GroupedLoraOp(lora, at(runs), at(num_runs))
+        tensors = x, y, rows.table, rows.module_widths, inner, runs, num_runs
+        self._do("grouped_lora_shrink", op, rows.step, tensors)
+        self._do("grouped_lora_expand", op, rows.step, tensors)
+
+    def unpermute(self, y: Tensor, routed: RoutedRows) -> Tensor:
+        num_rows, top_k = routed.positions.shape
+        out = self._out("unpermuted", num_rows, (y.shape[1],), torch.float32)
+        op = UnpermuteOp(
+            *map(at, (y, routed.weights, routed.positions, routed.starts[-1:], out)),
+            top_k,
+            y.shape[1],
+        )
+        tensors = y, routed.weights, routed.positions, routed.starts, out
+        self._do("unpermute", op, num_rows, tensors)
+        return out

@@ -1,0 +1,181 @@
+"""What must hold of every family: a test of a family is a class of this with its own model.
+
+Logits with and without adapters against transformers and PEFT, and the whole engine in one process:
+what an answer consists of depends on nothing that happens around it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from cluster.request import BASE, Request
+from cluster.scheduler.config import SchedulerConfig
+from cluster.scheduler.stats import SchedulerCounters
+from deploy.local_engine import LocalEngine
+from tests.worker.classifiers import rounded
+from tests.worker.group import random_tokens
+from tests.worker.logit_ranks import LogitRanks
+from tests.worker.peft_adapters import TOLERANCE, by_peft, error, read
+from worker.protocol import RankConfig, SamplingParams
+
+PAGE = 16
+MAX_LENGTH = 256  # positions
+NUM_TOKENS = 40  # of an answer, so that it grows over several pages
+GREEDY = SamplingParams(temperature=0.0)
+DRAWN = SamplingParams(seed=5)  # a tiny model's best tokens soon repeat themselves
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tiny model in transformers, in float32, where it was saved, and an adapter of it."""
+
+    reference: PreTrainedModel
+    path: Path
+    adapter: Path
+
+
+class FamilyBattery:
+    """The tests; `build` is the family's own."""
+
+    adapter = "rank 8 on every linear"  # of tests.worker.peft_adapters
+    seed = 3  # of the tokens whose logits are compared
+
+    @staticmethod
+    def build() -> PreTrainedModel:
+        """Return a tiny model; its weights are drawn anew."""
+        raise NotImplementedError
+
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    @pytest.mark.parametrize("tp", [1, 2, 3])
+    @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+    def test_logits_are_those_of_transformers_and_peft(
+        self, tiny: Made, dtype: torch.dtype, tp: int
+    ) -> None:
+        """Both compute in float32 on weights of `dtype`."""
+        group = LogitRanks(tiny.path, tp, dtype)
+        try:
+            group.load(0, read(tiny.adapter, group.config))
+            tokens = random_tokens(40, self.seed)
+            plain, adapted = group.logits([(None, tokens), (0, tokens)])
+        finally:
+            group.close()
+        reference = rounded(tiny.reference, dtype)
+        by_adapter = by_peft(reference, tiny.adapter, tokens)
+        assert error(adapted, by_adapter) < TOLERANCE[dtype]
+        with torch.inference_mode():
+            by_base = reference(torch.tensor([tokens])).logits[0]
+        assert error(plain, by_base) < TOLERANCE[dtype]
+        assert error(plain, by_adapter) > 5 * TOLERANCE[dtype]  # the adapter does something
+
+    @pytest.mark.parametrize("tp", [1, 2, 3])
+    def test_greedy_tokens_are_those_of_transformers(
+        self, tiny: Made, start_engine: Callable[..., "Engine"], tp: int
+    ) -> None:
+        prompts = [random_tokens(length, length) for length in (1, 33, 75)]
+        answers = start_engine(tp).answers([(BASE, prompt) for prompt in prompts])
+        for prompt, answer in zip(prompts, answers, strict=True):
+            with torch.inference_mode():
+                logits = tiny.reference(torch.tensor([[*prompt, *answer]])).logits[0]
+            assert answer == tuple(logits[len(prompt) - 1 : -1].argmax(-1).tolist())
+
+    @pytest.mark.parametrize("tp", [1, 3])
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_what_happens_around_an_answer_changes_none_of_its_tokens(
+        self, start_engine: Callable[..., "Engine"], dtype: str, tp: int
+    ) -> None:
+        """Company, chunks, cached prefixes, pages in host memory and preemption."""
+        alone = start_engine(tp, is_bfloat16=dtype == "bfloat16")
+        shared = random_tokens(70, 1)
+        asks = [
+            (adapter, (*shared, *random_tokens(5 + 9 * number, number)))
+            for number in range(4)
+            for adapter in (BASE, alone.adapter)
+        ]
+        expected = []
+        for ask in asks:  # one at a time, nothing cached
+            expected += alone.answers([ask], DRAWN)
+            alone.forget()
+        assert len(set(expected)) == len(asks)
+        assert alone.answers(asks, DRAWN) == expected  # in company, whose prefixes are shared
+        assert alone.counters.cached_prompt_tokens > 0
+        assert alone.answers(asks, DRAWN) == expected  # what was cached, once more
+
+        small = start_engine(
+            tp, is_bfloat16=dtype == "bfloat16", num_pages=16, num_host_pages=40, token_budget=24
+        )
+        assert small.answers(asks, DRAWN) == expected
+        assert small.counters.preemptions > 0
+        assert small.answers(asks[::-1], DRAWN) == expected[::-1]
+        assert small.counters.restored_pages > 0
+
+
+class Engine:
+    """The whole engine in one process, with the adapter."""
+
+    def __init__(
+        self,
+        tiny: Made,
+        tp: int,
+        *,
+        is_bfloat16: int = 0,
+        num_pages: int = 0,
+        num_host_pages: int = 0,
+        token_budget: int = 64,
+    ) -> None:
+        rank = RankConfig(
+            model_dir=str(tiny.path),
+            rank=0,
+            tp=tp,
+            dtype="bfloat16" if is_bfloat16 else "float32",
+            page_size=PAGE,
+            kv_memory_bytes=2**22,
+            kv_host_memory_bytes=2**22,
+            num_slots=2,
+            max_model_len=MAX_LENGTH,
+            num_threads=None,
+        )
+        scheduler = SchedulerConfig(
+            num_pages=num_pages,
+            num_host_pages=num_host_pages,
+            page_size=PAGE,
+            num_slots=2,
+            max_running=8,
+            max_waiting=16,
+            token_budget=token_budget,
+            max_model_len=MAX_LENGTH,
+            base_digest="b",
+        )
+        self._engine = LocalEngine(rank, scheduler)
+        self.adapter = self._engine.add_adapter(tiny.adapter)
+        self._count = 0
+
+    def answers(
+        self, asks: Sequence[tuple[str, tuple[int, ...]]], sampling: SamplingParams = GREEDY
+    ) -> list[tuple[int, ...]]:
+        """Return the tokens of answers to prompts with their adapters, asked all at once."""
+        requests = []
+        for adapter, prompt in asks:
+            self._count += 1
+            requests.append(
+                Request(str(self._count), adapter, prompt, sampling, max_tokens=NUM_TOKENS)
+            )
+        found = self._engine.generate(requests)
+        assert not any(answer.error for answer in found)
+        return [tuple(answer.token_ids) for answer in found]
+
+    def forget(self) -> None:
+        """Drop all that is cached."""
+        self._engine.scheduler.reset_prefix_cache()
+
+    @property
+    def counters(self) -> SchedulerCounters:
+        """What has happened so far."""
+        return self._engine.scheduler.stats().counters
+
+    def close(self) -> None:
+        """End its threads."""
+        self._engine.close()

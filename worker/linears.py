@@ -1,0 +1,125 @@
+"""The linears of a decoder layer, as one list: all that depends on which there are reads it.
+
+Its names are those of checkpoints and of PEFT. From it follow the tensors that a checkpoint must
+have, how tensor parallelism cuts them and the LoRAs of them, what adapters may target, what is
+multiplied in one product, and how much memory is taken. Free of torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Fused = Literal["qkv", "o", "gate_up", "down", "router", "expert_gate_up", "expert_down"]
+# head_dim features each; a feature of the MLP; experts, whole on all ranks; a feature of each.
+Unit = Literal["q_heads", "kv_heads", "mlp", "experts", "expert_mlp"]
+
+# Of a layer, in this order; then those of each of its experts.
+FUSED_LINEARS: tuple[Fused, ...] = ("qkv", "o", "gate_up", "down", "router")
+EXPERT_LINEARS: tuple[Fused, ...] = ("expert_gate_up", "expert_down")
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One linear module of a layer."""
+
+    name: str  # as in `q_proj`
+    block: str  # the module of the layer that it is in
+    fused: Fused  # the product that it is part of; the modules of one share their inputs
+    # What ranks divide: the outputs of a "column" linear (each rank computes some of them), or the
+    # inputs of a "row" linear (the ranks' outputs are summed).
+    axis: Literal["column", "row"]
+    parts: tuple[Unit, ...]  # that axis, from its start; each part is cut by itself
+    has_bias: bool = False
+    in_layers: Literal["all", "dense", "sparse"] = "all"
+    expert: int | None = None  # whose it is; None: no expert's
+
+    def __post_init__(self) -> None:
+        assert self.axis == "column" or len(self.parts) == 1, f"the inputs of {self.name}"
+
+    @property
+    def path(self) -> str:
+        """Its name inside the layer."""
+        return f"{self.block}.{self.name}"
+
+    @property
+    def kind(self) -> str:
+        """Its name without the number of its expert."""
+        return self.name.replace(f".{self.expert}.", ".*.")
+
+    @property
+    def product(self) -> str:
+        """The product of its layer that it is part of."""
+        return self.fused if self.expert is None else f"{self.fused}.{self.expert}"
+
+
+def separate_linears(
+    *, qkv_bias: bool = False, o_bias: bool = False, mlp_bias: bool = False
+) -> tuple[Linear, ...]:
+    """Return the list of a layer whose every projection is a module of its own, as Llama's."""
+    attention, mlp = "self_attn", "mlp"
+    return (
+        Linear("q_proj", attention, "qkv", "column", ("q_heads",), qkv_bias),
+        Linear("k_proj", attention, "qkv", "column", ("kv_heads",), qkv_bias),
+        Linear("v_proj", attention, "qkv", "column", ("kv_heads",), qkv_bias),
+        Linear("gate_proj", mlp, "gate_up", "column", ("mlp",), mlp_bias, "dense"),
+        Linear("up_proj", mlp, "gate_up", "column", ("mlp",), mlp_bias, "dense"),
+        Linear("o_proj", attention, "o", "row", ("q_heads",), o_bias),
+        Linear("down_proj", mlp, "down", "row", ("mlp",), mlp_bias, "dense"),
+    )
+
+
+def expert_linears(
+    num_experts: int,
+    block: str = "mlp",
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> tuple[Linear, ...]:
+    """Return the list of what sparse layers have in place of an MLP: a router and experts.
+
+    Args:
+        num_experts: of a layer.
+        block: the module of the layer that they are in.
+        projections: what an expert calls its gate, up and down projection.
+    """
+    gate, up, down = projections
+    linears = [Linear("gate", block, "router", "column", ("experts",), False, "sparse")]
+    for expert in range(num_experts):
+        for name in (gate, up):
+            linears.append(_of_expert(expert, name, block, "expert_gate_up", "column"))
+        linears.append(_of_expert(expert, down, block, "expert_down", "row"))
+    return tuple(linears)
+
+
+def _of_expert(
+    expert: int, name: str, block: str, fused: Fused, axis: Literal["column", "row"]
+) -> Linear:
+    return Linear(
+        name=f"experts.{expert}.{name}",
+        block=block,
+        fused=fused,
+        axis=axis,
+        parts=("expert_mlp",),
+        in_layers="sparse",
+        expert=expert,
+    )
+
+
+def by_fused(linears: Sequence[Linear]) -> tuple[tuple[Linear, ...], ...]:
+    """Return the modules of each of `FUSED_LINEARS`, in the order of their outputs."""
+    return tuple(tuple(one for one in linears if one.fused == name) for name in FUSED_LINEARS)
+
+
+def by_expert(linears: Sequence[Linear]) -> tuple[tuple[tuple[Linear, ...], ...], ...]:
+    """Return the modules of each expert's part of each of `EXPERT_LINEARS`, likewise."""
+    products: dict[str, dict[int, list[Linear]]] = {name: {} for name in EXPERT_LINEARS}
+    for one in linears:
+        if one.expert is not None:
+            products[one.fused].setdefault(one.expert, []).append(one)
+    return tuple(
+        tuple(tuple(of_expert[expert]) for expert in sorted(of_expert))
+        for of_expert in products.values()
+    )
+
+
+def all_products(linears: Sequence[Linear]) -> tuple[tuple[Linear, ...], ...]:
+    """Return the modules of all products: `by_fused`, then `by_expert` one behind the other."""
+    return (*by_fused(linears), *(modules for experts in by_expert(linears) for modules in experts))

@@ -1,0 +1,159 @@
+"""One decoder layer on one rank, as a `ModelConfig` describes it: attention and a gated MLP.
+
+Owns the order of the operations, the norms before and behind blocks, and the two all-reduces of a
+layer. Keeps no state between two calls: KV pages, adapters and the group are arguments.
+
+Shapes: T rows, H hidden, HQ / HK query and KV heads of this rank, D head_dim, R features of a head
+that rotate, I MLP features of this rank, P pages, M positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from kernels.interface import AnyKernels
+from kernels.linear import LinearWeight
+from worker.distributed.communicator import Communicator
+from worker.lora.adapter_weights import DOWN, GATE_UP, OUT, QKV
+from worker.model_config import Activation
+from worker.models.experts import SparseMlp
+from worker.weights.model_weights import LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What the layers of one kind have in common on one rank."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    attention_scale: float
+    norm_eps: float  # of the norms of the residual
+    block_norm_eps: float  # of those inside of blocks and behind them
+    cos: Tensor  # [M, R/2] float32
+    sin: Tensor  # [M, R/2] float32
+    activation: Activation
+    # Where Q and K are normed over all heads: features of either over all ranks.
+    wide_norm: tuple[int, int] | None
+    counts_kv: bool  # whether this rank's K counts in that norm
+    window: int | None = None  # positions that a row sees; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class LayerContext:
+    """The arguments of one call of one layer besides the hidden states."""
+
+    attention: Any  # the rows, as the kernels want them
+    k_pages: Tensor  # [P, HK, page, D]
+    v_pages: Tensor  # [P, HK, page, D]
+    loras: Sequence[Any] | None  # by product, likewise; None: no row has an adapter
+    group: Communicator
+
+
+class DecoderLayer:
+    """Attention and MLP of one layer, or experts in place of an MLP."""
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        weights: LayerWeights,
+        kernels: AnyKernels,
+        experts: SparseMlp | None = None,
+    ) -> None:
+        self._experts = experts
+        self._shape = shape
+        self._weights = weights
+        self._kernels = kernels
+        is_gelu = shape.activation == "gelu_tanh"
+        self._gate = kernels.gelu_tanh_and_mul if is_gelu else kernels.silu_and_mul
+
+    def forward(
+        self, x_TH: Tensor, residual_TH: Tensor | None, context: LayerContext
+    ) -> tuple[Tensor, Tensor]:
+        """Return (output, residual) whose sum is the layer's output; `None` before the first.
+
+        The residual is float32, whatever the type of the weights.
+        """
+        weights, kernels, eps = self._weights, self._kernels, self._shape.norm_eps
+        dtype = weights.qkv.dtype
+        x_TH, residual_TH = kernels.add_rms_norm(x_TH, residual_TH, weights.input_norm, eps, dtype)
+        x_TH = self._normed(self._attend(x_TH, context), weights.after_attention_norm)
+        x_TH, residual_TH = kernels.add_rms_norm(x_TH, residual_TH, weights.mlp_norm, eps, dtype)
+        x_TH = self._mlp(x_TH, context)
+        return self._normed(x_TH, weights.after_mlp_norm), residual_TH
+
+    def _mlp(self, x_TH: Tensor, context: LayerContext) -> Tensor:
+        if self._experts is not None:
+            return context.group.all_reduce(self._experts.forward(x_TH, context.loras))
+        gate_up, down = self._weights.gate_up, self._weights.down
+        assert gate_up is not None and down is not None, "a layer that is not sparse has an MLP"
+        gate_up_TI2 = self._linear(x_TH, gate_up, context, GATE_UP)
+        return self._summed(self._gate(gate_up_TI2, down.dtype), down, context, DOWN)
+
+    def _normed(self, x_TH: Tensor, norm: Tensor | None) -> Tensor:
+        """Return the output of a block as it joins the residual."""
+        if norm is None:
+            return x_TH
+        return self._kernels.rms_norm(x_TH, norm, self._shape.block_norm_eps)
+
+    def _attend(self, x_TH: Tensor, context: LayerContext) -> Tensor:
+        shape, weights, kernels = self._shape, self._weights, self._kernels
+        qkv = self._linear(x_TH, weights.qkv, context, QKV)
+        qkv = qkv.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
+        if shape.wide_norm is not None:
+            self._norm_all_heads(qkv, shape.wide_norm, context.group)
+        has_head_norms = shape.wide_norm is None
+        q_TQD = kernels.rope_and_write(
+            qkv,
+            shape.num_heads,
+            shape.cos,
+            shape.sin,
+            context.attention,
+            context.k_pages,
+            context.v_pages,
+            weights.q_norm if has_head_norms else None,
+            weights.k_norm if has_head_norms else None,
+            shape.block_norm_eps,
+        )
+        out_TQD = kernels.paged_attention(
+            q_TQD,
+            context.k_pages,
+            context.v_pages,
+            context.attention,
+            shape.attention_scale,
+            shape.window,
+        )
+        return self._summed(out_TQD.flatten(1), weights.o, context, OUT)
+
+    def _norm_all_heads(self, qkv: Tensor, widths: tuple[int, int], group: Communicator) -> None:
+        """Norm Q and K in place, each over its heads on all ranks."""
+        shape, weights, kernels = self._shape, self._weights, self._kernels
+        assert weights.q_norm is not None and weights.k_norm is not None, "norms of Q and K"
+        sums = kernels.square_sums(
+            qkv, shape.num_heads, shape.num_kv_heads, counts_kv=shape.counts_kv
+        )
+        sums = group.all_reduce(sums)
+        kernels.wide_norm(qkv, sums, weights.q_norm, weights.k_norm, widths, shape.block_norm_eps)
+
+    def _linear(
+        self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
+    ) -> Tensor:
+        """Return the linear's output with each row's own LoRA added."""
+        y = self._kernels.linear(x, weight)
+        if context.loras is not None:
+            self._kernels.lora_apply(y, x, context.loras[fused_linear])
+        return y
+
+    def _summed(
+        self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
+    ) -> Tensor:
+        """Return the sum over the ranks of a linear whose inputs they share, LoRA with it.
+
+        The delta is added to this rank's part of the sum, so one all-reduce serves both.
+        """
+        y = self._kernels.partial_linear(x, weight)
+        if context.loras is not None:
+            self._kernels.lora_apply(y, x, context.loras[fused_linear])
+        return context.group.all_reduce(y)

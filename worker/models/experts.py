@@ -1,0 +1,50 @@
+"""A sparse layer of experts on one rank: the router's choice, and the products of what it chose.
+
+Every rank has the whole router and all experts, of each a part of its features; so ranks choose
+alike, for the rows that come to them have the same bits, and their outputs are summed.
+
+Shapes: T rows, k experts of a row, P = T k pairs of both, H hidden, I features of an expert on this
+rank, E experts.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from kernels.experts import Routing
+from kernels.interface import AnyKernels
+from worker.lora.adapter_weights import EXPERT_DOWN, EXPERT_GATE_UP, ROUTER
+from worker.model_config import ExpertsConfig
+from worker.weights.model_weights import SparseWeights
+
+
+class SparseMlp:
+    """The experts of one layer."""
+
+    def __init__(self, config: ExpertsConfig, weights: SparseWeights, kernels: AnyKernels) -> None:
+        self._routing = Routing(config.top_k, config.renormalize, config.num_experts)
+        self._weights = weights
+        self._kernels = kernels
+
+    def forward(self, x_TH: Tensor, loras: Sequence[Any] | None) -> Tensor:
+        """Return this rank's part [T, H] of the sum over the ranks.
+
+        Args:
+            x_TH: the layer's normed rows.
+            loras: by fused linear, as the kernels want them; None: no row has an adapter.
+        """
+        weights, kernels = self._weights, self._kernels
+        logits_TE = kernels.linear(x_TH, weights.router)
+        if loras is not None:
+            kernels.lora_apply(logits_TE, x_TH, loras[ROUTER])
+        routed = kernels.route(logits_TE, self._routing)
+        x_PH = kernels.permute(x_TH, routed)
+        gate_up_PI2 = kernels.grouped_linear(x_PH, weights.gate_up, routed)
+        if loras is not None:
+            kernels.grouped_lora_apply(gate_up_PI2, x_PH, loras[EXPERT_GATE_UP], routed)
+        x_PI = kernels.silu_and_mul(gate_up_PI2, weights.down.dtype)
+        y_PH = kernels.grouped_linear(x_PI, weights.down, routed)
+        if loras is not None:
+            kernels.grouped_lora_apply(y_PH, x_PI, loras[EXPERT_DOWN], routed)
+        return kernels.unpermute(y_PH, routed)
