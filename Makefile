@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-slow-clients bench-peers bench-limits bench-tenancy bench-tenants probe-tenants bench-strangers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-random test-grids test-models test-engines test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-slow-clients bench-peers bench-limits bench-tenancy bench-tenants probe-tenants bench-strangers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -66,18 +66,38 @@ test-kernels: $(BIN)/.installed-dev
 	$(MAKE) -j2 --output-sync=target test-interpreted test-compiled
 
 test-interpreted: $(BIN)/.installed-dev
-	TRITON_INTERPRET=1 $(PYTEST) tests/kernels/gpu/interpreted tests/worker/interpreted $(ARGS)
+	TRITON_INTERPRET=1 $(PYTEST) $(QUICK) tests/kernels/gpu/interpreted tests/worker/interpreted $(ARGS)
 
 test-compiled: $(BIN)/.installed-dev
-	$(PYTEST) tests/kernels/gpu/compiled $(ARGS)
+	$(PYTEST) $(QUICK) tests/kernels/gpu/compiled $(ARGS)
 
 # The C library's tests with its code instrumented: what it does outside of memory, what is undefined
 # and which threads race. ARGS='--full' is all of them, ARGS='--only thread' one sanitizer.
 test-sanitizers: $(BIN)/.installed-dev $(DEMO)/config.json
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m tests.kernels.sanitizers $(ARGS)
 
+# Everything that `make test` leaves out, but for kernels of GPUs: hours. The next four are parts of it.
 test-slow: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(PYTEST) -m slow $(ARGS)
+
+# Tests with random cases, all of them: `make test` tries a quarter.
+test-random: $(BIN)/.installed-dev $(DEMO)/config.json
+	$(PYTEST) --hypothesis-profile=all -m 'random and not gpu' $(ARGS)
+
+# Every combination of parameters: kernels, ranks and adapters, and kernels of GPUs without one.
+test-grids: $(BIN)/.installed-dev $(DEMO)/config.json
+	$(PYTEST) -m 'not gpu' tests/kernels tests/worker $(ARGS)
+	TRITON_INTERPRET=1 $(PYTEST) tests/kernels/gpu/interpreted tests/worker/interpreted $(ARGS)
+	$(PYTEST) tests/kernels/gpu/compiled $(ARGS)
+
+# Every family of models with every number of ranks and both types.
+test-models: $(BIN)/.installed-dev
+	$(PYTEST) -m 'not gpu' tests/worker/models/families $(ARGS)
+
+# The engine over the demo model at every size, in every company.
+test-engines: $(BIN)/.installed-dev $(DEMO)/config.json
+	$(PYTEST) $(addprefix tests/end_to_end/test_,$(addsuffix .py,engine_tokens structured_output \
+	  forbidden_tokens thinking_budget enforced_calls classify embeddings prompt_logprobs)) $(ARGS)
 
 # Clients that others wrote, each installed once (9 GB in ~/.cache/topwork), against a server.
 # ARGS='--only langchain,aiperf' takes some, ARGS='-k stream' goes to pytest.

@@ -3,11 +3,26 @@
 import signal
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import grids, one_context
+
+one_context.install()
+
 # How long an example takes says what else the machine does, not whether the code is right.
-settings.register_profile("topwork", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("topwork")
+_ANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("quick", _ANY, max_examples=25, derandomize=True)
+settings.register_profile("all", _ANY, max_examples=100)  # `make test-random`
+settings.load_profile("quick")  # before a module of tests is read; pytest's option comes after it
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks are looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    grids.mark_slow(items)
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.random)
 
 
 def _go_on(*_: Any) -> None:

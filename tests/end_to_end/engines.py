@@ -3,6 +3,9 @@
 import random
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import pytest
 
 from cluster.scheduler.config import SchedulerConfig
 from deploy.local_engine import LocalEngine
@@ -37,6 +40,25 @@ def make_engine(
         **scheduler,
     }
     return LocalEngine(rank, SchedulerConfig(**settings))  # type: ignore[arg-type]
+
+
+def companies(num_pages: int, token_budget: int = 80, max_chunk: int = 64) -> list[Any]:
+    """Return what schedulers have whose requests must come out as each does alone.
+
+    The quick one has all that can change something at once; those of one kind tell which it was.
+    """
+    chunks = {"token_budget": token_budget, "max_chunk": max_chunk, "max_running": 5}
+    pages = {"num_pages": num_pages}
+    others = {
+        "small chunks": chunks,
+        "few pages": pages,
+        "together": {},
+        "no prefix cache": {"prefix_cache": False},
+    }
+    return [
+        pytest.param(chunks | pages, id="small chunks and few pages"),
+        *(pytest.param(one, id=name, marks=pytest.mark.slow) for name, one in others.items()),
+    ]
 
 
 def random_prompt(length: int) -> list[int]:

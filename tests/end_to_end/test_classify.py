@@ -13,7 +13,7 @@ import torch
 
 from cluster.request import BASE, Request
 from deploy.local_engine import LocalEngine
-from tests.end_to_end.engines import GREEDY, EngineMaker, random_prompt
+from tests.end_to_end.engines import GREEDY, EngineMaker, companies, random_prompt
 from tests.end_to_end.server import MODEL_DIR
 from worker.protocol import SamplingParams
 
@@ -134,15 +134,7 @@ def test_adapters_heads_give_the_logits_of_peft(
     check(dict(zip(keys, by_adapters, strict=True)), saved, make)
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        pytest.param({"token_budget": 80, "max_chunk": 64, "max_running": 5}, id="small chunks"),
-        pytest.param({"num_pages": 4}, id="few pages"),
-        pytest.param({}, id="together", marks=pytest.mark.slow),
-        pytest.param({"prefix_cache": False}, id="no prefix cache", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("scheduler", companies(num_pages=4))
 def test_company_chunks_and_caches_change_no_bit(
     make: EngineMaker, saved: Saved, by_adapters: list[bytes], scheduler: dict[str, Any]
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from cluster.request import BASE, Request
 from deploy.local_engine import LocalEngine
-from tests.end_to_end.engines import GREEDY, EngineMaker, random_prompt
+from tests.end_to_end.engines import GREEDY, EngineMaker, companies, random_prompt
 from tests.end_to_end.reference import demo_reference
 from tests.end_to_end.server import adapter_dirs
 from worker.protocol import Pooling, SamplingParams
@@ -89,15 +89,7 @@ def test_embeddings_are_those_of_transformers_and_peft(
                 assert abs(ratio - 1) < limit, (adapter, pooling, length)
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        pytest.param({"token_budget": 80, "max_chunk": 64, "max_running": 5}, id="small chunks"),
-        pytest.param({"num_pages": 4}, id="few pages"),
-        pytest.param({}, id="together", marks=pytest.mark.slow),
-        pytest.param({"prefix_cache": False}, id="no prefix cache", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("scheduler", companies(num_pages=4))
 def test_company_chunks_and_caches_change_no_bit(
     make: EngineMaker, alone: list[bytes], scheduler: dict[str, Any]
 ) -> None:

@@ -12,7 +12,7 @@ from cluster.router.parser.call_grammar import CallSyntax, possible_calls, requi
 from cluster.router.parser.families import MessageFormat, MessageParser
 from cluster.router.tokenizer import Tokenizer
 from deploy.local_engine import LocalEngine
-from tests.end_to_end.engines import EngineMaker
+from tests.end_to_end.engines import EngineMaker, companies
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from worker.protocol import SamplingParams
 
@@ -105,15 +105,7 @@ def test_required_calls_are_valid_in_every_syntax(
     assert num_whole >= len(asked) // 2
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        pytest.param({}, id="together"),
-        pytest.param({"token_budget": 80, "max_chunk": 64, "max_running": 5}, id="small chunks"),
-        pytest.param({"num_pages": 10}, id="few pages"),
-        pytest.param({"prefix_cache": False}, id="no prefix cache", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("scheduler", companies(num_pages=10))
 def test_company_chunks_and_preemption_change_no_token_of_a_call(
     make: EngineMaker, alone: list[list[int]], tokenizer: Tokenizer, scheduler: dict[str, Any]
 ) -> None:

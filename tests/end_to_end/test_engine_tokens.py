@@ -23,13 +23,11 @@ from worker.protocol import RankConfig
 pytestmark = pytest.mark.model
 
 
-QUICK = [
-    *((2, "bfloat16", "c"), (4, "float32", "c")),
-    (1, "bfloat16", "torch-short"),  # where a CPU has no bfloat16 torch takes a minute for all
-]
+# test_server.py asks the same of two ranks in bfloat16.
+QUICK = [(3, "float32", "c-short"), (1, "bfloat16", "torch-short")]
 OTHERS = [
-    *((1, "bfloat16", "c"), (3, "bfloat16", "c"), (4, "bfloat16", "c")),
-    *((1, "float32", "c"), (2, "float32", "c"), (3, "float32", "c")),
+    *((1, "bfloat16", "c"), (2, "bfloat16", "c"), (3, "bfloat16", "c"), (4, "bfloat16", "c")),
+    *((1, "float32", "c"), (2, "float32", "c"), (3, "float32", "c"), (4, "float32", "c")),
     *((1, "bfloat16", "torch"), (2, "bfloat16", "torch")),
     *((1, "float32", "torch"), (3, "float32", "torch")),
 ]
@@ -55,12 +53,12 @@ class Run:
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     tp, dtype, form = request.param
     with pytest.MonkeyPatch.context() as patch:
-        if form != "c":
+        if form.startswith("torch"):
             patch.setattr("kernels.dispatch.native_library", lambda: None)
         running = make_engine(tp, dtype)
-    tie = TIE_IN_BFLOAT16 if form == "c" else TIE_IN_BFLOAT16_BY_TORCH
+    tie = TIE_IN_BFLOAT16_BY_TORCH if form.startswith("torch") else TIE_IN_BFLOAT16
     prompts = [chat_prompt(text) for text in QUESTIONS] + [random_prompt(700)]
-    if form == "torch-short":
+    if form.endswith("short"):
         yield Run(running, dtype, tie, (None, next(iter(adapter_dirs()))), prompts[:-1], 20)
     else:
         yield Run(running, dtype, tie, (None, *adapter_dirs()), prompts, 40)
@@ -105,7 +103,10 @@ def test_company_chunking_and_cache_change_no_token() -> None:
     assert again == one_by_one
 
 
-@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])
+# tests/worker/models/families asks the same, and more, of every family.
+@pytest.mark.parametrize(
+    "kind", ["qwen2", *(pytest.param(one, marks=pytest.mark.slow) for one in ("mistral", "qwen3"))]
+)
 def test_other_architectures_agree_with_transformers_at_every_size(
     kind: str, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.request import BASE, Request
 from deploy.local_engine import Answer, LocalEngine
-from tests.end_to_end.engines import EngineMaker
+from tests.end_to_end.engines import EngineMaker, companies
 from tests.end_to_end.server import adapter_dirs
 from tests.end_to_end.test_structured_output import run_ahead
 from worker.protocol import SamplingParams
@@ -94,15 +94,7 @@ def test_what_is_forbidden_never_comes_and_would_have(
             assert set(tokens) <= ALLOWED
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        pytest.param({"token_budget": 80, "max_chunk": 64, "max_running": 5}, id="small chunks"),
-        pytest.param({"num_pages": 5}, id="few pages"),
-        pytest.param({}, id="together", marks=pytest.mark.slow),
-        pytest.param({"prefix_cache": False}, id="no prefix cache", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("scheduler", companies(num_pages=5))
 def test_company_chunks_and_preemption_change_no_token(
     make: EngineMaker,
     said: list[list[int]],

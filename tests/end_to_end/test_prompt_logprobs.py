@@ -9,7 +9,7 @@ import torch
 
 from cluster.request import BASE, Request
 from deploy.local_engine import LocalEngine
-from tests.end_to_end.engines import EngineMaker, random_prompt
+from tests.end_to_end.engines import EngineMaker, companies, random_prompt
 from tests.end_to_end.reference import demo_reference
 from tests.end_to_end.server import adapter_dirs
 from worker.protocol import SamplingParams, TokenLogprobs
@@ -87,15 +87,7 @@ def test_a_token_has_the_log_probability_as_prompt_that_it_had_as_output(
     assert [logprob for logprob, _, _ in again.prompt_logprobs[-40:]] == output.logprobs
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        pytest.param({"token_budget": 80, "max_chunk": 64, "max_running": 5}, id="small chunks"),
-        pytest.param({"num_pages": 4}, id="few pages"),
-        pytest.param({}, id="together", marks=pytest.mark.slow),
-        pytest.param({"prefix_cache": False}, id="no prefix cache", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("scheduler", companies(num_pages=4))
 def test_company_chunks_and_caches_change_no_bit(
     make: EngineMaker,
     alone: list[tuple[TokenLogprobs, ...]],

@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from cluster.request import BASE, Request
 from deploy.local_engine import Answer, LocalEngine
-from tests.end_to_end.engines import EngineMaker
+from tests.end_to_end.engines import EngineMaker, companies
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from worker.grammar import GrammarVocabulary
 from worker.protocol import SamplingParams, encode_plan
@@ -66,7 +66,8 @@ def requests(adapters: list[str], num_logprobs: int | None = None) -> list[Reque
                     num_logprobs=num_logprobs,
                 )
                 prompt = tuple(range(300 + 7 * number, 340 + 9 * number))
-                made.append(Request(f"r{index}", adapter, prompt, sampling, 160, (EOS,)))
+                num_tokens = 40 if schema is None else 160
+                made.append(Request(f"r{index}", adapter, prompt, sampling, num_tokens, (EOS,)))
     return made
 
 
@@ -107,15 +108,7 @@ def test_every_answer_is_valid_and_ends_by_itself(alone: list[list[int]], tokeni
             jsonschema.validate(json.loads(tokenizer.decode_str(token_ids[:-1])), schema)
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        pytest.param({"token_budget": 80, "max_chunk": 64, "max_running": 5}, id="small chunks"),
-        pytest.param({"num_pages": 5}, id="few pages"),
-        pytest.param({}, id="together", marks=pytest.mark.slow),
-        pytest.param({"prefix_cache": False}, id="no prefix cache", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("scheduler", companies(num_pages=5))
 def test_company_chunks_and_preemption_change_no_token(
     make: EngineMaker, alone: list[list[int]], scheduler: dict[str, Any]
 ) -> None:
@@ -168,7 +161,7 @@ def test_log_probabilities_change_no_token_and_there_is_one_for_each(
 
 
 @pytest.mark.parametrize(
-    "count", [2, 13, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 5, 8))]
+    "count", [13, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 5, 8))]
 )
 def test_a_request_goes_on_behind_any_token_with_the_same_ones(
     make: EngineMaker, alone: list[list[int]], count: int
@@ -184,7 +177,7 @@ def test_a_request_goes_on_behind_any_token_with_the_same_ones(
     assert [answer.token_ids for answer in answers] == expected
 
 
-@pytest.mark.parametrize("num_pages", [0, 12])
+@pytest.mark.parametrize("num_pages", [12, pytest.param(0, marks=pytest.mark.slow)])
 def test_choices_of_one_prompt_draw_what_each_would_alone(
     make: EngineMaker, tokenizer: Any, num_pages: int
 ) -> None:

@@ -1,7 +1,7 @@
 """Thoughts with a budget over real ranks: closed behind it, and no other token changed."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from cluster.router.parser.call_grammar import CallSyntax, behind_thoughts
 from cluster.router.parser.families import MessageFormat, MessageParser
 from cluster.scheduler.config import SchedulerConfig
 from deploy.local_engine import Answer, LocalEngine
+from tests.end_to_end.engines import companies
 from tests.end_to_end.test_structured_output import run_ahead
 from tests.end_to_end.tiny_models import SHAPE, make_tiny_model
 from worker.protocol import RankConfig, SamplingParams, ThinkingBudget
@@ -62,7 +63,7 @@ def closing(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(tokenizer.encode("</think>").ids)
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[2, pytest.param(1, marks=pytest.mark.slow)])
 def make(request: pytest.FixtureRequest, model: Path) -> Iterator[Make]:
     made: list[LocalEngine] = []
 
@@ -170,14 +171,7 @@ def test_a_form_begins_behind_it(
         jsonschema.validate(json.loads(message.content), SCHEMA)
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        pytest.param({"token_budget": 24, "max_chunk": 16, "max_running": 5}, id="small chunks"),
-        pytest.param({"num_pages": 12}, id="few pages"),
-        pytest.param({"prefix_cache": False}, id="no prefix cache"),
-    ],
-)
+@pytest.mark.parametrize("scheduler", companies(num_pages=12, token_budget=24, max_chunk=16))
 def test_company_chunks_and_preemption_change_no_token(
     make: Make,
     closing: tuple[int, ...],
@@ -202,11 +196,18 @@ def test_steps_that_are_planned_ahead_change_no_token(
     assert num_ahead > 20
 
 
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param((1, 3, 10, 14, 25), id="some"),  # before, in and behind the tag
+        pytest.param(range(1, NUM_TOKENS), id="all", marks=pytest.mark.slow),
+    ],
+)
 def test_a_request_goes_on_behind_any_token_with_the_same_ones(
-    make: Make, closing: tuple[int, ...], alone: list[list[int]]
+    make: Make, closing: tuple[int, ...], alone: list[list[int]], counts: Sequence[int]
 ) -> None:
     engine = make()
-    for count in range(1, NUM_TOKENS):  # before, in and behind the tag
+    for count in counts:
         resumed = [
             msgspec.structs.replace(one, output_token_ids=tuple(tokens[:count]))
             for one, tokens in zip(asked(closing), alone, strict=True)

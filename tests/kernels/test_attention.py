@@ -14,6 +14,7 @@ from kernels.attention import AttentionBatch, paged_attention, write_kv
 from kernels.native.backend import NativeKernels
 from kernels.native.library import Library, native_library
 from kernels.native.program import Step, ThreadPool
+from tests.random_cases import num_cases
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
@@ -166,7 +167,7 @@ def test_a_decode_has_the_same_bits_among_many(dtype: torch.dtype) -> None:
             assert torch.equal(actual, alone[i % 3])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=num_cases(40), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=5),
     page_size=st.sampled_from([1, 8, 16, 48, 64, 128]),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.certificates import host_certificate, use_tls
 from tests.patience import PATIENCE
+from tests.random_cases import num_cases
 from worker import channel as channel_module
 from worker import hello
 from worker.channel import Channel, ChannelClosed, frame, listen, receive, send, start_server
@@ -168,7 +169,7 @@ def test_a_server_that_waits_for_nobody_any_more_says_so(tls: Path | None) -> No
         assert server.gettimeout() == 0.05
 
 
-@settings(max_examples=60)
+@settings(max_examples=num_cases(60))
 @given(said=st.binary(max_size=80), pieces=st.integers(1, 9))
 def test_no_bytes_but_the_secret_open_a_connection(said: bytes, pieces: int) -> None:
     ours, theirs = socket.socketpair()

@@ -12,6 +12,7 @@ from cluster.adapters.versions import KEPT_VERSIONS
 from cluster.errors import Forbidden, InvalidRequest
 from cluster.tenancy.owners import Caller, HoldingLimits, Owner
 from tests.cluster.adapters.test_catalog import SIZE, catalog_of, loaded, outline
+from tests.random_cases import num_cases
 
 
 def caller(tenant: str = "acme", key: str = "k", **limits: Any) -> Caller:
@@ -277,4 +278,4 @@ class Tenants(RuleBasedStateMachine):
 
 
 TestTenants = Tenants.TestCase
-TestTenants.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestTenants.settings = settings(max_examples=num_cases(40), stateful_step_count=30, deadline=None)

@@ -8,9 +8,12 @@ from tokenizers import decoders, models
 
 from cluster.router.output_processor import REPLACEMENT, Detokenizer, StopStrings
 from cluster.router.tokenizer import Tokenizer
+from tests.random_cases import num_cases
 
 relaxed = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+    max_examples=num_cases(200),
 )
 
 

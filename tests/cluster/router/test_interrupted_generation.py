@@ -15,6 +15,7 @@ from cluster.router.testing.fake_scheduler import FakeScheduler, Script
 from cluster.router.tokenizer import Tokenizer
 from tests.cluster.router.calls import Answer, World, choice
 from tests.patience import PATIENCE
+from tests.random_cases import num_cases
 
 NO_RANKS = ErrorInfo("Unavailable", "the ranks are down", retry_after=5)
 FULL = ErrorInfo("Overloaded", "the queue is full", retry_after=1)
@@ -175,7 +176,7 @@ class Run:
             world.backend.addresses = world.backend.addresses[-len(self._current) :]
 
 
-@settings(max_examples=300)
+@settings(max_examples=num_cases(300))
 @given(case=cases())
 def test_what_a_call_gets_is_what_it_would_have_got_undisturbed(
     tokenizer: Tokenizer, case: Case

@@ -12,6 +12,7 @@ from cluster.request import BASE
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
 from tests.cluster.scheduler.slot_waits import SlotWaits
+from tests.random_cases import num_cases
 from worker.testing.fake_rank import fake_continuation
 
 MakeEngine = Callable[..., FakeEngine]
@@ -272,7 +273,7 @@ def test_a_turn_on_a_slot_is_long_enough_to_be_of_use(make_engine: MakeEngine) -
     assert all(8 <= gap <= 8 + 2 + 3 for gap in gaps)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_cases(60), deadline=None)
 @given(
     num_slots=st.integers(1, 4),
     num_hot=st.integers(1, 4),

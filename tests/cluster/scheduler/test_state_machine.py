@@ -19,6 +19,7 @@ from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.planner import MAX_IN_FLIGHT
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.slot_waits import SlotWaits
+from tests.random_cases import num_cases
 from worker.protocol import Pooling, SamplingParams, TokenLogprobs
 from worker.testing.fake_rank import (
     FAILING_GRAMMAR,
@@ -355,9 +356,10 @@ def _run(max_examples: int, *, derandomize: bool) -> None:
     assert Serving.seen == FEATURES, "the run has not met everything that it is about"
 
 
-def test_any_order_of_calls_keeps_every_invariant_for_twenty_thousand_steps() -> None:
-    _run(2300, derandomize=True)
-    assert Serving.num_steps >= 20_000
+@pytest.mark.random
+def test_any_order_of_calls_keeps_every_invariant_for_thousands_of_steps() -> None:
+    _run(num_cases(2300), derandomize=True)
+    assert Serving.num_steps >= num_cases(20_000)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cluster.tenancy.shared_room import FACTOR, NOBODY, SharedRoom, most_of
+from tests.random_cases import num_cases
 
 
 def fill(room: SharedRoom, tenant: str, weight: int = 1) -> None:
@@ -138,5 +139,7 @@ class Tenants(RuleBasedStateMachine):
             assert not any(self.room.may_take(tenant, 1, 9) for tenant in self.held)
 
 
-Tenants.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Tenants.TestCase.settings = settings(
+    max_examples=num_cases(60), stateful_step_count=40, deadline=None
+)
 TestTenants = Tenants.TestCase

@@ -145,7 +145,6 @@ def test_an_adapter_larger_than_the_memory_of_all_is_refused() -> None:
         output(config)
 
 
-@pytest.mark.model
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
@@ -164,10 +163,11 @@ def test_an_adapter_larger_than_the_memory_of_all_is_refused() -> None:
     ],
 )
 def test_a_file_or_directory_that_is_not_there_is_refused(
-    values: dict[str, object], fault: str
+    tmp_path: Path, values: dict[str, object], fault: str
 ) -> None:
+    model = make_model(tmp_path / "model")
     with pytest.raises(ConfigError, match=fault):
-        output(ServeConfig(model=str(MODEL_DIR), **values))
+        output(ServeConfig(model=str(model), **values))
 
 
 def test_a_model_that_classifies_is_said_to(tmp_path: Path) -> None:

@@ -32,6 +32,9 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "value": (["--kv-cache-memory", "much"], "kv_cache_memory: not a number of bytes"),
 }
 
+# The command starts a process each time, and what it asks is asked by other tests as well.
+QUICK = ("tp", "much KV", "adapters", "cluster", "value")
+
 
 def run(command: str, model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run `topwork check` or `topwork serve`, which is to end by itself."""
@@ -52,6 +55,7 @@ def assert_is_told(ran: subprocess.CompletedProcess[str], model: Path, fault: st
 
 @pytest.mark.parametrize("command", ["check", "serve"])
 @pytest.mark.parametrize("kind", SPOILT)
+@pytest.mark.grid("values")
 def test_a_broken_model_ends_the_command_with_one_line(
     tmp_path: Path, command: str, kind: str
 ) -> None:
@@ -64,7 +68,16 @@ def test_a_broken_model_ends_the_command_with_one_line(
 # Both ask the same function, which other tests go through: one of the two is enough for most.
 @pytest.mark.parametrize(
     ("command", "kind"),
-    [*(("serve", kind) for kind in FLAGS), ("check", "much KV"), ("check", "keys")],
+    [
+        *(("serve", kind) for kind in QUICK),
+        ("check", "keys"),
+        *(
+            pytest.param("serve", kind, marks=pytest.mark.slow)
+            for kind in FLAGS
+            if kind not in QUICK
+        ),
+        pytest.param("check", "much KV", marks=pytest.mark.slow),
+    ],
 )
 def test_a_wrong_flag_ends_the_command_with_one_line(
     tmp_path: Path, command: str, kind: str

@@ -13,6 +13,7 @@ from kernels.native.huge_pages import HugePages
 from kernels.native.library import Library
 from kernels.native.packing import pack_panels
 from kernels.native.program import ThreadPool
+from tests.random_cases import num_cases
 
 SHAPES = [(960, 576), (64, 1536), (33, 70), (40, 33), (31, 48), (70, 10)]
 
@@ -91,7 +92,7 @@ def test_a_rare_number_may_stand_in_any_group(
 
 
 @settings(
-    max_examples=30,
+    max_examples=num_cases(30),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # a library, which nobody changes
 )

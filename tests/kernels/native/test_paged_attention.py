@@ -14,6 +14,7 @@ from kernels.attention_batch import AttentionBatch
 from kernels.native.library import Library
 from kernels.native.ops import AttentionOp
 from kernels.native.program import Program, Step, ThreadPool
+from tests.random_cases import num_cases
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
@@ -187,7 +188,7 @@ def test_company_and_threads_change_no_bit(
                 assert torch.equal(actual, alone[pieces.index(piece)]), piece
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_cases(60), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=4),
     page_size=st.sampled_from([1, 5, 16, 64, 100]),

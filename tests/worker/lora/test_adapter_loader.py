@@ -14,6 +14,7 @@ from cluster.adapters.adapter import Adapter, Bits, Dtype, LoraModule
 from cluster.adapters.sharding import cut
 from tests.cluster.adapters.tiny import MODEL
 from tests.llama_linears import LINEAR_MODULES
+from tests.random_cases import num_cases
 from tests.whole_modules import adapted_shape
 from worker.errors import UnusableAdapter
 from worker.lora.adapter_loader import build_adapter_weights
@@ -62,7 +63,7 @@ def weights_of(shard: AdapterShard, part: Partition, dtype: torch.dtype) -> Adap
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=num_cases(80), deadline=None)
 @given(
     lora_ranks=LORA_RANKS,
     place=st.sampled_from([(1, 0), (2, 0), (2, 1), (3, 2)]),

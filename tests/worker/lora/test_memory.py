@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cluster.adapters.sharding import cut
 from kernels.linear import prepare_linear
 from tests.cluster.adapters.tiny import MODEL
+from tests.random_cases import num_cases
 from tests.worker.logit_ranks import LogitRanks
 from tests.worker.peft_adapters import KINDS, MODELS, read
 from worker.lora.adapter_bank import AdapterBank
@@ -54,7 +55,7 @@ PLACES = [
 LORA_RANKS = st.dictionaries(st.sampled_from(PLACES), st.integers(1, 40), min_size=1, max_size=9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_cases(60), deadline=None)
 @given(
     parts=st.lists(LORA_RANKS, min_size=1, max_size=3),
     num_labels=st.integers(0, 5),  # of a head, which only one that stands alone can have

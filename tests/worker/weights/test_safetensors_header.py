@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
+from tests.random_cases import num_cases
 from worker.weights.safetensors_header import MAX_HEADER_BYTES, read_header
 
 A = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -141,7 +142,7 @@ ENTRIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=num_cases(400), deadline=None)
 @given(
     header=st.dictionaries(
         st.sampled_from(["a", "b", "", "__metadata__"]),

@@ -23,6 +23,7 @@ from tests.cluster.adapters.service.replicas import Replica, connector
 from tests.cluster.adapters.sources.uploading import staged, upload
 from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL, tiny_adapter, with_score
 from tests.patience import PATIENCE
+from tests.random_cases import num_cases
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NUM_CONTENTS = 5
@@ -413,7 +414,7 @@ async def calm() -> None:
 
 TestPoolLife = PoolLife.TestCase
 TestPoolLife.settings = settings(
-    max_examples=150,
+    max_examples=num_cases(150),
     stateful_step_count=50,  # 7,500 operations
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -41,6 +41,7 @@ from tests.cluster.adapters.service.test_pool_machine import (
 )
 from tests.cluster.adapters.sources.uploading import staged, upload
 from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL
+from tests.random_cases import num_cases
 
 names = st.sampled_from(["a", "b", "c"])
 all_names = st.sampled_from(["a", "b", "c", "x", "y"])
@@ -405,7 +406,7 @@ class PoolLives(RuleBasedStateMachine):
 
 TestPoolLives = PoolLives.TestCase
 TestPoolLives.settings = settings(
-    max_examples=60,
+    max_examples=num_cases(60),
     stateful_step_count=50,  # 3,000 operations
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

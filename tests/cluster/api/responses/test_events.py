@@ -18,6 +18,7 @@ from cluster.messages import Claimed
 from cluster.request import FinishReason, Request, TokenEvent
 from cluster.router.output_processor import OutputProcessor, TextOptions
 from cluster.router.tokenizer import Tokenizer
+from tests.random_cases import num_cases
 from worker.protocol import SamplingParams
 
 EOS = 2
@@ -76,7 +77,7 @@ def cut(
     return [*past, TokenEvent("r", finish_reason=end, error=error)] if end is not None else past
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_cases(60), deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 299), max_size=40),
     cuts=st.lists(st.integers(0, 100), max_size=10),

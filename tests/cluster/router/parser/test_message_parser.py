@@ -14,6 +14,7 @@ from cluster.router.parser.families import (
     tool_call_parser,
 )
 from cluster.router.parser.message import MessageDelta
+from tests.random_cases import num_cases
 
 FUNCTIONS: dict[str, Any] = {
     "get_weather": {
@@ -296,7 +297,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=num_cases(600), deadline=None)
 @given(st.data())
 def test_no_cut_changes_what_an_answer_says(data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=14)))
@@ -313,7 +314,7 @@ def test_no_cut_changes_what_an_answer_says(data: st.DataObject) -> None:
     assert parts(chosen, pieces) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=num_cases(300), deadline=None)
 @given(st.lists(st.sampled_from(PIECES[3:]) | st.text(max_size=5), max_size=12))
 def test_text_without_an_opening_stays_as_it_is(texts: list[str]) -> None:
     text = "".join(texts).replace("<tool_call>", "")

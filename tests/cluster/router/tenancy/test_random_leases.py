@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from cluster.router.tenancy.budget_client import Grant
 from cluster.tenancy.leases import Account
 from tests.cluster.router.tenancy.ledgers import Cluster, want
+from tests.random_cases import num_cases
 
 PLACES = Account("key:k", "concurrency")
 TOKENS = Account("key:k", "tokens")
@@ -56,7 +57,7 @@ async def live(moves: list[tuple[str, int, int]]) -> None:
     assert ledger.used(PLACES, cluster.now) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_cases(60), deadline=None)
 @given(MOVES)
 def test_places_are_as_many_as_are_held_and_none_is_left(
     moves: list[tuple[str, int, int]],
@@ -64,7 +65,7 @@ def test_places_are_as_many_as_are_held_and_none_is_left(
     asyncio.run(live(moves))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_cases(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 80), st.integers(0, 8)), max_size=80))
 def test_no_minute_has_more_tokens_than_the_limit(moves: list[tuple[int, int, int]]) -> None:
     async def run() -> None:

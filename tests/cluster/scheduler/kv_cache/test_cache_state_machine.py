@@ -18,6 +18,7 @@ from cluster.errors import Conflict
 from cluster.scheduler.kv_cache.events import Tier, page_hash
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
 from cluster.scheduler.kv_cache.radix_tree import Namespace, Node, PageKey, namespace
+from tests.random_cases import num_cases
 from worker.protocol import PageCopy
 
 SPACES = (namespace("m", "base", ""), namespace("m", "A", ""), namespace("m", "A", "base"))
@@ -309,11 +310,12 @@ class Caching(RuleBasedStateMachine):
             self.totals[name] = self.totals.get(name, 0) + counted
 
 
+@pytest.mark.random
 def test_any_order_of_calls_keeps_both_tiers_the_contents_and_the_events_right() -> None:
     run_state_machine_as_test(
         Caching,
         settings=settings(
-            max_examples=500,
+            max_examples=num_cases(500),
             stateful_step_count=50,
             deadline=None,
             derandomize=True,
@@ -322,4 +324,4 @@ def test_any_order_of_calls_keeps_both_tiers_the_contents_and_the_events_right()
         ),
     )
     # The examples did reach what they are about.
-    assert min(Caching.totals.values()) > 100, Caching.totals
+    assert min(Caching.totals.values()) > num_cases(100), Caching.totals

@@ -28,6 +28,7 @@ from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
 from tests.cluster.scheduler.random_life import read_records, record_lives
+from tests.random_cases import num_cases
 from worker.protocol import SamplingParams
 
 replace = msgspec.structs.replace
@@ -295,7 +296,7 @@ def ends_well(records: list[object], state: Checkpoint) -> None:
         assert 0 <= error.offset < len(records)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=num_cases(200), deadline=None)
 @given(data=st.data())
 def test_a_hostile_log_ends_in_a_difference_or_a_log_error(
     data: st.DataObject, resumed: tuple[list[object], Checkpoint, list[object]]
@@ -309,7 +310,7 @@ def test_a_hostile_log_ends_in_a_difference_or_a_log_error(
     ends_well(spoilt, state)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=num_cases(400), deadline=None)
 @given(data=st.data())
 def test_a_hostile_state_ends_in_a_difference_or_a_log_error(
     data: st.DataObject, resumed: tuple[list[object], Checkpoint, list[object]]

@@ -18,6 +18,7 @@ from cluster.scheduler.sequence import Status
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
 from tests.cluster.scheduler.random_life import RandomLife, random_config
+from tests.random_cases import num_cases
 
 encode = msgspec.msgpack.Encoder().encode
 
@@ -101,7 +102,7 @@ def _live(seed: int, num_acts: int) -> Twins:
     return twins
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=num_cases(30), deadline=None)
 @given(st.integers(0, 2**32))
 def test_at_any_moment_a_restored_scheduler_goes_on_alike(seed: int) -> None:
     _live(seed, num_acts=60)
