@@ -9,6 +9,9 @@ prefill.
 3. Softmax runs over whole spans; columns past the row are -inf and add exact zeros at the end.
 4. p v is one product for each span, accumulated from the first span to the last.
 
+A head's sink is a column before all others in the softmax, in a span of its own, so that no other
+column moves to another lane.
+
 Shapes: T rows, P pages, HQ / HK heads, G = HQ / HK, D head_dim; C, R, L as in attention_batch.
 """
 
@@ -46,6 +49,7 @@ def paged_attention(
     batch: AttentionBatch,
     scale: float,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return softmax(scale q k) v of every row over its own sequence up to its own position.
 
@@ -56,6 +60,8 @@ def paged_attention(
         batch: where each row's sequence lies.
         scale: multiplies the scores.
         window: positions that a row sees, its own the last; None: all.
+        sinks: [HQ] float32, for each head a score that joins the softmax and has no V; None: there
+            is none.
 
     Returns:
         [T, HQ, D], q's dtype. Whatever else the pages hold, NaN included, has no effect.
@@ -70,7 +76,7 @@ def paged_attention(
         v_tile[:, :, tile.num_filled :].masked_fill_(tile.stale, 0.0)
         for block in tile.blocks:
             rows = q.index_select(0, block.rows)
-            attended = _attend(rows, k_tile, v_tile, block, scale, span, window)
+            attended = _attend(rows, k_tile, v_tile, block, scale, span, window, sinks)
             out.index_copy_(0, block.rows, attended)
     return out
 
@@ -94,6 +100,7 @@ def _attend(
     scale: float,
     span: int,
     window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Return the attention of one block of rows [C * R, HQ, D] over K and V [C, HK, L, D]."""
     num_sequences, num_kv_heads, _, head_dim = k.shape
@@ -117,7 +124,14 @@ def _attend(
         scores[:, :matrix_rows].view(
             num_sequences, num_kv_heads, rows_each, group, -1
         ).masked_fill_(passed.view(num_sequences, 1, rows_each, 1, -1), -torch.inf)
-    probabilities = torch.softmax(scores, dim=-1)
+    if sinks is None:
+        probabilities = torch.softmax(scores, dim=-1)
+    else:
+        columns = scores.new_full((*scores.shape[:2], span), -torch.inf)
+        columns[:, :matrix_rows, 0].view(num_sequences, num_kv_heads, rows_each, group).copy_(
+            sinks.view(num_kv_heads, 1, group)
+        )
+        probabilities = torch.softmax(torch.cat((columns, scores), dim=-1), dim=-1)[:, :, span:]
     out = torch.zeros_like(queries)
     for start in range(0, block.num_columns, span):
         stop = start + span

@@ -117,6 +117,18 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     return weighed.mul_(up).to(gate_up.dtype)
 
 
+def swigluoai_and_mul(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """Return gate * sigmoid(alpha gate) * (up + 1) as [T, I], from float32.
+
+    The gate, the first half of `gate_up` [T, 2I], is cut to at most `limit` before, and up to
+    between -limit and limit.
+    """
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    gate = gate.clamp(max=limit)
+    weighed = _in_whole_vectors(gate * alpha, torch.sigmoid_).mul_(gate)
+    return weighed.mul_(up.clamp(-limit, limit).add_(1)).to(gate_up.dtype)
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up as [T, I] for `gate_up` [T, 2I] whose first half is the gate."""
     gate, up = gate_up.chunk(2, dim=-1)

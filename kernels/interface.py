@@ -230,10 +230,12 @@ class Kernels(Protocol[AttentionRows, LoraRows, ExpertLoraRows]):
         rows: AttentionRows,
         scale: float,
         window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Return softmax(scale q k) v [T, HQ, D] of every row up to its own position.
 
-        With a window, over as many positions at most, its own the last of them.
+        With a window, over as many positions at most, its own the last of them. With sinks [HQ]
+        float32, over one more score of each head, which is no position's and has no V.
         """
         ...
 
@@ -243,6 +245,15 @@ class Kernels(Protocol[AttentionRows, LoraRows, ExpertLoraRows]):
 
     def gelu_tanh_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         """Return gelu(gate) * up, by the approximation with tanh; else as `silu_and_mul`."""
+        ...
+
+    def swigluoai_and_mul(
+        self, gate_up: Tensor, dtype: torch.dtype, alpha: float, limit: float
+    ) -> Tensor:
+        """Return gate * sigmoid(alpha gate) * (up + 1); else as `silu_and_mul`.
+
+        The gate is cut to at most `limit` before, and up to between -limit and limit.
+        """
         ...
 
     def save_pages(

@@ -37,6 +37,16 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     return 0.5 * gate * (1 + torch.tanh(y)) * up
 
 
+def swigluoai_and_mul(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """Return gate * sigmoid(alpha gate) * (up + 1) for gate_up [T, 2I], gate first.
+
+    The gate is cut to at most `limit` before, and up to between -limit and limit.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
     """Rotate (first half, second half) of each head of x [T, heads, D] as a plane vector.
 
@@ -86,7 +96,14 @@ def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: T
     return y
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Return causal attention of the last positions of one sequence.
 
     Args:
@@ -95,6 +112,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None 
         v: [L, HK, D].
         scale: multiplies the scores.
         window: positions that a row sees, its own the last; None: all.
+        sinks: [HQ], for each head the score of one more position, whose V is 0; None: there is
+            none.
     """
     num_rows, length, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
     keys = k.repeat_interleave(group, dim=1)
@@ -104,7 +123,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None 
     scores = scores.masked_fill(torch.arange(length) > last_seen, -torch.inf)
     if window is not None:
         scores = scores.masked_fill(torch.arange(length) <= last_seen - window, -torch.inf)
-    return torch.einsum("htl,lhd->thd", torch.softmax(scores, dim=-1), values)
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).view(-1, 1, 1).expand(-1, num_rows, 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    return torch.einsum("htl,lhd->thd", torch.softmax(scores, dim=-1)[..., :length], values)
 
 
 def read_pages(pool: Tensor, table: Sequence[int], length: int) -> Tensor:

@@ -17,6 +17,7 @@ from kernels.elementwise import (
     rms_norm,
     silu_and_mul,
     square_sums,
+    swigluoai_and_mul,
     wide_norm,
 )
 from kernels.experts import (
@@ -165,14 +166,20 @@ class CpuKernels:
         rows: AttentionBatch,
         scale: float,
         window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        return paged_attention(q, k_pages, v_pages, rows, scale, window)
+        return paged_attention(q, k_pages, v_pages, rows, scale, window, sinks)
 
     def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         return silu_and_mul(gate_up).to(dtype)
 
     def gelu_tanh_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         return gelu_tanh_and_mul(gate_up).to(dtype)
+
+    def swigluoai_and_mul(
+        self, gate_up: Tensor, dtype: torch.dtype, alpha: float, limit: float
+    ) -> Tensor:
+        return swigluoai_and_mul(gate_up, alpha, limit).to(dtype)
 
     def save_pages(
         self, pool: Tensor, sources: Sequence[int], host: Tensor, targets: Sequence[int]

@@ -24,15 +24,23 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     Returns:
         [T, I] in gate_up's dtype.
     """
-    return _gate_and_mul(gate_up, is_gelu=False)
+    return _gate_and_mul(gate_up, "silu")
 
 
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """Return gelu(gate) * up by the approximation with tanh; likewise."""
-    return _gate_and_mul(gate_up, is_gelu=True)
+    return _gate_and_mul(gate_up, "gelu_tanh")
 
 
-def _gate_and_mul(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
+def swigluoai_and_mul(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """Return gate * sigmoid(alpha gate) * (up + 1); likewise.
+
+    The gate is cut to at most `limit` before, and up to between -limit and limit.
+    """
+    return _gate_and_mul(gate_up, "swigluoai", alpha, limit)
+
+
+def _gate_and_mul(gate_up: Tensor, kind: str, alpha: float = 1.0, limit: float = 0.0) -> Tensor:
     """Return the gated rows.
 
     The grid is rows times pieces of a row; elements do not meet, so pieces have no part in the
@@ -52,7 +60,9 @@ def _gate_and_mul(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
         gate_up.stride(0),
         INTERMEDIATE=intermediate,
         BLOCK=block,
-        IS_GELU=is_gelu,
+        KIND=kind,
+        ALPHA=alpha,
+        LIMIT=limit,
         num_warps=block // (32 * _ELEMENTS_OF_A_THREAD),
         **LAUNCH_OPTIONS,
     )
@@ -66,7 +76,9 @@ def _gate_piece(
     stride,
     INTERMEDIATE: tl.constexpr,
     BLOCK: tl.constexpr,
-    IS_GELU: tl.constexpr,
+    KIND: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -75,7 +87,12 @@ def _gate_piece(
     gate = tl.load(gate_at, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_at + INTERMEDIATE, mask=mask, other=0.0).to(tl.float32)
     z = gate
-    if IS_GELU:  # (1 + tanh(z / 2)) / 2 = 1 / (1 + exp(-z))
+    if KIND == "swigluoai":  # not by minima and maxima, which may lose a NaN
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, up)
+        up = tl.where(up < -LIMIT, -LIMIT, up) + 1.0
+        z = gate * ALPHA
+    if KIND == "gelu_tanh":  # (1 + tanh(z / 2)) / 2 = 1 / (1 + exp(-z))
         z = (gate + gate * gate * gate * 0.044715) * 1.5957691216057308  # 2 sqrt(2 / pi)
     product = gate / (1.0 + tl.exp(-z)) * up
     tl.store(out_ptr + row * INTERMEDIATE + at, product.to(out_ptr.dtype.element_ty), mask=mask)

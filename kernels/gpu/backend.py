@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.experts import ExpertsWeight, RoutedRows, Routing
-from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul
+from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul, swigluoai_and_mul
 from kernels.gpu.async_copy import AsyncReadback, send_numbers
 from kernels.gpu.attention.paged_decode import paged_decode
 from kernels.gpu.attention.paged_prefill import paged_prefill
@@ -172,6 +172,7 @@ class GpuKernels:
         rows: AttentionMetadata,
         scale: float,
         window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if len(rows.decode_rows):
@@ -186,6 +187,7 @@ class GpuKernels:
                 out,
                 rows.max_splits,
                 window or 0,
+                sinks,
             )
         if len(rows.prefill_blocks):
             paged_prefill(
@@ -197,6 +199,7 @@ class GpuKernels:
                 scale,
                 out,
                 window or 0,
+                sinks,
             )
         return out
 
@@ -207,6 +210,12 @@ class GpuKernels:
     def gelu_tanh_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         assert gate_up.dtype == dtype, "products on a GPU have the weights' dtype"
         return gelu_tanh_and_mul(gate_up)
+
+    def swigluoai_and_mul(
+        self, gate_up: Tensor, dtype: torch.dtype, alpha: float, limit: float
+    ) -> Tensor:
+        assert gate_up.dtype == dtype, "products on a GPU have the weights' dtype"
+        return swigluoai_and_mul(gate_up, alpha, limit)
 
     def save_pages(
         self, pool: Tensor, sources: Sequence[int], host: Tensor, targets: Sequence[int]

@@ -206,10 +206,13 @@ class NativeKernels(NativeExperts):
         rows: Step,
         scale: float,
         window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         num_rows, num_heads, head_dim = q.shape
         _, num_kv_heads, page_size, _ = k_pages.shape
         out = self._out("attended", num_rows, (num_heads, head_dim), q.dtype)
+        assert sinks is None or sinks.shape == (num_heads,), "a sink for each query head"
+        assert sinks is None or sinks.dtype == torch.float32, "sinks are float32"
         op = AttentionOp(
             *map(at, (q, k_pages, v_pages, out)),
             q.stride(0),
@@ -220,8 +223,9 @@ class NativeKernels(NativeExperts):
             is_bf16(q),
             window or 0,
             scale,
+            at(sinks),
         )
-        self._do("paged_attention", op, rows, (q, k_pages, v_pages, out))
+        self._do("paged_attention", op, rows, (q, k_pages, v_pages, sinks, out))
         return out
 
     def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
@@ -230,10 +234,17 @@ class NativeKernels(NativeExperts):
     def gelu_tanh_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         return self._gate("gelu_tanh_and_mul", gate_up, dtype)
 
-    def _gate(self, name: str, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+    def swigluoai_and_mul(
+        self, gate_up: Tensor, dtype: torch.dtype, alpha: float, limit: float
+    ) -> Tensor:
+        return self._gate("swigluoai_and_mul", gate_up, dtype, alpha, limit)
+
+    def _gate(
+        self, name: str, gate_up: Tensor, dtype: torch.dtype, alpha: float = 0, limit: float = 0
+    ) -> Tensor:
         num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self._out("activated", num_rows, (width,), dtype)
-        op = GateOp(at(gate_up), at(out), width, dtype == torch.bfloat16)
+        op = GateOp(at(gate_up), at(out), width, dtype == torch.bfloat16, alpha, limit)
         self._do(name, op, num_rows, (gate_up, out))
         return out
 

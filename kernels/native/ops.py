@@ -106,19 +106,28 @@ class WideNormOp(ctypes.Structure):
 
 
 class GateOp(ctypes.Structure):
-    """`struct gate`: gate_up [T, 2I] float32 to out [T, I]."""
+    """`struct gate`: gate_up [T, 2I] float32 to out [T, I]; the last two of swigluoai_and_mul."""
 
-    _fields_ = [*_pointers("gate_up", "out"), *_counts("width", "is_bf16")]
+    _fields_ = [
+        *_pointers("gate_up", "out"),
+        *_counts("width", "is_bf16"),
+        ("alpha", ctypes.c_double),
+        ("limit", ctypes.c_double),
+    ]
 
 
 class AttentionOp(ctypes.Structure):
-    """`struct attention`: q [T, HQ, D], its rows q_stride elements apart, to out [T, HQ, D]."""
+    """`struct attention`: q [T, HQ, D], its rows q_stride elements apart, to out [T, HQ, D].
+
+    `sinks` [HQ] float32 may be null.
+    """
 
     _fields_ = [
         *_pointers("q", "k_pages", "v_pages", "out"),
         *_counts("q_stride", "num_heads", "num_kv_heads", "head_dim", "page_size", "is_bf16"),
         *_counts("window"),
         ("scale", ctypes.c_double),
+        *_pointers("sinks"),
     ]
 
 

@@ -39,8 +39,10 @@ def form(
         batch: AttentionBatch,
         scale: float,
         window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        return kernels.paged_attention(q, k_pages, v_pages, Step(q.shape[0], batch), scale, window)
+        step = Step(q.shape[0], batch)
+        return kernels.paged_attention(q, k_pages, v_pages, step, scale, window, sinks)
 
     monkeypatch.setitem(globals(), "paged_attention", attend)
 
@@ -55,6 +57,7 @@ class Pool:
     tables: tuple[list[int], ...]
     page_size: int
     window: int | None = None  # of all rows
+    sinks: Tensor | None = None  # of the heads
 
     def attend(self, pieces: Sequence[tuple[int, int, int]]) -> list[Tensor]:
         """Attend with (sequence, first, last) runs of positions in one call."""
@@ -69,7 +72,7 @@ class Pool:
         )
         q = torch.cat([self.q[i][first:last] for i, first, last in pieces])
         scale = q.shape[-1] ** -0.5
-        out = paged_attention(q, self.k_pages, self.v_pages, batch, scale, self.window)
+        out = paged_attention(q, self.k_pages, self.v_pages, batch, scale, self.window, self.sinks)
         assert out.dtype == q.dtype
         return [out[a:b] for a, b in zip(starts, starts[1:], strict=False)]
 
@@ -79,7 +82,7 @@ class Pool:
         k = reference.read_pages(self.k_pages, table, last).double()
         v = reference.read_pages(self.v_pages, table, last).double()
         q = self.q[sequence][first:last].double()
-        return reference.attention(q, k, v, q.shape[-1] ** -0.5, self.window)
+        return reference.attention(q, k, v, q.shape[-1] ** -0.5, self.window, self.sinks)
 
 
 def make_pool(
@@ -236,6 +239,54 @@ def test_what_lies_before_a_window_changes_no_bit(window: int, dtype: torch.dtyp
                 pages[page, :, position % 16].mul_(-3.0)
         (after,) = pool.attend([(0, first, length)])
         assert torch.equal(before, after)
+
+
+def with_sinks(pool: Pool, window: int | None = None, louder: float = 0.0) -> Pool:
+    num_heads = pool.q[0].shape[1]
+    sinks = torch.randn(num_heads, generator=torch.Generator().manual_seed(9)) * 2 + louder
+    return replace(pool, window=window, sinks=sinks)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(3, 3), (9, 3), (8, 1)])
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_sinks_join_the_softmax_of_their_heads(
+    page_size: int, heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    lengths = [1, 63, 64, 65, 128, 129, 300]
+    plain = make_pool(lengths, dtype, heads, 32, page_size)
+    decodes = [(i, length - 1, length) for i, length in enumerate(lengths)]
+    prefills = [(i, 0, length) for i, length in enumerate(lengths)]
+    for window, louder in ((None, 0.0), (None, 30.0), (None, -30.0), (50, 0.0), (64, 5.0)):
+        pool = with_sinks(plain, window, louder)
+        for pieces in (decodes, prefills, [(6, 150, 290), (5, 64, 65)]):
+            for piece, actual in zip(pieces, pool.attend(pieces), strict=True):
+                expected = pool.expected(*piece)
+                assert error(actual, expected) < TOLERANCE[dtype], (window, louder, piece)
+
+
+def test_sinks_of_any_size_leave_numbers() -> None:
+    pool = make_pool([150], torch.float32)
+    for size in (-torch.inf, -1e30, -200.0, 200.0, 1e30):
+        sunk = replace(pool, sinks=torch.full((9,), size))
+        (actual,) = sunk.attend([(0, 0, 150)])
+        (plain,) = pool.attend([(0, 0, 150)])
+        assert error(actual, plain.double()) < 1e-6 if size < 0 else actual.abs().max() < 1e-30
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(2, 2), (9, 3)])
+@pytest.mark.parametrize("window", [None, 50, 128])
+def test_chunks_and_company_change_no_bit_beside_sinks(
+    window: int | None, heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    length = 330
+    pool = with_sinks(make_pool([length, 90], dtype, heads, 32, 16), window)
+    (whole,) = pool.attend([(0, 0, length)])
+    for chunk in (1, 3, 37, 64, 200):
+        for first in range(0, length - chunk + 1, chunk if chunk > 3 else 29):
+            part, _ = pool.attend([(0, first, first + chunk), (1, 89, 90)])
+            assert torch.equal(part, whole[first : first + chunk]), (chunk, first)
 
 
 def test_a_neighbour_whose_values_are_nan_changes_nothing() -> None:

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch import Tensor
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from kernels import reference
 from kernels.elementwise import (
@@ -12,6 +14,7 @@ from kernels.elementwise import (
     rms_norm,
     silu_and_mul,
     square_sums,
+    swigluoai_and_mul,
     wide_norm,
 )
 
@@ -80,6 +83,23 @@ def test_the_gate_of_gelu_agrees_with_float64_and_torch(
     theirs = torch.nn.functional.gelu(gate, approximate="tanh") * up
     assert error(reference.gelu_tanh_and_mul(gate_up.double()), theirs) < 1e-12
     assert torch.equal(gate_up, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("intermediate", [1, 31, 32, 307, 1536])
+def test_the_clamped_gate_agrees_with_float64_and_transformers(
+    intermediate: int, dtype: torch.dtype
+) -> None:
+    gate_up = 5 * normal(5, 2 * intermediate, dtype=dtype)
+    before = gate_up.clone()
+    found = swigluoai_and_mul(gate_up, 1.702, 7.0)
+    right = reference.swigluoai_and_mul(gate_up.double(), 1.702, 7.0)
+    assert found.dtype == dtype
+    assert error(found, right) < TOLERANCE[dtype]
+    assert torch.equal(gate_up, before)
+    interleaved = gate_up.double().view(5, 2, intermediate).transpose(1, 2).flatten(1)
+    config = GptOssConfig(num_local_experts=1, hidden_size=1, intermediate_size=1)
+    assert error(right, GptOssExperts(config)._apply_gate(interleaved)) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -194,6 +214,8 @@ def test_rows_have_the_same_bits_in_any_batch(num_rows: int, dtype: torch.dtype)
             gate_up = normal(300, 2 * intermediate, dtype=dtype)
             assert torch.equal(silu_and_mul(gate_up[part]), silu_and_mul(gate_up)[part])
             assert torch.equal(gelu_tanh_and_mul(gate_up[part]), gelu_tanh_and_mul(gate_up)[part])
+            clamped = swigluoai_and_mul(gate_up, 1.702, 0.9)
+            assert torch.equal(swigluoai_and_mul(gate_up[part], 1.702, 0.9), clamped[part])
         part_q, part_k = apply_rope(q[part], k[part], cos, sin, positions[part])
         assert torch.equal(part_q, whole_q[part])
         assert torch.equal(part_k, whole_k[part])

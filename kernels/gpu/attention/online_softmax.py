@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634  # scores are kept as powers of two: GPUs have exp2, not exp
+_LOG2_E = tl.constexpr(LOG2_E)
 _TILE_BYTES = 16 << 10
 
 
@@ -55,6 +56,23 @@ def load_tile(
     if DIM_BLOCK > HEAD_DIM:
         mask = mask & (dims < HEAD_DIM)[None, :]
     return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def begin_rows(sinks_ptr, heads, is_there, scale, HAS_SINKS: tl.constexpr, ROWS: tl.constexpr):
+    """Return what `fold_tile` has of ROWS rows before their first turn: (largest, total).
+
+    The sink of a row's head is as a position before all others, whose V is 0. sinks_ptr [HQ]
+    float32 are scores that have been scaled, to base e; `heads` [ROWS] tells whose a row is, and
+    `is_there` [ROWS] whether it has one.
+    """
+    largest = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + heads, mask=is_there, other=0.0)
+        largest = tl.where(is_there, tl.div_rn(sinks * _LOG2_E, scale), largest)
+        total = tl.where(is_there, 1.0, total)
+    return largest, total
 
 
 @triton.jit

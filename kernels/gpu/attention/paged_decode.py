@@ -10,7 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.attention.online_softmax import LOG2_E, fold_tile, load_tile, tile_positions
+from kernels.gpu.attention.online_softmax import (
+    LOG2_E,
+    begin_rows,
+    fold_tile,
+    load_tile,
+    tile_positions,
+)
 from kernels.gpu.constants import LAUNCH_OPTIONS
 
 _SPLIT = tl.constexpr(512)  # positions; a multiple of every page size
@@ -37,6 +43,7 @@ def paged_decode(
     out: Tensor,
     max_splits: int,
     window: int = 0,
+    sinks: Tensor | None = None,
 ) -> None:
     """Write softmax(scale q k) v of each sequence's last row.
 
@@ -58,6 +65,8 @@ def paged_decode(
         out: [T, HQ, D] contiguous, q's dtype, written at `rows` only.
         max_splits: at least `num_splits` of the longest context; changes no bit.
         window: positions that a row sees, its own the last; 0: all. Splits before it end at once.
+        sinks: [HQ] float32, for each head a score that joins the softmax and has no V, in the
+            first split that does not end at once; None: there is none.
     """
     num_sequences, num_heads, head_dim = rows.shape[0], q.shape[1], q.shape[2]
     _, num_kv_heads, page_size, _ = k_pages.shape
@@ -82,6 +91,7 @@ def paged_decode(
         out,
         part_acc,
         part_lse,
+        sinks,
         scale * LOG2_E,
         q.stride(0),
         q.stride(1),
@@ -94,6 +104,7 @@ def paged_decode(
         DIM_BLOCK=triton.next_power_of_2(head_dim),
         TILE=tile_positions(page_size, head_dim, q.itemsize),
         WINDOW=window,
+        HAS_SINKS=sinks is not None,
         num_warps=4,
         num_stages=3,
         **LAUNCH_OPTIONS,
@@ -134,6 +145,7 @@ def _attend_split(
     out_ptr,
     part_acc_ptr,
     part_lse_ptr,
+    sinks_ptr,
     scale,
     row_stride,
     head_stride,
@@ -146,6 +158,7 @@ def _attend_split(
     DIM_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths_ptr + sequence)
@@ -154,10 +167,12 @@ def _attend_split(
     if first >= length:
         return
     end = tl.minimum(first + size, length)
+    is_first = first == 0
     if WINDOW > 0:
         seen = tl.maximum(length - WINDOW, 0)  # the first position that is
         if end <= seen:
             return
+        is_first = first <= seen
         first = tl.maximum(first, seen // TILE * TILE)
     row = tl.load(rows_ptr + sequence).to(tl.int64)
     table_ptr += sequence.to(tl.int64) * table_stride
@@ -171,8 +186,9 @@ def _attend_split(
     heads = kv_head * GROUP + heads
     q_pointers = q_ptr + row * row_stride + heads[:, None] * head_stride + dims[None, :]
     q = tl.load(q_pointers, mask=is_there, other=0.0)
-    largest = tl.full((BLOCK_HEADS,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK_HEADS,), tl.float32)
+    largest, total = begin_rows(
+        sinks_ptr, heads, in_group & is_first, scale, HAS_SINKS, BLOCK_HEADS
+    )
     acc = tl.zeros((BLOCK_HEADS, DIM_BLOCK), tl.float32)
     for start in range(first, end, TILE):
         after = start + TILE

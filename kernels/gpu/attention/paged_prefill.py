@@ -12,7 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.attention.online_softmax import LOG2_E, fold_tile, load_tile, tile_positions
+from kernels.gpu.attention.online_softmax import (
+    LOG2_E,
+    begin_rows,
+    fold_tile,
+    load_tile,
+    tile_positions,
+)
 from kernels.gpu.constants import LAUNCH_OPTIONS
 
 _MAX_HEAD_DIM = 256
@@ -67,6 +73,7 @@ def paged_prefill(
     scale: float,
     out: Tensor,
     window: int = 0,
+    sinks: Tensor | None = None,
 ) -> None:
     """Write softmax(scale q k) v of each row, over its sequence's positions up to its own.
 
@@ -87,6 +94,8 @@ def paged_prefill(
         out: [T, HQ, D] contiguous, q's dtype, written at the blocks' rows only.
         window: positions that a row sees, its own the last; 0: all. Tiles before the first row's
             are not read; then all are masked.
+        sinks: [HQ] float32, for each head a score that joins the softmax and has no V; None: there
+            is none.
     """
     num_heads, head_dim = q.shape[1], q.shape[2]
     _, num_kv_heads, page_size, _ = k_pages.shape
@@ -105,6 +114,7 @@ def paged_prefill(
         blocks,
         page_table,
         out,
+        sinks,
         scale * LOG2_E,
         q.stride(0),
         q.stride(1),
@@ -117,6 +127,7 @@ def paged_prefill(
         DIM_BLOCK=triton.next_power_of_2(head_dim),
         TILE=tile_positions(page_size, head_dim, q.itemsize),
         WINDOW=window,
+        HAS_SINKS=sinks is not None,
         num_warps=8,
         num_stages=3,
         **LAUNCH_OPTIONS,
@@ -135,6 +146,7 @@ def _attend_block(
     blocks_ptr,
     table_ptr,
     out_ptr,
+    sinks_ptr,
     scale,
     row_stride,
     head_stride,
@@ -147,6 +159,7 @@ def _attend_block(
     DIM_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     blocks_ptr += tl.program_id(0) // NUM_KV_HEADS * 4
@@ -171,8 +184,9 @@ def _attend_block(
         is_row = is_row & (dims < HEAD_DIM)[None, :]
     q_offsets = block_row * row_stride + head * head_stride
     q = tl.load(q_ptr + q_offsets[:, None] + dims[None, :], mask=is_row, other=0.0)
-    largest = tl.full((BLOCK,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
+    is_there = block_row < num_rows
+    heads = kv_head * GROUP + head
+    largest, total = begin_rows(sinks_ptr, heads, is_there, scale, HAS_SINKS, BLOCK)
     acc = tl.zeros((BLOCK, DIM_BLOCK), tl.float32)
 
     end = first_position + num_rows

@@ -112,10 +112,11 @@ void topwork_rope_and_write(const void *op, struct worker *worker)
     }
 }
 
-struct gate {             /* of silu_and_mul and gelu_tanh_and_mul */
+struct gate {             /* of silu_and_mul, gelu_tanh_and_mul and swigluoai_and_mul */
     const float *gate_up; /* [T, 2 I], the gate first */
     void *out;            /* [T, I] */
     int64_t width, is_bf16;
+    double alpha, limit; /* of swigluoai_and_mul */
 };
 
 /* Return x / (1 + exp(-z)), with no exp of a positive number. */
@@ -167,6 +168,31 @@ int64_t topwork_gelu_tanh_and_mul_scratch(const void *op)
 void topwork_gelu_tanh_and_mul(const void *op, struct worker *worker)
 {
     gate_and_mul(op, worker, true);
+}
+
+int64_t topwork_swigluoai_and_mul_scratch(const void *op)
+{
+    (void)op;
+    return 0;
+}
+
+void topwork_swigluoai_and_mul(const void *op, struct worker *worker)
+{
+    const struct gate *p = op;
+    float alpha = (float)p->alpha, limit = (float)p->limit;
+    FOR_ROWS_TAKEN(worker, row, p->width) {
+        const float *gates = p->gate_up + row * 2 * p->width, *ups = gates + p->width;
+        char *out = (char *)p->out + row * p->width * (p->is_bf16 ? 2 : 4);
+        for (int64_t i = 0; i < p->width; i += LANES) {
+            f32v gate = load_some(gates, i, p->width - i, false);
+            f32v up = load_some(ups, i, p->width - i, false);
+            gate = select_lanes(gate > limit, splat(limit), gate);
+            up = select_lanes(up > limit, splat(limit), up);
+            up = select_lanes(up < -limit, splat(-limit), up);
+            store_some(out, i, p->width - i, p->is_bf16,
+                       times_sigmoid(gate, gate * alpha) * (up + 1.0f));
+        }
+    }
 }
 
 struct take_rows {

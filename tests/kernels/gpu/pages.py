@@ -23,6 +23,7 @@ class Pool:
     q: tuple[Tensor, ...]
     tables: tuple[list[int], ...]
     window: int = 0  # of all rows; 0: all positions
+    sinks: Tensor | None = None  # of the heads
 
     @property
     def page_size(self) -> int:
@@ -49,7 +50,7 @@ class Pool:
         k = reference.read_pages(self.k_pages, table, last).double()
         v = reference.read_pages(self.v_pages, table, last).double()
         q = self.q[sequence][first:last].double()
-        return reference.attention(q, k, v, self.scale, self.window or None)
+        return reference.attention(q, k, v, self.scale, self.window or None, self.sinks)
 
     def as_written_up_to(self, sequence: int, length: int) -> "Pool":
         """Return a copy in which K and V from position `length` on are not there yet."""
@@ -89,6 +90,13 @@ def make_pool(
         tables.append(table)
         queries.append(q.to(dtype))
     return Pool(k_pages, v_pages, tuple(queries), tuple(tables))
+
+
+def with_sinks(pool: Pool, window: int = 0, louder: float = 0.0) -> Pool:
+    """Return the same sequences with sinks, which are `louder` than they would be."""
+    num_heads = pool.q[0].shape[1]
+    sinks = torch.randn(num_heads, generator=torch.Generator().manual_seed(9)) * 2 + louder
+    return replace(pool, window=window, sinks=sinks)
 
 
 def poisoned_rows(num_rows: int, pool: Pool) -> tuple[Tensor, Tensor]:

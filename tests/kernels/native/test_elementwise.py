@@ -129,6 +129,29 @@ def test_the_gate_of_gelu_has_no_trouble_at_the_ends(kernels: NativeKernels) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 15, 40, 1536])
+def test_the_clamped_gate_is_that_of_float64(
+    kernels: NativeKernels, width: int, dtype: torch.dtype
+) -> None:
+    gate_up = randn(23, 2 * width, seed=1) * 6
+    out = kernels.swigluoai_and_mul(gate_up, dtype, 1.702, 7.0)
+    assert out.dtype == dtype
+    assert error(out, reference.swigluoai_and_mul(gate_up.double(), 1.702, 7.0)) < TOLERANCE[dtype]
+    assert torch.equal(kernels.swigluoai_and_mul(gate_up[7:9], dtype, 1.702, 7.0), out[7:9])
+
+
+def test_the_clamped_gate_cuts_what_is_over_its_limit(kernels: NativeKernels) -> None:
+    gates = torch.tensor([[-1e30, -100.0, 0.0, 100.0, torch.inf, torch.nan, 1.0, 1.0, 1.0]])
+    ups = torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, torch.nan, -1e30, torch.inf]])
+    rows = torch.cat((gates, ups), dim=1)
+    out = kernels.swigluoai_and_mul(rows, torch.float32, 1.0, 7.0)[0]
+    assert out[5:7].isnan().all() and out[:3].abs().max() < 1e-6
+    seven, one = (x * torch.sigmoid(torch.tensor(x)) for x in (7.0, 1.0))
+    assert torch.allclose(out[3:5], 2 * seven) and torch.allclose(out[7], -6 * one)
+    assert torch.allclose(out[8], 8 * one)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 15, 36, 576])
 def test_the_sum_alone_and_the_norm_of_a_block_are_those_of_torch(
     kernels: NativeKernels, width: int, dtype: torch.dtype

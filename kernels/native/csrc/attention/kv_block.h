@@ -19,6 +19,7 @@ struct attention {
     int64_t q_stride, num_heads, num_kv_heads, head_dim, page_size, is_bf16;
     int64_t window; /* positions that a row sees, its own the last; 0: all */
     double scale;
+    const float *sinks; /* [HQ]: a score of each head that is no position's; null: none */
 };
 
 /* Tokens of a sequence, with the heads that share a KV head. */

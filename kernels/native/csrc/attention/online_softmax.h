@@ -1,7 +1,8 @@
 /* The rows of a task from their queries to their output, and the online softmax between.
  *
  * Owns a task's memory and what a row is summed up in: a maximum, LANES denominators side by side
- * and a sum of values. In bfloat16 scores are to base 2, weights are rounded to bfloat16, also
+ * and a sum of values. A head's sink is what its rows have seen before their first block: a score
+ * whose value is zero. In bfloat16 scores are to base 2, weights are rounded to bfloat16, also
  * where they become floats again, and the denominators sum them rounded. Knows nothing of pages.
  *
  * Rows of a task: its tokens' heads that share one KV head, token by token.
@@ -17,6 +18,8 @@
 enum {
     TASK_ROWS = 192, /* rows that share one packing of K and V; decides speed only */
 };
+
+static const double LOG2_E = 1.4426950408889634;
 
 struct workspace {
     uint32_t *queries;   /* [rows, depth] */
@@ -139,6 +142,18 @@ INLINE int64_t head_start(const struct attention *op, const struct task *task, i
     return (task->first_token + row / group) * stride + head * op->head_dim;
 }
 
+/* Let the rows begin with their heads' sinks. */
+static void begin_with_sinks(const struct attention *op, const struct task *task,
+                             const struct workspace *w)
+{
+    int64_t group = group_size(op);
+    const float *sinks = op->sinks + task->kv_head * group;
+    for (int64_t row = 0; row < task->num_tokens * group; row++) {
+        w->maxima[row] = (float)(sinks[row % group] * (op->is_bf16 ? LOG2_E : 1.0));
+        w->denominators[row * LANES] = 1.0f;
+    }
+}
+
 static void begin(const struct attention *op, const struct task *task, const struct workspace *w)
 {
     int64_t depth = row_depth(op), size = op->is_bf16 ? 2 : 4;
@@ -156,6 +171,8 @@ static void begin(const struct attention *op, const struct task *task, const str
     }
     memset(w->sums, 0, (size_t)(num_rows * row_width(op)) * sizeof(float));
     memset(w->denominators, 0, (size_t)(num_rows * LANES) * sizeof(float));
+    if (op->sinks != NULL)
+        begin_with_sinks(op, task, w);
 }
 
 static void finish(const struct attention *op, const struct task *task, const struct workspace *w)

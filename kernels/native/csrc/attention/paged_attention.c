@@ -11,8 +11,6 @@
 #include "runtime/thread_pool.h"
 #include "attention/online_softmax.h"
 
-static const double LOG2_E = 1.4426950408889634;
-
 /* Rows of a task that attend together: `index` counts them from 0, `row` from the task's first. */
 struct tile {
     int64_t row, num_rows;

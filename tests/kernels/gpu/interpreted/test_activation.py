@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul
+from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul, swigluoai_and_mul
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
@@ -73,6 +73,20 @@ def test_the_gate_of_gelu_agrees_with_float64(intermediate: int, dtype: torch.dt
     assert out.dtype == dtype and out.shape == (9, intermediate)
     assert error(out, reference.gelu_tanh_and_mul(gate_up.double())) < TOLERANCE[dtype]
     assert torch.equal(gelu_tanh_and_mul(gate_up[4:5]), out[4:5])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("intermediate", [1, 72, 2050])
+def test_the_clamped_gate_agrees_with_float64(intermediate: int, dtype: torch.dtype) -> None:
+    gate_up = 5 * normal(9, 2 * intermediate, dtype=dtype)
+    gate_up[3] = torch.nan
+    out = swigluoai_and_mul(gate_up, 1.702, 7.0)
+    assert out.dtype == dtype and out.shape == (9, intermediate)
+    assert out[3].isnan().all()
+    rest = [row for row in range(9) if row != 3]
+    right = reference.swigluoai_and_mul(gate_up[rest].double(), 1.702, 7.0)
+    assert error(out[rest], right) < TOLERANCE[dtype]
+    assert torch.equal(swigluoai_and_mul(gate_up[4:5], 1.702, 7.0), out[4:5])
 
 
 def test_large_gates_of_gelu_do_not_overflow() -> None:

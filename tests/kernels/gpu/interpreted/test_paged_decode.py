@@ -17,6 +17,7 @@ from tests.kernels.gpu.pages import (
     make_pool,
     poisoned_rows,
     vast_zeros,
+    with_sinks,
 )
 
 
@@ -49,6 +50,7 @@ def decode(pool: Pool, sequences: Sequence[int], max_splits: int | None = None) 
         out,
         max(map(num_splits, lengths)) if max_splits is None else max_splits,
         pool.window,
+        pool.sinks,
     )
     written = [row for row in rows if row != GARBAGE]
     others = [row for row in range(len(out)) if row not in written]
@@ -161,6 +163,22 @@ def test_rows_see_no_more_than_their_windows(window: int) -> None:
     for dtype in DTYPES:
         lengths = [1, 15, 16, 17, 100, 512, 513, 600, 1025, 1100]
         check(replace(make_pool(lengths, dtype, (3, 1), 32, 32), window=window))
+
+
+@pytest.mark.parametrize(("window", "louder"), [(0, 0.0), (0, 30.0), (0, -30.0), (100, 0.0)])
+def test_sinks_join_the_softmax_once_whatever_splits_there_are(window: int, louder: float) -> None:
+    for dtype in DTYPES:
+        lengths = [1, 15, 17, 512, 513, 600, 1025, 1100]
+        check(with_sinks(make_pool(lengths, dtype, (6, 2), 32, 32), window, louder))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_company_and_room_for_splits_change_no_bit_beside_sinks(dtype: torch.dtype) -> None:
+    pool = with_sinks(make_pool([600, 40, 0, 1], dtype, (3, 1), 64, 32))
+    alone = [decode(pool, [i])[0] for i in (0, 1)]
+    for max_splits in (2, 7):
+        among = decode(pool, range(4), max_splits)
+        assert torch.equal(among[0], alone[0]) and torch.equal(among[1], alone[1])
 
 
 def test_other_pages_of_the_same_content_change_no_bit() -> None:

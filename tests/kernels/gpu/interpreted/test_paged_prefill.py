@@ -16,6 +16,7 @@ from tests.kernels.gpu.pages import (
     make_pool,
     poisoned_rows,
     vast_zeros,
+    with_sinks,
 )
 
 Run = tuple[int, int, int]  # sequence, first position, end
@@ -43,6 +44,7 @@ def prefill(pool: Pool, runs: Sequence[Run]) -> list[Tensor]:
         pool.scale,
         out,
         pool.window,
+        pool.sinks,
     )
     done = [out[a : a + count] for a, count in zip(first_rows, num_rows, strict=True)]
     between = torch.ones(len(out), dtype=torch.bool)
@@ -148,6 +150,21 @@ def test_rows_see_no_more_than_their_windows_however_prompts_are_cut(window: int
         check(pool, [(0, 0, length)])
         (whole,) = prefill(pool, [(0, 0, length)])
         for first, end in ((0, 1), (1, 33), (43, 100), (100, 135), (134, 135)):
+            (part,) = prefill(pool.as_written_up_to(0, end), [(0, first, end)])
+            assert torch.equal(part, whole[first:end]), (first, end)
+
+
+@pytest.mark.parametrize(
+    ("window", "louder"), [(0, 0.0), (0, 30.0), (0, -30.0), (31, 0.0), (64, 0.0)]
+)
+@pytest.mark.usefixtures("dots_are_chains")
+def test_sinks_join_the_softmax_however_prompts_are_cut(window: int, louder: float) -> None:
+    length = 135
+    for dtype in DTYPES:
+        pool = with_sinks(make_pool([length], dtype, (6, 2), 32, 32), window, louder)
+        check(pool, [(0, 0, length)])
+        (whole,) = prefill(pool, [(0, 0, length)])
+        for first, end in ((0, 1), (1, 33), (43, 100), (134, 135)):
             (part,) = prefill(pool.as_written_up_to(0, end), [(0, first, end)])
             assert torch.equal(part, whole[first:end]), (first, end)
 
