@@ -142,6 +142,7 @@ def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_pac
     bias_bytes = 4 if is_packed else item_bytes
     norm_bytes = 4 if model.norm_offset else item_bytes
     layers = model.num_layers * _norm_features(model, part) * norm_bytes
+    layers += model.num_layers * model.has_sinks * len(part.q_heads) * 4
     num_sparse = 0 if model.experts is None else len(model.experts.layers)
     counts = {"all": model.num_layers, "sparse": num_sparse}
     counts["dense"] = model.num_layers - num_sparse
@@ -151,9 +152,9 @@ def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_pac
         columns = _up_to(len(slices[0][1]), per_word)
         is_here = modules[0].axis == "column" or part.rank == 0
         has_bias = is_here and any(linear.has_bias for linear in modules)
-        linear_bytes = (
-            _panels(rows, is_packed) * columns * item_bytes + rows * bias_bytes * has_bias
-        )
+        panels = _panels(rows, is_packed)
+        biases = rows if modules[0].expert is None else panels  # experts lie in one row of panels
+        linear_bytes = panels * columns * item_bytes + biases * bias_bytes * has_bias
         layers += counts[modules[0].in_layers] * linear_bytes
     # Rows to look up and panels to multiply by are two copies; as plain rows one serves both.
     has_head = is_packed or not model.tie_word_embeddings

@@ -6,7 +6,7 @@ multiplied in one product, and how much memory is taken. Free of torch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Fused = Literal["qkv", "o", "gate_up", "down", "router", "expert_gate_up", "expert_down"]
@@ -16,6 +16,21 @@ Unit = Literal["q_heads", "kv_heads", "mlp", "experts", "expert_mlp"]
 # Of a layer, in this order; then those of each of its experts.
 FUSED_LINEARS: tuple[Fused, ...] = ("qkv", "o", "gate_up", "down", "router")
 EXPERT_LINEARS: tuple[Fused, ...] = ("expert_gate_up", "expert_down")
+
+MXFP4_BLOCK = 32  # inputs that share a scale
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where a checkpoint has a linear of all experts in one tensor [experts, inputs, outputs].
+
+    Their biases [experts, outputs] are called as it is, with `_bias` behind.
+    """
+
+    name: str  # as in `experts.down_proj`
+    first: int = 0  # the first of the outputs that are the linear's
+    step: int = 1  # from one of them to the next
+    is_mxfp4: bool = False  # instead as `_blocks` and `_scales`: see worker.weights.mxfp4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +47,8 @@ class Linear:
     has_bias: bool = False
     in_layers: Literal["all", "dense", "sparse"] = "all"
     expert: int | None = None  # whose it is; None: no expert's
+    stack: Stack | None = None  # that it is part of; None: its tensors are its own
+    is_parameter: bool = False  # to transformers it is no module: PEFT adapts it as a parameter
 
     def __post_init__(self) -> None:
         assert self.axis == "column" or len(self.parts) == 1, f"the inputs of {self.name}"
@@ -87,6 +104,32 @@ def expert_linears(
             linears.append(_of_expert(expert, name, block, "expert_gate_up", "column"))
         linears.append(_of_expert(expert, down, block, "expert_down", "row"))
     return tuple(linears)
+
+
+def stacked_expert_linears(num_experts: int, *, is_mxfp4: bool = False) -> tuple[Linear, ...]:
+    """Return such a list where all have biases and a checkpoint has experts in stacks, as gpt-oss.
+
+    The outputs of gate and up take turns there.
+
+    Args:
+        num_experts: of a layer.
+        is_mxfp4: whether the stacks are quantized.
+    """
+    block = "mlp"
+    router = Linear("router", block, "router", "column", ("experts",), True, "sparse")
+    linears = [replace(router, is_parameter=True)]
+    gate_up, down = "experts.gate_up_proj", "experts.down_proj"
+    for expert in range(num_experts):
+        for first, name in enumerate(("gate_proj", "up_proj")):
+            linear = _of_expert(expert, name, block, "expert_gate_up", "column")
+            linears.append(_in_stack(linear, Stack(gate_up, first, 2, is_mxfp4)))
+        linear = _of_expert(expert, "down_proj", block, "expert_down", "row")
+        linears.append(_in_stack(linear, Stack(down, is_mxfp4=is_mxfp4)))
+    return tuple(linears)
+
+
+def _in_stack(linear: Linear, stack: Stack) -> Linear:
+    return replace(linear, has_bias=True, stack=stack, is_parameter=True)
 
 
 def _of_expert(

@@ -21,6 +21,7 @@ class RopeConfig:
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: where the blend begins and ends are whole pairs
     attention_factor: float | None = None  # yarn, longrope; None: by their formulas
     short_factors: tuple[float, ...] = ()  # longrope: that frequencies are divided by
     long_factors: tuple[float, ...] = ()  # likewise, if a context may be over the original
@@ -47,6 +48,14 @@ class LayerNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """The gate of gpt-oss's experts: gate * sigmoid(alpha gate) * (up + 1), both cut before."""
+
+    alpha: float
+    limit: float  # of the gate from above, of up from both sides
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """Sparse layers: in place of one MLP they have many, the experts, and a row takes few of them.
 
@@ -58,6 +67,7 @@ class ExpertsConfig:
     intermediate_size: int  # of each expert
     renormalize: bool  # the weights of a row's experts add up to 1
     layers: tuple[int, ...]  # that are sparse, in ascending order
+    swiglu: ClampedSwiglu | None = None  # None: the gate is SiLU
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,7 @@ class ModelConfig:
     sliding_rope: RopeConfig | None = None  # of `sliding_layers`; None: as of all others
     nope_layers: tuple[int, ...] = ()  # that have no rotary embedding, in ascending order
     experts: ExpertsConfig | None = None  # of sparse layers; None: none is
+    has_sinks: bool = False  # each query head has a score that joins its softmax
 
     def is_sparse(self, layer: int) -> bool:
         """Tell whether a layer has experts in place of an MLP."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -15,7 +16,7 @@ from deploy.config import ServeConfig
 from deploy.memory import ITEM_BYTES, Part, rank_parts, total, weight_bytes
 from kernels.experts import ExpertsWeight, PrepareExperts
 from kernels.linear import LinearWeight, Prepare
-from kernels.native.packing import pack_panels
+from kernels.native.packing import PANEL, pack_panels
 from tests.cluster.adapters.tiny import MODEL
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from tests.end_to_end.tiny_models import make_tiny_model
@@ -37,15 +38,16 @@ def experts_of(prepare: Prepare) -> PrepareExperts:
     """Return what prepares the weights of experts one by one."""
 
     def prepare_experts(weight: Tensor, bias: Tensor | None) -> ExpertsWeight:
-        assert bias is None
         num_experts, outputs, inputs = weight.shape
-        linears = tuple(prepare(one, None) for one in weight)
+        missing = -outputs % PANEL if prepare is pack_panels else 0
+        biases = [None] * num_experts if bias is None else F.pad(bias, (0, missing))
+        linears = tuple(prepare(one, own) for one, own in zip(weight, biases, strict=True))
         return ExpertsWeight(linears, num_experts, inputs, outputs, weight.dtype)
 
     return prepare_experts
 
 
-FAMILIES = ["phi3", "olmo2", "gemma3", "mixtral", "qwen3_moe"]  # what Llama has not
+FAMILIES = ["phi3", "olmo2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss"]  # what Llama has not
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "a classifier", *FAMILIES])

@@ -40,10 +40,18 @@ def cases(place: Place) -> Iterator[Case]:
             continue
         yield f"decode rows alone {title}", lambda args=args: decode_alone(*args)
         yield f"prefill in chunks {title}", lambda args=args: prefill_chunked(*args)
+    for name, dtype in place.pick([*DTYPES.items()], [("bfloat16", torch.bfloat16)]):
+        yield f"sinks {name}", lambda dtype=dtype: sinks_near(place, dtype)
     yield "a pool of over 2^31 elements", lambda: far_pages(place)
 
 
-def decode(paged: Paged, q: Tensor, some: Sequence[int] | None = None, more: int = 0) -> Tensor:
+def decode(
+    paged: Paged,
+    q: Tensor,
+    some: Sequence[int] | None = None,
+    more: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Return `out` [T, HQ, D]; sequence i is row i of q. NaN where nobody is."""
     sequences = list(range(len(paged.lens))) if some is None else list(some)
     rows = torch.tensor(sequences, dtype=torch.int32, device=q.device)
@@ -60,6 +68,7 @@ def decode(paged: Paged, q: Tensor, some: Sequence[int] | None = None, more: int
         paged.heads.scale,
         out,
         max(1, num_splits(longest)) + more,
+        sinks=sinks,
     )
     return out
 
@@ -96,7 +105,11 @@ def decode_alone(place: Place, heads: Heads, dtype: torch.dtype, page: int) -> F
 
 
 def prefill(
-    paged: Paged, q: Tensor, first_rows: Sequence[int], chunks: Sequence[tuple[int, int, int]]
+    paged: Paged,
+    q: Tensor,
+    first_rows: Sequence[int],
+    chunks: Sequence[tuple[int, int, int]],
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return `out` of chunks (sequence, first position, end), each a call's row of its own."""
     heads = paged.heads
@@ -116,6 +129,7 @@ def prefill(
         tables.contiguous(),
         heads.scale,
         out,
+        sinks=sinks,
     )
     return out
 
@@ -167,6 +181,28 @@ def prefill_chunked(place: Place, heads: Heads, dtype: torch.dtype, page: int) -
     row = slice(lens[0] - 1, lens[0])
     as_decode = decode(paged, q[[*range(lens[0] - 1, lens[0])]].contiguous(), [0])
     return {"note": f"decode differs by {error_of(as_decode, whole[row]):.2g}"}
+
+
+def sinks_near(place: Place, dtype: torch.dtype) -> Finding:
+    """Decodes of one split and of many, and a prompt whole and in chunks, as gpt-oss has heads."""
+    heads = Heads(64, 8, 64)
+    lens = place.pick([1, 130, 512, 513, 4100], [1, 20, 530])
+    paged = make_paged(place, heads, 64, lens, dtype)
+    sinks = place.randn(heads.num_heads, dtype=torch.float32, scale=2.0)
+    q = _queries(place, heads, len(lens), dtype)
+    out = decode(paged, q, sinks=sinks)
+    expect_same(decode(paged, q, [1], sinks=sinks)[1], out[1], "a decode alone")
+    errors = []
+    for i in range(len(lens)):
+        near = paged.attend(q[i : i + 1], i, sinks=sinks)
+        errors.append(expect_near(out[i : i + 1], near, GATES[dtype], f"{lens[i]}"))
+    rows = _queries(place, heads, lens[1], dtype)
+    whole = prefill(paged, rows, [0, 0], [(1, 0, lens[1])], sinks)
+    errors.append(expect_near(whole, paged.attend(rows, 1, sinks=sinks), GATES[dtype], "a prompt"))
+    cut = lens[1] // 3
+    part = prefill(paged, rows, [0, 0], [(1, cut, lens[1])], sinks)
+    expect_same(part[cut:], whole[cut:], "a chunk")
+    return {"error": max(errors), "gate": GATES[dtype]}
 
 
 def far_pages(place: Place) -> Finding:

@@ -4,11 +4,12 @@ Shapes: T rows, H hidden, I intermediate, D head_dim, P pages, L layers.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from kernels import reference
-from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul
+from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul, swigluoai_and_mul
 from kernels.gpu.backend import GpuKernels
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
@@ -67,6 +68,10 @@ def activation(place: Place, dtype: torch.dtype, width: int) -> Finding:
     for gate, meant in (
         (silu_and_mul, reference.silu_and_mul),
         (gelu_tanh_and_mul, reference.gelu_tanh_and_mul),
+        (
+            partial(swigluoai_and_mul, alpha=1.702, limit=7.0),
+            partial(reference.swigluoai_and_mul, alpha=1.702, limit=7.0),
+        ),
     ):
         out = gate(gate_up)
         errors.append(expect_near(out, meant(gate_up.double()), GATES[dtype]))

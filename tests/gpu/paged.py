@@ -49,11 +49,15 @@ class Paged:
     v_pages: Tensor
     page_table: Tensor  # [S, pages of the longest + _SPARE] int32
 
-    def attend(self, q: Tensor, sequence: int, end: int | None = None) -> Tensor:
+    def attend(
+        self, q: Tensor, sequence: int, end: int | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         """Return float64 attention of rows q [T, HQ, D] that end at `end` of a sequence."""
         k, v = self.k[sequence][:end], self.v[sequence][:end]
         with q.device:  # the reference makes its masks where new tensors go
-            return reference.attention(q.double(), k.double(), v.double(), self.heads.scale)
+            return reference.attention(
+                q.double(), k.double(), v.double(), self.heads.scale, sinks=sinks
+            )
 
 
 def make_paged(

@@ -100,6 +100,12 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {  # of a model that has some
         "lora_alpha": 16,
     },
     "experts as modules": {"target_modules": [*SEVEN, "gate"]},  # which PEFT makes parameters of
+    "attention, stacked experts and router": {  # of which no expert and no router is a module
+        "target_modules": "all-linear",
+        "target_parameters": ["experts.gate_up_proj", "1.mlp.experts.down_proj", "router.weight"],
+        "r": 8,
+        "lora_alpha": 16,
+    },
 }
 _ALL_KINDS = KINDS | OF_FUSED_LINEARS | OF_EXPERTS
 

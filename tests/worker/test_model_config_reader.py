@@ -175,7 +175,6 @@ def test_end_tokens_of_both_files_count(read):
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "truncate": False}}, "truncate"),
         ({"hidden_size": "64"}, "hidden_size"),
         ({"hidden_size": None}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
@@ -326,3 +325,79 @@ def test_the_sparse_layers_of_a_qwen3_are_those_that_its_steps_and_its_list_leav
 def test_experts_that_cannot_be_computed_are_refused_by_their_key(read, changes, told):
     with pytest.raises(ValueError, match=told):
         read(**{"architectures": ["Qwen3MoeForCausalLM"], **MOE, **changes})
+
+
+GPT_OSS = {  # as gpt-oss-20b has it, but for its size
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "initial_context_length": 4096,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "model_type": "gpt_oss",
+    "num_experts_per_tok": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 32,
+    "quantization_config": {
+        "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+}
+
+
+def test_a_gpt_oss_is_read_as_it_is_published_and_where_keys_are_left_out(read):
+    config = read(**GPT_OSS)
+    assert config.rope == RopeConfig(
+        1.5e5, "yarn", 32.0, original_max_position=4096, truncate=False
+    )
+    assert config.sliding_window == 128 and config.sliding_layers == (0,)
+    assert config.has_sinks and config.rms_norm_eps == 1e-5
+    assert config.experts is not None and config.experts.swiglu is not None
+    experts = config.experts
+    assert (experts.num_experts, experts.top_k, experts.intermediate_size) == (32, 4, 96)
+    assert (experts.swiglu.alpha, experts.swiglu.limit) == (1.702, 7.0)
+    assert experts.layers == (0, 1) and experts.renormalize
+    linears = config.linears_of(0)
+    assert [one.name for one in linears[4:8]] == [
+        "router",
+        "experts.0.gate_proj",
+        "experts.0.up_proj",
+        "experts.0.down_proj",
+    ]
+    assert len(linears) == 4 + 1 + 3 * 32 and all(one.has_bias for one in linears)
+    assert all(one.stack.is_mxfp4 for one in linears[5:])
+    short = read(architectures=["GptOssForCausalLM"], num_key_value_heads=2)
+    assert short.rope == config.rope and short.head_dim == 64
+    assert short.sliding_window == 128 and short.sliding_layers == (0,)
+    assert short.experts is not None and short.experts.num_experts == 128
+    assert not any(one.stack.is_mxfp4 for one in short.linears_of(0)[5:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8' is not supported"),
+        ({"hidden_size": 80}, "hidden_size 80 is not a multiple of 32"),
+        ({"intermediate_size": 100}, "intermediate_size 100 is not a multiple of 32"),
+        ({"swiglu_limit": 0.0}, "swiglu_limit 0.0 is not a number above 0"),
+        ({"num_local_experts": 2}, "num_experts_per_tok 4 is over 2 experts"),
+        ({"num_local_experts": 2**60}, "num_experts is over 4096"),
+        ({"quantization_config": "mxfp4"}, "quantization_config"),
+    ],
+)
+def test_a_gpt_oss_that_cannot_be_computed_is_refused_by_its_key(read, changes, told):
+    with pytest.raises(ValueError, match=told):
+        read(**{**GPT_OSS, **changes})

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from worker.linears import expert_linears, separate_linears
+from worker.linears import Linear, expert_linears, separate_linears
 from worker.model_config import Activation, ExpertsConfig, ModelConfig, RopeConfig
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -140,16 +140,14 @@ def dense_config(
 def with_experts(
     config: ModelConfig,
     experts: ExpertsConfig,
-    block: str = "mlp",
-    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    linears_of: Callable[[int], tuple[Linear, ...]] = expert_linears,
 ) -> ModelConfig:
     """Return the shape of a model of which some layers have experts in place of an MLP.
 
     Args:
         config: without that.
         experts: of these layers.
-        block: as `expert_linears` has it.
-        projections: likewise.
+        linears_of: returns the linears of so many experts and their router.
 
     Raises:
         ValueError: if there are none or too many, or a row is to have more than there are.
@@ -162,7 +160,7 @@ def with_experts(
     )
     has_dense = len(experts.layers) < config.num_layers
     kept = (one for one in config.linears if has_dense or one.in_layers == "all")
-    linears = (*kept, *expert_linears(experts.num_experts, block, projections))
+    linears = (*kept, *linears_of(experts.num_experts))
     return replace(config, experts=experts, linears=linears)
 
 
@@ -314,7 +312,6 @@ def _one_rope(rope: RopeFile, file: ConfigFile, default_theta: float) -> RopeCon
 
 
 def _yarn(rope: RopeFile, theta: float, factor: float, original: int) -> RopeConfig:
-    require(rope.truncate, "rope truncate false is not supported")
     for key in ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"):
         value = getattr(rope, key)
         require(value is None or value >= 0, f"rope {key} {value} is negative")
@@ -329,5 +326,6 @@ def _yarn(rope: RopeFile, theta: float, factor: float, original: int) -> RopeCon
         original_max_position=original,
         beta_fast=rope.beta_fast or 32.0,
         beta_slow=rope.beta_slow or 1.0,
+        truncate=rope.truncate,
         attention_factor=attention_factor,
     )

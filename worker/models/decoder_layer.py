@@ -124,6 +124,7 @@ class DecoderLayer:
             context.attention,
             shape.attention_scale,
             shape.window,
+            weights.sinks,
         )
         return self._summed(out_TQD.flatten(1), weights.o, context, OUT)
 

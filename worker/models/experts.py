@@ -24,6 +24,7 @@ class SparseMlp:
 
     def __init__(self, config: ExpertsConfig, weights: SparseWeights, kernels: AnyKernels) -> None:
         self._routing = Routing(config.top_k, config.renormalize, config.num_experts)
+        self._swiglu = config.swiglu
         self._weights = weights
         self._kernels = kernels
 
@@ -43,8 +44,14 @@ class SparseMlp:
         gate_up_PI2 = kernels.grouped_linear(x_PH, weights.gate_up, routed)
         if loras is not None:
             kernels.grouped_lora_apply(gate_up_PI2, x_PH, loras[EXPERT_GATE_UP], routed)
-        x_PI = kernels.silu_and_mul(gate_up_PI2, weights.down.dtype)
+        x_PI = self._gate(gate_up_PI2)
         y_PH = kernels.grouped_linear(x_PI, weights.down, routed)
         if loras is not None:
             kernels.grouped_lora_apply(y_PH, x_PI, loras[EXPERT_DOWN], routed)
         return kernels.unpermute(y_PH, routed)
+
+    def _gate(self, gate_up_PI2: Tensor) -> Tensor:
+        dtype, swiglu = self._weights.down.dtype, self._swiglu
+        if swiglu is None:
+            return self._kernels.silu_and_mul(gate_up_PI2, dtype)
+        return self._kernels.swigluoai_and_mul(gate_up_PI2, dtype, swiglu.alpha, swiglu.limit)

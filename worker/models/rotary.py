@@ -69,8 +69,10 @@ def _yarn(rope: RopeConfig, frequencies: Tensor, rotary_dim: int) -> Tensor:
         ratio = rope.original_max_position / (num_turns * 2 * math.pi)
         return rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(pair_that_turns(rope.beta_fast)), 0)
-    high: float = min(math.ceil(pair_that_turns(rope.beta_slow)), rotary_dim - 1)
+    low, high = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
     if low == high:
         high += 0.001  # a ramp of no width would divide by zero
     ramp = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)

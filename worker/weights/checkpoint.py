@@ -8,8 +8,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from worker.weights.checkpoint_files import DTYPES, weight_files
+from worker.weights.checkpoint_files import weight_files
 from worker.weights.partition import Span
+from worker.weights.tensor_names import stored_dtypes
 
 
 class Checkpoint:
@@ -44,13 +45,17 @@ class Checkpoint:
     ) -> None:
         self._stack.close()
 
-    def read(
-        self, name: str, shape: tuple[int, ...], rows: Span, columns: Span | None = None
-    ) -> Tensor:
-        """Return rows, and columns if given, of a tensor of that whole shape, as stored.
+    def read(self, name: str, shape: tuple[int, ...], rows: Span, *others: Span | None) -> Tensor:
+        """Return rows, columns and so on of a tensor of that whole shape, as stored.
+
+        Args:
+            name: of the tensor.
+            shape: that it must have.
+            rows: of its first axis.
+            others: of those behind; None, or what is left out: all of it.
 
         Raises:
-            ValueError: if the tensor is missing or has another shape or an integer type.
+            ValueError: if the tensor is missing or has another shape or type than it must.
         """
         file = self._file_by_name.get(name)
         if file is None:
@@ -58,13 +63,15 @@ class Checkpoint:
         whole = file.get_slice(name)
         if tuple(whole.get_shape()) != shape:
             raise ValueError(f"tensor {name} has shape {whole.get_shape()}, not {list(shape)}")
-        if whole.get_dtype() not in DTYPES:
-            raise ValueError(f"tensor {name} is of type {whole.get_dtype()}, not {DTYPES}")
+        dtypes = stored_dtypes(name)
+        if whole.get_dtype() not in dtypes:
+            raise ValueError(f"tensor {name} is of type {whole.get_dtype()}, not {dtypes}")
+        spans = [rows, *others]
+        spans = [Span(0, size) if one is None else one for one, size in zip(spans, shape)]  # noqa: B905, others may be left out
         # A slice that keeps whole rows is one run of bytes in the file.
-        if columns is None or len(columns) == shape[1]:
-            part: Tensor = whole[rows.start : rows.stop]
-            return part
-        part = whole[rows.start : rows.stop, columns.start : columns.stop]
+        while len(spans) > 1 and len(spans[-1]) == shape[len(spans) - 1]:
+            spans.pop()
+        part: Tensor = whole[tuple(slice(span.start, span.stop) for span in spans)]
         return part
 
 

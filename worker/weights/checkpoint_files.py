@@ -13,9 +13,8 @@ import msgspec
 from worker.model_config import ModelConfig
 from worker.regular_file import read_bounded
 from worker.weights.safetensors_header import TensorHeader, read_header, shown
-from worker.weights.tensor_names import expected_tensors, is_ignored
+from worker.weights.tensor_names import expected_tensors, is_ignored, stored_dtypes
 
-DTYPES = ("BF16", "F16", "F32")  # that weights may be stored in
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 2**26
@@ -79,9 +78,10 @@ def _check_tensors(found: dict[str, TensorHeader], config: ModelConfig) -> None:
         header = found[name]
         if header.shape != shape:
             raise ValueError(f"tensor {name} has shape {list(header.shape)}, not {list(shape)}")
-        if header.dtype not in DTYPES:
+        dtypes = stored_dtypes(name)
+        if header.dtype not in dtypes:
             raise ValueError(
-                f"tensor {name} is of type {header.dtype}, not one of {', '.join(DTYPES)}"
+                f"tensor {name} is of type {header.dtype}, not one of {', '.join(dtypes)}"
             )
     unknown = sorted(name for name in found if name not in used and not is_ignored(name, config))
     if unknown:

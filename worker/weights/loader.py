@@ -21,6 +21,7 @@ from worker.linears import Linear, by_expert, by_fused
 from worker.model_config import ModelConfig
 from worker.weights.checkpoint import Checkpoint
 from worker.weights.checkpoint_files import check_checkpoint
+from worker.weights.expert_stacks import StackReader
 from worker.weights.model_weights import LayerWeights, SparseWeights, Weights
 from worker.weights.partition import Partition, Span, partition, total_length, whole_shape
 from worker.weights.tensor_names import (
@@ -30,6 +31,7 @@ from worker.weights.tensor_names import (
     SCORE_NAME,
     layer_name,
     linear_name,
+    sinks_name,
 )
 
 __all__ = ["EMBEDDING_NAME", "HEAD_NAME", "linear_name", "load_weights", "release_free_heap"]
@@ -92,9 +94,18 @@ class _Loader:
     def experts(self, layer: int, experts: Sequence[Sequence[Linear]]) -> ExpertsWeight:
         """Return the same product of each expert."""
         weight = self._empty(experts[0], len(experts))
-        for of_expert, modules in zip(weight, experts, strict=True):
-            self._read(layer, modules, of_expert, None)
-        return self._prepare_experts(weight, None)
+        has_bias = any(one.has_bias for one in experts[0])
+        bias = weight.new_zeros(weight.shape[:2]) if has_bias else None
+        for expert, modules in enumerate(experts):
+            of_expert = weight[expert], None if bias is None else bias[expert]
+            if modules[0].stack is None:
+                self._read(layer, modules, *of_expert)
+            else:
+                stacks = StackReader(self._checkpoint, self._part, self._whole, len(experts))
+                stacks.read(layer, modules, *of_expert)
+        if self._part.rank > 0 and experts[0][0].axis == "row":
+            bias = None  # as of any other linear that is summed
+        return self._prepare_experts(weight, bias)
 
     def _empty(self, modules: Sequence[Linear], *experts: int) -> Tensor:
         """Return memory for the slices of modules one above the other, of each expert."""
@@ -121,6 +132,14 @@ class _Loader:
         """Return the experts of a sparse layer and their router."""
         gate_up, down = (self.experts(layer, one) for one in by_expert(self._config.linears))
         return SparseWeights(self.linear(layer, router), gate_up, down)
+
+    def sinks(self, layer: int) -> Tensor | None:
+        """Return the sinks [HQ] float32 of a layer, of the served dtype's values; None: none."""
+        if not self._config.has_sinks:
+            return None
+        shape = (self._config.num_heads,)
+        sinks = self._checkpoint.read(sinks_name(layer), shape, self._part.q_heads)
+        return sinks.to(self._dtype).to(self._device, torch.float32)
 
     def layer_norm(self, layer: int, name: str | None) -> Tensor | None:
         """Return the weight [H] of one of a layer's norms, None if there is none."""
@@ -156,6 +175,7 @@ class _Loader:
             after_attention_norm=self.layer_norm(index, norms.after_attention),
             after_mlp_norm=self.layer_norm(index, norms.after_mlp),
             experts=self.sparse(index, router) if is_sparse else None,
+            sinks=self.sinks(index),
         )
 
 

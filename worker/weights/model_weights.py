@@ -48,6 +48,7 @@ class LayerWeights:
     after_attention_norm: Tensor | None = None  # [H], of what joins the residual
     after_mlp_norm: Tensor | None = None  # [H], likewise
     experts: SparseWeights | None = None  # in place of gate_up and down
+    sinks: Tensor | None = None  # [HQ] float32
 
     def norms(self) -> list[Tensor]:
         """Return those that there are."""
@@ -68,7 +69,7 @@ class Weights:
     @property
     def num_bytes(self) -> int:
         """Bytes of all weights; what is shared counts once."""
-        norms = [self.final_norm]
+        norms = [self.final_norm, *(one.sinks for one in self.layers if one.sinks is not None)]
         linears: list[LinearWeight | SparseWeights] = []
         for layer in self.layers:
             norms += layer.norms()

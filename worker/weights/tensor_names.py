@@ -5,7 +5,7 @@ Free of torch: what a checkpoint holds is checked before anything is started.
 
 from collections.abc import Iterator
 
-from worker.linears import Linear
+from worker.linears import MXFP4_BLOCK, Linear
 from worker.model_config import ModelConfig
 from worker.weights.partition import Partition, partition, whole_shape
 
@@ -13,6 +13,9 @@ EMBEDDING_NAME = "model.embed_tokens.weight"
 HEAD_NAME = "lm_head.weight"
 FINAL_NORM_NAME = "model.norm.weight"
 SCORE_NAME = "score.weight"  # of a classification head
+_DTYPES = ("BF16", "F16", "F32")  # that weights may be stored in
+_PACKED_DTYPES = ("U8",)
+_BLOCKS, _SCALES = "_blocks", "_scales"  # behind the name of what is quantized
 
 Shape = tuple[int, ...]
 
@@ -22,9 +25,47 @@ def layer_name(index: int) -> str:
     return f"model.layers.{index}"
 
 
+def sinks_name(layer: int) -> str:
+    """Return the name of a layer's sinks."""
+    return f"{layer_name(layer)}.self_attn.sinks"
+
+
 def linear_name(layer: int, linear: Linear) -> str:
     """Return the name of a linear module, without `.weight` or `.bias`."""
     return f"{layer_name(layer)}.{linear.path}"
+
+
+def stack_name(layer: int, linear: Linear) -> str:
+    """Return the name of the tensor of all experts that a linear is part of, as if plain."""
+    assert linear.stack is not None, f"{linear.name} has tensors of its own"
+    return f"{layer_name(layer)}.{linear.block}.{linear.stack.name}"
+
+
+def stack_tensors(
+    name: str, linear: Linear, shape: tuple[int, int], num_experts: int
+) -> tuple[tuple[str, Shape], ...]:
+    """Return the names and shapes of the tensors of a stack: weights, quantized in two, and biases.
+
+    Args:
+        name: of the stack.
+        linear: of one expert, of which it is made.
+        shape: outputs and inputs of the linear.
+        num_experts: that it is made of.
+    """
+    assert linear.stack is not None, f"{linear.name} has tensors of its own"
+    outputs, inputs = linear.stack.step * shape[0], shape[1]
+    weights: tuple[tuple[str, Shape], ...] = ((name, (num_experts, inputs, outputs)),)
+    if linear.stack.is_mxfp4:
+        scales = (num_experts, outputs, inputs // MXFP4_BLOCK)
+        blocks = (*scales, MXFP4_BLOCK // 2)  # two in a byte
+        weights = ((f"{name}{_BLOCKS}", blocks), (f"{name}{_SCALES}", scales))
+    biases = ((f"{name}_bias", (num_experts, outputs)),) if linear.has_bias else ()
+    return (*weights, *biases)
+
+
+def stored_dtypes(name: str) -> tuple[str, ...]:
+    """Return the types in which a tensor may be stored, as safetensors calls them."""
+    return _PACKED_DTYPES if name.endswith((_BLOCKS, _SCALES)) else _DTYPES
 
 
 def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
@@ -55,9 +96,16 @@ def _layer_tensors(
         yield f"{layer_name(layer)}.{norm}.weight", (config.hidden_size,)
     for linear in config.linears_of(layer):
         shape, name = whole_shape(whole, linear.name), linear_name(layer, linear)
+        if linear.stack is not None:
+            if config.experts is not None and linear.expert == linear.stack.first == 0:
+                stack = stack_name(layer, linear)
+                yield from stack_tensors(stack, linear, shape, config.experts.num_experts)
+            continue
         yield f"{name}.weight", shape
         if linear.has_bias:
             yield f"{name}.bias", shape[:1]
+    if config.has_sinks:
+        yield sinks_name(layer), (config.num_heads,)
     for module, num_heads in (("q_norm", config.num_heads), ("k_norm", config.num_kv_heads)):
         if config.qk_norm:
             width = num_heads * config.head_dim if config.qk_norm_is_wide else config.head_dim

@@ -20,8 +20,7 @@ from cluster.errors import InvalidAdapter
 from worker.linears import Linear, by_expert
 from worker.model_config import ModelConfig
 
-ROUTER = "gate"  # the module, in `worker.linears`
-_GATE_UP, _DOWN, _ROUTER = "experts.gate_up_proj", "experts.down_proj", f"{ROUTER}.weight"
+_GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,10 @@ class ExpertsSite:
             own_a = a.reshape(num_experts, self.lora_rank, inputs)[expert]
             size = outputs // len(modules)
             for index, linear in enumerate(modules):
-                yield linear.name, own_a, by_rank[index * size : (index + 1) * size, :, expert]
+                rows = slice(index * size, (index + 1) * size)
+                if linear.stack is not None:  # where outputs may take turns
+                    rows = slice(linear.stack.first, None, linear.stack.step)
+                yield linear.name, own_a, by_rank[rows, :, expert]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class RouterSite:
     """A router that has a LoRA as a parameter."""
 
     layer: int
+    module: str  # in `worker.linears`
     path: str  # of the module
     parameter: str  # its weight's
 
@@ -99,17 +102,19 @@ def find_parameters(
     if not config.targets.parameters:
         return (), ()
     layers = () if model.experts is None else model.experts.layers
+    router_module = next((one.name for one in model.linears if one.fused == "router"), "")
+    of_router = f"{router_module}.weight"
     paths = {
         (layer, name): spelling.trained_path(f"model.layers.{layer}.mlp.{name}")
         for layer in layers
-        for name in (_GATE_UP, _DOWN, _ROUTER)
+        for name in (_GATE_UP, _DOWN, of_router)
     }
     strangers = config.targets.unmatched_parameters(tuple(paths.values()))
     if strangers:
         raise InvalidAdapter(
             f"{WHERE}: target_parameters names parameters that cannot be adapted in this model: "
-            f"{listed(strangers)}; supported are {_GATE_UP}, {_DOWN} and {_ROUTER} of its sparse "
-            "layers"
+            f"{listed(strangers)}; supported are "
+            f"{_supported(of_router) if layers else 'none: it has no experts'}"
         )
     if config.is_dora:
         raise InvalidAdapter(f"{WHERE}: use_dora cannot go with target_parameters")
@@ -133,7 +138,11 @@ def find_parameters(
                     shape=(outputs, shapes[modules[0][0].name][1]),
                 )
             )
-        router = paths[layer, _ROUTER]
+        router = paths[layer, of_router]
         if config.targets.cover_parameter(router):
-            routers.append(RouterSite(layer, f"{block}.gate", router))
+            routers.append(RouterSite(layer, router_module, f"{block}.{router_module}", router))
     return tuple(experts), tuple(routers)
+
+
+def _supported(of_router: str) -> str:
+    return f"{_GATE_UP}, {_DOWN} and {of_router} of its sparse layers"

@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.adapters.adapter import Bits, Dtype, LoraModule, SavedTable, ScoreHead
 from cluster.adapters.peft.config import WHERE, PeftConfig
-from cluster.adapters.peft.expert_sites import ROUTER, ExpertsSite, find_parameters
+from cluster.adapters.peft.expert_sites import ExpertsSite, find_parameters
 from cluster.adapters.peft.safetensors_file import Tensor
 from cluster.adapters.peft.strict_json import listed
 from cluster.adapters.peft.tensor_names import PREFIX, Spelling
@@ -139,12 +139,14 @@ def find_sites(
     """
     standard = dict(_places(model))
     paths = {place: spelling.trained_path(path) for place, path in standard.items()}
-    strangers = config.targets.unmatched(tuple(paths.values()))
+    parameters = {linear.name for linear in model.linears if linear.is_parameter}
+    modules = {place: path for place, path in paths.items() if place[1] not in parameters}
+    strangers = config.targets.unmatched(tuple(modules.values()))
     if strangers:
+        supported = [one for one in adapted_modules(model) if one not in parameters]
         raise InvalidAdapter(
             f"{WHERE}: target_modules names modules that cannot be adapted in this model: "
-            f"{listed(strangers)}; supported are "
-            f"{', '.join(module_kinds(model, adapted_modules(model)))}"
+            f"{listed(strangers)}; supported are {', '.join(module_kinds(model, supported))}"
         )
     part = partition(model, 1, 0)
     shapes = {module: whole_adapted_shape(part, module) for module in adapted_modules(model)}
@@ -153,7 +155,7 @@ def find_sites(
     saved, has_score = _saved(config, model, spelling, is_tied)
     covered = {
         place
-        for place, path in paths.items()
+        for place, path in modules.items()
         if place[1] not in saved and config.targets.cover(path)
     }
     if is_tied and not saved and not covered.isdisjoint(_VOCABULARY_PLACES):
@@ -163,7 +165,7 @@ def find_sites(
             f"{WHERE}: target_modules, exclude_modules and layers_to_transform leave no module of "
             "this model; the adapter would do nothing"
         )
-    of_routers = {(one.layer, ROUTER): one for one in routers}
+    of_routers = {(one.layer, one.module): one for one in routers}
     twice = covered & {*of_routers, *(place for site in experts for place in site.places())}
     if twice:
         raise InvalidAdapter(

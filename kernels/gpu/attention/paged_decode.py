@@ -167,12 +167,11 @@ def _attend_split(
     if first >= length:
         return
     end = tl.minimum(first + size, length)
-    is_first = first == 0
+    seen = 0
     if WINDOW > 0:
         seen = tl.maximum(length - WINDOW, 0)  # the first position that is
         if end <= seen:
             return
-        is_first = first <= seen
         first = tl.maximum(first, seen // TILE * TILE)
     row = tl.load(rows_ptr + sequence).to(tl.int64)
     table_ptr += sequence.to(tl.int64) * table_stride
@@ -186,9 +185,8 @@ def _attend_split(
     heads = kv_head * GROUP + heads
     q_pointers = q_ptr + row * row_stride + heads[:, None] * head_stride + dims[None, :]
     q = tl.load(q_pointers, mask=is_there, other=0.0)
-    largest, total = begin_rows(
-        sinks_ptr, heads, in_group & is_first, scale, HAS_SINKS, BLOCK_HEADS
-    )
+    begins = in_group & (tl.zeros_like(heads) + first <= seen)  # no split before it has a part
+    largest, total = begin_rows(sinks_ptr, heads, begins, scale, HAS_SINKS, BLOCK_HEADS)
     acc = tl.zeros((BLOCK_HEADS, DIM_BLOCK), tl.float32)
     for start in range(first, end, TILE):
         after = start + TILE

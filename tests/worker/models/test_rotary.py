@@ -61,6 +61,18 @@ CASES = [
             "attention_factor": 0.7,
         },
     ),
+    (
+        RopeConfig(
+            theta=1.5e5, kind="yarn", factor=32.0, original_max_position=4096, truncate=False
+        ),
+        {
+            "rope_type": "yarn",
+            "rope_theta": 1.5e5,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+    ),
 ]
 
 

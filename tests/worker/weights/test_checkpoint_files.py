@@ -17,7 +17,7 @@ from worker.weights.safetensors_header import read_header
 from worker.weights.tensor_names import expected_tensors
 
 INDEX = "model.safetensors.index.json"
-KINDS = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"]
+KINDS = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss"]
 
 
 def check(path):

@@ -1,5 +1,8 @@
 """Mixtral (transformers.models.mixtral): Mistral whose every layer is sparse."""
 
+from functools import partial
+
+from worker.linears import expert_linears
 from worker.model_config import ExpertsConfig, ModelConfig
 from worker.models.config_file import ConfigFile, dense_config, with_experts, with_window
 from worker.models.family import Family
@@ -25,7 +28,8 @@ def _read(file: _File) -> ModelConfig:
         renormalize=True,
         layers=tuple(range(config.num_layers)),
     )
-    return with_experts(config, experts, "block_sparse_moe", ("w1", "w3", "w2"))
+    linears_of = partial(expert_linears, block="block_sparse_moe", projections=("w1", "w3", "w2"))
+    return with_experts(config, experts, linears_of)
 
 
 FAMILY = Family(

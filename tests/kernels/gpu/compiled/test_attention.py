@@ -119,6 +119,23 @@ def test_other_head_sizes(architecture: int, model: tuple[int, int, int]) -> Non
     check_operands(block, num_scalars=15)
 
 
+@pytest.mark.parametrize("window", [0, 128])
+def test_sinks_cost_no_stack_and_no_block_of_an_sm(architecture: int, window: int) -> None:
+    """Of gpt-oss: 8 query heads share a KV head."""
+    q, k_pages, v_pages, out, table = tensors((64, 8, 64), 64)
+    three, blocks = torch.zeros(3, dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32)
+    kernels: list[list[Compiled]] = []
+    for sinks in (None, torch.zeros(64)):
+        with compiling(architecture) as found:
+            paged_decode.paged_decode(
+                q, k_pages, v_pages, three, table, three, 0.1, out, 3, window, sinks
+            )
+            paged_prefill.paged_prefill(q, k_pages, v_pages, blocks, table, 0.1, out, window, sinks)
+        kernels.append(found)
+    for plain, sunk in zip(*kernels, strict=True):
+        check(sunk, plain.blocks_per_sm, plain.stack_bytes)
+
+
 def test_one_kernel_decodes_however_many_splits_there_is_room_for(architecture: int) -> None:
     """The same machine code, so the same bits."""
     (alone,) = compile_decode(architecture, LLAMA, 64, max_splits=1)

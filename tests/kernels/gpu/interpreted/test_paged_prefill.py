@@ -155,7 +155,7 @@ def test_rows_see_no_more_than_their_windows_however_prompts_are_cut(window: int
 
 
 @pytest.mark.parametrize(
-    ("window", "louder"), [(0, 0.0), (0, 30.0), (0, -30.0), (31, 0.0), (64, 0.0)]
+    ("window", "louder"), [(0, 0.0), (0, 4.0), (0, -30.0), (31, 0.0), (64, 0.0)]
 )
 @pytest.mark.usefixtures("dots_are_chains")
 def test_sinks_join_the_softmax_however_prompts_are_cut(window: int, louder: float) -> None:
