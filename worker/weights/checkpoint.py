@@ -45,14 +45,14 @@ class Checkpoint:
     ) -> None:
         self._stack.close()
 
-    def read(self, name: str, shape: tuple[int, ...], rows: Span, *others: Span | None) -> Tensor:
+    def read(self, name: str, shape: tuple[int, ...], rows: Span, *others: Span) -> Tensor:
         """Return rows, columns and so on of a tensor of that whole shape, as stored.
 
         Args:
             name: of the tensor.
             shape: that it must have.
             rows: of its first axis.
-            others: of those behind; None, or what is left out: all of it.
+            others: of those behind; of axes that are left out, all.
 
         Raises:
             ValueError: if the tensor is missing or has another shape or type than it must.
@@ -67,7 +67,6 @@ class Checkpoint:
         if whole.get_dtype() not in dtypes:
             raise ValueError(f"tensor {name} is of type {whole.get_dtype()}, not {dtypes}")
         spans = [rows, *others]
-        spans = [Span(0, size) if one is None else one for one, size in zip(spans, shape)]  # noqa: B905, others may be left out
         # A slice that keeps whole rows is one run of bytes in the file.
         while len(spans) > 1 and len(spans[-1]) == shape[len(spans) - 1]:
             spans.pop()

@@ -96,13 +96,11 @@ class _Loader:
         weight = self._empty(experts[0], len(experts))
         has_bias = any(one.has_bias for one in experts[0])
         bias = weight.new_zeros(weight.shape[:2]) if has_bias else None
+        read = self._read
+        if experts[0][0].stack is not None:
+            read = StackReader(self._checkpoint, self._part, self._whole, len(experts)).read
         for expert, modules in enumerate(experts):
-            of_expert = weight[expert], None if bias is None else bias[expert]
-            if modules[0].stack is None:
-                self._read(layer, modules, *of_expert)
-            else:
-                stacks = StackReader(self._checkpoint, self._part, self._whole, len(experts))
-                stacks.read(layer, modules, *of_expert)
+            read(layer, modules, weight[expert], None if bias is None else bias[expert])
         if self._part.rank > 0 and experts[0][0].axis == "row":
             bias = None  # as of any other linear that is summed
         return self._prepare_experts(weight, bias)

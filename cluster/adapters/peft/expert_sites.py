@@ -18,6 +18,7 @@ from cluster.adapters.peft.strict_json import listed
 from cluster.adapters.peft.tensor_names import PREFIX, Spelling
 from cluster.errors import InvalidAdapter
 from worker.linears import Linear, by_expert
+from worker.lora.shard import adapted_modules, module_kinds
 from worker.model_config import ModelConfig
 
 _GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
@@ -82,6 +83,26 @@ class RouterSite:
     parameter: str  # its weight's
 
 
+def module_paths(
+    config: PeftConfig, model: ModelConfig, paths: Mapping[tuple[int, str], str]
+) -> dict[tuple[int, str], str]:
+    """Return the paths that are of modules, which `target_modules` may name.
+
+    Raises:
+        InvalidAdapter: if it names anything else.
+    """
+    parameters = {linear.name for linear in model.linears if linear.is_parameter}
+    modules = {place: path for place, path in paths.items() if place[1] not in parameters}
+    strangers = config.targets.unmatched(tuple(modules.values()))
+    if strangers:
+        supported = [one for one in adapted_modules(model) if one not in parameters]
+        raise InvalidAdapter(
+            f"{WHERE}: target_modules names modules that cannot be adapted in this model: "
+            f"{listed(strangers)}; supported are {', '.join(module_kinds(model, supported))}"
+        )
+    return modules
+
+
 def find_parameters(
     config: PeftConfig,
     model: ModelConfig,
@@ -102,7 +123,7 @@ def find_parameters(
     if not config.targets.parameters:
         return (), ()
     layers = () if model.experts is None else model.experts.layers
-    router_module = next((one.name for one in model.linears if one.fused == "router"), "")
+    router_module = next((one.name for one in model.linears if one.fused == "router"), "gate")
     of_router = f"{router_module}.weight"
     paths = {
         (layer, name): spelling.trained_path(f"model.layers.{layer}.mlp.{name}")
@@ -113,8 +134,8 @@ def find_parameters(
     if strangers:
         raise InvalidAdapter(
             f"{WHERE}: target_parameters names parameters that cannot be adapted in this model: "
-            f"{listed(strangers)}; supported are "
-            f"{_supported(of_router) if layers else 'none: it has no experts'}"
+            f"{listed(strangers)}; supported are {_GATE_UP}, {_DOWN} and {of_router} of its "
+            "sparse layers"
         )
     if config.is_dora:
         raise InvalidAdapter(f"{WHERE}: use_dora cannot go with target_parameters")
@@ -142,7 +163,3 @@ def find_parameters(
         if config.targets.cover_parameter(router):
             routers.append(RouterSite(layer, router_module, f"{block}.{router_module}", router))
     return tuple(experts), tuple(routers)
-
-
-def _supported(of_router: str) -> str:
-    return f"{_GATE_UP}, {_DOWN} and {of_router} of its sparse layers"

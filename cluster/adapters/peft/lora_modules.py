@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.adapters.adapter import Bits, Dtype, LoraModule, SavedTable, ScoreHead
 from cluster.adapters.peft.config import WHERE, PeftConfig
-from cluster.adapters.peft.expert_sites import ExpertsSite, find_parameters
+from cluster.adapters.peft.expert_sites import ExpertsSite, find_parameters, module_paths
 from cluster.adapters.peft.safetensors_file import Tensor
 from cluster.adapters.peft.strict_json import listed
 from cluster.adapters.peft.tensor_names import PREFIX, Spelling
@@ -25,7 +25,6 @@ from worker.lora.shard import (
     SCORE,
     VOCABULARY_MODULES,
     adapted_modules,
-    module_kinds,
     vocabulary_path,
     whole_adapted_shape,
 )
@@ -139,15 +138,7 @@ def find_sites(
     """
     standard = dict(_places(model))
     paths = {place: spelling.trained_path(path) for place, path in standard.items()}
-    parameters = {linear.name for linear in model.linears if linear.is_parameter}
-    modules = {place: path for place, path in paths.items() if place[1] not in parameters}
-    strangers = config.targets.unmatched(tuple(modules.values()))
-    if strangers:
-        supported = [one for one in adapted_modules(model) if one not in parameters]
-        raise InvalidAdapter(
-            f"{WHERE}: target_modules names modules that cannot be adapted in this model: "
-            f"{listed(strangers)}; supported are {', '.join(module_kinds(model, supported))}"
-        )
+    modules = module_paths(config, model, paths)
     part = partition(model, 1, 0)
     shapes = {module: whole_adapted_shape(part, module) for module in adapted_modules(model)}
     experts, routers = find_parameters(config, model, spelling, shapes)

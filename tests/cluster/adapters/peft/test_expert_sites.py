@@ -14,8 +14,8 @@ from cluster.adapters.adapter import Adapter
 from cluster.adapters.peft.reader import read_adapter
 from cluster.errors import InvalidAdapter
 from tests.cluster.adapters.tiny import LIMITS, MODEL
-from worker.linears import expert_linears, separate_linears
-from worker.model_config import ExpertsConfig
+from worker.linears import expert_linears, separate_linears, stacked_expert_linears
+from worker.model_config import ExpertsConfig, ModelConfig
 
 HIDDEN, INNER, EXPERTS, RANK = 27, 10, 3, 4
 SPARSE = replace(
@@ -23,6 +23,7 @@ SPARSE = replace(
     linears=(*separate_linears(), *expert_linears(EXPERTS)),
     experts=ExpertsConfig(EXPERTS, 2, INNER, True, (1,)),
 )
+STACKED = replace(SPARSE, linears=(*separate_linears(), *stacked_expert_linears(EXPERTS)))
 EVERY_EXPERT = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 LAYER = "base_model.model.model.layers.1.mlp"
 Tensors = dict[str, npt.NDArray[np.float32]]
@@ -72,12 +73,12 @@ def of_each_expert(
     return tensors
 
 
-def read(folder: Path, tensors: Tensors, **config: Any) -> Adapter:
+def read(folder: Path, tensors: Tensors, model: ModelConfig = SPARSE, **config: Any) -> Adapter:
     folder.mkdir(parents=True, exist_ok=True)
     keys = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": [], **config}
     (folder / "adapter_config.json").write_text(json.dumps(keys))
     save_file(tensors, folder / "adapter_model.safetensors")
-    return read_adapter(folder, SPARSE, LIMITS)
+    return read_adapter(folder, model, LIMITS)
 
 
 BOTH = fused(gate_up_proj="experts.base_layer", down_proj="experts")
@@ -135,6 +136,33 @@ def test_a_router_is_a_parameter_or_a_module(tmp_path: Path) -> None:
     module = read(tmp_path / "old", tensors, target_modules=["gate"])
     assert parameter.digest == module.digest
     assert [(one.layer, one.module) for one in module.modules] == [(1, "gate")]
+
+
+def test_outputs_that_take_turns_in_a_stack_are_told_apart(tmp_path: Path) -> None:
+    adapter = read(
+        tmp_path, BOTH, STACKED, target_parameters=["1.mlp.experts.gate_up_proj", "down_proj"]
+    )
+    (_, gate_up), (_, down) = loras().values()
+    found = {one.module: np.ascontiguousarray(one.b).view(np.float32) for one in adapter.modules}
+    assert len(found) == 3 * EXPERTS
+    for expert in range(EXPERTS):
+        path = f"experts.{expert}"
+        assert np.array_equal(found[f"{path}.gate_proj"], gate_up[expert, 0::2])
+        assert np.array_equal(found[f"{path}.up_proj"], gate_up[expert, 1::2])
+        assert np.array_equal(found[f"{path}.down_proj"], down[expert])
+
+
+def test_where_experts_are_stacked_they_and_routers_are_parameters_alone(tmp_path: Path) -> None:
+    router = {
+        f"{LAYER}.router.lora_A.weight": randn(RANK, HIDDEN, seed=5),
+        f"{LAYER}.router.lora_B.weight": randn(EXPERTS, RANK, seed=6),
+    }
+    adapter = read(tmp_path / "router", router, STACKED, target_parameters=["router.weight"])
+    assert [(one.layer, one.module) for one in adapter.modules] == [(1, "router")]
+    for number, name in enumerate(("router", "experts.0.up_proj", "1.down_proj")):
+        complaint = f"modules that cannot be adapted.*{name}.*are q_proj, k_proj, v_proj, gate_proj"
+        with pytest.raises(InvalidAdapter, match=complaint):
+            read(tmp_path / str(number), router, STACKED, target_modules=[name])
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class TestGptOss(FamilyBattery):
     """See `FamilyBattery`."""
 
     adapter = "attention, stacked experts and router"
-    seed = 3  # whose choice of experts hangs on no rounding: their logits are 0.02 apart
+    seed = 326  # whose choice of experts hangs on no rounding: their logits are 0.02 apart
 
     @staticmethod
     def build() -> GptOssForCausalLM:
