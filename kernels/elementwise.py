@@ -113,7 +113,7 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """
     gate, up = gate_up.float().chunk(2, dim=-1)
     z = (gate + gate * gate * gate * 0.044715) * (2 * (2 / math.pi) ** 0.5)
-    weighed = _in_whole_vectors(z, torch.sigmoid_).mul_(gate)
+    weighed = in_whole_vectors(z, torch.sigmoid_).mul_(gate)
     return weighed.mul_(up).to(gate_up.dtype)
 
 
@@ -132,10 +132,10 @@ def swigluoai_and_mul(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up as [T, I] for `gate_up` [T, 2I] whose first half is the gate."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return _in_whole_vectors(gate, lambda rows: F.silu(rows, inplace=True)).mul_(up).contiguous()
+    return in_whole_vectors(gate, lambda rows: F.silu(rows, inplace=True)).mul_(up).contiguous()
 
 
-def _in_whole_vectors(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+def in_whole_vectors(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Return a copy of x [T, I] that an elementwise function of torch has changed in place."""
     width = x.shape[-1]
     tail = -width % _VECTOR

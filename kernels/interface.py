@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, RoutedRows, Routing
 from kernels.linear import LinearWeight
+from kernels.recurrent.interface import RecurrentKernels, StateRows
 from kernels.sampling import RowSampling
 
 Numbers = Sequence[float] | npt.NDArray[Any]  # on the host, to be sent to a device
@@ -38,15 +39,18 @@ class Readback(Protocol):
         ...
 
 
-class Kernels(Protocol[AttentionRows, LoraRows, ExpertLoraRows]):
+class Kernels(
+    RecurrentKernels[StateRows],
+    Protocol[AttentionRows, LoraRows, ExpertLoraRows, StateRows],
+):
     """What every kind of device can do. Row i of a result depends on row i of the arguments alone.
 
     The host waits for the device in `Readback.read` alone: all else is only asked for.
 
     Products have the weights' dtype or float32, as a kind likes; all else takes either.
 
-    `AttentionRows`, `LoraRows` and `ExpertLoraRows` are what a runner of that kind makes of a
-    batch.
+    `AttentionRows`, `LoraRows`, `ExpertLoraRows` and `StateRows` are what a runner of that kind
+    makes of a batch.
     """
 
     pins_memory: bool  # whether host memory that the device copies from is to stay in place
@@ -319,4 +323,4 @@ class Kernels(Protocol[AttentionRows, LoraRows, ExpertLoraRows]):
         ...
 
 
-AnyKernels = Kernels[Any, Any, Any]
+AnyKernels = Kernels[Any, Any, Any, Any]

@@ -36,6 +36,7 @@ from kernels.interface import Numbers
 from kernels.linear import LinearWeight, linear, prepare_linear
 from kernels.lora import LoraSegment, lora_apply
 from kernels.page_copy import clear_pages, fork_pages, restore_pages, save_pages
+from kernels.recurrent.cpu_backend import CpuRecurrent
 from kernels.sampling import RowSampling, sample_rows, token_logprobs
 
 
@@ -53,7 +54,7 @@ class FinishedReadback:
         return self.tensors
 
 
-class CpuKernels:
+class CpuKernels(CpuRecurrent):
     """See `kernels.interface.Kernels`."""
 
     pins_memory = False
