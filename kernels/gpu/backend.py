@@ -25,6 +25,7 @@ from kernels.gpu.experts.unpermute import unpermute
 from kernels.gpu.lora.apply import lora_apply
 from kernels.gpu.norm import add_rms_norm, rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
+from kernels.gpu.recurrent.backend import GpuRecurrent
 from kernels.gpu.rope import rope_and_write
 from kernels.gpu.sampling.logprobs import token_logprobs
 from kernels.gpu.sampling.sampler import argmax, sample
@@ -37,7 +38,7 @@ _SIGN = 1 << 63
 _STAGED_PAGES = 8  # on their way between the tiers at once: tens of megabytes
 
 
-class GpuKernels:
+class GpuKernels(GpuRecurrent):
     """See `kernels.interface.Kernels`."""
 
     pins_memory = True

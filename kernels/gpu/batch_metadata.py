@@ -1,4 +1,5 @@
-"""What the GPU's kernels want to know of a batch: where K and V lie, and whose LoRA a row has.
+"""What the GPU's kernels want to know of a batch: where K and V lie, whose LoRA a row has, and where
+a sequence's state is.
 
 The tensors may be larger than a batch, so that a CUDA graph can be replayed with the next one, and
 then say which places are empty.
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from kernels.recurrent.state_runs import StateRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,24 @@ class ExpertLoraMetadata:
     widths: tuple[int, ...]  # output features of each module
     dtype: torch.dtype  # of A and B
     max_lora_rank: int  # stacked, of any expert of a slot that a row has
+
+
+@dataclass(frozen=True, slots=True)
+class StateMetadata:
+    """The rows of a batch whose sequences have states."""
+
+    runs: Tensor  # [runs, 4] int32 (first row, end row, page, is new); no rows where there is none
+    row_runs: Tensor  # [T] int32: the number of each row's run; -1 where there is no row
+
+
+def state_numbers(
+    num_rows: int, runs: Sequence[StateRun]
+) -> tuple[list[tuple[int, int, int, int]], list[int]]:
+    """Return the numbers of a `StateMetadata` of T rows."""
+    row_runs = [-1] * num_rows
+    for index, run in enumerate(runs):
+        row_runs[run.start : run.stop] = [index] * (run.stop - run.start)
+    return [(run.start, run.stop, run.page, int(run.is_new)) for run in runs], row_runs
 
 
 def row_places(

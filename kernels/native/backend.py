@@ -33,6 +33,7 @@ from kernels.native.ops import (
 )
 from kernels.native.packing import move_panels, pack_panels
 from kernels.native.program import Step, ThreadPool
+from kernels.native.recurrent import NativeRecurrent
 from kernels.sampling import RowSampling, sample_rows
 
 _POPULATED = 2**26  # bytes; a smaller pool is taken unnoticed
@@ -49,7 +50,7 @@ class NativeLora:
     dtype: torch.dtype  # of A and B in all slots
 
 
-class NativeKernels(NativeExperts):
+class NativeKernels(NativeExperts, NativeRecurrent):
     """See `kernels.interface.Kernels`."""
 
     uses_pointer_tables = True

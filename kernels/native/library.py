@@ -38,6 +38,8 @@ class StepFields(ctypes.Structure):
         *((n, ctypes.c_int64) for n in ("num_rows", "num_sequences", "max_pages", "num_runs")),
         *((n, ctypes.c_void_p) for n in ("positions", "kv_loc", "sequences", "page_table")),
         ("runs", ctypes.c_void_p),
+        ("num_state_runs", ctypes.c_int64),
+        ("state_runs", ctypes.c_void_p),
     ]
 
 

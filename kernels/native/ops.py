@@ -1,7 +1,8 @@
 """The ops of a program as C sees them: mirrors of the structs in the files beside this one.
 
 Shapes: T rows, H hidden, K inputs, N outputs, HQ / HK query and KV heads of this rank, D head_dim,
-I intermediate, P pages, M positions, k experts of a row, E of this rank. Activations that a linear
+I intermediate, P pages, M positions, k experts of a row, E of this rank; those of recurrent layers
+are `kernels.recurrent.interface`'s. Activations that a linear
 reads are of the weights' dtype, what it writes is float32.
 """
 
@@ -220,3 +221,46 @@ class GroupedLoraOp(ctypes.Structure):
     """`struct grouped_lora`, of two ops: a LoRA op on pairs, whose table is [slots, E, fields]."""
 
     _fields_ = [("lora", LoraOp), *_pointers("runs", "num_runs")]
+
+
+class CausalConvOp(ctypes.Structure):
+    """`struct causal_conv`: x [T, C] float32, or b, c and x [T, 3C] with gates, to out [T, C]."""
+
+    _fields_ = [
+        *_pointers("x", "taps", "bias", "states", "out"),
+        *_counts("x_stride", "page_stride", "num_channels", "num_taps"),
+        *_counts("has_gates", "has_silu", "is_bf16"),
+    ]
+
+
+class SelectiveScanOp(ctypes.Structure):
+    """`struct selective_scan`: xbc [T, H D + 2 G N] and dt [T, H] to out [T, H D], all float32."""
+
+    _fields_ = [
+        *_pointers("xbc", "dt", "a", "dt_bias", "d", "states", "out"),
+        *_counts("xbc_stride", "dt_stride", "page_stride"),
+        *_counts("num_heads", "num_groups", "state_size", "head_dim"),
+        ("dt_min", ctypes.c_double),
+        ("dt_max", ctypes.c_double),
+    ]
+
+
+class GatedDeltaRuleOp(ctypes.Structure):
+    """`struct gated_delta_rule`: qkv, a and b to out [T, HV DV], all float32."""
+
+    _fields_ = [
+        *_pointers("qkv", "a", "b", "decay", "dt_bias", "states", "out"),
+        *_counts("qkv_stride", "a_stride", "b_stride", "page_stride"),
+        *_counts("num_key_heads", "num_heads", "key_dim", "value_dim"),
+    ]
+
+
+class GatedNormOp(ctypes.Structure):
+    """`struct gated_norm`: x and gate [T, W] float32 to out [T, W]."""
+
+    _fields_ = [
+        *_pointers("x", "gate", "weight", "out"),
+        *_counts("gate_stride", "width", "group_size"),
+        *_counts("is_gate_first", "is_weight_bf16", "is_bf16"),
+        ("eps", ctypes.c_double),
+    ]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch
 from kernels.native.library import Library, OpFunction, StepFields
+from kernels.recurrent.state_runs import StateRun
 
 Call = Callable[[int], None]  # given the rows of the step
 
@@ -46,6 +47,7 @@ class Step:
         attention: AttentionBatch | None = None,
         runs: Sequence[tuple[int, int, int]] = (),
         samples: Sequence[int] = (),
+        state_runs: Sequence[StateRun] = (),
     ) -> None:
         """Describe a step.
 
@@ -54,12 +56,17 @@ class Step:
             attention: where the rows' sequences lie, for ops that ask.
             runs: (slot, start, stop) of rows that use an adapter, in row order.
             samples: rows for the ops of samples.
+            state_runs: rows of each sequence that has a state, and its page.
         """
         self._attention = attention
         self._runs = array("q", [number for run in runs for number in run])
         self._samples = array("q", samples)
         rows = StepFields(num_rows=num_rows, num_runs=len(runs))
         rows.runs = self._runs.buffer_info()[0]
+        numbers = [(run.start, run.stop, run.page, run.is_new) for run in state_runs]
+        self._state_runs = array("q", [number for run in numbers for number in run])
+        rows.num_state_runs = len(state_runs)
+        rows.state_runs = self._state_runs.buffer_info()[0]
         if attention is not None:
             rows.num_sequences, rows.max_pages = attention.page_table.shape
             rows.positions = attention.positions.data_ptr()

@@ -22,22 +22,28 @@ def selective_scan(
     """Return the outputs [T, H D] float32; see `RecurrentKernels`."""
     check_states(states)
     _, num_heads, state_size, head_dim = states.shape
-    inner = num_heads * head_dim
-    num_groups = (xbc.shape[1] - inner) // (2 * state_size)
-    assert xbc.shape[1] == inner + 2 * num_groups * state_size, "x, b and c of whole groups"
-    groups = num_groups, 1, state_size, 1
+    inner, groups = num_heads * head_dim, num_groups(xbc, states)
     y = torch.zeros(xbc.shape[0], num_heads, head_dim)
     d = weight.d.unsqueeze(1)
     for run in rows:
-        state = state_at(states, run).view(num_groups, -1, state_size, head_dim)
+        state = state_at(states, run).view(groups, -1, state_size, head_dim)
         for row in range(run.start, run.stop):
             of_row = xbc[row].float()
             x = of_row[:inner].view(num_heads, head_dim)
-            b, c = of_row[inner:].view(2, *groups).unbind()
+            b, c = of_row[inner:].view(2, groups, 1, state_size, 1).unbind()
             step = F.softplus(dt[row].float() + weight.dt_bias).clamp_(*weight.dt_limit)
-            decay = torch.exp(step * weight.a).view(num_groups, -1, 1, 1)
-            scaled = (step.unsqueeze(1) * x).view(num_groups, -1, 1, head_dim)
+            decay = torch.exp(step * weight.a).view(groups, -1, 1, 1)
+            scaled = (step.unsqueeze(1) * x).view(groups, -1, 1, head_dim)
             state.mul_(decay).add_(b * scaled)
             y[row] = (state * c).sum(2).view(num_heads, head_dim) + d * x
         states[run.page] = state.view(states.shape[1:])
     return y.flatten(1)
+
+
+def num_groups(xbc: Tensor, states: Tensor) -> int:
+    """Return G of xbc [T, H D + 2 G N] beside states [P, H, N, D]."""
+    _, num_heads, state_size, head_dim = states.shape
+    groups, rest = divmod(xbc.shape[1] - num_heads * head_dim, 2 * state_size)
+    assert groups > 0 and rest == 0, f"x, b and c in {xbc.shape[1]} features"
+    assert num_heads % groups == 0, f"{num_heads} heads of {groups} groups"
+    return groups

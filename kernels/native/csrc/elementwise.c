@@ -5,6 +5,7 @@
  * holds what.
  */
 #include "rows.h"
+#include "simd/sigmoid.h"
 
 struct add_rms_norm {
     const float *x, *residual; /* [T, H]; residual may be null */
@@ -118,15 +119,6 @@ struct gate {             /* of silu_and_mul, gelu_tanh_and_mul and swigluoai_an
     int64_t width, is_bf16;
     double alpha, limit; /* of swigluoai_and_mul */
 };
-
-/* Return x / (1 + exp(-z)), with no exp of a positive number. */
-INLINE f32v times_sigmoid(f32v x, f32v z)
-{
-    f32v e = exp_nonpositive(select_lanes(z > 0.0f, -z, z));
-    return x * select_lanes(z > 0.0f, splat(1.0f), e) / (e + 1.0f);
-}
-
-INLINE f32v silu(f32v x) { return times_sigmoid(x, x); }
 
 /* Return x (1 + tanh(y)) / 2 = x / (1 + exp(-2y)), y = sqrt(2 / pi) (x + 0.044715 x^3). */
 INLINE f32v gelu_tanh(f32v x)

@@ -15,6 +15,12 @@ struct run {
     int64_t slot, start, stop;
 };
 
+/* Rows [start, stop) of a step are one sequence's, whose states lie in a page of every pool of
+ * states; if it is new they are zero, and what the page holds is not read. */
+struct state_run {
+    int64_t start, stop, page, is_new;
+};
+
 /* A step, once for all its rows and once for those that are sampled: of these there is only
  * `positions`, which says which rows they are. */
 struct step {
@@ -24,6 +30,8 @@ struct step {
     const int64_t *sequences;  /* [num_sequences, 3]: first row, rows, positions */
     const int64_t *page_table; /* [num_sequences, max_pages] */
     const struct run *runs;    /* [num_runs], in row order */
+    int64_t num_state_runs;
+    const struct state_run *state_runs; /* [num_state_runs], of different pages */
 };
 
 /* The tasks of an op that are a thread's to begin with; it has a cache line of its own. */

@@ -1,0 +1,1 @@
+"""Layers whose past is a state, on a GPU."""

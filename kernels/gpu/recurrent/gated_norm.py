@@ -1,0 +1,81 @@
+"""The norm and the gate between a recurrence and its output projection, on a GPU.
+
+A group's squares are added by one tile that spans the group, whatever stands around it.
+
+Shapes: T rows, W features.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gpu.constants import LAUNCH_OPTIONS
+
+_ELEMENTS_OF_A_THREAD = 4  # 16 bytes of float32
+_MAX_WARPS = 16
+
+
+def gated_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    group_size: int,
+    eps: float,
+    dtype: torch.dtype,
+    *,
+    gate_first: bool,
+) -> Tensor:
+    """Return the gated norm of x [T, W] float32; see `RecurrentKernels`."""
+    num_rows, width = x.shape
+    assert x.is_contiguous() and gate.stride(1) == 1, "the features of a row are contiguous"
+    assert width % group_size == 0, "rows of whole groups"
+    out = torch.empty((num_rows, width), dtype=dtype, device=x.device)
+    if num_rows == 0:
+        return out
+    block = triton.next_power_of_2(group_size)
+    num_warps = min(_MAX_WARPS, max(1, block // (32 * _ELEMENTS_OF_A_THREAD)))
+    _norm_group[(num_rows, width // group_size)](
+        x,
+        gate,
+        weight,
+        out,
+        gate.stride(0),
+        eps,
+        WIDTH=width,
+        GROUP=group_size,
+        GATE_FIRST=gate_first or weight is None,
+        BLOCK=block,
+        num_warps=num_warps,
+        **LAUNCH_OPTIONS,
+    )
+    return out
+
+
+@triton.jit
+def _norm_group(
+    x_ptr,
+    gate_ptr,
+    weight_ptr,
+    out_ptr,
+    gate_stride,
+    eps,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    in_group = tl.arange(0, BLOCK)
+    at, mask = tl.program_id(1) * GROUP + in_group, in_group < GROUP
+    x = tl.load(x_ptr + row * WIDTH + at, mask=mask, other=0.0)
+    gate = tl.load(gate_ptr + row * gate_stride + at, mask=mask, other=0.0).to(tl.float32)
+    gate = gate / (1.0 + tl.exp(-gate))
+    if GATE_FIRST:
+        x = x * gate
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        x = x * tl.math.rsqrt(tl.sum(x * x) / GROUP + eps) * weight
+    if not GATE_FIRST:
+        x = x * gate
+    tl.store(out_ptr + row * WIDTH + at, x.to(out_ptr.dtype.element_ty), mask=mask)
