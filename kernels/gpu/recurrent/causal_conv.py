@@ -84,12 +84,12 @@ def _input(
 ):
     """Return the inputs of a row: those before a run's first are in its state, or zero."""
     is_before = row + tl.zeros_like(at) < first
-    own = mask & (is_before == 0)
+    own = mask & (row + tl.zeros_like(at) >= first)
     x_at = x_ptr + row * x_stride + at
     x = tl.load(x_at, mask=own, other=0.0).to(tl.float32)
     if HAS_GATES:
         x = tl.load(x_at + 2 * CHANNELS, mask=own, other=0.0).to(tl.float32) * x
-    kept = mask & is_before & (is_new == 0)
+    kept = mask & is_before & (is_new + tl.zeros_like(at) == 0)
     before = tl.load(state_ptr + (row - first + TAPS - 1) * CHANNELS + at, mask=kept, other=0.0)
     return tl.where(is_before, before, x)
 

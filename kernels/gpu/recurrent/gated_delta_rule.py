@@ -102,7 +102,8 @@ def _mend(
     mask = is_k[:, None] & is_v[None, :]
     states_ptr += page * page_stride + head * K * V
     states_ptrs = states_ptr + k_ids[:, None] * V + v_ids[None, :]
-    state = tl.load(states_ptrs, mask=mask & (is_new == 0), other=0.0)
+    is_kept = is_new + tl.zeros(mask.shape, tl.int32) == 0
+    state = tl.load(states_ptrs, mask=mask & is_kept, other=0.0)
     decay_rate, dt_bias = tl.load(decay_ptr + head), tl.load(dt_bias_ptr + head)
     q_at = qkv_ptr + (head * KEY_HEADS // HEADS) * K + k_ids
     v_at = qkv_ptr + 2 * KEY_HEADS * K + head * V + v_ids

@@ -93,7 +93,8 @@ def _scan(
     mask = is_n[:, None] & is_d[None, :]
     states_ptr += page * page_stride + head * N * D
     states_ptrs = states_ptr + n[:, None] * D + d[None, :]
-    state = tl.load(states_ptrs, mask=mask & (is_new == 0), other=0.0)
+    is_kept = is_new + tl.zeros(mask.shape, tl.int32) == 0
+    state = tl.load(states_ptrs, mask=mask & is_kept, other=0.0)
     a, dt_bias = tl.load(a_ptr + head), tl.load(dt_bias_ptr + head)
     skip = tl.load(d_ptr + head)
     group = head * GROUPS // HEADS

@@ -1,0 +1,73 @@
+"""The gated delta net of Qwen3-Next and Qwen3.5 (transformers' Qwen3_5GatedDeltaNet).
+
+Shapes: T rows, M hidden; of this rank HK key heads of DK features and HV value heads of DV; C =
+2 HK DK + HV DV channels of the convolution, K taps.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.interface import AnyKernels
+from kernels.linear import LinearWeight
+from kernels.recurrent.weights import ConvWeight, DeltaWeight
+from worker.models.mixers.mixer import MixerContext, project_in, project_out
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNetShape:
+    """What the layers have in common on one rank."""
+
+    num_key_heads: int
+    key_dim: int
+    num_value_heads: int
+    value_dim: int
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNetWeights:
+    """Of one layer; ranks share out key heads, with their value heads."""
+
+    in_proj: LinearWeight  # [C + HV DV + 2 HV, M]: q, k and v, z, b, a; Qwen3-Next's put in order
+    conv: ConvWeight  # [K, C]
+    delta: DeltaWeight  # [HV]
+    norm: Tensor  # [HV DV]: the checkpoint's [DV] for each head
+    out_proj: LinearWeight  # [M, HV DV]
+
+
+class GatedDeltaNet:
+    """See `worker.models.mixers.mixer.Mixer`."""
+
+    def __init__(
+        self, shape: GatedDeltaNetShape, weights: GatedDeltaNetWeights, kernels: AnyKernels
+    ) -> None:
+        self._shape = shape
+        self._weights = weights
+        self._kernels = kernels
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        shape, (num_taps, num_channels) = self._shape, self._weights.conv.taps.shape
+        state = shape.num_value_heads, shape.key_dim, shape.value_dim
+        return (num_taps - 1, num_channels), state
+
+    def forward(self, x_TM: Tensor, context: MixerContext) -> Tensor:
+        shape, weights, kernels = self._shape, self._weights, self._kernels
+        conv_states, delta_states = context.states
+        projected = project_in(kernels, x_TM, weights.in_proj, context.in_lora)
+        heads = shape.num_value_heads
+        widths = weights.conv.taps.shape[1], heads * shape.value_dim, heads, heads
+        qkv, z, b, a = projected.split(widths, dim=1)
+        qkv = kernels.causal_conv(qkv, weights.conv, conv_states, context.rows, has_silu=True)
+        y = kernels.gated_delta_rule(qkv, a, b, weights.delta, delta_states, context.rows)
+        y = kernels.gated_norm(
+            y,
+            z,
+            weights.norm,
+            shape.value_dim,
+            shape.norm_eps,
+            weights.out_proj.dtype,
+            gate_first=False,
+        )
+        return project_out(kernels, y, weights.out_proj, context.out_lora, context.group)

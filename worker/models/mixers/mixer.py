@@ -1,0 +1,61 @@
+"""What all mixers have in common: what one call is given, and the products at both ends.
+
+Shapes: T rows, H hidden, P state pages, K inputs, N outputs of this rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from kernels.interface import AnyKernels
+from kernels.linear import LinearWeight
+from worker.distributed.communicator import Communicator
+
+
+@dataclass(frozen=True, slots=True)
+class MixerContext:
+    """The arguments of one call of one layer besides the hidden states."""
+
+    rows: Any  # whose the rows are, and the pages of their states, as the kernels want them
+    states: Sequence[Tensor]  # pools [P, *shape] float32 of the layer, in order of `state_shapes`
+    in_lora: Any | None  # of the rows in the first product, likewise; None: no row has an adapter
+    out_lora: Any | None  # in the last
+    group: Communicator
+
+
+class Mixer(Protocol):
+    """One layer's on one rank."""
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Return the shape of one page of each state, of this rank's part."""
+        ...
+
+    def forward(self, x_TH: Tensor, context: MixerContext) -> Tensor:
+        """Return the mixer's output [T, H], summed over the ranks; changes the rows' states.
+
+        Args:
+            x_TH: the layer's normed rows.
+            context: the rest.
+        """
+        ...
+
+
+def project_in(kernels: AnyKernels, x: Tensor, weight: LinearWeight, lora: Any | None) -> Tensor:
+    """Return x [T, K] @ weight transposed as [T, N], each row's own LoRA added."""
+    y = kernels.linear(x, weight)
+    if lora is not None:
+        kernels.lora_apply(y, x, lora)
+    return y
+
+
+def project_out(
+    kernels: AnyKernels, x: Tensor, weight: LinearWeight, lora: Any | None, group: Communicator
+) -> Tensor:
+    """Return the sum over the ranks of a product whose inputs they share, LoRA with it."""
+    y = kernels.partial_linear(x, weight)
+    if lora is not None:
+        kernels.lora_apply(y, x, lora)
+    return group.all_reduce(y)
