@@ -256,11 +256,15 @@ class GatedDeltaRuleOp(ctypes.Structure):
 
 
 class GatedNormOp(ctypes.Structure):
-    """`struct gated_norm`: x and gate [T, W] float32 to out [T, W]."""
+    """`struct gated_norm`, of two ops on x and gate [T, W] float32.
+
+    gated_norm writes out [T, W], in groups of features; gated_squares a row's squares to `sums`
+    [T, 1] float32, where gated_norm reads those of all ranks, unless it is null.
+    """
 
     _fields_ = [
-        *_pointers("x", "gate", "weight", "out"),
-        *_counts("gate_stride", "width", "group_size"),
+        *_pointers("x", "gate", "sums", "weight", "out"),
+        *_counts("gate_stride", "width", "group_size", "all_width"),
         *_counts("is_gate_first", "is_weight_bf16", "is_bf16"),
         ("eps", ctypes.c_double),
     ]

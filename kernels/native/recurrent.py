@@ -12,7 +12,7 @@ from kernels.native.program import Step
 from kernels.recurrent.gated_delta_rule import num_key_heads
 from kernels.recurrent.selective_scan import num_groups
 from kernels.recurrent.state_runs import check_states
-from kernels.recurrent.weights import ConvWeight, DeltaWeight, ScanWeight
+from kernels.recurrent.weights import ConvWeight, DeltaWeight, ScanWeight, SharedSquares
 
 
 class NativeRecurrent(OpRunner):
@@ -80,6 +80,17 @@ class NativeRecurrent(OpRunner):
         self._do("gated_delta_rule", op, rows, tensors)
         return out
 
+    def gated_squares(self, x: Tensor, gate: Tensor, *, gate_first: bool) -> Tensor:
+        _check_rows(x, gate)
+        assert x.is_contiguous(), "as a recurrence writes them"
+        num_rows, width = x.shape
+        sums = self._out("gated squares", num_rows, (1,), torch.float32)
+        flags = gate_first, False, False
+        sizes = gate.stride(0), width, width, width
+        op = GatedNormOp(*map(at, (x, gate, sums, None, None)), *sizes, *flags, 0.0)
+        self._do("gated_squares", op, num_rows, (x, gate, sums))
+        return sums
+
     def gated_norm(
         self,
         x: Tensor,
@@ -90,15 +101,19 @@ class NativeRecurrent(OpRunner):
         dtype: torch.dtype,
         *,
         gate_first: bool,
+        shared: SharedSquares | None = None,
     ) -> Tensor:
         _check_rows(x, gate)
         num_rows, width = x.shape
         assert x.is_contiguous() and width % group_size == 0, "rows of whole groups"
+        assert shared is None or group_size == width, "all ranks are one group"
         out = self._out("gated", num_rows, (width,), dtype)
-        tensors = x, gate, weight, out
+        sums, all_width = (None, width) if shared is None else (shared.sums, shared.width)
+        tensors = x, gate, sums, weight, out
         is_weight_bf16 = weight is not None and is_bf16(weight)
-        flags = gate_first, is_weight_bf16, is_bf16(out)
-        op = GatedNormOp(*map(at, tensors), gate.stride(0), width, group_size, *flags, eps)
+        flags = gate_first or weight is None, is_weight_bf16, is_bf16(out)
+        sizes = gate.stride(0), width, group_size, all_width
+        op = GatedNormOp(*map(at, tensors), *sizes, *flags, eps)
         self._do("gated_norm", op, num_rows, tensors)
         return out
 

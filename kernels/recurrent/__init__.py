@@ -1,1 +1,1 @@
-"""Layers whose past is a state of fixed size: short convolutions and linear recurrences, in torch."""
+"""Layers whose past is a state of fixed size: convolutions and linear recurrences, in torch."""

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from kernels.recurrent.causal_conv import causal_conv, short_conv
 from kernels.recurrent.gated_delta_rule import gated_delta_rule
-from kernels.recurrent.gated_norm import gated_norm
+from kernels.recurrent.gated_norm import gated_norm, gated_squares
 from kernels.recurrent.selective_scan import selective_scan
 from kernels.recurrent.state_runs import StateRun
-from kernels.recurrent.weights import ConvWeight, DeltaWeight, ScanWeight
+from kernels.recurrent.weights import ConvWeight, DeltaWeight, ScanWeight, SharedSquares
 
 
 class CpuRecurrent:
@@ -53,6 +53,9 @@ class CpuRecurrent:
     ) -> Tensor:
         return gated_delta_rule(qkv, a, b, weight, states, rows)
 
+    def gated_squares(self, x: Tensor, gate: Tensor, *, gate_first: bool) -> Tensor:
+        return gated_squares(x, gate, gate_first=gate_first)
+
     def gated_norm(
         self,
         x: Tensor,
@@ -63,5 +66,8 @@ class CpuRecurrent:
         dtype: torch.dtype,
         *,
         gate_first: bool,
+        shared: SharedSquares | None = None,
     ) -> Tensor:
-        return gated_norm(x, gate, weight, group_size, eps, dtype, gate_first=gate_first)
+        return gated_norm(
+            x, gate, weight, group_size, eps, dtype, gate_first=gate_first, shared=shared
+        )

@@ -11,6 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.elementwise import in_whole_vectors
+from kernels.recurrent.weights import SharedSquares
+
+
+def gated_squares(x: Tensor, gate: Tensor, *, gate_first: bool) -> Tensor:
+    """Return the squares of what is normed, added up: [T, 1] float32; see `RecurrentKernels`."""
+    return (x * _silu(gate) if gate_first else x).square().sum(-1, keepdim=True)
 
 
 def gated_norm(
@@ -22,14 +28,23 @@ def gated_norm(
     dtype: torch.dtype,
     *,
     gate_first: bool,
+    shared: SharedSquares | None = None,
 ) -> Tensor:
     """Return the gated norm of x [T, W] float32; see `RecurrentKernels`."""
-    gate = in_whole_vectors(gate.float(), lambda part: F.silu(part, inplace=True))
+    gate = _silu(gate)
     if weight is None:
         return (x * gate).to(dtype)
     if gate_first:
         x = x * gate
     groups = x.unflatten(1, (-1, group_size))
-    scale = groups.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    y = (groups * scale).flatten(1).mul_(weight)
+    if shared is None:
+        mean = groups.square().mean(-1, keepdim=True)
+    else:
+        assert group_size == x.shape[1], "all ranks are one group"
+        mean = (shared.sums / shared.width).unsqueeze(1)
+    y = (groups * mean.add_(eps).rsqrt_()).flatten(1).mul_(weight)
     return (y if gate_first else y.mul_(gate)).to(dtype)
+
+
+def _silu(gate: Tensor) -> Tensor:
+    return in_whole_vectors(gate.float(), lambda part: F.silu(part, inplace=True))

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from kernels.recurrent.weights import ConvWeight, DeltaWeight, ScanWeight
+from kernels.recurrent.weights import ConvWeight, DeltaWeight, ScanWeight, SharedSquares
 
 StateRows = TypeVar("StateRows", contravariant=True)
 
@@ -72,7 +72,13 @@ class RecurrentKernels(Protocol[StateRows]):
         ...
 
     def gated_delta_rule(
-        self, qkv: Tensor, a: Tensor, b: Tensor, weight: DeltaWeight, states: Tensor, rows: StateRows
+        self,
+        qkv: Tensor,
+        a: Tensor,
+        b: Tensor,
+        weight: DeltaWeight,
+        states: Tensor,
+        rows: StateRows,
     ) -> Tensor:
         """Return the outputs [T, HV DV] float32 of a gated delta net's recurrence.
 
@@ -90,6 +96,13 @@ class RecurrentKernels(Protocol[StateRows]):
         """
         ...
 
+    def gated_squares(self, x: Tensor, gate: Tensor, *, gate_first: bool) -> Tensor:
+        """Return the squares of what `gated_norm` norms, over all features: [T, 1] float32.
+
+        For a norm over features of several ranks, which add up their sums; arguments as there.
+        """
+        ...
+
     def gated_norm(
         self,
         x: Tensor,
@@ -100,6 +113,7 @@ class RecurrentKernels(Protocol[StateRows]):
         dtype: torch.dtype,
         *,
         gate_first: bool,
+        shared: SharedSquares | None = None,
     ) -> Tensor:
         """Return the RMS norm of x in groups, gated by silu(gate): [T, W] in `dtype`.
 
@@ -111,5 +125,6 @@ class RecurrentKernels(Protocol[StateRows]):
             eps: added to the mean squares.
             dtype: of the result, which a linear reads.
             gate_first: whether what is normed is x * silu(gate), rather than x.
+            shared: the squares of all ranks, whose features are one group, in place of one's own.
         """
         ...

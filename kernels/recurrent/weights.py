@@ -2,7 +2,7 @@
 
 All is float32: it is little, and is read beside float32 states.
 
-Shapes: C channels, K taps, H heads, HV value heads.
+Shapes: T rows, C channels, K taps, H heads, HV value heads.
 """
 
 from dataclasses import dataclass
@@ -34,6 +34,14 @@ class DeltaWeight:
 
     a: Tensor  # [HV], below 0: -exp(A_log)
     dt_bias: Tensor  # [HV]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSquares:
+    """What a norm over features of several ranks has to know of all of them."""
+
+    sums: Tensor  # [T, 1] float32, `gated_squares` summed over the ranks
+    width: int  # features of all ranks
 
 
 def prepare_conv(weight: Tensor, bias: Tensor | None) -> ConvWeight:

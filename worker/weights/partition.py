@@ -37,7 +37,7 @@ def even_spans(total: int, parts: int) -> tuple[Span, ...]:
     return tuple(Span(a, b) for a, b in zip(bounds, bounds[1:], strict=False))
 
 
-def _head_spans(num_heads: int, num_kv_heads: int, tp: int) -> tuple[tuple[Span, Span], ...]:
+def head_spans(num_heads: int, num_kv_heads: int, tp: int) -> tuple[tuple[Span, Span], ...]:
     """Return (query heads, KV heads) of each rank.
 
     With at most as many ranks as KV heads, whole groups (one KV head and its query heads) are dealt
@@ -131,7 +131,7 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
     """Return the slices that `rank` of `tp` holds of a model."""
     check_tp(config, tp)
     assert 0 <= rank < tp, f"rank {rank} of {tp}"
-    spans = _head_spans(config.num_heads, config.num_kv_heads, tp)
+    spans = head_spans(config.num_heads, config.num_kv_heads, tp)
     q_heads, kv_heads = spans[rank]
     experts = config.experts
     expert_features = 0 if experts is None else experts.intermediate_size

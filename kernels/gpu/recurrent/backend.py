@@ -6,9 +6,9 @@ from torch import Tensor
 from kernels.gpu.batch_metadata import StateMetadata
 from kernels.gpu.recurrent.causal_conv import causal_conv, short_conv
 from kernels.gpu.recurrent.gated_delta_rule import gated_delta_rule
-from kernels.gpu.recurrent.gated_norm import gated_norm
+from kernels.gpu.recurrent.gated_norm import gated_norm, gated_squares
 from kernels.gpu.recurrent.selective_scan import selective_scan
-from kernels.recurrent.weights import ConvWeight, DeltaWeight, ScanWeight
+from kernels.recurrent.weights import ConvWeight, DeltaWeight, ScanWeight, SharedSquares
 
 
 class GpuRecurrent:
@@ -45,6 +45,9 @@ class GpuRecurrent:
     ) -> Tensor:
         return gated_delta_rule(qkv, a, b, weight, states, rows)
 
+    def gated_squares(self, x: Tensor, gate: Tensor, *, gate_first: bool) -> Tensor:
+        return gated_squares(x, gate, gate_first=gate_first)
+
     def gated_norm(
         self,
         x: Tensor,
@@ -55,5 +58,8 @@ class GpuRecurrent:
         dtype: torch.dtype,
         *,
         gate_first: bool,
+        shared: SharedSquares | None = None,
     ) -> Tensor:
-        return gated_norm(x, gate, weight, group_size, eps, dtype, gate_first=gate_first)
+        return gated_norm(
+            x, gate, weight, group_size, eps, dtype, gate_first=gate_first, shared=shared
+        )

@@ -70,3 +70,8 @@ def test_a_recorded_op_does_what_it_did_at_once(case: Case, backend: Backend) ->
         expected = case.apply(backend, own, expected_states, step)
         assert torch.equal(out[:num_rows], expected)
         assert torch.equal(states, expected_states)
+
+
+@pytest.mark.parametrize("width", [15, 64, 600])
+def test_a_norm_may_go_over_the_features_of_all_ranks(width: int, backend: Backend) -> None:
+    cases.check_a_norm_over_ranks(backend, width)

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.interface import AnyKernels
 from kernels.recurrent import reference
 from kernels.recurrent.state_runs import StateRun, state_runs
-from kernels.recurrent.weights import ConvWeight, ScanWeight, prepare_delta
+from kernels.recurrent.weights import ConvWeight, ScanWeight, SharedSquares, prepare_delta
 
 DTYPES = [torch.float32, torch.bfloat16]
 PAGES = 7
@@ -45,7 +45,9 @@ class Case(Protocol):
         """Of one page."""
         ...
 
-    def apply(self, backend: Backend, inputs: Sequence[Tensor], states: Tensor, rows: Any) -> Tensor:
+    def apply(
+        self, backend: Backend, inputs: Sequence[Tensor], states: Tensor, rows: Any
+    ) -> Tensor:
         """Return what the op makes of rows."""
         ...
 
@@ -82,7 +84,9 @@ class Conv:
         taps = randn(self.num_taps, self.num_channels, seed=1)
         return ConvWeight(taps, randn(self.num_channels, seed=2) if self.has_bias else None)
 
-    def apply(self, backend: Backend, inputs: Sequence[Tensor], states: Tensor, rows: Any) -> Tensor:
+    def apply(
+        self, backend: Backend, inputs: Sequence[Tensor], states: Tensor, rows: Any
+    ) -> Tensor:
         return backend.kernels.causal_conv(
             inputs[0], self.weight, states, rows, has_silu=self.has_silu
         )
@@ -115,7 +119,9 @@ class ShortConv:
     def conv(self) -> Conv:
         return Conv(self.num_taps, self.num_channels, self.has_bias, False)
 
-    def apply(self, backend: Backend, inputs: Sequence[Tensor], states: Tensor, rows: Any) -> Tensor:
+    def apply(
+        self, backend: Backend, inputs: Sequence[Tensor], states: Tensor, rows: Any
+    ) -> Tensor:
         weight = self.conv.weight
         return backend.kernels.short_conv(inputs[0], weight, states, rows, backend.dtype)
 
@@ -150,7 +156,9 @@ class Scan:
         a, dt_bias, d = (randn(self.num_heads, seed=seed) for seed in (1, 2, 3))
         return ScanWeight(-a.exp(), dt_bias, d, self.dt_limit)
 
-    def apply(self, backend: Backend, inputs: Sequence[Tensor], states: Tensor, rows: Any) -> Tensor:
+    def apply(
+        self, backend: Backend, inputs: Sequence[Tensor], states: Tensor, rows: Any
+    ) -> Tensor:
         return backend.kernels.selective_scan(*inputs, self.weight, states, rows)
 
     def expected(self, inputs: Sequence[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -184,7 +192,9 @@ class Delta:
     def state_shape(self) -> tuple[int, ...]:
         return self.num_heads, self.key_dim, self.value_dim
 
-    def apply(self, backend: Backend, inputs: Sequence[Tensor], states: Tensor, rows: Any) -> Tensor:
+    def apply(
+        self, backend: Backend, inputs: Sequence[Tensor], states: Tensor, rows: Any
+    ) -> Tensor:
         weight = prepare_delta(randn(self.num_heads, seed=1), randn(self.num_heads, seed=2))
         return backend.kernels.gated_delta_rule(*inputs, weight, states, rows)
 
@@ -357,7 +367,8 @@ def check_gated_norm(backend: Backend, width: int, group_size: int, dtype: torch
     """Norm and gate in either order, and the gate alone; each row as it is alone."""
     (gate,) = slices([width], 11, backend.dtype)
     x, weight = 2 * randn(11, width, seed=3), randn(width, seed=4)
-    for norm, gate_first in ((weight, True), (weight, False), (weight.to(dtype), True), (None, True)):
+    kinds = (weight, True), (weight, False), (weight.to(dtype), True), (None, True)
+    for norm, gate_first in kinds:
 
         def gated(
             some: slice, norm: Tensor | None = norm, gate_first: bool = gate_first
@@ -375,3 +386,28 @@ def check_gated_norm(backend: Backend, width: int, group_size: int, dtype: torch
         assert error(y, right) < (4e-3 if dtype == torch.bfloat16 else 1e-6)
         assert torch.equal(gated(slice(4, 6)), y[4:6])
         assert gated(slice(0, 0)).shape == (0, width)
+
+
+def check_a_norm_over_ranks(backend: Backend, width: int) -> None:
+    """Two ranks with some features each norm as one that has all."""
+    kernels, cut = backend.kernels, width // 3
+    (gate,) = slices([width], 11, backend.dtype)
+    x, weight = 2 * randn(11, width, seed=3), randn(width, seed=4)
+    parts = slice(0, cut), slice(cut, width)
+    for gate_first in (True, False):
+        own = [(x[:, part].contiguous(), gate[:, part], weight[part]) for part in parts]
+        sums = [kernels.gated_squares(*two, gate_first=gate_first) for *two, _ in own]
+        shared = SharedSquares(sums[0] + sums[1], width)
+        found = [
+            kernels.gated_norm(
+                *one, len(one[2]), 1e-5, torch.float32, gate_first=gate_first, shared=shared
+            )
+            for one in own
+        ]
+        right = reference.gated_norm(
+            x.double(), gate.double(), weight.double(), width, 1e-5, gate_first=gate_first
+        )
+        assert error(torch.cat(found, dim=1), right) < 1e-6
+        some = [part[4:6] for part in own[0][:2]]
+        alone = kernels.gated_squares(*some, gate_first=gate_first)
+        assert torch.equal(alone, sums[0][4:6])

@@ -29,3 +29,9 @@ def test_the_gated_norm_is_that_of_float64(
     width: int, group_size: int, dtype: torch.dtype
 ) -> None:
     cases.check_gated_norm(backend(dtype), width, group_size, dtype)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("width", [15, 64, 600])
+def test_a_norm_may_go_over_the_features_of_all_ranks(width: int, dtype: torch.dtype) -> None:
+    cases.check_a_norm_over_ranks(backend(dtype), width)

@@ -18,8 +18,6 @@ from worker.models.mixers.mixer import MixerContext, project_in, project_out
 class GatedDeltaNetShape:
     """What the layers have in common on one rank."""
 
-    num_key_heads: int
-    key_dim: int
     num_value_heads: int
     value_dim: int
     norm_eps: float
@@ -45,12 +43,6 @@ class GatedDeltaNet:
         self._shape = shape
         self._weights = weights
         self._kernels = kernels
-
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        shape, (num_taps, num_channels) = self._shape, self._weights.conv.taps.shape
-        state = shape.num_value_heads, shape.key_dim, shape.value_dim
-        return (num_taps - 1, num_channels), state
 
     def forward(self, x_TM: Tensor, context: MixerContext) -> Tensor:
         shape, weights, kernels = self._shape, self._weights, self._kernels

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
-from kernels.recurrent.weights import ConvWeight, ScanWeight
+from kernels.recurrent.weights import ConvWeight, ScanWeight, SharedSquares
+from worker.distributed.communicator import Communicator
 from worker.models.mixers.mixer import MixerContext, project_in, project_out
 
 
@@ -20,9 +21,8 @@ class Mamba2Shape:
 
     num_heads: int
     head_dim: int
-    num_groups: int  # of the b and c of this rank's heads
-    state_size: int
-    norm_group_size: int  # features that are normed together, all on one rank
+    norm_group_size: int  # features that are normed together, of this rank
+    all_inner: int | None  # I of all ranks, if they are one group of the norm; None: they are not
     norm_eps: float
     gate_first: bool  # whether the gate comes before the norm
 
@@ -51,22 +51,24 @@ class Mamba2:
         self._weights = weights
         self._kernels = kernels
 
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        shape, (num_taps, num_channels) = self._shape, self._weights.conv.taps.shape
-        return (num_taps - 1, num_channels), (shape.num_heads, shape.state_size, shape.head_dim)
-
     def forward(self, x_TM: Tensor, context: MixerContext) -> Tensor:
         shape, weights, kernels = self._shape, self._weights, self._kernels
         conv_states, scan_states = context.states
         projected = project_in(kernels, x_TM, weights.in_proj, context.in_lora)
         widths = shape.inner, weights.conv.taps.shape[1], shape.num_heads
         gate_TI, xbc_TC, dt_TH = projected.split(widths, dim=1)
-        xbc_TC = kernels.causal_conv(
-            xbc_TC, weights.conv, conv_states, context.rows, has_silu=True
-        )
+        xbc_TC = kernels.causal_conv(xbc_TC, weights.conv, conv_states, context.rows, has_silu=True)
         y_TI = kernels.selective_scan(xbc_TC, dt_TH, weights.scan, scan_states, context.rows)
-        y_TI = kernels.gated_norm(
+        y_TI = self._normed(y_TI, gate_TI, context.group)
+        return project_out(kernels, y_TI, weights.out_proj, context.out_lora, context.group)
+
+    def _normed(self, y_TI: Tensor, gate_TI: Tensor, group: Communicator) -> Tensor:
+        shape, weights, kernels = self._shape, self._weights, self._kernels
+        shared = None
+        if shape.all_inner is not None and weights.norm is not None:
+            sums = kernels.gated_squares(y_TI, gate_TI, gate_first=shape.gate_first)
+            shared = SharedSquares(group.all_reduce(sums), shape.all_inner)
+        return kernels.gated_norm(
             y_TI,
             gate_TI,
             weights.norm,
@@ -74,5 +76,5 @@ class Mamba2:
             shape.norm_eps,
             weights.out_proj.dtype,
             gate_first=shape.gate_first,
+            shared=shared,
         )
-        return project_out(kernels, y_TI, weights.out_proj, context.out_lora, context.group)

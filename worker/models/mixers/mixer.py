@@ -19,7 +19,7 @@ class MixerContext:
     """The arguments of one call of one layer besides the hidden states."""
 
     rows: Any  # whose the rows are, and the pages of their states, as the kernels want them
-    states: Sequence[Tensor]  # pools [P, *shape] float32 of the layer, in order of `state_shapes`
+    states: Sequence[Tensor]  # pools [P, *shape] float32 of the layer, as `MixerPart` lists them
     in_lora: Any | None  # of the rows in the first product, likewise; None: no row has an adapter
     out_lora: Any | None  # in the last
     group: Communicator
@@ -27,11 +27,6 @@ class MixerContext:
 
 class Mixer(Protocol):
     """One layer's on one rank."""
-
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the shape of one page of each state, of this rank's part."""
-        ...
 
     def forward(self, x_TH: Tensor, context: MixerContext) -> Tensor:
         """Return the mixer's output [T, H], summed over the ranks; changes the rows' states.

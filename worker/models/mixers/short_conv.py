@@ -29,11 +29,6 @@ class ShortConv:
         self._weights = weights
         self._kernels = kernels
 
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        num_taps, num_channels = self._weights.conv.taps.shape
-        return ((num_taps - 1, num_channels),)
-
     def forward(self, x_TH: Tensor, context: MixerContext) -> Tensor:
         weights, kernels = self._weights, self._kernels
         (states,) = context.states

@@ -1,7 +1,7 @@
 /* Mamba-2's recurrence, row by row.
  *
- * A state is [state features, head features], so that a sum over the state is one in each lane, from
- * the first feature to the last.
+ * A state is [state features, head features], so that a sum over the state is one in each lane,
+ * from the first feature to the last.
  */
 #include "recurrent/states.h"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import FalconH1Config, GraniteMoeHybridConfig, Lfm2Config
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
@@ -14,59 +14,53 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from kernels.interface import AnyKernels
 from kernels.recurrent.state_runs import StateRun
-from kernels.recurrent.weights import prepare_conv, prepare_delta, prepare_scan
-from worker.distributed.communicator import SingleRank
-from worker.models.mixers.gated_delta_net import (
-    GatedDeltaNet,
-    GatedDeltaNetShape,
-    GatedDeltaNetWeights,
+from worker.distributed.communicator import Communicator, SingleRank
+from worker.models.mixers.build import MixerBuilder
+from worker.models.mixers.config import (
+    GatedDeltaConfig,
+    Mamba2Config,
+    MixerConfig,
+    ShortConvConfig,
 )
-from worker.models.mixers.mamba2 import Mamba2, Mamba2Shape, Mamba2Weights
 from worker.models.mixers.mixer import Mixer, MixerContext
-from worker.models.mixers.short_conv import ShortConv, ShortConvWeights
 
 HIDDEN = 48
 PAGES = 5
 
+Theirs = Any  # a module of transformers
+Maker = Callable[[torch.dtype], tuple[Theirs, MixerConfig]]
 
-def lfm2(kernels: AnyKernels, dtype: torch.dtype) -> tuple[nn.Module, Mixer]:
-    config = Lfm2Config(hidden_size=HIDDEN, num_hidden_layers=1, layer_types=["conv"])
-    theirs = _filled(Lfm2ShortConv(config, 0), dtype)
-    weights = ShortConvWeights(
-        kernels.prepare_linear(theirs.in_proj.weight.data.clone()),
-        prepare_conv(theirs.conv.weight.data, None),
-        kernels.prepare_linear(theirs.out_proj.weight.data.clone()),
+
+def lfm2(dtype: torch.dtype, *, has_bias: bool = False) -> tuple[Theirs, MixerConfig]:
+    """Return transformers' mixer and what it is."""
+    config = Lfm2Config(
+        hidden_size=HIDDEN, num_hidden_layers=1, layer_types=["conv"], conv_bias=has_bias
     )
-    return theirs, ShortConv(weights, kernels)
+    theirs = _filled(Lfm2ShortConv(config, 0), dtype)
+    return theirs, ShortConvConfig(HIDDEN, config.conv_L_cache, has_bias)
 
 
-def _mamba2(theirs: Any, config: Any, gate_first: bool, kernels: AnyKernels) -> Mamba2:
-    groups, inner = config.mamba_n_groups, theirs.intermediate_size
-    shape = Mamba2Shape(
+def lfm2_with_bias(dtype: torch.dtype) -> tuple[Theirs, MixerConfig]:
+    return lfm2(dtype, has_bias=True)
+
+
+def _mamba2(config: Any, *, has_norm: bool, gate_first: bool) -> Mamba2Config:
+    return Mamba2Config(
         num_heads=config.mamba_n_heads,
         head_dim=config.mamba_d_head,
-        num_groups=groups,
+        num_groups=config.mamba_n_groups,
         state_size=config.mamba_d_state,
-        norm_group_size=inner // groups,
+        num_taps=config.mamba_d_conv,
+        dt_limit=config.time_step_limit,
         norm_eps=config.rms_norm_eps,
+        has_norm=has_norm,
         gate_first=gate_first,
     )
-    norm = getattr(theirs.norm, "weight", None)
-    weights = Mamba2Weights(
-        kernels.prepare_linear(theirs.in_proj.weight.data.clone()),
-        prepare_conv(theirs.conv1d.weight.data, theirs.conv1d.bias.data),
-        prepare_scan(
-            theirs.A_log.data, theirs.dt_bias.data, theirs.D.data, (0.0, float("inf"))
-        ),
-        None if norm is None else norm.data,
-        kernels.prepare_linear(theirs.out_proj.weight.data.clone()),
-    )
-    return Mamba2(shape, weights, kernels)
 
 
-def granite(kernels: AnyKernels, dtype: torch.dtype) -> tuple[nn.Module, Mixer]:
+def granite(dtype: torch.dtype) -> tuple[Theirs, MixerConfig]:
+    """Return the same of Granite 4, whose b, c and norm are one group's."""
     config = GraniteMoeHybridConfig(
         hidden_size=HIDDEN,
         num_hidden_layers=1,
@@ -78,12 +72,11 @@ def granite(kernels: AnyKernels, dtype: torch.dtype) -> tuple[nn.Module, Mixer]:
         mamba_chunk_size=8,
     )
     theirs = _filled(GraniteMoeHybridMambaLayer(config, 0), dtype)
-    return theirs, _mamba2(theirs, config, True, kernels)
+    return theirs, _mamba2(config, has_norm=True, gate_first=True)
 
 
-def falcon(
-    kernels: AnyKernels, dtype: torch.dtype, *, has_norm: bool = True
-) -> tuple[nn.Module, Mixer]:
+def falcon(dtype: torch.dtype, *, has_norm: bool = True) -> tuple[Theirs, MixerConfig]:
+    """Return the same of Falcon-H1, without its multipliers."""
     config = FalconH1Config(
         hidden_size=HIDDEN,
         num_hidden_layers=1,
@@ -99,14 +92,15 @@ def falcon(
     theirs = FalconH1Mixer(config, 0)
     theirs.mup_vector = torch.ones(1)
     theirs = _filled(theirs, dtype)
-    return theirs, _mamba2(theirs, config, False, kernels)
+    return theirs, _mamba2(config, has_norm=has_norm, gate_first=False)
 
 
-def falcon_without_norm(kernels: AnyKernels, dtype: torch.dtype) -> tuple[nn.Module, Mixer]:
-    return falcon(kernels, dtype, has_norm=False)
+def falcon_without_norm(dtype: torch.dtype) -> tuple[Theirs, MixerConfig]:
+    return falcon(dtype, has_norm=False)
 
 
-def qwen(kernels: AnyKernels, dtype: torch.dtype) -> tuple[nn.Module, Mixer]:
+def qwen(dtype: torch.dtype) -> tuple[Theirs, MixerConfig]:
+    """Return the same of Qwen3.5."""
     config = Qwen3_5TextConfig(
         hidden_size=HIDDEN,
         num_hidden_layers=1,
@@ -117,16 +111,11 @@ def qwen(kernels: AnyKernels, dtype: torch.dtype) -> tuple[nn.Module, Mixer]:
         linear_value_head_dim=24,
     )
     theirs = _filled(Qwen3_5GatedDeltaNet(config, 0), dtype)
-    shape = GatedDeltaNetShape(2, 16, 6, 24, config.rms_norm_eps)
-    parts = theirs.in_proj_qkv, theirs.in_proj_z, theirs.in_proj_b, theirs.in_proj_a
-    weights = GatedDeltaNetWeights(
-        kernels.prepare_linear(torch.cat([part.weight.data for part in parts])),
-        prepare_conv(theirs.conv1d.weight.data, None),
-        prepare_delta(theirs.A_log.data, theirs.dt_bias.data),
-        theirs.norm.weight.data.repeat(6),
-        kernels.prepare_linear(theirs.out_proj.weight.data.clone()),
-    )
-    return theirs, GatedDeltaNet(shape, weights, kernels)
+    num_taps = config.linear_conv_kernel_dim
+    return theirs, GatedDeltaConfig(2, 16, 6, 24, num_taps, config.rms_norm_eps)
+
+
+MAKERS: tuple[Maker, ...] = (lfm2, lfm2_with_bias, granite, falcon, falcon_without_norm, qwen)
 
 
 def _filled(module: Any, dtype: torch.dtype) -> Any:
@@ -139,35 +128,45 @@ def _filled(module: Any, dtype: torch.dtype) -> Any:
     return module.to(dtype).eval()
 
 
-MAKERS: tuple[Callable[[AnyKernels, torch.dtype], tuple[nn.Module, Mixer]], ...] = (
-    lfm2,
-    granite,
-    falcon,
-    falcon_without_norm,
-    qwen,
-)
-
-
 def inputs(num_rows: int, dtype: torch.dtype) -> Tensor:
     """Return hidden states [T, H]."""
     return torch.randn(num_rows, HIDDEN, generator=torch.Generator().manual_seed(7)).to(dtype)
 
 
-def pools(mixer: Mixer) -> list[Tensor]:
-    """Return pools of states in which nothing has been written yet."""
-    return [torch.full((PAGES, *shape), torch.nan) for shape in mixer.state_shapes]
+class OneLayer:
+    """A mixer as one kind of device has it, and the pools of its states."""
 
+    def __init__(
+        self,
+        made: tuple[Theirs, MixerConfig],
+        kernels: Any,
+        rows_of: Callable[[int, Sequence[StateRun]], Any],
+        tp: int = 1,
+        group: Communicator | None = None,
+    ) -> None:
+        self._group = group or SingleRank()
+        theirs, config = made
+        dtype = theirs.out_proj.weight.dtype
+        device = torch.device("cpu")
+        builder = MixerBuilder(config, kernels, dtype, device, tp, self._group.rank)
+        self.mixer: Mixer = builder.build({**theirs.state_dict()}.get)
+        self.state_shapes = builder.part.state_shapes
+        self._rows_of = rows_of
 
-def in_chunks(
-    mixer: Mixer,
-    x: Tensor,
-    cuts: Sequence[int],
-    rows_of: Callable[[int, Sequence[StateRun]], Any],
-) -> Tensor:
-    """Return what a mixer makes of one sequence that comes in chunks."""
-    states, parts = pools(mixer), []
-    for start, stop in zip(cuts, cuts[1:], strict=False):
-        rows = rows_of(stop - start, [StateRun(0, stop - start, 3, is_new=start == 0)])
-        context = MixerContext(rows, states, None, None, SingleRank())
-        parts.append(mixer.forward(x[start:stop], context).clone())
-    return torch.cat(parts)
+    def pools(self) -> list[Tensor]:
+        """Return pools of states in which nothing has been written yet."""
+        return [torch.full((PAGES, *shape), torch.nan) for shape in self.state_shapes]
+
+    def context(self, rows: Any, states: Sequence[Tensor]) -> MixerContext:
+        """Return the arguments of a call."""
+        return MixerContext(rows, states, None, None, self._group)
+
+    @torch.inference_mode()
+    def in_chunks(self, x: Tensor, cuts: Sequence[int]) -> Tensor:
+        """Return what the mixer makes of one sequence that comes in chunks."""
+        states, parts = self.pools(), []
+        for start, stop in zip(cuts, cuts[1:], strict=False):
+            rows = self._rows_of(stop - start, [StateRun(0, stop - start, 3, is_new=start == 0)])
+            y = self.mixer.forward(x[start:stop], self.context(rows, states))
+            parts.append(y.clone())
+        return torch.cat(parts)

@@ -65,3 +65,9 @@ def test_rows_that_are_nobodys_change_no_state() -> None:
     y = case.apply(backend(torch.float32), short, alone, metadata(4, [run]))
     padded = case.apply(backend(torch.float32), inputs, states, metadata(6, [run]))
     assert torch.equal(padded[:4], y) and torch.equal(states, alone)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("width", [15, 64, 600])
+def test_a_norm_may_go_over_the_features_of_all_ranks(width: int, dtype: torch.dtype) -> None:
+    cases.check_a_norm_over_ranks(backend(dtype), width)
