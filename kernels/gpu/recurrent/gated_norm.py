@@ -130,10 +130,7 @@ def _norm_group(
         x = x * gate
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        if sums_ptr is not None:
-            total = tl.load(sums_ptr + row)
-        else:
-            total = tl.sum(x * x)
+        total = tl.load(sums_ptr + row) if sums_ptr is not None else tl.sum(x * x)
         x = x * tl.math.rsqrt(total / ALL_WIDTH + eps) * weight
     if not GATE_FIRST:
         x = x * gate

@@ -370,9 +370,7 @@ def check_gated_norm(backend: Backend, width: int, group_size: int, dtype: torch
     kinds = (weight, True), (weight, False), (weight.to(dtype), True), (None, True)
     for norm, gate_first in kinds:
 
-        def gated(
-            some: slice, norm: Tensor | None = norm, gate_first: bool = gate_first
-        ) -> Tensor:
+        def gated(some: slice, norm: Tensor | None = norm, gate_first: bool = gate_first) -> Tensor:
             return backend.kernels.gated_norm(
                 x[some], gate[some], norm, group_size, 1e-5, dtype, gate_first=gate_first
             )

@@ -87,9 +87,7 @@ class MixerBuilder:
         norm = None
         if config.has_norm:
             norm = self._sent(_rows(_there(read, "norm.weight"), [self.part.out_columns]))
-        heads = (
-            self._own_heads(_there(read, name)) for name in ("A_log", "dt_bias", "D")
-        )
+        heads = (self._own_heads(_there(read, name)) for name in ("A_log", "dt_bias", "D"))
         weights = Mamba2Weights(
             self._in_proj(read, ("in_proj",)),
             prepare_conv(self._channels(read, "conv1d.weight"), self._bias(read, "conv1d.bias")),

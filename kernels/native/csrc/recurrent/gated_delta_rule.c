@@ -8,10 +8,10 @@
 static const float LENGTH_EPS = 1e-6f; /* as kernels/recurrent/gated_delta_rule.py has it */
 
 struct gated_delta_rule {
-    const float *qkv, *a, *b;    /* [T, 2 HK DK + HV DV]; [T, HV] each */
+    const float *qkv, *a, *b;     /* [T, 2 HK DK + HV DV]; [T, HV] each */
     const float *decay, *dt_bias; /* [HV] each */
-    float *states;               /* [P, HV, DK, DV] */
-    float *out;                  /* [T, HV DV] */
+    float *states;                /* [P, HV, DK, DV] */
+    float *out;                   /* [T, HV DV] */
     int64_t qkv_stride, a_stride, b_stride, page_stride;
     int64_t num_key_heads, num_heads, key_dim, value_dim;
 };
@@ -73,9 +73,9 @@ INLINE void recall(const float *state, int64_t stride, int64_t num_features, con
 }
 
 /* Decay the columns, add a key's error, and add up what they then hold for a query. */
-INLINE void mend(float *state, int64_t stride, int64_t num_features, const float *k,
-                 const float *q, float decay, const f32v *errors, f32v *sums,
-                 const int num_vectors, const int64_t count)
+INLINE void mend(float *state, int64_t stride, int64_t num_features, const float *k, const float *q,
+                 float decay, const f32v *errors, f32v *sums, const int num_vectors,
+                 const int64_t count)
 {
     for (int64_t n = 0; n < num_features; n++) {
         f32v k_n = splat(k[n]), q_n = splat(q[n]);

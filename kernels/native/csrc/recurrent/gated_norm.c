@@ -20,10 +20,7 @@ int64_t topwork_gated_norm_scratch(const void *op)
 }
 
 /* Return whether what is normed is gated already, as it is where there is no norm. */
-INLINE bool gates_first(const struct gated_norm *p)
-{
-    return p->is_gate_first;
-}
+INLINE bool gates_first(const struct gated_norm *p) { return p->is_gate_first; }
 
 /* Write what is normed of a row's features [first, first + count). */
 INLINE void gate_some(const struct gated_norm *p, int64_t row, int64_t first, int64_t count,

@@ -6,10 +6,10 @@
 #include "recurrent/states.h"
 
 struct selective_scan {
-    const float *xbc, *dt;         /* [T, H D + 2 G N]: x, b and c; [T, H] */
-    const float *a, *dt_bias, *d;  /* [H] each */
-    float *states;                 /* [P, H, N, D] */
-    float *out;                    /* [T, H D] */
+    const float *xbc, *dt;        /* [T, H D + 2 G N]: x, b and c; [T, H] */
+    const float *a, *dt_bias, *d; /* [H] each */
+    float *states;                /* [P, H, N, D] */
+    float *out;                   /* [T, H D] */
     int64_t xbc_stride, dt_stride, page_stride;
     int64_t num_heads, num_groups, state_size, head_dim;
     double dt_min, dt_max;

@@ -13,7 +13,7 @@
 #include "simd/vector.h"
 
 enum {
-    BLOCK_ROWS = 16, /* rows whose factors are made at once; decides speed only */
+    BLOCK_ROWS = 16,  /* rows whose factors are made at once; decides speed only */
     TILE_VECTORS = 4, /* columns of a state that go through the rows of a block together: they stay
                        * in the first cache, 16 KB with AVX2 where 128 features make a column */
 };
@@ -44,14 +44,14 @@ INLINE float *begin_state(float *states, int64_t page_stride, const struct state
 INLINE float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
 /* Call `body` for all columns of a state with a first column, a number of vectors and how many
- * columns they have: TILE_VECTORS whole ones, as long as there are, so that the compiler knows both.
- * A column's bits do not depend on which are beside it. */
+ * columns they have: TILE_VECTORS whole ones, as long as there are, so that the compiler knows
+ * both. A column's bits do not depend on which are beside it. */
 #define FOR_TILES_OF_COLUMNS(num_columns, body)                    \
     do {                                                           \
         const int64_t tile_ = TILE_VECTORS * LANES;                \
         int64_t column_ = 0;                                       \
         for (; column_ + tile_ <= (num_columns); column_ += tile_) \
-            body(column_, TILE_VECTORS, TILE_VECTORS *LANES);      \
+            body(column_, TILE_VECTORS, TILE_VECTORS * LANES);     \
         for (; column_ < (num_columns); column_ += LANES)          \
             body(column_, 1, (num_columns) - column_);             \
     } while (0)

@@ -50,9 +50,7 @@ def test_a_state_goes_through_the_rows_of_its_sequence(
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize(("width", "group_size"), cases.NORMS)
-def test_the_gated_norm_is_that_of_float64(
-    width: int, group_size: int, dtype: torch.dtype
-) -> None:
+def test_the_gated_norm_is_that_of_float64(width: int, group_size: int, dtype: torch.dtype) -> None:
     cases.check_gated_norm(backend(dtype), width, group_size, dtype)
 
 
