@@ -31,7 +31,7 @@ def gated_delta_rule(
         state = state_at(states, run).view(keys // key_dim, -1, key_dim, value_dim)
         for row in range(run.start, run.stop):
             of_row = qkv[row].float()
-            q, k = (_unit(part.view(-1, 1, key_dim, 1)) for part in of_row[: 2 * keys].split(keys))
+            q, k = _unit(of_row[: 2 * keys].view(2, -1, 1, key_dim, 1)).unbind()
             v = of_row[2 * keys :].view(keys // key_dim, -1, value_dim)
             decay = torch.exp(F.softplus(a[row].float() + weight.dt_bias) * weight.a)
             beta = torch.sigmoid(b[row].float()).view(keys // key_dim, -1, 1)
@@ -53,5 +53,5 @@ def num_key_heads(qkv: Tensor, states: Tensor) -> int:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Return x [HK, 1, DK, 1] divided by the length of each head."""
-    return x * x.square().sum(2, keepdim=True).add_(LENGTH_EPS).rsqrt_()
+    """Return x [2, HK, 1, DK, 1] divided by the length of each head."""
+    return x * x.square().sum(3, keepdim=True).add_(LENGTH_EPS).rsqrt_()

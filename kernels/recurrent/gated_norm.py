@@ -36,7 +36,7 @@ def gated_norm(
         return (x * gate).to(dtype)
     if gate_first:
         x = x * gate
-    groups = x.unflatten(1, (-1, group_size))
+    groups = x.reshape(x.shape[0], x.shape[1] // group_size, group_size)
     if shared is None:
         mean = groups.square().mean(-1, keepdim=True)
     else:

@@ -113,7 +113,7 @@ def gated_norm(
         return x * gate
     if gate_first:
         x = x * gate
-    groups = x.unflatten(1, (-1, group_size))
+    groups = x.reshape(len(x), x.shape[1] // group_size, group_size)
     y = groups / torch.sqrt((groups * groups).mean(-1, keepdim=True) + eps)
     y = y.flatten(1) * weight
     return y if gate_first else y * gate

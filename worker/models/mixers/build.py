@@ -87,11 +87,13 @@ class MixerBuilder:
         norm = None
         if config.has_norm:
             norm = self._sent(_rows(_there(read, "norm.weight"), [self.part.out_columns]))
-        heads = (self._own_heads(_there(read, name)) for name in ("A_log", "dt_bias", "D"))
+        a_log, dt_bias, d = (
+            self._own_heads(_there(read, name)) for name in ("A_log", "dt_bias", "D")
+        )
         weights = Mamba2Weights(
             self._in_proj(read, ("in_proj",)),
             prepare_conv(self._channels(read, "conv1d.weight"), self._bias(read, "conv1d.bias")),
-            prepare_scan(*heads, config.dt_limit),
+            prepare_scan(a_log, dt_bias, d, config.dt_limit),
             norm,
             self._out_proj(read),
         )
@@ -101,11 +103,11 @@ class MixerBuilder:
         num_heads = len(self.part.heads)
         shape = GatedDeltaNetShape(num_heads, config.value_dim, config.norm_eps)
         modules = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
-        heads = (self._own_heads(_there(read, name)) for name in ("A_log", "dt_bias"))
+        a_log, dt_bias = (self._own_heads(_there(read, name)) for name in ("A_log", "dt_bias"))
         weights = GatedDeltaNetWeights(
             self._in_proj(read, modules),
             prepare_conv(self._channels(read, "conv1d.weight"), None),
-            prepare_delta(*heads),
+            prepare_delta(a_log, dt_bias),
             self._sent(_there(read, "norm.weight").repeat(num_heads)),
             self._out_proj(read),
         )

@@ -6,6 +6,7 @@ Shapes: T rows, M hidden; of this rank HK key heads of DK features and HV value 
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kernels.interface import AnyKernels
@@ -49,8 +50,8 @@ class GatedDeltaNet:
         conv_states, delta_states = context.states
         projected = project_in(kernels, x_TM, weights.in_proj, context.in_lora)
         heads = shape.num_value_heads
-        widths = weights.conv.taps.shape[1], heads * shape.value_dim, heads, heads
-        qkv, z, b, a = projected.split(widths, dim=1)
+        widths = [weights.conv.taps.shape[1], heads * shape.value_dim, heads, heads]
+        qkv, z, b, a = torch.split(projected, widths, dim=1)
         qkv = kernels.causal_conv(qkv, weights.conv, conv_states, context.rows, has_silu=True)
         y = kernels.gated_delta_rule(qkv, a, b, weights.delta, delta_states, context.rows)
         y = kernels.gated_norm(

@@ -6,6 +6,7 @@ C = I + 2 G N channels of the convolution, K taps.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kernels.interface import AnyKernels
@@ -55,8 +56,8 @@ class Mamba2:
         shape, weights, kernels = self._shape, self._weights, self._kernels
         conv_states, scan_states = context.states
         projected = project_in(kernels, x_TM, weights.in_proj, context.in_lora)
-        widths = shape.inner, weights.conv.taps.shape[1], shape.num_heads
-        gate_TI, xbc_TC, dt_TH = projected.split(widths, dim=1)
+        widths = [shape.inner, weights.conv.taps.shape[1], shape.num_heads]
+        gate_TI, xbc_TC, dt_TH = torch.split(projected, widths, dim=1)
         xbc_TC = kernels.causal_conv(xbc_TC, weights.conv, conv_states, context.rows, has_silu=True)
         y_TI = kernels.selective_scan(xbc_TC, dt_TH, weights.scan, scan_states, context.rows)
         y_TI = self._normed(y_TI, gate_TI, context.group)
