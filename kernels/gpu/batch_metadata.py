@@ -1,5 +1,4 @@
-"""What the GPU's kernels want to know of a batch: where K and V lie, whose LoRA a row has, and whose
-state.
+"""What the GPU's kernels want to know of a batch: where K, V and states lie, and whose LoRA it is.
 
 The tensors may be larger than a batch, so that a CUDA graph can be replayed with the next one, and
 then say which places are empty.
