@@ -62,7 +62,7 @@ def test_a_delta_rule_keeps_its_part_of_a_state_in_registers(
 
 
 @pytest.mark.parametrize(("channels", "num_taps"), [(1024, 3), (1792, 4), (6144, 4)])
-def test_the_rest_spills_nothing_and_leaves_no_more_than_a_quarter_of_an_sm(
+def test_the_rest_spills_nothing_and_takes_half_of_an_sm_or_more(
     architecture: int, channels: int, num_taps: int
 ) -> None:
     weight = ConvWeight(torch.empty(num_taps, channels), torch.empty(channels))
@@ -78,4 +78,4 @@ def test_the_rest_spills_nothing_and_leaves_no_more_than_a_quarter_of_an_sm(
     assert len(found) == 7
     for kernel in found:
         assert kernel.stack_bytes == 0, kernel.name
-        assert kernel.blocks_per_sm * kernel.num_warps >= 48, kernel.name  # of 64 warps
+        assert kernel.blocks_per_sm * kernel.num_warps >= 32, kernel.name  # of 64 warps
