@@ -125,7 +125,7 @@ def swigluoai_and_mul(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     """
     gate, up = gate_up.float().chunk(2, dim=-1)
     gate = gate.clamp(max=limit)
-    weighed = _in_whole_vectors(gate * alpha, torch.sigmoid_).mul_(gate)
+    weighed = in_whole_vectors(gate * alpha, torch.sigmoid_).mul_(gate)
     return weighed.mul_(up.clamp(-limit, limit).add_(1)).to(gate_up.dtype)
 
 
