@@ -18,6 +18,9 @@ GENESIS = bytes(DIGEST_BYTES)  # the digest "before step 1" of a freshly started
 # In place of a token that the step before samples, in a plan that was made before its reply came.
 PENDING_TOKEN = -1
 
+# Layers of a kind share pages: those that attend to all positions, and those with a sliding window.
+PoolName = Literal["full", "window"]
+
 # What a prompt's final hidden states become: an embedding, of its last token or the mean of all, or
 # the logits of a classification head behind its last token.
 Pooling = Literal["", "last", "mean", "classify"]
@@ -89,6 +92,8 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pages: tuple[int, ...]  # just enough for num_cached_tokens; full ones are shared, read only
     num_cached_tokens: int  # positions whose K/V those pages hold once the plan's copies are done
     history: tuple[int, ...]  # tokens [0, num_cached_tokens) if sampling.needs_history, else empty
+    # The last of its pages in layers with a window: at least those that its next position sees.
+    window_pages: tuple[int, ...] = ()
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -103,10 +108,11 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # are wanted, each by the row before it. The last of them follows the chunk, unless the prompt
     # ends in it.
     targets: tuple[int, ...] = ()
+    new_window_pages: tuple[int, ...] = ()  # likewise in layers with a window: as many
 
 
 class PageCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The K/V of one page of all layers, moved between or within tiers before the chunks run.
+    """The K/V of one page of a pool's layers, moved between or within tiers before the chunks run.
 
     "save" copies a device page to a host page, "restore" a host page to a device page, "fork" a
     device page to another one: of that, the first `num_positions` positions, and zeros behind them.
@@ -116,12 +122,14 @@ class PageCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     source: int
     target: int
     num_positions: int  # page_size unless a fork
+    pool: PoolName = "full"
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What every rank must do in one step. Equal bytes mean equal work on every rank.
 
-    Order of effect: `ends` drop rank state, `starts` create it, `copies` are made one after the
+    A window's page that the next position of its sequence does not see any more may be given out
+    again at any time. Order of effect: `ends` drop rank state, `starts` create it, `copies` are made one after the
     other, the new pages of `chunks` are cleared, then all `chunks`, maybe none, run as one batch.
     A page may be a target and later a source, or be saved and then given out, in one plan.
     """
@@ -215,14 +223,20 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rank: int
     pid: int
     node_id: str  # "" without Ray
-    max_pages: int  # KV pages that fit this rank's memory budget
-    max_host_pages: int  # KV pages that fit its budget of host memory; 0: no host tier
+    # Pages of layers without a window that fit this rank's memory budget. Where all layers have
+    # one these take no memory, and there are always enough.
+    max_pages: int
+    max_host_pages: int  # likewise in its budget of host memory; 0: no host tier
     page_bytes: int
     weight_bytes: int
     device: str
     products: str  # by what its matrix products are computed: AMX, AVX-512, torch and the like
     # Linears in which the bits of a row depend on the batch that it is in, on this machine.
     batch_variant_linears: tuple[str, ...] = ()
+    window: int = 0  # positions that a row sees in layers with a pool of their own; 0: none has
+    max_window_pages: int = 0  # of that pool, beside `max_pages`
+    max_host_window_pages: int = 0
+    window_page_bytes: int = 0
 
 
 _plan_encoder = msgspec.msgpack.Encoder()

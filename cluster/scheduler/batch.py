@@ -1,5 +1,6 @@
 """A step in the making, and what its parts are in the words of the ranks."""
 
+from cluster.scheduler.kv_cache.checkpoints import ids_of
 from cluster.scheduler.request_queue import TenantShare
 from cluster.scheduler.sequence import Running
 from worker.protocol import Chunk, SequenceStart
@@ -67,4 +68,5 @@ def start_of(running: Running) -> SequenceStart:
         pages=tuple(running.pages),
         num_cached_tokens=num_cached,
         history=tuple(sequence.tokens[:num_cached]) if sampling.needs_history else (),
+        window_pages=ids_of(running.window_pages) if running.window_pages else (),
     )

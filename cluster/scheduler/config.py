@@ -11,6 +11,9 @@ class SchedulerConfig:
     num_pages: int  # 0: not known before the ranks have said what fits
     num_host_pages: int = 0  # KV pages in host memory, for what the device evicts
     page_size: int  # tokens
+    window: int = 0  # tokens that a row sees in layers with pages of their own; 0: there are none
+    num_window_pages: int = 0  # of those layers
+    num_host_window_pages: int = 0
     max_model_len: int  # prompt and output together, tokens
     num_slots: int = 8  # adapters resident at once; 0: the base model only
     adapter_memory: int = 0  # bytes of all resident adapters on each rank; 0: slots are the limit
@@ -32,7 +35,10 @@ class SchedulerConfig:
         for name in ("page_size", "max_running", "max_waiting", "slot_patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("num_pages", "num_host_pages", "num_slots", "adapter_memory", "drain_steps"):
+        for name in (
+            *("num_pages", "num_host_pages", "num_slots", "adapter_memory", "drain_steps"),
+            *("window", "num_window_pages", "num_host_window_pages"),
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.max_model_len < 2:
@@ -49,7 +55,22 @@ class SchedulerConfig:
     @property
     def token_limit(self) -> int:
         """Tokens that the longest sequence may have, prompt and output together."""
-        return min(self.max_model_len, self.num_pages * self.page_size)
+        limit = min(self.max_model_len, self.num_pages * self.page_size)
+        # A window moves if there is room for it, a page that it has left in part and a new one.
+        if self.window and self.num_window_pages < self.pages_behind + 2:
+            limit = min(limit, self.num_window_pages * self.page_size)
+        return limit
+
+    @property
+    def pages_behind(self) -> int:
+        """Window pages that the first position of a page sees before it, at most."""
+        return -(-(self.window - 1) // self.page_size)
+
+    @property
+    def most_window_pages(self) -> int:
+        """Window pages that a sequence needs at once, at most, to go on by its longest chunks."""
+        chunk = -(-self.max_chunk // self.page_size)
+        return min(self.pages_behind + 1 + chunk, self.num_window_pages)
 
     def slot_wait_bound(
         self, place: int, num_unpinned_slots: int, turn_start: int = 0, *, is_crowded: bool = False

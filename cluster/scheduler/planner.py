@@ -9,6 +9,8 @@ Where several tenants ask, or did lately, a step has few tokens of the prompts o
 their share; and where a prompt begins whose tenant has had less, they leave that step to it.
 """
 
+from collections.abc import Container
+
 from cluster.scheduler.batch import Batch, end_of, start_of, targets_of
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.kv_cache_manager import KVCacheManager
@@ -84,7 +86,7 @@ class Planner:
                 continue
             start = running.num_computed if chunk is None else end_of(chunk)
             self._admit_before(batch, running, may_preempt=False)
-            if self._cache.num_available:
+            if self._kv.num_available:
                 self._continue_prefill(batch, running, start)
         self._admit(batch, may_preempt=False)
         return batch if batch.chunks else None
@@ -102,8 +104,9 @@ class Planner:
         sequence = self._sequences[seq_id]
         if len(self._running) >= self._config.max_running:
             return self._shares.for_seat(sequence, ()) is not None
-        needed = self._kv.num_pages(len(sequence.tokens))
-        return not self._fits(sequence) and self._shares.for_pages(sequence, needed, ()) is not None
+        if self._fits(sequence) and self._fits_window(sequence):
+            return False
+        return self._for_pages(sequence, ()) is not None
 
     def _admit_alone(self, batch: Batch, *, may_preempt: bool) -> None:
         """Admit prompts before all else if who is over its share leaves the step to them.
@@ -153,20 +156,20 @@ class Planner:
             else:
                 drawing.append((running, start))
                 num_new_pages += self._is_full(running, start)
-        if num_new_pages > self._cache.num_available:
+        if num_new_pages > self._kv.num_available:
             return False
         costs: dict[Flow, int] = {}
         known = [(one, one.num_computed, one.sequence.tokens[one.num_computed]) for one in idle]
         pending = [(running, start, PENDING_TOKEN) for running, start in drawing]
         for running, start, token in known + pending:
-            new_pages = self._kv.allocate(running, 1) if self._is_full(running, start) else ()
-            batch.put(Chunk(running.seq_id, start, (token,), new_pages, True))
+            pages, window_pages = self._kv.allocate(running, int(self._is_full(running, start)))
+            batch.put(Chunk(running.seq_id, start, (token,), pages, True, (), window_pages))
             flow = running.sequence.flow
             costs[flow] = costs.get(flow, 0) + DECODE_COST
         if self._fairness.enabled:
             self._charge(costs)
         for running, start in forced:
-            if self._cache.num_available:
+            if self._kv.num_available:
                 self._continue_prefill(batch, running, start)
         return True
 
@@ -180,15 +183,16 @@ class Planner:
                 at += 1
                 continue
             start = running.num_computed
-            new_pages: tuple[int, ...] = ()
+            pages: tuple[int, ...] = ()
+            window_pages: tuple[int, ...] = ()
             if start == len(running.pages) * page_size:
                 if not self._has_room(running, batch):
                     break  # it gave way itself, and all after it before
-                new_pages = self._kv.allocate(running, 1)
+                pages, window_pages = self._kv.allocate(running, 1)
             sequence = running.sequence
             assert start == len(sequence.tokens) - 1, f"sequence {sequence.seq_id} is no decode"
             last_token = (sequence.tokens[start],)
-            chunk = Chunk(sequence.seq_id, start, last_token, new_pages, True)
+            chunk = Chunk(sequence.seq_id, start, last_token, pages, True, (), window_pages)
             chunks[sequence.seq_id] = chunk
             at += 1
         batch.budget -= len(chunks) - num_before
@@ -217,7 +221,7 @@ class Planner:
     def _continue_prefill(self, batch: Batch, running: Running, start: int) -> None:
         """Compute as much of the known tokens as budget and pages allow."""
         end = self._chunk_end(batch, running.sequence, start)
-        reach = (len(running.pages) + self._cache.num_available) * self._page_size
+        reach = (len(running.pages) + self._kv.num_available) * self._page_size
         if min(end, reach) > start:
             self._put_chunk(batch, running, start, min(end, reach))
 
@@ -250,11 +254,8 @@ class Planner:
             if victim is None:
                 return False
             self._give_way(batch, victim)
-        while not self._fits(sequence):
-            needed = self._kv.num_pages(len(sequence.tokens))
-            victim = (
-                self._shares.for_pages(sequence, needed, batch.started) if may_preempt else None
-            )
+        while not (self._fits(sequence) and self._fits_window(sequence)):
+            victim = self._for_pages(sequence, batch.started) if may_preempt else None
             if victim is None:
                 return False
             self._give_way(batch, victim)
@@ -289,12 +290,14 @@ class Planner:
     def _put_chunk(self, batch: Batch, running: Running, start: int, end: int) -> None:
         tokens = running.sequence.tokens
         num_new = self._kv.num_pages(end) - len(running.pages)
-        new_pages = self._kv.allocate(running, num_new)
+        pages, window_pages = self._kv.allocate(running, num_new)
         samples = end == len(tokens)
         targets = targets_of(running, start, end)
         token_ids = tuple(tokens[start:end])
         flow = running.sequence.flow
-        batch.put(Chunk(running.seq_id, start, token_ids, new_pages, samples, targets))
+        batch.put(
+            Chunk(running.seq_id, start, token_ids, pages, samples, targets, window_pages)
+        )
         if flow.tenant in batch.over:
             batch.over_budget -= end - start
         self._charge({flow: (end - start) * PREFILL_COST})
@@ -329,13 +332,28 @@ class Planner:
         available = self._cache.num_available - match.num_unlocked
         return num_pages - len(match.pages) + num_reserved <= available
 
+    def _fits_window(self, sequence: Sequence) -> bool:
+        """Tell whether it finds the window pages that it needs beside what running ones will."""
+        if not self._kv.has_windows:
+            return True
+        num_tokens, num_reserved = len(sequence.tokens), self._running.num_window_reserved
+        return self._kv.fits_window(self._kv.match(sequence), num_tokens, num_reserved)
+
+    def _for_pages(self, sequence: Sequence, spared: Container[int]) -> Running | None:
+        """Return who should leave its pages to a sequence for which there is no room."""
+        num_tokens = len(sequence.tokens)
+        if not self._fits(sequence):
+            return self._shares.for_pages(sequence, self._kv.num_pages(num_tokens), spared)
+        num_needed = self._kv.window_need(num_tokens)
+        return self._shares.for_window_pages(sequence, num_needed, spared)
+
     def _has_room(self, running: Running, batch: Batch) -> bool:
         """Make sure that a page can be had, preempting the hindmost until it can.
 
         False if `running` must go without: a decode then gives way itself. A prefill keeps what it
         holds, unless it is alone: then its own duplicates are in its way, and a match has none.
         """
-        while self._cache.num_available == 0:
+        while self._kv.num_available == 0:
             victim = self._running.hindmost(batch.started)
             if victim is running and not running.is_decoding and len(self._running) > 1:
                 return False

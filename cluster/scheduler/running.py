@@ -60,7 +60,7 @@ class RunningSet:
         adapter = sequence.request.adapter
         tenant = sequence.flow.tenant
         slot = None if adapter == BASE else self._slots.lease(adapter, step, tenant)
-        lock, pages = self._kv.take(match, step)
+        lock, pages, window_pages = self._kv.take(match, step)
         sequence.status = Status.RUNNING
         sequence.match = None
         running = Running(
@@ -71,6 +71,9 @@ class RunningSet:
             num_kept=match.num_pages,
             num_computed=match.num_pages * sequence.page_size,
             score_from=sequence.num_scored,
+            window_pages=window_pages,
+            first_window=match.num_pages - len(window_pages),
+            parting=match.num_pages + match.num_passed if match.num_passed else 0,
         )
         self.by_id[running.seq_id] = running
         insort(self.prefilling, running, key=_by_order)
@@ -127,6 +130,15 @@ class RunningSet:
         )
 
     @property
+    def num_window_reserved(self) -> int:
+        """Return the window pages that running sequences will soon need, likewise."""
+        needs = self._kv.window_need
+        return len(self) + sum(
+            max(0, needs(len(running.sequence.tokens)) - len(running.window_pages))
+            for running in self.prefilling
+        )
+
+    @property
     def has_left(self) -> bool:
         """Whether the ranks still have a sequence that no plan has ended."""
         return bool(self._left)
@@ -177,4 +189,6 @@ def fork_source(running: RunningSet, sequence: Sequence, match: Match) -> Runnin
     source = running.get(sequence.leader.seq_id)
     if rest == 0 or match.num_pages < num_pages or source is None:
         return None
+    if source.first_window > num_pages:
+        return None  # its window has left the page
     return source if source.num_computed >= num_shared else None

@@ -19,6 +19,7 @@ from cluster.scheduler.admission import Admission
 from cluster.scheduler.batch import Batch
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.event_handlers import EventHandlers, handles
+from cluster.scheduler.kv_cache.checkpoint_pool import PoolSize
 from cluster.scheduler.kv_cache.events import CacheObserver
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
 from cluster.scheduler.kv_cache_manager import KVCacheManager
@@ -71,8 +72,10 @@ class Scheduler(EventHandlers):
         self._waiting = RequestQueue(room)
         self._groups = ParallelSamplingGroups(room)
         self._fairness = Fairness(config.fairness)
-        self._cache = PrefixCache(config.num_pages, config.num_host_pages, observer, counters)
-        kv = KVCacheManager(self._cache, config.page_size, config.prefix_cache)
+        self._cache = PrefixCache(
+            config.num_pages, config.num_host_pages, observer, counters, _window_pool(config)
+        )
+        kv = KVCacheManager(self._cache, config)
         self._slots = SlotTable(config.num_slots, config.adapter_memory, counters)
         self._running = RunningSet(kv, self._slots, self._waiting, counters)
         tenants = self._fairness.tenants
@@ -257,7 +260,7 @@ class Scheduler(EventHandlers):
 
     def stats(self) -> SchedulerStats:
         """Return gauges and counters as of now."""
-        config, cache = self.config, self._cache
+        config, cache, window = self.config, self._cache, self._cache.checkpoints
         return SchedulerStats(
             step=self._step,
             num_running=len(self._running),
@@ -270,6 +273,15 @@ class Scheduler(EventHandlers):
             total_host_pages=config.num_host_pages,
             free_host_pages=cache.host_pool.num_free,
             cached_host_pages=cache.num_host_cached,
+            total_window_pages=0 if window is None else config.num_window_pages,
+            free_window_pages=0 if window is None else window.device.num_free,
+            cached_window_pages=0 if window is None else window.num_cached,
+            held_window_pages=0
+            if window is None
+            else config.num_window_pages - window.num_available,
+            total_host_window_pages=0 if window is None else config.num_host_window_pages,
+            free_host_window_pages=0 if window is None else window.host.num_free,
+            num_checkpoints=0 if window is None else window.num_checkpoints,
             num_slots=config.num_slots,
             adapter_memory=config.adapter_memory,
             slot_wait_bound=self._slot_queue.wait_bound,
@@ -288,7 +300,14 @@ class Scheduler(EventHandlers):
         assert self._slots.num_slots == config.num_slots, "slots appear or vanish"
         assert self._cache.pool.num_pages == config.num_pages, "pages appear or vanish"
         assert self._cache.host_pool.num_pages == config.num_host_pages, "host pages do"
-        self._cache.check([page for r in running for page in r.private_pages()])
+        self._cache.check(
+            [page for r in running for page in r.private_pages()],
+            held=[page for r in running for page in r.window_pages],
+        )
+        for r in running if config.window else ():
+            assert r.first_window + len(r.window_pages) == len(r.pages), "tables of two lengths"
+            first = max(0, r.num_computed // config.page_size - config.pages_behind)
+            assert r.first_window <= first, "a page has left the window too early"
         self._slots.check()
         self._slot_queue.check()
         self._slot_policy.check()
@@ -349,3 +368,11 @@ class Scheduler(EventHandlers):
             self._admission.release(self._step)
         if self._unloads.fenced:
             self._unloads.settle(self._step)
+
+
+def _window_pool(config: SchedulerConfig) -> PoolSize | None:
+    if not config.window:
+        return None
+    return PoolSize(
+        "window", config.num_window_pages, config.num_host_window_pages, config.page_size
+    )

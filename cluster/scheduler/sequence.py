@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cluster.request import Request
+from cluster.scheduler.kv_cache.checkpoints import CheckpointPage
 from cluster.scheduler.kv_cache.radix_tree import Match, Namespace, Node, PageKey
 from cluster.scheduler.request_queue import Flow
 from worker.protocol import TokenLogprobs
@@ -92,6 +93,10 @@ class Running:
     num_computed: int  # positions whose K/V is in `pages`
     score_from: int = 0  # rows before this one have been scored by an earlier run
     duplicates: list[int] = field(default_factory=list)
+    # Of layers with a window: the pages from page `first_window` of its page table on.
+    window_pages: list[CheckpointPage] = field(default_factory=list)
+    first_window: int = 0
+    parting: int = 0  # pages of its prefix that are cached, but not wholly; 0: it is no more
     is_decoding: bool = False
     is_ending: bool = False  # ends when the last step in flight that has it is committed
     is_failed: bool = False  # its logits were not finite: nothing more of it enters the cache

@@ -74,6 +74,13 @@ class SharePolicy:
             sequence, num_pages, self._config.num_pages, spared, lambda one: len(one.pages)
         )
 
+    def for_window_pages(
+        self, sequence: Sequence, num_pages: int, spared: Container[int]
+    ) -> Running | None:
+        """Return who should leave its window pages to one that needs so many, as `for_seat`."""
+        size = self._config.num_window_pages
+        return self._victim(sequence, num_pages, size, spared, lambda one: len(one.window_pages))
+
     def over(self) -> tuple[str, ...]:
         """Return the tenants that run more than their share if one more of another tenant runs.
 

@@ -108,6 +108,22 @@ class SchedulerCounters(msgspec.Struct):
         int,
         metric("kv_host_blocks_dropped", "Host pages freed by unloads and resets."),
     ] = 0
+    evicted_checkpoints: Annotated[
+        int,
+        metric("kv_checkpoints_evicted", "Checkpoints of prefixes that no tier had room for."),
+    ] = 0
+    evicted_host_checkpoints: Annotated[
+        int,
+        metric("kv_host_checkpoints_evicted", "Checkpoints evicted from the host tier."),
+    ] = 0
+    saved_checkpoint_pages: Annotated[
+        int,
+        metric("kv_window_host_blocks_saved", "Window pages copied from device to host."),
+    ] = 0
+    restored_checkpoint_pages: Annotated[
+        int,
+        metric("kv_window_host_blocks_restored", "Window pages copied from host to device."),
+    ] = 0
     adapter_loads: Annotated[
         int, metric("adapter_loads", "Loads of an adapter into a slot that have begun.")
     ] = 0
@@ -149,6 +165,27 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     cached_host_pages: Annotated[
         int, metric("kv_host_blocks_cached", "KV pages of the host tier with content.")
+    ] = 0
+    total_window_pages: Annotated[
+        int, metric("kv_window_blocks", "KV pages of layers with a sliding window.")
+    ] = 0
+    free_window_pages: Annotated[
+        int, metric("kv_window_blocks_free", "Window pages without content.")
+    ] = 0
+    cached_window_pages: Annotated[
+        int, metric("kv_window_blocks_cached", "Window pages that only checkpoints have.")
+    ] = 0
+    held_window_pages: Annotated[
+        int, metric("kv_window_blocks_held", "Window pages that sequences hold.")
+    ] = 0
+    total_host_window_pages: Annotated[
+        int, metric("kv_window_host_blocks", "Window pages of the host tier.")
+    ] = 0
+    free_host_window_pages: Annotated[
+        int, metric("kv_window_host_blocks_free", "Window pages of the host tier without content.")
+    ] = 0
+    num_checkpoints: Annotated[
+        int, metric("kv_checkpoints", "Positions at which cached prefixes can be resumed.")
     ] = 0
     num_slots: Annotated[int, metric("adapter_slots", "Adapter slots.")] = 0
     adapter_memory: Annotated[

@@ -38,6 +38,7 @@ class OutputUpdater:
         self._sequences = sequences
         self._fairness = fairness
         self._counters = counters
+        self._has_windows = kv.has_windows
         self._ending: list[Running] = []
 
     def end_at_commit(self, running: Running) -> None:
@@ -124,6 +125,8 @@ class OutputUpdater:
         is_part = running.num_computed < sequence.num_prompt_tokens
         if not running.is_decoding and not (is_part and sequence.computes_whole_prompt):
             self._kv.cache_full_pages(running, step)
+        if self._has_windows:
+            self._kv.leave_pages_behind(running)
         if sampled is None:
             return None
         if isinstance(sampled, PooledPrompt):

@@ -7,7 +7,7 @@ was computed, and what is written over, no sequence holds.
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from worker.protocol import PageCopy
+from worker.protocol import Chunk, PageCopy, SequenceStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +62,75 @@ class FakePages:
 
     def _blank(self) -> list[Entry | None]:
         return [None] * self._page_size
+
+
+class FakeWindow:
+    """What one sequence has of the pages of layers with a sliding window."""
+
+    def __init__(
+        self,
+        pages: FakePages,
+        page_size: int,
+        size: int,
+        start: SequenceStart,
+        entries: list[Entry],
+        num_pages: int,
+    ) -> None:
+        """Begin with what a start names, and check that it is there.
+
+        Args:
+            pages: of the layers.
+            page_size: positions.
+            size: positions that a row sees, its own the last; 0: there are no such layers.
+            start: of the sequence.
+            entries: of its cached positions.
+            num_pages: of its page table.
+        """
+        self._pages = pages
+        self._page_size = page_size
+        self._size = size
+        self._entries = list(entries)
+        self._first = num_pages - len(start.window_pages)  # page of the table
+        self._table = list(start.window_pages)
+        self.owned: set[int] = set()
+        assert self._first >= 0, f"sequence {start.seq_id} starts on too many window pages"
+        assert size or not self._table, f"sequence {start.seq_id} starts on pages of no layer"
+        self._check(f"sequence {start.seq_id}")
+
+    def held(self) -> list[int]:
+        """Return the pages that the next position sees."""
+        return self._table[max(0, self._first_seen() // self._page_size - self._first) :]
+
+    def grow(self, chunk: Chunk) -> None:
+        """Take a chunk's pages and check what its rows see of the positions before them."""
+        num_new = len(chunk.new_pages) if self._size else 0
+        assert len(chunk.new_window_pages) == num_new, f"{chunk} grows its tables unevenly"
+        self._table += chunk.new_window_pages
+        self.owned.update(chunk.new_window_pages)
+        self._check(f"sequence {chunk.seq_id}")
+
+    def write(self, entry: Entry) -> None:
+        """Write the next position."""
+        position = len(self._entries)
+        self._entries.append(entry)
+        if self._size:
+            page = self._page_of(position)
+            assert page in self.owned, f"window page {page} is written, which is shared"
+            self._pages.write(page, position % self._page_size, entry)
+
+    def _first_seen(self) -> int:
+        """Return the first position that the next one sees; that itself if it sees no others."""
+        return max(0, len(self._entries) + 1 - self._size) if self._size else len(self._entries)
+
+    def _page_of(self, position: int) -> int:
+        at = position // self._page_size - self._first
+        assert 0 <= at < len(self._table), f"no window page for position {position}"
+        return self._table[at]
+
+    def _check(self, who: str) -> None:
+        for position in range(self._first_seen(), len(self._entries)):
+            page, offset = self._page_of(position), position % self._page_size
+            found = self._pages.read(page, offset + 1)[offset]
+            assert found == self._entries[position], (
+                f"{who}: window page {page} does not hold position {position}"
+            )

@@ -22,6 +22,7 @@ from worker.protocol import (
     Plan,
     PooledPrompt,
     Pooling,
+    PoolName,
     PromptLogprobs,
     RankInfo,
     SampledToken,
@@ -32,9 +33,10 @@ from worker.protocol import (
     TokenLogprobs,
     decode_plan,
 )
-from worker.testing.fake_pages import Entry, FakePages
+from worker.testing.fake_pages import Entry, FakePages, FakeWindow
 
 _HASH_BYTES = 16
+Forks = dict[PoolName, dict[int, int]]  # by pool and page: positions
 # Any grammar is the same one, see `fake_forced`; this one can be followed only so far.
 FAILING_GRAMMAR, FAILS_AFTER = "fails", 9
 
@@ -139,22 +141,33 @@ class _Sequence:
     content: bytes
     num_prompt_tokens: int
     computed_from: int  # what it began with
+    window: FakeWindow
     sampled: int | None = None  # after its last chunk, which was in the last step
 
 
 class FakeRank:
     """Has the interface of `worker.engine.rank.Rank` as far as steps need it."""
 
-    def __init__(self, *, page_size: int, num_slots: int = 0, vocab_size: int = 1000) -> None:
+    def __init__(
+        self, *, page_size: int, num_slots: int = 0, vocab_size: int = 1000, window: int = 0
+    ) -> None:
         self._page_size = page_size
+        self._window = window  # positions that a row sees in some layers; 0: all layers see all
         self._vocab_size = vocab_size
         self._slots: list[str | None] = [None] * num_slots
         self._pages = FakePages(page_size=page_size, num_pages=0, num_host_pages=0)
+        self._window_pages = FakePages(page_size=page_size, num_pages=0, num_host_pages=0)
         self._sequences: dict[int, _Sequence] = {}
         self._digest = GENESIS
         self._last_step = 0
 
-    def load(self, max_pages: int = 1024, max_host_pages: int = 0) -> RankInfo:
+    def load(
+        self,
+        max_pages: int = 1024,
+        max_host_pages: int = 0,
+        max_window_pages: int = 0,
+        max_host_window_pages: int = 0,
+    ) -> RankInfo:
         """Return what a rank does after loading."""
         return RankInfo(
             rank=0,
@@ -166,12 +179,27 @@ class FakeRank:
             weight_bytes=0,
             device="fake",
             products="nothing",
+            window=self._window,
+            max_window_pages=max_window_pages,
+            max_host_window_pages=max_host_window_pages,
+            window_page_bytes=1 if self._window else 0,
         )
 
-    def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
+    def allocate(
+        self,
+        num_pages: int,
+        num_host_pages: int = 0,
+        num_window_pages: int = 0,
+        num_host_window_pages: int = 0,
+    ) -> None:
         """Make the pages, on the device and in host memory."""
         self._pages = FakePages(
             page_size=self._page_size, num_pages=num_pages, num_host_pages=num_host_pages
+        )
+        self._window_pages = FakePages(
+            page_size=self._page_size,
+            num_pages=num_window_pages,
+            num_host_pages=num_host_window_pages,
         )
 
     def load_adapter(
@@ -234,31 +262,40 @@ class FakeRank:
             plan.step, StepOutput(plan.step, sampled, failed, errors, scored, pooled=pooled)
         )
 
-    def _copy(self, copies: tuple[PageCopy, ...]) -> dict[int, int]:
+    def _copy(self, copies: tuple[PageCopy, ...]) -> Forks:
         """Make the copies; return the pages that hold a fork then, and its positions in each."""
-        held = self._held()
+        held, window_held = self._held(), self._window_held()
         for copy in copies:
-            self._pages.copy(copy, held)
-        last_by_page = {copy.target: copy for copy in copies if copy.kind != "save"}
-        return {
-            page: copy.num_positions for page, copy in last_by_page.items() if copy.kind == "fork"
-        }
+            if copy.pool == "window":
+                self._window_pages.copy(copy, window_held)
+            else:
+                self._pages.copy(copy, held)
+        last = {(copy.pool, copy.target): copy for copy in copies if copy.kind != "save"}
+        forks: Forks = {"full": {}, "window": {}}
+        for (pool, page), copy in last.items():
+            if copy.kind == "fork":
+                forks[pool][page] = copy.num_positions
+        return forks
 
-    def _start(self, start: SequenceStart, forks: dict[int, int]) -> None:
+    def _start(self, start: SequenceStart, forks: Forks) -> None:
         """Add a sequence and check what it starts on, once the copies of the plan are made."""
         assert start.seq_id not in self._sequences, f"sequence {start.seq_id} runs already"
         num_pages = -(-start.num_cached_tokens // self._page_size)
         assert len(start.pages) == num_pages, (
             f"{len(start.pages)} pages for {start.num_cached_tokens} cached tokens"
         )
-        owned = self._own(start, forks)
+        owned = self._own(start, start.pages, forks["full"], self._held())
         adapter = None
         if start.slot is not None:
             adapter = self._slots[start.slot]
             assert adapter is not None, f"sequence {start.seq_id} uses empty slot {start.slot}"
-        tokens, content = self._read(start, adapter)
+        tokens, entries = self._read(start, adapter)
         expected = tokens if start.sampling.needs_history else []
         assert list(start.history) == expected, f"sequence {start.seq_id}: wrong history"
+        window = FakeWindow(
+            self._window_pages, self._page_size, self._window, start, entries, num_pages
+        )
+        window.owned = self._own(start, start.window_pages, forks["window"], self._window_held())
         self._sequences[start.seq_id] = _Sequence(
             slot=start.slot,
             adapter=adapter,
@@ -266,25 +303,33 @@ class FakeRank:
             pages=list(start.pages),
             owned=owned,
             tokens=tokens,
-            content=content,
+            content=entries[-1].content if entries else _root(adapter),
             num_prompt_tokens=start.num_prompt_tokens,
             computed_from=start.num_cached_tokens,
+            window=window,
         )
 
-    def _own(self, start: SequenceStart, forks: dict[int, int]) -> set[int]:
+    def _own(
+        self,
+        start: SequenceStart,
+        pages: tuple[int, ...],
+        forks: dict[int, int],
+        held: set[int],
+    ) -> set[int]:
         """Return the page that a sequence starts within, which no other may have."""
         rest = start.num_cached_tokens % self._page_size
-        if rest == 0:
+        if rest == 0 or not pages:
             return set()
-        page = start.pages[-1]
+        page = pages[-1]
         where = f"sequence {start.seq_id} starts {rest} positions into page {page}"
         assert forks.get(page) == rest, f"{where}, which was not forked for it"
-        assert page not in self._held(), f"{where}, which another one has"
+        assert page not in held, f"{where}, which another one has"
         return {page}
 
-    def _read(self, start: SequenceStart, adapter: str | None) -> tuple[list[int], bytes]:
+    def _read(self, start: SequenceStart, adapter: str | None) -> tuple[list[int], list[Entry]]:
         """Return the tokens in cached pages, each checked to be what this sequence would write."""
         tokens: list[int] = []
+        entries: list[Entry] = []
         content = _root(adapter)
         for page in start.pages:
             num_positions = min(self._page_size, start.num_cached_tokens - len(tokens))
@@ -294,16 +339,27 @@ class FakeRank:
                 content = _hash(content, entry.token_id)
                 assert content == entry.content, f"{where} is of another prefix or adapter"
                 tokens.append(entry.token_id)
-        return tokens, content
+                entries.append(entry)
+        return tokens, entries
 
     def _give_out(self, plan: Plan) -> None:
         """Check that no sequence holds the new pages, and wipe them."""
-        new_pages = [page for chunk in plan.chunks for page in chunk.new_pages]
-        assert len(set(new_pages)) == len(new_pages), "a page is given out twice"
-        held = self._held()
-        for page in new_pages:
-            assert page not in held, f"page {page} is given out while a sequence holds it"
-            self._pages.clear(page)
+        for pages, held, new_pages in (
+            (self._pages, self._held(), [page for c in plan.chunks for page in c.new_pages]),
+            (
+                self._window_pages,
+                self._window_held(),
+                [page for chunk in plan.chunks for page in chunk.new_window_pages],
+            ),
+        ):
+            assert len(set(new_pages)) == len(new_pages), "a page is given out twice"
+            for page in new_pages:
+                assert page not in held, f"page {page} is given out while a sequence holds it"
+                pages.clear(page)
+
+    def _window_held(self) -> set[int]:
+        """Return the window pages that some sequence's next positions see."""
+        return {page for sequence in self._sequences.values() for page in sequence.window.held()}
 
     def _held(self) -> set[int]:
         """Return the pages of all running sequences."""
@@ -325,6 +381,7 @@ class FakeRank:
         assert chunk.token_ids, f"sequence {chunk.seq_id}: empty chunk"
         sequence.pages += chunk.new_pages
         sequence.owned.update(chunk.new_pages)
+        sequence.window.grow(chunk)
         for token_id in self._known(sequence, chunk):
             index, offset = divmod(len(sequence.tokens), self._page_size)
             assert index < len(sequence.pages), f"sequence {chunk.seq_id}: too few pages"
@@ -332,7 +389,9 @@ class FakeRank:
             assert page in sequence.owned, f"sequence {chunk.seq_id} writes shared page {page}"
             sequence.content = _hash(sequence.content, token_id)
             sequence.tokens.append(token_id)
-            self._pages.write(page, offset, Entry(token_id, sequence.content))
+            entry = Entry(token_id, sequence.content)
+            self._pages.write(page, offset, entry)
+            sequence.window.write(entry)
         sequence.sampled = None
         if not chunk.samples:
             return None

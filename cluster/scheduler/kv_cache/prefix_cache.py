@@ -2,11 +2,19 @@
 
 SGLang's RadixCache, one tree for each namespace. Owns the locks. A page is reachable in at most one
 tree. Only what is unlocked is evicted, last pages first, so a suffix goes before its prefix.
+
+Where layers keep only the end of a prefix, their pages are in a pool of their own, and a match ends
+at a checkpoint. A page stays reachable, and is told of, while its other layers are there: behind the
+last checkpoint of its path it serves only to find where prompts part.
 """
 
 from cluster.errors import Conflict
+from cluster.scheduler.kv_cache.checkpoint_pool import CheckpointPool, PoolSize
+from cluster.scheduler.kv_cache.checkpoints import CheckpointPage
 from cluster.scheduler.kv_cache.events import CacheEvents, CacheObserver
-from cluster.scheduler.kv_cache.page_pool import PagePool, PageTiers
+from cluster.scheduler.kv_cache.page_copies import PageCopies
+from cluster.scheduler.kv_cache.page_pool import PagePool
+from cluster.scheduler.kv_cache.page_tiers import PageTiers
 from cluster.scheduler.kv_cache.radix_tree import Match, Namespace, Node, PageKey, RadixTrees
 from cluster.scheduler.stats import CacheReset, SchedulerCounters
 from worker.protocol import PageCopy
@@ -21,11 +29,25 @@ class PrefixCache:
         num_host_pages: int = 0,
         observer: CacheObserver | None = None,
         counters: SchedulerCounters | None = None,
+        window: PoolSize | None = None,
     ) -> None:
         self.counters = counters or SchedulerCounters()
-        self._trees = RadixTrees()
+        self._trees = RadixTrees(window is not None)
         self._events = CacheEvents(observer)
-        self._tiers = PageTiers(num_pages, num_host_pages, self._trees, self._events, self.counters)
+        self._copies = PageCopies()
+        # Of layers that keep only the end of a prefix; None: there are none.
+        self.checkpoints: CheckpointPool | None = None
+        if window is not None:
+            self.checkpoints = CheckpointPool(window, self._copies, self.counters)
+        self._tiers = PageTiers(
+            num_pages,
+            num_host_pages,
+            self._trees,
+            self._events,
+            self._copies,
+            self.counters,
+            self.checkpoints,
+        )
         self._device = self._tiers.device
         self._host = self._tiers.host
         self.pool: PagePool = self._device.pool
@@ -146,17 +168,38 @@ class PrefixCache:
             node.tree.changed()
         return end, pages[:num_refused]
 
+    def keep_checkpoint(
+        self, node: Node, num_pages: int, pages: list[CheckpointPage], step: int
+    ) -> None:
+        """Let prefixes be resumed `num_pages` pages above the end of a locked `node`.
+
+        Args:
+            node: whose lock the caller has.
+            num_pages: fewer than are above.
+            pages: of layers that keep only the end of a prefix, the last before the position.
+            step: now.
+        """
+        assert self.checkpoints is not None, "no layers keep only the end of a prefix"
+        if node.tree.is_dropped:
+            return  # nobody would find it
+        while num_pages >= node.num_pages:
+            num_pages -= node.num_pages
+            assert node.parent is not None, "a checkpoint before the first page"
+            node = node.parent
+        at = node.end - num_pages
+        self.checkpoints.keep(node.tree, node.run.checkpoints, at, pages, step)
+
     def allocate(self, num_pages: int) -> list[int]:
         """Take device pages, evicting the least recently used as needed."""
         return self._tiers.allocate(num_pages)
 
     def note(self, copy: PageCopy) -> None:
         """Put a copy of the caller's behind those that the cache has noted so far."""
-        self._tiers.note(copy)
+        self._copies.note(copy)
 
     def take_copies(self) -> tuple[PageCopy, ...]:
         """Return the copies noted since the last call, in the order in which to make them."""
-        return self._tiers.take_copies()
+        return self._copies.take()
 
     def drop_adapter(self, adapter: str) -> int:
         """Make all namespaces of an adapter unreachable; return how many device pages that freed.
@@ -167,6 +210,8 @@ class PrefixCache:
         for tree in self._trees.drop(adapter):
             self._events.dropped(tree)
             for node in reversed(list(tree.nodes())):
+                if self.checkpoints is not None:
+                    self.checkpoints.cut(node.run.checkpoints, 0)
                 if not node.locks:
                     self._tiers.of(node).keep(node)
                     self._tiers.discard(node, node.num_pages)
@@ -185,6 +230,8 @@ class PrefixCache:
                     self._tiers.of(node).keep(node)
                     self._tiers.discard(node, node.num_pages)
             self._trees.drop_if_empty(tree)
+        if self.checkpoints is not None:
+            self.checkpoints.reset()
         num_freed = self.pool.num_free - num_free
         num_host_freed = self.host_pool.num_free - num_host_free
         self.counters.dropped_host_pages += num_host_freed
@@ -218,17 +265,28 @@ class PrefixCache:
         if node.locks == 1 and node.parent is not None:
             (self._host if node.is_on_host else self._device).locked(node)
 
-    def check(self, private_pages: list[int], private_host_pages: list[int] | None = None) -> None:
+    def check(
+        self,
+        private_pages: list[int],
+        private_host_pages: list[int] | None = None,
+        held: list[CheckpointPage] | None = None,
+    ) -> None:
         """Assert that every page of each tier is free, cached, locked or private, exactly once.
 
         Private are those that sequences hold outside the trees, and those of locked nodes in
-        dropped namespaces.
+        dropped namespaces. `held` are the pages that sequences hold of layers that keep only the
+        end of a prefix, one entry for each hold.
         """
         nodes = [node for tree in self._trees for node in tree.nodes()]
         self._device.check([n for n in nodes if not n.is_on_host], private_pages)
         self._host.check([n for n in nodes if n.is_on_host], private_host_pages or [])
         for node in nodes:
             _check_node(node)
+        runs = {id(node.run): node.run for node in nodes}
+        checkpoints = [one for run in runs.values() for one in run.checkpoints]
+        assert self.checkpoints is not None or not checkpoints, "a checkpoint of no pool"
+        if self.checkpoints is not None:
+            self.checkpoints.check(checkpoints, held or [])
 
 
 def _check_node(node: Node) -> None:
@@ -237,6 +295,9 @@ def _check_node(node: Node) -> None:
     assert parent.children[node.run.keys[node.start]] is node, "a child under a wrong key"
     assert len(node.keys) == len(node.pages) == node.num_pages, "keys and pages differ in length"
     assert children or len(node.run.keys) == node.end, "a run goes on below its last node"
+    positions = [one.at for one in node.run.checkpoints]
+    assert positions == sorted(set(positions)), "checkpoints out of order"
+    assert all(0 < at <= len(node.run.keys) for at in positions), "a checkpoint of no pages"
     assert len(node.run.hashes) in (0, len(node.run.keys)), "not one name for each page"
     assert node.start == 0 or (parent.run is node.run and parent.end == node.start), "a torn run"
     assert sum(child.locks for child in children) <= node.locks, "a lock goes astray"

@@ -12,6 +12,9 @@ from functools import lru_cache
 from hashlib import blake2b
 
 import msgspec
+from msgspec import structs
+
+from cluster.scheduler.kv_cache.checkpoints import Checkpoint, deepest
 
 PageKey = tuple[int, ...]  # the token ids of one full page
 
@@ -69,12 +72,13 @@ class Run:
     where the last node on it does.
     """
 
-    __slots__ = ("hashes", "keys", "pages")
+    __slots__ = ("checkpoints", "hashes", "keys", "pages")
 
     def __init__(self, keys: list[PageKey], pages: list[int]) -> None:
         self.keys = keys
         self.pages = pages  # on the device or in host memory, as the node says
         self.hashes: list[bytes] = []  # of `keys`, once `CacheEvents` has made them
+        self.checkpoints: list[Checkpoint] = []  # by position
 
 
 class Node:
@@ -151,6 +155,10 @@ class Match(msgspec.Struct, frozen=True):
     pages: tuple[int, ...]  # on the device
     num_unlocked: int  # those of `pages` that could still be evicted
     num_host_pages: int = 0  # that follow `pages`, in host memory
+    # Where layers keep only the end of a prefix: what a sequence resumes at, and the pages that
+    # were found behind it, of which the other layers have the K and V.
+    checkpoint: Checkpoint | None = None
+    num_passed: int = 0
 
     @property
     def num_pages(self) -> int:
@@ -167,11 +175,29 @@ def _common(node: Node, keys: list[PageKey], at: int) -> int:
     return next(i for i in range(1, end) if known[start + i] != keys[at + i])
 
 
+def _last_checkpoint(match: Match) -> tuple[Checkpoint | None, int]:
+    """Return the last checkpoint of a prefix and how many pages are before it."""
+    node, position = match.node, match.num_pages
+    assert node is not None, "a prefix that was found has a node"
+    end = node.start + match.num_node_pages
+    while node.parent is not None:
+        checkpoint = deepest(node.run.checkpoints, node.start, end)
+        if checkpoint is not None:
+            return checkpoint, position - (end - checkpoint.at)
+        position -= end - node.start
+        node = node.parent
+        end = node.end
+    return None, 0
+
+
 class RadixTree:
     """The pages of one namespace."""
 
-    def __init__(self, namespace: Namespace, numbers: Numbers) -> None:
+    def __init__(
+        self, namespace: Namespace, numbers: Numbers, has_checkpoints: bool = False
+    ) -> None:
         self.namespace = namespace
+        self.has_checkpoints = has_checkpoints  # prefixes end at one
         self.is_dropped = False  # no request can reach it any more; what is locked still stands
         self._numbers = numbers
         self.version = 0  # another one whenever a match might have another result
@@ -184,6 +210,15 @@ class RadixTree:
 
     def match(self, keys: list[PageKey]) -> Match:
         """Return the longest cached prefix of `keys`; a probe that leaves no trace."""
+        found = self._longest(keys)
+        if not self.has_checkpoints or not found.num_pages:
+            return found
+        checkpoint, num_pages = _last_checkpoint(found)
+        cut = found if num_pages == found.num_pages else self._longest(keys[:num_pages])
+        num_passed = found.num_pages - num_pages
+        return structs.replace(cut, checkpoint=checkpoint, num_passed=num_passed)
+
+    def _longest(self, keys: list[PageKey]) -> Match:
         node, num_node_pages, num_matched, num_unlocked = self.root, 0, 0, 0
         pages: list[int] = []
         while num_matched < len(keys) and num_node_pages == node.end - node.start:
@@ -301,8 +336,9 @@ class RadixTree:
 class RadixTrees:
     """The trees of all namespaces that can be reached, by adapter."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_checkpoints: bool = False) -> None:
         self._numbers = Numbers()
+        self._has_checkpoints = has_checkpoints
         self._trees: dict[str, dict[bytes, RadixTree]] = {}  # by adapter, then namespace key
 
     def __iter__(self) -> Iterator[RadixTree]:
@@ -319,7 +355,9 @@ class RadixTrees:
         trees = self._trees.setdefault(namespace.adapter, {})
         tree = trees.get(namespace.key)
         if tree is None:
-            tree = trees[namespace.key] = RadixTree(namespace, self._numbers)
+            tree = trees[namespace.key] = RadixTree(
+                namespace, self._numbers, self._has_checkpoints
+            )
         return tree
 
     def drop(self, adapter: str) -> list[RadixTree]:

@@ -36,8 +36,15 @@ class FakeEngine:
         self._plans_ahead = plans_ahead  # `step` begins the one after it as well, if it can
         self._runs_late = runs_late  # the rank runs a plan when its output is waited for
         self._held_bytes: dict[int, int] = {}  # by slot, on the rank
-        self._rank = FakeRank(page_size=config.page_size, num_slots=config.num_slots)
-        self._rank.allocate(config.num_pages, config.num_host_pages)
+        self._rank = FakeRank(
+            page_size=config.page_size, num_slots=config.num_slots, window=config.window
+        )
+        self._rank.allocate(
+            config.num_pages,
+            config.num_host_pages,
+            config.num_window_pages,
+            config.num_host_window_pages,
+        )
         self._frames: list[bytes] = []  # that the rank has not run
         self._outputs: list[StepOutput] = []  # that are not committed
         self._spoilt: set[int] = set()
