@@ -71,10 +71,23 @@ class LocalEngine:
         infos = list(self._threads.map(Rank.load, self._ranks))
         num_pages = _at_most(scheduler.num_pages, min(i.max_pages for i in infos))
         num_host_pages = _at_most(scheduler.num_host_pages, min(i.max_host_pages for i in infos))
+        num_window_pages = _at_most(
+            scheduler.num_window_pages, min(i.max_window_pages for i in infos)
+        )
+        num_host_window_pages = _at_most(
+            scheduler.num_host_window_pages, min(i.max_host_window_pages for i in infos)
+        )
         for one in self._ranks:
-            one.allocate(num_pages, num_host_pages)
+            one.allocate(num_pages, num_host_pages, num_window_pages, num_host_window_pages)
         self.scheduler = Scheduler(
-            replace(scheduler, num_pages=num_pages, num_host_pages=num_host_pages)
+            replace(
+                scheduler,
+                num_pages=num_pages,
+                num_host_pages=num_host_pages,
+                window=infos[0].window,
+                num_window_pages=num_window_pages,
+                num_host_window_pages=num_host_window_pages,
+            )
         )
         self._digest = GENESIS
         self._shards: dict[str, tuple[AdapterShard, ...]] = {}

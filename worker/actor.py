@@ -106,10 +106,16 @@ class WorkerActor:
         return replace(info, node_id=ray.get_runtime_context().get_node_id())
 
     @ray.method
-    def serve(self, num_pages: int, num_host_pages: int) -> tuple[str, int]:
+    def serve(
+        self,
+        num_pages: int,
+        num_host_pages: int,
+        num_window_pages: int = 0,
+        num_host_window_pages: int = 0,
+    ) -> tuple[str, int]:
         """Allocate the KV pages, start the step server and return its address."""
         rank = self._ready_rank()
-        rank.allocate(num_pages, num_host_pages)
+        rank.allocate(num_pages, num_host_pages, num_window_pages, num_host_window_pages)
         server = listen(node_ip())
         threading.Thread(
             target=_serve_steps, args=(rank, server, self._secret), name="steps", daemon=True

@@ -211,7 +211,9 @@ class Supervisor:
         except ExecutorFailed:
             await asyncio.sleep(config.restart_delay)
             raise
-        if executor.num_pages * config.scheduler.page_size < 2:
+        window = executor.infos[0].window
+        num_window_pages = executor.num_window_pages if window else executor.num_pages
+        if min(executor.num_pages, num_window_pages) * config.scheduler.page_size < 2:
             reason = "the KV memory budget does not hold a single page"
             raise ExecutorFailed(reason, FailureCause.START)
         self.scheduler = self._recording.make_scheduler(
@@ -219,6 +221,9 @@ class Supervisor:
                 config.scheduler,
                 num_pages=executor.num_pages,
                 num_host_pages=executor.num_host_pages,
+                window=window,
+                num_window_pages=executor.num_window_pages,
+                num_host_window_pages=executor.num_host_window_pages,
             ),
             self._kv_feed.observer,
         )

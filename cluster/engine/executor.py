@@ -59,7 +59,13 @@ class RankHandle(Protocol):
 
     def rendezvous(self) -> Awaitable[tuple[str, int]]: ...
     def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]: ...
-    def serve(self, num_pages: int, num_host_pages: int) -> Awaitable[tuple[str, int]]: ...
+    def serve(
+        self,
+        num_pages: int,
+        num_host_pages: int,
+        num_window_pages: int,
+        num_host_window_pages: int,
+    ) -> Awaitable[tuple[str, int]]: ...
     def load_adapter(
         self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
     ) -> Awaitable[int]: ...
@@ -123,6 +129,8 @@ class Executor:
         self.last_step: list[int] = []  # that it has answered
         self.num_pages = 0
         self.num_host_pages = 0
+        self.num_window_pages = 0
+        self.num_host_window_pages = 0
 
     async def start(self) -> None:
         """Bring all ranks up to the point where they take plans.
@@ -156,9 +164,11 @@ class Executor:
         # All ranks must agree on the page numbers, so the smallest budget decides.
         self.num_pages = min(info.max_pages for info in self.infos)
         self.num_host_pages = min(info.max_host_pages for info in self.infos)
-        addresses = await asyncio.gather(
-            *(h.serve(self.num_pages, self.num_host_pages) for h in self._handles)
-        )
+        self.num_window_pages = min(info.max_window_pages for info in self.infos)
+        self.num_host_window_pages = min(info.max_host_window_pages for info in self.infos)
+        counts = self.num_pages, self.num_host_pages
+        counts += self.num_window_pages, self.num_host_window_pages
+        addresses = await asyncio.gather(*(h.serve(*counts) for h in self._handles))
         for address in addresses:
             self._channels.append(await Channel.connect(address, self._launcher.secret))
 

@@ -113,7 +113,8 @@ def _ranks(executor: Executor) -> tuple[RankStatus, ...]:
             last_step_age=executor.step_age(info.rank),
             device=info.device,
             weight_bytes=info.weight_bytes,
-            kv_bytes=info.page_bytes * executor.num_pages,
+            kv_bytes=info.page_bytes * executor.num_pages
+            + info.window_page_bytes * executor.num_window_pages,
         )
         for info, last, alive in zip(
             executor.infos, executor.last_step, executor.alive, strict=False

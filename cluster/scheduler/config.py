@@ -63,8 +63,8 @@ class SchedulerConfig:
 
     @property
     def pages_behind(self) -> int:
-        """Window pages that the first position of a page sees before it, at most."""
-        return -(-(self.window - 1) // self.page_size)
+        """Window pages before the first position of a page that it may see; at least one."""
+        return max(1, -(-(self.window - 1) // self.page_size))
 
     @property
     def most_window_pages(self) -> int:

@@ -72,8 +72,16 @@ class ActorRank:
     def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]:
         return cast(Awaitable[RankInfo], self.actor.load.remote(store))
 
-    def serve(self, num_pages: int, num_host_pages: int) -> Awaitable[tuple[str, int]]:
-        call = self.actor.serve.remote(num_pages, num_host_pages)
+    def serve(
+        self,
+        num_pages: int,
+        num_host_pages: int,
+        num_window_pages: int,
+        num_host_window_pages: int,
+    ) -> Awaitable[tuple[str, int]]:
+        call = self.actor.serve.remote(
+            num_pages, num_host_pages, num_window_pages, num_host_window_pages
+        )
         return cast(Awaitable[tuple[str, int]], call)
 
     def load_adapter(

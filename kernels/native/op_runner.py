@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kernels.native.program import Program, RecordedProgram, Step, ThreadPool
+from kernels.native.program import ROWS, Program, RecordedProgram, Step, ThreadPool
 from kernels.torch_backend import CpuKernels
 
 
@@ -62,7 +62,8 @@ class OpRunner(CpuKernels):
         function = self.thread_pool.library.op(name)
         if self._recorded is not None:
             rows_each = 1 if isinstance(step, Step) else self._rows_each(step)
-            self._recorded.add(function, op, tensors, rows_each)
+            kind = step.kind if isinstance(step, Step) else ROWS
+            self._recorded.add(function, op, tensors, rows_each, kind=kind)
             return
         program = Program()
         program.add(function, op, tensors)

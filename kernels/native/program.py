@@ -26,6 +26,7 @@ from kernels.recurrent.state_runs import StateRun
 
 Call = Callable[[int], None]  # given the rows of the step
 
+ROWS, SAMPLES, WINDOW_ROWS = range(3)  # what an op works on, and which of a step's fields it sees
 _DONE, _HALTED = 0, 2  # as csrc/runtime/thread_pool.c has them
 
 
@@ -48,6 +49,8 @@ class Step:
         runs: Sequence[tuple[int, int, int]] = (),
         samples: Sequence[int] = (),
         state_runs: Sequence[StateRun] = (),
+        window: AttentionBatch | None = None,
+        kind: int = ROWS,
     ) -> None:
         """Describe a step.
 
@@ -57,26 +60,31 @@ class Step:
             runs: (slot, start, stop) of rows that use an adapter, in row order.
             samples: rows for the ops of samples.
             state_runs: rows of each sequence that has a state, and its page.
+            window: what `attention` is, for ops of layers with pages of their own.
+            kind: what an op that is recorded with this step will work on, ROWS or WINDOW_ROWS.
         """
-        self._attention = attention
+        self.kind = kind
+        self._attention = attention, window
         self._runs = array("q", [number for run in runs for number in run])
         self._samples = array("q", samples)
-        rows = StepFields(num_rows=num_rows, num_runs=len(runs))
-        rows.runs = self._runs.buffer_info()[0]
+        rows, window_rows = StepFields(num_rows=num_rows), StepFields(num_rows=num_rows)
+        rows.num_runs, rows.runs = len(runs), self._runs.buffer_info()[0]
+        for fields, batch in ((rows, attention), (window_rows, window)):
+            if batch is None:
+                continue
+            fields.num_sequences, fields.max_pages = batch.page_table.shape
+            fields.positions = batch.positions.data_ptr()
+            fields.kv_loc = batch.kv_loc.data_ptr()
+            fields.sequences = batch.sequences.data_ptr()
+            fields.page_table = batch.page_table.data_ptr()
         numbers = [(run.start, run.stop, run.page, run.is_new) for run in state_runs]
         self._state_runs = array("q", [number for run in numbers for number in run])
         rows.num_state_runs = len(state_runs)
         rows.state_runs = self._state_runs.buffer_info()[0]
-        if attention is not None:
-            rows.num_sequences, rows.max_pages = attention.page_table.shape
-            rows.positions = attention.positions.data_ptr()
-            rows.kv_loc = attention.kv_loc.data_ptr()
-            rows.sequences = attention.sequences.data_ptr()
-            rows.page_table = attention.page_table.data_ptr()
         sampled = StepFields(num_rows=len(samples))
         sampled.positions = self._samples.buffer_info()[0]
         self.num_rows, self.num_samples = num_rows, len(samples)
-        self.fields = (StepFields * 2)(rows, sampled)
+        self.fields = (StepFields * 3)(rows, sampled, window_rows)
 
 
 class ThreadPool:
@@ -130,7 +138,7 @@ class Program:
 
     def __init__(self) -> None:
         self.scratch_bytes = 0
-        self._ops: list[tuple[OpFunction, ctypes.Structure, bool, int]] = []
+        self._ops: list[tuple[OpFunction, ctypes.Structure, int, int]] = []
         self._finish: dict[int, Call] = {}
         self._tensors: list[Tensor] = []
         self._entries: ctypes.Array[_Entry] | None = None
@@ -146,7 +154,7 @@ class Program:
         op: ctypes.Structure,
         tensors: Sequence[Tensor | None],
         *,
-        of_samples: bool = False,
+        kind: int = ROWS,
         rows_each: int = 1,
         finish: Call | None = None,
     ) -> None:
@@ -156,13 +164,13 @@ class Program:
             function: what runs it, and says how much scratch memory it needs.
             op: its struct, fixed from now on.
             tensors: what the struct points into.
-            of_samples: whether it works on a step's samples instead of its rows.
+            kind: what it works on, ROWS, SAMPLES or WINDOW_ROWS.
             rows_each: rows of its tensors for each of these.
             finish: does the rest of an op that has halted the program, which then goes on.
         """
         if finish is not None:
             self._finish[len(self._ops)] = finish
-        self._ops.append((function, op, of_samples, rows_each))
+        self._ops.append((function, op, kind, rows_each))
         self._tensors += [tensor for tensor in tensors if tensor is not None]
         self.scratch_bytes = max(self.scratch_bytes, function.scratch_bytes(op))
         self._entries = None
@@ -214,14 +222,15 @@ class RecordedProgram:
         tensors: Sequence[Tensor | None],
         rows_each: int = 1,
         finish: Call | None = None,
+        kind: int = ROWS,
     ) -> None:
         """Append an op; the arguments are those of `Program.add`."""
         last = self._parts[-1]
         if not isinstance(last, Program):
             last = Program()
             self._parts.append(last)
-        of_samples = self._of_samples
-        last.add(function, op, tensors, of_samples=of_samples, rows_each=rows_each, finish=finish)
+        kind = SAMPLES if self._of_samples else kind
+        last.add(function, op, tensors, kind=kind, rows_each=rows_each, finish=finish)
 
     def call(self, function: Call) -> None:
         """Append something that is not an op."""

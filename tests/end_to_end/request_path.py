@@ -97,8 +97,8 @@ class LocalRank:
     async def load(self, store: tuple[str, int]) -> RankInfo:
         return await asyncio.to_thread(self._rank.load)
 
-    async def serve(self, num_pages: int, num_host_pages: int) -> tuple[str, int]:
-        self._rank.allocate(num_pages, num_host_pages)
+    async def serve(self, num_pages: int, num_host_pages: int, *windows: int) -> tuple[str, int]:
+        self._rank.allocate(num_pages, num_host_pages, *windows)
         server = listen("127.0.0.1")
         threading.Thread(
             target=serve_steps, args=(self._rank, server, self._secret), daemon=True

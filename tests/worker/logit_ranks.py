@@ -84,7 +84,7 @@ class LogitRank:
             page_size=PAGE, num_pages=first_page[-1], num_host_pages=0, max_model_len=256
         )
         with torch.inference_mode():
-            cache.clear(table.apply(Plan(1, (), starts, chunks)))
+            cache.clear(*table.apply(Plan(1, (), starts, chunks)))
             rows = build_input_batch(chunks, table)
             sample_rows = [
                 row

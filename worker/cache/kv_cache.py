@@ -15,18 +15,21 @@ from torch import Tensor
 from kernels.interface import AnyKernels
 
 if TYPE_CHECKING:
-    from worker.protocol import PageCopy
+    from worker.protocol import PageCopy, PoolName
 
 
 def page_num_bytes(
     num_layers: int, num_kv_heads: int, page_size: int, head_dim: int, dtype: torch.dtype
 ) -> int:
-    """Return the bytes that one page takes, K and V of all layers together."""
+    """Return the bytes that one page takes, K and V of all its layers together."""
     return 2 * num_layers * num_kv_heads * page_size * head_dim * dtype.itemsize
 
 
 class KVCache:
-    """Pages of one rank: those that attention reads, and the host tier."""
+    """Pages of one rank: those that attention reads, and the host tier.
+
+    Layers with a sliding window may have pages of their own.
+    """
 
     def __init__(
         self,
@@ -40,39 +43,80 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         kernels: AnyKernels,
+        window_layers: Sequence[int] = (),
+        num_window_pages: int = 0,
+        num_host_window_pages: int = 0,
     ) -> None:
         self._kernels = kernels
-        self.num_pages = num_pages
-        self.num_host_pages = num_host_pages
         self.page_size = page_size
+        layers = [layer for layer in range(num_layers) if layer not in window_layers]
+        shape = num_kv_heads, page_size, head_dim
+        self._pools: dict[PoolName, _Pool] = {}
+        for name, members, on_device, on_host in (
+            ("full", layers, num_pages, num_host_pages),
+            ("window", window_layers, num_window_pages, num_host_window_pages),
+        ):
+            if members:
+                self._pools[name] = _Pool(
+                    len(members), on_device, on_host, shape, dtype, device, kernels
+                )
+        self.pools: tuple[PoolName, ...] = tuple(self._pools)
+        self._layers = [
+            ("window", window_layers.index(layer))
+            if layer in window_layers
+            else ("full", layers.index(layer))
+            for layer in range(num_layers)
+        ]
+
+    def pool_of(self, index: int) -> "PoolName":
+        """Return whose pages a layer has."""
+        return self._layers[index][0]
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return (K pages, V pages) of a layer, each [P, HK, page, D]."""
+        name, place = self._layers[index]
+        return self._pools[name].layers[place]
+
+    def clear(self, pages: Sequence[int], window_pages: Sequence[int] = ()) -> None:
+        """Fill pages with zeros in all their layers."""
+        for name, cleared in (("full", pages), ("window", window_pages)):
+            if cleared and name in self._pools:
+                self._kernels.clear_pages(self._pools[name].pages, cleared)
+
+    def copy(self, copies: Sequence["PageCopy"]) -> None:
+        """Make copies one after the other: each sees what those before it have written."""
+        for name, pool in self._pools.items():
+            for run in _independent([copy for copy in copies if copy.pool == name]):
+                pool.copy(run)
+
+
+class _Pool:
+    """The pages of the layers of one kind."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        num_host_pages: int,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: AnyKernels,
+    ) -> None:
+        """Make the pages, each of `shape` [HK, page, D] for each layer, and for K and V."""
+        self._kernels = kernels
         # Not filled here: every page is cleared or copied to when given out.
-        self._pages = kernels.empty_pool(
-            (num_layers, 2, num_pages, num_kv_heads, page_size, head_dim), dtype, device
-        )
-        self._layers = [(pages[0], pages[1]) for pages in self._pages]
+        self.pages = kernels.empty_pool((num_layers, 2, num_pages, *shape), dtype, device)
+        self.layers = [(pages[0], pages[1]) for pages in self.pages]
         # A host page is one piece of memory, all layers together, so that it crosses in one go.
         self._host_pages = torch.empty(
-            (num_host_pages, num_layers, 2, num_kv_heads, page_size, head_dim),
+            (num_host_pages, num_layers, 2, *shape),
             dtype=dtype,
             device="cpu",
             pin_memory=kernels.pins_memory and num_host_pages > 0,
         )
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return (K pages, V pages) of a layer, each [P, HK, page, D]."""
-        return self._layers[index]
-
-    def clear(self, pages: Sequence[int]) -> None:
-        """Fill pages with zeros in all layers."""
-        if pages:
-            self._kernels.clear_pages(self._pages, pages)
-
-    def copy(self, copies: Sequence["PageCopy"]) -> None:
-        """Make copies one after the other: each sees what those before it have written."""
-        for run in _independent(copies):
-            self._copy(run)
-
-    def _copy(self, run: Sequence["PageCopy"]) -> None:
+    def copy(self, run: Sequence["PageCopy"]) -> None:
         """Make copies of one kind that may be made at once.
 
         On a GPU all of this is queued on the stream that the forward pass uses, in this order,
@@ -81,12 +125,12 @@ class KVCache:
         sources, targets = [one.source for one in run], [one.target for one in run]
         match run[0].kind:
             case "save":
-                self._kernels.save_pages(self._pages, sources, self._host_pages, targets)
+                self._kernels.save_pages(self.pages, sources, self._host_pages, targets)
             case "restore":
-                self._kernels.restore_pages(self._host_pages, sources, self._pages, targets)
+                self._kernels.restore_pages(self._host_pages, sources, self.pages, targets)
             case "fork":
                 shared = [one.num_positions for one in run]
-                self._kernels.fork_pages(self._pages, sources, targets, shared)
+                self._kernels.fork_pages(self.pages, sources, targets, shared)
 
 
 def _independent(copies: Sequence["PageCopy"]) -> Iterator[list["PageCopy"]]:

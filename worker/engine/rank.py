@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels.dispatch import kernels_for
 from kernels.interface import Readback
 from worker.cache.kv_cache import KVCache, page_num_bytes
+from worker.cache.page_budget import cut_budget, page_kinds
 from worker.distributed.communicator import Communicator
 from worker.engine.pooling import PoolingChunk, PromptPooler
 from worker.engine.prompt_scorer import PromptScorer, Target
@@ -116,26 +117,35 @@ class Rank:
             config.max_model_len,
         )
         self._bank = self._empty_bank(model_dir)
-        page_bytes = page_num_bytes(
-            self._model_config.num_layers,
+        kinds = self._kinds = page_kinds(
+            self._model_config, config.page_size, config.max_model_len
+        )
+        layer_bytes = page_num_bytes(
+            1,
             len(self._part.kv_heads),
             config.page_size,
             self._model_config.head_dim,
             self._dtype,
         )
+        counts = cut_budget(config.kv_memory_bytes, kinds, layer_bytes)
+        host_counts = cut_budget(config.kv_host_memory_bytes, kinds, layer_bytes)
         return RankInfo(
             rank=config.rank,
             pid=os.getpid(),
             node_id="",
-            max_pages=config.kv_memory_bytes // page_bytes,
-            max_host_pages=config.kv_host_memory_bytes // page_bytes,
-            page_bytes=page_bytes,
+            max_pages=counts.full,
+            max_host_pages=host_counts.full if kinds.full_layers else 0,
+            page_bytes=layer_bytes * len(kinds.full_layers),
             weight_bytes=self._model.num_bytes,
             device=config.device,
             products=self._kernels.products,
             batch_variant_linears=(
                 batch_variant_linears(weights, self._kernels) if self._is_batch_invariant else ()
             ),
+            window=kinds.window,
+            max_window_pages=counts.window,
+            max_host_window_pages=host_counts.window,
+            window_page_bytes=layer_bytes * len(kinds.window_layers),
         )
 
     def _grammar_masks(self, model_dir: Path) -> GrammarMasks:
@@ -160,7 +170,13 @@ class Rank:
         """Whether a row's bits are meant not to depend on its batch."""
         return self._device.type == "cpu" or self._config.deterministic
 
-    def allocate(self, num_pages: int, num_host_pages: int = 0) -> None:
+    def allocate(
+        self,
+        num_pages: int,
+        num_host_pages: int = 0,
+        num_window_pages: int = 0,
+        num_host_window_pages: int = 0,
+    ) -> None:
         """Make the KV pages, on the device and in host memory; as many on every rank."""
         release_free_heap()  # what loading left
         if not self._kernels.uses_torch_threads:
@@ -177,6 +193,9 @@ class Rank:
             dtype=self._dtype,
             device=self._device,
             kernels=self._kernels,
+            window_layers=self._kinds.window_layers,
+            num_window_pages=num_window_pages,
+            num_host_window_pages=num_host_window_pages,
         )
         self._runner: ModelRunner = model_runner_for(
             self._device,
@@ -194,6 +213,9 @@ class Rank:
             num_pages=num_pages,
             num_host_pages=num_host_pages,
             max_model_len=config.max_model_len,
+            window=self._kinds.window,
+            num_window_pages=num_window_pages,
+            num_host_window_pages=num_host_window_pages,
         )
 
     def load_adapter(
@@ -276,10 +298,10 @@ class Rank:
 
     def _run(self, plan: Plan) -> tuple[SampledRows | None, PromptOutput]:
         pending = pending_sequences(plan.chunks)
-        new_pages = self._table.apply(plan)
+        new_pages, new_window_pages = self._table.apply(plan)
         self._follow_grammars(plan)
         self._cache.copy(plan.copies)
-        self._cache.clear(new_pages)
+        self._cache.clear(new_pages, new_window_pages)
         for seq_id in plan.ends:
             self._pooler.end(seq_id)
         if not plan.chunks:

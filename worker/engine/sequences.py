@@ -14,7 +14,15 @@ from itertools import accumulate
 
 from worker.lora.adapter_bank import SlotRows
 from worker.models.forward_batch import InputBatch
-from worker.protocol import PENDING_TOKEN, Chunk, PageCopy, Plan, SamplingParams, SequenceStart
+from worker.protocol import (
+    PENDING_TOKEN,
+    Chunk,
+    PageCopy,
+    Plan,
+    PoolName,
+    SamplingParams,
+    SequenceStart,
+)
 
 
 @dataclass(slots=True)
@@ -26,6 +34,8 @@ class RunningSequence:
     num_prompt_tokens: int
     num_tokens: int  # positions whose K and V are, or in this step will be, in the pages
     pages: list[int]
+    window_pages: list[int]  # of layers with a window: from page `first_window` of the table on
+    first_window: int
     history: list[int]  # the tokens of those positions if sampling needs them, else empty
 
 
@@ -33,59 +43,90 @@ class SequenceTable:
     """The running sequences of one rank."""
 
     def __init__(
-        self, *, page_size: int, num_pages: int, num_host_pages: int, max_model_len: int
+        self,
+        *,
+        page_size: int,
+        num_pages: int,
+        num_host_pages: int,
+        max_model_len: int,
+        window: int = 0,
+        num_window_pages: int = 0,
+        num_host_window_pages: int = 0,
     ) -> None:
+        """Make an empty table; the layers with a window have pages of their own unless it is 0."""
         self._page_size = page_size
-        self._num_pages = num_pages
-        self._num_host_pages = num_host_pages
+        self._num_pages: dict[PoolName, int] = {"full": num_pages, "window": num_window_pages}
+        self._num_host_pages = {"full": num_host_pages, "window": num_host_window_pages}
+        self.window = window
         self._max_model_len = max_model_len
         self._by_id: dict[int, RunningSequence] = {}
 
     def __getitem__(self, seq_id: int) -> RunningSequence:
         return self._by_id[seq_id]
 
-    def apply(self, plan: Plan) -> list[int]:
-        """Bring the table to its state after a plan; return the pages given out, to be cleared."""
+    def apply(self, plan: Plan) -> tuple[list[int], list[int]]:
+        """Bring the table to its state after a plan; return the pages given out, to be cleared.
+
+        Returns:
+            (pages, pages of layers with a window).
+        """
         for seq_id in plan.ends:
             assert seq_id in self._by_id, f"sequence {seq_id} ends without having started"
             del self._by_id[seq_id]
+        if self.window:
+            for sequence in self._by_id.values():
+                self._leave_pages_behind(sequence)
         forks = self._check_copies(plan.copies)
         for start in plan.starts:
             self._start(start, forks)
+        started = [self._by_id[start.seq_id] for start in plan.starts]
+        started_on = {page for sequence in started for page in sequence.pages}
+        window_started_on = {page for sequence in started for page in sequence.window_pages}
         new_pages: list[int] = []
+        new_window_pages: list[int] = []
         grown: set[int] = set()
         for chunk in plan.chunks:
             assert chunk.seq_id in self._by_id, f"sequence {chunk.seq_id} has not started"
             assert chunk.seq_id not in grown, f"sequence {chunk.seq_id} has two chunks"
             grown.add(chunk.seq_id)
-            self._grow(self._by_id[chunk.seq_id], chunk.start, chunk.token_ids, chunk.new_pages)
+            self._grow(self._by_id[chunk.seq_id], chunk)
             new_pages += chunk.new_pages
-        cleared = set(new_pages)
-        assert len(cleared) == len(new_pages), "a page is given out twice"
-        for start in plan.starts:
-            assert cleared.isdisjoint(start.pages), f"a page of {start.pages} is given out again"
-        return new_pages
+            new_window_pages += chunk.new_window_pages
+        for given, in_use in ((new_pages, started_on), (new_window_pages, window_started_on)):
+            assert len(set(given)) == len(given), "a page is given out twice"
+            assert in_use.isdisjoint(given), "a page that a sequence starts on is given out again"
+        return new_pages, new_window_pages
 
-    def _check_copies(self, copies: Sequence[PageCopy]) -> dict[int, int]:
+    def _leave_pages_behind(self, sequence: RunningSequence) -> None:
+        """Forget the pages that no position from the next one on sees: others may have them."""
+        first = max(0, sequence.num_tokens + 1 - self.window) // self._page_size
+        if first > sequence.first_window:
+            del sequence.window_pages[: first - sequence.first_window]
+            sequence.first_window = first
+
+    def _check_copies(self, copies: Sequence[PageCopy]) -> dict[PoolName, dict[int, int]]:
         """Return the pages that hold a fork once the copies are made, and its positions in each."""
-        forks: dict[int, int] = {}
-        targets: set[int] = set()
+        forks: dict[PoolName, dict[int, int]] = {"full": {}, "window": {}}
+        targets: dict[PoolName, set[int]] = {"full": set(), "window": set()}
         for copy in copies:
             self._check_copy(copy)
             if copy.kind == "save":
                 continue
-            targets.add(copy.target)
-            forks.pop(copy.target, None)
+            targets[copy.pool].add(copy.target)
+            forks[copy.pool].pop(copy.target, None)
             if copy.kind == "fork":
-                forks[copy.target] = copy.num_positions
-        if targets:
+                forks[copy.pool][copy.target] = copy.num_positions
+        if targets["full"] or targets["window"]:
             for seq_id, sequence in self._by_id.items():
-                assert targets.isdisjoint(sequence.pages), f"a copy over a page of {seq_id}"
+                is_free = targets["full"].isdisjoint(sequence.pages)
+                is_free &= targets["window"].isdisjoint(sequence.window_pages)
+                assert is_free, f"a copy over a page of {seq_id}"
         return forks
 
     def _check_copy(self, copy: PageCopy) -> None:
-        num_sources = self._num_host_pages if copy.kind == "restore" else self._num_pages
-        num_targets = self._num_host_pages if copy.kind == "save" else self._num_pages
+        num_pages, num_host_pages = self._num_pages[copy.pool], self._num_host_pages[copy.pool]
+        num_sources = num_host_pages if copy.kind == "restore" else num_pages
+        num_targets = num_host_pages if copy.kind == "save" else num_pages
         assert 0 <= copy.source < num_sources, f"no such page to copy from: {copy}"
         assert 0 <= copy.target < num_targets, f"no such page to copy to: {copy}"
         if copy.kind == "fork":
@@ -94,21 +135,25 @@ class SequenceTable:
         else:
             assert copy.num_positions == self._page_size, f"only forks copy in part: {copy}"
 
-    def _start(self, start: SequenceStart, forks: dict[int, int]) -> None:
+    def _start(self, start: SequenceStart, forks: dict[PoolName, dict[int, int]]) -> None:
         """Add a sequence; one that starts within a page takes that page out of `forks`."""
         assert start.seq_id not in self._by_id, f"sequence {start.seq_id} has started already"
         num_pages = -(-start.num_cached_tokens // self._page_size)
         assert len(start.pages) == num_pages, (
             f"{len(start.pages)} pages for {start.num_cached_tokens} cached tokens"
         )
-        self._check_pages(start.pages)
+        self._check_pages(start.pages, "full")
+        self._check_pages(start.window_pages, "window")
+        first_window = num_pages - len(start.window_pages) if self.window else 0
+        first_seen = max(0, start.num_cached_tokens + 1 - self.window) // self._page_size
+        assert 0 <= first_window <= first_seen or not self.window, (
+            f"{len(start.window_pages)} window pages for {start.num_cached_tokens} cached tokens"
+        )
         rest = start.num_cached_tokens % self._page_size
         if rest:  # it will write into its last page, so that must be a copy of its own
-            num_forked = forks.pop(start.pages[-1], 0)
-            assert num_forked == rest, (
-                f"sequence {start.seq_id} starts {rest} positions into page {start.pages[-1]}, "
-                f"which holds a fork of {num_forked}"
-            )
+            self._check_fork(start, start.pages[-1], rest, forks["full"])
+            if self.window:
+                self._check_fork(start, start.window_pages[-1], rest, forks["window"])
         needs_history = start.sampling.needs_history
         assert len(start.history) == (start.num_cached_tokens if needs_history else 0), (
             f"history of {len(start.history)} tokens"
@@ -119,28 +164,41 @@ class SequenceTable:
             num_prompt_tokens=start.num_prompt_tokens,
             num_tokens=start.num_cached_tokens,
             pages=list(start.pages),
+            window_pages=list(start.window_pages),
+            first_window=first_window,
             history=list(start.history),
         )
+        if self.window:
+            self._leave_pages_behind(self._by_id[start.seq_id])
 
-    def _grow(
-        self,
-        sequence: RunningSequence,
-        start: int,
-        token_ids: tuple[int, ...],
-        new_pages: tuple[int, ...],
-    ) -> None:
+    @staticmethod
+    def _check_fork(start: SequenceStart, page: int, rest: int, forks: dict[int, int]) -> None:
+        num_forked = forks.pop(page, 0)
+        assert num_forked == rest, (
+            f"sequence {start.seq_id} starts {rest} positions into page {page}, "
+            f"which holds a fork of {num_forked}"
+        )
+
+    def _grow(self, sequence: RunningSequence, chunk: Chunk) -> None:
+        token_ids, start = chunk.token_ids, chunk.start
         assert token_ids, "a chunk has at least one token"
         assert start == sequence.num_tokens, f"chunk at {start}, not {sequence.num_tokens}"
         sequence.num_tokens += len(token_ids)
         assert sequence.num_tokens <= self._max_model_len, f"{sequence.num_tokens} positions"
-        self._check_pages(new_pages)
-        sequence.pages += new_pages
+        self._check_pages(chunk.new_pages, "full")
+        sequence.pages += chunk.new_pages
+        if self.window or chunk.new_window_pages:
+            num_new = len(chunk.new_pages) if self.window else 0
+            assert len(chunk.new_window_pages) == num_new, "page tables of unequal lengths"
+            self._check_pages(chunk.new_window_pages, "window")
+            sequence.window_pages += chunk.new_window_pages
         assert len(sequence.pages) * self._page_size >= sequence.num_tokens, "too few pages"
         if sequence.sampling.needs_history:
             sequence.history += token_ids
 
-    def _check_pages(self, pages: tuple[int, ...]) -> None:
-        assert all(0 <= page < self._num_pages for page in pages), f"no such page in {pages}"
+    def _check_pages(self, pages: tuple[int, ...], pool: PoolName) -> None:
+        num_pages = self._num_pages[pool]
+        assert all(0 <= page < num_pages for page in pages), f"no such page in {pages}"
 
 
 def pending_sequences(chunks: Sequence[Chunk]) -> list[int]:
@@ -164,6 +222,7 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
         query_starts=bounds,
         context_lens=[sequence.num_tokens for sequence in sequences],
         page_tables=[sequence.pages for sequence in sequences],
+        window_tables=[_window_table(one) for one in sequences] if table.window else (),
         decodes=[_is_decode(c, s) for c, s in zip(ordered, sequences, strict=True)],
         runs=_runs([slots[i] for i in order], bounds),
         sample_rows=[last_row[chunk.seq_id] for chunk in chunks if draws(chunk, table)],
@@ -177,6 +236,15 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
             for place in hidden_places(chunk, table[chunk.seq_id])
         ],
     )
+
+
+def _window_table(sequence: RunningSequence) -> list[int]:
+    """Return its pages in layers with a window, as a table from its first position on.
+
+    In place of those that it has left stands the first that it sees: a kernel may read more than
+    it needs, but not what others have there.
+    """
+    return sequence.window_pages[:1] * sequence.first_window + sequence.window_pages
 
 
 def draws(chunk: Chunk, table: SequenceTable) -> bool:

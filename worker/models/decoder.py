@@ -8,7 +8,7 @@ group are arguments.
 Shapes: T rows, S rows that are sampled, H hidden, V vocabulary entries of this rank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from worker.models.embedding import embed, head_logits
 from worker.models.experts import SparseMlp
 from worker.models.forward_batch import ForwardBatch
 from worker.models.rotary import rope_tables
+from worker.protocol import PoolName
 from worker.sampling.row_logits import Argmax, RowLogits
 from worker.weights.model_weights import LayerWeights, Weights
 from worker.weights.partition import Partition, even_spans
@@ -158,7 +159,7 @@ class Model:
     def run_layers(
         self,
         x_TH: Tensor,
-        attention: Any,
+        attention: Mapping[PoolName, Any],
         loras: Sequence[Sequence[Any]] | None,
         cache: KVCache,
         group: Communicator,
@@ -167,7 +168,7 @@ class Model:
 
         Args:
             x_TH: the embeddings.
-            attention: where K and V lie, as the kernels want it.
+            attention: where K and V lie of each kind of layers, as the kernels want it.
             loras: by layer and fused linear, likewise; None: no row has an adapter.
             cache: the KV pages.
             group: does the all-reduces.
@@ -176,7 +177,8 @@ class Model:
         for index, layer in enumerate(self._layers):
             k_pages, v_pages = cache.layer(index)
             of_layer = None if loras is None else loras[index]
-            context = LayerContext(attention, k_pages, v_pages, of_layer, group)
+            rows = attention[cache.pool_of(index)]
+            context = LayerContext(rows, k_pages, v_pages, of_layer, group)
             x_TH, residual_TH = layer.forward(x_TH, residual_TH, context)
         assert residual_TH is not None, "a model has at least one layer"
         return x_TH, residual_TH

@@ -4,7 +4,7 @@ A row is one token of one sequence. Shapes: T rows, S sampled rows, R rows whose
 wanted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels.attention_batch import AttentionBatch
 from worker.lora.adapter_bank import AdaptedRows, AdapterBank, SlotRows
 from worker.lora.adapter_weights import AdapterEmbedding, AdapterHead
+from worker.protocol import PoolName
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,9 @@ class InputBatch:
     sample_rows: list[int]  # S: the last row of each chunk that draws a token, in plan order
     pending_rows: Sequence[int] = ()  # rows whose token only the device knows, in plan order
     hidden_rows: Sequence[int] = ()  # R: rows whose final hidden states are wanted, in plan order
+    # Page tables of layers with pages of their own, if there are any. For pages that no row of the
+    # sequence sees stands another one that is its own.
+    window_tables: Sequence[list[int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class ForwardBatch:
     """What the forward pass takes, on its device."""
 
     token_ids: Tensor  # [T] int64
-    attention: Any  # where K and V lie, as the kernels want it
+    attention: Mapping[PoolName, Any]  # where K and V lie, as the kernels want it
     loras: Sequence[Sequence[Any]] | None  # by layer and fused linear, likewise; None: no adapters
     embeddings: Sequence[AdaptedRows[AdapterEmbedding]]
     heads: Sequence[AdaptedRows[AdapterHead]]
@@ -45,20 +49,28 @@ class ForwardBatch:
 
 
 def cpu_forward_batch(
-    rows: InputBatch, bank: AdapterBank, page_size: int, pending: Tensor | None = None
+    rows: InputBatch,
+    bank: AdapterBank,
+    page_size: int,
+    pending: Tensor | None = None,
+    pools: Sequence[PoolName] = ("full",),
 ) -> ForwardBatch:
     """Return the rows as tensors on the CPU, with `loras` left out.
 
-    `pending` are the tokens [n] int64 of `rows.pending_rows`.
+    `pending` are the tokens [n] int64 of `rows.pending_rows`, `pools` those that layers have.
     """
+    tables = {"full": rows.page_tables, "window": rows.window_tables}
     token_ids = torch.tensor(rows.token_ids, dtype=torch.int64)
     if pending is not None:
         token_ids[list(rows.pending_rows)] = pending
     return ForwardBatch(
         token_ids=token_ids,
-        attention=AttentionBatch.build(
-            rows.query_starts, rows.context_lens, rows.page_tables, page_size
-        ),
+        attention={
+            pool: AttentionBatch.build(
+                rows.query_starts, rows.context_lens, tables[pool], page_size
+            )
+            for pool in pools
+        },
         loras=None,
         embeddings=bank.embeddings(rows.runs),
         heads=bank.heads(rows.runs),

@@ -6,7 +6,7 @@ graph can be captured once and replayed with other rows.
 Shapes: as in kernels.gpu.batch_metadata.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from kernels.gpu.batch_metadata import (
 from kernels.gpu.lora.apply import cut_tiles
 from worker.lora.adapter_bank import AdapterBank
 from worker.models.forward_batch import ForwardBatch, InputBatch
+from worker.protocol import PoolName
 from worker.runners.device_arrays import DeviceArrays
 
 Array = npt.NDArray[np.integer]
@@ -59,9 +60,15 @@ class GpuBatch:
     """Arrays on the host and the device for batches of at most one size."""
 
     def __init__(
-        self, size: BatchSize, bank: AdapterBank, device: torch.device, pins_memory: bool
+        self,
+        size: BatchSize,
+        bank: AdapterBank,
+        device: torch.device,
+        pins_memory: bool,
+        pools: Sequence[PoolName] = ("full",),
     ) -> None:
         self.size = size
+        self._pools = pools
         self._bank = bank
         int32, int64 = torch.int32, torch.int64
         self._arrays = DeviceArrays(
@@ -69,15 +76,21 @@ class GpuBatch:
                 "token_ids": (int64, (size.rows,)),
                 "pending_rows": (int64, (size.rows,)),
                 "positions": (int64, (size.rows,)),
-                "kv_loc": (int64, (size.rows,)),
                 "samples": (int64, (size.samples,)),
                 "decode_rows": (int32, (size.decodes,)),
                 "decode_lens": (int32, (size.decodes,)),
-                "decode_table": (int32, (size.decodes, size.pages)),
                 "blocks": (int32, (size.blocks, 4)),
-                "prefill_table": (int32, (size.prefills, size.pages)),
                 "tiles": (int32, (size.tiles, 3)),
                 "row_slots": (int32, (size.rows,)),
+            }
+            | {f"{pool} kv_loc": (int64, (size.rows,)) for pool in pools}
+            | {
+                f"{pool} {table}": (int32, (num_sequences, size.pages))
+                for pool in pools
+                for table, num_sequences in (
+                    ("decode_table", size.decodes),
+                    ("prefill_table", size.prefills),
+                )
             },
             device,
             pins_memory,
@@ -93,20 +106,12 @@ class GpuBatch:
         host, size = self._arrays.writable(), self.size
         starts = rows.query_starts
         spans = list(zip(starts, starts[1:], rows.context_lens, strict=False))
-        positions, kv_locs = row_places(
-            [(stop - start, length) for start, stop, length in spans], rows.page_tables, page_size
-        )
+        self._fill_places(host, rows, cut, page_size)
         _fill(host["token_ids"], rows.token_ids, 0)
         _fill(host["pending_rows"], rows.pending_rows, 0)
-        _fill(host["positions"], positions, 0)
-        _fill(host["kv_loc"], kv_locs, -1)
         _fill(host["samples"], rows.sample_rows, 0)
         _fill(host["decode_rows"], [spans[i][0] for i in cut.decodes], 0)
         _fill(host["decode_lens"], [spans[i][2] for i in cut.decodes], 0)
-        for table, sequences in (("decode_table", cut.decodes), ("prefill_table", cut.prefills)):
-            for row, i in enumerate(sequences):
-                pages = rows.page_tables[i][: -(-rows.context_lens[i] // page_size)]
-                host[table][row, : len(pages)] = pages
         assert len(cut.blocks) == size.blocks, "prefills are never padded"
         host["blocks"][:] = np.array(cut.blocks).reshape(-1, 4)
         host["tiles"][:] = 0
@@ -120,19 +125,42 @@ class GpuBatch:
             index = on_device["pending_rows"][: len(rows.pending_rows)]
             on_device["token_ids"].index_copy_(0, index, pending)
 
+    def _fill_places(
+        self, host: Mapping[str, Array], rows: InputBatch, cut: _Cut, page_size: int
+    ) -> None:
+        """Fill in where the rows are, in the pages of each kind of layers."""
+        starts = rows.query_starts
+        counts = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
+        spans = list(zip(counts, rows.context_lens, strict=True))
+        tables = {"full": rows.page_tables, "window": rows.window_tables}
+        for pool in self._pools:
+            positions, kv_locs = row_places(spans, tables[pool], page_size)
+            _fill(host["positions"], positions, 0)
+            _fill(host[f"{pool} kv_loc"], kv_locs, -1)
+            for table, sequences in (
+                ("decode_table", cut.decodes),
+                ("prefill_table", cut.prefills),
+            ):
+                for row, i in enumerate(sequences):
+                    pages = tables[pool][i][: -(-rows.context_lens[i] // page_size)]
+                    host[f"{pool} {table}"][row, : len(pages)] = pages
+
     def forward_batch(self, rows: InputBatch) -> ForwardBatch:
         """Return the arrays on the device as a batch of `size.samples` samples."""
         arrays, size = self._arrays.device, self.size
-        attention = AttentionMetadata(
-            positions=arrays["positions"],
-            kv_loc=arrays["kv_loc"],
-            decode_rows=arrays["decode_rows"],
-            decode_lens=arrays["decode_lens"],
-            decode_table=arrays["decode_table"],
-            max_splits=size.max_splits,
-            prefill_blocks=arrays["blocks"],
-            prefill_table=arrays["prefill_table"],
-        )
+        attention = {
+            pool: AttentionMetadata(
+                positions=arrays["positions"],
+                kv_loc=arrays[f"{pool} kv_loc"],
+                decode_rows=arrays["decode_rows"],
+                decode_lens=arrays["decode_lens"],
+                decode_table=arrays[f"{pool} decode_table"],
+                max_splits=size.max_splits,
+                prefill_blocks=arrays["blocks"],
+                prefill_table=arrays[f"{pool} prefill_table"],
+            )
+            for pool in self._pools
+        }
         return ForwardBatch(
             token_ids=arrays["token_ids"],
             attention=attention,

@@ -79,7 +79,9 @@ class GpuRunner:
         exact = exact_size(rows, cut, self._bank, self._cache.page_size)
         size = self._graph_size(rows, exact)
         if size is None:
-            batch = GpuBatch(exact, self._bank, self._device, self._pins_memory)
+            batch = GpuBatch(
+                exact, self._bank, self._device, self._pins_memory, self._cache.pools
+            )
             batch.send(rows, cut, self._cache.page_size, pending)
             return self._model.forward(batch.forward_batch(rows), self._cache, rows.hidden_rows)
         graph = self._graphs.get(size)
@@ -120,7 +122,7 @@ class GpuRunner:
         """Capture a graph of an empty batch, so that the capture writes no page."""
         assert self._capture is not None, "this runner makes no graphs"
         empty = InputBatch([], [0], [], [], [], (), [])
-        batch = GpuBatch(size, self._bank, self._device, self._pins_memory)
+        batch = GpuBatch(size, self._bank, self._device, self._pins_memory, self._cache.pools)
         batch.send(empty, cut_rows(empty, self._block_rows), self._cache.page_size)
         # As many samples as rows: how many of them count is known at each replay.
         whole = replace(batch.forward_batch(empty), sample_rows=range(size.samples))

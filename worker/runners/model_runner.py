@@ -49,7 +49,8 @@ class TorchRunner:
 
     def run(self, rows: InputBatch, pending: Tensor | None = None) -> ModelOutput:
         """See `ModelRunner`."""
-        batch = cpu_forward_batch(rows, self._bank, self._cache.page_size, pending)
+        cache = self._cache
+        batch = cpu_forward_batch(rows, self._bank, cache.page_size, pending, cache.pools)
         segments = self._bank.segments(rows.runs) or None
         logits, hidden = self._model.forward(
             replace(batch, loras=segments), self._cache, rows.hidden_rows

@@ -14,7 +14,7 @@ from kernels.native.backend import NativeKernels, NativeLora
 from kernels.native.experts import NativeExpertLora
 from kernels.native.library import Library
 from kernels.native.ops import RankSumOp
-from kernels.native.program import RecordedProgram, Step
+from kernels.native.program import WINDOW_ROWS, RecordedProgram, Step
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.distributed.shared_group import SharedGroup
@@ -98,9 +98,11 @@ class NativeRunner:
         """See `worker.runners.model_runner.ModelRunner`."""
         thread_pool = self._kernels.thread_pool
         thread_pool.wake()
-        batch = cpu_forward_batch(rows, self._bank, self._cache.page_size, pending)
+        cache = self._cache
+        batch = cpu_forward_batch(rows, self._bank, cache.page_size, pending, cache.pools)
         runs = [(run.slot, run.start, run.stop) for run in rows.runs]
-        step = Step(len(rows.token_ids), batch.attention, runs, rows.sample_rows)
+        full, window = batch.attention.get("full"), batch.attention.get("window")
+        step = Step(len(rows.token_ids), full, runs, rows.sample_rows, window)
         recording = self._recording(step, [slot for slot, _, _ in runs])
         recording.x[: step.num_rows].copy_(self._model.embed(batch))
         recording.program.run(thread_pool, step)
@@ -140,7 +142,7 @@ class NativeRunner:
         with self._kernels.recording(program):
             out = self._model.run_layers(
                 x,
-                empty,
+                {"full": empty, "window": Step(0, kind=WINDOW_ROWS)},
                 self._loras(empty, max_lora_rank) if max_lora_rank else None,
                 self._cache,
                 RecordedGroup(self._group, program, self._kernels.thread_pool.library),

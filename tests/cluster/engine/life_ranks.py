@@ -67,8 +67,8 @@ class LoopRank:
             max_pages=self._launcher.num_pages + self._index, max_host_pages=6 + self._index
         )
 
-    async def serve(self, num_pages: int, num_host_pages: int) -> tuple[str, int]:
-        self.rank.allocate(num_pages, num_host_pages)
+    async def serve(self, num_pages: int, num_host_pages: int, *windows: int) -> tuple[str, int]:
+        self.rank.allocate(num_pages, num_host_pages, *windows)
         # With a socket, and not serving yet, nothing here gives up the loop: whoever cancels this
         # call finds either no socket or a server that `end` closes.
         listening = socket.create_server(("127.0.0.1", 0))

@@ -84,8 +84,8 @@ class ThreadHandle:
     async def load(self, store: tuple[str, int]) -> RankInfo:
         return self.rank.load(max_pages=64 + self._index, max_host_pages=8 + self._index)
 
-    async def serve(self, num_pages: int, num_host_pages: int) -> tuple[str, int]:
-        self.rank.allocate(num_pages, num_host_pages)
+    async def serve(self, num_pages: int, num_host_pages: int, *windows: int) -> tuple[str, int]:
+        self.rank.allocate(num_pages, num_host_pages, *windows)
         server = listen("127.0.0.1")
 
         def run() -> None:

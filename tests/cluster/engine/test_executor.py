@@ -37,7 +37,7 @@ class ScriptedRank:
     async def load(self, store: tuple[str, int]) -> RankInfo:
         return FakeRank(page_size=4).load()
 
-    async def serve(self, num_pages: int, num_host_pages: int) -> tuple[str, int]:
+    async def serve(self, num_pages: int, num_host_pages: int, *windows: int) -> tuple[str, int]:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()
         return host, port

@@ -74,9 +74,9 @@ class ThreadHandle:
     async def load(self, store: tuple[str, int]) -> RankInfo:
         return self._rank.load()
 
-    async def serve(self, num_pages: int, num_host_pages: int) -> tuple[str, int]:
+    async def serve(self, num_pages: int, num_host_pages: int, *windows: int) -> tuple[str, int]:
         self.num_pages = num_pages, num_host_pages
-        self._rank.allocate(num_pages, num_host_pages)
+        self._rank.allocate(num_pages, num_host_pages, *windows)
         server = listen("127.0.0.1")
 
         def run() -> None:

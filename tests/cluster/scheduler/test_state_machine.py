@@ -1,6 +1,7 @@
 """Any order of calls keeps every invariant, and every answer is what it would be alone."""
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -54,6 +55,19 @@ FEATURES = {
 RARE = {"reset"}  # in so few of the examples that the quick run meets none
 
 
+LIMITS: dict[str, st.SearchStrategy[Any]] = {
+    "num_pages": st.integers(5, 14),
+    "num_host_pages": st.sampled_from([0, 1, 4, 30]),
+    "num_slots": st.integers(1, 3),
+    "adapter_memory": st.sampled_from([0, 4, 6]),
+    "max_running": st.integers(1, 5),
+    "spare": st.integers(0, 9),  # tokens of the budget
+    "slot_patience": st.integers(1, 6),
+    "prefix_cache": st.sampled_from([True, True, True, False]),
+    "fairness": st.booleans(),
+}
+
+
 class Serving(RuleBasedStateMachine):
     """Random clients of a scheduler with tiny pools; the engine checks after every call.
 
@@ -65,48 +79,21 @@ class Serving(RuleBasedStateMachine):
     seen: set[str] = set()  # that something of each kind has happened in some example
 
     @initialize(
-        num_pages=st.integers(5, 14),
-        num_host_pages=st.sampled_from([0, 1, 4, 30]),
-        num_slots=st.integers(1, 3),
-        memory=st.sampled_from([0, 4, 6]),
-        max_running=st.integers(1, 5),
-        spare=st.integers(0, 9),
-        patience=st.integers(1, 6),
-        prefix_cache=st.sampled_from([True, True, True, False]),
-        fairness=st.booleans(),
+        limits=st.fixed_dictionaries(LIMITS),
         plans_ahead=st.booleans(),
         runs_late=st.booleans(),
     )
-    def start(
-        self,
-        num_pages: int,
-        num_host_pages: int,
-        num_slots: int,
-        memory: int,
-        max_running: int,
-        spare: int,
-        patience: int,
-        prefix_cache: bool,
-        fairness: bool,
-        plans_ahead: bool,
-        runs_late: bool,
-    ) -> None:
+    def start(self, limits: dict[str, Any], plans_ahead: bool, runs_late: bool) -> None:
+        spare = limits.pop("spare")
         self.config = SchedulerConfig(
+            **limits,
             base_digest="model",
-            num_pages=num_pages,
-            num_host_pages=num_host_pages,
             page_size=2,
             max_model_len=24,
-            num_slots=num_slots,
-            adapter_memory=memory,
-            max_running=max_running,
             max_waiting=12,
-            token_budget=max_running + 2 + spare,
+            token_budget=limits["max_running"] + 2 + spare,
             max_chunk=4,
-            slot_patience=patience,
             drain_steps=2,
-            prefix_cache=prefix_cache,
-            fairness=fairness,
         )
         self.engine = FakeEngine(
             self.config, loads_at_once=False, plans_ahead=plans_ahead, runs_late=runs_late
@@ -342,10 +329,13 @@ class Serving(RuleBasedStateMachine):
         self.seen.update(name for name, count in happened.items() if count)
 
 
-def _run(max_examples: int, *, derandomize: bool) -> None:
-    Serving.num_steps, Serving.seen = 0, set()
+def run_machine(
+    machine: type[Serving], features: set[str], max_examples: int, *, derandomize: bool
+) -> None:
+    """Run random examples of a machine, which must meet all that it is about."""
+    machine.num_steps, machine.seen = 0, set()
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Serving,
+        machine,
         settings=settings(
             max_examples=max_examples,
             stateful_step_count=60,
@@ -354,17 +344,17 @@ def _run(max_examples: int, *, derandomize: bool) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-    missed = FEATURES - Serving.seen
+    missed = features - machine.seen
     allowed = set() if is_whole() or not derandomize else RARE
-    assert missed <= allowed, f"the run has not met {missed}"
+    assert missed <= allowed, f"the run has not met everything that it is about: {missed}"
 
 
 @pytest.mark.random
 def test_any_order_of_calls_keeps_every_invariant_for_thousands_of_steps() -> None:
-    _run(num_cases(2300), derandomize=True)
+    run_machine(Serving, FEATURES, num_cases(2300), derandomize=True)
     assert Serving.num_steps >= num_cases(20_000), Serving.num_steps
 
 
 @pytest.mark.slow
 def test_any_order_of_calls_keeps_every_invariant_for_very_long() -> None:
-    _run(10_000, derandomize=False)
+    run_machine(Serving, FEATURES, 10_000, derandomize=False)

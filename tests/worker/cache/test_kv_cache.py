@@ -37,8 +37,8 @@ def cache():
         device=torch.device("cpu"),
         kernels=CpuKernels(),
     )
-    cache._pages.fill_(POISON)
-    cache._host_pages.fill_(POISON)
+    cache._pools["full"].pages.fill_(POISON)
+    cache._pools["full"]._host_pages.fill_(POISON)
     return cache
 
 
@@ -73,7 +73,7 @@ def test_a_copy_touches_no_other_page(cache):
     cache.copy([save(2, 3), restore(3, 5), fork(1, 4, 3)])
     for page in (0, 1, 2, 3):
         assert torch.equal(content(cache, page), before[page])
-    assert cache._host_pages[:3].isnan().all()
+    assert cache._pools["full"]._host_pages[:3].isnan().all()
 
 
 @pytest.mark.parametrize("num_positions", [1, 3, PAGE])
@@ -127,7 +127,7 @@ def test_a_cache_without_a_host_tier_takes_no_host_memory():
         kernels=CpuKernels(),
     )
     assert cache.num_host_pages == 0
-    assert cache._host_pages.numel() == 0
+    assert cache._pools["full"]._host_pages.numel() == 0
 
 
 def test_copies_that_hang_together_are_made_one_after_the_other(cache):

@@ -49,7 +49,7 @@ def op_by_op(runner: NativeRunner, rows: InputBatch) -> Tensor | None:
     """Run a step again without a recorded program: K and V are written once more, the same."""
     batch = cpu_forward_batch(rows, runner._bank, runner._cache.page_size)
     runs = [(one.slot, one.start, one.stop) for one in rows.runs]
-    step = Step(len(rows.token_ids), batch.attention, runs)
+    step = Step(len(rows.token_ids), batch.attention["full"], runs)
     assert runner._bank.table is not None
     max_lora_rank = runner._bank.table.max_lora_rank([one.slot for one in rows.runs])
     loras = runner._loras(step, max_lora_rank) if max_lora_rank else None

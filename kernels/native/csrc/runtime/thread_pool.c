@@ -27,7 +27,7 @@ struct thread_pool {
     int64_t num_wakes;            /* to wake the threads; under the mutex, as is the next */
     int is_closing;
 
-    const struct step *steps; /* [2], by an entry's kind */
+    const struct step *steps; /* [3], by an entry's kind */
     const struct entry *entries;
     int64_t *nanoseconds; /* [num_entries]: of each op are added here, if it is not null */
     int64_t first_entry, num_entries, scratch_bytes;
@@ -216,7 +216,7 @@ void topwork_thread_pool_wake(struct thread_pool *pool)
 /* Run a program from entry `*next` on, on all threads or on the caller's alone, one caller at a
  * time, and leave in `*next` how far it came. Return 0, 1 if there was no memory, or 2 if the last
  * op that was run has halted the program. */
-int topwork_run(struct thread_pool *pool, const struct step steps[2], const struct entry *entries,
+int topwork_run(struct thread_pool *pool, const struct step steps[3], const struct entry *entries,
                 int64_t num_entries, int64_t scratch_bytes, int64_t is_alone, int64_t *nanoseconds,
                 int64_t *next)
 {

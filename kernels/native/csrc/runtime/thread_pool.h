@@ -21,8 +21,9 @@ struct state_run {
     int64_t start, stop, page, is_new;
 };
 
-/* A step, once for all its rows and once for those that are sampled: of these there is only
- * `positions`, which says which rows they are. */
+/* A step, once for all its rows, once for those that are sampled, of which there is only
+ * `positions`, which says which rows they are, and once for all its rows in layers with pages of
+ * their own. */
 struct step {
     int64_t num_rows, num_sequences, max_pages, num_runs;
     const int64_t *positions;  /* [num_rows] */
@@ -50,7 +51,8 @@ struct worker {
 
 typedef void (*op_function)(const void *op, struct worker *worker);
 
-/* An op of a program, and whether it works on the step's rows, 0, or on those it samples, 1. */
+/* An op of a program, and whether it works on the step's rows, 0, on those it samples, 1, or on
+ * the rows in layers with pages of their own, 2. */
 struct entry {
     op_function run;
     const void *op;

@@ -1,0 +1,72 @@
+"""How a rank's memory for K and V is cut into pages: of all layers, or of two kinds of layers.
+
+A row of a layer with a sliding window sees the last positions only. Such layers have pages of their
+own, which sequences give back as their windows move on, if a window can move at all.
+
+Free of torch: `deploy` does the same sums before anything starts.
+"""
+
+from dataclasses import dataclass
+
+from worker.model_config import ModelConfig
+
+MOST_PAGES = 2**25  # of a pool: a scheduler takes some bytes of memory for each
+
+
+@dataclass(frozen=True, slots=True)
+class PageKinds:
+    """The kinds of pages that a model has."""
+
+    window: int  # positions that a row sees in layers with pages of their own; 0: there are none
+    full_layers: tuple[int, ...]  # that all other pages are of
+    window_layers: tuple[int, ...]
+    pages_each: int  # of a sequence of the greatest length
+    window_pages_each: int  # that such a sequence holds at once, between two steps
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Pages of a rank; where no layers are `full_layers`, `full` take no memory."""
+
+    full: int
+    window: int = 0
+
+
+def page_kinds(model: ModelConfig, page_size: int, max_model_len: int) -> PageKinds:
+    """Return the kinds of pages of a model whose sequences have so many positions at most."""
+    every = tuple(range(model.num_layers))
+    pages_each = -(-max_model_len // page_size)
+    window = model.sliding_window or 0
+    if not model.sliding_layers or window >= max_model_len:
+        return PageKinds(0, every, (), pages_each, 0)
+    full = tuple(layer for layer in every if layer not in model.sliding_layers)
+    behind = max(1, -(-(window - 1) // page_size))
+    return PageKinds(window, full, model.sliding_layers, pages_each, min(pages_each, behind + 2))
+
+
+def cut_budget(num_bytes: int, kinds: PageKinds, layer_bytes: int) -> PageCounts:
+    """Return how many pages fit into so many bytes, of which one takes `layer_bytes` per layer.
+
+    Of short sequences both kinds of pages hold all positions, of long ones nearly all are full
+    ones. The memory is cut so that as much of it can be in use in the one case as in the other:
+    there are 1 + w / f times as many full pages as window pages, if these take w and f bytes. That
+    is the cut with the least memory left unused at worst. Where sequences cannot be so long, there
+    are fewer full pages; where the longest would find none, more.
+    """
+    full_bytes = layer_bytes * len(kinds.full_layers)
+    if not kinds.window:
+        return PageCounts(num_bytes // full_bytes)
+    window_bytes = layer_bytes * len(kinds.window_layers)
+    each, window_each = kinds.pages_each, kinds.window_pages_each
+    if not kinds.full_layers:
+        num_window = num_bytes // window_bytes
+        # More than all paths to checkpoints take, whose pages they are beside the window pages.
+        paths = num_window * -(-each // max(1, window_each - 2))
+        return PageCounts(min(MOST_PAGES, paths), num_window)
+    longest = each * full_bytes + window_each * window_bytes
+    num_window = max(
+        num_bytes // (full_bytes + 2 * window_bytes), num_bytes * window_each // longest
+    )
+    left = num_bytes - each * full_bytes  # by the full pages of the longest sequence
+    num_window = min(num_window, max(window_each, left // window_bytes))
+    return PageCounts((num_bytes - num_window * window_bytes) // full_bytes, num_window)
