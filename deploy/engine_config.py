@@ -15,9 +15,10 @@ from deploy.config import ConfigError, ServeConfig
 from deploy.config_errors import one_line
 from deploy.generation_config import sampling_defaults
 from deploy.machine import num_cores
-from deploy.memory import ITEM_BYTES, largest_page
+from deploy.memory import ITEM_BYTES, largest_layer_page
 from deploy.models import base_digest, find_model
 from kernels.gpu.constants import HEAD_DIMS, PAGE_SIZES
+from worker.cache.page_budget import PageKinds, cut_budget, page_kinds
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
 from worker.weights.checkpoint_files import check_checkpoint
@@ -71,7 +72,15 @@ def check_model(config: ServeConfig) -> Checked:
 
 def longest_sequence(config: ServeConfig, model: ModelConfig) -> int:
     """Return for how many tokens of one sequence the KV memory has pages."""
-    return config.kv_cache_memory // largest_page(config, model) * config.page_size
+    kinds = _page_kinds(config, model)
+    counts = cut_budget(config.kv_cache_memory, kinds, largest_layer_page(config, model))
+    if kinds.window and counts.window < kinds.window_pages_each:  # no window can move
+        return min(counts.full, counts.window) * config.page_size
+    return counts.full * config.page_size
+
+
+def _page_kinds(config: ServeConfig, model: ModelConfig) -> PageKinds:
+    return page_kinds(model, config.page_size, config.max_model_len or model.max_position)
 
 
 def check_kv_memory(config: ServeConfig, model: ModelConfig) -> None:
@@ -80,16 +89,18 @@ def check_kv_memory(config: ServeConfig, model: ModelConfig) -> None:
     Raises:
         ConfigError: with what a page takes.
     """
-    page = largest_page(config, model)
+    layer, kinds = largest_layer_page(config, model), _page_kinds(config, model)
+    page = layer * model.num_layers
     is_page = f"a page of {config.page_size} tokens takes {page} bytes on a rank"
     num_tokens = longest_sequence(config, model)
     if num_tokens < 2:
         raise ConfigError(f"kv_cache_memory: {config.kv_cache_memory} bytes are too few: {is_page}")
     if config.max_model_len is not None and num_tokens < config.max_model_len:
-        num_pages = -(-config.max_model_len // config.page_size)
+        longest = kinds.pages_each * len(kinds.full_layers)
+        longest += kinds.window_pages_each * len(kinds.window_layers)
         raise ConfigError(
             f"kv_cache_memory: {config.kv_cache_memory} bytes hold {num_tokens} tokens, less than "
-            f"max_model_len {config.max_model_len}, which takes {num_pages * page}"
+            f"max_model_len {config.max_model_len}, which takes {longest * layer}"
         )
     if 0 < config.kv_host_memory < page:
         raise ConfigError(f"kv_host_memory: {config.kv_host_memory} bytes are too few: {is_page}")

@@ -8,10 +8,12 @@ Weight files that are mapped, and that the kernel gives up when memory is short,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from deploy.config import ServeConfig
 from deploy.machine import num_cores
+from worker.cache.page_budget import PageKinds, cut_budget, page_kinds
 from worker.linears import all_products
 from worker.model_config import ModelConfig
 from worker.weights.partition import Partition, partition, total_length
@@ -51,16 +53,15 @@ def total(parts: Sequence[Part], *places: Place) -> int:
     return sum(part.num_bytes for part in parts if part.place in places)
 
 
-def page_bytes(config: ServeConfig, model: ModelConfig, num_kv_heads: int) -> int:
-    """Return the bytes of a KV page on a rank that holds so many KV heads."""
-    values = num_kv_heads * config.page_size * model.head_dim
-    return 2 * model.num_layers * values * ITEM_BYTES[config.dtype]
+def _layer_page_bytes(config: ServeConfig, model: ModelConfig, num_kv_heads: int) -> int:
+    """Return the bytes of one layer of a KV page on a rank that holds so many KV heads."""
+    return 2 * num_kv_heads * config.page_size * model.head_dim * ITEM_BYTES[config.dtype]
 
 
-def largest_page(config: ServeConfig, model: ModelConfig) -> int:
-    """Return the bytes of a page on the rank with the most KV heads; all have as many pages."""
+def largest_layer_page(config: ServeConfig, model: ModelConfig) -> int:
+    """Return those bytes on the rank with the most KV heads; all have as many pages."""
     ranks = (partition(model, config.tp, rank) for rank in range(config.tp))
-    return page_bytes(config, model, max(len(part.kv_heads) for part in ranks))
+    return _layer_page_bytes(config, model, max(len(part.kv_heads) for part in ranks))
 
 
 def object_store_bytes(config: ServeConfig) -> int:
@@ -106,16 +107,17 @@ def rank_parts(
     is_gpu = device == "cuda"
     place: Place = "device" if is_gpu else "host"
     step = _torch_step_bytes if is_gpu else _program_bytes
+    kinds = page_kinds(model, config.page_size, max_model_len)
+    kv_bytes = partial(_kv_bytes, config, model, part, kinds)
     parts = [
         Part("weights", place, weight_bytes(model, part, item_bytes, is_packed=not is_gpu)),
-        Part("KV cache", place, _kv_bytes(config, model, part, config.kv_cache_memory)),
+        Part("KV cache", place, kv_bytes(config.kv_cache_memory)),
         Part("adapters in slots", place, config.adapter_memory, is_taken_at_start=False),
         Part("steps", place, step(config, model, part, item_bytes), is_taken_at_start=False),
         Part("rotary tables", place, _rotary_bytes(model, max_model_len)),
     ]
     if config.kv_host_memory:
-        host_kv = _kv_bytes(config, model, part, config.kv_host_memory)
-        parts.append(Part("KV in host memory", "host", host_kv))
+        parts.append(Part("KV in host memory", "host", kv_bytes(config.kv_host_memory)))
     if rank == 0:  # which draws
         parts.append(Part("vocabulary of grammars", "host", model.vocab_size * _GRAMMAR_TOKEN))
     if is_gpu:
@@ -130,10 +132,13 @@ def _rotary_bytes(model: ModelConfig, max_model_len: int) -> int:
     return 4 * max_model_len * sum(rope.rotary_dim(model.head_dim) for rope in ropes)
 
 
-def _kv_bytes(config: ServeConfig, model: ModelConfig, part: Partition, budget: int) -> int:
-    """Return the bytes of a rank's pages."""
-    num_pages = budget // largest_page(config, model)
-    return num_pages * page_bytes(config, model, len(part.kv_heads))
+def _kv_bytes(
+    config: ServeConfig, model: ModelConfig, part: Partition, kinds: PageKinds, budget: int
+) -> int:
+    """Return the bytes of a rank's pages, of both kinds if there are two."""
+    counts = cut_budget(budget, kinds, largest_layer_page(config, model))
+    num_layers = counts.full * len(kinds.full_layers) + counts.window * len(kinds.window_layers)
+    return num_layers * _layer_page_bytes(config, model, len(part.kv_heads))
 
 
 def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_packed: bool) -> int:

@@ -128,10 +128,10 @@ class PageCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What every rank must do in one step. Equal bytes mean equal work on every rank.
 
-    A window's page that the next position of its sequence does not see any more may be given out
-    again at any time. Order of effect: `ends` drop rank state, `starts` create it, `copies` are made one after the
+    Order of effect: `ends` drop rank state, `starts` create it, `copies` are made one after the
     other, the new pages of `chunks` are cleared, then all `chunks`, maybe none, run as one batch.
-    A page may be a target and later a source, or be saved and then given out, in one plan.
+    A page may be a target and later a source, or be saved and then given out, in one plan. A window
+    page may be written over as soon as the next position of its sequence does not see it.
     """
 
     step: int  # 1, 2, 3, ... in the life of a group of ranks

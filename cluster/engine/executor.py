@@ -166,9 +166,17 @@ class Executor:
         self.num_host_pages = min(info.max_host_pages for info in self.infos)
         self.num_window_pages = min(info.max_window_pages for info in self.infos)
         self.num_host_window_pages = min(info.max_host_window_pages for info in self.infos)
-        counts = self.num_pages, self.num_host_pages
-        counts += self.num_window_pages, self.num_host_window_pages
-        addresses = await asyncio.gather(*(h.serve(*counts) for h in self._handles))
+        addresses = await asyncio.gather(
+            *(
+                handle.serve(
+                    self.num_pages,
+                    self.num_host_pages,
+                    self.num_window_pages,
+                    self.num_host_window_pages,
+                )
+                for handle in self._handles
+            )
+        )
         for address in addresses:
             self._channels.append(await Channel.connect(address, self._launcher.secret))
 

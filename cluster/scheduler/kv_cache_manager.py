@@ -86,9 +86,7 @@ class KVCacheManager:
         """Return the window pages that a sequence of so many tokens needs at once, at most."""
         return min(self.num_pages(num_tokens), self._config.most_window_pages)
 
-    def allocate(
-        self, running: Running, num_pages: int
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def allocate(self, running: Running, num_pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Append fresh pages to the page table, evicting as needed; return (pages, of windows)."""
         if not num_pages:
             return (), ()

@@ -295,9 +295,7 @@ class Planner:
         targets = targets_of(running, start, end)
         token_ids = tuple(tokens[start:end])
         flow = running.sequence.flow
-        batch.put(
-            Chunk(running.seq_id, start, token_ids, pages, samples, targets, window_pages)
-        )
+        batch.put(Chunk(running.seq_id, start, token_ids, pages, samples, targets, window_pages))
         if flow.tenant in batch.over:
             batch.over_budget -= end - start
         self._charge({flow: (end - start) * PREFILL_COST})

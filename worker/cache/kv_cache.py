@@ -52,36 +52,36 @@ class KVCache:
         layers = [layer for layer in range(num_layers) if layer not in window_layers]
         shape = num_kv_heads, page_size, head_dim
         self._pools: dict[PoolName, _Pool] = {}
-        for name, members, on_device, on_host in (
-            ("full", layers, num_pages, num_host_pages),
-            ("window", window_layers, num_window_pages, num_host_window_pages),
-        ):
-            if members:
-                self._pools[name] = _Pool(
-                    len(members), on_device, on_host, shape, dtype, device, kernels
-                )
+        if layers:
+            self._pools["full"] = _Pool(
+                len(layers), num_pages, num_host_pages, shape, dtype, device, kernels
+            )
+        if window_layers:
+            self._pools["window"] = _Pool(
+                *(len(window_layers), num_window_pages, num_host_window_pages),
+                *(shape, dtype, device, kernels),
+            )
         self.pools: tuple[PoolName, ...] = tuple(self._pools)
-        self._layers = [
-            ("window", window_layers.index(layer))
-            if layer in window_layers
-            else ("full", layers.index(layer))
-            for layer in range(num_layers)
-        ]
+        places: dict[int, tuple[PoolName, int]] = {}
+        places |= {layer: ("full", place) for place, layer in enumerate(layers)}
+        places |= {layer: ("window", place) for place, layer in enumerate(window_layers)}
+        self._places = places
 
     def pool_of(self, index: int) -> "PoolName":
         """Return whose pages a layer has."""
-        return self._layers[index][0]
+        return self._places[index][0]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return (K pages, V pages) of a layer, each [P, HK, page, D]."""
-        name, place = self._layers[index]
+        name, place = self._places[index]
         return self._pools[name].layers[place]
 
     def clear(self, pages: Sequence[int], window_pages: Sequence[int] = ()) -> None:
         """Fill pages with zeros in all their layers."""
-        for name, cleared in (("full", pages), ("window", window_pages)):
-            if cleared and name in self._pools:
-                self._kernels.clear_pages(self._pools[name].pages, cleared)
+        given: dict[PoolName, Sequence[int]] = {"full": pages, "window": window_pages}
+        for name, pool in self._pools.items():
+            if given[name]:
+                self._kernels.clear_pages(pool.pages, given[name])
 
     def copy(self, copies: Sequence["PageCopy"]) -> None:
         """Make copies one after the other: each sees what those before it have written."""

@@ -117,9 +117,7 @@ class Rank:
             config.max_model_len,
         )
         self._bank = self._empty_bank(model_dir)
-        kinds = self._kinds = page_kinds(
-            self._model_config, config.page_size, config.max_model_len
-        )
+        kinds = self._kinds = page_kinds(self._model_config, config.page_size, config.max_model_len)
         layer_bytes = page_num_bytes(
             1,
             len(self._part.kv_heads),

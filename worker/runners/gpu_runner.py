@@ -79,9 +79,7 @@ class GpuRunner:
         exact = exact_size(rows, cut, self._bank, self._cache.page_size)
         size = self._graph_size(rows, exact)
         if size is None:
-            batch = GpuBatch(
-                exact, self._bank, self._device, self._pins_memory, self._cache.pools
-            )
+            batch = GpuBatch(exact, self._bank, self._device, self._pins_memory, self._cache.pools)
             batch.send(rows, cut, self._cache.page_size, pending)
             return self._model.forward(batch.forward_batch(rows), self._cache, rows.hidden_rows)
         graph = self._graphs.get(size)

@@ -36,9 +36,7 @@ class PoolSize:
 class CheckpointPool:
     """The pages of one kind of layer on both tiers, and all checkpoints that have some."""
 
-    def __init__(
-        self, size: PoolSize, copies: PageCopies, counters: SchedulerCounters
-    ) -> None:
+    def __init__(self, size: PoolSize, copies: PageCopies, counters: SchedulerCounters) -> None:
         self.device = PagePool(size.num_pages)
         self.host = PagePool(size.num_host_pages)
         self.num_cached = 0  # device pages that no sequence holds

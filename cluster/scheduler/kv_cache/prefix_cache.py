@@ -4,8 +4,8 @@ SGLang's RadixCache, one tree for each namespace. Owns the locks. A page is reac
 tree. Only what is unlocked is evicted, last pages first, so a suffix goes before its prefix.
 
 Where layers keep only the end of a prefix, their pages are in a pool of their own, and a match ends
-at a checkpoint. A page stays reachable, and is told of, while its other layers are there: behind the
-last checkpoint of its path it serves only to find where prompts part.
+at a checkpoint. A page stays reachable, and is told of, while its other layers are there. Behind
+the last checkpoint of its path it serves only to find where prompts part.
 """
 
 from cluster.errors import Conflict

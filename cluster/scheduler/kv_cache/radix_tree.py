@@ -355,9 +355,7 @@ class RadixTrees:
         trees = self._trees.setdefault(namespace.adapter, {})
         tree = trees.get(namespace.key)
         if tree is None:
-            tree = trees[namespace.key] = RadixTree(
-                namespace, self._numbers, self._has_checkpoints
-            )
+            tree = trees[namespace.key] = RadixTree(namespace, self._numbers, self._has_checkpoints)
         return tree
 
     def drop(self, adapter: str) -> list[RadixTree]:

@@ -30,7 +30,10 @@ FORK = PageCopy("fork", 1, 5, 1)
 
 def test_a_fork_starts_within_a_page_of_its_own(table):
     chunk = Chunk(2, 5, (5,), (), True)
-    assert table.apply(plan(starts=[start(2, (0, 5), 5)], copies=[FORK], chunks=[chunk])) == ([], [])
+    assert table.apply(plan(starts=[start(2, (0, 5), 5)], copies=[FORK], chunks=[chunk])) == (
+        [],
+        [],
+    )
     assert table[2].pages == [0, 5]
     assert table[2].num_tokens == 6
 
@@ -43,7 +46,8 @@ def test_a_fork_outlives_the_sequence_it_came_from_in_one_plan(table):
 def test_a_page_may_be_saved_and_given_out_in_one_plan(table):
     chunk = Chunk(2, 0, (1,), (1,), False)
     copies = [PageCopy("save", 1, 0, PAGE)]
-    assert table.apply(plan(ends=[1], starts=[start(2)], copies=copies, chunks=[chunk])) == ([1], [])
+    second = plan(ends=[1], starts=[start(2)], copies=copies, chunks=[chunk])
+    assert table.apply(second) == ([1], [])
 
 
 def test_a_page_may_be_restored_for_a_sequence_that_starts(table):
