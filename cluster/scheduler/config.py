@@ -62,6 +62,14 @@ class SchedulerConfig:
         return limit
 
     @property
+    def most_pages(self) -> int:
+        """Pages of the largest pool."""
+        return max(
+            *(self.num_pages, self.num_host_pages),
+            *(self.num_window_pages, self.num_host_window_pages),
+        )
+
+    @property
     def pages_behind(self) -> int:
         """Window pages before the first position of a page that it may see; at least one."""
         return max(1, -(-(self.window - 1) // self.page_size))

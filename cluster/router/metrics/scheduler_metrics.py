@@ -47,7 +47,9 @@ RANKS = _of_fields(RankStatus, gauge, "replica", "rank")
 FAILURES = counter(
     "tp_group_failures", "Groups of ranks that were given up, by reason.", "replica", "reason"
 )
-KV_USAGE = gauge("kv_cache_usage_ratio", "Share of KV pages that sequences hold.", "replica")
+KV_USAGE = gauge(
+    "kv_cache_usage_ratio", "Share of KV pages that sequences hold, of the scarcer kind.", "replica"
+)
 SLOTS_USED = gauge("adapter_slots_used", "Adapter slots that are occupied.", "replica")
 CLAIMED = gauge(
     "adapter_memory_claimed_bytes",
@@ -142,6 +144,8 @@ def _derived(statuses: Sequence[Status]) -> Iterator[Metric]:
 
 
 def kv_usage(statuses: Sequence[Status]) -> float:
-    """Return the share of all KV pages that sequences hold."""
+    """Return the share of all KV pages that sequences hold, of the scarcer kind."""
     stats = [status.scheduler for status in statuses]
-    return sum(s.held_pages for s in stats) / max(1, sum(s.total_pages for s in stats))
+    full = sum(s.held_pages for s in stats) / max(1, sum(s.total_pages for s in stats))
+    num_window = sum(s.total_window_pages for s in stats)
+    return max(full, sum(s.held_window_pages for s in stats) / max(1, num_window))

@@ -18,8 +18,8 @@ from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.events import AnyEvent, Event
 from cluster.scheduler.replay.plan_checksum import PlanChecksum
 
-MAGIC = b"topwork event log 6\n"
-STATE_MAGIC = b"topwork scheduler state 4\n"
+MAGIC = b"topwork event log 7\n"
+STATE_MAGIC = b"topwork scheduler state 5\n"
 MAX_RECORD_BYTES = 2**30
 MAX_PAGES = 2**25  # of each tier: a replay takes some bytes of memory for each
 MAX_SLOTS = 2**16
@@ -193,8 +193,8 @@ def read_config(values: dict[str, int | bool | str]) -> SchedulerConfig:
         odd = ", ".join(sorted(known ^ set(values)))
         raise ValueError(f"the configuration is of another version of topwork: {odd}")
     config = msgspec.convert(values, SchedulerConfig)
-    if max(config.num_pages, config.num_host_pages) > MAX_PAGES or config.num_slots > MAX_SLOTS:
+    if config.most_pages > MAX_PAGES or config.num_slots > MAX_SLOTS:
         raise ValueError(f"more than {MAX_PAGES} pages or {MAX_SLOTS} slots")
-    if config.num_pages < 1:
+    if config.num_pages < 1 or (config.window and config.num_window_pages < 1):
         raise ValueError("no pages")
     return config

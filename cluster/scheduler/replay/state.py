@@ -231,6 +231,6 @@ def decode_state(state: bytes) -> Scheduler:
     scheduler = _Reader(_decoder.decode(state)).root()
     assert isinstance(scheduler, Scheduler), "the state is of something else"
     config = scheduler.config
-    assert max(config.num_pages, config.num_host_pages) <= MAX_PAGES, "too many pages"
+    assert config.most_pages <= MAX_PAGES, "too many pages"
     scheduler.check()
     return scheduler

@@ -179,3 +179,64 @@ def test_copies_are_made_at_once_as_far_as_they_do_not_hang_together(cache):
         ("restore", [(0, 5), (0, 4)]),
         ("restore", [(1, 5)]),
     ]
+
+
+@pytest.fixture
+def two_kinds():
+    """Return a cache whose second layer has pages of its own."""
+    cache = KVCache(
+        num_layers=3,
+        num_pages=6,
+        num_host_pages=4,
+        num_kv_heads=2,
+        page_size=PAGE,
+        head_dim=8,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        kernels=CpuKernels(),
+        window_layers=(1,),
+        num_window_pages=3,
+        num_host_window_pages=2,
+    )
+    for pool in cache._pools.values():
+        pool.pages.fill_(1.0)
+        pool._host_pages.fill_(2.0)
+    return cache
+
+
+def test_layers_with_a_window_have_as_many_pages_as_they_are_given(two_kinds):
+    assert two_kinds.pools == ("full", "window")
+    assert [two_kinds.pool_of(layer) for layer in range(3)] == ["full", "window", "full"]
+    assert [two_kinds.layer(layer)[0].shape[0] for layer in range(3)] == [6, 3, 6]
+
+
+def test_a_page_is_cleared_and_copied_in_the_layers_of_its_kind(two_kinds):
+    two_kinds.clear([1], [2])
+    cleared = [(pages == 0).flatten(1).all(1).nonzero().flatten() for pages in keys(two_kinds)]
+    assert [one.tolist() for one in cleared] == [[1], [2], [1]]
+    two_kinds.copy([PageCopy("restore", 0, 0, PAGE, "window")])
+    assert [(pages == 2).any().item() for pages in keys(two_kinds)] == [False, True, False]
+    two_kinds.copy([PageCopy("save", 1, 3, PAGE), PageCopy("restore", 3, 0, PAGE)])
+    assert [(pages[0] == 0).all().item() for pages in keys(two_kinds)] == [True, False, True]
+
+
+def keys(cache):
+    return [cache.layer(layer)[0] for layer in range(3)]
+
+
+def test_where_all_layers_slide_the_other_pages_are_no_memory():
+    cache = KVCache(
+        num_layers=2,
+        num_pages=1000,
+        num_kv_heads=1,
+        page_size=PAGE,
+        head_dim=8,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        kernels=CpuKernels(),
+        window_layers=(0, 1),
+        num_window_pages=3,
+    )
+    assert cache.pools == ("window",)
+    cache.clear([999], [1])
+    assert (cache.layer(1)[1][1] == 0).all()

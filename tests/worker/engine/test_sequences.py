@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.engine.sequences import SequenceTable
+from worker.engine.sequences import SequenceTable, build_input_batch
 from worker.protocol import Chunk, PageCopy, Plan, SamplingParams, SequenceStart
 
 PAGE = 4
@@ -107,3 +107,89 @@ def test_a_page_that_a_sequence_starts_on_cannot_be_given_out_in_the_same_plan(t
     chunk = Chunk(3, 0, (1,), (5,), False)
     with pytest.raises(AssertionError, match="given out again"):
         table.apply(plan(starts=[start(2, (0, 5), 5), start(3)], copies=[FORK], chunks=[chunk]))
+
+
+class TestWindows:
+    """Layers with a window of five positions have pages of their own."""
+
+    @pytest.fixture
+    def table(self):
+        """Return a table where sequence 1 has ten positions."""
+        table = SequenceTable(
+            page_size=PAGE,
+            num_pages=8,
+            num_host_pages=2,
+            max_model_len=64,
+            window=5,
+            num_window_pages=6,
+            num_host_window_pages=1,
+        )
+        chunk = Chunk(1, 0, tuple(range(10)), (0, 1, 2), True, (), (3, 4, 5))
+        assert table.apply(plan(starts=[start(1)], chunks=[chunk])) == ([0, 1, 2], [3, 4, 5])
+        return table
+
+    def test_a_table_has_no_page_that_no_row_sees(self, table):
+        rows = build_input_batch([Chunk(1, 0, tuple(range(10)), (), True)], table)
+        assert rows.window_tables == [[3, 4, 5]]  # of the first row
+        chunk = Chunk(1, 10, (1,), (), True)
+        table.apply(plan(chunks=[chunk]))
+        rows = build_input_batch([chunk], table)
+        assert rows.page_tables == [[0, 1, 2]]
+        assert rows.window_tables == [[4, 4, 5]]  # position 6 is the first that is seen
+
+    def test_a_page_that_is_left_behind_may_be_given_out(self, table):
+        given = Chunk(2, 0, (5,), (7,), True, (), (3,))
+        table.apply(plan(starts=[start(2)], chunks=[Chunk(1, 10, (1,), (), True), given]))
+        assert table[2].window_pages == [3]
+
+    def test_a_page_that_is_left_behind_may_be_written_over(self, table):
+        table.apply(plan(copies=[PageCopy("restore", 0, 3, PAGE, "window")]))
+        with pytest.raises(AssertionError, match="a copy over a page of 1"):
+            table.apply(plan(copies=[PageCopy("restore", 0, 4, PAGE, "window")]))
+
+    def test_a_sequence_starts_on_the_pages_of_its_window(self, table):
+        table.apply(plan(starts=[window_start(2, (4, 6), (1,), 8)]))
+        assert (table[2].first_window, table[2].window_pages) == (1, [1])
+
+    @pytest.mark.parametrize("window_pages", [(), (1, 2, 3)])
+    def test_a_sequence_that_lacks_them_or_has_too_many_is_refused(self, table, window_pages):
+        with pytest.raises(AssertionError, match="window pages for 8 cached tokens"):
+            table.apply(plan(starts=[window_start(2, (4, 6), window_pages, 8)]))
+
+    def test_a_fork_has_a_page_of_each_kind(self, table):
+        forks = [PageCopy("fork", 2, 7, 2), PageCopy("fork", 5, 0, 2, "window")]
+        starts = [window_start(2, (0, 1, 7), (4, 0), 10)]
+        table.apply(plan(starts=starts, copies=forks))
+        assert table[2].window_pages == [4, 0]
+        with pytest.raises(AssertionError, match="holds a fork of 0"):
+            table.apply(plan(ends=[2], starts=starts, copies=forks[:1]))
+
+    @pytest.mark.parametrize("new_window_pages", [(), (0, 1)])
+    def test_tables_grow_together(self, table, new_window_pages):
+        chunk = Chunk(1, 10, (1, 2, 3), (3,), True, (), new_window_pages)
+        with pytest.raises(AssertionError, match="page tables of unequal lengths"):
+            table.apply(plan(chunks=[chunk]))
+
+    @pytest.mark.parametrize(
+        "copy",
+        [
+            PageCopy("save", 6, 0, PAGE, "window"),
+            PageCopy("save", 0, 1, PAGE, "window"),
+            PageCopy("restore", 1, 0, PAGE, "window"),
+        ],
+        ids=str,
+    )
+    def test_a_copy_beyond_the_pool_is_refused(self, table, copy):
+        with pytest.raises(AssertionError, match="no such page"):
+            table.apply(plan(copies=[copy]))
+
+
+def window_start(seq_id, pages, window_pages, num_cached_tokens):
+    return SequenceStart(
+        seq_id, None, SamplingParams(), 12, pages, num_cached_tokens, (), window_pages
+    )
+
+
+def test_pages_of_layers_that_are_not_there_are_refused(table):
+    with pytest.raises(AssertionError, match="page tables of unequal lengths"):
+        table.apply(plan(chunks=[Chunk(1, 6, (1,), (), True, (), (0,))]))

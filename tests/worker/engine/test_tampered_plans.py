@@ -126,7 +126,7 @@ def test_plans_in_the_wrong_order_are_refused_both(group, places):
 
 
 def test_a_rank_that_breaks_a_rule_alone_frees_the_others(group, places):
-    group.ranks[1]._table._num_pages = 8  # as if it had been told another number of pages
+    group.ranks[1]._table._num_pages["full"] = 8  # as if it had been told another number of pages
     frame = decode_frame(group, 21, tuple(range(20)), (9,))
     errors = results(group, [frame] * TP)
     assert isinstance(errors[1], AssertionError)

@@ -20,6 +20,7 @@ from tests.worker.classifiers import rounded
 from tests.worker.group import random_tokens
 from tests.worker.logit_ranks import LogitRanks
 from tests.worker.peft_adapters import TOLERANCE, by_peft, error, read
+from worker.model_config_reader import read_model_config
 from worker.protocol import RankConfig, SamplingParams
 
 PAGE = 16
@@ -105,12 +106,35 @@ class FamilyBattery:
         assert alone.answers(asks, DRAWN) == expected  # what was cached, once more
 
         small = start_engine(
-            tp, is_bfloat16=dtype == "bfloat16", num_pages=16, num_host_pages=40, token_budget=24
+            tp,
+            is_bfloat16=dtype == "bfloat16",
+            num_pages=16,
+            num_host_pages=40,
+            num_window_pages=11,
+            num_host_window_pages=30,
+            token_budget=24,
         )
         assert small.answers(asks, DRAWN) == expected
         assert small.counters.preemptions > 0
         assert small.answers(asks[::-1], DRAWN) == expected[::-1]
-        assert small.counters.restored_pages > 0
+        assert small.counters.restored_pages + small.counters.restored_checkpoint_pages > 0
+
+
+class WindowBattery(FamilyBattery):
+    """The same of a family some of whose layers have a window that `build` makes a short one."""
+
+    @pytest.mark.parametrize("tp", [1, 2])
+    def test_a_long_answer_holds_the_pages_of_its_window_and_no_others(
+        self, tiny: Made, start_engine: Callable[..., "Engine"], tp: int
+    ) -> None:
+        prompt = random_tokens(30, 2)
+        answer, held = start_engine(tp).long_answer(prompt, MAX_LENGTH - len(prompt))
+        window = read_model_config(tiny.path).sliding_window
+        assert window is not None and max(held) <= -(-(window - 1) // PAGE) + 2
+        assert held[-2] == held[len(held) // 2]  # it does not grow
+        with torch.inference_mode():
+            logits = tiny.reference(torch.tensor([[*prompt, *answer]])).logits[0]
+        assert answer == tuple(logits[len(prompt) - 1 : -1].argmax(-1).tolist())
 
 
 class Engine:
@@ -124,6 +148,8 @@ class Engine:
         is_bfloat16: int = 0,
         num_pages: int = 0,
         num_host_pages: int = 0,
+        num_window_pages: int = 0,
+        num_host_window_pages: int = 0,
         token_budget: int = 64,
     ) -> None:
         rank = RankConfig(
@@ -138,9 +164,14 @@ class Engine:
             max_model_len=MAX_LENGTH,
             num_threads=None,
         )
+        model = read_model_config(tiny.path)
+        if len(model.sliding_layers) == model.num_layers:
+            num_pages = 0  # they are of no layers: as many as there may be
         scheduler = SchedulerConfig(
             num_pages=num_pages,
             num_host_pages=num_host_pages,
+            num_window_pages=num_window_pages,
+            num_host_window_pages=num_host_window_pages,
             page_size=PAGE,
             num_slots=2,
             max_running=8,
@@ -166,6 +197,16 @@ class Engine:
         found = self._engine.generate(requests)
         assert not any(answer.error for answer in found)
         return [tuple(answer.token_ids) for answer in found]
+
+    def long_answer(
+        self, prompt: tuple[int, ...], num_tokens: int
+    ) -> tuple[tuple[int, ...], list[int]]:
+        """Return a greedy answer, and how many window pages were held after each step."""
+        answer = self._engine.submit(Request("long", BASE, prompt, GREEDY, max_tokens=num_tokens))
+        held = []
+        while self._engine.step():
+            held.append(self._engine.scheduler.stats().held_window_pages)
+        return tuple(answer.token_ids), held
 
     def forget(self) -> None:
         """Drop all that is cached."""

@@ -2,11 +2,11 @@
 
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from tests.worker.models.families.battery import FamilyBattery
+from tests.worker.models.families.battery import WindowBattery
 
 
-class TestGemma3(FamilyBattery):
-    """See `FamilyBattery`."""
+class TestGemma3(WindowBattery):
+    """See `WindowBattery`."""
 
     @staticmethod
     def build() -> Gemma3ForCausalLM:

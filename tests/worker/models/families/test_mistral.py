@@ -2,11 +2,11 @@
 
 from transformers import MistralConfig, MistralForCausalLM
 
-from tests.worker.models.families.battery import FamilyBattery
+from tests.worker.models.families.battery import WindowBattery
 
 
-class TestMistral(FamilyBattery):
-    """See `FamilyBattery`."""
+class TestMistral(WindowBattery):
+    """See `WindowBattery`."""
 
     @staticmethod
     def build() -> MistralForCausalLM:

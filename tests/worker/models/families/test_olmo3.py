@@ -2,11 +2,11 @@
 
 from transformers import Olmo3Config, Olmo3ForCausalLM
 
-from tests.worker.models.families.battery import FamilyBattery
+from tests.worker.models.families.battery import WindowBattery
 
 
-class TestOlmo3(FamilyBattery):
-    """See `FamilyBattery`."""
+class TestOlmo3(WindowBattery):
+    """See `WindowBattery`."""
 
     @staticmethod
     def build() -> Olmo3ForCausalLM:

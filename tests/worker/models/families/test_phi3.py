@@ -2,7 +2,7 @@
 
 from transformers import Phi3Config, Phi3ForCausalLM
 
-from tests.worker.models.families.battery import FamilyBattery
+from tests.worker.models.families.battery import WindowBattery
 
 
 def tiny(original_max_position: int) -> Phi3ForCausalLM:
@@ -31,8 +31,8 @@ def tiny(original_max_position: int) -> Phi3ForCausalLM:
     return Phi3ForCausalLM(config)
 
 
-class TestPhi3(FamilyBattery):
-    """See `FamilyBattery`: the server's length is not over the original one."""
+class TestPhi3(WindowBattery):
+    """See `WindowBattery`: the server's length is not over the original one."""
 
     adapter = "rank 8 on all linears"
 
@@ -42,8 +42,8 @@ class TestPhi3(FamilyBattery):
         return tiny(256)
 
 
-class TestPhi3Long(FamilyBattery):
-    """See `FamilyBattery`: the server's length is over the original one, as are all prompts'."""
+class TestPhi3Long(WindowBattery):
+    """See `WindowBattery`: the server's length is over the original one, as are all prompts'."""
 
     adapter = "dora and ranks on fused linears"
 

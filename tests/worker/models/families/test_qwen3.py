@@ -2,11 +2,11 @@
 
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tests.worker.models.families.battery import FamilyBattery
+from tests.worker.models.families.battery import WindowBattery
 
 
-class TestQwen3(FamilyBattery):
-    """See `FamilyBattery`."""
+class TestQwen3(WindowBattery):
+    """See `WindowBattery`."""
 
     @staticmethod
     def build() -> Qwen3ForCausalLM:

@@ -5,12 +5,12 @@ import json
 import pytest
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
-from tests.worker.models.families.battery import FamilyBattery, Made
+from tests.worker.models.families.battery import WindowBattery, Made
 from worker.model_config_reader import read_model_config
 
 
-class TestSmolLM3(FamilyBattery):
-    """See `FamilyBattery`."""
+class TestSmolLM3(WindowBattery):
+    """See `WindowBattery`."""
 
     @staticmethod
     def build() -> SmolLM3ForCausalLM:
