@@ -19,7 +19,8 @@ GENESIS = bytes(DIGEST_BYTES)  # the digest "before step 1" of a freshly started
 PENDING_TOKEN = -1
 
 # Layers of a kind share pages: those that attend to all positions, and those with a sliding window.
-PoolName = Literal["full", "window"]
+# Recurrent and convolution layers have a state for each sequence, in a page.
+PoolName = Literal["full", "window", "state"]
 
 # What a prompt's final hidden states become: an embedding, of its last token or the mean of all, or
 # the logits of a classification head behind its last token.
@@ -94,6 +95,9 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     history: tuple[int, ...]  # tokens [0, num_cached_tokens) if sampling.needs_history, else empty
     # The last of its pages in layers with a window: at least those that its next position sees.
     window_pages: tuple[int, ...] = ()
+    # Where its state is, which every chunk brings up to date; at position 0 it is cleared, once the
+    # copies are made. None: no layer has one.
+    state_page: int | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -237,6 +241,8 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_window_pages: int = 0  # of that pool, beside `max_pages`
     max_host_window_pages: int = 0
     window_page_bytes: int = 0
+    max_state_pages: int = 0  # of layers with states; 0: there are none
+    max_host_state_pages: int = 0
 
 
 _plan_encoder = msgspec.msgpack.Encoder()

@@ -69,4 +69,5 @@ def start_of(running: Running) -> SequenceStart:
         num_cached_tokens=num_cached,
         history=tuple(sequence.tokens[:num_cached]) if sampling.needs_history else (),
         window_pages=ids_of(running.window_pages) if running.window_pages else (),
+        state_page=ids_of(running.state_pages[:1])[0] if running.state_pages else None,
     )

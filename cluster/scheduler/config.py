@@ -14,6 +14,8 @@ class SchedulerConfig:
     window: int = 0  # tokens that a row sees in layers with pages of their own; 0: there are none
     num_window_pages: int = 0  # of those layers
     num_host_window_pages: int = 0
+    num_state_pages: int = 0  # of layers with states, one for each sequence; 0: there are none
+    num_host_state_pages: int = 0
     max_model_len: int  # prompt and output together, tokens
     num_slots: int = 8  # adapters resident at once; 0: the base model only
     adapter_memory: int = 0  # bytes of all resident adapters on each rank; 0: slots are the limit
@@ -38,9 +40,12 @@ class SchedulerConfig:
         for name in (
             *("num_pages", "num_host_pages", "num_slots", "adapter_memory", "drain_steps"),
             *("window", "num_window_pages", "num_host_window_pages"),
+            *("num_state_pages", "num_host_state_pages"),
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if self.num_state_pages == 1 or (self.num_state_pages and self.window):
+            raise ValueError("there must be two state pages at least, and no window beside them")
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len must be at least 2, not {self.max_model_len}")
         if self.token_budget < self.max_running + self.page_size:
@@ -67,6 +72,7 @@ class SchedulerConfig:
         return max(
             *(self.num_pages, self.num_host_pages),
             *(self.num_window_pages, self.num_host_window_pages),
+            *(self.num_state_pages, self.num_host_state_pages),
         )
 
     @property

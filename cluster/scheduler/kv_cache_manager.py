@@ -1,8 +1,8 @@
 """The KV pages of sequences: matched in the prefix cache, allocated, cached when full, freed.
 
 vLLM's KVCacheManager. A sequence's pages are known to its namespace's tree up to `num_kept`, and
-private behind that. Of layers with a window it holds the last pages only, as many as its next
-position sees, and those before its last full page, so that it can be resumed there.
+private behind that. What it has in layers that keep only the end of a prefix is told in
+`window_pages` and `state_pages`.
 
 Owns where checkpoints are made: behind the last full page of a prompt that another one like it can
 start on, where prompts part, behind every CHECKPOINT_PAGES pages of a prompt, and where a sequence
@@ -10,10 +10,12 @@ ends or is preempted.
 """
 
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.kv_cache.checkpoints import CHECKPOINT_PAGES, CheckpointPage, ids_of
+from cluster.scheduler.kv_cache.checkpoints import CHECKPOINT_PAGES
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
-from cluster.scheduler.kv_cache.radix_tree import Match, Node
+from cluster.scheduler.kv_cache.radix_tree import Match
 from cluster.scheduler.sequence import Running, Sequence
+from cluster.scheduler.state_pages import StatePages
+from cluster.scheduler.window_pages import WindowPages
 from worker.protocol import PageCopy
 
 
@@ -22,23 +24,22 @@ class KVCacheManager:
 
     def __init__(self, cache: PrefixCache, config: SchedulerConfig) -> None:
         self.cache = cache
-        self._config = config
         self._page_size = config.page_size
         self._is_caching = config.prefix_cache  # computed pages enter the prefix cache
-        self._window = cache.checkpoints  # None: no layer has a window
-        self._pages_behind = config.pages_behind if config.window else 0
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether some layers have pages of their own, of which a sequence holds the last."""
-        return self._window is not None
+        # Layers that keep only the end of a prefix have windows or states; None: they have none.
+        self.windows: WindowPages | None = None
+        self.states: StatePages | None = None
+        if cache.checkpoints is not None and config.window:
+            self.windows = WindowPages(cache.checkpoints, cache, config)
+        elif cache.checkpoints is not None:
+            self.states = StatePages(cache.checkpoints, cache, config.page_size)
 
     @property
     def num_available(self) -> int:
         """Pages that a page table could grow by."""
-        if self._window is None:
+        if self.windows is None:
             return self.cache.num_available
-        return min(self.cache.num_available, self._window.num_available)
+        return min(self.cache.num_available, self.windows.num_available)
 
     def num_pages(self, num_tokens: int) -> int:
         """Return the pages that so many tokens take."""
@@ -58,45 +59,52 @@ class KVCacheManager:
             num_pages = min(num_pages, sequence.num_scored // self._page_size)
         version = self.cache.version(sequence.namespace)
         if sequence.match is None or sequence.matched_at != (version, num_pages):
-            sequence.match = self.cache.match(sequence.namespace, sequence.keys(num_pages))
-            sequence.matched_at = (version, num_pages)
+            match = self.cache.match(sequence.namespace, sequence.keys(num_pages))
+            sequence.match, sequence.matched_at = match, (version, num_pages)
+            sequence.parting = match.num_pages + match.num_passed if match.num_passed else 0
         return sequence.match
 
-    def take(self, match: Match, step: int) -> tuple[Node, list[int], list[CheckpointPage]]:
-        """Lock a matched prefix, bring it onto the device; return (lock, its pages, of windows)."""
+    def fits_ends(self, sequence: Sequence, num_reserved: int) -> bool:
+        """Tell whether a sequence finds what it needs in layers that keep only the end of a prefix.
+
+        `num_reserved` window pages are left for those that run.
+        """
+        if self.windows is not None:
+            num_pages = self.num_pages(len(sequence.tokens))
+            return self.windows.fits(self.match(sequence), num_pages, num_reserved)
+        return self.states is None or self.states.fits(self.match(sequence))
+
+    def take(self, sequence: Sequence, slot: int | None, match: Match, step: int) -> Running:
+        """Lock a matched prefix, bring it onto the device; return who runs on it."""
         lock = self.cache.lock(match, step)
-        window_pages: list[CheckpointPage] = []
-        if self._window is not None and match.checkpoint is not None:
-            window_pages = self._window.take(match.checkpoint, step)
-        # The tree's pages; the sequence's to read while the lock stands.
-        return lock, [*match.pages, *self.cache.restore(lock, step)], window_pages
-
-    def fits_window(self, match: Match, num_tokens: int, num_reserved: int) -> bool:
-        """Tell whether a sequence finds the window pages that it needs, beside those reserved."""
-        if self._window is None:
-            return True
-        num_needed = self.window_need(num_tokens) + num_reserved
-        num_available = self._window.num_available
-        if match.checkpoint is not None:
-            num_needed -= match.checkpoint.num_on_device
-            num_available -= match.checkpoint.num_unheld
-        return num_needed <= num_available
-
-    def window_need(self, num_tokens: int) -> int:
-        """Return the window pages that a sequence of so many tokens needs at once, at most."""
-        return min(self.num_pages(num_tokens), self._config.most_window_pages)
+        window_pages = self.windows.take(match, step) if self.windows is not None else []
+        state_pages = [self.states.take(match, step)] if self.states is not None else []
+        num_computed = match.num_pages * self._page_size
+        return Running(
+            sequence=sequence,
+            slot=slot,
+            lock=lock,
+            # The tree's pages; the sequence's to read while the lock stands.
+            pages=[*match.pages, *self.cache.restore(lock, step)],
+            num_kept=match.num_pages,
+            num_computed=num_computed,
+            score_from=sequence.num_scored,
+            window_pages=window_pages,
+            first_window=match.num_pages - len(window_pages),
+            state_pages=state_pages,
+            state_at=num_computed,
+            states_kept_to=num_computed,
+        )
 
     def allocate(self, running: Running, num_pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Append fresh pages to the page table, evicting as needed; return (pages, of windows)."""
+        """Append fresh pages to the page tables, evicting as needed; return (pages, of windows)."""
         if not num_pages:
             return (), ()
         pages = self.cache.allocate(num_pages)
         running.pages += pages
-        if self._window is None:
+        if self.windows is None:
             return tuple(pages), ()
-        window_pages = self._window.allocate(num_pages)
-        running.window_pages += window_pages
-        return tuple(pages), ids_of(window_pages)
+        return tuple(pages), self.windows.allocate(running, num_pages)
 
     def fork(self, running: Running, source: Running, num_tokens: int) -> None:
         """Give a sequence that has just started a copy of the page that it shares in part.
@@ -107,9 +115,8 @@ class KVCacheManager:
         assert at == len(running.pages) and num_positions, "no page is shared in part"
         (target,), window_targets = self.allocate(running, 1)
         self.cache.note(PageCopy("fork", source.pages[at], target, num_positions))
-        if window_targets:
-            (page,) = ids_of(source.window_pages[at - source.first_window :][:1])
-            self.cache.note(PageCopy("fork", page, window_targets[0], num_positions, "window"))
+        if self.windows is not None:
+            self.windows.fork(source, at, window_targets[0], num_positions)
         running.num_computed = num_tokens
 
     def cache_full_pages(self, running: Running, step: int, *, ends: bool = False) -> None:
@@ -130,23 +137,35 @@ class KVCacheManager:
             )
             running.duplicates += refused
             running.num_kept = full
-        if self._window is not None:
-            self._keep_checkpoints(running, done, step, ends=ends)
+        if self.windows is not None:
+            positions = _checkpoints_between(running.sequence, done, full, self._page_size)
+            if ends and full and full not in positions:
+                positions.append(full)
+            self.windows.keep(running, positions, step)
+        elif self.states is not None:
+            self.states.keep_computed(running, step)
+            if ends:
+                self.states.keep_last(running, step)
 
-    def leave_pages_behind(self, running: Running) -> None:
-        """Let go of the window pages that no step from now on needs.
+    def next_checkpoint(self, sequence: Sequence, start: int, end: int) -> int:
+        """Return where a chunk from `start` to `end` must end already, for a state is kept there.
 
-        A step in flight, which begins where the computed positions end, is none of the ranks' later
-        ones: what it reads may be given out to the step after it.
+        Nowhere, where layers have no states: `end`.
         """
-        if self._window is None:
+        if self.states is None or not self._is_caching:
+            return end
+        size = self._page_size
+        positions = _checkpoints_between(sequence, start // size, end // size, size)
+        return min((at * size for at in positions), default=end)
+
+    def keep_state(self, running: Running, start: int, step: int) -> None:
+        """Keep the state before a chunk that begins at `start`, if there is to be a checkpoint."""
+        at, rest = divmod(start, self._page_size)
+        if self.states is None or rest or not self._is_caching or start <= running.states_kept_to:
             return
-        first = running.num_computed // self._page_size - self._pages_behind
-        num_left = first - running.first_window
-        if num_left > 0:
-            self._window.release(running.window_pages[:num_left])
-            del running.window_pages[:num_left]
-            running.first_window = first
+        if _checkpoints_between(running.sequence, at - 1, at, self._page_size):
+            self.states.keep_before(running, start, step)
+            running.states_kept_to = start
 
     def free(self, running: Running, step: int, *, caches: bool) -> None:
         """Give all pages back; with `caches`, full ones stay in the namespace."""
@@ -154,22 +173,14 @@ class KVCacheManager:
             self.cache_full_pages(running, step, ends=True)
         self.cache.unlock(running.lock, step)
         self.cache.pool.free(running.private_pages())
-        if self._window is not None:
-            self._window.release(running.window_pages)
-            running.window_pages = []
+        if self.windows is not None:
+            self.windows.free(running)
+        elif self.states is not None:
+            self.states.free(running)
 
-    def _keep_checkpoints(self, running: Running, done: int, step: int, *, ends: bool) -> None:
-        """Let prefixes be resumed behind some of the full pages from `done` on."""
-        full = running.num_kept
-        whole_prompt = (running.sequence.num_prompt_tokens - 1) // self._page_size
-        wanted = {*range(done - done % CHECKPOINT_PAGES + CHECKPOINT_PAGES, full, CHECKPOINT_PAGES)}
-        wanted |= {at for at in (whole_prompt, running.parting) if done < at <= full}
-        if full % CHECKPOINT_PAGES == 0 or ends:
-            wanted.add(full)
-        for at in sorted(wanted):
-            first = max(0, at - self._pages_behind)
-            if at == 0 or first < running.first_window:
-                continue  # of a prompt that was kept out of the cache until it was whole
-            begin, end = first - running.first_window, at - running.first_window
-            pages = running.window_pages[begin:end]
-            self.cache.keep_checkpoint(running.lock, full - at, pages, step)
+
+def _checkpoints_between(sequence: Sequence, done: int, full: int, page_size: int) -> list[int]:
+    """Return where a prompt can be resumed, from behind page `done` to page `full`, in order."""
+    positions = {*range(done - done % CHECKPOINT_PAGES, full + 1, CHECKPOINT_PAGES)}
+    positions |= {(sequence.num_prompt_tokens - 1) // page_size, sequence.parting}
+    return sorted(at for at in positions if done < at <= full)

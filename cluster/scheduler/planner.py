@@ -104,7 +104,7 @@ class Planner:
         sequence = self._sequences[seq_id]
         if len(self._running) >= self._config.max_running:
             return self._shares.for_seat(sequence, ()) is not None
-        if self._fits(sequence) and self._fits_window(sequence):
+        if self._fits(sequence) and self._fits_ends(sequence):
             return False
         return self._for_pages(sequence, ()) is not None
 
@@ -254,7 +254,7 @@ class Planner:
             if victim is None:
                 return False
             self._give_way(batch, victim)
-        while not (self._fits(sequence) and self._fits_window(sequence)):
+        while not (self._fits(sequence) and self._fits_ends(sequence)):
             victim = self._for_pages(sequence, batch.started) if may_preempt else None
             if victim is None:
                 return False
@@ -289,6 +289,7 @@ class Planner:
 
     def _put_chunk(self, batch: Batch, running: Running, start: int, end: int) -> None:
         tokens = running.sequence.tokens
+        self._kv.keep_state(running, start, batch.step)
         num_new = self._kv.num_pages(end) - len(running.pages)
         pages, window_pages = self._kv.allocate(running, num_new)
         samples = end == len(tokens)
@@ -307,6 +308,7 @@ class Planner:
         """
         tenant, num_tokens = sequence.flow.tenant, len(sequence.tokens)
         end = min(num_tokens, start + min(batch.room_for(tenant), self._config.max_chunk))
+        end = self._kv.next_checkpoint(sequence, start, end)
         aligned = end - end % self._page_size
         if end == num_tokens or (aligned <= start and tenant in batch.over):
             return end
@@ -330,20 +332,16 @@ class Planner:
         available = self._cache.num_available - match.num_unlocked
         return num_pages - len(match.pages) + num_reserved <= available
 
-    def _fits_window(self, sequence: Sequence) -> bool:
-        """Tell whether it finds the window pages that it needs beside what running ones will."""
-        if not self._kv.has_windows:
-            return True
-        num_tokens, num_reserved = len(sequence.tokens), self._running.num_window_reserved
-        return self._kv.fits_window(self._kv.match(sequence), num_tokens, num_reserved)
+    def _fits_ends(self, sequence: Sequence) -> bool:
+        """Tell the same of layers that keep only the end of a prefix."""
+        return self._kv.fits_ends(sequence, self._running.num_window_reserved)
 
     def _for_pages(self, sequence: Sequence, spared: Container[int]) -> Running | None:
         """Return who should leave its pages to a sequence for which there is no room."""
-        num_tokens = len(sequence.tokens)
-        if not self._fits(sequence):
-            return self._shares.for_pages(sequence, self._kv.num_pages(num_tokens), spared)
-        num_needed = self._kv.window_need(num_tokens)
-        return self._shares.for_window_pages(sequence, num_needed, spared)
+        num_pages, windows = self._kv.num_pages(len(sequence.tokens)), self._kv.windows
+        if windows is None or not self._fits(sequence):
+            return self._shares.for_pages(sequence, num_pages, spared)
+        return self._shares.for_window_pages(sequence, windows.need(num_pages), spared)
 
     def _has_room(self, running: Running, batch: Batch) -> bool:
         """Make sure that a page can be had, preempting the hindmost until it can.

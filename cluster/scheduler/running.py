@@ -60,21 +60,9 @@ class RunningSet:
         adapter = sequence.request.adapter
         tenant = sequence.flow.tenant
         slot = None if adapter == BASE else self._slots.lease(adapter, step, tenant)
-        lock, pages, window_pages = self._kv.take(match, step)
+        running = self._kv.take(sequence, slot, match, step)
         sequence.status = Status.RUNNING
         sequence.match = None
-        running = Running(
-            sequence=sequence,
-            slot=slot,
-            lock=lock,
-            pages=pages,
-            num_kept=match.num_pages,
-            num_computed=match.num_pages * sequence.page_size,
-            score_from=sequence.num_scored,
-            window_pages=window_pages,
-            first_window=match.num_pages - len(window_pages),
-            parting=match.num_pages + match.num_passed if match.num_passed else 0,
-        )
         self.by_id[running.seq_id] = running
         insort(self.prefilling, running, key=_by_order)
         return running
@@ -132,10 +120,13 @@ class RunningSet:
     @property
     def num_window_reserved(self) -> int:
         """Return the window pages that running sequences will soon need, likewise."""
-        needs = self._kv.window_need
+        windows = self._kv.windows
+        if windows is None:
+            return 0
+        num_pages = self._kv.num_pages
         return len(self) + sum(
-            max(0, needs(len(running.sequence.tokens)) - len(running.window_pages))
-            for running in self.prefilling
+            max(0, windows.need(num_pages(len(one.sequence.tokens))) - len(one.window_pages))
+            for one in self.prefilling
         )
 
     @property
@@ -189,6 +180,6 @@ def fork_source(running: RunningSet, sequence: Sequence, match: Match) -> Runnin
     source = running.get(sequence.leader.seq_id)
     if rest == 0 or match.num_pages < num_pages or source is None:
         return None
-    if source.first_window > num_pages:
-        return None  # its window has left the page
+    if source.first_window > num_pages or source.state_pages:
+        return None  # its window has left the page; its state is of a later position
     return source if source.num_computed >= num_shared else None

@@ -73,7 +73,7 @@ class Scheduler(EventHandlers):
         self._groups = ParallelSamplingGroups(room)
         self._fairness = Fairness(config.fairness)
         self._cache = PrefixCache(
-            config.num_pages, config.num_host_pages, observer, counters, _window_pool(config)
+            config.num_pages, config.num_host_pages, observer, counters, _checkpointed(config)
         )
         kv = KVCacheManager(self._cache, config)
         self._slots = SlotTable(config.num_slots, config.adapter_memory, counters)
@@ -260,7 +260,7 @@ class Scheduler(EventHandlers):
 
     def stats(self) -> SchedulerStats:
         """Return gauges and counters as of now."""
-        config, cache, window = self.config, self._cache, self._cache.checkpoints
+        config, cache = self.config, self._cache
         return SchedulerStats(
             step=self._step,
             num_running=len(self._running),
@@ -273,15 +273,7 @@ class Scheduler(EventHandlers):
             total_host_pages=config.num_host_pages,
             free_host_pages=cache.host_pool.num_free,
             cached_host_pages=cache.num_host_cached,
-            total_window_pages=0 if window is None else config.num_window_pages,
-            free_window_pages=0 if window is None else window.device.num_free,
-            cached_window_pages=0 if window is None else window.num_cached,
-            held_window_pages=0
-            if window is None
-            else config.num_window_pages - window.num_available,
-            total_host_window_pages=0 if window is None else config.num_host_window_pages,
-            free_host_window_pages=0 if window is None else window.host.num_free,
-            num_checkpoints=0 if window is None else window.num_checkpoints,
+            **self._stats_of_ends(),
             num_slots=config.num_slots,
             adapter_memory=config.adapter_memory,
             slot_wait_bound=self._slot_queue.wait_bound,
@@ -294,6 +286,22 @@ class Scheduler(EventHandlers):
             counters=copy(self._counters),
         )
 
+    def _stats_of_ends(self) -> dict[str, int]:
+        """Return the gauges of layers that keep only the end of a prefix."""
+        config, pool = self.config, self._cache.checkpoints
+        if pool is None:
+            return {}
+        kind = "window" if config.window else "state"
+        return {
+            f"total_{kind}_pages": pool.device.num_pages,
+            f"free_{kind}_pages": pool.device.num_free,
+            f"cached_{kind}_pages": pool.num_cached,
+            f"held_{kind}_pages": pool.device.num_pages - pool.num_available,
+            f"total_host_{kind}_pages": pool.host.num_pages,
+            f"free_host_{kind}_pages": pool.host.num_free,
+            "num_checkpoints": pool.num_checkpoints,
+        }
+
     def check(self) -> None:
         """Assert every invariant that ties the parts together."""
         config, running = self.config, self._running.all()
@@ -302,7 +310,7 @@ class Scheduler(EventHandlers):
         assert self._cache.host_pool.num_pages == config.num_host_pages, "host pages do"
         self._cache.check(
             [page for r in running for page in r.private_pages()],
-            held=[page for r in running for page in r.window_pages],
+            held=[page for r in running for page in (*r.window_pages, *r.state_pages)],
         )
         for r in running if config.window else ():
             assert r.first_window + len(r.window_pages) == len(r.pages), "tables of two lengths"
@@ -370,9 +378,12 @@ class Scheduler(EventHandlers):
             self._unloads.settle(self._step)
 
 
-def _window_pool(config: SchedulerConfig) -> PoolSize | None:
-    if not config.window:
-        return None
-    return PoolSize(
-        "window", config.num_window_pages, config.num_host_window_pages, config.page_size
-    )
+def _checkpointed(config: SchedulerConfig) -> PoolSize | None:
+    """Return the pool of the layers that keep only the end of a prefix, if there are any."""
+    num_window, num_host_window = config.num_window_pages, config.num_host_window_pages
+    if config.window:
+        return PoolSize("window", num_window, num_host_window, config.page_size)
+    num_states, num_host_states = config.num_state_pages, config.num_host_state_pages
+    if num_states:
+        return PoolSize("state", num_states, num_host_states, config.page_size)
+    return None

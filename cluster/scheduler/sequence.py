@@ -42,6 +42,9 @@ class Sequence:
     num_cached_tokens: int | None = None  # at the first admission; None: never admitted
     match: Match | None = None  # the cached prefix while it waits, and what it was matched at:
     matched_at: tuple[int, int] = (0, 0)  # version of the tree, and pages asked for
+    # Pages of its prefix that were found where it was matched last, if it could not be resumed
+    # behind all of them; else 0. There another prompt parts from it, or ends.
+    parting: int = 0
     # Of the prompt's tokens from the second on, as far as they are computed, until they are sent.
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_scored: int = 0  # how many have been computed
@@ -96,7 +99,12 @@ class Running:
     # Of layers with a window: the pages from page `first_window` of its page table on.
     window_pages: list[CheckpointPage] = field(default_factory=list)
     first_window: int = 0
-    parting: int = 0  # pages of its prefix that are cached, but not wholly; 0: it is no more
+    # Of layers with states: its own page first, and those of states that are kept for the tree,
+    # each with its position in pages, until the tree has the pages before it.
+    state_pages: list[CheckpointPage] = field(default_factory=list)
+    kept_states: list[tuple[int, CheckpointPage]] = field(default_factory=list)
+    state_at: int = 0  # positions that its own page is behind, once the ranks have answered
+    states_kept_to: int = 0  # the last position that a state has been kept at, or was there
     is_decoding: bool = False
     is_ending: bool = False  # ends when the last step in flight that has it is committed
     is_failed: bool = False  # its logits were not finite: nothing more of it enters the cache

@@ -118,11 +118,11 @@ class SchedulerCounters(msgspec.Struct):
     ] = 0
     saved_checkpoint_pages: Annotated[
         int,
-        metric("kv_window_host_blocks_saved", "Window pages copied from device to host."),
+        metric("kv_checkpoint_blocks_saved", "Window and state pages copied to the host."),
     ] = 0
     restored_checkpoint_pages: Annotated[
         int,
-        metric("kv_window_host_blocks_restored", "Window pages copied from host to device."),
+        metric("kv_checkpoint_blocks_restored", "Window and state pages copied from the host."),
     ] = 0
     adapter_loads: Annotated[
         int, metric("adapter_loads", "Loads of an adapter into a slot that have begun.")
@@ -183,6 +183,24 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     free_host_window_pages: Annotated[
         int, metric("kv_window_host_blocks_free", "Window pages of the host tier without content.")
+    ] = 0
+    total_state_pages: Annotated[
+        int, metric("kv_state_blocks", "States that layers with states have room for.")
+    ] = 0
+    free_state_pages: Annotated[
+        int, metric("kv_state_blocks_free", "State pages without content.")
+    ] = 0
+    cached_state_pages: Annotated[
+        int, metric("kv_state_blocks_cached", "State pages that only checkpoints have.")
+    ] = 0
+    held_state_pages: Annotated[
+        int, metric("kv_state_blocks_held", "State pages that sequences hold.")
+    ] = 0
+    total_host_state_pages: Annotated[
+        int, metric("kv_state_host_blocks", "State pages of the host tier.")
+    ] = 0
+    free_host_state_pages: Annotated[
+        int, metric("kv_state_host_blocks_free", "State pages of the host tier without content.")
     ] = 0
     num_checkpoints: Annotated[
         int, metric("kv_checkpoints", "Positions at which cached prefixes can be resumed.")

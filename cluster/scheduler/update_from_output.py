@@ -38,7 +38,8 @@ class OutputUpdater:
         self._sequences = sequences
         self._fairness = fairness
         self._counters = counters
-        self._has_windows = kv.has_windows
+        self._windows = kv.windows
+        self._has_states = kv.states is not None
         self._ending: list[Running] = []
 
     def end_at_commit(self, running: Running) -> None:
@@ -80,6 +81,8 @@ class OutputUpdater:
             num_known = len(running.sequence.tokens)
             end = end_of(chunk)
             running.num_computed = min(end, num_known)
+            if self._has_states:
+                running.state_at = end
             running.is_failed |= is_failed
             if chunk.targets and not is_failed:
                 _take_scores(running.sequence, chunk, scored[chunk.seq_id])
@@ -125,8 +128,8 @@ class OutputUpdater:
         is_part = running.num_computed < sequence.num_prompt_tokens
         if not running.is_decoding and not (is_part and sequence.computes_whole_prompt):
             self._kv.cache_full_pages(running, step)
-        if self._has_windows:
-            self._kv.leave_pages_behind(running)
+        if self._windows is not None:
+            self._windows.move_on(running)
         if sampled is None:
             return None
         if isinstance(sampled, PooledPrompt):

@@ -134,3 +134,39 @@ class FakeWindow:
             assert found == self._entries[position], (
                 f"{who}: window page {page} does not hold position {position}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class FakeState:
+    """What a state page holds: all that its sequence has computed."""
+
+    num_tokens: int
+    content: bytes  # as that of the last `Entry`, or of none
+
+
+class FakeStates:
+    """State pages of both tiers, None where nothing was ever written."""
+
+    def __init__(self, *, page_size: int, num_pages: int, num_host_pages: int) -> None:
+        self._page_size = page_size
+        self._device: list[FakeState | None] = [None] * num_pages
+        self._host: list[FakeState | None] = [None] * num_host_pages
+
+    def __getitem__(self, page: int) -> FakeState | None:
+        assert 0 <= page < len(self._device), f"there is no state page {page}"
+        return self._device[page]
+
+    def __setitem__(self, page: int, state: FakeState) -> None:
+        assert 0 <= page < len(self._device), f"there is no state page {page}"
+        self._device[page] = state
+
+    def copy(self, copy: PageCopy, held: AbstractSet[int]) -> None:
+        """Make one copy, which must not write over one of the device pages that are `held`."""
+        assert copy.num_positions == self._page_size, f"a state is copied whole: {copy}"
+        source = self._host if copy.kind == "restore" else self._device
+        target = self._host if copy.kind == "save" else self._device
+        assert 0 <= copy.source < len(source), f"there is no such page: {copy}"
+        assert 0 <= copy.target < len(target), f"there is no such page: {copy}"
+        assert source[copy.source] is not None, f"what is copied was never computed: {copy}"
+        assert copy.kind == "save" or copy.target not in held, f"a sequence holds it: {copy}"
+        target[copy.target] = source[copy.source]

@@ -33,7 +33,7 @@ from worker.protocol import (
     TokenLogprobs,
     decode_plan,
 )
-from worker.testing.fake_pages import Entry, FakePages, FakeWindow
+from worker.testing.fake_pages import Entry, FakePages, FakeState, FakeStates, FakeWindow
 
 _HASH_BYTES = 16
 Forks = dict[PoolName, dict[int, int]]  # by pool and page: positions
@@ -142,6 +142,7 @@ class _Sequence:
     num_prompt_tokens: int
     computed_from: int  # what it began with
     window: FakeWindow
+    state_page: int | None
     sampled: int | None = None  # after its last chunk, which was in the last step
 
 
@@ -157,6 +158,8 @@ class FakeRank:
         self._slots: list[str | None] = [None] * num_slots
         self._pages = FakePages(page_size=page_size, num_pages=0, num_host_pages=0)
         self._window_pages = FakePages(page_size=page_size, num_pages=0, num_host_pages=0)
+        self._states = FakeStates(page_size=page_size, num_pages=0, num_host_pages=0)
+        self._has_states = False
         self._sequences: dict[int, _Sequence] = {}
         self._digest = GENESIS
         self._last_step = 0
@@ -191,6 +194,8 @@ class FakeRank:
         num_host_pages: int = 0,
         num_window_pages: int = 0,
         num_host_window_pages: int = 0,
+        num_state_pages: int = 0,
+        num_host_state_pages: int = 0,
     ) -> None:
         """Make the pages, on the device and in host memory."""
         self._pages = FakePages(
@@ -200,6 +205,12 @@ class FakeRank:
             page_size=self._page_size,
             num_pages=num_window_pages,
             num_host_pages=num_host_window_pages,
+        )
+        self._has_states = num_state_pages > 0
+        self._states = FakeStates(
+            page_size=self._page_size,
+            num_pages=num_state_pages,
+            num_host_pages=num_host_state_pages,
         )
 
     def load_adapter(
@@ -264,14 +275,16 @@ class FakeRank:
 
     def _copy(self, copies: tuple[PageCopy, ...]) -> Forks:
         """Make the copies; return the pages that hold a fork then, and its positions in each."""
-        held, window_held = self._held(), self._window_held()
+        held, window_held, state_held = self._held(), self._window_held(), self._state_held()
         for copy in copies:
-            if copy.pool == "window":
+            if copy.pool == "state":
+                self._states.copy(copy, state_held)
+            elif copy.pool == "window":
                 self._window_pages.copy(copy, window_held)
             else:
                 self._pages.copy(copy, held)
         last = {(copy.pool, copy.target): copy for copy in copies if copy.kind != "save"}
-        forks: Forks = {"full": {}, "window": {}}
+        forks: Forks = {"full": {}, "window": {}, "state": {}}
         for (pool, page), copy in last.items():
             if copy.kind == "fork":
                 forks[pool][page] = copy.num_positions
@@ -296,6 +309,8 @@ class FakeRank:
             self._window_pages, self._page_size, self._window, start, entries, num_pages
         )
         window.owned = self._own(start, start.window_pages, forks["window"], self._window_held())
+        content = entries[-1].content if entries else _root(adapter)
+        self._start_state(start, content, forks["state"])
         self._sequences[start.seq_id] = _Sequence(
             slot=start.slot,
             adapter=adapter,
@@ -303,11 +318,26 @@ class FakeRank:
             pages=list(start.pages),
             owned=owned,
             tokens=tokens,
-            content=entries[-1].content if entries else _root(adapter),
+            content=content,
             num_prompt_tokens=start.num_prompt_tokens,
             computed_from=start.num_cached_tokens,
             window=window,
+            state_page=start.state_page,
         )
+
+    def _start_state(self, start: SequenceStart, content: bytes, forks: dict[int, int]) -> None:
+        """Check the state that a sequence starts with, which it may change."""
+        who, page = f"sequence {start.seq_id}", start.state_page
+        assert (page is not None) == self._has_states, f"{who} starts on state page {page}"
+        if page is None:
+            return
+        assert page not in self._state_held(), f"{who} starts on a state that another one has"
+        if start.num_cached_tokens == 0:
+            self._states[page] = FakeState(0, content)
+        else:
+            assert page in forks, f"{who} starts on a state that is no copy"
+        expected = FakeState(start.num_cached_tokens, content)
+        assert self._states[page] == expected, f"{who} starts on a state of something else"
 
     def _own(
         self,
@@ -357,6 +387,11 @@ class FakeRank:
                 assert page not in held, f"page {page} is given out while a sequence holds it"
                 pages.clear(page)
 
+    def _state_held(self) -> set[int]:
+        """Return the state pages of all running sequences."""
+        pages = (sequence.state_page for sequence in self._sequences.values())
+        return {page for page in pages if page is not None}
+
     def _window_held(self) -> set[int]:
         """Return the window pages that some sequence's next positions see."""
         return {page for sequence in self._sequences.values() for page in sequence.window.held()}
@@ -382,6 +417,10 @@ class FakeRank:
         sequence.pages += chunk.new_pages
         sequence.owned.update(chunk.new_pages)
         sequence.window.grow(chunk)
+        if sequence.state_page is not None:
+            expected = FakeState(chunk.start, sequence.content)
+            found = self._states[sequence.state_page]
+            assert found == expected, f"sequence {chunk.seq_id}: its state is of something else"
         for token_id in self._known(sequence, chunk):
             index, offset = divmod(len(sequence.tokens), self._page_size)
             assert index < len(sequence.pages), f"sequence {chunk.seq_id}: too few pages"
@@ -392,6 +431,8 @@ class FakeRank:
             entry = Entry(token_id, sequence.content)
             self._pages.write(page, offset, entry)
             sequence.window.write(entry)
+        if sequence.state_page is not None:
+            self._states[sequence.state_page] = FakeState(len(sequence.tokens), sequence.content)
         sequence.sampled = None
         if not chunk.samples:
             return None

@@ -29,16 +29,16 @@ class PrefixCache:
         num_host_pages: int = 0,
         observer: CacheObserver | None = None,
         counters: SchedulerCounters | None = None,
-        window: PoolSize | None = None,
+        checkpointed: PoolSize | None = None,
     ) -> None:
         self.counters = counters or SchedulerCounters()
-        self._trees = RadixTrees(window is not None)
+        self._trees = RadixTrees(checkpointed is not None)
         self._events = CacheEvents(observer)
         self._copies = PageCopies()
         # Of layers that keep only the end of a prefix; None: there are none.
         self.checkpoints: CheckpointPool | None = None
-        if window is not None:
-            self.checkpoints = CheckpointPool(window, self._copies, self.counters)
+        if checkpointed is not None:
+            self.checkpoints = CheckpointPool(checkpointed, self._copies, self.counters)
         self._tiers = PageTiers(
             num_pages,
             num_host_pages,

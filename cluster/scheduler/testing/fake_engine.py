@@ -44,6 +44,8 @@ class FakeEngine:
             config.num_host_pages,
             config.num_window_pages,
             config.num_host_window_pages,
+            config.num_state_pages,
+            config.num_host_state_pages,
         )
         self._frames: list[bytes] = []  # that the rank has not run
         self._outputs: list[StepOutput] = []  # that are not committed

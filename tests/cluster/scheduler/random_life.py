@@ -31,14 +31,17 @@ SIZES = {BASE: 0, "A": 1, "B": 2, "C": 3, "D": 4, "A:0.5,B:2.0": 3}  # bytes; th
 def random_config(random: Random) -> SchedulerConfig:
     """Return limits under which pages, slots and batch room are all scarce."""
     max_running = random.randint(1, 6)
+    window = random.choice([0, 0, 3, 6])
     return SchedulerConfig(
         base_digest="model",
         num_pages=random.randint(5, 16),
         num_host_pages=random.choice([0, 1, 4, 30]),
         page_size=2,
-        window=random.choice([0, 0, 3, 6]),
+        window=window,
         num_window_pages=random.randint(5, 12),
         num_host_window_pages=random.choice([0, 4, 12]),
+        num_state_pages=0 if window else random.choice([0, 2, 6, 20]),
+        num_host_state_pages=random.choice([0, 4]),
         max_model_len=24,
         num_slots=random.randint(1, 3),
         adapter_memory=random.choice([0, 0, 4, 6, 8]),

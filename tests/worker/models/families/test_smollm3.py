@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
-from tests.worker.models.families.battery import WindowBattery, Made
+from tests.worker.models.families.battery import Made, WindowBattery
 from worker.model_config_reader import read_model_config
 
 
