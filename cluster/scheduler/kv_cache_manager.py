@@ -160,10 +160,10 @@ class KVCacheManager:
 
     def keep_state(self, running: Running, start: int, step: int) -> None:
         """Keep the state before a chunk that begins at `start`, if there is to be a checkpoint."""
-        at, rest = divmod(start, self._page_size)
-        if self.states is None or rest or not self._is_caching or start <= running.states_kept_to:
+        if self.states is None or not self._is_caching or start <= running.states_kept_to:
             return
-        if _checkpoints_between(running.sequence, at - 1, at, self._page_size):
+        at, rest = divmod(start, self._page_size)
+        if not rest and _checkpoints_between(running.sequence, at - 1, at, self._page_size):
             self.states.keep_before(running, start, step)
             running.states_kept_to = start
 

@@ -220,10 +220,13 @@ class Planner:
 
     def _continue_prefill(self, batch: Batch, running: Running, start: int) -> None:
         """Compute as much of the known tokens as budget and pages allow."""
-        end = self._chunk_end(batch, running.sequence, start)
-        reach = (len(running.pages) + self._kv.num_available) * self._page_size
-        if min(end, reach) > start:
-            self._put_chunk(batch, running, start, min(end, reach))
+        end = min(self._chunk_end(batch, running.sequence, start), self._reach(running))
+        if end > start:
+            self._put_chunk(batch, running, start, end)
+
+    def _reach(self, running: Running) -> int:
+        """Return the positions for which there are pages, of windows as well."""
+        return (len(running.pages) + self._kv.num_available) * self._page_size
 
     def _admit_before(self, batch: Batch, running: Running, *, may_preempt: bool) -> None:
         """Admit other tenants' sequences whose turn comes before the next chunk of a prefill.
@@ -274,7 +277,7 @@ class Planner:
         self._count(sequence, start)
         batch.starts.append(start_of(running))
         batch.started.add(seq_id)
-        self._put_chunk(batch, running, running.num_computed, end)
+        self._put_chunk(batch, running, running.num_computed, min(end, self._reach(running)))
         return True
 
     def _give_way(self, batch: Batch, victim: Running) -> None:

@@ -65,6 +65,7 @@ class RankGroup:
         dtype: Literal["bfloat16", "float32"] = "float32",
         num_pages: int = 64,
         num_host_pages: int = 16,
+        num_window_pages: int = 24,
         num_slots: int = 4,
         places: Sequence[Communicator] | None = None,
     ) -> None:
@@ -93,12 +94,15 @@ class RankGroup:
         ]
         self._threads = ThreadPoolExecutor(tp)
         self.infos = list(self._threads.map(Rank.load, self.ranks))
+        self._window = self.infos[0].window
         for rank in self.ranks:
-            rank.allocate(num_pages, num_host_pages)
+            rank.allocate(num_pages, num_host_pages, num_window_pages * (self._window > 0))
         self.digest = GENESIS
         self.last_step = 0
         # Pages are dealt from the middle, so that no page number equals its place in a table.
         self._free = [*range(num_pages // 2, num_pages), *range(num_pages // 2)]
+        # What a window has left is given out again, the last first.
+        self._free_window = list(range(num_window_pages))
         self._next_id = 0
 
     def close(self) -> None:
@@ -176,6 +180,7 @@ class RankGroup:
         self._next_id += len(prompts)
         computed: dict[int, int] = {}
         pages: dict[int, int] = {}
+        windows: dict[int, list[int]] = {seq_id: [] for seq_id in ids}
         num_sampled = dict.fromkeys(ids, 0)
         finished: list[int] = []
         running: list[tuple[list[Chunk], list[StartedStep]]] = []
@@ -199,17 +204,33 @@ class RankGroup:
                 missing = -(-computed[seq_id] // PAGE) - pages[seq_id]
                 given = tuple(self._free.pop(0) for _ in range(missing))
                 pages[seq_id] += missing
+                window_given = self._move_window(windows[seq_id], first, missing)
                 samples = computed[seq_id] >= len(prompt.token_ids)
                 num_sampled[seq_id] += samples
                 if num_sampled[seq_id] == num_tokens:
                     finished.append(seq_id)
-                chunks.append(Chunk(seq_id, first, part, given, samples))
+                chunks.append(Chunk(seq_id, first, part, given, samples, (), window_given))
             running.append((chunks, self.start(chunks, starts)))
             if len(running) == (2 if is_ahead else 1):
                 self._take(ids, *running.pop(0))
         for chunks, started in running:
             self._take(ids, chunks, started)
         self.step(ends=finished)
+
+    def _move_window(self, window: list[int], first: int, missing: int) -> tuple[int, ...]:
+        """Return pages for a chunk from position `first` on, maybe those that its window leaves.
+
+        `window` is the page table of layers with a window, -1 where it has left a page.
+        """
+        if not self._window:
+            return ()
+        for at in range(max(0, first + 1 - self._window) // PAGE):
+            if window[at] >= 0:
+                self._free_window.append(window[at])
+                window[at] = -1
+        given = tuple(self._free_window.pop() for _ in range(missing))
+        window += given
+        return given
 
     def _take(
         self, prompts: Mapping[int, Prompt], chunks: list[Chunk], started: list[StartedStep]

@@ -55,8 +55,14 @@ class SequenceTable:
     ) -> None:
         """Make an empty table; the layers with a window have pages of their own unless it is 0."""
         self._page_size = page_size
-        self._num_pages: dict[PoolName, int] = {"full": num_pages, "window": num_window_pages}
-        self._num_host_pages = {"full": num_host_pages, "window": num_host_window_pages}
+        self._num_pages: dict[PoolName, int]
+        self._num_pages = {"full": num_pages, "window": num_window_pages, "state": 0}
+        self._num_host_pages: dict[PoolName, int]
+        self._num_host_pages = {
+            "full": num_host_pages,
+            "window": num_host_window_pages,
+            "state": 0,
+        }
         self.window = window
         self._max_model_len = max_model_len
         self._by_id: dict[int, RunningSequence] = {}
@@ -144,6 +150,7 @@ class SequenceTable:
         )
         self._check_pages(start.pages, "full")
         self._check_pages(start.window_pages, "window")
+        assert start.state_page is None, "this model has no layers with states"
         first_window = num_pages - len(start.window_pages) if self.window else 0
         first_seen = max(0, start.num_cached_tokens + 1 - self.window) // self._page_size
         assert 0 <= first_window <= first_seen or not self.window, (

@@ -32,6 +32,24 @@ def test_a_gpu_says_what_a_cpu_says(tiny_model, start_group, on_gpu, model: str,
     assert graphs.replayed > 0, "decodes run as graphs"
 
 
+def test_a_gpu_says_what_a_cpu_says_of_layers_with_a_window(
+    tiny_model, start_group, on_gpu
+) -> None:
+    """Of gemma3's two layers one has a window of 50 positions, and pages of its own."""
+    path = tiny_model("gemma3").path
+
+    def prompts() -> list[Prompt]:
+        return [Prompt(random_tokens(70, 1)), Prompt(random_tokens(30, 2), first_step=2)]
+
+    wanted, graphs = prompts(), Graphs()
+    start_group(path, num_window_pages=9).generate(wanted, 3, 32)
+    on_gpu(graphs)
+    found = prompts()
+    start_group(path, num_window_pages=9).generate(found, 3, 32)
+    assert_close(found, wanted, tolerance=2e-4)
+    assert graphs.replayed > 0
+
+
 @pytest.mark.usefixtures("dots_are_chains")
 def test_a_padded_graph_gives_the_bits_of_a_step_by_itself(tiny_model, start_group, on_gpu) -> None:
     path = tiny_model("llama").path
