@@ -78,6 +78,6 @@ class StatePages:
 
     def _copy(self, source: CheckpointPage) -> CheckpointPage:
         (target,) = self._pool.allocate(1)
-        ids = ids_of([source, target])
-        self._cache.note(PageCopy("fork", *ids, self._page_size, "state"))
+        source_id, target_id = ids_of([source, target])
+        self._cache.note(PageCopy("fork", source_id, target_id, self._page_size, "state"))
         return target

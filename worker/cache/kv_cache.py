@@ -58,8 +58,13 @@ class KVCache:
             )
         if window_layers:
             self._pools["window"] = _Pool(
-                *(len(window_layers), num_window_pages, num_host_window_pages),
-                *(shape, dtype, device, kernels),
+                len(window_layers),
+                num_window_pages,
+                num_host_window_pages,
+                shape,
+                dtype,
+                device,
+                kernels,
             )
         self.pools: tuple[PoolName, ...] = tuple(self._pools)
         places: dict[int, tuple[PoolName, int]] = {}
@@ -109,7 +114,7 @@ class _Pool:
         self.pages = kernels.empty_pool((num_layers, 2, num_pages, *shape), dtype, device)
         self.layers = [(pages[0], pages[1]) for pages in self.pages]
         # A host page is one piece of memory, all layers together, so that it crosses in one go.
-        self._host_pages = torch.empty(
+        self.host_pages = torch.empty(
             (num_host_pages, num_layers, 2, *shape),
             dtype=dtype,
             device="cpu",
@@ -125,9 +130,9 @@ class _Pool:
         sources, targets = [one.source for one in run], [one.target for one in run]
         match run[0].kind:
             case "save":
-                self._kernels.save_pages(self.pages, sources, self._host_pages, targets)
+                self._kernels.save_pages(self.pages, sources, self.host_pages, targets)
             case "restore":
-                self._kernels.restore_pages(self._host_pages, sources, self.pages, targets)
+                self._kernels.restore_pages(self.host_pages, sources, self.pages, targets)
             case "fork":
                 shared = [one.num_positions for one in run]
                 self._kernels.fork_pages(self.pages, sources, targets, shared)

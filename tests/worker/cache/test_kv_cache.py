@@ -38,7 +38,7 @@ def cache():
         kernels=CpuKernels(),
     )
     cache._pools["full"].pages.fill_(POISON)
-    cache._pools["full"]._host_pages.fill_(POISON)
+    cache._pools["full"].host_pages.fill_(POISON)
     return cache
 
 
@@ -73,7 +73,7 @@ def test_a_copy_touches_no_other_page(cache):
     cache.copy([save(2, 3), restore(3, 5), fork(1, 4, 3)])
     for page in (0, 1, 2, 3):
         assert torch.equal(content(cache, page), before[page])
-    assert cache._pools["full"]._host_pages[:3].isnan().all()
+    assert cache._pools["full"].host_pages[:3].isnan().all()
 
 
 @pytest.mark.parametrize("num_positions", [1, 3, PAGE])
@@ -126,8 +126,7 @@ def test_a_cache_without_a_host_tier_takes_no_host_memory():
         device=torch.device("cpu"),
         kernels=CpuKernels(),
     )
-    assert cache.num_host_pages == 0
-    assert cache._pools["full"]._host_pages.numel() == 0
+    assert cache._pools["full"].host_pages.numel() == 0
 
 
 def test_copies_that_hang_together_are_made_one_after_the_other(cache):
@@ -163,7 +162,7 @@ class Noting(CpuKernels):
 
 
 def test_copies_are_made_at_once_as_far_as_they_do_not_hang_together(cache):
-    cache._kernels = noted = Noting()
+    cache._pools["full"]._kernels = noted = Noting()
     cache.copy(
         [fork(0, 1, 2), fork(0, 2, 3), fork(1, 3, 1), fork(4, 5, 1), fork(0, 4, 1), fork(2, 4, 1)]
         + [save(4, 0), save(4, 1), save(5, 0)]
@@ -200,7 +199,7 @@ def two_kinds():
     )
     for pool in cache._pools.values():
         pool.pages.fill_(1.0)
-        pool._host_pages.fill_(2.0)
+        pool.host_pages.fill_(2.0)
     return cache
 
 
