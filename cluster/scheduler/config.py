@@ -83,7 +83,7 @@ class SchedulerConfig:
     @property
     def most_window_pages(self) -> int:
         """Window pages that a sequence needs at once, at most, to go on by its longest chunks."""
-        chunk = -(-self.max_chunk // self.page_size)
+        chunk = -(-min(self.max_chunk, self.token_budget) // self.page_size)
         return min(self.pages_behind + 1 + chunk, self.num_window_pages)
 
     def slot_wait_bound(
