@@ -65,7 +65,7 @@ class RankGroup:
         dtype: Literal["bfloat16", "float32"] = "float32",
         num_pages: int = 64,
         num_host_pages: int = 16,
-        num_window_pages: int = 24,
+        num_window_pages: int = 64,
         num_slots: int = 4,
         places: Sequence[Communicator] | None = None,
     ) -> None:

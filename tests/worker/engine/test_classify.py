@@ -69,7 +69,9 @@ class Asking:
         for seq_id, (slot, tokens) in zip(ids, prompts, strict=True):
             num_pages = -(-len(tokens) // PAGE)
             starts.append(SequenceStart(seq_id, slot, sampling, len(tokens), (), 0, ()))
-            chunks.append(Chunk(seq_id, 0, tokens, tuple(range(page, page + num_pages)), True))
+            pages = tuple(range(page, page + num_pages))
+            window_pages = pages if self._group.infos[0].window else ()
+            chunks.append(Chunk(seq_id, 0, tokens, pages, True, (), window_pages))
             page += num_pages
         output = self._group.step(chunks, starts)
         self._group.step(ends=ids)
