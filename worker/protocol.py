@@ -241,8 +241,6 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_window_pages: int = 0  # of that pool, beside `max_pages`
     max_host_window_pages: int = 0
     window_page_bytes: int = 0
-    max_state_pages: int = 0  # of layers with states; 0: there are none
-    max_host_state_pages: int = 0
 
 
 _plan_encoder = msgspec.msgpack.Encoder()
