@@ -54,7 +54,7 @@ def op_by_op(runner: NativeRunner, rows: InputBatch) -> Tensor | None:
     max_lora_rank = runner._bank.table.max_lora_rank([one.slot for one in rows.runs])
     loras = runner._loras(step, max_lora_rank) if max_lora_rank else None
     with torch.inference_mode():
-        whole = replace(batch, attention=step, loras=loras)
+        whole = replace(batch, attention={"full": step}, loras=loras)
         return runner._model.forward(whole, runner._cache)[0]
 
 
