@@ -127,7 +127,7 @@ def test_choices_share_the_pages_of_a_window_and_copy_its_last(make_windows: Mak
 
 
 def test_a_preempted_sequence_goes_on_at_its_last_full_page(make_windows: MakeEngine) -> None:
-    engine = make_windows(num_window_pages=2 * BEHIND + 4, max_running=4)
+    engine = make_windows(num_window_pages=2 * BEHIND + 4, num_host_window_pages=20, max_running=4)
     seq_ids = [engine.add(prompt(3, salt), max_tokens=40) for salt in (1, 2, 3)]
     engine.run()
     assert stats_of(engine).counters.preemptions > 0

@@ -79,6 +79,10 @@ class Twins:
             ),
             "counter": any(flow.counter for flow in flows),
             "late": scheduler.stats().counters.late_slots,
+            "window": any(one.window_pages for one in running),
+            "checkpoint": any(node.run.checkpoints for node in nodes),
+            "host checkpoint": any(c.is_on_host for node in nodes for c in node.run.checkpoints),
+            "state": any(one.kept_states for one in running),
         }
         self.met.update(name for name, is_met in signs.items() if is_met)
 
@@ -129,6 +133,10 @@ def test_the_lives_above_meet_everything_that_a_state_may_hold() -> None:
         "preempted",
         "counter",
         "late",
+        "window",
+        "checkpoint",
+        "host checkpoint",
+        "state",
     }
 
 
