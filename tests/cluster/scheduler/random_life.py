@@ -1,6 +1,7 @@
 """A scheduler's life under random clients: everything that can happen, happens, over tiny pools."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -31,17 +32,11 @@ SIZES = {BASE: 0, "A": 1, "B": 2, "C": 3, "D": 4, "A:0.5,B:2.0": 3}  # bytes; th
 def random_config(random: Random) -> SchedulerConfig:
     """Return limits under which pages, slots and batch room are all scarce."""
     max_running = random.randint(1, 6)
-    window = random.choice([0, 0, 3, 6])
     return SchedulerConfig(
         base_digest="model",
         num_pages=random.randint(5, 16),
         num_host_pages=random.choice([0, 1, 4, 30]),
         page_size=2,
-        window=window,
-        num_window_pages=random.randint(5, 12),
-        num_host_window_pages=random.choice([0, 4, 12]),
-        num_state_pages=0 if window else random.choice([0, 2, 6, 20]),
-        num_host_state_pages=random.choice([0, 4]),
         max_model_len=24,
         num_slots=random.randint(1, 3),
         adapter_memory=random.choice([0, 0, 4, 6, 8]),
@@ -53,6 +48,19 @@ def random_config(random: Random) -> SchedulerConfig:
         drain_steps=2,
         prefix_cache=random.random() < 0.8,
         fairness=random.random() < 0.6,
+    )
+
+
+def with_ends(config: SchedulerConfig, random: Random) -> SchedulerConfig:
+    """Return the same for a model some of whose layers have windows or states."""
+    window = random.choice([0, 3, 6])
+    return replace(
+        config,
+        window=window,
+        num_window_pages=random.randint(5, 12),
+        num_host_window_pages=random.choice([0, 4, 12]),
+        num_state_pages=0 if window else random.choice([2, 6, 20]),
+        num_host_state_pages=random.choice([0, 4]),
     )
 
 
@@ -189,6 +197,8 @@ def record_lives(
     chains = []
     for _ in range(num_lives):
         config = random_config(random)
+        if seed % 2:
+            config = with_ends(config, random)
         engine = FakeEngine(config, loads_at_once=False, plans_ahead=random.random() < 0.7)
         engine.scheduler = Scheduler(config, Deaf(), EventJournal(config, log, "test"))
         life = RandomLife(engine, config, random)

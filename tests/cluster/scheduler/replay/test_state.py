@@ -17,7 +17,7 @@ from cluster.scheduler.scheduler import Scheduler
 from cluster.scheduler.sequence import Status
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
-from tests.cluster.scheduler.random_life import RandomLife, random_config
+from tests.cluster.scheduler.random_life import RandomLife, random_config, with_ends
 from tests.random_cases import num_cases
 
 encode = msgspec.msgpack.Encoder().encode
@@ -94,9 +94,11 @@ def _answer(call: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, 
         return "raised", str(error)
 
 
-def _live(seed: int, num_acts: int) -> Twins:
+def _live(seed: int, num_acts: int, *, has_ends: bool) -> Twins:
     random = Random(seed)
     config = random_config(random)
+    if has_ends:
+        config = with_ends(config, random)
     engine = FakeEngine(config, loads_at_once=False, plans_ahead=seed % 3 > 0)
     engine.scheduler = twins = Twins(config, random)
     life = RandomLife(engine, config, random)
@@ -109,11 +111,15 @@ def _live(seed: int, num_acts: int) -> Twins:
 @settings(max_examples=num_cases(30), deadline=None)
 @given(st.integers(0, 2**32))
 def test_at_any_moment_a_restored_scheduler_goes_on_alike(seed: int) -> None:
-    _live(seed, num_acts=60)
+    _live(seed, num_acts=60, has_ends=seed % 2 == 1)
 
 
 def test_the_lives_above_meet_everything_that_a_state_may_hold() -> None:
-    lives = [_live(seed, num_acts=120) for seed in range(12)]
+    lives = [
+        _live(seed, num_acts=120, has_ends=has_ends)
+        for seed in range(12)
+        for has_ends in (False, True)
+    ]
     assert set.union(*(one.met for one in lives)) == {
         "in flight",
         "ahead",
