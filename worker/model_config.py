@@ -7,6 +7,9 @@ from worker.classifier_config import ClassifierConfig
 from worker.linears import Linear
 
 Activation = Literal["silu", "gelu_tanh"]
+# Layers of a kind share pages: those that attend to all positions, and those with a sliding window.
+# Recurrent and convolution layers have a state for each sequence, in a page.
+PoolName = Literal["full", "window", "state"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,12 @@ from typing import Literal
 import msgspec
 
 from worker.errors import PlanMismatch
+from worker.model_config import PoolName
 
 DIGEST_BYTES = 32
 GENESIS = bytes(DIGEST_BYTES)  # the digest "before step 1" of a freshly started group of ranks
 # In place of a token that the step before samples, in a plan that was made before its reply came.
 PENDING_TOKEN = -1
-
-# Layers of a kind share pages: those that attend to all positions, and those with a sliding window.
-# Recurrent and convolution layers have a state for each sequence, in a page.
-PoolName = Literal["full", "window", "state"]
 
 # What a prompt's final hidden states become: an embedding, of its last token or the mean of all, or
 # the logits of a classification head behind its last token.

@@ -15,7 +15,8 @@ from torch import Tensor
 from kernels.interface import AnyKernels
 
 if TYPE_CHECKING:
-    from worker.protocol import PageCopy, PoolName
+    from worker.model_config import PoolName
+    from worker.protocol import PageCopy
 
 
 def page_num_bytes(

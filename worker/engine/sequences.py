@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from worker.lora.adapter_bank import SlotRows
+from worker.model_config import PoolName
 from worker.models.forward_batch import InputBatch
 from worker.protocol import (
     PENDING_TOKEN,
     Chunk,
     PageCopy,
     Plan,
-    PoolName,
     SamplingParams,
     SequenceStart,
 )

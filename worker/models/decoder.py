@@ -21,13 +21,12 @@ from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.lora.adapter_bank import AdaptedRows
 from worker.lora.adapter_weights import AdapterHead
-from worker.model_config import ModelConfig
+from worker.model_config import ModelConfig, PoolName
 from worker.models.decoder_layer import DecoderLayer, LayerContext, LayerShape
 from worker.models.embedding import embed, head_logits
 from worker.models.experts import SparseMlp
 from worker.models.forward_batch import ForwardBatch
 from worker.models.rotary import rope_tables
-from worker.protocol import PoolName
 from worker.sampling.row_logits import Argmax, RowLogits
 from worker.weights.model_weights import LayerWeights, Weights
 from worker.weights.partition import Partition, even_spans

@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.attention_batch import AttentionBatch
 from worker.lora.adapter_bank import AdaptedRows, AdapterBank, SlotRows
 from worker.lora.adapter_weights import AdapterEmbedding, AdapterHead
-from worker.protocol import PoolName
+from worker.model_config import PoolName
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from kernels.gpu.batch_metadata import (
 )
 from kernels.gpu.lora.apply import cut_tiles
 from worker.lora.adapter_bank import AdapterBank
+from worker.model_config import PoolName
 from worker.models.forward_batch import ForwardBatch, InputBatch
-from worker.protocol import PoolName
 from worker.runners.device_arrays import DeviceArrays
 
 Array = npt.NDArray[np.integer]

@@ -102,7 +102,7 @@ class NativeRunner:
         batch = cpu_forward_batch(rows, self._bank, cache.page_size, pending, cache.pools)
         runs = [(run.slot, run.start, run.stop) for run in rows.runs]
         full, window = batch.attention.get("full"), batch.attention.get("window")
-        step = Step(len(rows.token_ids), full, runs, rows.sample_rows, window)
+        step = Step(len(rows.token_ids), full, runs, rows.sample_rows, window=window)
         recording = self._recording(step, [slot for slot, _, _ in runs])
         recording.x[: step.num_rows].copy_(self._model.embed(batch))
         recording.program.run(thread_pool, step)

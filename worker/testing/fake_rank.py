@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from worker.engine.step_server import StartedStep
 from worker.lora.shard import AdapterShard
+from worker.model_config import PoolName
 from worker.protocol import (
     GENESIS,
     PENDING_TOKEN,
@@ -22,7 +23,6 @@ from worker.protocol import (
     Plan,
     PooledPrompt,
     Pooling,
-    PoolName,
     PromptLogprobs,
     RankInfo,
     SampledToken,
