@@ -117,7 +117,7 @@ def test_at_any_moment_a_restored_scheduler_goes_on_alike(seed: int) -> None:
 def test_the_lives_above_meet_everything_that_a_state_may_hold() -> None:
     lives = [
         _live(seed, num_acts=120, has_ends=has_ends)
-        for seed in range(12)
+        for seed in range(1, 6)
         for has_ends in (False, True)
     ]
     assert set.union(*(one.met for one in lives)) == {
