@@ -15,7 +15,7 @@ from deploy.config import ConfigError, ServeConfig
 from deploy.config_errors import one_line
 from deploy.generation_config import sampling_defaults
 from deploy.machine import num_cores
-from deploy.memory import ITEM_BYTES, largest_layer_page
+from deploy.memory import ITEM_BYTES, largest_layer_page, largest_state_page
 from deploy.models import base_digest, find_model
 from kernels.gpu.constants import HEAD_DIMS, PAGE_SIZES
 from worker.cache.page_budget import PageKinds, cut_budget, page_kinds
@@ -73,7 +73,8 @@ def check_model(config: ServeConfig) -> Checked:
 def longest_sequence(config: ServeConfig, model: ModelConfig) -> int:
     """Return for how many tokens of one sequence the KV memory has pages."""
     kinds = _page_kinds(config, model)
-    counts = cut_budget(config.kv_cache_memory, kinds, largest_layer_page(config, model))
+    pages = largest_layer_page(config, model), largest_state_page(config, model)
+    counts = cut_budget(config.kv_cache_memory, kinds, *pages)
     if kinds.window and counts.window < kinds.window_pages_each:  # no window can move
         return min(counts.full, counts.window) * config.page_size
     return counts.full * config.page_size
@@ -90,8 +91,11 @@ def check_kv_memory(config: ServeConfig, model: ModelConfig) -> None:
         ConfigError: with what a page takes.
     """
     layer, kinds = largest_layer_page(config, model), _page_kinds(config, model)
-    page = layer * model.num_layers
+    page, state = layer * len((*kinds.full_layers, *kinds.window_layers)), 0
     is_page = f"a page of {config.page_size} tokens takes {page} bytes on a rank"
+    if kinds.state_layers:  # at least two of which there must be
+        state = 2 * largest_state_page(config, model)
+        is_page += f", and two pages of states {state}"
     num_tokens = longest_sequence(config, model)
     if num_tokens < 2:
         raise ConfigError(f"kv_cache_memory: {config.kv_cache_memory} bytes are too few: {is_page}")
@@ -100,9 +104,9 @@ def check_kv_memory(config: ServeConfig, model: ModelConfig) -> None:
         longest += kinds.window_pages_each * len(kinds.window_layers)
         raise ConfigError(
             f"kv_cache_memory: {config.kv_cache_memory} bytes hold {num_tokens} tokens, less than "
-            f"max_model_len {config.max_model_len}, which takes {longest * layer}"
+            f"max_model_len {config.max_model_len}, which takes {longest * layer + state}"
         )
-    if 0 < config.kv_host_memory < page:
+    if 0 < config.kv_host_memory < page + state:
         raise ConfigError(f"kv_host_memory: {config.kv_host_memory} bytes are too few: {is_page}")
 
 

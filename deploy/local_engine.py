@@ -77,8 +77,15 @@ class LocalEngine:
         num_host_window_pages = _at_most(
             scheduler.num_host_window_pages, min(i.max_host_window_pages for i in infos)
         )
+        num_state_pages = _at_most(scheduler.num_state_pages, min(i.max_state_pages for i in infos))
+        num_host_state_pages = _at_most(
+            scheduler.num_host_state_pages, min(i.max_host_state_pages for i in infos)
+        )
         for one in self._ranks:
-            one.allocate(num_pages, num_host_pages, num_window_pages, num_host_window_pages)
+            one.allocate(
+                *(num_pages, num_host_pages, num_window_pages, num_host_window_pages),
+                *(num_state_pages, num_host_state_pages),
+            )
         self.scheduler = Scheduler(
             replace(
                 scheduler,
@@ -87,6 +94,8 @@ class LocalEngine:
                 window=infos[0].window,
                 num_window_pages=num_window_pages,
                 num_host_window_pages=num_host_window_pages,
+                num_state_pages=num_state_pages,
+                num_host_state_pages=num_host_state_pages,
             )
         )
         self._digest = GENESIS

@@ -15,8 +15,10 @@ from deploy.config import ServeConfig
 from deploy.machine import num_cores
 from worker.cache.page_budget import PageKinds, cut_budget, page_kinds
 from worker.linears import all_products
+from worker.mixers.config import mixer_bytes, state_bytes
 from worker.model_config import ModelConfig
-from worker.weights.partition import Partition, partition, total_length
+from worker.spans import total_length
+from worker.weights.partition import Partition, partition
 
 Place = Literal["device", "host", "store"]  # "store": shared memory of the Ray object store
 
@@ -62,6 +64,17 @@ def largest_layer_page(config: ServeConfig, model: ModelConfig) -> int:
     """Return those bytes on the rank with the most KV heads; all have as many pages."""
     ranks = (partition(model, config.tp, rank) for rank in range(config.tp))
     return _layer_page_bytes(config, model, max(len(part.kv_heads) for part in ranks))
+
+
+def largest_state_page(config: ServeConfig, model: ModelConfig) -> int:
+    """Return the bytes of a page of states on the rank with the largest, 0 if there are none."""
+    return max(_state_page_bytes(config, model, rank) for rank in range(config.tp))
+
+
+def _state_page_bytes(config: ServeConfig, model: ModelConfig, rank: int) -> int:
+    if model.mixer is None:
+        return 0
+    return len(model.mixer_layers) * state_bytes(model.mixer, config.tp, rank)
 
 
 def object_store_bytes(config: ServeConfig) -> int:
@@ -135,10 +148,12 @@ def _rotary_bytes(model: ModelConfig, max_model_len: int) -> int:
 def _kv_bytes(
     config: ServeConfig, model: ModelConfig, part: Partition, kinds: PageKinds, budget: int
 ) -> int:
-    """Return the bytes of a rank's pages, of both kinds if there are two."""
-    counts = cut_budget(budget, kinds, largest_layer_page(config, model))
+    """Return the bytes of a rank's pages, of all kinds that there are."""
+    largest = largest_layer_page(config, model), largest_state_page(config, model)
+    counts = cut_budget(budget, kinds, *largest)
     num_layers = counts.full * len(kinds.full_layers) + counts.window * len(kinds.window_layers)
-    return num_layers * _layer_page_bytes(config, model, len(part.kv_heads))
+    states = counts.state * _state_page_bytes(config, model, part.rank)
+    return num_layers * _layer_page_bytes(config, model, len(part.kv_heads)) + states
 
 
 def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_packed: bool) -> int:
@@ -146,11 +161,16 @@ def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_pac
     per_word = 4 // item_bytes if is_packed else 1  # inputs are packed in words of four bytes
     bias_bytes = 4 if is_packed else item_bytes
     norm_bytes = 4 if model.norm_offset else item_bytes
-    layers = model.num_layers * _norm_features(model, part) * norm_bytes
-    layers += model.num_layers * model.has_sinks * len(part.q_heads) * 4
     num_sparse = 0 if model.experts is None else len(model.experts.layers)
-    counts = {"all": model.num_layers, "sparse": num_sparse}
+    num_mixers = len(model.mixer_layers)
+    counts = {"all": model.num_layers, "sparse": num_sparse, "mixer": num_mixers}
     counts["dense"] = model.num_layers - num_sparse
+    counts["attention"] = model.num_layers - num_mixers
+    layers = model.num_layers * len(model.norms.names()) * model.hidden_size * norm_bytes
+    layers += counts["attention"] * _qk_norm_features(model, part) * norm_bytes
+    layers += counts["attention"] * model.has_sinks * len(part.q_heads) * 4
+    if model.mixer is not None and part.mixer is not None:
+        layers += num_mixers * mixer_bytes(model.mixer, part.mixer, item_bytes)
     for modules in filter(None, all_products(model.linears)):
         slices = [part.slices(linear.name) for linear in modules]
         rows = sum(total_length(outputs) for outputs, _ in slices)
@@ -172,11 +192,10 @@ def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_pac
     return layers + (head + table) * item_bytes + last_norm + score_bytes
 
 
-def _norm_features(model: ModelConfig, part: Partition) -> int:
-    """Return how wide the norms of a layer are together."""
-    of_blocks = len(model.norms.names()) * model.hidden_size
+def _qk_norm_features(model: ModelConfig, part: Partition) -> int:
+    """Return how wide the norms of Q and K are together."""
     heads = len(part.q_heads) + len(part.kv_heads) if model.qk_norm_is_wide else 2
-    return of_blocks + model.qk_norm * heads * model.head_dim
+    return model.qk_norm * heads * model.head_dim
 
 
 def _panels(outputs: int, is_packed: bool) -> int:
@@ -215,6 +234,10 @@ def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
     in_float32 = (3 + has_normed_blocks) * model.hidden_size + qkv + 2 * len(part.mlp)
     in_float32 += 2 * model.qk_norm_is_wide  # the squares of Q and K
     dense = 4 * in_float32 + item_bytes * (model.hidden_size + 2 * heads + len(part.mlp))
+    if part.mixer is not None:  # what it projects, convolves and remembers, and what comes of that
+        outputs = len(part.mixer.out_columns)
+        widths = total_length(part.mixer.in_rows), total_length(part.mixer.channels)
+        dense += 4 * (sum(widths) + outputs) + item_bytes * outputs
     experts = model.experts
     if experts is None:
         return dense

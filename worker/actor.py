@@ -112,10 +112,15 @@ class WorkerActor:
         num_host_pages: int,
         num_window_pages: int = 0,
         num_host_window_pages: int = 0,
+        num_state_pages: int = 0,
+        num_host_state_pages: int = 0,
     ) -> tuple[str, int]:
         """Allocate the KV pages, start the step server and return its address."""
         rank = self._ready_rank()
-        rank.allocate(num_pages, num_host_pages, num_window_pages, num_host_window_pages)
+        rank.allocate(
+            *(num_pages, num_host_pages, num_window_pages, num_host_window_pages),
+            *(num_state_pages, num_host_state_pages),
+        )
         server = listen(node_ip())
         threading.Thread(
             target=_serve_steps, args=(rank, server, self._secret), name="steps", daemon=True

@@ -9,12 +9,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Fused = Literal["qkv", "o", "gate_up", "down", "router", "expert_gate_up", "expert_down"]
-# head_dim features each; a feature of the MLP; experts, whole on all ranks; a feature of each.
-Unit = Literal["q_heads", "kv_heads", "mlp", "experts", "expert_mlp"]
+Fused = Literal[
+    "qkv",
+    "o",
+    "gate_up",
+    "down",
+    "router",
+    "mixer_in",
+    "mixer_out",
+    "expert_gate_up",
+    "expert_down",
+]
+# head_dim features each; a feature of the MLP; experts, whole on all ranks; a feature of each; what
+# a mixer's first product makes, and what its last one takes.
+Unit = Literal["q_heads", "kv_heads", "mlp", "experts", "expert_mlp", "mixer_in", "mixer_out"]
+# Attention stands against mixers, dense against sparse.
+Layers = Literal["all", "attention", "mixer", "dense", "sparse"]
 
 # Of a layer, in this order; then those of each of its experts.
-FUSED_LINEARS: tuple[Fused, ...] = ("qkv", "o", "gate_up", "down", "router")
+FUSED_LINEARS: tuple[Fused, ...] = (
+    *("qkv", "o", "gate_up", "down", "router"),
+    *("mixer_in", "mixer_out"),
+)
 EXPERT_LINEARS: tuple[Fused, ...] = ("expert_gate_up", "expert_down")
 
 MXFP4_BLOCK = 32  # inputs that share a scale
@@ -37,15 +53,15 @@ class Stack:
 class Linear:
     """One linear module of a layer."""
 
-    name: str  # as in `q_proj`
-    block: str  # the module of the layer that it is in
+    name: str  # as in `q_proj`; each of a model's has another one
+    block: str  # the module of the layer that it is in; "": its name says it
     fused: Fused  # the product that it is part of; the modules of one share their inputs
     # What ranks divide: the outputs of a "column" linear (each rank computes some of them), or the
     # inputs of a "row" linear (the ranks' outputs are summed).
     axis: Literal["column", "row"]
     parts: tuple[Unit, ...]  # that axis, from its start; each part is cut by itself
     has_bias: bool = False
-    in_layers: Literal["all", "dense", "sparse"] = "all"
+    in_layers: Layers = "all"
     expert: int | None = None  # whose it is; None: no expert's
     stack: Stack | None = None  # that it is part of; None: its tensors are its own
     is_parameter: bool = False  # to transformers it is no module: PEFT adapts it as a parameter
@@ -56,7 +72,7 @@ class Linear:
     @property
     def path(self) -> str:
         """Its name inside the layer."""
-        return f"{self.block}.{self.name}"
+        return f"{self.block}.{self.name}" if self.block else self.name
 
     @property
     def kind(self) -> str:
@@ -82,6 +98,27 @@ def separate_linears(
         Linear("up_proj", mlp, "gate_up", "column", ("mlp",), mlp_bias, "dense"),
         Linear("o_proj", attention, "o", "row", ("q_heads",), o_bias),
         Linear("down_proj", mlp, "down", "row", ("mlp",), mlp_bias, "dense"),
+    )
+
+
+def mixer_linears(
+    block: str, in_modules: Sequence[str], out_module: str, *, has_bias: bool = False
+) -> tuple[Linear, ...]:
+    """Return the list of what some layers have in place of attention.
+
+    Args:
+        block: the module of the layer that they are in.
+        in_modules: the first product's, in the order of its outputs.
+        out_module: the last product.
+        has_bias: whether all have biases.
+    """
+    first: Sequence[Linear] = [
+        Linear(name, block, "mixer_in", "column", ("mixer_in",), has_bias, "mixer")
+        for name in in_modules
+    ]
+    return (
+        *first,
+        Linear(out_module, block, "mixer_out", "row", ("mixer_out",), has_bias, "mixer"),
     )
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from worker.classifier_config import ClassifierConfig
-from worker.linears import Linear
+from worker.linears import Layers, Linear
+from worker.mixers.config import MixerConfig
 
 Activation = Literal["silu", "gelu_tanh"]
 # Layers of a kind share pages: those that attend to all positions, and those with a sliding window.
@@ -111,6 +112,11 @@ class ModelConfig:
     nope_layers: tuple[int, ...] = ()  # that have no rotary embedding, in ascending order
     experts: ExpertsConfig | None = None  # of sparse layers; None: none is
     has_sinks: bool = False  # each query head has a score that joins its softmax
+    final_norm: str = "norm"  # what a checkpoint calls it, and the norms of Q and K
+    qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    mixer: MixerConfig | None = None  # what `mixer_layers` have in place of attention
+    mixer_block: str = ""  # the module of such a layer that it is
+    mixer_layers: tuple[int, ...] = ()  # in ascending order
 
     def is_sparse(self, layer: int) -> bool:
         """Tell whether a layer has experts in place of an MLP."""
@@ -118,8 +124,9 @@ class ModelConfig:
 
     def linears_of(self, layer: int) -> tuple[Linear, ...]:
         """Return the linears of a layer."""
-        other = "dense" if self.is_sparse(layer) else "sparse"
-        return tuple(linear for linear in self.linears if linear.in_layers != other)
+        mlp: Layers = "sparse" if self.is_sparse(layer) else "dense"
+        kinds = "all", mlp, "mixer" if layer in self.mixer_layers else "attention"
+        return tuple(linear for linear in self.linears if linear.in_layers in kinds)
 
 
 def check_length(model: ModelConfig, max_model_len: int) -> None:

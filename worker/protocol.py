@@ -92,8 +92,8 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     history: tuple[int, ...]  # tokens [0, num_cached_tokens) if sampling.needs_history, else empty
     # The last of its pages in layers with a window: at least those that its next position sees.
     window_pages: tuple[int, ...] = ()
-    # Where its state is, which every chunk brings up to date; at position 0 it is cleared, once the
-    # copies are made. None: no layer has one.
+    # Where its state is, which every chunk brings up to date; the first one, from position 0 on,
+    # does not read what is there. None: no layer has one.
     state_page: int | None = None
 
 
@@ -113,10 +113,11 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PageCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The K/V of one page of a pool's layers, moved between or within tiers before the chunks run.
+    """What one page has of a pool's layers, moved between or within tiers before the chunks run.
 
     "save" copies a device page to a host page, "restore" a host page to a device page, "fork" a
     device page to another one: of that, the first `num_positions` positions, and zeros behind them.
+    A page of states is copied whole.
     """
 
     kind: Literal["save", "restore", "fork"]
@@ -238,6 +239,9 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_window_pages: int = 0  # of that pool, beside `max_pages`
     max_host_window_pages: int = 0
     window_page_bytes: int = 0
+    max_state_pages: int = 0  # of layers with states, beside `max_pages`
+    max_host_state_pages: int = 0
+    state_page_bytes: int = 0  # 0: no layer has one
 
 
 _plan_encoder = msgspec.msgpack.Encoder()

@@ -24,7 +24,8 @@ from worker.lora.shard import (
     adapted_slices,
     is_summed,
 )
-from worker.weights.partition import Partition, Span, partition
+from worker.spans import Span
+from worker.weights.partition import Partition, partition
 
 ALIGNMENT = 64  # bytes; every tensor starts on a cache line, but for stacked A's
 

@@ -224,6 +224,8 @@ class Supervisor:
                 window=window,
                 num_window_pages=executor.num_window_pages,
                 num_host_window_pages=executor.num_host_window_pages,
+                num_state_pages=executor.num_state_pages,
+                num_host_state_pages=executor.num_host_state_pages,
             ),
             self._kv_feed.observer,
         )

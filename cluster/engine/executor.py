@@ -65,6 +65,8 @@ class RankHandle(Protocol):
         num_host_pages: int,
         num_window_pages: int,
         num_host_window_pages: int,
+        num_state_pages: int,
+        num_host_state_pages: int,
     ) -> Awaitable[tuple[str, int]]: ...
     def load_adapter(
         self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
@@ -131,6 +133,8 @@ class Executor:
         self.num_host_pages = 0
         self.num_window_pages = 0
         self.num_host_window_pages = 0
+        self.num_state_pages = 0
+        self.num_host_state_pages = 0
 
     async def start(self) -> None:
         """Bring all ranks up to the point where they take plans.
@@ -166,6 +170,8 @@ class Executor:
         self.num_host_pages = min(info.max_host_pages for info in self.infos)
         self.num_window_pages = min(info.max_window_pages for info in self.infos)
         self.num_host_window_pages = min(info.max_host_window_pages for info in self.infos)
+        self.num_state_pages = min(info.max_state_pages for info in self.infos)
+        self.num_host_state_pages = min(info.max_host_state_pages for info in self.infos)
         addresses = await asyncio.gather(
             *(
                 handle.serve(
@@ -173,6 +179,8 @@ class Executor:
                     self.num_host_pages,
                     self.num_window_pages,
                     self.num_host_window_pages,
+                    self.num_state_pages,
+                    self.num_host_state_pages,
                 )
                 for handle in self._handles
             )

@@ -114,7 +114,8 @@ def _ranks(executor: Executor) -> tuple[RankStatus, ...]:
             device=info.device,
             weight_bytes=info.weight_bytes,
             kv_bytes=info.page_bytes * executor.num_pages
-            + info.window_page_bytes * executor.num_window_pages,
+            + info.window_page_bytes * executor.num_window_pages
+            + info.state_page_bytes * executor.num_state_pages,
         )
         for info, last, alive in zip(
             executor.infos, executor.last_step, executor.alive, strict=False

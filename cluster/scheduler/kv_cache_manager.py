@@ -10,12 +10,12 @@ ends or is preempted.
 """
 
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.kv_cache.checkpoints import CHECKPOINT_PAGES
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
 from cluster.scheduler.kv_cache.radix_tree import Match
 from cluster.scheduler.sequence import Running, Sequence
 from cluster.scheduler.state_pages import StatePages
 from cluster.scheduler.window_pages import WindowPages
+from worker.cache.page_budget import CHECKPOINT_PAGES
 from worker.protocol import PageCopy
 
 

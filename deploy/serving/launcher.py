@@ -78,9 +78,12 @@ class ActorRank:
         num_host_pages: int,
         num_window_pages: int,
         num_host_window_pages: int,
+        num_state_pages: int,
+        num_host_state_pages: int,
     ) -> Awaitable[tuple[str, int]]:
         call = self.actor.serve.remote(
-            num_pages, num_host_pages, num_window_pages, num_host_window_pages
+            *(num_pages, num_host_pages, num_window_pages, num_host_window_pages),
+            *(num_state_pages, num_host_state_pages),
         )
         return cast(Awaitable[tuple[str, int]], call)
 

@@ -17,6 +17,11 @@ class ConvWeight:
     taps: Tensor  # [K, C], the newest input's last
     bias: Tensor | None  # [C]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both."""
+        return self.taps.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class ScanWeight:
@@ -27,6 +32,11 @@ class ScanWeight:
     d: Tensor  # [H]
     dt_limit: tuple[float, float]  # time steps are clamped to it
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all."""
+        return self.a.nbytes + self.dt_bias.nbytes + self.d.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeight:
@@ -34,6 +44,11 @@ class DeltaWeight:
 
     a: Tensor  # [HV], below 0: -exp(A_log)
     dt_bias: Tensor  # [HV]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both."""
+        return self.a.nbytes + self.dt_bias.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,15 @@ def experts_of(prepare: Prepare) -> PrepareExperts:
     return prepare_experts
 
 
-FAMILIES = ["phi3", "olmo2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss"]  # what Llama has not
+FAMILIES = [
+    "phi3",
+    "olmo2",
+    "gemma3",
+    "mixtral",
+    "qwen3_moe",
+    "gpt_oss",
+    "lfm2",
+]  # what Llama has not
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "a classifier", *FAMILIES])

@@ -22,8 +22,9 @@ from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
 from worker.lora.pointer_table import PointerTable
 from worker.model_config import ModelConfig
 from worker.models.forward_batch import InputBatch
+from worker.spans import total_length
 from worker.weights.model_weights import LayerWeights, Weights
-from worker.weights.partition import Partition, partition, total_length
+from worker.weights.partition import Partition, partition
 
 DTYPE = torch.bfloat16
 _TOKEN = 7

@@ -21,8 +21,9 @@ from worker.linears import separate_linears
 from worker.lora.shard import AdapterShard, LoraEntry
 from worker.model_config import ModelConfig, RopeConfig
 from worker.models.rotary import rope_tables
+from worker.spans import Span
 from worker.weights.model_weights import LayerWeights, Weights
-from worker.weights.partition import Partition, Span, partition
+from worker.weights.partition import Partition, partition
 
 MAX_POSITIONS = 1024
 

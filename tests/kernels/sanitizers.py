@@ -34,7 +34,7 @@ _FULL = (
     "tests/kernels",
     "tests/worker/distributed/test_shared_group.py",
     "tests/worker/distributed/test_sums_on_recorded_program.py",
-    "tests/worker/models/mixers",
+    "tests/worker/mixers",
     "tests/worker/runners/test_native_runner.py",
 )
 

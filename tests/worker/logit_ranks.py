@@ -62,8 +62,11 @@ class LogitRank:
         num_pages = [-(-len(tokens) // PAGE) for _, tokens in prompts]
         first_page = list(accumulate(num_pages, initial=0))
         greedy = SamplingParams()
+        num_states = len(prompts) if self.config.mixer_layers else 0
         starts = tuple(
-            SequenceStart(i, slot, greedy, len(tokens), (), 0, ())
+            SequenceStart(
+                *(i, slot, greedy, len(tokens), (), 0, ()), state_page=i if num_states else None
+            )
             for i, (slot, tokens) in enumerate(prompts)
         )
         chunks = tuple(
@@ -79,9 +82,16 @@ class LogitRank:
             dtype=self.dtype,
             device=CPU,
             kernels=self.kernels,
+            state_layers=self.config.mixer_layers,
+            state_shapes=() if self.part.mixer is None else self.part.mixer.state_shapes,
+            num_state_pages=num_states,
         )
         table = SequenceTable(
-            page_size=PAGE, num_pages=first_page[-1], num_host_pages=0, max_model_len=256
+            page_size=PAGE,
+            num_pages=first_page[-1],
+            num_host_pages=0,
+            max_model_len=256,
+            num_state_pages=num_states,
         )
         with torch.inference_mode():
             cache.clear(*table.apply(Plan(1, (), starts, chunks)))

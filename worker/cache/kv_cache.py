@@ -1,7 +1,8 @@
 """The paged KV cache of a rank: K and V of every page, all layers, on device and in host memory.
 
 Owns the memory and its cleanliness: a page is cleared when it is given out, so that nothing left in
-it, another tenant's values or a NaN, can reach a result.
+it, another tenant's values or a NaN, can reach a result. Layers with mixers have states instead, in
+pages of a pool of their own.
 
 Shapes: L layers, P pages, HK KV heads of this rank, D head_dim.
 """
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AnyKernels
+from worker.cache.state_pool import StatePool
+from worker.mixers.config import Shape
 
 if TYPE_CHECKING:
     from worker.model_config import PoolName
@@ -29,7 +32,7 @@ def page_num_bytes(
 class KVCache:
     """Pages of one rank: those that attention reads, and the host tier.
 
-    Layers with a sliding window may have pages of their own.
+    Layers with a sliding window may have pages of their own, and those with mixers do.
     """
 
     def __init__(
@@ -47,10 +50,15 @@ class KVCache:
         window_layers: Sequence[int] = (),
         num_window_pages: int = 0,
         num_host_window_pages: int = 0,
+        state_layers: Sequence[int] = (),
+        state_shapes: Sequence[Shape] = (),
+        num_state_pages: int = 0,
+        num_host_state_pages: int = 0,
     ) -> None:
         self._kernels = kernels
         self.page_size = page_size
-        layers = [layer for layer in range(num_layers) if layer not in window_layers]
+        others = {*window_layers, *state_layers}
+        layers = [layer for layer in range(num_layers) if layer not in others]
         shape = num_kv_heads, page_size, head_dim
         self._pools: dict[PoolName, _Pool] = {}
         if layers:
@@ -67,19 +75,27 @@ class KVCache:
                 device,
                 kernels,
             )
-        self.pools: tuple[PoolName, ...] = tuple(self._pools)
+        self._states: StatePool | None = None
+        if state_layers:
+            counts = num_state_pages, num_host_state_pages
+            self._states = StatePool(len(state_layers), state_shapes, *counts, device, kernels)
+        states: tuple[PoolName, ...] = ("state",) if state_layers else ()
+        self.pools: tuple[PoolName, ...] = (*self._pools, *states)
         places: dict[int, tuple[PoolName, int]] = {}
         places |= {layer: ("full", place) for place, layer in enumerate(layers)}
         places |= {layer: ("window", place) for place, layer in enumerate(window_layers)}
+        places |= {layer: ("state", place) for place, layer in enumerate(state_layers)}
         self._places = places
 
     def pool_of(self, index: int) -> "PoolName":
         """Return whose pages a layer has."""
         return self._places[index][0]
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return (K pages, V pages) of a layer, each [P, HK, page, D]."""
+    def layer(self, index: int) -> tuple[Tensor, ...]:
+        """Return (K pages, V pages) of a layer, each [P, HK, page, D], or its mixer's states."""
         name, place = self._places[index]
+        if self._states is not None and name == "state":
+            return self._states.layers[place]
         return self._pools[name].layers[place]
 
     def clear(self, pages: Sequence[int], window_pages: Sequence[int] = ()) -> None:
@@ -94,6 +110,8 @@ class KVCache:
         for name, pool in self._pools.items():
             for run in _independent([copy for copy in copies if copy.pool == name]):
                 pool.copy(run)
+        if self._states is not None:
+            self._states.copy([copy for copy in copies if copy.pool == "state"])
 
 
 class _Pool:

@@ -35,6 +35,8 @@ from worker.grammar import GrammarVocabulary
 from worker.lora.adapter_bank import AdapterBank, bank_for
 from worker.lora.base_weights import BaseWeights
 from worker.lora.shard import AdapterShard
+from worker.mixers.config import Shape
+from worker.mixers.config import state_bytes as state_bytes_of
 from worker.model_config import check_length
 from worker.model_config_reader import read_model_config
 from worker.models.decoder import Model
@@ -125,8 +127,14 @@ class Rank:
             self._model_config.head_dim,
             self._dtype,
         )
-        counts = cut_budget(config.kv_memory_bytes, kinds, layer_bytes)
-        host_counts = cut_budget(config.kv_host_memory_bytes, kinds, layer_bytes)
+        self._state_shapes: tuple[Shape, ...] = ()
+        state_bytes = 0
+        if self._model_config.mixer is not None and self._part.mixer is not None:
+            self._state_shapes = self._part.mixer.state_shapes
+            of_layer = state_bytes_of(self._model_config.mixer, config.tp, config.rank)
+            state_bytes = of_layer * len(kinds.state_layers)
+        counts = cut_budget(config.kv_memory_bytes, kinds, layer_bytes, state_bytes)
+        host_counts = cut_budget(config.kv_host_memory_bytes, kinds, layer_bytes, state_bytes)
         return RankInfo(
             rank=config.rank,
             pid=os.getpid(),
@@ -144,6 +152,9 @@ class Rank:
             max_window_pages=counts.window,
             max_host_window_pages=host_counts.window,
             window_page_bytes=layer_bytes * len(kinds.window_layers),
+            max_state_pages=counts.state,
+            max_host_state_pages=host_counts.state,
+            state_page_bytes=state_bytes,
         )
 
     def _grammar_masks(self, model_dir: Path) -> GrammarMasks:
@@ -174,8 +185,10 @@ class Rank:
         num_host_pages: int = 0,
         num_window_pages: int = 0,
         num_host_window_pages: int = 0,
+        num_state_pages: int = 0,
+        num_host_state_pages: int = 0,
     ) -> None:
-        """Make the KV pages, on the device and in host memory; as many on every rank."""
+        """Make all pages, on the device and in host memory; as many on every rank."""
         release_free_heap()  # what loading left
         if not self._kernels.uses_torch_threads:
             # Those would be woken, in turns with our own, for rows that one computes sooner.
@@ -194,6 +207,10 @@ class Rank:
             window_layers=self._kinds.window_layers,
             num_window_pages=num_window_pages,
             num_host_window_pages=num_host_window_pages,
+            state_layers=self._kinds.state_layers,
+            state_shapes=self._state_shapes,
+            num_state_pages=num_state_pages,
+            num_host_state_pages=num_host_state_pages,
         )
         self._runner: ModelRunner = model_runner_for(
             self._device,
@@ -214,6 +231,8 @@ class Rank:
             window=self._kinds.window,
             num_window_pages=num_window_pages,
             num_host_window_pages=num_host_window_pages,
+            num_state_pages=num_state_pages,
+            num_host_state_pages=num_host_state_pages,
         )
 
     def load_adapter(

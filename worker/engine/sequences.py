@@ -37,6 +37,7 @@ class RunningSequence:
     window_pages: list[int]  # of layers with a window: from page `first_window` of the table on
     first_window: int
     history: list[int]  # the tokens of those positions if sampling needs them, else empty
+    state_page: int | None = None  # of layers with mixers; None: there are none
 
 
 class SequenceTable:
@@ -52,16 +53,26 @@ class SequenceTable:
         window: int = 0,
         num_window_pages: int = 0,
         num_host_window_pages: int = 0,
+        num_state_pages: int = 0,
+        num_host_state_pages: int = 0,
     ) -> None:
-        """Make an empty table; the layers with a window have pages of their own unless it is 0."""
+        """Make an empty table.
+
+        Layers with a window have pages of their own unless it is 0; there are layers with states if
+        there are pages for them.
+        """
         self._page_size = page_size
         self._num_pages: dict[PoolName, int]
-        self._num_pages = {"full": num_pages, "window": num_window_pages, "state": 0}
+        self._num_pages = {
+            "full": num_pages,
+            "window": num_window_pages,
+            "state": num_state_pages,
+        }
         self._num_host_pages: dict[PoolName, int]
         self._num_host_pages = {
             "full": num_host_pages,
             "window": num_host_window_pages,
-            "state": 0,
+            "state": num_host_state_pages,
         }
         self.window = window
         self._max_model_len = max_model_len
@@ -112,8 +123,8 @@ class SequenceTable:
 
     def _check_copies(self, copies: Sequence[PageCopy]) -> dict[PoolName, dict[int, int]]:
         """Return the pages that hold a fork once the copies are made, and its positions in each."""
-        forks: dict[PoolName, dict[int, int]] = {"full": {}, "window": {}}
-        targets: dict[PoolName, set[int]] = {"full": set(), "window": set()}
+        forks: dict[PoolName, dict[int, int]] = {"full": {}, "window": {}, "state": {}}
+        targets: dict[PoolName, set[int]] = {"full": set(), "window": set(), "state": set()}
         for copy in copies:
             self._check_copy(copy)
             if copy.kind == "save":
@@ -122,10 +133,11 @@ class SequenceTable:
             forks[copy.pool].pop(copy.target, None)
             if copy.kind == "fork":
                 forks[copy.pool][copy.target] = copy.num_positions
-        if targets["full"] or targets["window"]:
+        if any(targets.values()):
             for seq_id, sequence in self._by_id.items():
                 is_free = targets["full"].isdisjoint(sequence.pages)
                 is_free &= targets["window"].isdisjoint(sequence.window_pages)
+                is_free &= sequence.state_page not in targets["state"]
                 assert is_free, f"a copy over a page of {seq_id}"
         return forks
 
@@ -150,7 +162,7 @@ class SequenceTable:
         )
         self._check_pages(start.pages, "full")
         self._check_pages(start.window_pages, "window")
-        assert start.state_page is None, "this model has no layers with states"
+        self._check_state(start, forks["state"])
         first_window = num_pages - len(start.window_pages) if self.window else 0
         first_seen = max(0, start.num_cached_tokens + 1 - self.window) // self._page_size
         assert 0 <= first_window <= first_seen or not self.window, (
@@ -174,9 +186,26 @@ class SequenceTable:
             window_pages=list(start.window_pages),
             first_window=first_window,
             history=list(start.history),
+            state_page=start.state_page,
         )
         if self.window:
             self._leave_pages_behind(self._by_id[start.seq_id])
+
+    def _check_state(self, start: SequenceStart, forks: dict[int, int]) -> None:
+        """Check that a sequence has a state page of its own, and there a copy if it needs one.
+
+        A copy is one sequence's, so it is taken out of `forks`.
+        """
+        page, who = start.state_page, f"sequence {start.seq_id}"
+        has_states = self._num_pages["state"] > 0
+        assert (page is not None) == has_states, f"{who} starts on state page {page}"
+        if page is None:
+            return
+        self._check_pages((page,), "state")
+        held = (sequence.state_page for sequence in self._by_id.values())
+        assert page not in held, f"{who} starts on a state page that another one has"
+        is_copy = forks.pop(page, None) is not None
+        assert is_copy or not start.num_cached_tokens, f"{who} starts on a state that is no copy"
 
     @staticmethod
     def _check_fork(start: SequenceStart, page: int, rest: int, forks: dict[int, int]) -> None:
@@ -230,6 +259,7 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
         context_lens=[sequence.num_tokens for sequence in sequences],
         page_tables=[sequence.pages for sequence in sequences],
         window_tables=[_window_table(one) for one in sequences] if table.window else (),
+        state_pages=[one.state_page for one in sequences if one.state_page is not None],
         decodes=[_is_decode(c, s) for c, s in zip(ordered, sequences, strict=True)],
         runs=_runs([slots[i] for i in order], bounds),
         sample_rows=[last_row[chunk.seq_id] for chunk in chunks if draws(chunk, table)],

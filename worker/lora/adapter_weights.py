@@ -16,7 +16,7 @@ from kernels.linear import LinearWeight
 from kernels.lora import LoraSegment
 
 # The fused linears of a layer, then those of all its experts.
-QKV, OUT, GATE_UP, DOWN, ROUTER, EXPERT_GATE_UP, EXPERT_DOWN = range(7)
+QKV, OUT, GATE_UP, DOWN, ROUTER, MIXER_IN, MIXER_OUT, EXPERT_GATE_UP, EXPERT_DOWN = range(9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from worker.lora.shard import EMBEDDING
 from worker.model_config import ModelConfig
+from worker.spans import Span
 from worker.weights.checkpoint import Checkpoint
 from worker.weights.loader import EMBEDDING_NAME, HEAD_NAME, linear_name
-from worker.weights.partition import Partition, Span, partition, whole_shape
+from worker.weights.partition import Partition, partition, whole_shape
 
 
 class OpenWeights:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from worker.weights.partition import Span
+from worker.spans import Span
 
 _SLICE_ELEMENTS = 1 << 20  # of a weight, in float32: 4 MB
 

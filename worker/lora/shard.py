@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.model_config import ModelConfig
-from worker.weights.partition import Partition, Span, total_length
+from worker.spans import Span, total_length
+from worker.weights.partition import Partition
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
 VOCABULARY_MODULES = (EMBEDDING, HEAD)

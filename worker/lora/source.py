@@ -23,7 +23,8 @@ from worker.lora.shard import (
     is_summed,
     num_outputs,
 )
-from worker.weights.partition import Partition, Span
+from worker.spans import Span
+from worker.weights.partition import Partition
 
 if TYPE_CHECKING:
     from worker.lora.base_weights import OpenWeights

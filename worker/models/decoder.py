@@ -21,6 +21,8 @@ from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.lora.adapter_bank import AdaptedRows
 from worker.lora.adapter_weights import AdapterHead
+from worker.mixers.build import build_mixer
+from worker.mixers.mixer import Mixer
 from worker.model_config import ModelConfig, PoolName
 from worker.models.decoder_layer import DecoderLayer, LayerContext, LayerShape
 from worker.models.embedding import embed, head_logits
@@ -28,8 +30,9 @@ from worker.models.experts import SparseMlp
 from worker.models.forward_batch import ForwardBatch
 from worker.models.rotary import rope_tables
 from worker.sampling.row_logits import Argmax, RowLogits
+from worker.spans import even_spans
 from worker.weights.model_weights import LayerWeights, Weights
-from worker.weights.partition import Partition, even_spans
+from worker.weights.partition import Partition
 
 
 class Model:
@@ -76,7 +79,13 @@ class Model:
         self._group = group
         self._kernels = kernels
         self._layers = [
-            DecoderLayer(shape, layer, kernels, _sparse_mlp(config, layer, kernels))
+            DecoderLayer(
+                shape,
+                layer,
+                kernels,
+                _sparse_mlp(config, layer, kernels),
+                _mixer(config, part, layer, kernels),
+            )
             for shape, layer in zip(
                 self._layer_shapes(config, max_positions), weights.layers, strict=True
             )
@@ -167,17 +176,16 @@ class Model:
 
         Args:
             x_TH: the embeddings.
-            attention: where K and V lie of each kind of layers, as the kernels want it.
+            attention: where K and V, or states, lie of each kind of layers, as the kernels want it.
             loras: by layer and fused linear, likewise; None: no row has an adapter.
             cache: the KV pages.
             group: does the all-reduces.
         """
         residual_TH: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            k_pages, v_pages = cache.layer(index)
             of_layer = None if loras is None else loras[index]
             rows = attention[cache.pool_of(index)]
-            context = LayerContext(rows, k_pages, v_pages, of_layer, group)
+            context = LayerContext(rows, cache.layer(index), of_layer, group)
             x_TH, residual_TH = layer.forward(x_TH, residual_TH, context)
         assert residual_TH is not None, "a model has at least one layer"
         return x_TH, residual_TH
@@ -228,9 +236,19 @@ class Model:
         return self._weights.lm_head
 
     def _normed(self, x_SH: Tensor, residual_SH: Tensor) -> Tensor:
-        norm, dtype = self._weights.final_norm, self._weights.layers[0].qkv.dtype
+        norm, dtype = self._weights.final_norm, self._weights.layers[0].dtype
         normed_SH, _ = self._kernels.add_rms_norm(x_SH, residual_SH, norm, self._eps, dtype)
         return normed_SH
+
+
+def _mixer(
+    config: ModelConfig, part: Partition, weights: LayerWeights, kernels: AnyKernels
+) -> Mixer | None:
+    """Return what a layer has in place of attention, None if it attends."""
+    if config.mixer is None or weights.mixer is None:
+        return None
+    assert part.mixer is not None, "a part of every mixer"
+    return build_mixer(config.mixer, part.mixer, part.tp, weights.mixer, kernels)
 
 
 def _sparse_mlp(

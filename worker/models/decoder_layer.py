@@ -1,7 +1,7 @@
-"""One decoder layer on one rank, as a `ModelConfig` describes it: attention and a gated MLP.
+"""One decoder layer on one rank, as a `ModelConfig` has it: attention or a mixer, and a gated MLP.
 
 Owns the order of the operations, the norms before and behind blocks, and the two all-reduces of a
-layer. Keeps no state between two calls: KV pages, adapters and the group are arguments.
+layer. Keeps no state between two calls: pages, adapters and the group are arguments.
 
 Shapes: T rows, H hidden, HQ / HK query and KV heads of this rank, D head_dim, R features of a head
 that rotate, I MLP features of this rank, P pages, M positions.
@@ -16,7 +16,8 @@ from torch import Tensor
 from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from worker.distributed.communicator import Communicator
-from worker.lora.adapter_weights import DOWN, GATE_UP, OUT, QKV
+from worker.lora.adapter_weights import DOWN, GATE_UP, MIXER_IN, MIXER_OUT, OUT, QKV
+from worker.mixers.mixer import Mixer, MixerContext
 from worker.model_config import Activation
 from worker.models.experts import SparseMlp
 from worker.weights.model_weights import LayerWeights
@@ -45,15 +46,14 @@ class LayerShape:
 class LayerContext:
     """The arguments of one call of one layer besides the hidden states."""
 
-    attention: Any  # the rows, as the kernels want them
-    k_pages: Tensor  # [P, HK, page, D]
-    v_pages: Tensor  # [P, HK, page, D]
+    rows: Any  # where they lie in what attention or a mixer keeps, as the kernels want it
+    kept: Sequence[Tensor]  # K and V [P, HK, page, D], or the states of a mixer
     loras: Sequence[Any] | None  # by product, likewise; None: no row has an adapter
     group: Communicator
 
 
 class DecoderLayer:
-    """Attention and MLP of one layer, or experts in place of an MLP."""
+    """Attention, or a mixer, and MLP of one layer, or experts in place of an MLP."""
 
     def __init__(
         self,
@@ -61,8 +61,10 @@ class DecoderLayer:
         weights: LayerWeights,
         kernels: AnyKernels,
         experts: SparseMlp | None = None,
+        mixer: Mixer | None = None,
     ) -> None:
         self._experts = experts
+        self._mixer = mixer
         self._shape = shape
         self._weights = weights
         self._kernels = kernels
@@ -77,12 +79,23 @@ class DecoderLayer:
         The residual is float32, whatever the type of the weights.
         """
         weights, kernels, eps = self._weights, self._kernels, self._shape.norm_eps
-        dtype = weights.qkv.dtype
+        dtype = weights.dtype
         x_TH, residual_TH = kernels.add_rms_norm(x_TH, residual_TH, weights.input_norm, eps, dtype)
-        x_TH = self._normed(self._attend(x_TH, context), weights.after_attention_norm)
+        x_TH = self._normed(self._mix(x_TH, context), weights.after_attention_norm)
         x_TH, residual_TH = kernels.add_rms_norm(x_TH, residual_TH, weights.mlp_norm, eps, dtype)
         x_TH = self._mlp(x_TH, context)
         return self._normed(x_TH, weights.after_mlp_norm), residual_TH
+
+    def _mix(self, x_TH: Tensor, context: LayerContext) -> Tensor:
+        """Return what other positions bring to each row: by attention, or by a mixer's states."""
+        if self._mixer is None:
+            return self._attend(x_TH, context)
+        lora_in, lora_out = None, None
+        if context.loras is not None:
+            lora_in, lora_out = context.loras[MIXER_IN], context.loras[MIXER_OUT]
+        return self._mixer.forward(
+            x_TH, MixerContext(context.rows, context.kept, lora_in, lora_out, context.group)
+        )
 
     def _mlp(self, x_TH: Tensor, context: LayerContext) -> Tensor:
         if self._experts is not None:
@@ -100,6 +113,8 @@ class DecoderLayer:
 
     def _attend(self, x_TH: Tensor, context: LayerContext) -> Tensor:
         shape, weights, kernels = self._shape, self._weights, self._kernels
+        k_pages, v_pages = context.kept
+        assert weights.qkv is not None and weights.o is not None, "a layer that attends"
         qkv = self._linear(x_TH, weights.qkv, context, QKV)
         qkv = qkv.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
         if shape.wide_norm is not None:
@@ -110,18 +125,18 @@ class DecoderLayer:
             shape.num_heads,
             shape.cos,
             shape.sin,
-            context.attention,
-            context.k_pages,
-            context.v_pages,
+            context.rows,
+            k_pages,
+            v_pages,
             weights.q_norm if has_head_norms else None,
             weights.k_norm if has_head_norms else None,
             shape.block_norm_eps,
         )
         out_TQD = kernels.paged_attention(
             q_TQD,
-            context.k_pages,
-            context.v_pages,
-            context.attention,
+            k_pages,
+            v_pages,
+            context.rows,
             shape.attention_scale,
             shape.window,
             weights.sinks,

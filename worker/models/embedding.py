@@ -18,7 +18,7 @@ from kernels.lora import embedding_lora_apply, lora_apply
 from worker.distributed.communicator import Communicator
 from worker.lora.adapter_bank import AdaptedRows
 from worker.lora.adapter_weights import AdapterEmbedding, AdapterHead
-from worker.weights.partition import Span
+from worker.spans import Span
 
 
 def embed(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch
+from kernels.recurrent.state_runs import state_runs
 from worker.lora.adapter_bank import AdaptedRows, AdapterBank, SlotRows
 from worker.lora.adapter_weights import AdapterEmbedding, AdapterHead
 from worker.model_config import PoolName
@@ -33,6 +34,7 @@ class InputBatch:
     # Page tables of layers with pages of their own, if there are any. For pages that no row of the
     # sequence sees stands another one that is its own.
     window_tables: Sequence[list[int]] = ()
+    state_pages: Sequence[int] = ()  # of each sequence, if there are layers with states
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class ForwardBatch:
     """What the forward pass takes, on its device."""
 
     token_ids: Tensor  # [T] int64
-    attention: Mapping[PoolName, Any]  # where K and V lie, as the kernels want it
+    attention: Mapping[PoolName, Any]  # where K and V, or states, lie, as the kernels want it
     loras: Sequence[Sequence[Any]] | None  # by layer and fused linear, likewise; None: no adapters
     embeddings: Sequence[AdaptedRows[AdapterEmbedding]]
     heads: Sequence[AdaptedRows[AdapterHead]]
@@ -60,17 +62,20 @@ def cpu_forward_batch(
     `pending` are the tokens [n] int64 of `rows.pending_rows`, `pools` those that layers have.
     """
     tables = {"full": rows.page_tables, "window": rows.window_tables}
+    starts, lengths = rows.query_starts, rows.context_lens
+    attention: dict[PoolName, Any] = {
+        pool: AttentionBatch.build(starts, lengths, tables[pool], page_size)
+        for pool in pools
+        if pool != "state"
+    }
+    if "state" in pools:
+        attention["state"] = state_runs(starts, lengths, rows.state_pages)
     token_ids = torch.tensor(rows.token_ids, dtype=torch.int64)
     if pending is not None:
         token_ids[list(rows.pending_rows)] = pending
     return ForwardBatch(
         token_ids=token_ids,
-        attention={
-            pool: AttentionBatch.build(
-                rows.query_starts, rows.context_lens, tables[pool], page_size
-            )
-            for pool in pools
-        },
+        attention=attention,
         loras=None,
         embeddings=bank.embeddings(rows.runs),
         heads=bank.heads(rows.runs),

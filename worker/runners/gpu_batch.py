@@ -20,9 +20,12 @@ from kernels.gpu.batch_metadata import (
     AttentionMetadata,
     ExpertLoraMetadata,
     LoraMetadata,
+    StateMetadata,
     row_places,
+    state_numbers,
 )
 from kernels.gpu.lora.apply import cut_tiles
+from kernels.recurrent.state_runs import state_runs
 from worker.lora.adapter_bank import AdapterBank
 from worker.model_config import PoolName
 from worker.models.forward_batch import ForwardBatch, InputBatch
@@ -68,7 +71,8 @@ class GpuBatch:
         pools: Sequence[PoolName] = ("full",),
     ) -> None:
         self.size = size
-        self._pools = pools
+        self._attended: Sequence[PoolName] = [pool for pool in pools if pool != "state"]
+        self._has_states = "state" in pools
         self._bank = bank
         int32, int64 = torch.int32, torch.int64
         self._arrays = DeviceArrays(
@@ -83,10 +87,11 @@ class GpuBatch:
                 "tiles": (int32, (size.tiles, 3)),
                 "row_slots": (int32, (size.rows,)),
             }
-            | {f"{pool} kv_loc": (int64, (size.rows,)) for pool in pools}
+            | {f"{pool} kv_loc": (int64, (size.rows,)) for pool in self._attended}
+            | self._of_states(size)
             | {
                 f"{pool} {table}": (int32, (num_sequences, size.pages))
-                for pool in pools
+                for pool in self._attended
                 for table, num_sequences in (
                     ("decode_table", size.decodes),
                     ("prefill_table", size.prefills),
@@ -95,6 +100,13 @@ class GpuBatch:
             device,
             pins_memory,
         )
+
+    def _of_states(self, size: BatchSize) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Return the arrays of layers with states, if there are any."""
+        if not self._has_states:
+            return {}
+        num_runs = size.decodes + size.prefills
+        return {"runs": (torch.int32, (num_runs, 4)), "row_runs": (torch.int32, (size.rows,))}
 
     def send(
         self, rows: InputBatch, cut: _Cut, page_size: int, pending: Tensor | None = None
@@ -107,6 +119,12 @@ class GpuBatch:
         starts = rows.query_starts
         spans = list(zip(starts, starts[1:], rows.context_lens, strict=False))
         self._fill_places(host, rows, cut, page_size)
+        if self._has_states:
+            runs = state_runs(starts, rows.context_lens, rows.state_pages)
+            numbers, row_runs = state_numbers(len(rows.token_ids), runs)
+            host["runs"][:] = 0
+            host["runs"][: len(numbers)] = np.array(numbers).reshape(-1, 4)
+            _fill(host["row_runs"], row_runs, -1)
         _fill(host["token_ids"], rows.token_ids, 0)
         _fill(host["pending_rows"], rows.pending_rows, 0)
         _fill(host["samples"], rows.sample_rows, 0)
@@ -133,7 +151,7 @@ class GpuBatch:
         counts = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
         spans = list(zip(counts, rows.context_lens, strict=True))
         tables = {"full": rows.page_tables, "window": rows.window_tables}
-        for pool in self._pools:
+        for pool in self._attended:
             positions, kv_locs = row_places(spans, tables[pool], page_size)
             _fill(host["positions"], positions, 0)
             _fill(host[f"{pool} kv_loc"], kv_locs, -1)
@@ -148,7 +166,7 @@ class GpuBatch:
     def forward_batch(self, rows: InputBatch) -> ForwardBatch:
         """Return the arrays on the device as a batch of `size.samples` samples."""
         arrays, size = self._arrays.device, self.size
-        attention = {
+        attention: dict[PoolName, AttentionMetadata | StateMetadata] = {
             pool: AttentionMetadata(
                 positions=arrays["positions"],
                 kv_loc=arrays[f"{pool} kv_loc"],
@@ -159,8 +177,10 @@ class GpuBatch:
                 prefill_blocks=arrays["blocks"],
                 prefill_table=arrays[f"{pool} prefill_table"],
             )
-            for pool in self._pools
+            for pool in self._attended
         }
+        if self._has_states:
+            attention["state"] = StateMetadata(arrays["runs"], arrays["row_runs"])
         return ForwardBatch(
             token_ids=arrays["token_ids"],
             attention=attention,

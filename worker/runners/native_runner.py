@@ -102,7 +102,14 @@ class NativeRunner:
         batch = cpu_forward_batch(rows, self._bank, cache.page_size, pending, cache.pools)
         runs = [(run.slot, run.start, run.stop) for run in rows.runs]
         full, window = batch.attention.get("full"), batch.attention.get("window")
-        step = Step(len(rows.token_ids), full, runs, rows.sample_rows, window=window)
+        step = Step(
+            len(rows.token_ids),
+            full,
+            runs,
+            rows.sample_rows,
+            state_runs=batch.attention.get("state", ()),
+            window=window,
+        )
         recording = self._recording(step, [slot for slot, _, _ in runs])
         recording.x[: step.num_rows].copy_(self._model.embed(batch))
         recording.program.run(thread_pool, step)
@@ -142,7 +149,7 @@ class NativeRunner:
         with self._kernels.recording(program):
             out = self._model.run_layers(
                 x,
-                {"full": empty, "window": Step(0, kind=WINDOW_ROWS)},
+                {"full": empty, "window": Step(0, kind=WINDOW_ROWS), "state": empty},
                 self._loras(empty, max_lora_rank) if max_lora_rank else None,
                 self._cache,
                 RecordedGroup(self._group, program, self._kernels.thread_pool.library),

@@ -8,8 +8,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from worker.spans import Span
 from worker.weights.checkpoint_files import weight_files
-from worker.weights.partition import Span
 from worker.weights.tensor_names import stored_dtypes
 
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from worker.linears import MXFP4_BLOCK, Linear
+from worker.spans import Span
 from worker.weights.checkpoint import Checkpoint
 from worker.weights.mxfp4 import dequantize
-from worker.weights.partition import Partition, Span, whole_shape
+from worker.weights.partition import Partition, whole_shape
 from worker.weights.tensor_names import Shape, stack_name, stack_tensors
 
 

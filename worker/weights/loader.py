@@ -18,19 +18,23 @@ from torch import Tensor
 from kernels.experts import ExpertsWeight, PrepareExperts, prepare_experts
 from kernels.linear import LinearWeight, Prepare, prepare_linear
 from worker.linears import Linear, by_expert, by_fused
+from worker.mixers.build import MixerLoader, MixerWeights
 from worker.model_config import ModelConfig
+from worker.spans import Span, total_length
 from worker.weights.checkpoint import Checkpoint
 from worker.weights.checkpoint_files import check_checkpoint
 from worker.weights.expert_stacks import StackReader
 from worker.weights.model_weights import LayerWeights, SparseWeights, Weights
-from worker.weights.partition import Partition, Span, partition, total_length, whole_shape
+from worker.weights.partition import Partition, partition, whole_shape
 from worker.weights.tensor_names import (
     EMBEDDING_NAME,
-    FINAL_NORM_NAME,
     HEAD_NAME,
     SCORE_NAME,
+    final_norm_name,
     layer_name,
+    layer_tensors,
     linear_name,
+    mixer_name,
     sinks_name,
 )
 
@@ -50,6 +54,10 @@ class _Loader:
         prepare: Prepare,
         prepare_experts: PrepareExperts,
     ) -> None:
+        self._mixers: MixerLoader | None = None
+        if config.mixer is not None:
+            place = part.tp, part.rank
+            self._mixers = MixerLoader(config.mixer, prepare, dtype, device, *place)
         self._checkpoint = checkpoint
         self._config = config
         self._part = part
@@ -133,7 +141,7 @@ class _Loader:
 
     def sinks(self, layer: int) -> Tensor | None:
         """Return the sinks [HQ] float32 of a layer, of the served dtype's values; None: none."""
-        if not self._config.has_sinks:
+        if not self._config.has_sinks or layer in self._config.mixer_layers:
             return None
         shape = (self._config.num_heads,)
         sinks = self._checkpoint.read(sinks_name(layer), shape, self._part.q_heads)
@@ -148,25 +156,42 @@ class _Loader:
     def qk_norm(self, layer: int, name: str, num_heads: int, held: Span) -> Tensor | None:
         """Return the weight of the norm of Q or of K, of each head or of those that are held."""
         config = self._config
-        if not config.qk_norm:
+        if not config.qk_norm or layer in config.mixer_layers:
             return None
         path = f"{layer_name(layer)}.self_attn.{name}.weight"
         if not config.qk_norm_is_wide:
             return self.norm(path, config.head_dim)
         return self.norm(path, num_heads * config.head_dim, held.scaled(config.head_dim))
 
+    def mixer(self, layer: int) -> MixerWeights | None:
+        """Return the weights of what a layer has in place of attention, None if it attends."""
+        if self._mixers is None or layer not in self._config.mixer_layers:
+            return None
+        shapes = dict(layer_tensors(self._config, self._whole, layer))
+
+        def read(tensor: str) -> Tensor | None:
+            name = mixer_name(self._config, layer, tensor)
+            shape = shapes.get(name)
+            if shape is None:
+                return None
+            return self._checkpoint.read(name, shape, Span(0, shape[0]))
+
+        return self._mixers.load(read)
+
     def layer(self, index: int) -> LayerWeights:
         """Return one decoder layer."""
         config = self._config
         norms = config.norms
-        qkv, o, gate_up, down, router = by_fused(config.linears_of(index))
+        q_norm, k_norm = config.qk_norm_names
+        qkv, o, gate_up, down, router, *_ = by_fused(config.linears_of(index))
+        has_mixer = index in config.mixer_layers
         is_sparse = config.is_sparse(index)
         return LayerWeights(
             input_norm=self.layer_norm(index, norms.before_attention),
-            qkv=self.linear(index, qkv),
-            q_norm=self.qk_norm(index, "q_norm", config.num_heads, self._part.q_heads),
-            k_norm=self.qk_norm(index, "k_norm", config.num_kv_heads, self._part.kv_heads),
-            o=self.linear(index, o),
+            qkv=None if has_mixer else self.linear(index, qkv),
+            q_norm=self.qk_norm(index, q_norm, config.num_heads, self._part.q_heads),
+            k_norm=self.qk_norm(index, k_norm, config.num_kv_heads, self._part.kv_heads),
+            o=None if has_mixer else self.linear(index, o),
             mlp_norm=self.layer_norm(index, norms.before_mlp),
             gate_up=None if is_sparse else self.linear(index, gate_up),
             down=None if is_sparse else self.linear(index, down),
@@ -174,6 +199,7 @@ class _Loader:
             after_mlp_norm=self.layer_norm(index, norms.after_mlp),
             experts=self.sparse(index, router) if is_sparse else None,
             sinks=self.sinks(index),
+            mixer=self.mixer(index),
         )
 
 
@@ -197,7 +223,7 @@ def load_weights(
         loader = _Loader(checkpoint, config, part, dtype, device, prepare, prepare_experts)
         embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))
-        final_norm = loader.norm(FINAL_NORM_NAME, config.hidden_size)
+        final_norm = loader.norm(final_norm_name(config), config.hidden_size)
         if config.classifier is not None:
             head = loader.score_head(config.classifier.num_labels)
             return Weights(embedding, layers, final_norm, lm_head=None, score_head=head)

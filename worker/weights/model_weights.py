@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.experts import ExpertsWeight, Routing
 from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
+from worker.mixers.build import MixerWeights
 
 _BATCH_SIZES = (2, 3, 17, 64)  # rows
 
@@ -38,10 +39,10 @@ class LayerWeights:
     """One decoder layer. Norms [H] and [D] are whole on every rank."""
 
     input_norm: Tensor | None  # [H]
-    qkv: LinearWeight  # [(HQ + 2 HK) D, H]
+    qkv: LinearWeight | None  # [(HQ + 2 HK) D, H]; None: a mixer
     q_norm: Tensor | None  # [D], or [HQ D] over all heads together
     k_norm: Tensor | None  # [D], or [HK D]
-    o: LinearWeight  # [H, HQ D]
+    o: LinearWeight | None  # [H, HQ D]
     mlp_norm: Tensor | None  # [H]
     gate_up: LinearWeight | None  # [2 I, H], the gate first; None: a sparse layer
     down: LinearWeight | None  # [H, I]
@@ -49,6 +50,15 @@ class LayerWeights:
     after_mlp_norm: Tensor | None = None  # [H], likewise
     experts: SparseWeights | None = None  # in place of gate_up and down
     sinks: Tensor | None = None  # [HQ] float32
+    mixer: MixerWeights | None = None  # in place of attention
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What products take their inputs in."""
+        if self.mixer is not None:
+            return self.mixer.in_proj.dtype
+        assert self.qkv is not None, "a layer without a mixer attends"
+        return self.qkv.dtype
 
     def norms(self) -> list[Tensor]:
         """Return those that there are."""
@@ -70,11 +80,11 @@ class Weights:
     def num_bytes(self) -> int:
         """Bytes of all weights; what is shared counts once."""
         norms = [self.final_norm, *(one.sinks for one in self.layers if one.sinks is not None)]
-        linears: list[LinearWeight | SparseWeights] = []
+        linears: list[LinearWeight | SparseWeights | MixerWeights] = []
         for layer in self.layers:
             norms += layer.norms()
-            mlp = (layer.gate_up, layer.down, layer.experts)
-            linears += [layer.qkv, layer.o, *(one for one in mlp if one is not None)]
+            every = (layer.qkv, layer.o, layer.mixer, layer.gate_up, layer.down, layer.experts)
+            linears += [one for one in every if one is not None]
         if self.lm_head is not None and self.lm_head.data is not self.embedding:
             linears.append(self.lm_head)
         plain = 0 if self.score_head is None else self.score_head.nbytes
@@ -85,12 +95,16 @@ class Weights:
 def batch_variant_linears(weights: Weights, kernels: AnyKernels) -> tuple[str, ...]:
     """Return the names of the linears in which the bits of a row depend on its batch."""
     layer = weights.layers[0]
+    attends = next((one for one in weights.layers if one.mixer is None), layer)
+    mixer = next((one.mixer for one in weights.layers if one.mixer is not None), None)
     linears: dict[str, LinearWeight | None] = {
-        "qkv": layer.qkv,
-        "o": layer.o,
+        "qkv": attends.qkv,
+        "o": attends.o,
         "gate_up": layer.gate_up,
         "down": layer.down,
         "lm_head": weights.lm_head,
+        "mixer_in": None if mixer is None else mixer.in_proj,
+        "mixer_out": None if mixer is None else mixer.out_proj,
     }
     device = weights.embedding.device
     with torch.inference_mode():

@@ -4,57 +4,13 @@ Pure integers, shared by the weight loader and by the adapter pool, which cuts L
 way. Free of torch: the control plane imports it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from worker.linears import Linear, Unit
+from worker.mixers.config import MixerPart
 from worker.model_config import ModelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The half-open range [start, stop) of one axis."""
-
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def scaled(self, factor: int) -> "Span":
-        """Return the span counted in units `factor` times smaller (heads to features)."""
-        return Span(self.start * factor, self.stop * factor)
-
-
-def total_length(spans: Sequence[Span]) -> int:
-    """Return how long spans are together."""
-    return sum(map(len, spans))
-
-
-def even_spans(total: int, parts: int) -> tuple[Span, ...]:
-    """Cut [0, total) into `parts` contiguous spans whose lengths differ by at most one."""
-    bounds = [(total * i + parts - 1) // parts for i in range(parts + 1)]
-    return tuple(Span(a, b) for a, b in zip(bounds, bounds[1:], strict=False))
-
-
-def head_spans(num_heads: int, num_kv_heads: int, tp: int) -> tuple[tuple[Span, Span], ...]:
-    """Return (query heads, KV heads) of each rank.
-
-    With at most as many ranks as KV heads, whole groups (one KV head and its query heads) are dealt
-    out in contiguous runs. With more ranks, every KV head is replicated on a run of ranks, which
-    share its query heads. Either way each rank's query heads are spread evenly over its KV heads.
-    """
-    group = num_heads // num_kv_heads
-    if tp <= num_kv_heads:
-        return tuple((kv.scaled(group), kv) for kv in even_spans(num_kv_heads, tp))
-    spans: list[tuple[Span, Span]] = []
-    for kv_head, ranks in enumerate(even_spans(tp, num_kv_heads)):
-        for queries in even_spans(group, len(ranks)):
-            start = kv_head * group
-            spans.append(
-                (Span(start + queries.start, start + queries.stop), Span(kv_head, kv_head + 1))
-            )
-    return tuple(spans)
+from worker.spans import Span, even_spans, head_spans, total_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +30,11 @@ class Partition:
     linears: tuple[Linear, ...]
     widths: tuple[tuple[Unit, int], ...]  # of each kind of part over all ranks, in features
     by_name: Mapping[str, Linear] = field(compare=False, repr=False)  # `linears`
+    mixer: MixerPart | None = None  # of layers that have a mixer
+    # Outputs of each module of its first product.
+    mixer_rows: Mapping[str, tuple[Span, ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def slices(self, module: str) -> tuple[tuple[Span, ...], Span]:
         """Return (output rows, input columns) of a linear module that this rank holds.
@@ -81,7 +42,7 @@ class Partition:
         The rows are one span for each part of the module's outputs, in their order.
         """
         linear = self.linear(module)
-        spans = self._spans(linear)
+        spans = self.mixer_rows.get(module) or self._spans(linear)
         everything = Span(0, self.hidden)
         return (spans, everything) if linear.axis == "column" else ((everything,), spans[0])
 
@@ -102,6 +63,8 @@ class Partition:
             "expert_mlp": self.expert_mlp,
         }
         widths = dict(self.widths)
+        if self.mixer is not None:
+            held["mixer_out"] = self.mixer.out_columns
         held["experts"] = Span(0, widths["experts"])
         spans, start = [], 0
         for part in linear.parts:
@@ -115,7 +78,8 @@ def check_tp(config: ModelConfig, tp: int) -> None:
     """Refuse a tensor-parallel size that would leave a rank without a query head.
 
     Raises:
-        ValueError: if `tp` is not between 1 and the number of query heads the layout can feed.
+        ValueError: if `tp` is not between 1 and the number of query heads the layout can feed, or
+            is too large for a mixer.
     """
     if tp < 1:
         raise ValueError(f"tensor-parallel size must be at least 1, not {tp}")
@@ -125,6 +89,8 @@ def check_tp(config: ModelConfig, tp: int) -> None:
             f"tensor-parallel size {tp} is too large: {config.num_heads} query heads in "
             f"{config.num_kv_heads} groups of {group} can feed at most {config.num_heads} ranks"
         )
+    if config.mixer is not None:
+        config.mixer.part(tp, 0)
 
 
 def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
@@ -146,6 +112,8 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
         vocab=even_spans(config.vocab_size, tp)[rank],
         counts_kv=rank == 0 or spans[rank - 1][1] != kv_heads,
         expert_mlp=even_spans(expert_features, tp)[rank],
+        mixer=None if config.mixer is None else config.mixer.part(tp, rank),
+        mixer_rows=_mixer_rows(config, tp, rank),
         linears=config.linears,
         widths=(
             ("q_heads", config.num_heads * config.head_dim),
@@ -153,9 +121,27 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
             ("mlp", config.intermediate_size),
             ("experts", 0 if experts is None else experts.num_experts),
             ("expert_mlp", expert_features),
+            ("mixer_out", 0 if config.mixer is None else len(config.mixer.part(1, 0).out_columns)),
         ),
         by_name={linear.name: linear for linear in config.linears},
     )
+
+
+def _mixer_rows(config: ModelConfig, tp: int, rank: int) -> dict[str, tuple[Span, ...]]:
+    """Return what a rank has of the outputs of each module of a mixer's first product."""
+    if config.mixer is None:
+        return {}
+    own, start = config.mixer.part(tp, rank).in_rows, 0
+    modules = [linear.name for linear in config.linears if linear.fused == "mixer_in"]
+    rows: dict[str, tuple[Span, ...]] = {}
+    for module, width in zip(modules, config.mixer.in_widths, strict=True):
+        rows[module] = tuple(
+            Span(span.start - start, span.stop - start)
+            for span in own
+            if start <= span.start < start + width
+        )
+        start += width
+    return rows
 
 
 def whole_shape(part: Partition, module: str) -> tuple[int, int]:

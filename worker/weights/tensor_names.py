@@ -11,7 +11,6 @@ from worker.weights.partition import Partition, partition, whole_shape
 
 EMBEDDING_NAME = "model.embed_tokens.weight"
 HEAD_NAME = "lm_head.weight"
-FINAL_NORM_NAME = "model.norm.weight"
 SCORE_NAME = "score.weight"  # of a classification head
 _DTYPES = ("BF16", "F16", "F32")  # that weights may be stored in
 _PACKED_DTYPES = ("U8",)
@@ -23,6 +22,11 @@ Shape = tuple[int, ...]
 def layer_name(index: int) -> str:
     """Return what the names of a layer's tensors begin with."""
     return f"model.layers.{index}"
+
+
+def final_norm_name(config: ModelConfig) -> str:
+    """Return the name of the weight of the final norm."""
+    return f"model.{config.final_norm}.weight"
 
 
 def sinks_name(layer: int) -> str:
@@ -72,14 +76,14 @@ def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     """Yield the name and the shape of every tensor that a model consists of."""
     vocabulary = (config.vocab_size, config.hidden_size)
     yield EMBEDDING_NAME, vocabulary
-    yield FINAL_NORM_NAME, (config.hidden_size,)
+    yield final_norm_name(config), (config.hidden_size,)
     if config.classifier is not None:
         yield SCORE_NAME, (config.classifier.num_labels, config.hidden_size)
     elif not config.tie_word_embeddings:
         yield HEAD_NAME, vocabulary
     whole = partition(config, 1, 0)
     for layer in range(config.num_layers):
-        yield from _layer_tensors(config, whole, layer)
+        yield from layer_tensors(config, whole, layer)
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
@@ -89,9 +93,13 @@ def is_ignored(name: str, config: ModelConfig) -> bool:
     return name.endswith(".rotary_emb.inv_freq")  # a constant that old checkpoints carry
 
 
-def _layer_tensors(
-    config: ModelConfig, whole: Partition, layer: int
-) -> Iterator[tuple[str, Shape]]:
+def mixer_name(config: ModelConfig, layer: int, tensor: str) -> str:
+    """Return the name of a tensor of a layer's mixer."""
+    return f"{layer_name(layer)}.{config.mixer_block}.{tensor}"
+
+
+def layer_tensors(config: ModelConfig, whole: Partition, layer: int) -> Iterator[tuple[str, Shape]]:
+    """Yield the name and the shape of every tensor of a layer; `whole` is all of the model."""
     for norm in config.norms.names():
         yield f"{layer_name(layer)}.{norm}.weight", (config.hidden_size,)
     for linear in config.linears_of(layer):
@@ -104,9 +112,14 @@ def _layer_tensors(
         yield f"{name}.weight", shape
         if linear.has_bias:
             yield f"{name}.bias", shape[:1]
+    if config.mixer is not None and layer in config.mixer_layers:
+        for tensor, of_mixer in config.mixer.tensors:
+            yield mixer_name(config, layer, tensor), of_mixer
+        return
     if config.has_sinks:
         yield sinks_name(layer), (config.num_heads,)
-    for module, num_heads in (("q_norm", config.num_heads), ("k_norm", config.num_kv_heads)):
+    heads = config.num_heads, config.num_kv_heads
+    for module, num_heads in zip(config.qk_norm_names, heads, strict=True):
         if config.qk_norm:
             width = num_heads * config.head_dim if config.qk_norm_is_wide else config.head_dim
             yield f"{layer_name(layer)}.self_attn.{module}.weight", (width,)

@@ -9,8 +9,6 @@ from bisect import bisect_right
 from operator import attrgetter
 from typing import Protocol
 
-CHECKPOINT_PAGES = 32  # of a long prompt there is a checkpoint behind every so many pages
-
 by_position = attrgetter("at")
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from worker.lora import dora
 from worker.lora.dora import embedding_gain, linear_gain
-from worker.weights.partition import Span
+from worker.spans import Span
 
 
 def matrices(rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,7 +28,8 @@ from worker.lora.shard import (
     adapted_slices,
     num_outputs,
 )
-from worker.weights.partition import Partition, Span, partition
+from worker.spans import Span
+from worker.weights.partition import Partition, partition
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

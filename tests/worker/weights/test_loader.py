@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from worker.model_config_reader import read_model_config
+from worker.spans import Span
 from worker.weights.checkpoint import Checkpoint
 from worker.weights.loader import load_weights
-from worker.weights.partition import Span, partition
+from worker.weights.partition import partition
 
 LLAMA_TENSOR = "model.layers.1.mlp.down_proj.weight"
 

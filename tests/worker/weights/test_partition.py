@@ -10,7 +10,8 @@ from tests.llama_linears import COLUMN_PARALLEL, LINEAR_MODULES
 from tests.whole_modules import module_shape
 from worker.linears import Linear, separate_linears
 from worker.model_config import ModelConfig, RopeConfig
-from worker.weights.partition import Span, check_tp, even_spans, partition
+from worker.spans import Span, even_spans
+from worker.weights.partition import check_tp, partition
 
 
 def shape(num_heads: int, num_kv_heads: int, vocab: int = 131, mlp: int = 100) -> ModelConfig:

@@ -112,6 +112,8 @@ class FamilyBattery:
             num_host_pages=40,
             num_window_pages=16,
             num_host_window_pages=30,
+            num_state_pages=8,
+            num_host_state_pages=20,
             token_budget=24,
         )
         assert small.answers(asks, DRAWN) == expected
@@ -150,6 +152,8 @@ class Engine:
         num_host_pages: int = 0,
         num_window_pages: int = 0,
         num_host_window_pages: int = 0,
+        num_state_pages: int = 0,
+        num_host_state_pages: int = 0,
         token_budget: int = 64,
     ) -> None:
         rank = RankConfig(
@@ -173,6 +177,8 @@ class Engine:
             num_host_pages=num_host_pages,
             num_window_pages=num_window_pages,
             num_host_window_pages=num_host_window_pages,
+            num_state_pages=num_state_pages if model.mixer_layers else 0,
+            num_host_state_pages=num_host_state_pages,
             page_size=PAGE,
             num_slots=2,
             max_running=8,

@@ -1,15 +1,15 @@
-"""worker.models.mixers.config: what each rank has of a mixer."""
+"""worker.mixers.config: what each rank has of a mixer."""
 
 import pytest
 
-from worker.models.mixers.config import (
+from worker.mixers.config import (
     GatedDeltaConfig,
     Mamba2Config,
     MixerConfig,
     ShortConvConfig,
     state_bytes,
 )
-from worker.weights.partition import Span
+from worker.spans import Span
 
 # Granite 4.0 H 350M and 1B are of this kind; groups of 1, of Nemotron-H 8.
 GRANITE = Mamba2Config(48, 32, 1, 128, 4, (0.0, float("inf")), 1e-5, True, True)

@@ -9,35 +9,38 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AnyKernels
-from kernels.linear import LinearWeight
+from kernels.linear import LinearWeight, Prepare
 from kernels.recurrent.weights import prepare_conv, prepare_delta, prepare_scan
-from worker.models.mixers.config import (
+from worker.mixers.config import (
     GatedDeltaConfig,
     Mamba2Config,
     MixerConfig,
     MixerPart,
     ShortConvConfig,
 )
-from worker.models.mixers.gated_delta_net import (
+from worker.mixers.gated_delta_net import (
     GatedDeltaNet,
     GatedDeltaNetShape,
     GatedDeltaNetWeights,
 )
-from worker.models.mixers.mamba2 import Mamba2, Mamba2Shape, Mamba2Weights
-from worker.models.mixers.mixer import Mixer
-from worker.models.mixers.short_conv import ShortConv, ShortConvWeights
-from worker.weights.partition import Span
+from worker.mixers.mamba2 import Mamba2, Mamba2Shape, Mamba2Weights
+from worker.mixers.mixer import Mixer
+from worker.mixers.short_conv import ShortConv, ShortConvWeights
+from worker.spans import Span
 
 Read = Callable[[str], Tensor | None]  # a tensor by its name; None: the module has none such
 
 
-class MixerBuilder:
-    """Builds the mixers of one rank."""
+MixerWeights = ShortConvWeights | Mamba2Weights | GatedDeltaNetWeights
+
+
+class MixerLoader:
+    """Makes the weights of the mixers of one rank."""
 
     def __init__(
         self,
         config: MixerConfig,
-        kernels: AnyKernels,
+        prepare: Prepare,
         dtype: torch.dtype,
         device: torch.device,
         tp: int = 1,
@@ -50,68 +53,52 @@ class MixerBuilder:
         """
         self.part: MixerPart = config.part(tp, rank)
         self._config = config
-        self._kernels = kernels
+        self._prepare = prepare
         self._dtype = dtype
         self._device = device
         self._tp = tp
         self._rank = rank
 
-    def build(self, read: Read) -> Mixer:
-        """Return the mixer of a layer."""
+    def load(self, read: Read) -> MixerWeights:
+        """Return the weights of the mixer of a layer."""
         if isinstance(self._config, ShortConvConfig):
             return self._short_conv(read)
         if isinstance(self._config, Mamba2Config):
             return self._mamba2(self._config, read)
-        return self._gated_delta_net(self._config, read)
+        return self._gated_delta_net(read)
 
-    def _short_conv(self, read: Read) -> ShortConv:
-        weights = ShortConvWeights(
+    def _short_conv(self, read: Read) -> ShortConvWeights:
+        return ShortConvWeights(
             self._in_proj(read, ("in_proj",)),
             prepare_conv(self._channels(read, "conv.weight"), self._bias(read, "conv.bias")),
             self._out_proj(read),
         )
-        return ShortConv(weights, self._kernels)
 
-    def _mamba2(self, config: Mamba2Config, read: Read) -> Mamba2:
-        (_, (num_heads, state_size, head_dim)) = self.part.state_shapes
-        inner = num_heads * head_dim
-        shares_norm = config.shares_norm(self._tp)
-        shape = Mamba2Shape(
-            num_heads=num_heads,
-            head_dim=head_dim,
-            norm_group_size=inner if shares_norm else config.inner // config.num_groups,
-            all_inner=config.inner if shares_norm else None,
-            norm_eps=config.norm_eps,
-            gate_first=config.gate_first,
-        )
+    def _mamba2(self, config: Mamba2Config, read: Read) -> Mamba2Weights:
         norm = None
         if config.has_norm:
             norm = self._sent(_rows(_there(read, "norm.weight"), [self.part.out_columns]))
         a_log, dt_bias, d = (
             self._own_heads(_there(read, name)) for name in ("A_log", "dt_bias", "D")
         )
-        weights = Mamba2Weights(
+        return Mamba2Weights(
             self._in_proj(read, ("in_proj",)),
             prepare_conv(self._channels(read, "conv1d.weight"), self._bias(read, "conv1d.bias")),
             prepare_scan(a_log, dt_bias, d, config.dt_limit),
             norm,
             self._out_proj(read),
         )
-        return Mamba2(shape, weights, self._kernels)
 
-    def _gated_delta_net(self, config: GatedDeltaConfig, read: Read) -> GatedDeltaNet:
-        num_heads = len(self.part.heads)
-        shape = GatedDeltaNetShape(num_heads, config.value_dim, config.norm_eps)
+    def _gated_delta_net(self, read: Read) -> GatedDeltaNetWeights:
         modules = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
         a_log, dt_bias = (self._own_heads(_there(read, name)) for name in ("A_log", "dt_bias"))
-        weights = GatedDeltaNetWeights(
+        return GatedDeltaNetWeights(
             self._in_proj(read, modules),
             prepare_conv(self._channels(read, "conv1d.weight"), None),
             prepare_delta(a_log, dt_bias),
-            self._sent(_there(read, "norm.weight").repeat(num_heads)),
+            self._sent(_there(read, "norm.weight").repeat(len(self.part.heads))),
             self._out_proj(read),
         )
-        return GatedDeltaNet(shape, weights, self._kernels)
 
     def _in_proj(self, read: Read, modules: Sequence[str]) -> LinearWeight:
         """Return the first product; what are modules of their own stand one behind the other."""
@@ -119,7 +106,7 @@ class MixerBuilder:
         weight = self._sent(_rows(torch.cat(whole), self.part.in_rows))
         bias = read(f"{modules[0]}.bias")
         own = None if bias is None else self._sent(_rows(bias, self.part.in_rows))
-        return self._kernels.prepare_linear(weight, own)
+        return self._prepare(weight, own)
 
     def _out_proj(self, read: Read) -> LinearWeight:
         """Return the last product, whose bias one rank of those that are summed adds."""
@@ -127,7 +114,7 @@ class MixerBuilder:
         weight = _there(read, "out_proj.weight")[:, columns.start : columns.stop]
         bias = read("out_proj.bias") if self._rank == 0 else None
         own = None if bias is None else self._sent(bias)
-        return self._kernels.prepare_linear(self._sent(weight.contiguous()), own)
+        return self._prepare(self._sent(weight.contiguous()), own)
 
     def _channels(self, read: Read, name: str) -> Tensor:
         return _rows(_there(read, name), self.part.channels).to(self._device)
@@ -141,6 +128,31 @@ class MixerBuilder:
 
     def _sent(self, weight: Tensor) -> Tensor:
         return weight.to(self._device, self._dtype)
+
+
+def build_mixer(
+    config: MixerConfig, part: MixerPart, tp: int, weights: MixerWeights, kernels: AnyKernels
+) -> Mixer:
+    """Return the mixer of a layer on one of `tp` ranks, which has `part` of it."""
+    if isinstance(weights, ShortConvWeights):
+        return ShortConv(weights, kernels)
+    if isinstance(config, GatedDeltaConfig):
+        assert isinstance(weights, GatedDeltaNetWeights), "weights of another mixer"
+        delta = GatedDeltaNetShape(len(part.heads), config.value_dim, config.norm_eps)
+        return GatedDeltaNet(delta, weights, kernels)
+    assert isinstance(config, Mamba2Config) and isinstance(weights, Mamba2Weights)
+    (_, (num_heads, _, head_dim)) = part.state_shapes
+    inner = num_heads * head_dim
+    shares_norm = config.shares_norm(tp)
+    shape = Mamba2Shape(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        norm_group_size=inner if shares_norm else config.inner // config.num_groups,
+        all_inner=config.inner if shares_norm else None,
+        norm_eps=config.norm_eps,
+        gate_first=config.gate_first,
+    )
+    return Mamba2(shape, weights, kernels)
 
 
 def _rows(tensor: Tensor, spans: Sequence[Span]) -> Tensor:

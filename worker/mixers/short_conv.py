@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from kernels.recurrent.weights import ConvWeight
-from worker.models.mixers.mixer import MixerContext, project_in, project_out
+from worker.mixers.mixer import MixerContext, project_in, project_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,14 @@ class ShortConvWeights:
     conv: ConvWeight  # [K, C]
     out_proj: LinearWeight  # [H, C]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.in_proj.num_bytes + self.conv.num_bytes + self.out_proj.num_bytes
+
 
 class ShortConv:
-    """See `worker.models.mixers.mixer.Mixer`."""
+    """See `worker.mixers.mixer.Mixer`."""
 
     def __init__(self, weights: ShortConvWeights, kernels: AnyKernels) -> None:
         self._weights = weights

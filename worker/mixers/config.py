@@ -5,10 +5,12 @@ heads have in common, a group or a key head, goes with them, and is whole on eac
 """
 
 from dataclasses import dataclass
+from math import prod
 
-from worker.weights.partition import Span, even_spans, head_spans, total_length
+from worker.spans import Span, even_spans, head_spans, total_length
 
 Shape = tuple[int, ...]
+STATE_ALIGNMENT = 16  # numbers that a state's place in a page is a multiple of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,17 @@ class ShortConvConfig:
     num_channels: int
     num_taps: int
     has_bias: bool  # also of both products
+
+    @property
+    def in_widths(self) -> tuple[int, ...]:
+        """Outputs of each module of the first product."""
+        return (3 * self.num_channels,)
+
+    @property
+    def tensors(self) -> tuple[tuple[str, Shape], ...]:
+        """What a checkpoint has of a mixer besides its linears."""
+        taps = ("conv.weight", (self.num_channels, 1, self.num_taps))
+        return (taps, ("conv.bias", (self.num_channels,))) if self.has_bias else (taps,)
 
     def part(self, tp: int, rank: int) -> MixerPart:
         """Return what a rank has.
@@ -60,6 +73,7 @@ class Mamba2Config:
     norm_eps: float
     has_norm: bool
     gate_first: bool  # whether the gate comes before the norm
+    has_conv_bias: bool = True
 
     @property
     def inner(self) -> int:
@@ -70,6 +84,19 @@ class Mamba2Config:
     def num_channels(self) -> int:
         """Of the convolution."""
         return self.inner + 2 * self.num_groups * self.state_size
+
+    @property
+    def in_widths(self) -> tuple[int, ...]:
+        """Outputs of each module of the first product."""
+        return (self.inner + self.num_channels + self.num_heads,)
+
+    @property
+    def tensors(self) -> tuple[tuple[str, Shape], ...]:
+        """What a checkpoint has of a mixer besides its linears."""
+        per_head = ((name, (self.num_heads,)) for name in ("A_log", "dt_bias", "D"))
+        bias = (("conv1d.bias", (self.num_channels,)),) if self.has_conv_bias else ()
+        norm = (("norm.weight", (self.inner,)),) if self.has_norm else ()
+        return (("conv1d.weight", (self.num_channels, 1, self.num_taps)), *bias, *per_head, *norm)
 
     def shares_norm(self, tp: int) -> bool:
         """Tell whether a norm goes over features of all ranks."""
@@ -122,6 +149,22 @@ class GatedDeltaConfig:
         values = self.num_value_heads * self.value_dim
         return 2 * self.num_key_heads * self.key_dim + values
 
+    @property
+    def in_widths(self) -> tuple[int, ...]:
+        """Outputs of each module of the first product."""
+        heads = self.num_value_heads
+        return (self.num_channels, heads * self.value_dim, heads, heads)
+
+    @property
+    def tensors(self) -> tuple[tuple[str, Shape], ...]:
+        """What a checkpoint has of a mixer besides its linears."""
+        return (
+            ("conv1d.weight", (self.num_channels, 1, self.num_taps)),
+            ("A_log", (self.num_value_heads,)),
+            ("dt_bias", (self.num_value_heads,)),
+            ("norm.weight", (self.value_dim,)),
+        )
+
     def part(self, tp: int, rank: int) -> MixerPart:
         """Return what a rank has.
 
@@ -155,13 +198,27 @@ MixerConfig = ShortConvConfig | Mamba2Config | GatedDeltaConfig
 
 def state_bytes(config: MixerConfig, tp: int, rank: int) -> int:
     """Return the bytes of one layer's part of a state page on a rank."""
-    total = 0
-    for shape in config.part(tp, rank).state_shapes:
-        size = 4
-        for length in shape:
-            size *= length
-        total += size
-    return total
+    return 4 * sum(map(state_size, config.part(tp, rank).state_shapes))
+
+
+def mixer_bytes(config: MixerConfig, part: MixerPart, item_bytes: int) -> int:
+    """Return the bytes of a layer's weights on a rank but its linears.
+
+    Norms take `item_bytes` a number, and all else is float32.
+    """
+    num_channels, num_heads = total_length(part.channels), len(part.heads)
+    if isinstance(config, ShortConvConfig):
+        return 4 * num_channels * (config.num_taps + config.has_bias)
+    if isinstance(config, GatedDeltaConfig):
+        norm = len(part.out_columns) * item_bytes
+        return 4 * (num_channels * config.num_taps + 2 * num_heads) + norm
+    norm = config.has_norm * len(part.out_columns) * item_bytes
+    return 4 * (num_channels * (config.num_taps + config.has_conv_bias) + 3 * num_heads) + norm
+
+
+def state_size(shape: Shape) -> int:
+    """Return the numbers that a state takes in a page, float32 each."""
+    return -(-prod(shape) // STATE_ALIGNMENT) * STATE_ALIGNMENT
 
 
 def _heads(num_heads: int, num_groups: int, tp: int, rank: int) -> tuple[Span, Span]:

@@ -1,4 +1,4 @@
-"""worker.models.mixers: they are transformers', whatever the chunks and the number of ranks."""
+"""worker.mixers: they are transformers', whatever the chunks and the number of ranks."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +15,8 @@ from kernels.native.program import RecordedProgram, Step, ThreadPool
 from kernels.recurrent.state_runs import StateRun
 from kernels.torch_backend import CpuKernels
 from tests.patience import PATIENCE
-from tests.worker.models.mixers import cases
-from tests.worker.models.mixers.cases import Maker, OneLayer
+from tests.worker.mixers import cases
+from tests.worker.mixers.cases import Maker, OneLayer
 from worker.distributed.thread_group import ThreadGroup
 
 LENGTH = 21

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from kernels.recurrent.weights import ConvWeight, DeltaWeight
-from worker.models.mixers.mixer import MixerContext, project_in, project_out
+from worker.mixers.mixer import MixerContext, project_in, project_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,15 @@ class GatedDeltaNetWeights:
     norm: Tensor  # [HV DV]: the checkpoint's [DV] for each head
     out_proj: LinearWeight  # [M, HV DV]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights."""
+        recurrence = self.conv.num_bytes + self.delta.num_bytes + self.norm.nbytes
+        return self.in_proj.num_bytes + recurrence + self.out_proj.num_bytes
+
 
 class GatedDeltaNet:
-    """See `worker.models.mixers.mixer.Mixer`."""
+    """See `worker.mixers.mixer.Mixer`."""
 
     def __init__(
         self, shape: GatedDeltaNetShape, weights: GatedDeltaNetWeights, kernels: AnyKernels

@@ -16,14 +16,14 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from kernels.recurrent.state_runs import StateRun
 from worker.distributed.communicator import Communicator, SingleRank
-from worker.models.mixers.build import MixerBuilder
-from worker.models.mixers.config import (
+from worker.mixers.build import MixerLoader, build_mixer
+from worker.mixers.config import (
     GatedDeltaConfig,
     Mamba2Config,
     MixerConfig,
     ShortConvConfig,
 )
-from worker.models.mixers.mixer import Mixer, MixerContext
+from worker.mixers.mixer import Mixer, MixerContext
 
 HIDDEN = 48
 PAGES = 5
@@ -148,9 +148,11 @@ class OneLayer:
         theirs, config = made
         dtype = theirs.out_proj.weight.dtype
         device = torch.device("cpu")
-        builder = MixerBuilder(config, kernels, dtype, device, tp, self._group.rank)
-        self.mixer: Mixer = builder.build({**theirs.state_dict()}.get)
-        self.state_shapes = builder.part.state_shapes
+        prepare = kernels.prepare_linear
+        loader = MixerLoader(config, prepare, dtype, device, tp, self._group.rank)
+        weights = loader.load({**theirs.state_dict()}.get)
+        self.mixer: Mixer = build_mixer(config, loader.part, tp, weights, kernels)
+        self.state_shapes = loader.part.state_shapes
         self._rows_of = rows_of
 
     def pools(self) -> list[Tensor]:

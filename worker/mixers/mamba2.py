@@ -13,7 +13,7 @@ from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from kernels.recurrent.weights import ConvWeight, ScanWeight, SharedSquares
 from worker.distributed.communicator import Communicator
-from worker.models.mixers.mixer import MixerContext, project_in, project_out
+from worker.mixers.mixer import MixerContext, project_in, project_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,16 @@ class Mamba2Weights:
     norm: Tensor | None  # [I]; None: there is only a gate
     out_proj: LinearWeight  # [M, I]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights."""
+        norm = 0 if self.norm is None else self.norm.nbytes
+        recurrence = self.conv.num_bytes + self.scan.num_bytes + norm
+        return self.in_proj.num_bytes + recurrence + self.out_proj.num_bytes
+
 
 class Mamba2:
-    """See `worker.models.mixers.mixer.Mixer`."""
+    """See `worker.mixers.mixer.Mixer`."""
 
     def __init__(self, shape: Mamba2Shape, weights: Mamba2Weights, kernels: AnyKernels) -> None:
         self._shape = shape
