@@ -4,7 +4,7 @@ For tests, profiles and machines that have a GPU but no Ray. Ranks are threads w
 several. The scheduler, the plans and the ranks are the ones that a cluster runs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,6 +116,12 @@ class LocalEngine:
         answer = Answer()
         self._answers[self.scheduler.add(request)] = answer
         return answer
+
+    def submit_choices(self, requests: Sequence[Request]) -> list[Answer]:
+        """Queue the choices of one prompt, which is computed once."""
+        answers = [Answer() for _ in requests]
+        self._answers.update(zip(self.scheduler.add_all(tuple(requests)), answers, strict=True))
+        return answers
 
     def step(self) -> bool:
         """Run one step; False if there was nothing to do."""

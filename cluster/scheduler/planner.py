@@ -162,6 +162,7 @@ class Planner:
         known = [(one, one.num_computed, one.sequence.tokens[one.num_computed]) for one in idle]
         pending = [(running, start, PENDING_TOKEN) for running, start in drawing]
         for running, start, token in known + pending:
+            self._keep_prompt_state(batch, running, start)
             pages, window_pages = self._kv.allocate(running, int(self._is_full(running, start)))
             batch.put(Chunk(running.seq_id, start, (token,), pages, True, (), window_pages))
             flow = running.sequence.flow
@@ -188,6 +189,7 @@ class Planner:
             if start == len(running.pages) * page_size:
                 if not self._has_room(running, batch):
                     break  # it gave way itself, and all after it before
+                self._keep_prompt_state(batch, running, start)
                 pages, window_pages = self._kv.allocate(running, 1)
             sequence = running.sequence
             assert start == len(sequence.tokens) - 1, f"sequence {sequence.seq_id} is no decode"
@@ -316,6 +318,11 @@ class Planner:
         if end == num_tokens or (aligned <= start and tenant in batch.over):
             return end
         return max(start, aligned)
+
+    def _keep_prompt_state(self, batch: Batch, running: Running, start: int) -> None:
+        """Keep the state before a prompt's last token where that is all that was left of it."""
+        if start < running.sequence.num_prompt_tokens:
+            self._kv.keep_state(running, start, batch.step)
 
     def _is_full(self, running: Running, start: int) -> bool:
         """Whether a token at `start` needs a page more."""

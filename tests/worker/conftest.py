@@ -100,7 +100,7 @@ def _build(name: str) -> PreTrainedModel:
                     **COMMON,
                 )
             )
-        case "olmo2" | "olmo3" | "phi3" | "gemma3" | "mixtral" | "qwen3_moe" | "gpt_oss":
+        case "olmo2" | "olmo3" | "phi3" | "gemma3" | "mixtral" | "qwen3_moe" | "gpt_oss" | "lfm2":
             return tiny_family(name)
         case _:
             return Qwen3ForCausalLM(

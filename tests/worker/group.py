@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from tests.patience import PATIENCE
@@ -36,6 +37,7 @@ from worker.protocol import (
 from worker.weights.partition import Partition, partition
 
 PAGE = 16
+NUM_STATES = 8  # pages, of a model with layers that have states
 GREEDY = SamplingParams(temperature=0.0, num_logprobs=131)
 
 
@@ -95,8 +97,12 @@ class RankGroup:
         self._threads = ThreadPoolExecutor(tp)
         self.infos = list(self._threads.map(Rank.load, self.ranks))
         self._window = self.infos[0].window
+        self._has_states = self.infos[0].state_page_bytes > 0
         for rank in self.ranks:
-            rank.allocate(num_pages, num_host_pages, num_window_pages * (self._window > 0))
+            rank.allocate(
+                *(num_pages, num_host_pages, num_window_pages * (self._window > 0), 0),
+                num_state_pages=NUM_STATES * self._has_states,
+            )
         self.digest = GENESIS
         self.last_step = 0
         # Pages are dealt from the middle, so that no page number equals its place in a table.
@@ -194,7 +200,8 @@ class RankGroup:
                     continue
                 if seq_id not in computed:
                     computed[seq_id] = pages[seq_id] = 0
-                    starts.append(_start(seq_id, prompt))
+                    state_page = seq_id % NUM_STATES if self._has_states else None
+                    starts.append(_start(seq_id, prompt, state_page))
                 tokens = (*prompt.token_ids, *prompt.sampled_ids)
                 first = computed[seq_id]
                 part = tokens[first : first + chunk_size]
@@ -243,8 +250,10 @@ class RankGroup:
             prompts[token.seq_id].sampled.append(token)
 
 
-def _start(seq_id: int, prompt: Prompt) -> SequenceStart:
-    return SequenceStart(seq_id, prompt.slot, prompt.sampling, len(prompt.token_ids), (), 0, ())
+def _start(seq_id: int, prompt: Prompt, state_page: int | None) -> SequenceStart:
+    num_tokens = len(prompt.token_ids)
+    start = SequenceStart(seq_id, prompt.slot, prompt.sampling, num_tokens, (), 0, ())
+    return structs.replace(start, state_page=state_page)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cluster.adapters.tiny import MODEL
-from worker.cache.page_budget import PageCounts, PageKinds, cut_budget, page_kinds
+from worker.cache.page_budget import (
+    CHECKPOINT_PAGES,
+    PageCounts,
+    PageKinds,
+    cut_budget,
+    page_kinds,
+)
+from worker.mixers.config import ShortConvConfig
 
 
 def kinds(*, layers: int = 4, sliding: tuple[int, ...] = (0, 2), **changes: Any) -> PageKinds:
@@ -57,6 +64,46 @@ def test_short_and_endless_sequences_use_as_much_of_the_memory() -> None:
     short, endless = (used_by(counts, found, num_pages) for num_pages in (1, 60_000))
     assert short == pytest.approx(endless, rel=0.05)
     assert short == pytest.approx(666_000, rel=0.05)
+
+
+def with_states(max_model_len: int) -> PageKinds:
+    """Return the kinds of pages of a model of which three layers have states and one attends."""
+    mixer = ShortConvConfig(8, 3, False)
+    model = replace(MODEL, num_layers=4, mixer=mixer, mixer_layers=(0, 1, 3))
+    return page_kinds(model, 16, max_model_len)
+
+
+def test_layers_with_mixers_have_pages_of_their_own() -> None:
+    found = with_states(1000)
+    assert (found.full_layers, found.state_layers, found.window) == ((2,), (0, 1, 3), 0)
+
+
+@pytest.mark.parametrize("state_bytes", [1, 10, 1000])
+def test_sequences_of_a_page_and_endless_ones_use_as_much_of_the_memory(state_bytes: int) -> None:
+    found = with_states(1_000_000)
+    counts = cut_budget(10_000_000, found, layer_bytes=20, state_bytes=state_bytes)
+
+    def used(num_pages: float) -> float:
+        """Return the bytes in use where each page of states goes with so many of K and V."""
+        num_states = min(counts.state, counts.full / num_pages)
+        return num_states * (state_bytes + num_pages * 20)
+
+    assert used(0.5) == pytest.approx(used(CHECKPOINT_PAGES), rel=0.02)
+
+
+@given(st.integers(2, 2000), st.integers(100, 100_000), st.integers(1, 3000))
+def test_of_pages_of_states_there_are_two_or_no_pages(
+    max_model_len: int, num_bytes: int, state_bytes: int
+) -> None:
+    found = with_states(max_model_len)
+    counts = cut_budget(num_bytes, found, layer_bytes=3, state_bytes=state_bytes)
+    assert 3 * counts.full + state_bytes * counts.state <= num_bytes
+    if 2 * state_bytes + 3 > num_bytes:
+        assert counts == PageCounts(0)
+    else:
+        assert counts.state >= 2 and counts.full >= 1
+    if found.pages_each * 3 + 2 * state_bytes <= num_bytes:  # the longest sequence has room
+        assert counts.full >= found.pages_each
 
 
 @given(

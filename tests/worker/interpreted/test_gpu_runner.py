@@ -50,6 +50,24 @@ def test_a_gpu_says_what_a_cpu_says_of_layers_with_a_window(
     assert graphs.replayed > 0
 
 
+def test_a_gpu_says_what_a_cpu_says_of_layers_with_states(tiny_model, start_group, on_gpu) -> None:
+    """Of two sequences beside each other, in chunks, one of which begins later."""
+    path = tiny_model("lfm2").path
+
+    def prompts() -> list[Prompt]:
+        three = [Prompt(random_tokens(length, length)) for length in (40, 3, 9)]
+        three[1].first_step = 2
+        return three
+
+    wanted, graphs = prompts(), Graphs()
+    start_group(path).generate(wanted, 3, 16)
+    on_gpu(graphs)
+    found = prompts()
+    start_group(path).generate(found, 3, 16)
+    assert_close(found, wanted, tolerance=2e-4)
+    assert graphs.replayed > 0
+
+
 @pytest.mark.usefixtures("dots_are_chains")
 def test_a_padded_graph_gives_the_bits_of_a_step_by_itself(tiny_model, start_group, on_gpu) -> None:
     path = tiny_model("llama").path

@@ -139,6 +139,49 @@ class WindowBattery(FamilyBattery):
         assert answer == tuple(logits[len(prompt) - 1 : -1].argmax(-1).tolist())
 
 
+class HybridBattery(FamilyBattery):
+    """The same of a family some of whose layers have states."""
+
+    @pytest.mark.parametrize("tp", [1, 2])
+    def test_a_prefix_is_resumed_on_the_states_behind_it(
+        self, start_engine: Callable[..., "Engine"], tp: int
+    ) -> None:
+        """Where prompts part, behind a prompt's last full page, and from host memory."""
+        engine = start_engine(tp, num_state_pages=6, num_host_state_pages=20)
+        shared = random_tokens(70, 1)
+        asks = [
+            (adapter, (*shared, *random_tokens(40, number)))
+            for number in range(4)
+            for adapter in (BASE, engine.adapter)
+        ]
+        cold = []
+        for ask in asks:
+            cold += engine.answers([ask], DRAWN)
+            engine.forget()
+        before = engine.counters.cached_prompt_tokens
+        assert [engine.answers([ask], DRAWN)[0] for ask in asks] == cold
+        # Of each namespace the second prompt finds where it parts, and the others start there.
+        assert engine.counters.cached_prompt_tokens - before == 2 * 2 * (70 // PAGE * PAGE)
+        before = engine.counters.cached_prompt_tokens
+        assert [engine.answers([ask], DRAWN)[0] for ask in asks] == cold
+        cached = engine.counters.cached_prompt_tokens - before
+        assert cached == len(asks) * (109 // PAGE * PAGE)
+        assert engine.counters.restored_checkpoint_pages > 0
+
+    def test_choices_of_one_prompt_are_what_each_is_alone(
+        self, start_engine: Callable[..., "Engine"]
+    ) -> None:
+        engine = start_engine(1)
+        prompt = random_tokens(43, 1)
+        seeds = [SamplingParams(seed=seed) for seed in (1, 2, 3)]
+        alone = []
+        for sampling in seeds:
+            alone += engine.answers([(BASE, prompt)], sampling)
+            engine.forget()
+        assert len(set(alone)) == 3
+        assert engine.choices(prompt, seeds) == alone
+
+
 class Engine:
     """The whole engine in one process, with the adapter."""
 
@@ -203,6 +246,19 @@ class Engine:
             )
         found = self._engine.generate(requests)
         assert not any(answer.error for answer in found)
+        return [tuple(answer.token_ids) for answer in found]
+
+    def choices(
+        self, prompt: tuple[int, ...], samplings: Sequence[SamplingParams]
+    ) -> list[tuple[int, ...]]:
+        """Return the answers to one prompt that are asked for together, as `n` does."""
+        found = self._engine.submit_choices(
+            [
+                Request(f"choice {at}", BASE, prompt, one, max_tokens=NUM_TOKENS)
+                for at, one in enumerate(samplings)
+            ]
+        )
+        self._engine.run()
         return [tuple(answer.token_ids) for answer in found]
 
     def long_answer(

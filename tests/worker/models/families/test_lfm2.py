@@ -2,11 +2,11 @@
 
 from transformers import Lfm2Config, Lfm2ForCausalLM
 
-from tests.worker.models.families.battery import FamilyBattery
+from tests.worker.models.families.battery import HybridBattery
 
 
-class TestLfm2(FamilyBattery):
-    """See `FamilyBattery`."""
+class TestLfm2(HybridBattery):
+    """See `HybridBattery`."""
 
     adapter = "rank 8 on all linears"
 
