@@ -180,6 +180,6 @@ def fork_source(running: RunningSet, sequence: Sequence, match: Match) -> Runnin
     source = running.get(sequence.leader.seq_id)
     if rest == 0 or match.num_pages < num_pages or source is None:
         return None
-    if source.first_window > num_pages or source.state_pages:
+    if (source.window_pages and source.first_window > num_pages) or source.state_pages:
         return None  # its window has left the page; its state is of a later position
     return source if source.num_computed >= num_shared else None
