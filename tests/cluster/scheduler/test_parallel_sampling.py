@@ -52,6 +52,18 @@ def test_a_choice_copies_only_the_last_partial_page(make_engine: MakeEngine) -> 
     assert engine.scheduler.stats().counters.forked_sequences == 2
 
 
+def test_a_choice_forks_from_a_first_one_that_came_back_to_more_than_the_prompts_pages(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(num_pages=6, max_running=2)
+    engine.add_choices(PROMPT, 2, max_tokens=9)
+    engine.add_choices(PROMPT, 2, max_tokens=9)
+    engine.run()
+    leaders = [start for plan in engine.plans for start in plan.starts if start.seq_id in (1, 3)]
+    assert any(start.num_cached_tokens > len(PROMPT) for start in leaders), "one came back to more"
+    assert engine.scheduler.stats().counters.forked_sequences == 2
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9])
 def test_prompts_of_any_length_fork_also_shorter_than_a_page(
     make_engine: MakeEngine, length: int
