@@ -3,11 +3,7 @@
 from hypothesis import settings
 
 
-def is_whole() -> bool:
-    """Tell whether all cases are asked for; modules of tests are read after that is known."""
-    return settings.get_current_profile_name() == "all"
-
-
 def num_cases(number: int) -> int:
-    """Return how many of so many cases this run tries."""
-    return number if is_whole() else -(-number // 4)
+    """Return how many of so many cases this run tries; modules of tests are read when it is known."""
+    is_whole = settings.get_current_profile_name() == "all"
+    return number if is_whole else -(-number // 4)
