@@ -4,6 +4,6 @@ from hypothesis import settings
 
 
 def num_cases(number: int) -> int:
-    """Return how many of so many cases this run tries; modules of tests are read when it is known."""
+    """Return how many of so many cases this run tries, which is known when tests are read."""
     is_whole = settings.get_current_profile_name() == "all"
     return number if is_whole else -(-number // 4)
