@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from worker.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from worker.transport.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 CA_KEY_FILE = "ca.key"
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")  # under which a host reaches itself

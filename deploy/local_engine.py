@@ -20,6 +20,7 @@ from worker.distributed.thread_group import ThreadGroup
 from worker.engine.rank import Rank
 from worker.lora.shard import AdapterShard
 from worker.model_config_reader import read_model_config
+from worker.pools import PageCounts, fewest
 from worker.protocol import GENESIS, RankConfig, StepOutput, TokenLogprobs, encode_plan
 from worker.weights.partition import partition
 
@@ -69,35 +70,11 @@ class LocalEngine:
         ]
         self._threads = ThreadPoolExecutor(rank.tp, thread_name_prefix="rank")
         infos = list(self._threads.map(Rank.load, self._ranks))
-        num_pages = _at_most(scheduler.num_pages, min(i.max_pages for i in infos))
-        num_host_pages = _at_most(scheduler.num_host_pages, min(i.max_host_pages for i in infos))
-        num_window_pages = _at_most(
-            scheduler.num_window_pages, min(i.max_window_pages for i in infos)
-        )
-        num_host_window_pages = _at_most(
-            scheduler.num_host_window_pages, min(i.max_host_window_pages for i in infos)
-        )
-        num_state_pages = _at_most(scheduler.num_state_pages, min(i.max_state_pages for i in infos))
-        num_host_state_pages = _at_most(
-            scheduler.num_host_state_pages, min(i.max_host_state_pages for i in infos)
-        )
+        pages = _at_most(scheduler.pages, fewest(info.max_pages for info in infos))
+        host_pages = _at_most(scheduler.host_pages, fewest(info.max_host_pages for info in infos))
         for one in self._ranks:
-            one.allocate(
-                *(num_pages, num_host_pages, num_window_pages, num_host_window_pages),
-                *(num_state_pages, num_host_state_pages),
-            )
-        self.scheduler = Scheduler(
-            replace(
-                scheduler,
-                num_pages=num_pages,
-                num_host_pages=num_host_pages,
-                window=infos[0].window,
-                num_window_pages=num_window_pages,
-                num_host_window_pages=num_host_window_pages,
-                num_state_pages=num_state_pages,
-                num_host_state_pages=num_host_state_pages,
-            )
-        )
+            one.allocate(pages, host_pages)
+        self.scheduler = Scheduler(scheduler.with_pages(infos[0].window, pages, host_pages))
         self._digest = GENESIS
         self._shards: dict[str, tuple[AdapterShard, ...]] = {}
         self._answers: dict[int, Answer] = {}
@@ -172,6 +149,10 @@ class LocalEngine:
         return output
 
 
-def _at_most(asked: int, fitting: int) -> int:
-    """Return the number of pages to make; asked for 0, as many as fit."""
-    return min(asked, fitting) if asked else fitting
+def _at_most(asked: PageCounts, fitting: PageCounts) -> PageCounts:
+    """Return the numbers of pages to make; where 0 are asked for, as many as fit."""
+    return PageCounts(
+        full=min(asked.full or fitting.full, fitting.full),
+        window=min(asked.window or fitting.window, fitting.window),
+        state=min(asked.state or fitting.state, fitting.state),
+    )

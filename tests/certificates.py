@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.certificates import make_certificates
-from worker.tls import DIRECTORY_VARIABLE
+from worker.transport.tls import DIRECTORY_VARIABLE
 
 HOST = "127.0.0.1"
 

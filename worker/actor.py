@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import ray
 from msgspec.structs import replace
 
-from worker.channel import listen
 from worker.engine.step_server import serve_steps
 from worker.errors import GroupBroken
 from worker.lora.shard import AdapterShard
+from worker.pools import PageCounts
 from worker.protocol import RankConfig, RankInfo
+from worker.transport.channel import listen
 
 if TYPE_CHECKING:
     from worker.engine.rank import Rank
@@ -106,21 +107,10 @@ class WorkerActor:
         return replace(info, node_id=ray.get_runtime_context().get_node_id())
 
     @ray.method
-    def serve(
-        self,
-        num_pages: int,
-        num_host_pages: int,
-        num_window_pages: int = 0,
-        num_host_window_pages: int = 0,
-        num_state_pages: int = 0,
-        num_host_state_pages: int = 0,
-    ) -> tuple[str, int]:
+    def serve(self, pages: PageCounts, host_pages: PageCounts) -> tuple[str, int]:
         """Allocate the KV pages, start the step server and return its address."""
         rank = self._ready_rank()
-        rank.allocate(
-            *(num_pages, num_host_pages, num_window_pages, num_host_window_pages),
-            *(num_state_pages, num_host_state_pages),
-        )
+        rank.allocate(pages, host_pages)
         server = listen(node_ip())
         threading.Thread(
             target=_serve_steps, args=(rank, server, self._secret), name="steps", daemon=True

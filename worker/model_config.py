@@ -8,9 +8,6 @@ from worker.linears import Layers, Linear
 from worker.mixers.config import MixerConfig
 
 Activation = Literal["silu", "gelu_tanh"]
-# Layers of a kind share pages: those that attend to all positions, and those with a sliding window.
-# Recurrent and convolution layers have a state for each sequence, in a page.
-PoolName = Literal["full", "window", "state"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from worker.errors import PlanMismatch
-from worker.model_config import PoolName
+from worker.pools import PageCounts, PoolName
 
 DIGEST_BYTES = 32
 GENESIS = bytes(DIGEST_BYTES)  # the digest "before step 1" of a freshly started group of ranks
@@ -225,22 +225,16 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rank: int
     pid: int
     node_id: str  # "" without Ray
-    # Pages of layers without a window that fit this rank's memory budget. Where all layers have
-    # one these take no memory, and there are always enough.
-    max_pages: int
-    max_host_pages: int  # likewise in its budget of host memory; 0: no host tier
-    page_bytes: int
+    max_pages: PageCounts  # that fit this rank's memory budget together
+    max_host_pages: PageCounts  # likewise in its budget of host memory; none: no host tier
+    page_bytes: int  # of one of layers without a window
     weight_bytes: int
     device: str
     products: str  # by what its matrix products are computed: AMX, AVX-512, torch and the like
     # Linears in which the bits of a row depend on the batch that it is in, on this machine.
     batch_variant_linears: tuple[str, ...] = ()
     window: int = 0  # positions that a row sees in layers with a pool of their own; 0: none has
-    max_window_pages: int = 0  # of that pool, beside `max_pages`
-    max_host_window_pages: int = 0
     window_page_bytes: int = 0
-    max_state_pages: int = 0  # of layers with states, beside `max_pages`
-    max_host_state_pages: int = 0
     state_page_bytes: int = 0  # 0: no layer has one
 
 

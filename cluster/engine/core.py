@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from cluster.engine.dispatcher import Dispatcher
@@ -212,21 +212,12 @@ class Supervisor:
             await asyncio.sleep(config.restart_delay)
             raise
         window = executor.infos[0].window
-        num_window_pages = executor.num_window_pages if window else executor.num_pages
-        if min(executor.num_pages, num_window_pages) * config.scheduler.page_size < 2:
+        pages = executor.pages
+        if min(pages.full, pages.window if window else pages.full) * config.scheduler.page_size < 2:
             reason = "the KV memory budget does not hold a single page"
             raise ExecutorFailed(reason, FailureCause.START)
         self.scheduler = self._recording.make_scheduler(
-            replace(
-                config.scheduler,
-                num_pages=executor.num_pages,
-                num_host_pages=executor.num_host_pages,
-                window=window,
-                num_window_pages=executor.num_window_pages,
-                num_host_window_pages=executor.num_host_window_pages,
-                num_state_pages=executor.num_state_pages,
-                num_host_state_pages=executor.num_host_state_pages,
-            ),
+            config.scheduler.with_pages(window, pages, executor.host_pages),
             self._kv_feed.observer,
         )
         self._kv_feed.attach(self.scheduler.contents)
@@ -295,7 +286,7 @@ def _log_ranks(executor: Executor) -> None:
         logger.info(
             "rank %d is up: %d pages of KV, products by %s",
             info.rank,
-            executor.num_pages,
+            executor.pages.full,
             info.products,
         )
         if info.batch_variant_linears:

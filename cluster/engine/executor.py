@@ -18,9 +18,10 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError, WorkerCrashed
 from cluster.engine.step_limit import StepLimit
 from cluster.errors import Internal, InvalidAdapter, TopworkError, Unavailable
 from cluster.request import parts_of
-from worker.channel import BadFrame, Channel, ChannelClosed
 from worker.errors import GroupBroken, PlanMismatch, UnusableAdapter
+from worker.pools import NO_PAGES, PageCounts, fewest
 from worker.protocol import RankInfo, StepOutput, StepReply
+from worker.transport.channel import BadFrame, Channel, ChannelClosed
 
 LAST_LOOK = 0.2  # seconds that answers are read for when time is up
 CAUSE_TIMEOUT = 0.5  # seconds that a rank which lost its peers waits for one of them to say why
@@ -59,15 +60,7 @@ class RankHandle(Protocol):
 
     def rendezvous(self) -> Awaitable[tuple[str, int]]: ...
     def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]: ...
-    def serve(
-        self,
-        num_pages: int,
-        num_host_pages: int,
-        num_window_pages: int,
-        num_host_window_pages: int,
-        num_state_pages: int,
-        num_host_state_pages: int,
-    ) -> Awaitable[tuple[str, int]]: ...
+    def serve(self, pages: PageCounts, host_pages: PageCounts) -> Awaitable[tuple[str, int]]: ...
     def load_adapter(
         self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
     ) -> Awaitable[int]: ...
@@ -129,12 +122,9 @@ class Executor:
         self.infos: tuple[RankInfo, ...] = ()
         self.alive: list[bool] = []  # whether it still takes plans, as far as is known
         self.last_step: list[int] = []  # that it has answered
-        self.num_pages = 0
-        self.num_host_pages = 0
-        self.num_window_pages = 0
-        self.num_host_window_pages = 0
-        self.num_state_pages = 0
-        self.num_host_state_pages = 0
+        # Of every rank:
+        self.pages = NO_PAGES
+        self.host_pages = NO_PAGES
 
     async def start(self) -> None:
         """Bring all ranks up to the point where they take plans.
@@ -166,24 +156,10 @@ class Executor:
         store = await self._handles[0].rendezvous()
         self.infos = tuple(await asyncio.gather(*(h.load(store) for h in self._handles)))
         # All ranks must agree on the page numbers, so the smallest budget decides.
-        self.num_pages = min(info.max_pages for info in self.infos)
-        self.num_host_pages = min(info.max_host_pages for info in self.infos)
-        self.num_window_pages = min(info.max_window_pages for info in self.infos)
-        self.num_host_window_pages = min(info.max_host_window_pages for info in self.infos)
-        self.num_state_pages = min(info.max_state_pages for info in self.infos)
-        self.num_host_state_pages = min(info.max_host_state_pages for info in self.infos)
+        self.pages = fewest(info.max_pages for info in self.infos)
+        self.host_pages = fewest(info.max_host_pages for info in self.infos)
         addresses = await asyncio.gather(
-            *(
-                handle.serve(
-                    self.num_pages,
-                    self.num_host_pages,
-                    self.num_window_pages,
-                    self.num_host_window_pages,
-                    self.num_state_pages,
-                    self.num_host_state_pages,
-                )
-                for handle in self._handles
-            )
+            *(handle.serve(self.pages, self.host_pages) for handle in self._handles)
         )
         for address in addresses:
             self._channels.append(await Channel.connect(address, self._launcher.secret))

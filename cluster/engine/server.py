@@ -34,7 +34,7 @@ from cluster.messages import (
     encode,
 )
 from cluster.request import Request
-from worker.channel import BadFrame, Channel, ChannelClosed, start_server, stop_listening
+from worker.transport.channel import BadFrame, Channel, ChannelClosed, start_server, stop_listening
 
 logger = logging.getLogger("topwork.scheduler")
 

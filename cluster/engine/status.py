@@ -113,9 +113,9 @@ def _ranks(executor: Executor) -> tuple[RankStatus, ...]:
             last_step_age=executor.step_age(info.rank),
             device=info.device,
             weight_bytes=info.weight_bytes,
-            kv_bytes=info.page_bytes * executor.num_pages
-            + info.window_page_bytes * executor.num_window_pages
-            + info.state_page_bytes * executor.num_state_pages,
+            kv_bytes=info.page_bytes * executor.pages.full
+            + info.window_page_bytes * executor.pages.window
+            + info.state_page_bytes * executor.pages.state,
         )
         for info, last, alive in zip(
             executor.infos, executor.last_step, executor.alive, strict=False

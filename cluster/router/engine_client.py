@@ -49,7 +49,7 @@ from cluster.request import Request, TokenEvent
 from cluster.router.event_queue import EventQueue
 from cluster.scheduler.stats import CacheReset
 from cluster.tenancy.usage import Usage
-from worker.channel import BadFrame, Channel, ChannelClosed
+from worker.transport.channel import BadFrame, Channel, ChannelClosed
 
 OnUsage = Callable[[str, Usage], None]  # whose, and how much
 Reply = Claimed | PrefixCacheReset | Status | Unloaded

@@ -1,6 +1,8 @@
 """The limits under which the scheduler decides."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from worker.pools import PageCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,33 @@ class SchedulerConfig:
         if self.max_chunk < self.page_size:
             raise ValueError(f"max_chunk must hold a page of {self.page_size} tokens")
 
+    def with_pages(
+        self, window: int, pages: PageCounts, host_pages: PageCounts
+    ) -> "SchedulerConfig":
+        """Return the same of ranks with so many pages, on the device and in host memory."""
+        return replace(
+            self,
+            window=window,
+            num_pages=pages.full,
+            num_host_pages=host_pages.full,
+            num_window_pages=pages.window,
+            num_host_window_pages=host_pages.window,
+            num_state_pages=pages.state,
+            num_host_state_pages=host_pages.state,
+        )
+
+    @property
+    def pages(self) -> PageCounts:
+        """Of every pool, on the device."""
+        return PageCounts(self.num_pages, self.num_window_pages, self.num_state_pages)
+
+    @property
+    def host_pages(self) -> PageCounts:
+        """Of every pool, in host memory."""
+        return PageCounts(
+            self.num_host_pages, self.num_host_window_pages, self.num_host_state_pages
+        )
+
     @property
     def token_limit(self) -> int:
         """Tokens that the longest sequence may have, prompt and output together."""
@@ -69,11 +98,7 @@ class SchedulerConfig:
     @property
     def most_pages(self) -> int:
         """Pages of the largest pool."""
-        return max(
-            *(self.num_pages, self.num_host_pages),
-            *(self.num_window_pages, self.num_host_window_pages),
-            *(self.num_state_pages, self.num_host_state_pages),
-        )
+        return max(*self.pages.by_pool().values(), *self.host_pages.by_pool().values())
 
     @property
     def pages_behind(self) -> int:

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 from deploy.config import ConfigError, ServeConfig
-from worker.tls import DIRECTORY_VARIABLE, NodeTls, node_tls
+from worker.transport.tls import DIRECTORY_VARIABLE, NodeTls, node_tls
 
 # What HAProxy's configuration takes without quotes.
 _PLAIN_PATH = re.compile(r"[\w./@+-]+", re.ASCII)

@@ -24,6 +24,7 @@ import worker.actor
 from cluster.engine.executor import RankHandle
 from deploy.serving.process_setup import ONE_CPU, restore_cpu_priority
 from worker.actor import ProcessIdentity, start_ticks
+from worker.pools import PageCounts
 from worker.protocol import RankConfig, RankInfo
 
 
@@ -72,20 +73,8 @@ class ActorRank:
     def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]:
         return cast(Awaitable[RankInfo], self.actor.load.remote(store))
 
-    def serve(
-        self,
-        num_pages: int,
-        num_host_pages: int,
-        num_window_pages: int,
-        num_host_window_pages: int,
-        num_state_pages: int,
-        num_host_state_pages: int,
-    ) -> Awaitable[tuple[str, int]]:
-        call = self.actor.serve.remote(
-            *(num_pages, num_host_pages, num_window_pages, num_host_window_pages),
-            *(num_state_pages, num_host_state_pages),
-        )
-        return cast(Awaitable[tuple[str, int]], call)
+    def serve(self, pages: PageCounts, host_pages: PageCounts) -> Awaitable[tuple[str, int]]:
+        return cast(Awaitable[tuple[str, int]], self.actor.serve.remote(pages, host_pages))
 
     def load_adapter(
         self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]

@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from ray.serve._private import http_util
 
-from worker.tls import node_tls
+from worker.transport.tls import node_tls
 
 
 def _config_class(context: ssl.SSLContext) -> type[uvicorn.Config]:

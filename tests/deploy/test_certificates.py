@@ -12,7 +12,7 @@ import pytest
 
 from deploy.certificates import CertificateError, make_certificates
 from deploy.serving.cluster_tls import tls_environment
-from worker.tls import NodeTls
+from worker.transport.tls import NodeTls
 
 NOW = datetime.now(UTC)
 

@@ -35,12 +35,13 @@ from deploy.serving.settings import (
 )
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from tests.patience import PATIENCE
-from worker.channel import listen
 from worker.distributed.communicator import SingleRank
 from worker.engine.rank import Rank
 from worker.engine.step_server import serve_steps
 from worker.lora.shard import AdapterShard
+from worker.pools import PageCounts
 from worker.protocol import RankConfig, RankInfo
+from worker.transport.channel import listen
 
 ROOT = Path(__file__).parents[2]
 TRACED = ("cluster", "worker", "kernels")
@@ -97,8 +98,8 @@ class LocalRank:
     async def load(self, store: tuple[str, int]) -> RankInfo:
         return await asyncio.to_thread(self._rank.load)
 
-    async def serve(self, num_pages: int, num_host_pages: int, *windows: int) -> tuple[str, int]:
-        self._rank.allocate(num_pages, num_host_pages, *windows)
+    async def serve(self, pages: PageCounts, host_pages: PageCounts) -> tuple[str, int]:
+        self._rank.allocate(pages, host_pages)
         server = listen("127.0.0.1")
         threading.Thread(
             target=serve_steps, args=(self._rank, server, self._secret), daemon=True

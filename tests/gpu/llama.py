@@ -22,6 +22,7 @@ from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
 from worker.lora.pointer_table import PointerTable
 from worker.model_config import ModelConfig
 from worker.models.forward_batch import InputBatch
+from worker.pools import PageCounts
 from worker.spans import total_length
 from worker.weights.model_weights import LayerWeights, Weights
 from worker.weights.partition import Partition, partition
@@ -57,7 +58,7 @@ class Llama:
         self.weights = _weights(place, self.config, self.part)
         self.cache = KVCache(
             num_layers=self.config.num_layers,
-            num_pages=max(self.num_rows * self.pages_each, -(-self.prompt // self.page)),
+            pages=PageCounts(max(self.num_rows * self.pages_each, -(-self.prompt // self.page))),
             num_kv_heads=self.config.num_kv_heads,
             page_size=self.page,
             head_dim=self.config.head_dim,

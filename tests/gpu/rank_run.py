@@ -10,6 +10,7 @@ from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.lora.adapter_bank import bank_for
 from worker.models.decoder import Model
+from worker.pools import PageCounts
 from worker.runners.gpu_runner import Capture, CudaCapture, GpuRunner
 from worker.weights.partition import partition
 
@@ -51,7 +52,7 @@ def make_runner(
         bank.load(slot, adapter.digest, (1.0,), (adapter.cut(part),))
     cache = KVCache(
         num_layers=config.num_layers,
-        num_pages=script.num_pages,
+        pages=PageCounts(script.num_pages),
         num_kv_heads=len(part.kv_heads),
         page_size=script.page,
         head_dim=config.head_dim,

@@ -20,6 +20,7 @@ from worker.engine.rank import Rank
 from worker.engine.step_server import StartedStep
 from worker.lora.shard import AdapterShard, LoraEntry
 from worker.model_config_reader import read_model_config
+from worker.pools import PageCounts
 from worker.protocol import (
     GENESIS,
     PENDING_TOKEN,
@@ -98,11 +99,11 @@ class RankGroup:
         self.infos = list(self._threads.map(Rank.load, self.ranks))
         self._window = self.infos[0].window
         self._has_states = self.infos[0].state_page_bytes > 0
+        pages = PageCounts(
+            num_pages, num_window_pages * (self._window > 0), NUM_STATES * self._has_states
+        )
         for rank in self.ranks:
-            rank.allocate(
-                *(num_pages, num_host_pages, num_window_pages * (self._window > 0), 0),
-                num_state_pages=NUM_STATES * self._has_states,
-            )
+            rank.allocate(pages, PageCounts(num_host_pages))
         self.digest = GENESIS
         self.last_step = 0
         # Pages are dealt from the middle, so that no page number equals its place in a table.

@@ -22,6 +22,7 @@ from worker.lora.base_weights import BaseWeights
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
 from worker.models.decoder import Model
+from worker.pools import PageCounts
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
 from worker.runners.model_runner import model_runner_for
 from worker.weights.loader import load_weights
@@ -73,9 +74,10 @@ class LogitRank:
             Chunk(i, 0, tokens, tuple(range(first_page[i], first_page[i + 1])), True)
             for i, (_, tokens) in enumerate(prompts)
         )
+        pages = PageCounts(first_page[-1], state=num_states)
         cache = KVCache(
             num_layers=self.config.num_layers,
-            num_pages=first_page[-1],
+            pages=pages,
             num_kv_heads=len(self.part.kv_heads),
             page_size=PAGE,
             head_dim=self.config.head_dim,
@@ -84,15 +86,8 @@ class LogitRank:
             kernels=self.kernels,
             state_layers=self.config.mixer_layers,
             state_shapes=() if self.part.mixer is None else self.part.mixer.state_shapes,
-            num_state_pages=num_states,
         )
-        table = SequenceTable(
-            page_size=PAGE,
-            num_pages=first_page[-1],
-            num_host_pages=0,
-            max_model_len=256,
-            num_state_pages=num_states,
-        )
+        table = SequenceTable(page_size=PAGE, pages=pages, max_model_len=256)
         with torch.inference_mode():
             cache.clear(*table.apply(Plan(1, (), starts, chunks)))
             rows = build_input_batch(chunks, table)

@@ -4,7 +4,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from worker.channel import ChannelClosed, listen, receive, send
+from worker.transport.channel import ChannelClosed, listen, receive, send
 
 Change = Callable[[int, bytes], list[bytes]]  # (step, frame) to the frames that arrive instead
 

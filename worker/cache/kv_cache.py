@@ -16,9 +16,10 @@ from torch import Tensor
 from kernels.interface import AnyKernels
 from worker.cache.state_pool import StatePool
 from worker.mixers.config import Shape
+from worker.pools import NO_PAGES, PageCounts
 
 if TYPE_CHECKING:
-    from worker.model_config import PoolName
+    from worker.pools import PoolName
     from worker.protocol import PageCopy
 
 
@@ -39,8 +40,8 @@ class KVCache:
         self,
         *,
         num_layers: int,
-        num_pages: int,
-        num_host_pages: int = 0,
+        pages: PageCounts,
+        host_pages: PageCounts = NO_PAGES,
         num_kv_heads: int,
         page_size: int,
         head_dim: int,
@@ -48,12 +49,8 @@ class KVCache:
         device: torch.device,
         kernels: AnyKernels,
         window_layers: Sequence[int] = (),
-        num_window_pages: int = 0,
-        num_host_window_pages: int = 0,
         state_layers: Sequence[int] = (),
         state_shapes: Sequence[Shape] = (),
-        num_state_pages: int = 0,
-        num_host_state_pages: int = 0,
     ) -> None:
         self._kernels = kernels
         self.page_size = page_size
@@ -62,22 +59,16 @@ class KVCache:
         shape = num_kv_heads, page_size, head_dim
         self._pools: dict[PoolName, _Pool] = {}
         if layers:
-            self._pools["full"] = _Pool(
-                len(layers), num_pages, num_host_pages, shape, dtype, device, kernels
-            )
+            counts = pages.full, host_pages.full
+            self._pools["full"] = _Pool(len(layers), *counts, shape, dtype, device, kernels)
         if window_layers:
+            counts = pages.window, host_pages.window
             self._pools["window"] = _Pool(
-                len(window_layers),
-                num_window_pages,
-                num_host_window_pages,
-                shape,
-                dtype,
-                device,
-                kernels,
+                len(window_layers), *counts, shape, dtype, device, kernels
             )
         self._states: StatePool | None = None
         if state_layers:
-            counts = num_state_pages, num_host_state_pages
+            counts = pages.state, host_pages.state
             self._states = StatePool(len(state_layers), state_shapes, *counts, device, kernels)
         states: tuple[PoolName, ...] = ("state",) if state_layers else ()
         self.pools: tuple[PoolName, ...] = (*self._pools, *states)

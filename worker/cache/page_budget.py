@@ -10,6 +10,7 @@ Free of torch: `deploy` does the same sums before anything starts.
 from dataclasses import dataclass
 
 from worker.model_config import ModelConfig
+from worker.pools import PageCounts
 
 MOST_PAGES = 2**25  # of a pool: a scheduler takes some bytes of memory for each
 CHECKPOINT_PAGES = 32  # of a long prompt there is a checkpoint behind every so many pages
@@ -25,15 +26,6 @@ class PageKinds:
     pages_each: int  # of a sequence of the greatest length
     window_pages_each: int  # that such a sequence holds at once, between two steps
     state_layers: tuple[int, ...] = ()  # that have mixers
-
-
-@dataclass(frozen=True, slots=True)
-class PageCounts:
-    """Pages of a rank; where no layers are `full_layers`, `full` take no memory."""
-
-    full: int
-    window: int = 0
-    state: int = 0
 
 
 def page_kinds(model: ModelConfig, page_size: int, max_model_len: int) -> PageKinds:

@@ -3,7 +3,7 @@
 An exchange of small tensors takes tens of microseconds where gloo takes hundreds: each rank sends
 its tensor to all others and sums what arrives itself. Ranks find each other through rank 0, whose
 address they are told. Every connection begins with the group's secret, behind TLS where the host
-has certificates (worker.hello).
+has certificates (worker.transport.hello).
 """
 
 import json
@@ -16,10 +16,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from worker.channel import BadFrame, ChannelClosed, receive, send
 from worker.distributed.communicator import sum_in_pairs
 from worker.errors import GroupBroken
-from worker.hello import Connection, Door, connect
+from worker.transport.channel import BadFrame, ChannelClosed, receive, send
+from worker.transport.hello import Connection, Door, connect
 
 # A rank sends a segment to all before it reads one from all, so at most two segments of a rank are
 # unread by another. Buffers for more than two mean that a send never waits for a rank that sends.

@@ -8,6 +8,7 @@ thread, without Ray.
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from worker.model_config import check_length
 from worker.model_config_reader import read_model_config
 from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch
+from worker.pools import NO_PAGES, PageCounts
 from worker.protocol import (
     GENESIS,
     PENDING_TOKEN,
@@ -133,14 +135,14 @@ class Rank:
             self._state_shapes = self._part.mixer.state_shapes
             of_layer = state_bytes_of(self._model_config.mixer, config.tp, config.rank)
             state_bytes = of_layer * len(kinds.state_layers)
-        counts = cut_budget(config.kv_memory_bytes, kinds, layer_bytes, state_bytes)
-        host_counts = cut_budget(config.kv_host_memory_bytes, kinds, layer_bytes, state_bytes)
+        pages = cut_budget(config.kv_memory_bytes, kinds, layer_bytes, state_bytes)
+        host_pages = cut_budget(config.kv_host_memory_bytes, kinds, layer_bytes, state_bytes)
         return RankInfo(
             rank=config.rank,
             pid=os.getpid(),
             node_id="",
-            max_pages=counts.full,
-            max_host_pages=host_counts.full if kinds.full_layers else 0,
+            max_pages=pages,
+            max_host_pages=host_pages if kinds.full_layers else replace(host_pages, full=0),
             page_bytes=layer_bytes * len(kinds.full_layers),
             weight_bytes=self._model.num_bytes,
             device=config.device,
@@ -149,11 +151,7 @@ class Rank:
                 batch_variant_linears(weights, self._kernels) if self._is_batch_invariant else ()
             ),
             window=kinds.window,
-            max_window_pages=counts.window,
-            max_host_window_pages=host_counts.window,
             window_page_bytes=layer_bytes * len(kinds.window_layers),
-            max_state_pages=counts.state,
-            max_host_state_pages=host_counts.state,
             state_page_bytes=state_bytes,
         )
 
@@ -179,15 +177,7 @@ class Rank:
         """Whether a row's bits are meant not to depend on its batch."""
         return self._device.type == "cpu" or self._config.deterministic
 
-    def allocate(
-        self,
-        num_pages: int,
-        num_host_pages: int = 0,
-        num_window_pages: int = 0,
-        num_host_window_pages: int = 0,
-        num_state_pages: int = 0,
-        num_host_state_pages: int = 0,
-    ) -> None:
+    def allocate(self, pages: PageCounts, host_pages: PageCounts = NO_PAGES) -> None:
         """Make all pages, on the device and in host memory; as many on every rank."""
         release_free_heap()  # what loading left
         if not self._kernels.uses_torch_threads:
@@ -196,8 +186,8 @@ class Rank:
         config = self._config
         self._cache = KVCache(
             num_layers=self._model_config.num_layers,
-            num_pages=num_pages,
-            num_host_pages=num_host_pages,
+            pages=pages,
+            host_pages=host_pages,
             num_kv_heads=len(self._part.kv_heads),
             page_size=config.page_size,
             head_dim=self._model_config.head_dim,
@@ -205,12 +195,8 @@ class Rank:
             device=self._device,
             kernels=self._kernels,
             window_layers=self._kinds.window_layers,
-            num_window_pages=num_window_pages,
-            num_host_window_pages=num_host_window_pages,
             state_layers=self._kinds.state_layers,
             state_shapes=self._state_shapes,
-            num_state_pages=num_state_pages,
-            num_host_state_pages=num_host_state_pages,
         )
         self._runner: ModelRunner = model_runner_for(
             self._device,
@@ -225,14 +211,10 @@ class Rank:
         self._scorer = PromptScorer(self._model, self._bank, self._kernels)
         self._table = SequenceTable(
             page_size=config.page_size,
-            num_pages=num_pages,
-            num_host_pages=num_host_pages,
+            pages=pages,
+            host_pages=host_pages,
             max_model_len=config.max_model_len,
             window=self._kinds.window,
-            num_window_pages=num_window_pages,
-            num_host_window_pages=num_host_window_pages,
-            num_state_pages=num_state_pages,
-            num_host_state_pages=num_host_state_pages,
         )
 
     def load_adapter(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from worker.lora.adapter_bank import SlotRows
-from worker.model_config import PoolName
 from worker.models.forward_batch import InputBatch
+from worker.pools import NO_PAGES, PageCounts, PoolName
 from worker.protocol import (
     PENDING_TOKEN,
     Chunk,
@@ -47,14 +47,10 @@ class SequenceTable:
         self,
         *,
         page_size: int,
-        num_pages: int,
-        num_host_pages: int,
+        pages: PageCounts,
+        host_pages: PageCounts = NO_PAGES,
         max_model_len: int,
         window: int = 0,
-        num_window_pages: int = 0,
-        num_host_window_pages: int = 0,
-        num_state_pages: int = 0,
-        num_host_state_pages: int = 0,
     ) -> None:
         """Make an empty table.
 
@@ -62,18 +58,8 @@ class SequenceTable:
         there are pages for them.
         """
         self._page_size = page_size
-        self._num_pages: dict[PoolName, int]
-        self._num_pages = {
-            "full": num_pages,
-            "window": num_window_pages,
-            "state": num_state_pages,
-        }
-        self._num_host_pages: dict[PoolName, int]
-        self._num_host_pages = {
-            "full": num_host_pages,
-            "window": num_host_window_pages,
-            "state": num_host_state_pages,
-        }
+        self._num_pages = pages.by_pool()
+        self._num_host_pages = host_pages.by_pool()
         self.window = window
         self._max_model_len = max_model_len
         self._by_id: dict[int, RunningSequence] = {}

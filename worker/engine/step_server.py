@@ -15,9 +15,9 @@ from typing import Protocol
 
 import msgspec
 
-from worker.channel import ChannelClosed, receive, send
-from worker.hello import Connection, accept
 from worker.protocol import StepReply
+from worker.transport.channel import ChannelClosed, receive, send
+from worker.transport.hello import Connection, accept
 
 
 @dataclass(frozen=True, slots=True)

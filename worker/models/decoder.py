@@ -23,12 +23,13 @@ from worker.lora.adapter_bank import AdaptedRows
 from worker.lora.adapter_weights import AdapterHead
 from worker.mixers.build import build_mixer
 from worker.mixers.mixer import Mixer
-from worker.model_config import ModelConfig, PoolName
+from worker.model_config import ModelConfig
 from worker.models.decoder_layer import DecoderLayer, LayerContext, LayerShape
 from worker.models.embedding import embed, head_logits
 from worker.models.experts import SparseMlp
 from worker.models.forward_batch import ForwardBatch
 from worker.models.rotary import rope_tables
+from worker.pools import PoolName
 from worker.sampling.row_logits import Argmax, RowLogits
 from worker.spans import even_spans
 from worker.weights.model_weights import LayerWeights, Weights

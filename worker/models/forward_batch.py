@@ -15,7 +15,7 @@ from kernels.attention_batch import AttentionBatch
 from kernels.recurrent.state_runs import state_runs
 from worker.lora.adapter_bank import AdaptedRows, AdapterBank, SlotRows
 from worker.lora.adapter_weights import AdapterEmbedding, AdapterHead
-from worker.model_config import PoolName
+from worker.pools import PoolName
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from kernels.gpu.batch_metadata import (
 from kernels.gpu.lora.apply import cut_tiles
 from kernels.recurrent.state_runs import state_runs
 from worker.lora.adapter_bank import AdapterBank
-from worker.model_config import PoolName
 from worker.models.forward_batch import ForwardBatch, InputBatch
+from worker.pools import PoolName
 from worker.runners.device_arrays import DeviceArrays
 
 Array = npt.NDArray[np.integer]

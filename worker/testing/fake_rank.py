@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from worker.engine.step_server import StartedStep
 from worker.lora.shard import AdapterShard
-from worker.model_config import PoolName
+from worker.pools import NO_PAGES, PageCounts, PoolName
 from worker.protocol import (
     GENESIS,
     PENDING_TOKEN,
@@ -166,10 +166,8 @@ class FakeRank:
 
     def load(
         self,
-        max_pages: int = 1024,
-        max_host_pages: int = 0,
-        max_window_pages: int = 0,
-        max_host_window_pages: int = 0,
+        max_pages: PageCounts = PageCounts(1024),  # noqa: B008, frozen
+        max_host_pages: PageCounts = NO_PAGES,
     ) -> RankInfo:
         """Return what a rank does after loading."""
         return RankInfo(
@@ -183,34 +181,24 @@ class FakeRank:
             device="fake",
             products="nothing",
             window=self._window,
-            max_window_pages=max_window_pages,
-            max_host_window_pages=max_host_window_pages,
             window_page_bytes=1 if self._window else 0,
         )
 
-    def allocate(
-        self,
-        num_pages: int,
-        num_host_pages: int = 0,
-        num_window_pages: int = 0,
-        num_host_window_pages: int = 0,
-        num_state_pages: int = 0,
-        num_host_state_pages: int = 0,
-    ) -> None:
+    def allocate(self, pages: PageCounts, host_pages: PageCounts = NO_PAGES) -> None:
         """Make the pages, on the device and in host memory."""
         self._pages = FakePages(
-            page_size=self._page_size, num_pages=num_pages, num_host_pages=num_host_pages
+            page_size=self._page_size, num_pages=pages.full, num_host_pages=host_pages.full
         )
         self._window_pages = FakePages(
             page_size=self._page_size,
-            num_pages=num_window_pages,
-            num_host_pages=num_host_window_pages,
+            num_pages=pages.window,
+            num_host_pages=host_pages.window,
         )
-        self._has_states = num_state_pages > 0
+        self._has_states = pages.state > 0
         self._states = FakeStates(
             page_size=self._page_size,
-            num_pages=num_state_pages,
-            num_host_pages=num_host_state_pages,
+            num_pages=pages.state,
+            num_host_pages=host_pages.state,
         )
 
     def load_adapter(

@@ -45,8 +45,8 @@ from cluster.messages import (
 from cluster.request import FinishReason, Request, TokenEvent
 from cluster.router.metrics.scheduler_metrics import HISTOGRAMS
 from cluster.scheduler.stats import CacheReset, SchedulerCounters, SchedulerStats, SlotStats
-from worker.channel import Channel, ChannelClosed
 from worker.protocol import TokenLogprobs
+from worker.transport.channel import Channel, ChannelClosed
 
 SECRET = b"a secret among fakes"
 

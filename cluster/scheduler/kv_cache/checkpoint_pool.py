@@ -20,7 +20,7 @@ from cluster.scheduler.kv_cache.checkpoints import (
 from cluster.scheduler.kv_cache.page_copies import PageCopies
 from cluster.scheduler.kv_cache.page_pool import PagePool
 from cluster.scheduler.stats import SchedulerCounters
-from worker.model_config import PoolName
+from worker.pools import PoolName
 from worker.protocol import PageCopy
 
 

@@ -39,14 +39,7 @@ class FakeEngine:
         self._rank = FakeRank(
             page_size=config.page_size, num_slots=config.num_slots, window=config.window
         )
-        self._rank.allocate(
-            config.num_pages,
-            config.num_host_pages,
-            config.num_window_pages,
-            config.num_host_window_pages,
-            config.num_state_pages,
-            config.num_host_state_pages,
-        )
+        self._rank.allocate(config.pages, config.host_pages)
         self._frames: list[bytes] = []  # that the rank has not run
         self._outputs: list[StepOutput] = []  # that are not committed
         self._spoilt: set[int] = set()

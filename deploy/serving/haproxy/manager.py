@@ -28,7 +28,7 @@ from deploy.serving.haproxy.configuration import Limits, configured
 from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.haproxy.router_tls import link_certificate, with_router_tls
 from deploy.serving.process_setup import set_log_level
-from worker.tls import node_tls
+from worker.transport.tls import node_tls
 
 logger = logging.getLogger(SERVE_LOGGER_NAME)
 

@@ -114,7 +114,7 @@ class Call:
     async def _read(self, queue: EventQueue, open_ids: list[str]) -> None:
         names = list(open_ids)
         self.tokens = [[] for _ in names]
-        client, troubles = self.replica.client, self.replica.launcher.num_troubles
+        client, troubles = self.replica.client, self.replica.begin_waiting(self, self.digest)
         while open_ids:
             for event in await queue.get():
                 if self.replica.is_closed:
@@ -128,6 +128,7 @@ class Call:
                 client.abort(names[0])
                 open_ids.remove(names[0])
                 self.is_aborted = True
+        self.replica.waiting.pop(self, None)
 
     def _take(self, event: TokenEvent, tokens: list[int]) -> None:
         tokens += event.token_ids

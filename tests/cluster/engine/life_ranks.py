@@ -13,11 +13,12 @@ from ray.exceptions import WorkerCrashedError
 
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.sharding import cut_all
-from worker.channel import Channel, ChannelClosed, stop_listening
 from worker.errors import UnusableAdapter
 from worker.lora.shard import AdapterShard
+from worker.pools import PageCounts
 from worker.protocol import RankInfo, StepReply
 from worker.testing.fake_rank import FakeRank
+from worker.transport.channel import Channel, ChannelClosed, stop_listening
 
 SECRET = b"s" * 32
 TP, PAGE_SIZE = 2, 4
@@ -64,11 +65,11 @@ class LoopRank:
 
     async def load(self, store: tuple[str, int]) -> RankInfo:
         return self.rank.load(
-            max_pages=self._launcher.num_pages + self._index, max_host_pages=6 + self._index
+            PageCounts(self._launcher.num_pages + self._index), PageCounts(6 + self._index)
         )
 
-    async def serve(self, num_pages: int, num_host_pages: int, *windows: int) -> tuple[str, int]:
-        self.rank.allocate(num_pages, num_host_pages, *windows)
+    async def serve(self, pages: PageCounts, host_pages: PageCounts) -> tuple[str, int]:
+        self.rank.allocate(pages, host_pages)
         # With a socket, and not serving yet, nothing here gives up the loop: whoever cancels this
         # call finds either no socket or a server that `end` closes.
         listening = socket.create_server(("127.0.0.1", 0))

@@ -72,6 +72,8 @@ class Replica:
         self.client: EngineClient
         self.address: SchedulerAddress
         self.is_closed = False
+        # By call under way, its adapter and the troubles before it.
+        self.waiting: dict[object, tuple[str | None, int]] = {}
 
     async def start(self) -> None:
         """Bring it up, and the router's connection to it."""
@@ -101,6 +103,18 @@ class Replica:
         """Whether the ranks serve and no blow to them is still to be noticed."""
         launcher = self.launcher
         return self.scheduler is not None and launcher.num_launches == launcher.num_troubles + 1
+
+    def begin_waiting(self, call: object, digest: str | None) -> int:
+        """Return how many troubles cannot be counted as losses of a call that begins.
+
+        One that is still to be noticed can be. And who waits for an adapter is ended together with
+        those that have waited for it longer.
+        """
+        is_noticed = self.scheduler is None or self.is_up
+        own = self.launcher.num_troubles - (not is_noticed)
+        others = [before for adapter, before in self.waiting.values() if adapter == digest]
+        self.waiting[call] = digest, own
+        return min([own, *others])
 
     def has_accepted(self, request_id: str) -> bool:
         """Whether a request is among those that the scheduler will end."""

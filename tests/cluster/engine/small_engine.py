@@ -26,11 +26,12 @@ from cluster.messages import (
 from cluster.request import BASE, Request, TokenEvent, parts_of
 from cluster.scheduler.config import SchedulerConfig
 from tests.patience import PATIENCE
-from worker.channel import Channel, listen
 from worker.engine.step_server import serve_steps
 from worker.errors import UnusableAdapter
+from worker.pools import PageCounts
 from worker.protocol import DIGEST_BYTES, Plan, RankInfo, SamplingParams, StepReply
 from worker.testing.fake_rank import FakeRank, fake_continuation
+from worker.transport.channel import Channel, listen
 
 SECRET = b"s" * 32
 
@@ -82,10 +83,10 @@ class ThreadHandle:
         return "127.0.0.1", 1
 
     async def load(self, store: tuple[str, int]) -> RankInfo:
-        return self.rank.load(max_pages=64 + self._index, max_host_pages=8 + self._index)
+        return self.rank.load(PageCounts(64 + self._index), PageCounts(8 + self._index))
 
-    async def serve(self, num_pages: int, num_host_pages: int, *windows: int) -> tuple[str, int]:
-        self.rank.allocate(num_pages, num_host_pages, *windows)
+    async def serve(self, pages: PageCounts, host_pages: PageCounts) -> tuple[str, int]:
+        self.rank.allocate(pages, host_pages)
         server = listen("127.0.0.1")
 
         def run() -> None:

@@ -37,8 +37,8 @@ from tests.cluster.engine.small_engine import (
 from tests.cluster.kv_mirror import Mirror
 from tests.cluster.scheduler.random_life import read_records
 from tests.patience import PATIENCE
-from worker.channel import Channel, ChannelClosed
 from worker.protocol import RankInfo
+from worker.transport.channel import Channel, ChannelClosed
 
 
 async def until_away(router: RouterEnd) -> None:

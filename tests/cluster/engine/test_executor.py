@@ -15,9 +15,10 @@ from cluster.engine.step_limit import StepLimit
 from cluster.request import compose
 from tests.cluster.engine.small_engine import ThreadLauncher
 from tests.patience import PATIENCE
-from worker.channel import Channel
+from worker.pools import PageCounts
 from worker.protocol import RankInfo, StepReply
 from worker.testing.fake_rank import FakeRank
+from worker.transport.channel import Channel
 
 SECRET = b"s" * 32
 
@@ -37,7 +38,7 @@ class ScriptedRank:
     async def load(self, store: tuple[str, int]) -> RankInfo:
         return FakeRank(page_size=4).load()
 
-    async def serve(self, num_pages: int, num_host_pages: int, *windows: int) -> tuple[str, int]:
+    async def serve(self, pages: PageCounts, host_pages: PageCounts) -> tuple[str, int]:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()
         return host, port

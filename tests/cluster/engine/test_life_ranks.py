@@ -5,12 +5,13 @@ import asyncio
 import pytest
 
 from tests.cluster.engine.life_ranks import Launcher, LoopRank
+from worker.pools import PageCounts
 
 
 def make_rank() -> LoopRank:
     launcher = Launcher(num_slots=1, num_pages=8, load_turns=1, adapters={}, unusable="")
     rank = LoopRank(launcher, 0)
-    rank.rank.load(max_pages=8, max_host_pages=6)
+    rank.rank.load(PageCounts(8), PageCounts(6))
     return rank
 
 
@@ -18,7 +19,7 @@ def make_rank() -> LoopRank:
 def test_a_rank_whose_start_is_cancelled_listens_no_more(turns: int) -> None:
     async def cancelled_after_turns() -> None:
         rank = make_rank()
-        start = asyncio.create_task(rank.serve(8, 6))
+        start = asyncio.create_task(rank.serve(PageCounts(8), PageCounts(6)))
         for _ in range(turns):
             await asyncio.sleep(0)
         start.cancel()

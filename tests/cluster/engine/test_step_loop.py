@@ -16,6 +16,7 @@ from cluster.engine.status import EngineStatus
 from cluster.request import BASE, Request, TokenEvent
 from cluster.scheduler.scheduler import Scheduler
 from tests.cluster.scheduler.conftest import tiny_config
+from worker.pools import PageCounts
 from worker.protocol import SamplingParams, StepOutput
 from worker.testing.fake_rank import FakeRank, fake_continuation
 
@@ -28,7 +29,7 @@ class LateRanks:
     def __init__(self, *, is_quick: bool = False) -> None:
         self.log: list[str] = []
         self._rank = FakeRank(page_size=4)
-        self._rank.allocate(64)
+        self._rank.allocate(PageCounts(64))
         self._frames: list[bytes] = []
         self._is_quick = is_quick
 

@@ -19,11 +19,11 @@ from tests.end_to_end.tiny_models import make_tiny_model
 from tests.patience import PATIENCE
 from tests.worker.group import join_in_threads
 from tests.worker.tamperer import Change, Tamperer
-from worker.channel import listen
 from worker.distributed.communicator import Communicator
 from worker.engine.rank import Rank
 from worker.engine.step_server import serve_steps
 from worker.errors import GroupBroken, PlanMismatch
+from worker.pools import PageCounts
 from worker.protocol import (
     GENESIS,
     Chunk,
@@ -34,6 +34,7 @@ from worker.protocol import (
     SequenceStart,
     encode_plan,
 )
+from worker.transport.channel import listen
 
 TP = 3
 BAD_STEP = 4
@@ -62,7 +63,7 @@ class ThreadHandle:
         )
         self.place = place
         self.error: Exception | None = None  # that ended the rank
-        self.num_pages: tuple[int, int] | None = None
+        self.pages: tuple[PageCounts, PageCounts] | None = None
         self._rank = Rank(config, place)
         self._change = change
         self._thread: threading.Thread | None = None
@@ -74,9 +75,9 @@ class ThreadHandle:
     async def load(self, store: tuple[str, int]) -> RankInfo:
         return self._rank.load()
 
-    async def serve(self, num_pages: int, num_host_pages: int, *windows: int) -> tuple[str, int]:
-        self.num_pages = num_pages, num_host_pages
-        self._rank.allocate(num_pages, num_host_pages, *windows)
+    async def serve(self, pages: PageCounts, host_pages: PageCounts) -> tuple[str, int]:
+        self.pages = pages, host_pages
+        self._rank.allocate(pages, host_pages)
         server = listen("127.0.0.1")
 
         def run() -> None:
@@ -215,8 +216,8 @@ async def test_a_rank_that_misses_a_plan_is_named_and_refuses_the_next(model):
 async def test_the_smallest_budgets_decide_the_pages_of_every_rank(model):
     async with running(model, {}) as driver:
         group = driver.group
-        assert group.num_pages == min(info.max_pages for info in group.infos)
-        assert group.num_host_pages == group.infos[0].max_host_pages
-        assert group.infos[0].max_host_pages < group.infos[1].max_host_pages
-        given = [handle.num_pages for handle in driver.handles]
-        assert given == [(group.num_pages, group.num_host_pages)] * TP
+        assert group.pages.full == min(info.max_pages.full for info in group.infos)
+        assert group.host_pages == group.infos[0].max_host_pages
+        assert group.infos[0].max_host_pages.full < group.infos[1].max_host_pages.full
+        given = [handle.pages for handle in driver.handles]
+        assert given == [(group.pages, group.host_pages)] * TP

@@ -18,7 +18,7 @@ from deploy.serving.haproxy.router_tls import link_certificate, with_router_tls
 from deploy.serving.router_tls import demand_certificates
 from tests.certificates import host_certificate, use_tls
 from tests.patience import PATIENCE
-from worker.tls import NodeTls, node_tls
+from worker.transport.tls import NodeTls, node_tls
 
 CONFIGURATION = """global
     log /dev/log local0 info

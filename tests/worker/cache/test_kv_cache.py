@@ -5,6 +5,7 @@ import torch
 
 from kernels.torch_backend import CpuKernels
 from worker.cache.kv_cache import KVCache
+from worker.pools import PageCounts
 from worker.protocol import PageCopy
 
 PAGE = 4
@@ -28,8 +29,8 @@ def cache():
     """Return a cache of poisoned pages."""
     cache = KVCache(
         num_layers=3,
-        num_pages=6,
-        num_host_pages=4,
+        pages=PageCounts(6),
+        host_pages=PageCounts(4),
         num_kv_heads=2,
         page_size=PAGE,
         head_dim=8,
@@ -118,7 +119,7 @@ def test_a_poisoned_page_is_carried_bit_for_bit(cache):
 def test_a_cache_without_a_host_tier_takes_no_host_memory():
     cache = KVCache(
         num_layers=1,
-        num_pages=1,
+        pages=PageCounts(1),
         num_kv_heads=1,
         page_size=PAGE,
         head_dim=8,
@@ -185,8 +186,8 @@ def two_kinds():
     """Return a cache whose second layer has pages of its own."""
     cache = KVCache(
         num_layers=3,
-        num_pages=6,
-        num_host_pages=4,
+        pages=PageCounts(6, window=3),
+        host_pages=PageCounts(4, window=2),
         num_kv_heads=2,
         page_size=PAGE,
         head_dim=8,
@@ -194,8 +195,6 @@ def two_kinds():
         device=torch.device("cpu"),
         kernels=CpuKernels(),
         window_layers=(1,),
-        num_window_pages=3,
-        num_host_window_pages=2,
     )
     for pool in cache._pools.values():
         pool.pages.fill_(1.0)
@@ -226,7 +225,7 @@ def keys(cache):
 def test_where_all_layers_slide_the_other_pages_are_no_memory():
     cache = KVCache(
         num_layers=2,
-        num_pages=1000,
+        pages=PageCounts(1000, window=3),
         num_kv_heads=1,
         page_size=PAGE,
         head_dim=8,
@@ -234,7 +233,6 @@ def test_where_all_layers_slide_the_other_pages_are_no_memory():
         device=torch.device("cpu"),
         kernels=CpuKernels(),
         window_layers=(0, 1),
-        num_window_pages=3,
     )
     assert cache.pools == ("window",)
     cache.clear([999], [1])

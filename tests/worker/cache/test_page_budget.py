@@ -8,14 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cluster.adapters.tiny import MODEL
-from worker.cache.page_budget import (
-    CHECKPOINT_PAGES,
-    PageCounts,
-    PageKinds,
-    cut_budget,
-    page_kinds,
-)
+from worker.cache.page_budget import CHECKPOINT_PAGES, PageKinds, cut_budget, page_kinds
 from worker.mixers.config import ShortConvConfig
+from worker.pools import PageCounts
 
 
 def kinds(*, layers: int = 4, sliding: tuple[int, ...] = (0, 2), **changes: Any) -> PageKinds:

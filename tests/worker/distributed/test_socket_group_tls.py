@@ -8,12 +8,12 @@ import torch
 
 from tests.certificates import host_certificate, use_tls
 from tests.worker.group import free_address
-from worker.channel import listen
 from worker.distributed.communicator import Communicator, sum_in_pairs
 from worker.distributed.parallel import join_group
 from worker.distributed.socket_group import SocketGroup
 from worker.errors import GroupBroken
-from worker.tls_connection import TlsConnection
+from worker.transport.channel import listen
+from worker.transport.tls_connection import TlsConnection
 
 
 def on_hosts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

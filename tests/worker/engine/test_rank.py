@@ -221,8 +221,8 @@ def test_a_rank_says_how_many_pages_fit_its_memory(tiny_model, start_group):
         assert info.rank == rank
         # K and V, 2 layers, 1 of 3 KV heads, 16 positions of 8 float32
         assert info.page_bytes == 2 * 2 * 1 * 16 * 8 * 4
-        assert info.max_pages == (1 << 24) // info.page_bytes
-        assert info.max_host_pages == (1 << 23) // info.page_bytes
+        assert info.max_pages.full == (1 << 24) // info.page_bytes
+        assert info.max_host_pages.full == (1 << 23) // info.page_bytes
     whole = start_group(tiny_model("llama").path).infos[0]
     assert whole.weight_bytes > 2 * group.infos[0].weight_bytes
 

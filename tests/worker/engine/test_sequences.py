@@ -3,6 +3,7 @@
 import pytest
 
 from worker.engine.sequences import SequenceTable, build_input_batch
+from worker.pools import PageCounts
 from worker.protocol import Chunk, PageCopy, Plan, SamplingParams, SequenceStart
 
 PAGE = 4
@@ -11,7 +12,9 @@ PAGE = 4
 @pytest.fixture
 def table():
     """Return a table where sequence 1 has six positions in pages 0 and 1."""
-    table = SequenceTable(page_size=PAGE, num_pages=8, num_host_pages=2, max_model_len=64)
+    table = SequenceTable(
+        page_size=PAGE, pages=PageCounts(8), host_pages=PageCounts(2), max_model_len=64
+    )
     chunk = Chunk(1, 0, tuple(range(6)), (0, 1), True)
     table.apply(plan(starts=[start(1)], chunks=[chunk]))
     return table
@@ -117,12 +120,10 @@ class TestWindows:
         """Return a table where sequence 1 has ten positions."""
         table = SequenceTable(
             page_size=PAGE,
-            num_pages=8,
-            num_host_pages=2,
+            pages=PageCounts(8, window=6),
+            host_pages=PageCounts(2, window=1),
             max_model_len=64,
             window=5,
-            num_window_pages=6,
-            num_host_window_pages=1,
         )
         chunk = Chunk(1, 0, tuple(range(10)), (0, 1, 2), True, (), (3, 4, 5))
         assert table.apply(plan(starts=[start(1)], chunks=[chunk])) == ([0, 1, 2], [3, 4, 5])

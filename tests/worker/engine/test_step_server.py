@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from tests.patience import PATIENCE
-from worker.channel import ChannelClosed, listen, receive, send
 from worker.engine import step_server
 from worker.engine.step_server import StartedStep, serve_steps
+from worker.pools import PageCounts
 from worker.protocol import (
     GENESIS,
     Chunk,
@@ -24,6 +24,7 @@ from worker.protocol import (
     encode_plan,
 )
 from worker.testing.fake_rank import FakeRank, fake_continuation
+from worker.transport.channel import ChannelClosed, listen, receive, send
 
 SECRET = b"open sesame"
 
@@ -60,7 +61,7 @@ def ask(connection: socket.socket, frame: bytes) -> StepReply:
 
 def fake_rank() -> FakeRank:
     rank = FakeRank(page_size=4)
-    rank.allocate(8)
+    rank.allocate(PageCounts(8))
     return rank
 
 

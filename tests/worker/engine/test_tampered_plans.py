@@ -14,6 +14,7 @@ from tests.patience import PATIENCE
 from tests.worker.group import GREEDY, RankGroup, join_in_threads, random_tokens
 from worker.distributed.communicator import Communicator
 from worker.errors import GroupBroken, PlanMismatch
+from worker.pools import PageCounts
 from worker.protocol import (
     DIGEST_BYTES,
     GENESIS,
@@ -145,7 +146,7 @@ def small_plan(step: int, starts: bool) -> Plan:
 def test_a_changed_bit_in_one_plan_is_caught_by_every_rank_that_gets_it(data):
     ranks = [FakeRank(page_size=16) for _ in range(TP)]
     for rank in ranks:
-        rank.allocate(4)
+        rank.allocate(PageCounts(4))
     digest = GENESIS
     bad_step = data.draw(st.integers(1, 6), label="step")
     victims = data.draw(st.sets(st.integers(0, TP - 1), min_size=1), label="victims")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from worker.pools import PageCounts
 from worker.protocol import (
     GENESIS,
     Chunk,
@@ -21,7 +22,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.rank = FakeRank(page_size=4, num_slots=2)
-        self.rank.allocate(16, 4)
+        self.rank.allocate(PageCounts(16), PageCounts(4))
         self.rank.load_adapter(0, "aa")
         self.rank.load_adapter(1, "bb")
         self._digest = GENESIS

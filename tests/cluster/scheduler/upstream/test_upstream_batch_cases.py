@@ -13,6 +13,7 @@ from cluster.scheduler.testing.fake_engine import FakeEngine
 from worker.engine.sequences import SequenceTable, build_input_batch
 from worker.lora.adapter_bank import SlotRows
 from worker.models.forward_batch import InputBatch
+from worker.pools import PageCounts
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
 
 MakeEngine = Callable[..., FakeEngine]
@@ -21,7 +22,7 @@ PAGE = 4
 
 
 def new_table() -> SequenceTable:
-    return SequenceTable(page_size=PAGE, num_pages=256, num_host_pages=0, max_model_len=256)
+    return SequenceTable(page_size=PAGE, pages=PageCounts(256), max_model_len=256)
 
 
 def batch_of(plan: Plan, table: SequenceTable) -> InputBatch:

@@ -12,6 +12,7 @@ from cluster.errors import InvalidRequest, Overloaded
 from cluster.request import BASE
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from worker.engine.sequences import SequenceTable
+from worker.pools import PageCounts
 from worker.protocol import GENESIS, Plan, encode_plan
 from worker.testing.fake_rank import FakeRank, fake_continuation
 
@@ -118,11 +119,13 @@ def test_ranks_that_run_the_same_plans_hold_the_same_pages_that_the_scheduler_me
     engine = make_engine(num_pages=12, num_host_pages=30)
     ranks = [FakeRank(page_size=4) for _ in range(2)]
     tables = [
-        SequenceTable(page_size=4, num_pages=12, num_host_pages=30, max_model_len=256)
+        SequenceTable(
+            page_size=4, pages=PageCounts(12), host_pages=PageCounts(30), max_model_len=256
+        )
         for _ in range(2)
     ]
     for rank in ranks:
-        rank.allocate(12, 30)
+        rank.allocate(PageCounts(12), PageCounts(30))
     for salt in (0, 1, 2, 3, 1, 0, 2, 3):
         engine.add(prompt(salt, 9 + salt), 16, priority=salt == 3)
         engine.add_choices(prompt(salt, 11), 2, max_tokens=5)

@@ -11,8 +11,8 @@ import struct
 import time
 from typing import Protocol, Self
 
-from worker.tls import node_tls
-from worker.tls_connection import TlsConnection
+from worker.transport.tls import node_tls
+from worker.transport.tls_connection import TlsConnection
 
 MAX_HELLO_BYTES = 1024  # of the frame with the secret, its length included
 HELLO_SECONDS = 5.0  # for all of it; with TLS, as much for the handshake before it

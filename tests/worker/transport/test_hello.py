@@ -14,11 +14,19 @@ from hypothesis import strategies as st
 from tests.certificates import host_certificate, use_tls
 from tests.patience import PATIENCE
 from tests.random_cases import num_cases
-from worker import channel as channel_module
-from worker import hello
-from worker.channel import Channel, ChannelClosed, frame, listen, receive, send, start_server
-from worker.hello import HELLO_SECONDS, MAX_HELLO_BYTES, MAX_STRANGERS, accept, connect
-from worker.tls import NodeTls, node_tls
+from worker.transport import channel as channel_module
+from worker.transport import hello
+from worker.transport.channel import (
+    Channel,
+    ChannelClosed,
+    frame,
+    listen,
+    receive,
+    send,
+    start_server,
+)
+from worker.transport.hello import HELLO_SECONDS, MAX_HELLO_BYTES, MAX_STRANGERS, accept, connect
+from worker.transport.tls import NodeTls, node_tls
 
 SECRET = bytes(range(32))
 FOREVER = 3600.0

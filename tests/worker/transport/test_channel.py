@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.patience import PATIENCE
-from worker.channel import (
+from worker.transport.channel import (
     MAX_FRAME_BYTES,
     BadFrame,
     Channel,
@@ -19,7 +19,7 @@ from worker.channel import (
     send,
     stop_listening,
 )
-from worker.hello import accept
+from worker.transport.hello import accept
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from worker.hello import HELLO_SECONDS, LENGTH, Connection, hello_length, knows_secret
-from worker.tls import node_tls
+from worker.transport.hello import HELLO_SECONDS, LENGTH, Connection, hello_length, knows_secret
+from worker.transport.tls import node_tls
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 

@@ -1,0 +1,1 @@
+"""What plans travel on between a scheduler and its ranks: sockets, their greeting, TLS."""
