@@ -1,73 +1,17 @@
 """The functions of recurrent layers on a CPU, by torch alone."""
 
-from collections.abc import Sequence
-
-import torch
-from torch import Tensor
-
-from kernels.recurrent.causal_conv import causal_conv, short_conv
-from kernels.recurrent.gated_delta_rule import gated_delta_rule
-from kernels.recurrent.gated_norm import gated_norm, gated_squares
-from kernels.recurrent.selective_scan import selective_scan
-from kernels.recurrent.state_runs import StateRun
-from kernels.recurrent.weights import ConvWeight, DeltaWeight, ScanWeight, SharedSquares
+from kernels.recurrent import causal_conv as conv
+from kernels.recurrent import gated_delta_rule as delta
+from kernels.recurrent import gated_norm as norm
+from kernels.recurrent import selective_scan as scan
 
 
 class CpuRecurrent:
     """See `kernels.recurrent.interface.RecurrentKernels`."""
 
-    def causal_conv(
-        self,
-        x: Tensor,
-        weight: ConvWeight,
-        states: Tensor,
-        rows: Sequence[StateRun],
-        *,
-        has_silu: bool,
-    ) -> Tensor:
-        return causal_conv(x, weight, states, rows, has_silu=has_silu)
-
-    def short_conv(
-        self,
-        bcx: Tensor,
-        weight: ConvWeight,
-        states: Tensor,
-        rows: Sequence[StateRun],
-        dtype: torch.dtype,
-    ) -> Tensor:
-        return short_conv(bcx, weight, states, rows, dtype)
-
-    def selective_scan(
-        self, xbc: Tensor, dt: Tensor, weight: ScanWeight, states: Tensor, rows: Sequence[StateRun]
-    ) -> Tensor:
-        return selective_scan(xbc, dt, weight, states, rows)
-
-    def gated_delta_rule(
-        self,
-        qkv: Tensor,
-        a: Tensor,
-        b: Tensor,
-        weight: DeltaWeight,
-        states: Tensor,
-        rows: Sequence[StateRun],
-    ) -> Tensor:
-        return gated_delta_rule(qkv, a, b, weight, states, rows)
-
-    def gated_squares(self, x: Tensor, gate: Tensor, *, gate_first: bool) -> Tensor:
-        return gated_squares(x, gate, gate_first=gate_first)
-
-    def gated_norm(
-        self,
-        x: Tensor,
-        gate: Tensor,
-        weight: Tensor | None,
-        group_size: int,
-        eps: float,
-        dtype: torch.dtype,
-        *,
-        gate_first: bool,
-        shared: SharedSquares | None = None,
-    ) -> Tensor:
-        return gated_norm(
-            x, gate, weight, group_size, eps, dtype, gate_first=gate_first, shared=shared
-        )
+    causal_conv = staticmethod(conv.causal_conv)
+    short_conv = staticmethod(conv.short_conv)
+    selective_scan = staticmethod(scan.selective_scan)
+    gated_delta_rule = staticmethod(delta.gated_delta_rule)
+    gated_squares = staticmethod(norm.gated_squares)
+    gated_norm = staticmethod(norm.gated_norm)

@@ -8,10 +8,11 @@ from dataclasses import replace
 from worker.linears import Linear, mixer_linears
 from worker.mixers.config import ShortConvConfig
 from worker.model_config import LayerNorms, ModelConfig
-from worker.models.config_file import ConfigFile, dense_config, positive, require
+from worker.models.config_file import ConfigFile, dense_config, multiplier, positive, require
 from worker.models.family import Family
 
 _BLOCK = "conv"
+_LARGEST_FACTOR = 1e6
 
 
 class _File(ConfigFile):
@@ -35,7 +36,6 @@ class _File(ConfigFile):
 
 
 def _read(file: _File) -> ModelConfig:
-    conv_layers = _conv_layers(file)
     num_taps = positive("conv_L_cache", file.conv_L_cache)
     file.rms_norm_eps, file.intermediate_size = file.norm_eps, _mlp_width(file)
     if file.tie_embedding is not None:
@@ -47,6 +47,7 @@ def _read(file: _File) -> ModelConfig:
         final_norm="embedding_norm",
         qk_norm_names=("q_layernorm", "k_layernorm"),
     )
+    conv_layers = _conv_layers(file)  # of so many layers as are let in by now
     if not conv_layers:
         return replace(config, linears=tuple(o for o in config.linears if o.in_layers != "mixer"))
     mixer = ShortConvConfig(file.hidden_size, num_taps, file.conv_bias)
@@ -80,9 +81,10 @@ def _conv_layers(file: _File) -> tuple[int, ...]:
         require(count == num_layers, f"layer_types has {count} entries, not {num_layers}")
         found = tuple(at for at, kind in enumerate(file.layer_types) if kind == "conv")
     else:
-        attending = range(num_layers) if file.full_attn_idxs is None else file.full_attn_idxs
+        indices = file.full_attn_idxs
+        attending = range(num_layers) if indices is None else frozenset(indices)
         found = tuple(at for at in range(num_layers) if at not in attending)
-    require(len(found) < num_layers or not num_layers, "no layer attends: that is not supported")
+    require(len(found) < num_layers, "no layer attends: that is not supported")
     return found
 
 
@@ -95,7 +97,9 @@ def _mlp_width(file: _File) -> int:
     if file.block_ffn_dim_multiplier is None:
         return width
     multiple = positive("block_multiple_of", file.block_multiple_of)
-    width = int(file.block_ffn_dim_multiplier * width)
+    factor = multiplier("block_ffn_dim_multiplier", file.block_ffn_dim_multiplier)
+    require(factor <= _LARGEST_FACTOR, f"block_ffn_dim_multiplier {factor} is too large")
+    width = int(factor * width)
     return multiple * -(-width // multiple)
 
 

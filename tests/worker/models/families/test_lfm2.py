@@ -85,6 +85,10 @@ def test_a_file_from_before_transformers_5_is_read(tmp_path: Path) -> None:
         ({"layer_types": ["conv"]}, "layer_types has 1 entries, not 4"),
         ({"full_attn_idxs": []}, "no layer attends"),
         ({"conv_L_cache": 0}, "conv_L_cache 0"),
+        ({"num_hidden_layers": 2**60}, "num_hidden_layers is over"),
+        ({"num_hidden_layers": 0, "full_attn_idxs": None}, "num_hidden_layers"),
+        ({"block_ffn_dim_multiplier": -1.0}, "block_ffn_dim_multiplier -1"),
+        ({"block_ffn_dim_multiplier": 1e308}, "block_ffn_dim_multiplier 1e\\+308 is too large"),
         ({"num_experts": 8}, "num_experts is not supported"),
     ],
 )
