@@ -31,6 +31,7 @@ logger = logging.getLogger("topwork.pool")
 
 POLL_INTERVAL = 0.1  # seconds between two questions whether an actor has died
 HANG_TIMEOUT = 3.0  # seconds without an answer until an actor that lives is given up
+CLOSE_TIMEOUT = 3.0  # seconds for the last writes of one that is to end
 
 
 class PoolReplica:
@@ -71,6 +72,16 @@ class PoolReplica:
         async with self._create_lock:
             if self._actor is not None and not await self._is_alive():
                 await self._create(is_first=False)
+
+    async def __del__(self) -> None:
+        """Let the actor write what is not on disk yet, then end. Serve waits for it."""
+        if self._actor is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await self._actor.close.remote()
+        except (RayError, TimeoutError) as error:
+            logger.error("the adapter pool has not ended in order: %s", error)
 
     async def _is_alive(self) -> bool:
         """Tell whether the actor lives and answers, as soon as Ray knows."""

@@ -66,12 +66,18 @@ class RouterReplica:
 
         return create_app(router, lifespan, sends_ids=False)
 
-    def drain(self) -> int:
-        """Refuse new calls from now on; return how many have not been answered to their end."""
+    async def drain(self) -> int:
+        """Refuse new calls from now on; return how many have not been answered to their end.
+
+        When all have, what they used is told to the pool, which Serve may end before this router.
+        """
         if self._router is None:
             return 0
         self._pool.is_leaving = self._router.is_draining = True
-        return max(self._router.num_in_flight, CALLS.num_running)
+        left = max(self._router.num_in_flight, CALLS.num_running)
+        if not left:
+            await self._router.aggregation.flush()
+        return left
 
     def reconfigure(self, live: dict[str, Any]) -> None:
         """Take in the log level of a new configuration."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -151,3 +152,16 @@ def test_calls_are_told_and_their_secrets_are_in_no_log_of_any_part(server: Serv
     found = [server.log, *(path for folder in folders for path in folder.rglob("*"))]
     told_by = [path for path in found if path.is_file() and MARK in path.read_bytes()]
     assert told_by == []
+
+
+def test_what_the_last_calls_used_is_in_the_file_when_the_server_has_been_told_to_end(
+    server: Server,
+) -> None:
+    usage = server.log.with_name("usage")
+    before = sum(json.loads(line)["requests"] for line in usage.read_text().splitlines())
+    for _ in range(3):
+        assert post(server, CHAT) == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(PATIENCE) == 0
+    told = sum(json.loads(line)["requests"] for line in usage.read_text().splitlines())
+    assert told >= before + 3

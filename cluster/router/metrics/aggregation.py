@@ -30,9 +30,13 @@ class MetricsAggregation:
     async def run(self) -> None:
         """Enter the counts at intervals until cancelled."""
         while True:
-            with suppress(Unavailable):  # the next entry holds all that this one would have
-                await self._enter(wants_all=False)
+            await self.flush()  # what one misses is in the next
             await asyncio.sleep(INTERVAL)
+
+    async def flush(self) -> None:
+        """Enter what has been counted so far, if the hub can be reached."""
+        with suppress(Unavailable):
+            await self._enter(wants_all=False)
 
     async def close(self) -> None:
         """Enter the last counts; nothing may be counted afterwards."""

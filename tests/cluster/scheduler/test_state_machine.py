@@ -48,6 +48,8 @@ FEATURES = {
     "restored",
     "preempted",
     "reset",
+    "reset beside running",
+    "reset on the host",
     "saved",
     "scored",
     "unloaded",
@@ -257,8 +259,12 @@ class Serving(RuleBasedStateMachine):
         assert after.held_pages == before.held_pages
         assert result.freed_pages == after.free_pages - before.free_pages
         assert result.freed_host_pages == after.free_host_pages - before.free_host_pages
-        if result.freed_pages and result.freed_host_pages and result.kept_pages:
-            self.seen.add("reset")
+        happened = {
+            "reset": result.freed_pages,
+            "reset on the host": result.freed_host_pages,
+            "reset beside running": result.kept_pages,
+        }
+        self.seen.update(name for name, count in happened.items() if count)
 
     @rule(adapter=DIGESTS, pins=st.booleans())
     def allow_or_unpin(self, adapter: str, pins: bool) -> None:
