@@ -229,7 +229,7 @@ def _program_bytes(
 def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
     """Return what a row takes in the layers: what goes in, each op's output and the residual."""
     heads = len(part.q_heads) * model.head_dim
-    qkv = heads + 2 * len(part.kv_heads) * model.head_dim
+    qkv = heads * (1 + model.has_attention_gate) + 2 * len(part.kv_heads) * model.head_dim
     has_normed_blocks = model.norms.after_attention is not None
     in_float32 = (3 + has_normed_blocks) * model.hidden_size + qkv + 2 * len(part.mlp)
     in_float32 += 2 * model.qk_norm_is_wide  # the squares of Q and K

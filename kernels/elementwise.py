@@ -106,6 +106,17 @@ def wide_norm(
         flat[:, start:end] = (flat[:, start:end].float() * scale).mul_(weight).to(qkv.dtype)
 
 
+def gate_heads(x: Tensor, gates: Tensor) -> None:
+    """Multiply x [T, HQ, D] by sigmoid(gates) in place, computed in float32.
+
+    Args:
+        x: changed.
+        gates: [T, HQ D], any dtype; rows may be strided.
+    """
+    weights = in_whole_vectors(gates.float(), torch.sigmoid_)
+    x.copy_(weights.mul_(x.flatten(1)).view(x.shape))
+
+
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """Return gelu(gate) * up as [T, I], by the approximation with tanh, from float32.
 

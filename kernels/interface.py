@@ -243,6 +243,15 @@ class Kernels(
         """
         ...
 
+    def gate_heads(self, x: Tensor, gates: Tensor) -> None:
+        """Multiply what attention returned, x [T, HQ, D], by sigmoid(gates) in place.
+
+        Args:
+            x: changed; computed in float32 and rounded once.
+            gates: [T, HQ D] as products are; rows may be strided.
+        """
+        ...
+
     def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         """Return silu(gate) * up [T, I] in the weights' dtype for gate_up [T, 2I], gate first."""
         ...

@@ -24,6 +24,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
 
+def gate_heads(x: Tensor, gates: Tensor) -> Tensor:
+    """Return x [T, HQ, D] * sigmoid(gates [T, HQ D])."""
+    return x * torch.sigmoid(gates).view(x.shape)
+
+
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return gate * sigmoid(gate) * up for gate_up [T, 2I], gate first."""
     gate, up = gate_up.chunk(2, dim=-1)

@@ -13,6 +13,7 @@ from kernels.attention_batch import AttentionBatch
 from kernels.elementwise import (
     add_rms_norm,
     apply_rope,
+    gate_heads,
     gelu_tanh_and_mul,
     rms_norm,
     silu_and_mul,
@@ -170,6 +171,9 @@ class CpuKernels(CpuRecurrent):
         sinks: Tensor | None = None,
     ) -> Tensor:
         return paged_attention(q, k_pages, v_pages, rows, scale, window, sinks)
+
+    def gate_heads(self, x: Tensor, gates: Tensor) -> None:
+        gate_heads(x, gates)
 
     def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         return silu_and_mul(gate_up).to(dtype)

@@ -20,9 +20,19 @@ Fused = Literal[
     "expert_gate_up",
     "expert_down",
 ]
-# head_dim features each; a feature of the MLP; experts, whole on all ranks; a feature of each; what
-# a mixer's first product makes, and what its last one takes.
-Unit = Literal["q_heads", "kv_heads", "mlp", "experts", "expert_mlp", "mixer_in", "mixer_out"]
+# head_dim features each; query heads, each with as many gates behind it; a feature of the MLP;
+# experts, whole on all ranks; a feature of each; what a mixer's first product makes, and what its
+# last one takes.
+Unit = Literal[
+    "q_heads",
+    "gated_q_heads",
+    "kv_heads",
+    "mlp",
+    "experts",
+    "expert_mlp",
+    "mixer_in",
+    "mixer_out",
+]
 # Attention stands against mixers, dense against sparse.
 Layers = Literal["all", "attention", "mixer", "dense", "sparse"]
 
@@ -86,12 +96,17 @@ class Linear:
 
 
 def separate_linears(
-    *, qkv_bias: bool = False, o_bias: bool = False, mlp_bias: bool = False
+    *,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    gated_attention: bool = False,
 ) -> tuple[Linear, ...]:
     """Return the list of a layer whose every projection is a module of its own, as Llama's."""
     attention, mlp = "self_attn", "mlp"
+    q_unit: Unit = "gated_q_heads" if gated_attention else "q_heads"
     return (
-        Linear("q_proj", attention, "qkv", "column", ("q_heads",), qkv_bias),
+        Linear("q_proj", attention, "qkv", "column", (q_unit,), qkv_bias),
         Linear("k_proj", attention, "qkv", "column", ("kv_heads",), qkv_bias),
         Linear("v_proj", attention, "qkv", "column", ("kv_heads",), qkv_bias),
         Linear("gate_proj", mlp, "gate_up", "column", ("mlp",), mlp_bias, "dense"),

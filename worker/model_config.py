@@ -91,11 +91,13 @@ class ModelConfig:
     dtype: str  # as stored: "bfloat16", "float16" or "float32"
     bos_token_id: int | None
     family: str = ""  # a file of worker.models.families
+    is_multimodal: bool = False  # the language model of a checkpoint that has other towers as well
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
     classifier: ClassifierConfig | None = None  # of a head in place of lm_head
     norms: LayerNorms = LayerNorms()
     norm_offset: float = 0.0  # added to the weights of all norms
+    has_attention_gate: bool = False  # of each feature that attention returns; Q's linear makes it
     qk_norm_is_wide: bool = False  # over all heads of Q, and of K, together
     activation: Activation = "silu"  # of the MLP's gate
     attention_scale: float | None = None  # of q k; None: head_dim**-0.5

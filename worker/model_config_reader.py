@@ -37,6 +37,19 @@ _FOREIGN_KEYS = (
     "final_logit_softcapping",
 )
 
+# What a multimodal model's file says once for all that it consists of.
+_OF_THE_WHOLE = (
+    "architectures",
+    "quantization_config",
+    "compression_config",
+    "tie_word_embeddings",
+    "dtype",
+    "torch_dtype",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+
 
 class _Architectures(msgspec.Struct):
     """The part of `config.json` that names the family."""
@@ -65,6 +78,9 @@ def read_model_config(model_dir: Path) -> ModelConfig:
             f"architectures: {name} is not one of {', '.join(family_by_architecture())}; "
             "docs/models.md tells more of them"
         )
+    is_multimodal = name == family.multimodal
+    if is_multimodal:
+        keys = _language_model(keys)
     for key in _FOREIGN_KEYS:
         require(family.knows(key) or keys.get(key) is None, f"{key} is not supported")
     try:
@@ -76,6 +92,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     return replace(
         config,
         family=family.name,
+        is_multimodal=is_multimodal,
         tie_word_embeddings=config.tie_word_embeddings and not is_classifier,
         eos_token_ids=_eos_token_ids(model_dir, file),
         pad_token_id=_pad_token_id(keys),
@@ -90,6 +107,14 @@ def _architecture(keys: dict[str, Any]) -> str:
         raise ValueError(f"config.json: {error}") from error
     require(len(names) == 1, f"architectures {names} is not one name")
     return names[0]
+
+
+def _language_model(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a multimodal model's language model as if it were a model of its own."""
+    nested = keys.get("text_config")
+    if not isinstance(nested, dict):
+        raise ValueError("config.json: text_config is missing or no object")
+    return nested | {key: keys[key] for key in _OF_THE_WHOLE if key in keys}
 
 
 def _decode(path: Path) -> dict[str, Any]:

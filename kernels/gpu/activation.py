@@ -1,4 +1,4 @@
-"""The gated activations of the MLP.
+"""The gated activations of the MLP, and the gate behind attention.
 
 They round once, behind the product.
 
@@ -40,6 +40,30 @@ def swigluoai_and_mul(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     return _gate_and_mul(gate_up, "swigluoai", alpha, limit)
 
 
+def gate_heads(x: Tensor, gates: Tensor) -> None:
+    """Multiply what attention returned by the sigmoid of its gates, in place.
+
+    Args:
+        x: [T, HQ, D] float32, float16 or bfloat16, contiguous; changed.
+        gates: [T, HQ D] of the same dtype; rows may be strided.
+    """
+    num_rows, width = gates.shape
+    assert x.is_contiguous() and x.shape[0] == num_rows and x.dtype == gates.dtype
+    assert x.numel() == gates.numel() and gates.stride(1) == 1
+    if num_rows == 0:
+        return
+    block = _block(width)
+    _gate_heads_piece[(num_rows, triton.cdiv(width, block))](
+        x,
+        gates,
+        gates.stride(0),
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=block // (32 * _ELEMENTS_OF_A_THREAD),
+        **LAUNCH_OPTIONS,
+    )
+
+
 def _gate_and_mul(gate_up: Tensor, kind: str, alpha: float = 1.0, limit: float = 0.0) -> Tensor:
     """Return the gated rows.
 
@@ -52,8 +76,7 @@ def _gate_and_mul(gate_up: Tensor, kind: str, alpha: float = 1.0, limit: float =
     out = torch.empty((num_rows, intermediate), dtype=gate_up.dtype, device=gate_up.device)
     if num_rows == 0:
         return out
-    # Widths of 512 * odd, as SmolLM2's 1536, would leave half of the last wide piece idle.
-    block = 1024 if intermediate % 1024 == 0 else 512
+    block = _block(intermediate)
     _gate_piece[(num_rows, triton.cdiv(intermediate, block))](
         gate_up,
         out,
@@ -67,6 +90,24 @@ def _gate_and_mul(gate_up: Tensor, kind: str, alpha: float = 1.0, limit: float =
         **LAUNCH_OPTIONS,
     )
     return out
+
+
+def _block(width: int) -> int:
+    """Return how many elements of a row one program takes."""
+    # Widths of 512 * odd, as SmolLM2's 1536, would leave half of the last wide piece idle.
+    return 1024 if width % 1024 == 0 else 512
+
+
+@triton.jit
+def _gate_heads_piece(x_ptr, gates_ptr, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < WIDTH
+    x_at = x_ptr + row * WIDTH + at
+    x = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(gates_ptr + row * stride + at, mask=mask, other=0.0).to(tl.float32)
+    product = x / (1.0 + tl.exp(-gate))
+    tl.store(x_at, product.to(x_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

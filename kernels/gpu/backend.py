@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.experts import ExpertsWeight, RoutedRows, Routing
-from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul, swigluoai_and_mul
+from kernels.gpu.activation import gate_heads, gelu_tanh_and_mul, silu_and_mul, swigluoai_and_mul
 from kernels.gpu.async_copy import AsyncReadback, send_numbers
 from kernels.gpu.attention.paged_decode import paged_decode
 from kernels.gpu.attention.paged_prefill import paged_prefill
@@ -203,6 +203,9 @@ class GpuKernels(GpuRecurrent):
                 sinks,
             )
         return out
+
+    def gate_heads(self, x: Tensor, gates: Tensor) -> None:
+        gate_heads(x, gates)
 
     def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         assert gate_up.dtype == dtype, "products on a GPU have the weights' dtype"

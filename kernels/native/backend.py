@@ -23,6 +23,7 @@ from kernels.native.op_runner import at, is_bf16
 from kernels.native.ops import (
     ArgmaxOp,
     AttentionOp,
+    GateHeadsOp,
     GateOp,
     LoraOp,
     NormOp,
@@ -183,9 +184,11 @@ class NativeKernels(NativeExperts, NativeRecurrent):
     ) -> Tensor:
         _, num_kv_heads, page_size, head_dim = k_pages.shape
         dtype = k_pages.dtype
+        assert qkv.stride()[1:] == (head_dim, 1), "the heads of a row are contiguous"
         q = self._out("q", qkv.shape[0], (num_heads, head_dim), dtype)
         op = RopeOp(
             *map(at, (qkv, cos, sin, q_norm, k_norm, k_pages, v_pages, q)),
+            qkv.stride(0),
             num_heads,
             num_kv_heads,
             head_dim,
@@ -228,6 +231,13 @@ class NativeKernels(NativeExperts, NativeRecurrent):
         )
         self._do("paged_attention", op, rows, (q, k_pages, v_pages, sinks, out))
         return out
+
+    def gate_heads(self, x: Tensor, gates: Tensor) -> None:
+        assert x.is_contiguous() and gates.dtype == torch.float32, "attention's, and a product's"
+        width = x[0].numel()
+        assert gates.shape == (x.shape[0], width) and gates.stride(1) == 1, "one for each feature"
+        op = GateHeadsOp(at(x), at(gates), gates.stride(0), width, is_bf16(x))
+        self._do("gate_heads", op, x.shape[0], (x, gates))
 
     def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
         return self._gate("silu_and_mul", gate_up, dtype)

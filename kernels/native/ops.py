@@ -81,10 +81,14 @@ class NormOp(ctypes.Structure):
 
 
 class RopeOp(ctypes.Structure):
-    """`struct rope_and_write`: qkv [T, HQ + 2 HK, D] float32 to q [T, HQ, D] and to the pages."""
+    """`struct rope_and_write`: qkv [T, HQ + 2 HK, D] float32 to q [T, HQ, D] and to the pages.
+
+    The rows of qkv are qkv_stride numbers apart.
+    """
 
     _fields_ = [
         *_pointers("qkv", "cos", "sin", "q_norm", "k_norm", "k_pages", "v_pages", "q"),
+        *_counts("qkv_stride"),
         *_counts("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "page_size"),
         *_counts("is_bf16", "is_norm_bf16"),
         ("eps", ctypes.c_double),
@@ -115,6 +119,15 @@ class GateOp(ctypes.Structure):
         ("alpha", ctypes.c_double),
         ("limit", ctypes.c_double),
     ]
+
+
+class GateHeadsOp(ctypes.Structure):
+    """`struct gate_heads`: x [T, I] changed in place by gates [T, I] float32.
+
+    The rows of gates are gates_stride numbers apart.
+    """
+
+    _fields_ = [*_pointers("x", "gates"), *_counts("gates_stride", "width", "is_bf16")]
 
 
 class AttentionOp(ctypes.Structure):

@@ -55,6 +55,8 @@ FAMILIES = [
     "qwen3_moe",
     "gpt_oss",
     "lfm2",
+    "granitemoehybrid",
+    "qwen3_5",
 ]  # what Llama has not
 
 

@@ -9,7 +9,12 @@ from functools import partial
 import torch
 
 from kernels import reference
-from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul, swigluoai_and_mul
+from kernels.gpu.activation import (
+    gate_heads,
+    gelu_tanh_and_mul,
+    silu_and_mul,
+    swigluoai_and_mul,
+)
 from kernels.gpu.backend import GpuKernels
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
@@ -77,6 +82,13 @@ def activation(place: Place, dtype: torch.dtype, width: int) -> Finding:
         errors.append(expect_near(out, meant(gate_up.double()), GATES[dtype]))
         for i in (0, num_rows - 1):
             expect_same(gate(gate_up[i : i + 1]), out[i : i + 1], "a row alone")
+    attended = place.randn(num_rows, 1, width, dtype=dtype)
+    out, alone = attended.clone(), attended[:1].clone()
+    gate_heads(out, gate_up[:, :width])
+    gate_heads(alone, gate_up[:1, :width])
+    meant = reference.gate_heads(attended.double(), gate_up[:, :width].double())
+    errors.append(expect_near(out, meant, GATES[dtype]))
+    expect_same(alone, out[:1], "a row alone")
     return {"error": max(errors), "gate": GATES[dtype]}
 
 

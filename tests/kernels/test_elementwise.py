@@ -10,6 +10,7 @@ from kernels import reference
 from kernels.elementwise import (
     add_rms_norm,
     apply_rope,
+    gate_heads,
     gelu_tanh_and_mul,
     rms_norm,
     silu_and_mul,
@@ -83,6 +84,17 @@ def test_the_gate_of_gelu_agrees_with_float64_and_torch(
     theirs = torch.nn.functional.gelu(gate, approximate="tanh") * up
     assert error(reference.gelu_tanh_and_mul(gate_up.double()), theirs) < 1e-12
     assert torch.equal(gate_up, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "dim"), [(1, 1), (3, 10), (4, 256)])
+def test_the_gate_behind_attention_agrees_with_float64(
+    heads: int, dim: int, dtype: torch.dtype
+) -> None:
+    x, rows = normal(5, heads, dim, dtype=dtype), normal(5, 2 * heads * dim, dtype=dtype)
+    gates, before = 5 * rows[:, : heads * dim], x.clone()
+    gate_heads(x, gates)
+    assert error(x, reference.gate_heads(before.double(), gates.double())) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -216,6 +228,10 @@ def test_rows_have_the_same_bits_in_any_batch(num_rows: int, dtype: torch.dtype)
             assert torch.equal(gelu_tanh_and_mul(gate_up[part]), gelu_tanh_and_mul(gate_up)[part])
             clamped = swigluoai_and_mul(gate_up, 1.702, 0.9)
             assert torch.equal(swigluoai_and_mul(gate_up[part], 1.702, 0.9), clamped[part])
+        gated, gated_part, gates = q.clone(), q[part].clone(), normal(300, 9 * 64, dtype=dtype)
+        gate_heads(gated, gates)
+        gate_heads(gated_part, gates[part])
+        assert torch.equal(gated_part, gated[part])
         part_q, part_k = apply_rope(q[part], k[part], cos, sin, positions[part])
         assert torch.equal(part_q, whole_q[part])
         assert torch.equal(part_k, whole_k[part])

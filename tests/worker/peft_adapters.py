@@ -86,6 +86,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 OF_FUSED_LINEARS: dict[str, dict[str, Any]] = {  # of a model that has some
     "rank 8 on all linears": {"target_modules": "all-linear", "r": 8, "lora_alpha": 16},
+    "little on all linears": {"target_modules": "all-linear", "r": 8, "lora_alpha": 3},
+    "dora on all linears": {"target_modules": "all-linear", "use_dora": True},
     "dora and ranks on fused linears": {
         "target_modules": ["qkv_proj", "gate_up_proj", "down_proj"],
         "use_dora": True,

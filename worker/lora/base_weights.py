@@ -77,5 +77,5 @@ class BaseWeights:
             FileNotFoundError: if they are gone.
             ValueError: if they are not what was loaded.
         """
-        with Checkpoint(self._model_dir) as checkpoint:
+        with Checkpoint(self._model_dir, self._config) as checkpoint:
             yield OpenWeights(checkpoint, self._config, self._part, self.dtype)

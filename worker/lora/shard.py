@@ -101,7 +101,7 @@ def module_kinds(config: ModelConfig, modules: Collection[str]) -> tuple[str, ..
 def adapted_slices(part: Partition, module: str) -> tuple[tuple[Span, ...], Span]:
     """Return (output rows, input columns) of one of `adapted_modules` that a rank holds.
 
-    The rows are one or more spans in ascending order. To an embedding, tokens are inputs and hidden
+    The rows are one or more spans. To an embedding, tokens are inputs and hidden
     features are outputs.
     """
     hidden = Span(0, part.hidden)

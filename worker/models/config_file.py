@@ -5,7 +5,7 @@ with `rope_scaling` before it. Where a key may be left out, its default is that 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import msgspec
@@ -193,6 +193,27 @@ def with_window(
     return replace(config, sliding_window=window, sliding_layers=sliding) if sliding else config
 
 
+def mixer_layers(
+    file: ConfigFile, *, mixing: Collection[str], attending: Collection[str]
+) -> tuple[int, ...]:
+    """Return the layers that `layer_types` gives a mixer in place of attention.
+
+    Args:
+        file: what was written; its number of layers is bounded.
+        mixing: the types of layers that have one, under all their names.
+        attending: likewise of those that attend.
+
+    Raises:
+        ValueError: if a layer is of a type that is not known, or none attends.
+    """
+    types, num_layers = file.layer_types or [], file.num_hidden_layers
+    unknown = sorted(set(types).difference(mixing, attending))
+    require(not unknown, f"layer_types {', '.join(unknown)} is not supported")
+    require(len(types) == num_layers, f"layer_types has {len(types)} entries, not {num_layers}")
+    require(any(kind in attending for kind in types), "no layer attends: that is not supported")
+    return tuple(at for at, kind in enumerate(types) if kind in mixing)
+
+
 def multiplier(key: str, value: float) -> float:
     """Return a number that something is multiplied by.
 
@@ -272,6 +293,21 @@ def _rope(file: ConfigFile) -> RopeConfig:
         "rope_parameters has neither rope_type nor rope_theta",
     )
     return _one_rope(rope, file, file.rope_theta or 10_000.0)
+
+
+def rotary_factor(file: ConfigFile, written: RopeFile, head_dim: int, default: float) -> float:
+    """Return how much of a head rotates.
+
+    Raises:
+        ValueError: if that is not an even number of its features.
+    """
+    part = written.partial_rotary_factor or file.partial_rotary_factor or default
+    num_features = int(head_dim * part) if 0 < part <= 1 else 0
+    require(
+        num_features > 0 and num_features % 2 == 0,
+        f"partial_rotary_factor {part} does not leave an even part of head_dim {head_dim}",
+    )
+    return part
 
 
 def _one_rope(rope: RopeFile, file: ConfigFile, default_theta: float) -> RopeConfig:

@@ -73,6 +73,7 @@ class Model:
             activation=config.activation,
             wide_norm=widths if config.qk_norm and config.qk_norm_is_wide else None,
             counts_kv=part.counts_kv,
+            has_gate=config.has_attention_gate,
         )
         self._vocabulary = part.vocab
         self._vocabulary_widths = [len(span) for span in even_spans(config.vocab_size, part.tp)]

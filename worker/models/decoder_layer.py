@@ -39,6 +39,7 @@ class LayerShape:
     # Where Q and K are normed over all heads: features of either over all ranks.
     wide_norm: tuple[int, int] | None
     counts_kv: bool  # whether this rank's K counts in that norm
+    has_gate: bool = False  # of what attention returns
     window: int | None = None  # positions that a row sees; None: all
 
 
@@ -116,7 +117,10 @@ class DecoderLayer:
         k_pages, v_pages = context.kept
         assert weights.qkv is not None and weights.o is not None, "a layer that attends"
         qkv = self._linear(x_TH, weights.qkv, context, QKV)
-        qkv = qkv.view(-1, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
+        gates_TQ = None
+        if shape.has_gate:  # they come before Q
+            gates_TQ, qkv = qkv.tensor_split([shape.num_heads * shape.head_dim], dim=1)
+        qkv = qkv.unflatten(1, (-1, shape.head_dim))
         if shape.wide_norm is not None:
             self._norm_all_heads(qkv, shape.wide_norm, context.group)
         has_head_norms = shape.wide_norm is None
@@ -141,6 +145,8 @@ class DecoderLayer:
             shape.window,
             weights.sinks,
         )
+        if gates_TQ is not None:
+            kernels.gate_heads(out_TQD, gates_TQ)
         return self._summed(out_TQD.flatten(1), weights.o, context, OUT)
 
     def _norm_all_heads(self, qkv: Tensor, widths: tuple[int, int], group: Communicator) -> None:

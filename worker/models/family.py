@@ -17,6 +17,8 @@ class Family(Generic[File]):
     name: str  # that of its file, as `model_type` has it
     causal_lm: str  # of `architectures`
     classifier: str | None = None  # likewise, of models with a head called score; None: no such
+    # Of models with towers of other kinds, whose language model this is; None: no such.
+    multimodal: str | None = None
     file: type[File]  # the keys of `config.json` that it knows
     # Makes the shape of a model out of its file. Raises ValueError, naming the key at fault.
     read: Callable[[File], ModelConfig]

@@ -25,8 +25,10 @@ def all_families() -> tuple[AnyFamily, ...]:
 
 @cache
 def family_by_architecture() -> dict[str, AnyFamily]:
-    """Return them by each name that `architectures` may have, those of classifiers behind."""
-    by_name = {family.causal_lm: family for family in all_families()}
-    classifiers = {one.classifier: one for one in all_families() if one.classifier is not None}
-    assert not by_name.keys() & classifiers.keys(), "two families share a name"
-    return by_name | classifiers
+    """Return them by each name that `architectures` may have, those of generators first."""
+    names = [(family.causal_lm, family) for family in all_families()]
+    for family in all_families():
+        names += [(one, family) for one in (family.classifier, family.multimodal) if one]
+    by_name = dict(names)
+    assert len(by_name) == len(names), "two families share a name"
+    return by_name

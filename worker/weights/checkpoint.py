@@ -8,30 +8,34 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from worker.model_config import ModelConfig
 from worker.spans import Span
 from worker.weights.checkpoint_files import weight_files
-from worker.weights.tensor_names import stored_dtypes
+from worker.weights.tensor_names import standard_name, stored_dtypes
 
 
 class Checkpoint:
     """The open files of one model; a context manager."""
 
-    def __init__(self, model_dir: Path) -> None:
-        """Open the files.
+    def __init__(self, model_dir: Path, config: ModelConfig) -> None:
+        """Open the files of a model of that shape.
 
         Raises:
             FileNotFoundError: if there are none, or one that the index names is missing.
             ValueError: if one is not a readable safetensors file.
         """
         self._stack = ExitStack()
-        self._file_by_name: dict[str, Any] = {}
+        self._places: dict[str, tuple[Any, str]] = {}  # a file, and what it calls the tensor
         with ExitStack() as stack:
             for path in weight_files(model_dir):
                 file = stack.enter_context(_opened(path))
-                for name in file.keys():  # noqa: SIM118, a handle and not a dict
-                    if name in self._file_by_name:
+                for written in file.keys():  # noqa: SIM118, a handle and not a dict
+                    name = standard_name(written, config)
+                    if name is None:
+                        continue
+                    if name in self._places:
                         raise ValueError(f"{path.name}: tensor {name} is in another file as well")
-                    self._file_by_name[name] = file
+                    self._places[name] = file, written
             self._stack = stack.pop_all()
 
     def __enter__(self) -> "Checkpoint":
@@ -57,10 +61,11 @@ class Checkpoint:
         Raises:
             ValueError: if the tensor is missing or has another shape or type than it must.
         """
-        file = self._file_by_name.get(name)
-        if file is None:
+        place = self._places.get(name)
+        if place is None:
             raise ValueError(f"the checkpoint has no tensor {name}")
-        whole = file.get_slice(name)
+        file, written = place
+        whole = file.get_slice(written)
         if tuple(whole.get_shape()) != shape:
             raise ValueError(f"tensor {name} has shape {whole.get_shape()}, not {list(shape)}")
         dtypes = stored_dtypes(name)

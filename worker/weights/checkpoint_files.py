@@ -13,7 +13,12 @@ import msgspec
 from worker.model_config import ModelConfig
 from worker.regular_file import read_bounded
 from worker.weights.safetensors_header import TensorHeader, read_header, shown
-from worker.weights.tensor_names import expected_tensors, is_ignored, stored_dtypes
+from worker.weights.tensor_names import (
+    expected_tensors,
+    is_ignored,
+    standard_name,
+    stored_dtypes,
+)
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -57,7 +62,10 @@ def check_checkpoint(model_dir: Path, config: ModelConfig) -> None:
     """
     found: dict[str, tuple[str, TensorHeader]] = {}
     for path in weight_files(model_dir):
-        for name, header in read_header(path).items():
+        for written, header in read_header(path).items():
+            name = standard_name(written, config)
+            if name is None:
+                continue
             if name in found:
                 first = found[name][0]
                 raise ValueError(f"tensor {shown(name)} is both in {first} and in {path.name}")
@@ -90,8 +98,9 @@ def _check_tensors(found: dict[str, TensorHeader], config: ModelConfig) -> None:
 
 def _check_index(model_dir: Path, files: dict[str, str], config: ModelConfig) -> None:
     """Refuse an index that is that of other files."""
-    for name, file in _weight_map(model_dir).items():
-        if files.get(name) != file and not is_ignored(name, config):
+    for written, file in _weight_map(model_dir).items():
+        name = standard_name(written, config)
+        if name is not None and files.get(name) != file and not is_ignored(name, config):
             real = f"it is in {files[name]}" if name in files else "it is in none of the files"
             raise ValueError(f"{_INDEX}: tensor {shown(name)} is said to be in {file}; {real}")
 

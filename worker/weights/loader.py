@@ -219,7 +219,7 @@ def load_weights(
         ValueError: if a tensor is missing, unknown, or of another shape or an integer type.
     """
     check_checkpoint(model_dir, config)
-    with Checkpoint(model_dir) as checkpoint:
+    with Checkpoint(model_dir, config) as checkpoint:
         loader = _Loader(checkpoint, config, part, dtype, device, prepare, prepare_experts)
         embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))

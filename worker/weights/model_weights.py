@@ -39,7 +39,7 @@ class LayerWeights:
     """One decoder layer. Norms [H] and [D] are whole on every rank."""
 
     input_norm: Tensor | None  # [H]
-    qkv: LinearWeight | None  # [(HQ + 2 HK) D, H]; None: a mixer
+    qkv: LinearWeight | None  # [(HQ + 2 HK) D, H], [HQ D, H] of gates before it; None: a mixer
     q_norm: Tensor | None  # [D], or [HQ D] over all heads together
     k_norm: Tensor | None  # [D], or [HK D]
     o: LinearWeight | None  # [H, HQ D]

@@ -39,7 +39,8 @@ class Partition:
     def slices(self, module: str) -> tuple[tuple[Span, ...], Span]:
         """Return (output rows, input columns) of a linear module that this rank holds.
 
-        The rows are one span for each part of the module's outputs, in their order.
+        The rows are one span for each part of the module's outputs, in their order; of query heads
+        with gates all gates come first, a span for each head, and then the heads likewise.
         """
         linear = self.linear(module)
         spans = self.mixer_rows.get(module) or self._spans(linear)
@@ -56,20 +57,25 @@ class Partition:
 
     def _spans(self, linear: Linear) -> tuple[Span, ...]:
         """Return this rank's features of the axis that ranks divide."""
-        held: dict[Unit, Span] = {
-            "q_heads": self.q_heads.scaled(self.head_dim),
-            "kv_heads": self.kv_heads.scaled(self.head_dim),
-            "mlp": self.mlp,
-            "expert_mlp": self.expert_mlp,
+        dim = self.head_dim
+        held: dict[Unit, tuple[Span, ...]] = {
+            "q_heads": (self.q_heads.scaled(dim),),
+            "gated_q_heads": tuple(
+                Span((2 * head + half) * dim, (2 * head + half + 1) * dim)
+                for half in (1, 0)
+                for head in range(self.q_heads.start, self.q_heads.stop)
+            ),
+            "kv_heads": (self.kv_heads.scaled(dim),),
+            "mlp": (self.mlp,),
+            "expert_mlp": (self.expert_mlp,),
         }
         widths = dict(self.widths)
         if self.mixer is not None:
-            held["mixer_out"] = self.mixer.out_columns
-        held["experts"] = Span(0, widths["experts"])
+            held["mixer_out"] = (self.mixer.out_columns,)
+        held["experts"] = (Span(0, widths["experts"]),)
         spans, start = [], 0
         for part in linear.parts:
-            span = held[part]
-            spans.append(Span(start + span.start, start + span.stop))
+            spans += [Span(start + span.start, start + span.stop) for span in held[part]]
             start += widths[part]
         return tuple(spans)
 
@@ -117,6 +123,7 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
         linears=config.linears,
         widths=(
             ("q_heads", config.num_heads * config.head_dim),
+            ("gated_q_heads", 2 * config.num_heads * config.head_dim),
             ("kv_heads", config.num_kv_heads * config.head_dim),
             ("mlp", config.intermediate_size),
             ("experts", 0 if experts is None else experts.num_experts),

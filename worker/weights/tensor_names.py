@@ -16,6 +16,18 @@ _DTYPES = ("BF16", "F16", "F32")  # that weights may be stored in
 _PACKED_DTYPES = ("U8",)
 _BLOCKS, _SCALES = "_blocks", "_scales"  # behind the name of what is quantized
 
+# What names of tensors begin with in a multimodal model, and what they do here: transformers writes
+# the first, and wrote the others before its release 4.52.
+_LANGUAGE_MODEL_ROOTS = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_OTHER_TOWERS = (
+    *("model.visual.", "visual.", "model.vision_tower.", "vision_tower."),
+    *("model.multi_modal_projector.", "multi_modal_projector.", "mtp."),
+)
+
 Shape = tuple[int, ...]
 
 
@@ -65,6 +77,16 @@ def stack_tensors(
         weights = ((f"{name}{_BLOCKS}", blocks), (f"{name}{_SCALES}", scales))
     biases = ((f"{name}_bias", (num_experts, outputs)),) if linear.has_bias else ()
     return (*weights, *biases)
+
+
+def standard_name(name: str, config: ModelConfig) -> str | None:
+    """Return what a tensor of a file is called here, None for one of a tower that is not served."""
+    if not config.is_multimodal:
+        return name
+    for root, standard in _LANGUAGE_MODEL_ROOTS.items():
+        if name.startswith(root):
+            return standard + name.removeprefix(root)
+    return None if name.startswith(_OTHER_TOWERS) else name
 
 
 def stored_dtypes(name: str) -> tuple[str, ...]:

@@ -52,6 +52,7 @@ struct rope_and_write {
     const float *qkv, *cos, *sin; /* [T, HQ + 2 HK, D], [M, R / 2], [M, R / 2] */
     const void *q_norm, *k_norm;  /* [D], or null */
     void *k_pages, *v_pages, *q;  /* [P, HK, page, D], twice; [T, HQ, D] */
+    int64_t qkv_stride;           /* floats from one row to the next */
     int64_t num_heads, num_kv_heads, head_dim, rotary_dim, page_size, is_bf16, is_norm_bf16;
     double eps;
 };
@@ -96,7 +97,7 @@ void topwork_rope_and_write(const void *op, struct worker *worker)
     int64_t num_all = p->num_heads + 2 * p->num_kv_heads, dim = p->head_dim;
     int64_t head_size = dim * (p->is_bf16 ? 2 : 4);
     FOR_ROWS_TAKEN(worker, row, num_all * dim) {
-        const float *heads = p->qkv + row * num_all * dim;
+        const float *heads = p->qkv + row * p->qkv_stride;
         int64_t position = worker->step->positions[row], place = worker->step->kv_loc[row];
         char *q = (char *)p->q + row * p->num_heads * head_size;
         for (int64_t i = 0; i < p->num_heads; i++)
@@ -183,6 +184,33 @@ void topwork_swigluoai_and_mul(const void *op, struct worker *worker)
             up = select_lanes(up < -limit, splat(-limit), up);
             store_some(out, i, p->width - i, p->is_bf16,
                        times_sigmoid(gate, gate * alpha) * (up + 1.0f));
+        }
+    }
+}
+
+struct gate_heads {
+    void *x;            /* [T, I], changed in place */
+    const float *gates; /* [T, I] */
+    int64_t gates_stride, width, is_bf16;
+};
+
+int64_t topwork_gate_heads_scratch(const void *op)
+{
+    (void)op;
+    return 0;
+}
+
+void topwork_gate_heads(const void *op, struct worker *worker)
+{
+    const struct gate_heads *p = op;
+    FOR_ROWS_TAKEN(worker, row, p->width) {
+        const float *gates = p->gates + row * p->gates_stride;
+        char *x = (char *)p->x + row * p->width * (p->is_bf16 ? 2 : 4);
+        for (int64_t i = 0; i < p->width; i += LANES) {
+            int64_t rest = p->width - i;
+            store_some(
+                x, i, rest, p->is_bf16,
+                times_sigmoid(load_some(x, i, rest, p->is_bf16), load_some(gates, i, rest, false)));
         }
     }
 }

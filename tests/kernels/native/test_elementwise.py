@@ -129,6 +129,49 @@ def test_the_gate_of_gelu_has_no_trouble_at_the_ends(kernels: NativeKernels) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "dim"), [(1, 1), (3, 5), (4, 10), (6, 256)])
+def test_the_gate_behind_attention_is_that_of_float64(
+    kernels: NativeKernels, heads: int, dim: int, dtype: torch.dtype
+) -> None:
+    """Its numbers lie before others in a row, as in the product that makes them."""
+    attended, rows = randn(23, heads, dim, seed=1, dtype=dtype), randn(23, heads * dim + 7, seed=2)
+    gates, out, part = 4 * rows[:, :-7], attended.clone(), attended[7:9].clone()
+    rows[:, :-7] = gates
+    kernels.gate_heads(out, rows[:, :-7])
+    assert error(out, reference.gate_heads(attended.double(), gates.double())) < TOLERANCE[dtype]
+    kernels.gate_heads(part, rows[7:9, :-7])
+    assert torch.equal(part, out[7:9])
+
+
+def test_the_gate_behind_attention_has_no_trouble_at_the_ends(kernels: NativeKernels) -> None:
+    gates = torch.tensor([[-torch.inf, -1e30, -100.0, 0.0, 100.0, 1e30, torch.inf, torch.nan]])
+    x = torch.full((1, 2, 4), 2.0)
+    kernels.gate_heads(x, gates)
+    assert x.flatten()[7].isnan()
+    assert torch.allclose(x.flatten()[:7], torch.tensor([0.0, 0, 0, 1, 2, 2, 2]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_q_k_and_v_may_lie_behind_gates_in_a_row(
+    kernels: NativeKernels, dtype: torch.dtype
+) -> None:
+    heads, kv_heads, head_dim, gates = 6, 2, 12, 72
+    batch = AttentionBatch.build([0, 11, 12], [13, 20], [[2, 0], [3, 5, 4]], PAGE)
+    rows = randn(12, gates + (heads + 2 * kv_heads) * head_dim, seed=1)
+    angles = randn(64, head_dim // 2, seed=2) * 3
+    found = []
+    for qkv in (rows[:, gates:], rows[:, gates:].contiguous()):
+        pages = [torch.full((6, kv_heads, PAGE, head_dim), 7.0, dtype=dtype) for _ in range(2)]
+        cos, sin, step = angles.cos(), angles.sin(), Step(12, batch)
+        q = kernels.rope_and_write(
+            qkv.unflatten(1, (-1, head_dim)), heads, cos, sin, step, *pages, None, None, 1e-6
+        )
+        found.append([q.clone(), *pages])
+    for here, there in zip(*found, strict=True):
+        assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 15, 40, 1536])
 def test_the_clamped_gate_is_that_of_float64(
     kernels: NativeKernels, width: int, dtype: torch.dtype

@@ -47,7 +47,7 @@ def test_slices_of_all_ranks_together_are_the_whole(tiny_model):
 def test_a_slice_is_read_from_a_sharded_checkpoint(tiny_model):
     model = tiny_model("mistral")
     assert len(list(model.path.glob("*.safetensors"))) > 1
-    with Checkpoint(model.path) as checkpoint:
+    with Checkpoint(model.path, read_model_config(model.path)) as checkpoint:
         found = checkpoint.read(LLAMA_TENSOR, (64, 90), Span(3, 9), Span(10, 31))
     weight = model.reference.model.layers[1].mlp.down_proj.weight
     assert torch.equal(found, weight[3:9, 10:31])

@@ -21,6 +21,10 @@ from worker.models.family import Family
 class _File(ConfigFile):
     """`config.json` as written."""
 
+    # Files of multimodal models leave out what is as here.
+    num_attention_heads: int = 8
+    vocab_size: int = 262_208
+    max_position_embeddings: int = 131_072
     num_key_value_heads: int | None = 4
     hidden_activation: str = "gelu_pytorch_tanh"
     query_pre_attn_scalar: float = 256.0
@@ -71,6 +75,7 @@ FAMILY = Family(
     name="gemma3",
     causal_lm="Gemma3ForCausalLM",
     classifier="Gemma3TextForSequenceClassification",
+    multimodal="Gemma3ForConditionalGeneration",
     file=_File,
     read=_read,
 )

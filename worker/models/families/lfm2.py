@@ -8,7 +8,14 @@ from dataclasses import replace
 from worker.linears import Linear, mixer_linears
 from worker.mixers.config import ShortConvConfig
 from worker.model_config import LayerNorms, ModelConfig
-from worker.models.config_file import ConfigFile, dense_config, multiplier, positive, require
+from worker.models.config_file import (
+    ConfigFile,
+    dense_config,
+    mixer_layers,
+    multiplier,
+    positive,
+    require,
+)
 from worker.models.family import Family
 
 _BLOCK = "conv"
@@ -73,19 +80,13 @@ def _linears(*, conv_bias: bool) -> tuple[Linear, ...]:
 
 def _conv_layers(file: _File) -> tuple[int, ...]:
     """Return the layers that have a convolution."""
-    num_layers = file.num_hidden_layers
-    if file.layer_types is not None:
-        unknown = sorted(set(file.layer_types) - {"full_attention", "conv"})
-        require(not unknown, f"layer_types {', '.join(unknown)} is not supported")
-        count = len(file.layer_types)
-        require(count == num_layers, f"layer_types has {count} entries, not {num_layers}")
-        found = tuple(at for at, kind in enumerate(file.layer_types) if kind == "conv")
-    else:
-        indices = file.full_attn_idxs
+    if file.layer_types is None:
+        indices, num_layers = file.full_attn_idxs, file.num_hidden_layers
         attending = range(num_layers) if indices is None else frozenset(indices)
-        found = tuple(at for at in range(num_layers) if at not in attending)
-    require(len(found) < num_layers, "no layer attends: that is not supported")
-    return found
+        file.layer_types = [
+            "full_attention" if at in attending else "conv" for at in range(num_layers)
+        ]
+    return mixer_layers(file, mixing=("conv",), attending=("full_attention",))
 
 
 def _mlp_width(file: _File) -> int:

@@ -13,6 +13,7 @@ from worker.models.config_file import (
     dense_config,
     positive,
     require,
+    rotary_factor,
     with_window,
 )
 from worker.models.family import Family
@@ -52,13 +53,9 @@ def _theta(file: _File) -> float:
 
 def _rope(file: _File, head_dim: int) -> RopeConfig:
     written = _written_rope(file)
-    part = written.partial_rotary_factor or file.partial_rotary_factor or 1.0
+    part = rotary_factor(file, written, head_dim, default=1.0)
     rope = RopeConfig(theta=_theta(file), rotary_factor=part)
-    rotary_dim = rope.rotary_dim(head_dim) if 0 < part <= 1 else 0
-    require(
-        rotary_dim > 0 and rotary_dim % 2 == 0,
-        f"partial_rotary_factor {part} does not leave an even part of head_dim {head_dim}",
-    )
+    rotary_dim = rope.rotary_dim(head_dim)
     kind = written.rope_type or written.type or "default"
     if kind == "default":
         return rope

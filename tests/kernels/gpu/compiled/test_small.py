@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul, swigluoai_and_mul
+from kernels.gpu.activation import (
+    gate_heads,
+    gelu_tanh_and_mul,
+    silu_and_mul,
+    swigluoai_and_mul,
+)
 from kernels.gpu.norm import add_rms_norm, rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.rope import rope_and_write
@@ -60,6 +65,16 @@ def test_the_activation_fills_an_sm_and_loads_16_bytes_at_a_time(
         swigluoai_and_mul(bf16(2, 2 * model[1]), 1.702, 7.0)
     check(found)
     assert [kernel.load_bytes for kernel in found] == [{16: 2}] * 3
+
+
+def test_the_gate_behind_attention_fills_an_sm_and_loads_16_bytes_at_a_time(
+    architecture: int, model: tuple[int, ...]
+) -> None:
+    _, _, num_heads, _, head_dim, _ = model
+    with compiling(architecture) as found:
+        gate_heads(bf16(2, num_heads, head_dim), bf16(2, num_heads * head_dim))
+    check(found)
+    assert [kernel.load_bytes for kernel in found] == [{16: 2}]
 
 
 def test_wide_norms_fill_an_sm_and_load_q_16_bytes_at_a_time(

@@ -5,7 +5,12 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.activation import gelu_tanh_and_mul, silu_and_mul, swigluoai_and_mul
+from kernels.gpu.activation import (
+    gate_heads,
+    gelu_tanh_and_mul,
+    silu_and_mul,
+    swigluoai_and_mul,
+)
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-3}
 DTYPES = list(TOLERANCE)
@@ -87,6 +92,21 @@ def test_the_clamped_gate_agrees_with_float64(intermediate: int, dtype: torch.dt
     right = reference.swigluoai_and_mul(gate_up[rest].double(), 1.702, 7.0)
     assert error(out[rest], right) < TOLERANCE[dtype]
     assert torch.equal(swigluoai_and_mul(gate_up[4:5], 1.702, 7.0), out[4:5])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "dim"), [(1, 1), (3, 24), (4, 256)])
+def test_the_gate_behind_attention_agrees_with_float64(
+    heads: int, dim: int, dtype: torch.dtype
+) -> None:
+    x, rows = normal(9, heads, dim, dtype=dtype), normal(9, heads * dim + 3, dtype=dtype)
+    gates, before = rows[:, : heads * dim], x.clone()
+    gate_heads(x, gates)
+    assert error(x, reference.gate_heads(before.double(), gates.double())) < TOLERANCE[dtype]
+    alone = before[4:5].clone()
+    gate_heads(alone, gates[4:5])
+    assert torch.equal(alone, x[4:5])
+    gate_heads(x[:0], gates[:0])  # no rows are no work
 
 
 def test_large_gates_of_gelu_do_not_overflow() -> None:

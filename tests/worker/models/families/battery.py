@@ -19,7 +19,7 @@ from deploy.local_engine import LocalEngine
 from tests.worker.classifiers import rounded
 from tests.worker.group import random_tokens
 from tests.worker.logit_ranks import LogitRanks
-from tests.worker.peft_adapters import TOLERANCE, by_peft, error, read
+from tests.worker.peft_adapters import TOLERANCE, by_peft, error, make_adapter_dir, read
 from worker.model_config_reader import read_model_config
 from worker.protocol import RankConfig, SamplingParams
 
@@ -49,6 +49,11 @@ class FamilyBattery:
     def build() -> PreTrainedModel:
         """Return a tiny model; its weights are drawn anew."""
         raise NotImplementedError
+
+    @staticmethod
+    def distribution(key: str) -> tuple[float, float]:
+        """Return the mean and the standard deviation that a parameter's numbers are drawn by."""
+        return (1.0, 0.2) if "norm" in key else (0.0, 0.15)
 
     @pytest.mark.filterwarnings("ignore::UserWarning")
     @pytest.mark.parametrize("tp", [1, 2, 3])
@@ -141,6 +146,20 @@ class WindowBattery(FamilyBattery):
 
 class HybridBattery(FamilyBattery):
     """The same of a family some of whose layers have states."""
+
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    @pytest.mark.parametrize("tp", [1, 2])
+    def test_logits_of_dora_are_those_of_peft(self, tiny: Made, tp: int, tmp_path: Path) -> None:
+        make_adapter_dir(tiny.reference, "dora on all linears", tmp_path)
+        group = LogitRanks(tiny.path, tp, torch.float32)
+        try:
+            group.load(0, read(tmp_path, group.config))
+            tokens = random_tokens(40, self.seed)
+            (adapted,) = group.logits([(0, tokens)])
+        finally:
+            group.close()
+        right = by_peft(tiny.reference, tmp_path, tokens)
+        assert error(adapted, right) < TOLERANCE[torch.float32]
 
     @pytest.mark.parametrize("tp", [1, 2])
     def test_a_prefix_is_resumed_on_the_states_behind_it(

@@ -17,8 +17,8 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model = request.cls.build().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            is_norm = "norm" in key
-            parameter.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.15)
+            mean, deviation = request.cls.distribution(key)
+            parameter.normal_(mean, deviation)
     path, adapter = (tmp_path_factory.mktemp(name) for name in ("model", "adapter"))
     model.save_pretrained(path)
     make_adapter_dir(model, request.cls.adapter, adapter)

@@ -1,0 +1,129 @@
+"""Granite 4 H, dense (transformers.models.granitemoehybrid): most layers have a Mamba-2 mixer.
+
+The others attend, without rotary embedding; Granite's four multipliers.
+"""
+
+import math
+from dataclasses import replace
+
+from worker.linears import Linear, mixer_linears, separate_linears
+from worker.mixers.config import Mamba2Config
+from worker.model_config import ModelConfig
+from worker.models.config_file import (
+    ConfigFile,
+    dense_config,
+    mixer_layers,
+    multiplier,
+    positive,
+    require,
+)
+from worker.models.family import Family
+
+_BLOCK = "mamba"
+_LARGEST_EXPANSION = 2**10
+
+
+class _File(ConfigFile):
+    """`config.json` as written; what gives no layer a type leaves all layers to mixers."""
+
+    attention_multiplier: float = 1.0
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    residual_multiplier: float = 1.0
+    position_embedding_type: str | None = None
+    num_local_experts: int = 8
+    shared_intermediate_size: int = 1024  # of the one MLP, where there are no experts
+    mamba_n_heads: int = 128
+    mamba_n_groups: int = 1
+    mamba_d_state: int = 256
+    mamba_d_head: int | str = "auto"
+    mamba_d_conv: int = 4
+    mamba_expand: int = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    time_step_limit: list[float | dict[str, str]] | None = None
+
+
+def _read(file: _File) -> ModelConfig:
+    experts = file.num_local_experts
+    require(experts == 0, f"num_local_experts {experts} is not supported: experts beside an MLP")
+    kind = file.position_embedding_type
+    require(kind in (None, "nope", "rope"), f"position_embedding_type {kind!r} is not supported")
+    file.intermediate_size = positive("shared_intermediate_size", file.shared_intermediate_size)
+    config = dense_config(file)
+    layers = mixer_layers(
+        file, mixing=("mamba", "linear_attention"), attending=("attention", "full_attention")
+    )
+    attending = tuple(at for at in range(config.num_layers) if at not in layers)
+    config = replace(
+        config,
+        linears=_linears(file),
+        nope_layers=() if kind == "rope" else attending,
+        attention_scale=multiplier("attention_multiplier", file.attention_multiplier),
+        embedding_multiplier=multiplier("embedding_multiplier", file.embedding_multiplier),
+        logits_scaling=multiplier("logits_scaling", file.logits_scaling),
+        residual_multiplier=multiplier("residual_multiplier", file.residual_multiplier),
+    )
+    if not layers:
+        return replace(config, linears=tuple(o for o in config.linears if o.in_layers != "mixer"))
+    return replace(config, mixer=_mixer(file), mixer_block=_BLOCK, mixer_layers=layers)
+
+
+def _linears(file: _File) -> tuple[Linear, ...]:
+    bias = file.attention_bias
+    return (
+        *(
+            replace(linear, in_layers="attention")
+            for linear in separate_linears(qkv_bias=bias, o_bias=bias)
+            if linear.fused in ("qkv", "o")
+        ),
+        *mixer_linears(_BLOCK, ("in_proj",), "out_proj", has_bias=file.mamba_proj_bias),
+        Linear("input_linear", "shared_mlp", "gate_up", "column", ("mlp", "mlp")),
+        Linear("output_linear", "shared_mlp", "down", "row", ("mlp",)),
+    )
+
+
+def _mixer(file: _File) -> Mamba2Config:
+    num_heads = positive("mamba_n_heads", file.mamba_n_heads)
+    inner = positive("mamba_expand", file.mamba_expand, _LARGEST_EXPANSION) * file.hidden_size
+    head_dim = inner // num_heads if file.mamba_d_head == "auto" else file.mamba_d_head
+    require(
+        isinstance(head_dim, int) and head_dim * num_heads == inner,
+        f"mamba_n_heads {num_heads} times mamba_d_head {head_dim} is not mamba_expand times "
+        f"hidden_size, {inner}",
+    )
+    assert isinstance(head_dim, int), "just looked at"
+    # The norm goes over all features, whatever the groups, of which no published model has more.
+    require(file.mamba_n_groups == 1, f"mamba_n_groups {file.mamba_n_groups} is not supported")
+    return Mamba2Config(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        num_groups=1,
+        state_size=positive("mamba_d_state", file.mamba_d_state),
+        num_taps=positive("mamba_d_conv", file.mamba_d_conv),
+        dt_limit=_dt_limit(file),
+        norm_eps=file.rms_norm_eps,
+        has_norm=True,
+        gate_first=True,
+        has_conv_bias=file.mamba_conv_bias,
+    )
+
+
+def _dt_limit(file: _File) -> tuple[float, float]:
+    """Return what time steps are cut to; transformers 5 writes infinity as {"__float__": ...}."""
+    written = file.time_step_limit or [0.0, math.inf]
+    limits = [
+        math.inf if one == {"__float__": "Infinity"} else one
+        for one in written
+        if not isinstance(one, dict) or one == {"__float__": "Infinity"}
+    ]
+    require(
+        len(limits) == len(written) == 2 and 0 <= limits[0] < limits[1],
+        f"time_step_limit {written} is not two numbers from 0 on, in order",
+    )
+    return limits[0], limits[1]
+
+
+FAMILY = Family(
+    name="granitemoehybrid", causal_lm="GraniteMoeHybridForCausalLM", file=_File, read=_read
+)
