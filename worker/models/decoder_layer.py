@@ -120,7 +120,7 @@ class DecoderLayer:
         gates_TQ = None
         if shape.has_gate:  # they come before Q
             gates_TQ, qkv = qkv.tensor_split([shape.num_heads * shape.head_dim], dim=1)
-        qkv = qkv.unflatten(1, (-1, shape.head_dim))
+        qkv = qkv.view(len(qkv), -1, shape.head_dim)
         if shape.wide_norm is not None:
             self._norm_all_heads(qkv, shape.wide_norm, context.group)
         has_head_norms = shape.wide_norm is None

@@ -112,16 +112,17 @@ def _mixer(file: _File) -> Mamba2Config:
 def _dt_limit(file: _File) -> tuple[float, float]:
     """Return what time steps are cut to; transformers 5 writes infinity as {"__float__": ...}."""
     written = file.time_step_limit or [0.0, math.inf]
-    limits = [
-        math.inf if one == {"__float__": "Infinity"} else one
-        for one in written
-        if not isinstance(one, dict) or one == {"__float__": "Infinity"}
-    ]
-    require(
-        len(limits) == len(written) == 2 and 0 <= limits[0] < limits[1],
-        f"time_step_limit {written} is not two numbers from 0 on, in order",
-    )
-    return limits[0], limits[1]
+    complaint = f"time_step_limit {written} is not two numbers from 0 on, in order"
+    require(len(written) == 2, complaint)
+    least, most = (_number(one) for one in written)
+    require(0 <= least < most, complaint)
+    return least, most
+
+
+def _number(written: float | dict[str, str]) -> float:
+    if isinstance(written, dict):
+        return math.inf if written == {"__float__": "Infinity"} else math.nan
+    return written
 
 
 FAMILY = Family(
