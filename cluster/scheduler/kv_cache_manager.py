@@ -15,8 +15,9 @@ from cluster.scheduler.kv_cache.radix_tree import Match
 from cluster.scheduler.sequence import Running, Sequence
 from cluster.scheduler.state_pages import StatePages
 from cluster.scheduler.window_pages import WindowPages
-from worker.cache.page_budget import CHECKPOINT_PAGES
 from worker.protocol import PageCopy
+
+CHECKPOINT_PAGES = 16  # of a prompt there is a checkpoint behind every so many pages
 
 
 class KVCacheManager:

@@ -13,7 +13,7 @@ from worker.model_config import ModelConfig
 from worker.pools import PageCounts
 
 MOST_PAGES = 2**25  # of a pool: a scheduler takes some bytes of memory for each
-CHECKPOINT_PAGES = 32  # of a long prompt there is a checkpoint behind every so many pages
+BUDGETED_PAGES = 32  # of a long prompt memory is counted for a checkpoint behind every so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ def _with_states(num_bytes: int, full_bytes: int, state_bytes: int, each: int) -
     """Return how many pages of K and V fit into so many bytes, and of states.
 
     Sequences of one page take two pages of states for each of K and V: their own, and a checkpoint.
-    The longest take one for every `each / (2 + each / CHECKPOINT_PAGES)`, near to CHECKPOINT_PAGES
-    if they are long. The memory is cut so that as much of it can be in use in the one case as in
+    The longest take one for every `each / (2 + each / BUDGETED_PAGES)`, near to BUDGETED_PAGES if
+    they are long. The memory is cut so that as much of it can be in use in the one case as in
     the other. Where the longest sequence would find no pages of K and V, there are more of these.
     """
-    longest = max(1.0, each / (2 + each // CHECKPOINT_PAGES))
+    longest = max(1.0, each / (2 + each // BUDGETED_PAGES))
     # Pages of K and V for each of states, of which sequences of one page use a half.
     ratio = (state_bytes + full_bytes / 2) / (full_bytes + state_bytes / longest)
     num_states = int(num_bytes / (state_bytes + ratio * full_bytes))

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from cluster.scheduler.kv_cache_manager import CHECKPOINT_PAGES
 from cluster.scheduler.stats import SchedulerStats
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
-from worker.cache.page_budget import CHECKPOINT_PAGES
 from worker.testing.fake_rank import fake_continuation
 
 PAGE, WINDOW = 4, 10

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cluster.adapters.tiny import MODEL
-from worker.cache.page_budget import CHECKPOINT_PAGES, PageKinds, cut_budget, page_kinds
+from worker.cache.page_budget import BUDGETED_PAGES, PageKinds, cut_budget, page_kinds
 from worker.mixers.config import ShortConvConfig
 from worker.pools import PageCounts
 
@@ -83,7 +83,7 @@ def test_sequences_of_a_page_and_endless_ones_use_as_much_of_the_memory(state_by
         num_states = min(counts.state, counts.full / num_pages)
         return num_states * (state_bytes + num_pages * 20)
 
-    assert used(0.5) == pytest.approx(used(CHECKPOINT_PAGES), rel=0.02)
+    assert used(0.5) == pytest.approx(used(BUDGETED_PAGES), rel=0.02)
 
 
 @given(st.integers(2, 2000), st.integers(100, 100_000), st.integers(1, 3000))
