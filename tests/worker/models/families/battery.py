@@ -126,6 +126,21 @@ class FamilyBattery:
         assert small.answers(asks[::-1], DRAWN) == expected[::-1]
         assert small.counters.restored_pages + small.counters.restored_checkpoint_pages > 0
 
+    @pytest.mark.parametrize("tp", [1, 2])
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_an_answer_that_was_lost_goes_on_behind_any_token(
+        self, start_engine: Callable[..., "Engine"], dtype: str, tp: int
+    ) -> None:
+        """On new ranks, which is what a recovery is: what was sent is computed as a prompt is."""
+        engine = start_engine(tp, is_bfloat16=dtype == "bfloat16")
+        for adapter in (BASE, engine.adapter):
+            prompt = random_tokens(43, 2)
+            (whole,) = engine.answers([(adapter, prompt)], DRAWN)
+            for num_sent in (1, 5, 21, NUM_TOKENS - 1):
+                engine.forget()
+                (rest,) = engine.answers([(adapter, prompt)], DRAWN, sent=whole[:num_sent])
+                assert rest == whole[num_sent:]
+
 
 class WindowBattery(FamilyBattery):
     """The same of a family some of whose layers have a window that `build` makes a short one."""
@@ -187,6 +202,30 @@ class HybridBattery(FamilyBattery):
         assert cached == len(asks) * (109 // PAGE * PAGE)
         assert engine.counters.restored_checkpoint_pages > 0
 
+    @pytest.mark.filterwarnings("ignore::UserWarning")
+    @pytest.mark.parametrize("tp", [1, 2])
+    def test_an_adapter_comes_back_to_its_states_until_it_is_unloaded(
+        self, tiny: Made, start_engine: Callable[..., "Engine"], tp: int, tmp_path: Path
+    ) -> None:
+        """In between another one has had the only slot; the base model's are never its own."""
+        engine = start_engine(tp, num_slots=1)
+        make_adapter_dir(tiny.reference, "dora on all linears", tmp_path)
+        other, prompt = engine.add(tmp_path), random_tokens(70, 1)
+        before, found = 0, []
+        for adapter in (engine.adapter, other, BASE, engine.adapter, other, None, engine.adapter):
+            if adapter is None:
+                engine.unload(engine.adapter)
+                continue
+            answers = engine.answers([(adapter, prompt)], DRAWN)
+            cached = engine.counters.cached_prompt_tokens
+            found.append((adapter, answers[0], cached - before))
+            before = cached
+        tokens = {adapter: answer for adapter, answer, _ in found}
+        assert len(set(tokens.values())) == 3
+        assert [answer for _, answer, _ in found] == [tokens[adapter] for adapter, _, _ in found]
+        full = 70 // PAGE * PAGE
+        assert [cached for _, _, cached in found] == [0, 0, 0, full, full, 0]
+
     def test_choices_of_one_prompt_are_what_each_is_alone(
         self, start_engine: Callable[..., "Engine"]
     ) -> None:
@@ -217,6 +256,7 @@ class Engine:
         num_state_pages: int = 0,
         num_host_state_pages: int = 0,
         token_budget: int = 64,
+        num_slots: int = 2,
     ) -> None:
         rank = RankConfig(
             model_dir=str(tiny.path),
@@ -226,7 +266,7 @@ class Engine:
             page_size=PAGE,
             kv_memory_bytes=2**22,
             kv_host_memory_bytes=2**22,
-            num_slots=2,
+            num_slots=num_slots,
             max_model_len=MAX_LENGTH,
             num_threads=None,
         )
@@ -242,7 +282,7 @@ class Engine:
             num_state_pages=num_state_pages if model.mixer_layers else 0,
             num_host_state_pages=num_host_state_pages,
             page_size=PAGE,
-            num_slots=2,
+            num_slots=num_slots,
             max_running=8,
             max_waiting=16,
             token_budget=token_budget,
@@ -254,14 +294,27 @@ class Engine:
         self._count = 0
 
     def answers(
-        self, asks: Sequence[tuple[str, tuple[int, ...]]], sampling: SamplingParams = GREEDY
+        self,
+        asks: Sequence[tuple[str, tuple[int, ...]]],
+        sampling: SamplingParams = GREEDY,
+        sent: tuple[int, ...] = (),
     ) -> list[tuple[int, ...]]:
-        """Return the tokens of answers to prompts with their adapters, asked all at once."""
+        """Return the tokens of answers to prompts with their adapters, asked all at once.
+
+        With what was `sent` before, those that come behind.
+        """
         requests = []
         for adapter, prompt in asks:
             self._count += 1
             requests.append(
-                Request(str(self._count), adapter, prompt, sampling, max_tokens=NUM_TOKENS)
+                Request(
+                    str(self._count),
+                    adapter,
+                    prompt,
+                    sampling,
+                    max_tokens=NUM_TOKENS,
+                    output_token_ids=sent,
+                )
             )
         found = self._engine.generate(requests)
         assert not any(answer.error for answer in found)
@@ -289,6 +342,16 @@ class Engine:
         while self._engine.step():
             held.append(self._engine.scheduler.stats().held_window_pages)
         return tuple(answer.token_ids), held
+
+    def add(self, directory: Path) -> str:
+        """Take an adapter in."""
+        return self._engine.add_adapter(directory)
+
+    def unload(self, adapter: str) -> None:
+        """Forget all that there is of an adapter, which may be used again."""
+        self._engine.scheduler.unload(adapter)
+        self._engine.run()
+        assert [one.digest for one in self._engine.scheduler.take_unloaded()] == [adapter]
 
     def forget(self) -> None:
         """Drop all that is cached."""
