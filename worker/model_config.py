@@ -6,6 +6,7 @@ from typing import Literal
 from worker.classifier_config import ClassifierConfig
 from worker.linears import Layers, Linear
 from worker.mixers.config import MixerConfig
+from worker.quantization.formats import Quantization
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -91,6 +92,7 @@ class ModelConfig:
     dtype: str  # as stored: "bfloat16", "float16" or "float32"
     bos_token_id: int | None
     family: str = ""  # a file of worker.models.families
+    quantization: Quantization | None = None  # None: linears lie in the checkpoint as they are
     is_multimodal: bool = False  # the language model of a checkpoint that has other towers as well
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None

@@ -14,13 +14,12 @@ from worker.classifier_config import ClassifierConfig, read_classifier, read_num
 from worker.model_config import ModelConfig
 from worker.models.config_file import ConfigFile, require
 from worker.models.registry import family_by_architecture
+from worker.quantization.config import read_quantization
 from worker.regular_file import read_bounded
 
 _MAX_BYTES = 2**22  # of a file
 # A model with one of these keys is of a kind that not every family's forward pass computes.
 _FOREIGN_KEYS = (
-    "quantization_config",
-    "compression_config",
     "num_experts",
     "num_local_experts",
     "n_routed_experts",
@@ -81,6 +80,10 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     is_multimodal = name == family.multimodal
     if is_multimodal:
         keys = _language_model(keys)
+    quantization = None
+    if not family.knows("quantization_config"):
+        written = keys.get("quantization_config", keys.get("compression_config"))
+        quantization = None if written is None else read_quantization(written)
     for key in _FOREIGN_KEYS:
         require(family.knows(key) or keys.get(key) is None, f"{key} is not supported")
     try:
@@ -93,6 +96,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         config,
         family=family.name,
         is_multimodal=is_multimodal,
+        quantization=quantization,
         tie_word_embeddings=config.tie_word_embeddings and not is_classifier,
         eos_token_ids=_eos_token_ids(model_dir, file),
         pad_token_id=_pad_token_id(keys),

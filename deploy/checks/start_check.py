@@ -78,7 +78,7 @@ def look(config: ServeConfig, look_at_adapters: LookAtAdapters) -> Start:
             *look_at_traces(config),
             *look_at_adapters(checked),
         ]
-        warnings = _short_kv_memory(checked)
+        warnings = [*_widened(checked), *_short_kv_memory(checked)]
         try:
             if config.ray_address is not None:
                 check_ray_address(config.ray_address)
@@ -129,6 +129,16 @@ def print_warnings(warnings: Iterable[str], console: Console) -> None:
     for warning in warnings:
         text = f"[bold yellow]warning[/] {escape(warning)}"
         console.print(text, highlight=False, soft_wrap=True)
+
+
+def _widened(checked: Checked) -> list[str]:
+    quantization = checked.model.quantization
+    if quantization is None:
+        return []
+    return [
+        f"model: its linears are quantized ({quantization.method}) and are widened to "
+        f"{checked.config.dtype} as they are loaded: they take the memory of that, and its time"
+    ]
 
 
 def _short_kv_memory(checked: Checked) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from worker.lora.shard import EMBEDDING
 from worker.model_config import ModelConfig
 from worker.spans import Span
-from worker.weights.checkpoint import Checkpoint
+from worker.weights.checkpoint import Checkpoint, read_weight
 from worker.weights.loader import EMBEDDING_NAME, HEAD_NAME, linear_name
 from worker.weights.partition import Partition, partition, whole_shape
 
@@ -34,9 +34,11 @@ class OpenWeights:
 
     def rows(self, layer: int, module: str, rows: Span) -> Tensor:
         """Return whole rows of a linear module of a layer, [rows, in]."""
-        name = f"{linear_name(layer, self._part.linear(module))}.weight"
+        name = linear_name(layer, self._part.linear(module))
         shape = whole_shape(self._whole, module)
-        return self._checkpoint.read(name, shape, rows).to(self.dtype)
+        columns = Span(0, shape[1])
+        weight = read_weight(self._checkpoint, self._config, name, shape, rows, columns)
+        return weight.to(self.dtype)
 
     def bias(self, layer: int, module: str) -> Tensor | None:
         """Return what this rank adds to its outputs of a linear module, None for nothing."""

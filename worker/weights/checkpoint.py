@@ -1,5 +1,6 @@
 """Named tensors in the safetensors files of a model directory, read a slice at a time."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -9,6 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker.model_config import ModelConfig
+from worker.quantization.dequantize import dequantize
+from worker.quantization.formats import Stored
 from worker.spans import Span
 from worker.weights.checkpoint_files import weight_files
 from worker.weights.tensor_names import standard_name, stored_dtypes
@@ -49,7 +52,14 @@ class Checkpoint:
     ) -> None:
         self._stack.close()
 
-    def read(self, name: str, shape: tuple[int, ...], rows: Span, *others: Span) -> Tensor:
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: Span,
+        *others: Span,
+        dtypes: Sequence[str] | None = None,
+    ) -> Tensor:
         """Return rows, columns and so on of a tensor of that whole shape, as stored.
 
         Args:
@@ -57,6 +67,7 @@ class Checkpoint:
             shape: that it must have.
             rows: of its first axis.
             others: of those behind; of axes that are left out, all.
+            dtypes: that it may be stored in; None: as `stored_dtypes` has them.
 
         Raises:
             ValueError: if the tensor is missing or has another shape or type than it must.
@@ -66,17 +77,56 @@ class Checkpoint:
             raise ValueError(f"the checkpoint has no tensor {name}")
         file, written = place
         whole = file.get_slice(written)
-        if tuple(whole.get_shape()) != shape:
+        is_scalar = shape == (1,) and not whole.get_shape()
+        if tuple(whole.get_shape()) != shape and not is_scalar:
             raise ValueError(f"tensor {name} has shape {whole.get_shape()}, not {list(shape)}")
-        dtypes = stored_dtypes(name)
+        dtypes = dtypes or stored_dtypes(name)
         if whole.get_dtype() not in dtypes:
             raise ValueError(f"tensor {name} is of type {whole.get_dtype()}, not {dtypes}")
+        if is_scalar:
+            scalar: Tensor = file.get_tensor(written)
+            return scalar.view(1)
         spans = [rows, *others]
         # A slice that keeps whole rows is one run of bytes in the file.
         while len(spans) > 1 and len(spans[-1]) == shape[len(spans) - 1]:
             spans.pop()
         part: Tensor = whole[tuple(slice(span.start, span.stop) for span in spans)]
         return part
+
+
+def read_weight(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    name: str,
+    shape: tuple[int, int],
+    rows: Span,
+    columns: Span,
+) -> Tensor:
+    """Return rows and columns of the weight of a linear module: as stored, or what codes mean.
+
+    Args:
+        checkpoint: that of the model.
+        config: of the model.
+        name: of the module.
+        shape: of the whole weight.
+        rows: of the part.
+        columns: likewise.
+
+    Raises:
+        ValueError: if one of its tensors is not what it must be.
+    """
+    quantization = config.quantization
+    if quantization is None or not quantization.covers(name):
+        return checkpoint.read(f"{name}.weight", shape, rows, columns)
+
+    def read(tensor: Stored, *spans: Span) -> Tensor:
+        stored = f"{name}.{tensor.suffix}"
+        return checkpoint.read(stored, tensor.shape, *spans, dtypes=tensor.dtypes)
+
+    try:
+        return dequantize(quantization.format, read, shape, rows, columns)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _opened(path: Path) -> Any:

@@ -4,6 +4,7 @@ Reads headers only and needs no torch, so that a server and `topwork check` can 
 of any size before anything is started.
 """
 
+import math
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ from worker.model_config import ModelConfig
 from worker.regular_file import read_bounded
 from worker.weights.safetensors_header import TensorHeader, read_header, shown
 from worker.weights.tensor_names import (
+    code_dtypes,
     expected_tensors,
     is_ignored,
     standard_name,
@@ -81,12 +83,13 @@ def _check_tensors(found: dict[str, TensorHeader], config: ModelConfig) -> None:
     if missing:
         more = " and more" if len(missing) > _LISTED else ""
         raise ValueError(f"the checkpoint has no tensor {', '.join(missing[:_LISTED])}{more}")
-    used = dict(expected_tensors(config))
+    used, codes = dict(expected_tensors(config)), code_dtypes(config)
     for name, shape in used.items():
         header = found[name]
-        if header.shape != shape:
+        is_one = math.prod(header.shape) == math.prod(shape) == 1  # [] and [1] are the same
+        if header.shape != shape and not is_one:
             raise ValueError(f"tensor {name} has shape {list(header.shape)}, not {list(shape)}")
-        dtypes = stored_dtypes(name)
+        dtypes = codes.get(name) or stored_dtypes(name)
         if header.dtype not in dtypes:
             raise ValueError(
                 f"tensor {name} is of type {header.dtype}, not one of {', '.join(dtypes)}"

@@ -21,7 +21,7 @@ from worker.linears import Linear, by_expert, by_fused
 from worker.mixers.build import MixerLoader, MixerWeights
 from worker.model_config import ModelConfig
 from worker.spans import Span, total_length
-from worker.weights.checkpoint import Checkpoint
+from worker.weights.checkpoint import Checkpoint, read_weight
 from worker.weights.checkpoint_files import check_checkpoint
 from worker.weights.expert_stacks import StackReader
 from worker.weights.model_weights import LayerWeights, SparseWeights, Weights
@@ -129,7 +129,9 @@ class _Loader:
             shape, name = whole_shape(self._whole, linear.name), linear_name(layer, linear)
             for rows in spans:
                 stop = start + len(rows)
-                weight[start:stop] = checkpoint.read(f"{name}.weight", shape, rows, columns)
+                weight[start:stop] = read_weight(
+                    checkpoint, self._config, name, shape, rows, columns
+                )
                 if bias is not None and linear.has_bias:
                     bias[start:stop] = checkpoint.read(f"{name}.bias", shape[:1], rows)
                 start = stop
@@ -168,9 +170,19 @@ class _Loader:
         if self._mixers is None or layer not in self._config.mixer_layers:
             return None
         shapes = dict(layer_tensors(self._config, self._whole, layer))
+        linears = {
+            f"{linear_name(layer, linear)}.weight": whole_shape(self._whole, linear.name)
+            for linear in self._config.linears_of(layer)
+            if linear.in_layers == "mixer"
+        }
 
         def read(tensor: str) -> Tensor | None:
             name = mixer_name(self._config, layer, tensor)
+            whole = linears.get(name)
+            if whole is not None:
+                spans = (Span(0, size) for size in whole)
+                module = name.removesuffix(".weight")
+                return read_weight(self._checkpoint, self._config, module, whole, *spans)
             shape = shapes.get(name)
             if shape is None:
                 return None

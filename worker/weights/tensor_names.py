@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from worker.linears import MXFP4_BLOCK, Linear
 from worker.model_config import ModelConfig
+from worker.quantization.formats import FLOATS, UNUSED
 from worker.weights.partition import Partition, partition, whole_shape
 
 EMBEDDING_NAME = "model.embed_tokens.weight"
 HEAD_NAME = "lm_head.weight"
 SCORE_NAME = "score.weight"  # of a classification head
-_DTYPES = ("BF16", "F16", "F32")  # that weights may be stored in
 _PACKED_DTYPES = ("U8",)
 _BLOCKS, _SCALES = "_blocks", "_scales"  # behind the name of what is quantized
 
@@ -89,9 +89,38 @@ def standard_name(name: str, config: ModelConfig) -> str | None:
     return None if name.startswith(_OTHER_TOWERS) else name
 
 
+def weight_tensors(
+    name: str, shape: tuple[int, int], config: ModelConfig
+) -> tuple[tuple[str, Shape], ...]:
+    """Return the names and shapes of the tensors that the weight of a linear module lies in."""
+    quantization = config.quantization
+    if quantization is None or not quantization.covers(name):
+        return ((f"{name}.weight", shape),)
+    stored = quantization.format.stored(shape)
+    return tuple((f"{name}.{one.suffix}", one.shape) for one in stored)
+
+
 def stored_dtypes(name: str) -> tuple[str, ...]:
-    """Return the types in which a tensor may be stored, as safetensors calls them."""
-    return _PACKED_DTYPES if name.endswith((_BLOCKS, _SCALES)) else _DTYPES
+    """Return the types in which a tensor may be stored, as safetensors calls them.
+
+    Not of those that the weight of a quantized linear lies in: `code_dtypes` has these.
+    """
+    return _PACKED_DTYPES if name.endswith((_BLOCKS, _SCALES)) else FLOATS
+
+
+def code_dtypes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Return the same by their names of the tensors of all quantized linears."""
+    quantization = config.quantization
+    if quantization is None:
+        return {}
+    stored = quantization.format.stored((1, 1))
+    return {
+        f"{name}.{one.suffix}": one.dtypes
+        for layer in range(config.num_layers)
+        for name in (linear_name(layer, linear) for linear in config.linears_of(layer))
+        if quantization.covers(name)
+        for one in stored
+    }
 
 
 def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
@@ -112,6 +141,8 @@ def is_ignored(name: str, config: ModelConfig) -> bool:
     """Tell whether a tensor may lie in a checkpoint without being used."""
     if name == HEAD_NAME:
         return config.tie_word_embeddings or config.classifier is not None
+    if config.quantization is not None and name.rpartition(".")[2] in UNUSED:
+        return True
     return name.endswith(".rotary_emb.inv_freq")  # a constant that old checkpoints carry
 
 
@@ -131,7 +162,7 @@ def layer_tensors(config: ModelConfig, whole: Partition, layer: int) -> Iterator
                 stack = stack_name(layer, linear)
                 yield from stack_tensors(stack, linear, shape, config.experts.num_experts)
             continue
-        yield f"{name}.weight", shape
+        yield from weight_tensors(name, shape, config)
         if linear.has_bias:
             yield f"{name}.bias", shape[:1]
     if config.mixer is not None and layer in config.mixer_layers:

@@ -16,6 +16,7 @@ from deploy.config import ConfigError, ServeConfig
 from tests.deploy.certificates import DAY, write_certificate
 from tests.deploy.checks.small_model import make_model, shard
 from tests.deploy.checks.spoilt_models import BY_HEADERS, BY_TOKENIZER, content
+from tests.worker.quantization.packing import FORMATS, quantize_checkpoint
 
 
 def free_port() -> int:
@@ -133,6 +134,13 @@ def test_mistakes_that_do_not_depend_on_each_other_are_told_together(tmp_path: P
 def test_kv_memory_for_less_than_the_models_own_length_is_a_warning(tmp_path: Path) -> None:
     (warning,) = looked(make_model(tmp_path / "model"), kv_cache_memory="8KiB").warnings
     assert "has room for 128 tokens, and the model's longest context is 256" in warning
+
+
+def test_weights_that_are_widened_are_a_warning(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    quantize_checkpoint(model, *FORMATS["gptq"])
+    (warning,) = looked(model).warnings
+    assert "its linears are quantized (gptq) and are widened to bfloat16" in warning
 
 
 def test_what_only_other_nodes_of_a_cluster_have_is_a_warning(tmp_path: Path) -> None:
