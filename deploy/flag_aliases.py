@@ -60,6 +60,7 @@ def _no_switch(name: str, servers: str, why: str, use: str | None = None) -> Ali
 _SHARE = "a share of a device's memory says nothing of what fits: give bytes"
 _COUNT = "adapters differ in size: give bytes"
 _TASK = "config.json says what a model does, and embeddings are served of any"
+_NO_QUANTIZATION = "the checkpoint says how it is quantized; all is computed in 16 or 32 bits"
 _NO_SEED = "each request without a `seed` draws one: give `seed` in requests"
 _NO_FORMAT = "forms are followed by llguidance, which has nothing to choose"
 _NO_SPECULATION = "there is no speculative decoding"
@@ -157,8 +158,12 @@ ALIASES = (
     _refused("--dist-init-addr", SGLANG, _RAY, "ray_address"),
     _refused("--seed", VLLM, _NO_SEED),
     _refused("--random-seed", SGLANG, _NO_SEED),
-    _refused("--quantization", BOTH, "weights of 16 or 32 bits only"),
-    _refused("-q", VLLM, "weights of 16 or 32 bits only"),
+    _refused(
+        "--quantization",
+        BOTH,
+        _NO_QUANTIZATION,
+    ),
+    _refused("-q", VLLM, _NO_QUANTIZATION),
     _refused("--kv-cache-dtype", BOTH, "KV has the type of the weights", neutral=("auto",)),
     _refused("--load-format", BOTH, "weights are safetensors", neutral=("auto", "safetensors")),
     _refused("--tokenizer", VLLM, "the tokenizer is the model's: put it into its directory"),

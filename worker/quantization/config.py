@@ -10,6 +10,7 @@ from worker.quantization.formats import (
     AwqCodes,
     GptqCodes,
     NamePattern,
+    Nf4Codes,
     PackedCodes,
     Quantization,
     ScaledCodes,
@@ -60,6 +61,12 @@ class _File(msgspec.Struct):
     version: str = "gemm"
     zero_point: bool = True
     modules_to_not_convert: list[str] | None = None
+    # bitsandbytes
+    load_in_4bit: bool = False
+    bnb_4bit_quant_type: str = "fp4"
+    bnb_4bit_use_double_quant: bool = False
+    bnb_4bit_quant_storage: str | None = "uint8"
+    llm_int8_skip_modules: list[str] | None = None
     # FP8
     weight_block_size: list[int] | None = None
     ignored_layers: list[str] | None = None
@@ -90,6 +97,8 @@ def read_quantization(written: object) -> Quantization:
             return _with_kept(file, _gptq(file), file.modules_to_not_convert)
         case "awq":
             return _with_kept(file, _awq(file), file.modules_to_not_convert)
+        case "bitsandbytes":
+            return _with_kept(file, _nf4(file), file.llm_int8_skip_modules)
         case "fp8":
             kept = [*(file.modules_to_not_convert or ()), *(file.ignored_layers or ())]
             return _with_kept(file, _fp8(file), kept)
@@ -117,6 +126,14 @@ def _awq(file: _File) -> AwqCodes:
     _require(file.version.lower() == "gemm", f"version {file.version!r} is not supported")
     _require(file.zero_point, "zero_point false is not supported")
     return AwqCodes(_group_size(file.group_size))
+
+
+def _nf4(file: _File) -> Nf4Codes:
+    _require(file.load_in_4bit, "load_in_4bit false is not supported")
+    kind, storage = file.bnb_4bit_quant_type, file.bnb_4bit_quant_storage
+    _require(kind == "nf4", f"bnb_4bit_quant_type {kind!r} is not supported")
+    _require(storage in (None, "uint8"), f"bnb_4bit_quant_storage {storage!r} is not supported")
+    return Nf4Codes(file.bnb_4bit_use_double_quant)
 
 
 def _fp8(file: _File) -> ScaledCodes:

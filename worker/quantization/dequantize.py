@@ -6,21 +6,29 @@ Shapes: R rows and C columns of the part, which are outputs and inputs of the li
 them; G groups of inputs.
 """
 
+import math
 from typing import Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
 from worker.quantization.formats import (
     AWQ_ORDER,
+    NF4_BLOCK,
+    NF4_NESTED_BLOCK,
     AwqCodes,
     GptqCodes,
+    Nf4Codes,
     PackedCodes,
     ScaledCodes,
     Stored,
     WeightFormat,
 )
 from worker.spans import Span
+
+_NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
+_LONGEST_STATE = 4096  # bytes
 
 
 class Read(Protocol):
@@ -55,6 +63,8 @@ def dequantize(
             return _gptq(weight_format, part)
         case AwqCodes():
             return _awq(weight_format, part)
+        case Nf4Codes():
+            return _nf4(weight_format, part)
 
 
 class _Part:
@@ -160,6 +170,50 @@ def _awq(of: AwqCodes, part: _Part) -> Tensor:
     )
     scales = part.read("scales", groups, part.rows).float()
     return ((codes - zeros[index]).float() * scales[index]).T
+
+
+class _Nf4State(msgspec.Struct):
+    """What bitsandbytes writes of a weight, as JSON."""
+
+    quant_type: str
+    blocksize: int
+    shape: tuple[int, int]
+    nested_blocksize: int | None = None
+    nested_offset: float = 0.0
+
+
+def _nf4(of: Nf4Codes, part: _Part) -> Tensor:
+    state = _nf4_state(of, part)
+    # All columns, whatever a rank has of them: blocks go on from row to row.
+    width = part.shape[1]
+    first, end = part.rows.start * width, part.rows.stop * width
+    pairs = part.read("weight", _covering(Span(first, end), 2), Span(0, 1)).flatten()
+    codes = torch.stack((pairs >> 4, pairs & 15), dim=1).flatten()[first % 2 :][: end - first]
+    blocks = _covering(Span(first, end), NF4_BLOCK)
+    scales = part.read("weight.absmax", blocks)
+    if of.is_nested:
+        nested = _covering(blocks, NF4_NESTED_BLOCK)
+        index = torch.arange(blocks.start, blocks.stop) // NF4_NESTED_BLOCK - nested.start
+        numbers = part.read("weight.nested_quant_map", Span(0, 256))
+        outer = part.read("weight.nested_absmax", nested)[index]
+        scales = numbers[scales.int()] * outer + state.nested_offset
+    place = torch.arange(first, end) // NF4_BLOCK - blocks.start
+    values = part.read("weight.quant_map", Span(0, 16))[codes.int()] * scales[place]
+    return values.view(len(part.rows), width)[:, part.columns.start : part.columns.stop]
+
+
+def _nf4_state(of: Nf4Codes, part: _Part) -> _Nf4State:
+    written = part.read(_NF4_STATE, Span(0, _LONGEST_STATE))
+    try:
+        state = msgspec.json.decode(bytes(written.tolist()), type=_Nf4State)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{_NF4_STATE}: {error}") from None
+    nested = NF4_NESTED_BLOCK if of.is_nested else None
+    expected = ("nf4", NF4_BLOCK, part.shape, nested)
+    found = (state.quant_type, state.blocksize, state.shape, state.nested_blocksize)
+    if found != expected or not math.isfinite(state.nested_offset):
+        raise ValueError(f"{_NF4_STATE} is {found}, not {expected}")
+    return state
 
 
 def _unpack(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:

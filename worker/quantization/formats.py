@@ -6,6 +6,7 @@ row's inputs (a group), by a whole output (a channel), by a block of both, or by
 Shapes: N outputs and K inputs of a linear, G groups of its inputs, C codes in a word of 32 bits.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ Shape = tuple[int, ...]
 FLOATS = ("BF16", "F16", "F32")
 _WORDS = ("I32",)
 _SIZES = ("I32", "I64")
+_BYTES = ("U8",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +126,42 @@ class AwqCodes:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Nf4Codes:
+    """Four bits of 16 numbers that a table has: bitsandbytes' NF4 (https://arxiv.org/abs/2305.14314).
+
+    A scale is that of `NF4_BLOCK` weights one behind the other, whatever the rows; scales may be
+    codes themselves, of 256 numbers, with scales of `NF4_NESTED_BLOCK` each.
+    """
+
+    is_nested: bool
+
+    def stored(self, shape: tuple[int, int]) -> tuple[Stored, ...]:
+        """Return the tensors of a weight [N, K]."""
+        size = shape[0] * shape[1]
+        blocks = _blocks(size, NF4_BLOCK)
+        tensors = (
+            Stored("weight", (_blocks(size, 2), 1), _BYTES),
+            Stored("weight.absmax", (blocks,), _BYTES if self.is_nested else ("F32",)),
+            Stored("weight.quant_map", (16,), ("F32",)),
+            Stored("weight.quant_state.bitsandbytes__nf4", (ANY_LENGTH,), _BYTES),
+        )
+        if not self.is_nested:
+            return tensors
+        nested = _blocks(blocks, NF4_NESTED_BLOCK)
+        return (
+            *tensors,
+            Stored("weight.nested_absmax", (nested,), ("F32",)),
+            Stored("weight.nested_quant_map", (256,), ("F32",)),
+        )
+
+
+NF4_BLOCK, NF4_NESTED_BLOCK = 64, 256
+ANY_LENGTH = -1  # in a shape
+
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of a word's outputs each four bits are, lowest first
 
-WeightFormat = ScaledCodes | PackedCodes | GptqCodes | AwqCodes
+WeightFormat = ScaledCodes | PackedCodes | GptqCodes | AwqCodes | Nf4Codes
 
 # Behind the name of a quantized linear: what serves lower precisions of activations and of K and V.
 UNUSED = ("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale")
@@ -162,6 +197,15 @@ class Quantization:
         """Tell whether a linear module is quantized, by its whole name."""
         is_kept = any(_is_within(module, name) for name in self.kept)
         return not is_kept and not any(one.matches(module) for one in self.kept_patterns)
+
+
+def fits(found: Shape, expected: Shape) -> bool:
+    """Tell whether a tensor has the shape that it must have; of one number, any."""
+    if math.prod(found) == math.prod(expected) == 1:
+        return True
+    return len(found) == len(expected) and all(
+        one == other or other == ANY_LENGTH for one, other in zip(found, expected, strict=True)
+    )
 
 
 def _is_within(module: str, name: str) -> bool:

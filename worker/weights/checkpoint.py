@@ -11,7 +11,7 @@ from torch import Tensor
 
 from worker.model_config import ModelConfig
 from worker.quantization.dequantize import dequantize
-from worker.quantization.formats import Stored
+from worker.quantization.formats import Stored, fits
 from worker.spans import Span
 from worker.weights.checkpoint_files import weight_files
 from worker.weights.tensor_names import standard_name, stored_dtypes
@@ -77,13 +77,12 @@ class Checkpoint:
             raise ValueError(f"the checkpoint has no tensor {name}")
         file, written = place
         whole = file.get_slice(written)
-        is_scalar = shape == (1,) and not whole.get_shape()
-        if tuple(whole.get_shape()) != shape and not is_scalar:
+        if not fits(tuple(whole.get_shape()), shape):
             raise ValueError(f"tensor {name} has shape {whole.get_shape()}, not {list(shape)}")
         dtypes = dtypes or stored_dtypes(name)
         if whole.get_dtype() not in dtypes:
             raise ValueError(f"tensor {name} is of type {whole.get_dtype()}, not {dtypes}")
-        if is_scalar:
+        if shape == (1,):
             scalar: Tensor = file.get_tensor(written)
             return scalar.view(1)
         spans = [rows, *others]

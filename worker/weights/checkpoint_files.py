@@ -4,7 +4,6 @@ Reads headers only and needs no torch, so that a server and `topwork check` can 
 of any size before anything is started.
 """
 
-import math
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from worker.model_config import ModelConfig
+from worker.quantization.formats import fits
 from worker.regular_file import read_bounded
 from worker.weights.safetensors_header import TensorHeader, read_header, shown
 from worker.weights.tensor_names import (
@@ -86,8 +86,7 @@ def _check_tensors(found: dict[str, TensorHeader], config: ModelConfig) -> None:
     used, codes = dict(expected_tensors(config)), code_dtypes(config)
     for name, shape in used.items():
         header = found[name]
-        is_one = math.prod(header.shape) == math.prod(shape) == 1  # [] and [1] are the same
-        if header.shape != shape and not is_one:
+        if not fits(header.shape, shape):
             raise ValueError(f"tensor {name} has shape {list(header.shape)}, not {list(shape)}")
         dtypes = codes.get(name) or stored_dtypes(name)
         if header.dtype not in dtypes:

@@ -6,6 +6,7 @@ that were never packed.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,36 @@ def awq(weight: Tensor) -> tuple[Tensors, Tensor]:
     return stored, (codes - spread(zeros, size, inputs)) * spread(scales, size, inputs)
 
 
+def nf4(weight: Tensor, *, is_nested: bool) -> tuple[Tensors, Tensor]:
+    numbers = torch.tensor([-1.0, *torch.linspace(-0.7, 0.7, 14).tolist(), 1.0])
+    flat = torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % 64)).view(-1, 64)
+    scales = flat.abs().amax(1) + 1e-4
+    state: dict[str, Any] = {
+        "quant_type": "nf4",
+        "blocksize": 64,
+        "dtype": "float32",
+        "shape": list(weight.shape),
+    }
+    stored: Tensors = {"weight.quant_map": numbers, "weight.absmax": scales}
+    if is_nested:
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.03}
+        table = torch.linspace(-1, 1, 256)
+        outer = torch.nn.functional.pad(scales, (0, -len(scales) % 256)).view(-1, 256).amax(1)
+        spread_outer = outer.repeat_interleave(256)[: len(scales)]
+        codes = ((scales - 0.03) / spread_outer).unsqueeze(1).sub(table).abs().argmin(1)
+        scales = table[codes] * spread_outer + 0.03
+        stored["weight.absmax"] = codes.to(torch.uint8)
+        stored |= {"weight.nested_absmax": outer, "weight.nested_quant_map": table}
+    chosen = (flat / scales.unsqueeze(1)).unsqueeze(2).sub(numbers).abs().argmin(2)
+    meant = (numbers[chosen] * scales.unsqueeze(1)).flatten()[: weight.numel()]
+    of_weight = chosen.flatten()[: weight.numel()]
+    of_weight = torch.nn.functional.pad(of_weight, (0, len(of_weight) % 2)).view(-1, 2)
+    stored["weight"] = (of_weight[:, :1] * 16 + of_weight[:, 1:]).to(torch.uint8)
+    written = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+    stored["weight.quant_state.bitsandbytes__nf4"] = written
+    return stored, meant.view(weight.shape)
+
+
 def compressed(weights: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the `quantization_config` of compressed-tensors."""
     return {
@@ -181,6 +212,19 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantize]] = {
     "gptq in order": (
         {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True},
         gptq(4, 16, offset=1, in_order=True),
+    ),
+    "nf4": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        partial(nf4, is_nested=False),
+    ),
+    "nf4, scales too": (
+        {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+        },
+        partial(nf4, is_nested=True),
     ),
     "awq": (
         {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True},

@@ -117,6 +117,8 @@ def test_damaged_files_are_refused_by_the_name_of_the_tensor(quantized: Path, da
                 tensors[f"{name}_more"] = tensors[name].clone()
             case "cut":
                 tensors[name] = tensors[name].flatten()[:0].clone()
+                if name.endswith("__nf4"):
+                    continue  # of any length; looked at when it is read
             case "wider":
                 tensors[name] = torch.stack([tensors[name]] * 2)
             case "another type":
@@ -159,6 +161,8 @@ COMPRESSED = {"quant_method": "compressed-tensors", "format": "int-quantized"}
         ({"quant_method": "gptq", "group_size": 0}, "group_size 0"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ({"quant_method": "gptq", "lm_head": True}, "lm_head true"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_4bit false"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb_4bit_quant_type 'fp4'"),
         ({"quant_method": "awq", "version": "gemv"}, "version 'gemv'"),
         ({"quant_method": "awq", "bits": 8}, "bits 8"),
         ({"quant_method": "awq", "zero_point": False}, "zero_point false"),
