@@ -164,7 +164,7 @@ def test_end_tokens_of_both_files_count(read):
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": None}, "architectures"),
         ({"architectures": []}, "architectures"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config"),
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"num_experts": 8}, "num_experts"),
         ({"hidden_act": "gelu"}, "hidden_act"),
