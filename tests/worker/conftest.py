@@ -100,7 +100,9 @@ def _build(name: str) -> PreTrainedModel:
                     **COMMON,
                 )
             )
-        case "olmo2" | "olmo3" | "phi3" | "gemma3" | "mixtral" | "qwen3_moe" | "gpt_oss" | "lfm2":
+        case "olmo2" | "olmo3" | "phi3" | "gemma3" | "mixtral" | "qwen3_moe" | "gpt_oss":
+            return tiny_family(name)
+        case "lfm2" | "granitemoehybrid" | "qwen3_5":
             return tiny_family(name)
         case _:
             return Qwen3ForCausalLM(

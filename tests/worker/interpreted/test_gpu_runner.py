@@ -50,9 +50,19 @@ def test_a_gpu_says_what_a_cpu_says_of_layers_with_a_window(
     assert graphs.replayed > 0
 
 
-def test_a_gpu_says_what_a_cpu_says_of_layers_with_states(tiny_model, start_group, on_gpu) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [
+        "qwen3_5",
+        pytest.param("lfm2", marks=pytest.mark.slow),
+        pytest.param("granitemoehybrid", marks=pytest.mark.slow),
+    ],
+)
+def test_a_gpu_says_what_a_cpu_says_of_layers_with_states(
+    tiny_model, start_group, on_gpu, model: str
+) -> None:
     """Of two sequences beside each other, in chunks, one of which begins later."""
-    path = tiny_model("lfm2").path
+    path = tiny_model(model).path
 
     def prompts() -> list[Prompt]:
         three = [Prompt(random_tokens(length, length)) for length in (40, 3, 9)]

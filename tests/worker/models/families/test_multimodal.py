@@ -106,7 +106,10 @@ def test_tensors_are_known_by_all_their_names(saved: Path, roots: tuple[str, ...
         ({"text_config": None}, "text_config is missing"),
         ({"text_config": []}, "text_config is missing"),
         ({"text_config": {}}, "hidden_size"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config: Object missing required field"),
+        (
+            {"quantization_config": {"bits": 4}},
+            "quantization_config: Object missing required field",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused(
