@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from worker.quantization.formats import Stored, fits
 from worker.spans import Span
 from worker.weights.checkpoint_files import weight_files
 from worker.weights.tensor_names import standard_name, stored_dtypes
+
+DEQUANTIZED_AT_ONCE = 2**22  # weights: on the way one takes some 20 bytes
 
 
 class Checkpoint:
@@ -122,10 +125,16 @@ def read_weight(
         stored = f"{name}.{tensor.suffix}"
         return checkpoint.read(stored, tensor.shape, *spans, dtypes=tensor.dtypes)
 
+    weight = torch.empty(len(rows), len(columns))
+    step = max(1, DEQUANTIZED_AT_ONCE // shape[1])
     try:
-        return dequantize(quantization.format, read, shape, rows, columns)
+        for first in range(rows.start, rows.stop, step):
+            some = Span(first, min(first + step, rows.stop))
+            place = slice(some.start - rows.start, some.stop - rows.start)
+            weight[place] = dequantize(quantization.format, read, shape, some, columns)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+    return weight
 
 
 def _opened(path: Path) -> Any:

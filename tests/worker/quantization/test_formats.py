@@ -1,6 +1,7 @@
 """Quantized checkpoints are read as what they mean, by any rank of any number."""
 
 import copy
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,9 @@ from tests.worker.logit_ranks import LogitRanks
 from tests.worker.peft_adapters import by_peft, error, make_adapter_dir, read
 from tests.worker.quantization.packing import FORMATS, quantize_checkpoint
 from worker.model_config_reader import read_model_config
+from worker.spans import Span
+from worker.weights import checkpoint as weights_checkpoint
+from worker.weights.checkpoint import Checkpoint, read_weight
 from worker.weights.checkpoint_files import check_checkpoint
 
 TOLERANCE = 1e-3
@@ -43,6 +47,24 @@ def test_logits_are_those_of_what_the_codes_mean(
         plain = tiny_model(kind).reference(torch.tensor([tokens])).logits[0]
     assert error(found, right) < TOLERANCE
     assert error(found, plain) > 2 * TOLERANCE  # it was quantized
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_weights_are_the_same_in_whatever_pieces_they_are_read(
+    tiny_model: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(tiny_model("llama").path, path)
+    meant = quantize_checkpoint(path, *FORMATS[name])[f"{MODULE}.weight"]
+    config, (outputs, inputs) = read_model_config(path), meant.shape
+    with Checkpoint(path, config) as checkpoint:
+        for num_rows, (rows, columns) in itertools.product(
+            (1, 3, outputs), ((Span(0, outputs), Span(0, inputs)), (Span(5, 44), Span(7, 90)))
+        ):
+            monkeypatch.setattr(weights_checkpoint, "DEQUANTIZED_AT_ONCE", num_rows * inputs)
+            found = read_weight(checkpoint, config, MODULE, (outputs, inputs), rows, columns)
+            right = meant[rows.start : rows.stop, columns.start : columns.stop]
+            assert torch.allclose(found, right, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("tp", [1, 2])
