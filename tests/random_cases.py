@@ -5,5 +5,9 @@ from hypothesis import settings
 
 def num_cases(number: int) -> int:
     """Return how many of so many cases this run tries, which is known when tests are read."""
-    is_whole = settings.get_current_profile_name() == "all"
-    return number if is_whole else -(-number // 4)
+    return number if is_whole() else -(-number // 4)
+
+
+def is_whole() -> bool:
+    """Tell whether this run tries all of them."""
+    return settings.get_current_profile_name() == "all"

@@ -105,6 +105,7 @@ def test_required_calls_are_valid_in_every_syntax(
     assert num_whole >= len(asked) // 2
 
 
+@pytest.mark.slow  # in the quick run other grammars see it
 @pytest.mark.parametrize("scheduler", companies(num_pages=10))
 def test_company_chunks_and_preemption_change_no_token_of_a_call(
     make: EngineMaker, alone: list[list[int]], tokenizer: Tokenizer, scheduler: dict[str, Any]

@@ -82,6 +82,7 @@ def test_greedy_tokens_of_base_and_adapters_are_those_of_transformers_and_peft(r
     running.scheduler.check()
 
 
+@pytest.mark.slow  # tiny models of every family see it in the quick run
 def test_company_chunking_and_cache_change_no_token() -> None:
     crowd = make_engine(2, "bfloat16")
     digests = [BASE] + [crowd.add_adapter(path) for path in adapter_dirs().values()]

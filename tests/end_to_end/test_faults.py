@@ -48,7 +48,13 @@ def undisturbed(victim: Server) -> list[Answer]:
     return answers(victim, ASKS)
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    "blow",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.slow),
+    ],
+)
 def test_streams_outlive_a_lost_rank_with_the_same_tokens(
     victim: Server, undisturbed: list[Answer], blow: signal.Signals
 ) -> None:

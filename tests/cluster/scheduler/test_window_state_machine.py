@@ -12,6 +12,7 @@ from hypothesis.stateful import initialize
 
 from cluster.scheduler import kv_cache_manager
 from tests.cluster.scheduler.test_state_machine import FEATURES, LIMITS, Serving, run_machine
+from tests.random_cases import num_cases
 
 WINDOWS: dict[str, st.SearchStrategy[Any]] = {
     "window": st.integers(1, 9),
@@ -61,11 +62,12 @@ class WindowServing(Serving):
         self.seen.update(name for name, count in happened.items() if count)
 
 
+@pytest.mark.random
 def test_any_order_of_calls_keeps_every_invariant_of_both_pools(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kv_cache_manager, "CHECKPOINT_PAGES", 3)
-    run_machine(WindowServing, WINDOW_FEATURES, 2000, derandomize=True)
+    run_machine(WindowServing, WINDOW_FEATURES, num_cases(2400), derandomize=True)
 
 
 @pytest.mark.slow
