@@ -20,6 +20,8 @@ from worker.quantization.formats import (
 _KEY = "quantization_config"
 _LARGEST_GROUP = 2**20
 _MOST_NAMES = 2**16
+_MOST_PATTERNS = 2**8
+_LONGEST_COMPLAINT = 300  # characters
 _LONGEST_PATTERN = 1000  # characters
 _CODES: dict[tuple[str, int], Literal["I8", "F8_E4M3"]] = {
     ("int", 8): "I8",
@@ -102,22 +104,19 @@ def read_quantization(written: object) -> Quantization:
         case "fp8":
             kept = [*(file.modules_to_not_convert or ()), *(file.ignored_layers or ())]
             return _with_kept(file, _fp8(file), kept)
-    raise ValueError(
-        f"config.json: {_KEY}: quant_method {file.quant_method!r} is not supported; "
-        "docs/models.md tells which are"
+    raise _refusal(
+        f"quant_method {file.quant_method[:99]!r} is not supported; docs/models.md tells which are"
     )
 
 
 def _gptq(file: _File) -> GptqCodes:
     bits = file.bits
     if bits not in (2, 4, 8):
-        raise ValueError(f"config.json: {_KEY}: bits {bits} is not supported")
+        raise _refusal(f"bits {bits} is not supported")
     formats: dict[str, Literal[0, 1]] = {"gptq": 1, "gptq_v2": 0}
     offset = formats.get(file.checkpoint_format)
     if offset is None:
-        raise ValueError(
-            f"config.json: {_KEY}: checkpoint_format {file.checkpoint_format!r} is not supported"
-        )
+        raise _refusal(f"checkpoint_format {file.checkpoint_format!r} is not supported")
     return GptqCodes(bits, _group_size(file.group_size), offset)
 
 
@@ -153,10 +152,11 @@ def _compressed_tensors(file: _File) -> Quantization:
     group = groups[0]
     _require(group.targets == ["Linear"], f"targets {group.targets} is not ['Linear']")
     if group.weights is None:
-        raise ValueError(f"config.json: {_KEY}: a group without weights is not supported")
+        raise _refusal("a group without weights is not supported")
     found = _compressed(group.weights, group.format or file.format)
     names = [name for name in file.ignore if not name.startswith("re:")]
     patterns = [name for name in file.ignore if name.startswith("re:")]
+    _require(len(patterns) <= _MOST_PATTERNS, "too many patterns")
     return replace(_with_kept(file, found, names), kept_patterns=tuple(map(_pattern, patterns)))
 
 
@@ -166,7 +166,7 @@ def _compressed(weights: _Weights, name: str | None) -> WeightFormat:
         bits = weights.num_bits
         _require(weights.type == "int", f"type {weights.type!r} is not packed")
         if bits not in (4, 8):
-            raise ValueError(f"config.json: {_KEY}: num_bits {bits} is not supported")
+            raise _refusal(f"num_bits {bits} is not supported")
         _require(weights.strategy in ("group", "channel"), f"strategy {weights.strategy!r}")
         size = _group_size(weights.group_size) if weights.strategy == "group" else None
         has_order = weights.actorder in ("group", True)
@@ -175,7 +175,7 @@ def _compressed(weights: _Weights, name: str | None) -> WeightFormat:
     _require(name in plain, f"format {name!r} is not supported")
     codes = _CODES.get(kind)
     if codes is None:
-        raise ValueError(f"config.json: {_KEY}: {kind[1]} bits of {kind[0]} are not supported")
+        raise _refusal(f"{kind[1]} bits of {kind[0]} are not supported")
     _require(not weights.actorder, "actorder is not supported where codes are not packed")
     return ScaledCodes(codes, _shared(weights), has_zeros=not weights.symmetric)
 
@@ -191,7 +191,7 @@ def _shared(weights: _Weights) -> tuple[int | None, int | None]:
             return 1, _group_size(weights.group_size)
         case "block":
             return _block(weights.block_structure or [])
-    raise ValueError(f"config.json: {_KEY}: strategy {weights.strategy!r} is not supported")
+    raise _refusal(f"strategy {weights.strategy!r} is not supported")
 
 
 def _block(sizes: list[int]) -> tuple[int, int]:
@@ -212,7 +212,7 @@ def _with_kept(file: _File, found: WeightFormat, names: list[str] | None) -> Qua
     names = names or []
     _require(len(names) <= _MOST_NAMES, "too many modules are named")
     _require(all(names), "a module without a name is named")
-    return Quantization(file.quant_method, found, tuple(names))
+    return Quantization(file.quant_method, found, frozenset(names))
 
 
 def _pattern(written: str) -> NamePattern:
@@ -220,11 +220,15 @@ def _pattern(written: str) -> NamePattern:
     _require(len(written) <= _LONGEST_PATTERN, "a pattern is too long")
     parsed = re.fullmatch(r"re:(\^?)((?:\.\*)*)((?:[A-Za-z0-9_]|\\?\.)+?)((?:\.\*)*)(\$?)", written)
     if parsed is None:
-        raise ValueError(f"config.json: {_KEY}: the pattern {written!r} is not supported")
+        raise _refusal(f"the pattern {written[:99]!r} is not supported")
     _, before, text, behind, end = parsed.groups()
     return NamePattern(text.replace("\\.", "."), not before, end == "$" and not behind)
 
 
 def _require(condition: bool, complaint: str) -> None:
     if not condition:
-        raise ValueError(f"config.json: {_KEY}: {complaint}")
+        raise _refusal(complaint)
+
+
+def _refusal(complaint: str) -> ValueError:
+    return ValueError(f"config.json: {_KEY}: {complaint[:_LONGEST_COMPLAINT]}")

@@ -190,13 +190,17 @@ class Quantization:
 
     method: str  # as `quant_method` has it
     format: WeightFormat
-    kept: tuple[str, ...] = ()  # names of modules that are not, and of what they are in
+    kept: frozenset[str] = frozenset()  # names of modules that are not, and of what they are in
     kept_patterns: tuple[NamePattern, ...] = ()
 
     def covers(self, module: str) -> bool:
         """Tell whether a linear module is quantized, by its whole name."""
-        is_kept = any(_is_within(module, name) for name in self.kept)
-        return not is_kept and not any(one.matches(module) for one in self.kept_patterns)
+        parts = module.split(".")
+        stops = range(1, len(parts) + 1)
+        names = {".".join(parts[start:stop]) for stop in stops for start in range(stop)}
+        if self.kept & names:
+            return False
+        return not any(one.matches(module) for one in self.kept_patterns)
 
 
 def fits(found: Shape, expected: Shape) -> bool:
@@ -206,11 +210,6 @@ def fits(found: Shape, expected: Shape) -> bool:
     return len(found) == len(expected) and all(
         one == other or other == ANY_LENGTH for one, other in zip(found, expected, strict=True)
     )
-
-
-def _is_within(module: str, name: str) -> bool:
-    """Tell whether a name is a module's, or ends what one that it is in is called."""
-    return f".{name}." in f".{module}."
 
 
 def _blocks(size: int, of: int | None) -> int:

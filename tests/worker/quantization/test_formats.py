@@ -16,6 +16,7 @@ from tests.worker.logit_ranks import LogitRanks
 from tests.worker.peft_adapters import by_peft, error, make_adapter_dir, read
 from tests.worker.quantization.packing import FORMATS, quantize_checkpoint
 from worker.model_config_reader import read_model_config
+from worker.quantization.config import read_quantization
 from worker.spans import Span
 from worker.weights import checkpoint as weights_checkpoint
 from worker.weights.checkpoint import Checkpoint, read_weight
@@ -168,6 +169,33 @@ def test_numbers_that_cannot_be_are_refused_where_they_are_read(
     save_file(tensors, quantized / "model.safetensors")
     with pytest.raises(ValueError, match=f"{MODULE}: {complaint}"):
         LogitRanks(quantized, 1, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("lm_head", ["lm_head"]),
+        ("mlp", ["model.layers.0.mlp.down_proj", "model.layers.7.mlp.gate"]),
+        ("model.layers.0", ["model.layers.0.mlp.down_proj", "model.layers.0.self_attn.q_proj"]),
+        ("layers.0.self_attn.q_proj", ["model.layers.0.self_attn.q_proj"]),
+        ("mlp.gate", ["model.layers.7.mlp.gate"]),
+        ("model.layers.1", []),
+        ("q", []),
+    ],
+)
+def test_modules_stay_as_they_are_by_their_names_or_those_of_their_blocks(
+    name: str, kept: list[str]
+) -> None:
+    quantization = read_quantization({"quant_method": "fp8", "ignored_layers": [name]})
+    modules = [
+        "lm_head",
+        "model.layers.0.mlp.down_proj",
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.7.mlp.gate",
+        "model.layers.11.mlp_gate.q_proj",
+    ]
+    found = [module for module in modules if not quantization.covers(module)]
+    assert found == kept
 
 
 GROUP = {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "channel"}}
