@@ -158,11 +158,7 @@ ALIASES = (
     _refused("--dist-init-addr", SGLANG, _RAY, "ray_address"),
     _refused("--seed", VLLM, _NO_SEED),
     _refused("--random-seed", SGLANG, _NO_SEED),
-    _refused(
-        "--quantization",
-        BOTH,
-        _NO_QUANTIZATION,
-    ),
+    _refused("--quantization", BOTH, _NO_QUANTIZATION),
     _refused("-q", VLLM, _NO_QUANTIZATION),
     _refused("--kv-cache-dtype", BOTH, "KV has the type of the weights", neutral=("auto",)),
     _refused("--load-format", BOTH, "weights are safetensors", neutral=("auto", "safetensors")),

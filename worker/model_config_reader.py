@@ -16,6 +16,7 @@ from worker.models.config_file import ConfigFile, require
 from worker.models.registry import family_by_architecture
 from worker.quantization.config import read_quantization
 from worker.regular_file import read_bounded
+from worker.weights.tensor_names import language_model_name
 
 _MAX_BYTES = 2**22  # of a file
 # A model with one of these keys is of a kind that not every family's forward pass computes.
@@ -84,6 +85,9 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     if not family.knows("quantization_config"):
         written = keys.get("quantization_config", keys.get("compression_config"))
         quantization = None if written is None else read_quantization(written)
+        if quantization is not None and is_multimodal:
+            kept = frozenset(map(language_model_name, quantization.kept))
+            quantization = replace(quantization, kept=kept)
     for key in _FOREIGN_KEYS:
         require(family.knows(key) or keys.get(key) is None, f"{key} is not supported")
     try:

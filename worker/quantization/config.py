@@ -39,7 +39,6 @@ class _Weights(msgspec.Struct):
     block_structure: list[int] | None = None
     symmetric: bool = True
     actorder: str | bool | None = None
-    dynamic: bool | str = False
 
 
 class _Group(msgspec.Struct):
@@ -55,8 +54,7 @@ class _File(msgspec.Struct):
     bits: int = 4
     group_size: int | None = None
     # GPTQ
-    desc_act: bool = False
-    sym: bool = True
+    dynamic: dict[str, Any] | None = None
     checkpoint_format: str = "gptq"
     lm_head: bool = False
     # AWQ
@@ -96,6 +94,7 @@ def read_quantization(written: object) -> Quantization:
             return _compressed_tensors(file)
         case "gptq":
             _require(not file.lm_head, "lm_head true is not supported")
+            _require(not file.dynamic, "dynamic is not supported: one way for all linears is")
             return _with_kept(file, _gptq(file), file.modules_to_not_convert)
         case "awq":
             return _with_kept(file, _awq(file), file.modules_to_not_convert)

@@ -83,10 +83,15 @@ def standard_name(name: str, config: ModelConfig) -> str | None:
     """Return what a tensor of a file is called here, None for one of a tower that is not served."""
     if not config.is_multimodal:
         return name
+    return None if name.startswith(_OTHER_TOWERS) else language_model_name(name)
+
+
+def language_model_name(name: str) -> str:
+    """Return what something of a multimodal model's language model is called here."""
     for root, standard in _LANGUAGE_MODEL_ROOTS.items():
         if name.startswith(root):
             return standard + name.removeprefix(root)
-    return None if name.startswith(_OTHER_TOWERS) else name
+    return name
 
 
 def weight_tensors(

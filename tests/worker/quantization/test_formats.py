@@ -211,6 +211,7 @@ COMPRESSED = {"quant_method": "compressed-tensors", "format": "int-quantized"}
         ({"quant_method": "gptq", "group_size": 0}, "group_size 0"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ({"quant_method": "gptq", "lm_head": True}, "lm_head true"),
+        ({"quant_method": "gptq", "dynamic": {"-:.*mlp": {}}}, "dynamic is not supported"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_4bit false"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb_4bit_quant_type 'fp4'"),
         ({"quant_method": "awq", "version": "gemv"}, "version 'gemv'"),

@@ -20,6 +20,7 @@ from tests.worker.group import random_tokens
 from tests.worker.logit_ranks import LogitRanks
 from tests.worker.models.families.tiny import tiny_family
 from tests.worker.peft_adapters import TOLERANCE, error
+from tests.worker.quantization.packing import FORMATS, quantize_checkpoint
 from worker.model_config_reader import read_model_config
 from worker.weights.checkpoint_files import check_checkpoint
 
@@ -98,6 +99,20 @@ def test_tensors_are_known_by_all_their_names(saved: Path, roots: tuple[str, ...
     save_file(tensors, saved / "model.safetensors")
     with pytest.raises(ValueError, match=r"unknown tensors: language\.fc\.weight"):
         check_checkpoint(saved, read_model_config(saved))
+
+
+def test_linears_that_are_not_quantized_may_be_named_as_in_the_file(saved: Path) -> None:
+    module = "model.language_model.layers.0.linear_attn.in_proj_b"
+    plain = load_file(saved / "model.safetensors")
+    config, quantize = FORMATS["fp8 in blocks"]
+    quantize_checkpoint(saved, config | {"modules_to_not_convert": [module]}, quantize)
+    tensors = load_file(saved / "model.safetensors")
+    with pytest.raises(ValueError, match=r"in_proj_b.weight is of type F8_E4M3"):
+        check_checkpoint(saved, read_model_config(saved))
+    del tensors[f"{module}.weight_scale_inv"]
+    tensors[f"{module}.weight"] = plain[f"{module}.weight"]
+    save_file(tensors, saved / "model.safetensors")
+    check_checkpoint(saved, read_model_config(saved))
 
 
 @pytest.mark.parametrize(
