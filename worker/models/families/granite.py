@@ -7,8 +7,8 @@ from worker.models.config_file import ConfigFile, dense_config, multiplier
 from worker.models.family import Family
 
 
-class _File(ConfigFile):
-    """`config.json` as written."""
+class GraniteFile(ConfigFile):
+    """`config.json` as written, of Granite's other families as well."""
 
     attention_multiplier: float = 1.0
     embedding_multiplier: float = 1.0
@@ -16,10 +16,14 @@ class _File(ConfigFile):
     residual_multiplier: float = 1.0
 
 
-def _read(file: _File) -> ModelConfig:
-    bias = file.attention_bias
+def with_multipliers(config: ModelConfig, file: GraniteFile) -> ModelConfig:
+    """Return the shape of a model with the multipliers of its file.
+
+    Raises:
+        ValueError: if one is not a number above 0.
+    """
     return replace(
-        dense_config(file, qkv_bias=bias, o_bias=bias, mlp_bias=file.mlp_bias),
+        config,
         attention_scale=multiplier("attention_multiplier", file.attention_multiplier),
         embedding_multiplier=multiplier("embedding_multiplier", file.embedding_multiplier),
         logits_scaling=multiplier("logits_scaling", file.logits_scaling),
@@ -27,4 +31,10 @@ def _read(file: _File) -> ModelConfig:
     )
 
 
-FAMILY = Family(name="granite", causal_lm="GraniteForCausalLM", file=_File, read=_read)
+def _read(file: GraniteFile) -> ModelConfig:
+    bias = file.attention_bias
+    config = dense_config(file, qkv_bias=bias, o_bias=bias, mlp_bias=file.mlp_bias)
+    return with_multipliers(config, file)
+
+
+FAMILY = Family(name="granite", causal_lm="GraniteForCausalLM", file=GraniteFile, read=_read)

@@ -9,27 +9,17 @@ from dataclasses import replace
 from worker.linears import Linear, mixer_linears, separate_linears
 from worker.mixers.config import Mamba2Config
 from worker.model_config import ModelConfig
-from worker.models.config_file import (
-    ConfigFile,
-    dense_config,
-    mixer_layers,
-    multiplier,
-    positive,
-    require,
-)
+from worker.models.config_file import dense_config, mixer_layers, positive, require
+from worker.models.families.granite import GraniteFile, with_multipliers
 from worker.models.family import Family
 
 _BLOCK = "mamba"
 _LARGEST_EXPANSION = 2**10
 
 
-class _File(ConfigFile):
+class _File(GraniteFile):
     """`config.json` as written; what gives no layer a type leaves all layers to mixers."""
 
-    attention_multiplier: float = 1.0
-    embedding_multiplier: float = 1.0
-    logits_scaling: float = 1.0
-    residual_multiplier: float = 1.0
     position_embedding_type: str | None = None
     num_local_experts: int = 8
     shared_intermediate_size: int = 1024  # of the one MLP, where there are no experts
@@ -50,19 +40,15 @@ def _read(file: _File) -> ModelConfig:
     kind = file.position_embedding_type
     require(kind in (None, "nope", "rope"), f"position_embedding_type {kind!r} is not supported")
     file.intermediate_size = positive("shared_intermediate_size", file.shared_intermediate_size)
-    config = dense_config(file)
+    config = with_multipliers(dense_config(file), file)
     layers = mixer_layers(
         file, mixing=("mamba", "linear_attention"), attending=("attention", "full_attention")
     )
-    attending = tuple(at for at in range(config.num_layers) if at not in layers)
+    attending = tuple(sorted(frozenset(range(config.num_layers)).difference(layers)))
     config = replace(
         config,
         linears=_linears(file),
         nope_layers=() if kind == "rope" else attending,
-        attention_scale=multiplier("attention_multiplier", file.attention_multiplier),
-        embedding_multiplier=multiplier("embedding_multiplier", file.embedding_multiplier),
-        logits_scaling=multiplier("logits_scaling", file.logits_scaling),
-        residual_multiplier=multiplier("residual_multiplier", file.residual_multiplier),
     )
     if not layers:
         return replace(config, linears=tuple(o for o in config.linears if o.in_layers != "mixer"))
