@@ -1,4 +1,4 @@
-"""A process whose event loop stands still is killed; one that beats is left alone."""
+"""A process whose event loop stands still is killed; one that beats, or cannot, is left alone."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.serving.lifecycle.watchdog import MOST_CHANCES, Delays, run_delays, watch
 from tests.end_to_end.asking import wait_for
 from tests.patience import PATIENCE
 
@@ -65,6 +66,7 @@ def test_one_whose_loop_hangs_is_killed() -> None:
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
     assert "has stood still for 2 s and is killed" in err
+    assert "in main" in err, "where it stood"
     wait_for(lambda: is_gone(watchdog))
 
 
@@ -92,3 +94,54 @@ def test_one_that_stood_still_with_the_whole_machine_is_left_alone() -> None:
         os.kill(pid, signal.SIGCONT)
     out, _ = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (0, "ended\n")
+
+
+@pytest.mark.parametrize(
+    ("starved", "is_killed"),
+    [
+        pytest.param(2, False, id="for a while"),
+        pytest.param(0, True, id="not at all"),
+        pytest.param(MOST_CHANCES, True, id="for ever"),
+    ],
+)
+def test_one_that_gets_no_cpu_is_given_more_chances(starved: int, is_killed: bool) -> None:
+    """A beat comes behind the second chance in which it waited for a CPU, or never."""
+    beats, beating = os.pipe()
+    chances = 0
+
+    def delays(_: int) -> Delays:
+        nonlocal chances
+        chances += 1
+        if chances == 2 * starved + 1 and not is_killed:
+            os.write(beating, b".")
+            os.close(beating)
+        return {"1": min((chances // 2), starved) * 10**8, "2": 10**12}
+
+    assert watch(1, 0.04, beats, delays) is is_killed
+    assert chances == {2: 5, 0: 2, MOST_CHANCES: 2 * MOST_CHANCES}[starved]
+    os.close(beats)
+    if is_killed:
+        os.close(beating)
+
+
+def test_a_thread_that_shares_its_cpu_with_another_has_waited_for_it() -> None:
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
+    spinners = [
+        subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    try:
+        for one in spinners:
+            assert one.stdout is not None
+            one.stdout.readline()
+        first, second = (run_delays(one.pid) for one in spinners)
+        wait_for(
+            lambda: all(
+                max(run_delays(one.pid).values()) - max(before.values()) > 10**8
+                for one, before in zip(spinners, (first, second), strict=True)
+            )
+        )
+    finally:
+        for one in spinners:
+            one.kill()
+            one.communicate()
