@@ -6,13 +6,13 @@ being unloaded or claim too much, and more than may wait.
 
 from cluster.errors import Conflict, InvalidRequest, NotFound, Overloaded
 from cluster.request import BASE, Request
-from cluster.scheduler.adapter_unloads import Unloads
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.kv_cache.radix_tree import namespace
-from cluster.scheduler.lora_slot_policy import SlotPolicy
-from cluster.scheduler.lora_slot_queue import SlotQueue
 from cluster.scheduler.lora_slots import SlotTable
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
+from cluster.scheduler.policy.adapter_unloads import Unloads
+from cluster.scheduler.policy.lora_slot_policy import SlotPolicy
+from cluster.scheduler.policy.lora_slot_queue import SlotQueue
 from cluster.scheduler.request_queue import Fairness, Flow, RequestQueue
 from cluster.scheduler.sequence import Sequence, Status
 from cluster.tenancy.shared_room import NOBODY, most_of

@@ -13,11 +13,11 @@ from collections.abc import Container
 
 from cluster.scheduler.batch import Batch, end_of, start_of, targets_of
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.kv_cache_manager import KVCacheManager
+from cluster.scheduler.paging.kv_cache_manager import KVCacheManager
+from cluster.scheduler.policy.share_policy import SharePolicy
 from cluster.scheduler.request_queue import DECODE_COST, PREFILL_COST, Fairness, Flow, RequestQueue
 from cluster.scheduler.running import RunningSet, fork_source
 from cluster.scheduler.sequence import Running, Sequence
-from cluster.scheduler.share_policy import SharePolicy
 from cluster.scheduler.stats import SchedulerCounters
 from worker.protocol import PENDING_TOKEN, Chunk
 

@@ -10,8 +10,8 @@ from operator import attrgetter
 
 from cluster.request import BASE
 from cluster.scheduler.kv_cache.radix_tree import Match
-from cluster.scheduler.kv_cache_manager import KVCacheManager
 from cluster.scheduler.lora_slots import SlotTable
+from cluster.scheduler.paging.kv_cache_manager import KVCacheManager
 from cluster.scheduler.request_queue import RequestQueue
 from cluster.scheduler.sequence import Running, Sequence, Status
 from cluster.scheduler.stats import SchedulerCounters

@@ -14,7 +14,6 @@ from copy import copy
 from cluster.errors import ErrorInfo
 from cluster.request import Request, TokenEvent
 from cluster.scheduler import events
-from cluster.scheduler.adapter_unloads import Unloads
 from cluster.scheduler.admission import Admission
 from cluster.scheduler.batch import Batch
 from cluster.scheduler.config import SchedulerConfig
@@ -22,16 +21,17 @@ from cluster.scheduler.event_handlers import EventHandlers, handles
 from cluster.scheduler.kv_cache.checkpoint_pool import PoolSize
 from cluster.scheduler.kv_cache.events import CacheObserver
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
-from cluster.scheduler.kv_cache_manager import KVCacheManager
-from cluster.scheduler.lora_slot_policy import SlotPolicy
-from cluster.scheduler.lora_slot_queue import SlotQueue
 from cluster.scheduler.lora_slots import SlotTable
+from cluster.scheduler.paging.kv_cache_manager import KVCacheManager
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
 from cluster.scheduler.planner import MAX_IN_FLIGHT, Planner
+from cluster.scheduler.policy.adapter_unloads import Unloads
+from cluster.scheduler.policy.lora_slot_policy import SlotPolicy
+from cluster.scheduler.policy.lora_slot_queue import SlotQueue
+from cluster.scheduler.policy.share_policy import SlotShares
 from cluster.scheduler.request_queue import Fairness, RequestQueue
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.sequence import Sequence, Status
-from cluster.scheduler.share_policy import SlotShares
 from cluster.scheduler.stats import (
     AdapterLoad,
     CacheReset,

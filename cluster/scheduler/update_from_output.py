@@ -8,7 +8,7 @@ then its pages are written.
 from cluster.errors import ErrorInfo
 from cluster.request import BASE, FinishReason, TokenEvent
 from cluster.scheduler.batch import Batch, end_of
-from cluster.scheduler.kv_cache_manager import KVCacheManager
+from cluster.scheduler.paging.kv_cache_manager import KVCacheManager
 from cluster.scheduler.parallel_sampling import ParallelSamplingGroups
 from cluster.scheduler.request_queue import Fairness
 from cluster.scheduler.running import RunningSet

@@ -19,7 +19,7 @@ from cluster.scheduler.events import AnyEvent, Event
 from cluster.scheduler.replay.plan_checksum import PlanChecksum
 
 MAGIC = b"topwork event log 8\n"
-STATE_MAGIC = b"topwork scheduler state 5\n"
+STATE_MAGIC = b"topwork scheduler state 6\n"
 MAX_RECORD_BYTES = 2**30
 MAX_PAGES = 2**25  # of each tier: a replay takes some bytes of memory for each
 MAX_SLOTS = 2**16

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from cluster.scheduler import kv_cache_manager
+from cluster.scheduler.paging import kv_cache_manager
 from tests.cluster.scheduler.test_state_machine import FEATURES, LIMITS, Serving, run_machine
 from tests.random_cases import num_cases
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster.scheduler.kv_cache_manager import CHECKPOINT_PAGES
+from cluster.scheduler.paging.kv_cache_manager import CHECKPOINT_PAGES
 from cluster.scheduler.stats import SchedulerStats
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config

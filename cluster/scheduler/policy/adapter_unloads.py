@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from cluster.errors import Conflict
 from cluster.request import BASE, has_part, parts_of
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
-from cluster.scheduler.lora_slot_policy import SlotPolicy
 from cluster.scheduler.lora_slots import Resident, SlotTable
+from cluster.scheduler.policy.lora_slot_policy import SlotPolicy
 from cluster.scheduler.request_queue import RequestQueue
 from cluster.scheduler.running import RunningSet
 from cluster.scheduler.stats import UnloadedAdapter

@@ -20,11 +20,11 @@ from itertools import takewhile
 from cluster.errors import Conflict
 from cluster.request import BASE
 from cluster.scheduler.config import SchedulerConfig
-from cluster.scheduler.lora_slot_queue import SlotQueue
 from cluster.scheduler.lora_slots import Resident, SlotTable
+from cluster.scheduler.policy.lora_slot_queue import SlotQueue
+from cluster.scheduler.policy.share_policy import SlotShares
 from cluster.scheduler.request_queue import RequestQueue
 from cluster.scheduler.running import RunningSet
-from cluster.scheduler.share_policy import SlotShares
 from cluster.scheduler.stats import AdapterLoad
 
 

@@ -12,9 +12,9 @@ ends or is preempted.
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
 from cluster.scheduler.kv_cache.radix_tree import Match
+from cluster.scheduler.paging.state_pages import StatePages
+from cluster.scheduler.paging.window_pages import WindowPages
 from cluster.scheduler.sequence import Running, Sequence
-from cluster.scheduler.state_pages import StatePages
-from cluster.scheduler.window_pages import WindowPages
 from worker.protocol import PageCopy
 
 CHECKPOINT_PAGES = 16  # of a prompt there is a checkpoint behind every so many pages

@@ -1,0 +1,1 @@
+"""Who gets what: shares of tenants, LoRA slots, and unloads that wait for those who run."""
