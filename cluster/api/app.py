@@ -57,13 +57,13 @@ def create_app(
     if router.tokens is not None:
         app.add_middleware(FreshTokenKeys, tokens=router.tokens)
     app.add_middleware(RateLimits)
+    hosts, origins = router.config.allowed_hosts, router.config.allowed_origins
+    if origins is not None:
+        app.add_middleware(RefuseStrangers, hosts=hosts, origins=origins)
     app.add_middleware(CountResponses, metrics=router.metrics)
     if router.tracer is not None:
         app.add_middleware(TraceCalls, tracer=router.tracer)
     app.add_middleware(BodyTimeout, seconds=router.config.body_timeout)
-    hosts, origins = router.config.allowed_hosts, router.config.allowed_origins
-    if origins is not None:
-        app.add_middleware(RefuseStrangers, hosts=hosts, origins=origins)
     if router.request_log is not None:
         app.add_middleware(
             LogRequests,

@@ -179,6 +179,13 @@ def test_responses_are_counted_by_route_and_status(serve: Callable[..., Any]) ->
     assert values(seen, "http_requests_total", route="_other", code="404") == [2]
 
 
+def test_web_pages_of_strangers_that_are_refused_are_counted(serve: Callable[..., Any]) -> None:
+    serving = serve(FakeScheduler(), allowed_origins=())
+    page = {"Origin": "https://evil.example"}
+    assert httpx.get(f"{serving.url}/v1/models", headers=page).status_code == 403
+    assert values(scrape(serving), "http_requests_total", route="_other", code="403") == [1]
+
+
 def test_a_failure_of_our_own_is_counted_as_500(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
