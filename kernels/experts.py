@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kernels.elementwise import in_whole_vectors
 from kernels.linear import LinearWeight, linear, prepare_linear
 from kernels.lora import LoraSegment, lora_apply
 
@@ -143,12 +144,24 @@ def grouped_linear(x: Tensor, weight: ExpertsWeight, routed: RoutedRows) -> Tens
     return y
 
 
-def unpermute(y: Tensor, routed: RoutedRows) -> Tensor:
+def unpermute(
+    y: Tensor, routed: RoutedRows, start: Tensor | None = None, gates: Tensor | None = None
+) -> Tensor:
     """Return the sum [T, N] of each row's pairs of y [P, N] times their weights.
 
     In float32, in ascending order of a row's experts, the best first; rounded once.
+
+    Args:
+        y: of this rank's pairs.
+        routed: where they stand.
+        start: [T, N], what the sum begins with; None: nothing.
+        gates: [T, 1], whose sigmoid that is multiplied by before; None: 1.
     """
     total = torch.zeros(routed.positions.shape[0], y.shape[1])
+    if start is not None:
+        total = start.float()
+    if gates is not None:
+        total = total * in_whole_vectors(gates.float(), torch.sigmoid_)
     is_own = routed.positions < routed.starts[-1]
     columns = zip(
         *(part.unbind(dim=1) for part in (routed.positions, routed.weights, is_own)), strict=True
@@ -156,7 +169,7 @@ def unpermute(y: Tensor, routed: RoutedRows) -> Tensor:
     for positions, weights, own in columns:
         added = total + weights.unsqueeze(1) * y[positions].float()
         total = torch.where(own.unsqueeze(1), added, total)
-    return total.to(y.dtype)
+    return total.to(y.dtype if start is None else start.dtype)
 
 
 def grouped_lora_apply(

@@ -190,10 +190,23 @@ class Kernels(
         """
         ...
 
-    def unpermute(self, y: Tensor, routed: RoutedRows) -> Tensor:
-        """Return each row's sum [T, N] of its pairs of y [pairs, N] times their weights, as y is.
+    def unpermute(
+        self,
+        y: Tensor,
+        routed: RoutedRows,
+        start: Tensor | None = None,
+        gates: Tensor | None = None,
+    ) -> Tensor:
+        """Return each row's sum [T, N] of its pairs of y [pairs, N] times their weights.
 
-        Summed in float32 from a row's best expert to its last, without those of other ranks.
+        Summed in float32 from a row's best expert to its last, without those of other ranks, in the
+        dtype of what the sum starts with, or of y.
+
+        Args:
+            y: of the pairs.
+            routed: where they stand.
+            start: [T, N], of any float dtype, what the sum starts with; None: nothing.
+            gates: [T, 1], likewise, whose sigmoid that is multiplied by before; None: 1.
         """
         ...
 

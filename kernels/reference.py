@@ -83,7 +83,15 @@ def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor
     return chosen, weights / weights.sum(-1, keepdim=True) if renormalize else weights
 
 
-def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    start: Tensor | None = None,
+    gates: Tensor | None = None,
+) -> Tensor:
     """Return the sum of each row's experts, times their weights, for x [T, H].
 
     Args:
@@ -92,8 +100,12 @@ def experts(x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: T
         weights: [T, k], likewise.
         gate_up: [E, 2I, H], the gate first.
         down: [E, H, I].
+        start: [T, H], what is added to it; None: nothing.
+        gates: [T, 1], whose sigmoid that is multiplied by; None: 1.
     """
-    y = torch.zeros_like(x)
+    y = torch.zeros_like(x) if start is None else start.clone()
+    if gates is not None:
+        y *= torch.sigmoid(gates)
     for row, (own, shares) in enumerate(zip(chosen.tolist(), weights, strict=True)):
         for expert, share in zip(own, shares, strict=True):
             inner = silu_and_mul(linear(x[row : row + 1], gate_up[expert]))

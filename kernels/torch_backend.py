@@ -135,8 +135,14 @@ class CpuKernels(CpuRecurrent):
     ) -> None:
         grouped_lora_apply(y, x, rows, routed)
 
-    def unpermute(self, y: Tensor, routed: RoutedRows) -> Tensor:
-        return unpermute(y, routed)
+    def unpermute(
+        self,
+        y: Tensor,
+        routed: RoutedRows,
+        start: Tensor | None = None,
+        gates: Tensor | None = None,
+    ) -> Tensor:
+        return unpermute(y, routed, start, gates)
 
     def rope_and_write(
         self,

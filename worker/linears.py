@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from worker.spans import Span
+
 Fused = Literal[
     "qkv",
     "o",
@@ -21,14 +23,15 @@ Fused = Literal[
     "expert_down",
 ]
 # head_dim features each; query heads, each with as many gates behind it; a feature of the MLP;
-# experts, whole on all ranks; a feature of each; what a mixer's first product makes, and what its
-# last one takes.
+# experts, whole on all ranks, as is the gate of an MLP beside them; a feature of each; what a
+# mixer's first product makes, and what its last one takes.
 Unit = Literal[
     "q_heads",
     "gated_q_heads",
     "kv_heads",
     "mlp",
     "experts",
+    "shared_gate",
     "expert_mlp",
     "mixer_in",
     "mixer_out",
@@ -48,15 +51,34 @@ MXFP4_BLOCK = 32  # inputs that share a scale
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where a checkpoint has a linear of all experts in one tensor [experts, inputs, outputs].
+    """Where a checkpoint has a linear of all experts in one tensor [experts, outputs, inputs].
 
-    Their biases [experts, outputs] are called as it is, with `_bias` behind.
+    Some linears of the same inputs may be its parts. Their biases [experts, outputs] are called as
+    it is, with `_bias` behind.
     """
 
     name: str  # as in `experts.down_proj`
-    first: int = 0  # the first of the outputs that are the linear's
-    step: int = 1  # from one of them to the next
+    part: int = 0  # which one the linear is
+    num_parts: int = 1
+    takes_turns: bool = False  # the outputs of the parts do; else they stand behind each other
+    is_turned: bool = False  # it is [experts, inputs, outputs]
     is_mxfp4: bool = False  # instead as `_blocks` and `_scales`: see worker.weights.mxfp4
+    is_optional: bool = False  # a checkpoint may have tensors of each expert's linears as well
+
+    def outputs(self, rows: Span, num_outputs: int) -> tuple[Span, slice]:
+        """Return where outputs of the linear are among those of the stack.
+
+        Args:
+            rows: of the linear.
+            num_outputs: that it has.
+
+        Returns:
+            A range of the stack's outputs, and which of that range they are.
+        """
+        if self.takes_turns:
+            return rows.scaled(self.num_parts), slice(self.part, None, self.num_parts)
+        first = self.part * num_outputs
+        return Span(first + rows.start, first + rows.stop), slice(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +96,9 @@ class Linear:
     in_layers: Layers = "all"
     expert: int | None = None  # whose it is; None: no expert's
     stack: Stack | None = None  # that it is part of; None: its tensors are its own
-    is_parameter: bool = False  # to transformers it is no module: PEFT adapts it as a parameter
+    # The parameter of the layer in which transformers 5 has it, of all experts, as PEFT adapts it.
+    parameter: str = ""
+    is_module: bool = True  # it was or is one to transformers, as which PEFT adapts it
 
     def __post_init__(self) -> None:
         assert self.axis == "column" or len(self.parts) == 1, f"the inputs of {self.name}"
@@ -150,51 +174,68 @@ def expert_linears(
         projections: what an expert calls its gate, up and down projection.
     """
     gate, up, down = projections
-    linears = [Linear("gate", block, "router", "column", ("experts",), False, "sparse")]
+    linears = [router_linear("gate", block, "mlp.gate.weight")]
     for expert in range(num_experts):
         for name in (gate, up):
-            linears.append(_of_expert(expert, name, block, "expert_gate_up", "column"))
-        linears.append(_of_expert(expert, down, block, "expert_down", "row"))
+            linears.append(_of_expert(expert, name, block, "expert_gate_up", "mlp"))
+        linears.append(_of_expert(expert, down, block, "expert_down", "mlp"))
     return tuple(linears)
 
 
-def stacked_expert_linears(num_experts: int, *, is_mxfp4: bool = False) -> tuple[Linear, ...]:
-    """Return such a list where all have biases and a checkpoint has experts in stacks, as gpt-oss.
+def router_linear(name: str, block: str, parameter: str) -> Linear:
+    """Return the linear that tells how good each expert is for a row.
 
-    The outputs of gate and up take turns there.
+    Args:
+        name: as a checkpoint has it.
+        block: the module of the layer that it is in.
+        parameter: its weight in the layer, as transformers 5 has it.
+    """
+    router = Linear(name, block, "router", "column", ("experts",), in_layers="sparse")
+    return replace(router, parameter=parameter)
+
+
+def stacked_expert_linears(
+    num_experts: int, block: str, gate_up: Stack, down: Stack, *, has_bias: bool = False
+) -> tuple[Linear, ...]:
+    """Return the list of experts that a checkpoint has in stacks, without their router.
+
+    To transformers no expert is a module.
 
     Args:
         num_experts: of a layer.
-        is_mxfp4: whether the stacks are quantized.
+        block: the module of the layer that they are in.
+        gate_up: the stack that gate and up are the parts of.
+        down: the other one.
+        has_bias: whether all have biases.
     """
-    block = "mlp"
-    router = Linear("router", block, "router", "column", ("experts",), True, "sparse")
-    linears = [replace(router, is_parameter=True)]
-    gate_up, down = "experts.gate_up_proj", "experts.down_proj"
+    linears = []
     for expert in range(num_experts):
-        for first, name in enumerate(("gate_proj", "up_proj")):
-            linear = _of_expert(expert, name, block, "expert_gate_up", "column")
-            linears.append(_in_stack(linear, Stack(gate_up, first, 2, is_mxfp4)))
-        linear = _of_expert(expert, "down_proj", block, "expert_down", "row")
-        linears.append(_in_stack(linear, Stack(down, is_mxfp4=is_mxfp4)))
-    return tuple(linears)
-
-
-def _in_stack(linear: Linear, stack: Stack) -> Linear:
-    return replace(linear, has_bias=True, stack=stack, is_parameter=True)
+        for part, name in enumerate(("gate_proj", "up_proj")):
+            linear = _of_expert(expert, name, block, "expert_gate_up", block)
+            linears.append(replace(linear, stack=replace(gate_up, part=part, num_parts=2)))
+        linear = _of_expert(expert, "down_proj", block, "expert_down", block)
+        linears.append(replace(linear, stack=down))
+    return tuple(replace(one, has_bias=has_bias, is_module=False) for one in linears)
 
 
 def _of_expert(
-    expert: int, name: str, block: str, fused: Fused, axis: Literal["column", "row"]
+    expert: int,
+    name: str,
+    block: str,
+    fused: Literal["expert_gate_up", "expert_down"],
+    module: str,
 ) -> Linear:
+    """Return a linear of an expert; `module` is the one that transformers 5 has experts in."""
+    is_down = fused == "expert_down"
     return Linear(
         name=f"experts.{expert}.{name}",
         block=block,
         fused=fused,
-        axis=axis,
+        axis="row" if is_down else "column",
         parts=("expert_mlp",),
         in_layers="sparse",
         expert=expert,
+        parameter=f"{module}.experts.{'down_proj' if is_down else 'gate_up_proj'}",
     )
 
 

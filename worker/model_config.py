@@ -59,9 +59,9 @@ class ClampedSwiglu:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """Sparse layers: in place of one MLP they have many, the experts, and a row takes few of them.
+    """Sparse layers: beside an MLP or in place of it they have many, of which a row takes few.
 
-    A router [experts, hidden] chooses.
+    These are the experts; a router [experts, hidden] chooses.
     """
 
     num_experts: int
@@ -70,6 +70,7 @@ class ExpertsConfig:
     renormalize: bool  # the weights of a row's experts add up to 1
     layers: tuple[int, ...]  # that are sparse, in ascending order
     swiglu: ClampedSwiglu | None = None  # None: the gate is SiLU
+    has_shared_gate: bool = False  # of what the MLP beside them returns, one for each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class ModelConfig:
     mixer_layers: tuple[int, ...] = ()  # in ascending order
 
     def is_sparse(self, layer: int) -> bool:
-        """Tell whether a layer has experts in place of an MLP."""
+        """Tell whether a layer has experts."""
         return self.experts is not None and layer in self.experts.layers
 
     def linears_of(self, layer: int) -> tuple[Linear, ...]:

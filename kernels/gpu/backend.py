@@ -135,8 +135,14 @@ class GpuKernels(GpuRecurrent):
         table = rows.table.flatten(0, 1)
         lora_apply(y, x, tiles, table, rows.widths, rows.dtype, rows.max_lora_rank)
 
-    def unpermute(self, y: Tensor, routed: RoutedRows) -> Tensor:
-        return unpermute(y, routed)
+    def unpermute(
+        self,
+        y: Tensor,
+        routed: RoutedRows,
+        start: Tensor | None = None,
+        gates: Tensor | None = None,
+    ) -> Tensor:
+        return unpermute(y, routed, start, gates)
 
     def rope_and_write(
         self,

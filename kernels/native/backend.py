@@ -141,13 +141,16 @@ class NativeKernels(NativeExperts, NativeRecurrent):
         self._do("wide_norm", op, qkv.shape[0], tensors)
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        y = self._out("linear", x.shape[0], (weight.out_features,), torch.float32)
+        return self._linear("linear", x, weight)
+
+    def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+        return self._linear("partial linear", x, weight)  # which no other linear writes over
+
+    def _linear(self, name: str, x: Tensor, weight: LinearWeight) -> Tensor:
+        y = self._out(name, x.shape[0], (weight.out_features,), torch.float32)
         op, tensors = linear_op(x, weight, y)
         self._do("linear", op, x.shape[0], tensors)
         return y
-
-    def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        return self.linear(x, weight)
 
     def lora_apply(self, y: Tensor, x: Tensor, rows: NativeLora) -> None:  # type: ignore[override]
         inner = self._out("inner", x.shape[0], (rows.max_rank,), torch.float32)

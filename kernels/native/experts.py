@@ -51,7 +51,7 @@ class NativeExperts(OpRunner):
         return ExpertsWeight((linear,), num_experts, in_features, out_features, weight.dtype)
 
     def route(self, logits: Tensor, routing: Routing) -> RoutedRows:
-        assert logits.dtype == torch.float32 and logits.is_contiguous(), "as a linear writes them"
+        assert logits.dtype == torch.float32 and logits.stride(1) == 1, "as a linear writes them"
         num_rows, top_k = logits.shape[0], routing.top_k
         experts = self._out("experts", num_rows, (top_k,), torch.int64)
         weights = self._out("expert weights", num_rows, (top_k,), torch.float32)
@@ -62,7 +62,11 @@ class NativeExperts(OpRunner):
             starts=torch.empty(routing.num_experts + 1, dtype=torch.int64),
         )
         choose = RouteOp(
-            *map(at, (logits, experts, weights)), logits.shape[1], top_k, routing.renormalize
+            *map(at, (logits, experts, weights)),
+            logits.shape[1],
+            logits.stride(0),
+            top_k,
+            routing.renormalize,
         )
         self._do("route", choose, num_rows, (logits, experts, weights))
         places = experts, routed.positions, routed.rows, routed.starts
@@ -119,14 +123,25 @@ class NativeExperts(OpRunner):
         self._do("grouped_lora_shrink", op, rows.step, tensors)
         self._do("grouped_lora_expand", op, rows.step, tensors)
 
-    def unpermute(self, y: Tensor, routed: RoutedRows) -> Tensor:
+    def unpermute(
+        self,
+        y: Tensor,
+        routed: RoutedRows,
+        start: Tensor | None = None,
+        gates: Tensor | None = None,
+    ) -> Tensor:
         num_rows, top_k = routed.positions.shape
+        for part in (start, gates):
+            assert part is None or part.dtype == torch.float32, "as linears write them"
+        assert start is None or start.is_contiguous(), "contiguous rows"
         out = self._out("unpermuted", num_rows, (y.shape[1],), torch.float32)
+        of_pairs = y, routed.weights, routed.positions, routed.starts[-1:]
         op = UnpermuteOp(
-            *map(at, (y, routed.weights, routed.positions, routed.starts[-1:], out)),
+            *map(at, (*of_pairs, start, gates, out)),
             top_k,
             y.shape[1],
+            0 if gates is None else gates.stride(0),
         )
-        tensors = y, routed.weights, routed.positions, routed.starts, out
+        tensors = y, routed.weights, routed.positions, routed.starts, start, gates, out
         self._do("unpermute", op, num_rows, tensors)
         return out

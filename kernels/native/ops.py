@@ -186,11 +186,11 @@ class TakeOp(ctypes.Structure):
 
 
 class RouteOp(ctypes.Structure):
-    """`struct route`: logits [T, num_logits] float32 to experts and weights [T, k]."""
+    """`struct route`: logits [T, num_logits] float32, strided, to experts and weights [T, k]."""
 
     _fields_ = [
         *_pointers("logits", "experts", "weights"),
-        *_counts("num_logits", "top_k", "is_renormalized"),
+        *_counts("num_logits", "stride", "top_k", "is_renormalized"),
     ]
 
 
@@ -210,11 +210,11 @@ class PermuteOp(ctypes.Structure):
 
 
 class UnpermuteOp(ctypes.Structure):
-    """`struct unpermute`: y [T k, N] float32 to out [T, N] float32."""
+    """`struct unpermute`: y [T k, N], start [T, N] and gates [T] to out [T, N], all float32."""
 
     _fields_ = [
-        *_pointers("y", "weights", "positions", "end", "out"),
-        *_counts("top_k", "width"),
+        *_pointers("y", "weights", "positions", "end", "start", "gates", "out"),
+        *_counts("top_k", "width", "gate_stride"),
     ]
 
 

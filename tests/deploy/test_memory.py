@@ -57,6 +57,8 @@ FAMILIES = [
     "lfm2",
     "granitemoehybrid",
     "qwen3_5",
+    "granitemoehybrid_sparse",
+    "qwen3_5_moe",
 ]  # what Llama has not
 
 

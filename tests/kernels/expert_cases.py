@@ -52,12 +52,19 @@ class Layer:
         gate_up, down = (kernels.prepare_experts(weight) for weight in weights)
         return gate_up, down
 
-    def expected(self, x: Tensor, logits: Tensor) -> Tensor:
-        """Return what the layer means."""
+    def expected(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        start: Tensor | None = None,
+        gates: Tensor | None = None,
+    ) -> Tensor:
+        """Return what the layer means, beside an MLP that has returned `start`."""
         routing = self.routing
         chosen, weights = reference.route(logits.double(), routing.top_k, routing.renormalize)
         gate_up, down = self.gate_up.double(), self.down.double()
-        return reference.experts(x.double(), chosen, weights, gate_up, down)
+        beside = (None if one is None else one.double() for one in (start, gates))
+        return reference.experts(x.double(), chosen, weights, gate_up, down, *beside)
 
 
 def compute(
@@ -66,13 +73,16 @@ def compute(
     logits: Tensor,
     weights: tuple[ExpertsWeight, ExpertsWeight],
     routing: Routing,
+    start: Tensor | None = None,
+    gates: Tensor | None = None,
 ) -> Tensor:
     """Return a layer's output."""
     gate_up, down = weights
     routed = kernels.route(logits, routing)
     products = kernels.grouped_linear(kernels.permute(x, routed), gate_up, routed)
     activated = kernels.silu_and_mul(products, x.dtype)
-    return kernels.unpermute(kernels.grouped_linear(activated, down, routed), routed)
+    down_products = kernels.grouped_linear(activated, down, routed)
+    return kernels.unpermute(down_products, routed, start, gates)
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
@@ -173,6 +183,28 @@ def check_ranks_with_experts_of_their_own_add_up(kernels: AnyKernels, layer: Lay
         own = Layer(routing, layer.gate_up, layer.down)
         parts.append(compute(kernels, x, logits, own.prepared(kernels), routing).float())
     assert error(parts[0] + parts[1], layer.expected(x, logits)) < ERRORS[dtype]
+
+
+def check_a_sum_starts_with_what_stands_beside_the_experts(
+    kernels: AnyKernels, layer: Layer
+) -> None:
+    """With gates, which a router makes behind its logits, and without; alone as in company."""
+    dtype, (num_experts, _, hidden) = layer.gate_up.dtype, layer.gate_up.shape
+    x, start = randn(30, hidden, seed=13, dtype=dtype), randn(30, hidden, seed=14)
+    logits, gates = randn(30, num_experts + 1, seed=15).split((num_experts, 1), dim=1)
+    gates *= 3
+    weights = layer.prepared(kernels)
+    for own_gates in (None, gates):
+        y = compute(kernels, x, logits, weights, layer.routing, start, own_gates)
+        assert y.dtype == torch.float32  # as what it starts with
+        assert error(y, layer.expected(x, logits, start, own_gates)) < ERRORS[dtype]
+        for row in (0, 17):
+            alone = slice(row, row + 1)
+            own = None if own_gates is None else own_gates[alone]
+            found = compute(
+                kernels, x[alone], logits[alone], weights, layer.routing, start[alone], own
+            )
+            assert torch.equal(found[0], y[row])
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def _build(name: str) -> PreTrainedModel:
             )
         case "olmo2" | "olmo3" | "phi3" | "gemma3" | "mixtral" | "qwen3_moe" | "gpt_oss":
             return tiny_family(name)
-        case "lfm2" | "granitemoehybrid" | "qwen3_5":
+        case "lfm2" | "granitemoehybrid" | "granitemoehybrid_sparse" | "qwen3_5" | "qwen3_5_moe":
             return tiny_family(name)
         case _:
             return Qwen3ForCausalLM(

@@ -109,7 +109,27 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {  # of a model that has some
         "lora_alpha": 16,
     },
 }
-_ALL_KINDS = KINDS | OF_FUSED_LINEARS | OF_EXPERTS
+OF_BOTH: dict[str, dict[str, Any]] = {  # of a model that has experts beside an MLP
+    "all linears, experts and router": {
+        "target_modules": "all-linear",
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj", "gate.weight"],
+        "r": 8,
+        "lora_alpha": 16,
+    },
+    "little on all linears, experts and router": {
+        "target_modules": "all-linear",
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj", "gate.weight"],
+        "r": 8,
+        "lora_alpha": 3,
+    },
+    "all linears, experts and router of a block": {
+        "target_modules": "all-linear",
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj", "router.weight"],
+        "r": 8,
+        "lora_alpha": 16,
+    },
+}
+_ALL_KINDS = KINDS | OF_FUSED_LINEARS | OF_EXPERTS | OF_BOTH
 
 
 @contextmanager
@@ -128,7 +148,8 @@ def train(model: PeftModel, seed: int = 0) -> None:
             if parameter.requires_grad:
                 noise = torch.randn(parameter.shape, generator=generator)
                 scale = 0.3 if "magnitude" in name else 0.1
-                parameter.add_((noise * scale * parameter.std()).to(parameter.dtype))
+                size = parameter.std() if parameter.numel() > 1 else parameter.abs().mean()
+                parameter.add_((noise * scale * size).to(parameter.dtype))
 
 
 def make_adapter_dir(base: PreTrainedModel, kind: str, folder: Path) -> None:

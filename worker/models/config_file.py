@@ -5,7 +5,7 @@ with `rope_scaling` before it. Where a key may be left out, its default is that 
 """
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import msgspec
@@ -140,12 +140,13 @@ def dense_config(
 def with_experts(
     config: ModelConfig,
     experts: ExpertsConfig,
-    linears_of: Callable[[int], tuple[Linear, ...]] = expert_linears,
+    linears_of: Callable[[int], Iterable[Linear]] = expert_linears,
 ) -> ModelConfig:
-    """Return the shape of a model of which some layers have experts in place of an MLP.
+    """Return the shape of a model of which some layers have experts.
 
     Args:
-        config: without that.
+        config: without that. Of its MLP, linears of "all" layers stay beside the experts, those of
+            "dense" ones do not.
         experts: of these layers.
         linears_of: returns the linears of so many experts and their router.
 
@@ -159,9 +160,8 @@ def with_experts(
         f"num_experts_per_tok {top_k} is over {experts.num_experts} experts",
     )
     has_dense = len(experts.layers) < config.num_layers
-    kept = (one for one in config.linears if has_dense or one.in_layers == "all")
-    linears = (*kept, *linears_of(experts.num_experts))
-    return replace(config, experts=experts, linears=linears)
+    kept = (one for one in config.linears if has_dense or one.in_layers != "dense")
+    return replace(config, experts=experts, linears=(*kept, *linears_of(experts.num_experts)))
 
 
 def with_window(

@@ -54,7 +54,7 @@ class LayerContext:
 
 
 class DecoderLayer:
-    """Attention, or a mixer, and MLP of one layer, or experts in place of an MLP."""
+    """Attention, or a mixer, and MLP of one layer, or experts beside an MLP or in place of it."""
 
     def __init__(
         self,
@@ -99,12 +99,14 @@ class DecoderLayer:
         )
 
     def _mlp(self, x_TH: Tensor, context: LayerContext) -> Tensor:
+        gate_up, down, y_TH = self._weights.gate_up, self._weights.down, None
+        if gate_up is not None and down is not None:
+            gate_up_TI2 = self._linear(x_TH, gate_up, context, GATE_UP)
+            y_TH = self._partial(self._gate(gate_up_TI2, down.dtype), down, context, DOWN)
         if self._experts is not None:
-            return context.group.all_reduce(self._experts.forward(x_TH, context.loras))
-        gate_up, down = self._weights.gate_up, self._weights.down
-        assert gate_up is not None and down is not None, "a layer that is not sparse has an MLP"
-        gate_up_TI2 = self._linear(x_TH, gate_up, context, GATE_UP)
-        return self._summed(self._gate(gate_up_TI2, down.dtype), down, context, DOWN)
+            y_TH = self._experts.forward(x_TH, context.loras, y_TH)
+        assert y_TH is not None, "a layer has an MLP, experts or both"
+        return context.group.all_reduce(y_TH)
 
     def _normed(self, x_TH: Tensor, norm: Tensor | None) -> Tensor:
         """Return the output of a block as it joins the residual."""
@@ -147,7 +149,8 @@ class DecoderLayer:
         )
         if gates_TQ is not None:
             kernels.gate_heads(out_TQD, gates_TQ)
-        return self._summed(out_TQD.flatten(1), weights.o, context, OUT)
+        y_TH = self._partial(out_TQD.flatten(1), weights.o, context, OUT)
+        return context.group.all_reduce(y_TH)
 
     def _norm_all_heads(self, qkv: Tensor, widths: tuple[int, int], group: Communicator) -> None:
         """Norm Q and K in place, each over its heads on all ranks."""
@@ -168,14 +171,14 @@ class DecoderLayer:
             self._kernels.lora_apply(y, x, context.loras[fused_linear])
         return y
 
-    def _summed(
+    def _partial(
         self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
     ) -> Tensor:
-        """Return the sum over the ranks of a linear whose inputs they share, LoRA with it.
+        """Return this rank's part of a linear whose inputs ranks share, LoRA with it.
 
         The delta is added to this rank's part of the sum, so one all-reduce serves both.
         """
         y = self._kernels.partial_linear(x, weight)
         if context.loras is not None:
             self._kernels.lora_apply(y, x, context.loras[fused_linear])
-        return context.group.all_reduce(y)
+        return y

@@ -1,7 +1,8 @@
 """A sparse layer of experts on one rank: the router's choice, and the products of what it chose.
 
 Every rank has the whole router and all experts, of each a part of its features; so ranks choose
-alike, for the rows that come to them have the same bits, and their outputs are summed.
+alike, for the rows that come to them have the same bits, and their outputs are summed. What an MLP
+beside the experts returns, times the sigmoid of a gate if it has one, is part of the same sum.
 
 Shapes: T rows, k experts of a row, P = T k pairs of both, H hidden, I features of an expert on this
 rank, E experts.
@@ -24,21 +25,29 @@ class SparseMlp:
 
     def __init__(self, config: ExpertsConfig, weights: SparseWeights, kernels: AnyKernels) -> None:
         self._routing = Routing(config.top_k, config.renormalize, config.num_experts)
+        self._has_shared_gate = config.has_shared_gate
         self._swiglu = config.swiglu
         self._weights = weights
         self._kernels = kernels
 
-    def forward(self, x_TH: Tensor, loras: Sequence[Any] | None) -> Tensor:
+    def forward(
+        self, x_TH: Tensor, loras: Sequence[Any] | None, shared_TH: Tensor | None = None
+    ) -> Tensor:
         """Return this rank's part [T, H] of the sum over the ranks.
 
         Args:
             x_TH: the layer's normed rows.
             loras: by fused linear, as the kernels want them; None: no row has an adapter.
+            shared_TH: this rank's part of what the MLP beside the experts returns, which the sum
+                starts with; None: there is none.
         """
         weights, kernels = self._weights, self._kernels
         logits_TE = kernels.linear(x_TH, weights.router)
         if loras is not None:
             kernels.lora_apply(logits_TE, x_TH, loras[ROUTER])
+        gates_T1 = None
+        if self._has_shared_gate:
+            logits_TE, gates_T1 = logits_TE.tensor_split([self._routing.num_experts], dim=1)
         routed = kernels.route(logits_TE, self._routing)
         x_PH = kernels.permute(x_TH, routed)
         gate_up_PI2 = kernels.grouped_linear(x_PH, weights.gate_up, routed)
@@ -48,7 +57,7 @@ class SparseMlp:
         y_PH = kernels.grouped_linear(x_PI, weights.down, routed)
         if loras is not None:
             kernels.grouped_lora_apply(y_PH, x_PI, loras[EXPERT_DOWN], routed)
-        return kernels.unpermute(y_PH, routed)
+        return kernels.unpermute(y_PH, routed, shared_TH, gates_T1)
 
     def _gate(self, gate_up_PI2: Tensor) -> Tensor:
         dtype, swiglu = self._weights.down.dtype, self._swiglu

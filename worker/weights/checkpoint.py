@@ -1,6 +1,6 @@
 """Named tensors in the safetensors files of a model directory, read a slice at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +54,11 @@ class Checkpoint:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+    @property
+    def names(self) -> Collection[str]:
+        """What its tensors are called here."""
+        return self._places.keys()
 
     def read(
         self,

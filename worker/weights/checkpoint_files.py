@@ -15,6 +15,7 @@ from worker.quantization.formats import fits
 from worker.regular_file import read_bounded
 from worker.weights.safetensors_header import TensorHeader, read_header, shown
 from worker.weights.tensor_names import (
+    as_stored,
     code_dtypes,
     expected_tensors,
     is_ignored,
@@ -78,6 +79,7 @@ def check_checkpoint(model_dir: Path, config: ModelConfig) -> None:
 
 def _check_tensors(found: dict[str, TensorHeader], config: ModelConfig) -> None:
     """Refuse a checkpoint if any tensor is missing, unknown, or not what it must be."""
+    config = as_stored(config, found)
     # A config.json may claim as many layers as it likes: one by one, until some are missing.
     missing = [*islice((n for n, _ in expected_tensors(config) if n not in found), _LISTED + 1)]
     if missing:

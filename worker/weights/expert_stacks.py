@@ -1,7 +1,8 @@
 """Reads one expert's part of the stacks in which a checkpoint has all experts of a layer.
 
-A stack is turned and its outputs may take turns: what comes out is as if each linear of an expert
-had a tensor of its own. One that is quantized becomes floats here, an expert at a time.
+A stack may be turned and the outputs of its parts may take turns: what comes out is as if each
+linear of an expert had a tensor of its own. One that is quantized becomes floats here, an expert at
+a time.
 
 Shapes: E experts, N outputs and K inputs of a product's modules on this rank.
 """
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from worker.linears import MXFP4_BLOCK, Linear
+from worker.linears import MXFP4_BLOCK, Linear, Stack
 from worker.spans import Span
 from worker.weights.checkpoint import Checkpoint
 from worker.weights.mxfp4 import dequantize
@@ -39,32 +40,40 @@ class StackReader:
             "modules of one product are in one stack"
         )
         (rows,), columns = self._part.slices(linear.name)
-        name, step = stack_name(layer, linear), linear.stack.step
         shape = whole_shape(self._whole, linear.name)
-        *weights, biases = stack_tensors(name, linear, shape, self._num_experts)
+        tensors = stack_tensors(stack_name(layer, linear), linear, shape, self._num_experts)
         expert = Span(linear.expert, linear.expert + 1)
-        outputs = rows.scaled(step)
-        read = self._mxfp4 if linear.stack.is_mxfp4 else self._plain
-        found = read(weights, expert, outputs, columns)
-        found_bias = None if bias is None else self._checkpoint.read(*biases, expert, outputs)[0]
+        held, found = None, weight
         for index, one in enumerate(modules):
             assert one.stack is not None, "just looked at"
             here = slice(index * len(rows), (index + 1) * len(rows))
-            weight[here] = found[one.stack.first :: step]
-            if bias is not None and found_bias is not None:
-                bias[here] = found_bias[one.stack.first :: step]
+            outputs, own = one.stack.outputs(rows, shape[0])
+            if outputs != held:  # parts that take turns are in one range
+                held, found = outputs, self._read(one.stack, tensors, expert, outputs, columns)
+            weight[here] = found[own]
+            if bias is not None:
+                bias[here] = self._checkpoint.read(*tensors[-1], expert, outputs)[0][own]
 
-    def _plain(
-        self, weights: Sequence[tuple[str, Shape]], expert: Span, outputs: Span, inputs: Span
+    def _read(
+        self,
+        stack: Stack,
+        tensors: Sequence[tuple[str, Shape]],
+        expert: Span,
+        outputs: Span,
+        inputs: Span,
     ) -> Tensor:
-        """Return [outputs, inputs] of an expert of a stack [E, inputs, outputs]."""
-        ((name, shape),) = weights
-        return self._checkpoint.read(name, shape, expert, inputs, outputs)[0].T
+        """Return [outputs, inputs] of an expert."""
+        if stack.is_mxfp4:
+            return self._mxfp4(tensors[:2], expert, outputs, inputs)
+        name, shape = tensors[0]
+        if stack.is_turned:
+            return self._checkpoint.read(name, shape, expert, inputs, outputs)[0].T
+        return self._checkpoint.read(name, shape, expert, outputs, inputs)[0]
 
     def _mxfp4(
         self, weights: Sequence[tuple[str, Shape]], expert: Span, outputs: Span, inputs: Span
     ) -> Tensor:
-        """Return the same float32, of blocks and scales; the inputs may begin inside a block."""
+        """Return the same in float32; the inputs may begin inside a block."""
         first = inputs.start // MXFP4_BLOCK
         some = Span(first, -(-inputs.stop // MXFP4_BLOCK))
         blocks, scales = (

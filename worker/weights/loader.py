@@ -30,6 +30,7 @@ from worker.weights.tensor_names import (
     EMBEDDING_NAME,
     HEAD_NAME,
     SCORE_NAME,
+    as_stored,
     final_norm_name,
     layer_name,
     layer_tensors,
@@ -197,7 +198,6 @@ class _Loader:
         q_norm, k_norm = config.qk_norm_names
         qkv, o, gate_up, down, router, *_ = by_fused(config.linears_of(index))
         has_mixer = index in config.mixer_layers
-        is_sparse = config.is_sparse(index)
         return LayerWeights(
             input_norm=self.layer_norm(index, norms.before_attention),
             qkv=None if has_mixer else self.linear(index, qkv),
@@ -205,11 +205,11 @@ class _Loader:
             k_norm=self.qk_norm(index, k_norm, config.num_kv_heads, self._part.kv_heads),
             o=None if has_mixer else self.linear(index, o),
             mlp_norm=self.layer_norm(index, norms.before_mlp),
-            gate_up=None if is_sparse else self.linear(index, gate_up),
-            down=None if is_sparse else self.linear(index, down),
+            gate_up=self.linear(index, gate_up) if gate_up else None,
+            down=self.linear(index, down) if down else None,
             after_attention_norm=self.layer_norm(index, norms.after_attention),
             after_mlp_norm=self.layer_norm(index, norms.after_mlp),
-            experts=self.sparse(index, router) if is_sparse else None,
+            experts=self.sparse(index, router) if router else None,
             sinks=self.sinks(index),
             mixer=self.mixer(index),
         )
@@ -232,6 +232,7 @@ def load_weights(
     """
     check_checkpoint(model_dir, config)
     with Checkpoint(model_dir, config) as checkpoint:
+        config = as_stored(config, checkpoint.names)
         loader = _Loader(checkpoint, config, part, dtype, device, prepare, prepare_experts)
         embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))

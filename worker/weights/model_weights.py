@@ -24,7 +24,7 @@ _BATCH_SIZES = (2, 3, 17, 64)  # rows
 class SparseWeights:
     """The experts of one layer; ranks share out their features, and the router is whole."""
 
-    router: LinearWeight  # [E, H]
+    router: LinearWeight  # [E, H], and the gate of the MLP beside them behind, if it has one
     gate_up: ExpertsWeight  # [E, 2 I, H], the gate first
     down: ExpertsWeight  # [E, H, I]
 
@@ -44,11 +44,11 @@ class LayerWeights:
     k_norm: Tensor | None  # [D], or [HK D]
     o: LinearWeight | None  # [H, HQ D]
     mlp_norm: Tensor | None  # [H]
-    gate_up: LinearWeight | None  # [2 I, H], the gate first; None: a sparse layer
+    gate_up: LinearWeight | None  # [2 I, H], the gate first; None: experts alone
     down: LinearWeight | None  # [H, I]
     after_attention_norm: Tensor | None = None  # [H], of what joins the residual
     after_mlp_norm: Tensor | None = None  # [H], likewise
-    experts: SparseWeights | None = None  # in place of gate_up and down
+    experts: SparseWeights | None = None  # beside gate_up and down, or in place of them
     sinks: Tensor | None = None  # [HQ] float32
     mixer: MixerWeights | None = None  # in place of attention
 

@@ -12,6 +12,8 @@ from worker.mixers.config import MixerPart
 from worker.model_config import ModelConfig
 from worker.spans import Span, even_spans, head_spans, total_length
 
+_WHOLE: tuple[Unit, ...] = ("experts", "shared_gate")  # on all ranks
+
 
 @dataclass(frozen=True, slots=True)
 class Partition:
@@ -72,7 +74,8 @@ class Partition:
         widths = dict(self.widths)
         if self.mixer is not None:
             held["mixer_out"] = (self.mixer.out_columns,)
-        held["experts"] = (Span(0, widths["experts"]),)
+        for whole in _WHOLE:
+            held[whole] = (Span(0, widths[whole]),)
         spans, start = [], 0
         for part in linear.parts:
             spans += [Span(start + span.start, start + span.stop) for span in held[part]]
@@ -127,6 +130,7 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
             ("kv_heads", config.num_kv_heads * config.head_dim),
             ("mlp", config.intermediate_size),
             ("experts", 0 if experts is None else experts.num_experts),
+            ("shared_gate", 1),
             ("expert_mlp", expert_features),
             ("mixer_out", 0 if config.mixer is None else len(config.mixer.part(1, 0).out_columns)),
         ),

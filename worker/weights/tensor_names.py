@@ -3,7 +3,8 @@
 Free of torch: what a checkpoint holds is checked before anything is started.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from dataclasses import replace
 
 from worker.linears import MXFP4_BLOCK, Linear
 from worker.model_config import ModelConfig
@@ -69,14 +70,34 @@ def stack_tensors(
         num_experts: that it is made of.
     """
     assert linear.stack is not None, f"{linear.name} has tensors of its own"
-    outputs, inputs = linear.stack.step * shape[0], shape[1]
-    weights: tuple[tuple[str, Shape], ...] = ((name, (num_experts, inputs, outputs)),)
+    outputs, inputs = linear.stack.num_parts * shape[0], shape[1]
+    matrix = (inputs, outputs) if linear.stack.is_turned else (outputs, inputs)
+    weights: tuple[tuple[str, Shape], ...] = ((name, (num_experts, *matrix)),)
     if linear.stack.is_mxfp4:
         scales = (num_experts, outputs, inputs // MXFP4_BLOCK)
         blocks = (*scales, MXFP4_BLOCK // 2)  # two in a byte
         weights = ((f"{name}{_BLOCKS}", blocks), (f"{name}{_SCALES}", scales))
     biases = ((f"{name}_bias", (num_experts, outputs)),) if linear.has_bias else ()
     return (*weights, *biases)
+
+
+def as_stored(config: ModelConfig, names: Container[str]) -> ModelConfig:
+    """Return a model whose experts are in stacks, or not, as they are in a checkpoint.
+
+    Args:
+        config: of the model, with the stacks that there may be.
+        names: of the checkpoint's tensors.
+    """
+    if config.experts is None:
+        return config
+    layer = config.experts.layers[0]
+    linears = tuple(
+        replace(one, stack=None)
+        if one.stack is not None and one.stack.is_optional and stack_name(layer, one) not in names
+        else one
+        for one in config.linears
+    )
+    return replace(config, linears=linears)
 
 
 def standard_name(name: str, config: ModelConfig) -> str | None:
@@ -163,7 +184,7 @@ def layer_tensors(config: ModelConfig, whole: Partition, layer: int) -> Iterator
     for linear in config.linears_of(layer):
         shape, name = whole_shape(whole, linear.name), linear_name(layer, linear)
         if linear.stack is not None:
-            if config.experts is not None and linear.expert == linear.stack.first == 0:
+            if config.experts is not None and linear.expert == linear.stack.part == 0:
                 stack = stack_name(layer, linear)
                 yield from stack_tensors(stack, linear, shape, config.experts.num_experts)
             continue

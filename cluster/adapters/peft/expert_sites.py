@@ -1,10 +1,11 @@
 """LoRA of experts and routers as PEFT trains it where transformers 5 has all experts in one tensor.
 
 Names them in `target_parameters`, which may hold any end of a parameter's path: PEFT turns what
-older configurations call `gate_proj`, `w1` and so on into these. The LoRAs of a parameter of all E
-experts are one A [E r, in], expert after expert, and one B [out, r E], in which the experts of a
-lora_rank stand side by side (`ParamWrapper.get_delta_factors` in peft 0.21). Where both parameters
-of the experts are wrapped, the wrapper of `down_proj` is the outer one.
+older configurations call `gate_proj`, `w1` and so on into these. Where a model has them is
+`Linear.parameter`. The LoRAs of a parameter of all E experts are one A [E r, in], expert after
+expert, and one B [out, r E], in which the experts of a lora_rank stand side by side
+(`ParamWrapper.get_delta_factors` in peft 0.21). Where both parameters of the experts are wrapped,
+the wrapper of `down_proj` is the outer one.
 
 Shapes: E experts, r lora_rank, I features of an expert.
 """
@@ -17,11 +18,11 @@ from cluster.adapters.peft.config import WHERE, PeftConfig
 from cluster.adapters.peft.strict_json import listed
 from cluster.adapters.peft.tensor_names import PREFIX, Spelling
 from cluster.errors import InvalidAdapter
-from worker.linears import Linear, by_expert
+from worker.linears import Linear, Stack, by_expert
 from worker.lora.shard import adapted_modules, module_kinds
 from worker.model_config import ModelConfig
-
-_GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
+from worker.spans import Span
+from worker.weights.tensor_names import layer_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,10 @@ class ExpertsSite:
             own_a = a.reshape(num_experts, self.lora_rank, inputs)[expert]
             size = outputs // len(modules)
             for index, linear in enumerate(modules):
-                rows = slice(index * size, (index + 1) * size)
-                if linear.stack is not None:  # where outputs may take turns
-                    rows = slice(linear.stack.first, None, linear.stack.step)
-                yield linear.name, own_a, by_rank[rows, :, expert]
+                stack = linear.stack or Stack("", index, len(modules))  # as transformers 5 has it
+                rows, own = stack.outputs(Span(0, size), size)
+                own_b = by_rank[rows.start : rows.stop, :, expert][own]
+                yield linear.name, own_a, own_b
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def module_paths(
     Raises:
         InvalidAdapter: if it names anything else.
     """
-    parameters = {linear.name for linear in model.linears if linear.is_parameter}
+    parameters = {linear.name for linear in model.linears if not linear.is_module}
     modules = {place: path for place, path in paths.items() if place[1] not in parameters}
     strangers = config.targets.unmatched(tuple(modules.values()))
     if strangers:
@@ -123,29 +124,28 @@ def find_parameters(
     if not config.targets.parameters:
         return (), ()
     layers = () if model.experts is None else model.experts.layers
-    router_module = next((one.name for one in model.linears if one.fused == "router"), "gate")
-    of_router = f"{router_module}.weight"
+    names = tuple(dict.fromkeys(one.parameter for one in model.linears if one.parameter))
     paths = {
-        (layer, name): spelling.trained_path(f"model.layers.{layer}.mlp.{name}")
+        (layer, name): spelling.trained_path(f"{layer_name(layer)}.{name}")
         for layer in layers
-        for name in (_GATE_UP, _DOWN, of_router)
+        for name in names
     }
     strangers = config.targets.unmatched_parameters(tuple(paths.values()))
     if strangers:
+        supported = f"supported are {', '.join(names)}" if names else "it has no experts"
         raise InvalidAdapter(
             f"{WHERE}: target_parameters names parameters that cannot be adapted in this model: "
-            f"{listed(strangers)}; supported are {_GATE_UP}, {_DOWN} and {of_router} of its "
-            "sparse layers"
+            f"{listed(strangers)}; {supported}"
         )
     if config.is_dora:
         raise InvalidAdapter(f"{WHERE}: use_dora cannot go with target_parameters")
     experts, routers = [], []
+    router = next(one for one in model.linears if one.fused == "router")
     for layer in layers:
-        block = f"model.layers.{layer}.mlp"
         covered = [
             (modules, path)
-            for name, modules in zip((_GATE_UP, _DOWN), by_expert(model.linears), strict=True)
-            if config.targets.cover_parameter(path := paths[layer, name])
+            for modules in by_expert(model.linears)
+            if config.targets.cover_parameter(path := paths[layer, modules[0][0].parameter])
         ]
         for depth, (modules, path) in enumerate(reversed(covered)):
             outputs = sum(shapes[linear.name][0] for linear in modules[0])
@@ -153,13 +153,18 @@ def find_parameters(
                 ExpertsSite(
                     layer=layer,
                     modules=modules,
-                    path=f"{block}.experts{'.base_layer' * depth}",
+                    path=f"{_module(layer, modules[0][0])}{'.base_layer' * depth}",
                     lora_rank=config.lora_rank_of(path),
                     scaling=config.scaling_of(path),
                     shape=(outputs, shapes[modules[0][0].name][1]),
                 )
             )
-        router = paths[layer, of_router]
-        if config.targets.cover_parameter(router):
-            routers.append(RouterSite(layer, router_module, f"{block}.{router_module}", router))
+        path = paths[layer, router.parameter]
+        if config.targets.cover_parameter(path):
+            routers.append(RouterSite(layer, router.name, _module(layer, router), path))
     return tuple(experts), tuple(routers)
+
+
+def _module(layer: int, linear: Linear) -> str:
+    """Return the module that has the parameter of a linear."""
+    return f"{layer_name(layer)}.{linear.parameter.rpartition('.')[0]}"

@@ -14,7 +14,9 @@ from kernels.gpu.constants import LAUNCH_OPTIONS
 _BLOCK = 512
 
 
-def unpermute(y: Tensor, routed: RoutedRows) -> Tensor:
+def unpermute(
+    y: Tensor, routed: RoutedRows, start: Tensor | None = None, gates: Tensor | None = None
+) -> Tensor:
     """Return the sum of each row's pairs times their weights, without those of other ranks.
 
     In float32, from a row's best expert to its last, one fused multiply-add after the other;
@@ -23,20 +25,28 @@ def unpermute(y: Tensor, routed: RoutedRows) -> Tensor:
     Args:
         y: [P, N] float32, float16 or bfloat16, contiguous.
         routed: of the same rows.
+        start: [T, N], likewise, what the sum starts with; None: nothing.
+        gates: [T, 1] of a float dtype, whose sigmoid that is multiplied by before; None: 1.
 
     Returns:
-        [T, N] in y's dtype.
+        [T, N] in the dtype of `start`, or of y.
     """
     (num_rows, top_k), width = routed.positions.shape, y.shape[1]
-    assert y.is_contiguous(), "contiguous rows"
-    out = torch.empty(num_rows, width, dtype=y.dtype, device=y.device)
+    assert y.is_contiguous() and (start is None or start.is_contiguous()), "contiguous rows"
+    dtype = y.dtype if start is None else start.dtype
+    out = torch.empty(num_rows, width, dtype=dtype, device=y.device)
     if num_rows > 0:
         _sum_piece[(num_rows, triton.cdiv(width, _BLOCK))](
             y,
             routed.weights,
             routed.positions,
             routed.starts[-1:],
+            start,
+            gates,
             out,
+            0 if gates is None else gates.stride(0),
+            HAS_START=start is not None,
+            HAS_GATES=gates is not None,
             TOP_K=top_k,
             WIDTH=width,
             BLOCK=_BLOCK,
@@ -52,7 +62,12 @@ def _sum_piece(
     weights_ptr,
     positions_ptr,
     end_ptr,
+    start_ptr,
+    gates_ptr,
     out_ptr,
+    gate_stride,
+    HAS_START: tl.constexpr,
+    HAS_GATES: tl.constexpr,
     TOP_K: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -62,6 +77,11 @@ def _sum_piece(
     mask = at < WIDTH
     end = tl.load(end_ptr)
     total = tl.zeros((BLOCK,), tl.float32)
+    if HAS_START:
+        total = tl.load(start_ptr + row * WIDTH + at, mask=mask, other=0.0).to(tl.float32)
+    if HAS_GATES:
+        gate = tl.load(gates_ptr + row * gate_stride).to(tl.float32)
+        total = total / (1.0 + tl.exp(-gate))
     for slot in tl.static_range(TOP_K):
         pair = tl.load(positions_ptr + row * TOP_K + slot).to(tl.int64)
         weight = tl.load(weights_ptr + row * TOP_K + slot)

@@ -4,13 +4,13 @@ All linears have biases. Experts come in stacks, as they are or in MXFP4, and ha
 cut at a limit.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 import msgspec
 
-from worker.linears import MXFP4_BLOCK, Linear, stacked_expert_linears
+from worker.linears import MXFP4_BLOCK, Linear, Stack, router_linear, stacked_expert_linears
 from worker.model_config import ClampedSwiglu, ExpertsConfig, ModelConfig
 from worker.models.config_file import (
     ConfigFile,
@@ -59,7 +59,7 @@ class _File(ConfigFile):
 def _read(file: _File) -> ModelConfig:
     if file.rope_parameters is None and file.rope_scaling is None:
         file = msgspec.structs.replace(file, rope_scaling=_ROPE)
-    linears_of = _linears(file)
+    is_mxfp4 = _is_mxfp4(file)
     bias = file.attention_bias
     config = dense_config(file, head_dim=64, qkv_bias=bias, o_bias=bias)
     config = with_window(config, file, slides=lambda layer: layer % 2 == 0)
@@ -74,20 +74,33 @@ def _read(file: _File) -> ModelConfig:
             multiplier("swiglu_limit", file.swiglu_limit),
         ),
     )
+    linears_of = partial(sparse_linears, is_mxfp4=is_mxfp4)
     return with_experts(replace(config, has_sinks=True), experts, linears_of)
 
 
-def _linears(file: _File) -> Callable[[int], tuple[Linear, ...]]:
-    """Return what makes the list of experts' linears, as the checkpoint has them."""
+def sparse_linears(num_experts: int, *, is_mxfp4: bool = False) -> Iterator[Linear]:
+    """Yield the linears of a layer's experts and of their router, all of which have biases.
+
+    The outputs of gate and up take turns.
+    """
+    router = router_linear("router", "mlp", "mlp.router.weight")
+    yield replace(router, has_bias=True, is_module=False)
+    gate_up = Stack("experts.gate_up_proj", takes_turns=True, is_turned=True, is_mxfp4=is_mxfp4)
+    down = Stack("experts.down_proj", is_turned=True, is_mxfp4=is_mxfp4)
+    yield from stacked_expert_linears(num_experts, "mlp", gate_up, down, has_bias=True)
+
+
+def _is_mxfp4(file: _File) -> bool:
+    """Tell whether the checkpoint has experts in MXFP4."""
     quantization = file.quantization_config
     if quantization is None:
-        return stacked_expert_linears
+        return False
     method = quantization.quant_method
     require(method == "mxfp4", f"quantization_config: quant_method {method!r} is not supported")
     for key in ("hidden_size", "intermediate_size"):
         size = getattr(file, key)
         require(size % MXFP4_BLOCK == 0, f"{key} {size} is not a multiple of {MXFP4_BLOCK}")
-    return partial(stacked_expert_linears, is_mxfp4=True)
+    return True
 
 
 FAMILY = Family(

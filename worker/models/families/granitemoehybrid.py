@@ -1,28 +1,49 @@
-"""Granite 4 H, dense (transformers.models.granitemoehybrid): most layers have a Mamba-2 mixer.
+"""Granite 4 H (transformers.models.granitemoehybrid): most layers have a Mamba-2 mixer.
 
-The others attend, without rotary embedding; Granite's four multipliers.
+The others attend, without rotary embedding; Granite's four multipliers. All have an MLP, and may
+have experts beside it.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
-from worker.linears import Linear, mixer_linears, separate_linears
+import msgspec
+
+from worker.linears import (
+    Linear,
+    Stack,
+    mixer_linears,
+    router_linear,
+    separate_linears,
+    stacked_expert_linears,
+)
 from worker.mixers.config import Mamba2Config
-from worker.model_config import ModelConfig
-from worker.models.config_file import dense_config, mixer_layers, positive, require
+from worker.model_config import ExpertsConfig, ModelConfig
+from worker.models.config_file import (
+    dense_config,
+    mixer_layers,
+    positive,
+    require,
+    with_experts,
+)
 from worker.models.families.granite import GraniteFile, with_multipliers
 from worker.models.family import Family
 
-_BLOCK = "mamba"
+_BLOCK, _EXPERTS = "mamba", "block_sparse_moe"
 _LARGEST_EXPANSION = 2**10
 
 
 class _File(GraniteFile):
-    """`config.json` as written; what gives no layer a type leaves all layers to mixers."""
+    """`config.json` as written; what gives no layer a type leaves all layers to mixers.
+
+    `intermediate_size` is that of an expert.
+    """
 
     position_embedding_type: str | None = None
     num_local_experts: int = 8
-    shared_intermediate_size: int = 1024  # of the one MLP, where there are no experts
+    num_experts_per_tok: int = 2
+    shared_intermediate_size: int = 1024  # of the MLP that all layers have
     mamba_n_heads: int = 128
     mamba_n_groups: int = 1
     mamba_d_state: int = 256
@@ -35,12 +56,11 @@ class _File(GraniteFile):
 
 
 def _read(file: _File) -> ModelConfig:
-    experts = file.num_local_experts
-    require(experts == 0, f"num_local_experts {experts} is not supported: experts beside an MLP")
     kind = file.position_embedding_type
     require(kind in (None, "nope", "rope"), f"position_embedding_type {kind!r} is not supported")
-    file.intermediate_size = positive("shared_intermediate_size", file.shared_intermediate_size)
-    config = with_multipliers(dense_config(file), file)
+    mlp = positive("shared_intermediate_size", file.shared_intermediate_size)
+    config = dense_config(msgspec.structs.replace(file, intermediate_size=mlp))
+    config = with_multipliers(config, file)
     layers = mixer_layers(
         file, mixing=("mamba", "linear_attention"), attending=("attention", "full_attention")
     )
@@ -51,8 +71,33 @@ def _read(file: _File) -> ModelConfig:
         nope_layers=() if kind == "rope" else attending,
     )
     if not layers:
-        return replace(config, linears=tuple(o for o in config.linears if o.in_layers != "mixer"))
-    return replace(config, mixer=_mixer(file), mixer_block=_BLOCK, mixer_layers=layers)
+        linears = tuple(one for one in config.linears if one.in_layers != "mixer")
+        return _with_experts(replace(config, linears=linears), file)
+    config = replace(config, mixer=_mixer(file), mixer_block=_BLOCK, mixer_layers=layers)
+    return _with_experts(config, file)
+
+
+def _with_experts(config: ModelConfig, file: _File) -> ModelConfig:
+    if file.num_local_experts == 0:
+        return config
+    experts = ExpertsConfig(
+        num_experts=file.num_local_experts,
+        top_k=file.num_experts_per_tok,
+        intermediate_size=positive("intermediate_size", file.intermediate_size),
+        renormalize=True,  # which is a softmax over those that were chosen
+        layers=tuple(range(config.num_layers)),
+    )
+    return with_experts(config, experts, _expert_linears)
+
+
+def _expert_linears(num_experts: int) -> Iterator[Linear]:
+    """Yield the linears of a layer's experts and of their router.
+
+    To transformers before release 5 the router was a module, in the way a checkpoint has it.
+    """
+    yield router_linear("router.layer", _EXPERTS, f"{_EXPERTS}.router.weight")
+    gate_up, down = Stack("input_linear.weight"), Stack("output_linear.weight")
+    yield from stacked_expert_linears(num_experts, _EXPERTS, gate_up, down)
 
 
 def _linears(file: _File) -> tuple[Linear, ...]:

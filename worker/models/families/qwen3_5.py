@@ -23,8 +23,8 @@ _BLOCK = "linear_attn"
 _IN_MODULES = "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"
 
 
-class _File(ConfigFile):
-    """`config.json` as written."""
+class HybridFile(ConfigFile):
+    """`config.json` as written, of the family's sparse models as well."""
 
     num_key_value_heads: int | None = 4
     head_dim: int | None = 256
@@ -37,7 +37,12 @@ class _File(ConfigFile):
     attn_output_gate: bool = True
 
 
-def _read(file: _File) -> ModelConfig:
+def read_hybrid(file: HybridFile) -> ModelConfig:
+    """Return the shape of a model whose layers have an MLP.
+
+    Raises:
+        ValueError: naming the key that does not fit.
+    """
     require(file.attn_output_gate, "attn_output_gate false is not supported")
     bias = file.attention_bias
     config = dense_config(file, head_dim=256, qk_norm=True, rope=_rope(file))
@@ -66,7 +71,7 @@ def _read(file: _File) -> ModelConfig:
     )
 
 
-def _with_layer_types(file: _File) -> _File:
+def _with_layer_types(file: HybridFile) -> HybridFile:
     if file.layer_types is None:
         interval = positive("full_attention_interval", file.full_attention_interval)
         file.layer_types = [
@@ -76,7 +81,7 @@ def _with_layer_types(file: _File) -> _File:
     return file
 
 
-def _mixer(file: _File) -> GatedDeltaConfig:
+def _mixer(file: HybridFile) -> GatedDeltaConfig:
     num_key_heads = positive("linear_num_key_heads", file.linear_num_key_heads)
     num_value_heads = positive("linear_num_value_heads", file.linear_num_value_heads)
     require(
@@ -94,11 +99,11 @@ def _mixer(file: _File) -> GatedDeltaConfig:
     )
 
 
-def _written_rope(file: _File) -> RopeFile:
+def _written_rope(file: HybridFile) -> RopeFile:
     return file.rope_parameters or file.rope_scaling or RopeFile()
 
 
-def _rope(file: _File) -> RopeConfig:
+def _rope(file: HybridFile) -> RopeConfig:
     """Return the rope of text, whose tokens have one position for all three of `mrope_section`."""
     written = _written_rope(file)
     kind = written.rope_type or written.type or "default"
@@ -108,7 +113,7 @@ def _rope(file: _File) -> RopeConfig:
     return RopeConfig(theta=theta)
 
 
-def _rotary_factor(file: _File, head_dim: int) -> float:
+def _rotary_factor(file: HybridFile, head_dim: int) -> float:
     return rotary_factor(file, _written_rope(file), head_dim, default=0.25)
 
 
@@ -117,6 +122,6 @@ FAMILY = Family(
     causal_lm="Qwen3_5ForCausalLM",
     classifier="Qwen3_5TextForSequenceClassification",
     multimodal="Qwen3_5ForConditionalGeneration",
-    file=_File,
-    read=_read,
+    file=HybridFile,
+    read=read_hybrid,
 )

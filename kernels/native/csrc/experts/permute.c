@@ -1,9 +1,10 @@
 /* Rows brought into the order of the pairs that route.c has sorted, and back.
  *
- * A row's sum is made from its best expert to its last, one fused multiply-add after the other,
- * wherever their pairs stand.
+ * A row's sum is made from what it starts with and its best expert to its last, one fused
+ * multiply-add after the other, wherever their pairs stand.
  */
 #include "runtime/thread_pool.h"
+#include "simd/sigmoid.h"
 #include "simd/vector.h"
 
 struct permute {
@@ -32,8 +33,10 @@ struct unpermute {
     const float *weights;     /* [T, top_k] */
     const int64_t *positions; /* [T, top_k] */
     const int64_t *end;       /* of this rank's pairs */
+    const float *start;       /* [T, N]; null: nothing */
+    const float *gates;       /* [T], gate_stride apart, of what it starts with; null: open */
     float *out;               /* [T, N] */
-    int64_t top_k, width;
+    int64_t top_k, width, gate_stride;
 };
 
 int64_t topwork_unpermute_scratch(const void *op)
@@ -50,6 +53,10 @@ void topwork_unpermute(const void *op, struct worker *worker)
         const int64_t *positions = p->positions + row * p->top_k;
         for (int64_t i = 0; i < p->width; i += LANES) {
             f32v sum = {0};
+            if (p->start)
+                sum = load_some(p->start + row * p->width, i, p->width - i, false);
+            if (p->gates)
+                sum = times_sigmoid(sum, splat(p->gates[row * p->gate_stride]));
             for (int64_t j = 0; j < p->top_k; j++) {
                 if (positions[j] >= *p->end)
                     continue;

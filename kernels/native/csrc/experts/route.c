@@ -7,10 +7,10 @@
 #include "simd/vector.h"
 
 struct route {
-    const float *logits; /* [T, num_logits] */
+    const float *logits; /* [T, num_logits], rows stride apart */
     int64_t *experts;    /* [T, top_k], the best first */
     float *weights;      /* [T, top_k] */
-    int64_t num_logits, top_k, is_renormalized;
+    int64_t num_logits, stride, top_k, is_renormalized;
 };
 
 int64_t topwork_route_scratch(const void *op)
@@ -64,7 +64,7 @@ void topwork_route(const void *op, struct worker *worker)
 {
     const struct route *p = op;
     for (int64_t row; (row = take_task(worker, worker->step->num_rows)) >= 0;)
-        route_row(p, p->logits + row * p->num_logits, p->experts + row * p->top_k,
+        route_row(p, p->logits + row * p->stride, p->experts + row * p->top_k,
                   p->weights + row * p->top_k, worker->scratch);
 }
 

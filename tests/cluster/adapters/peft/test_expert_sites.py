@@ -14,8 +14,9 @@ from cluster.adapters.adapter import Adapter
 from cluster.adapters.peft.reader import read_adapter
 from cluster.errors import InvalidAdapter
 from tests.cluster.adapters.tiny import LIMITS, MODEL
-from worker.linears import expert_linears, separate_linears, stacked_expert_linears
+from worker.linears import expert_linears, separate_linears
 from worker.model_config import ExpertsConfig, ModelConfig
+from worker.models.families.gpt_oss import sparse_linears
 
 HIDDEN, INNER, EXPERTS, RANK = 27, 10, 3, 4
 SPARSE = replace(
@@ -23,7 +24,7 @@ SPARSE = replace(
     linears=(*separate_linears(), *expert_linears(EXPERTS)),
     experts=ExpertsConfig(EXPERTS, 2, INNER, True, (1,)),
 )
-STACKED = replace(SPARSE, linears=(*separate_linears(), *stacked_expert_linears(EXPERTS)))
+STACKED = replace(SPARSE, linears=(*separate_linears(), *sparse_linears(EXPERTS)))
 EVERY_EXPERT = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 LAYER = "base_model.model.model.layers.1.mlp"
 Tensors = dict[str, npt.NDArray[np.float32]]

@@ -52,7 +52,8 @@ def test_products_are_of_one_family_of_instructions_for_any_number_of_rows(
 def test_the_rest_spills_nothing(architecture: int, num_logits: int, top_k: int) -> None:
     with compiling(architecture) as found:
         routed = route(torch.empty(40, num_logits), Routing(top_k, True, num_logits))
-        unpermute(torch.empty(40 * top_k, 2048, dtype=torch.bfloat16), routed)
+        y, start = (torch.empty(n, 2048, dtype=torch.bfloat16) for n in (40 * top_k, 40))
+        unpermute(y, routed, start, torch.empty(40, 1, dtype=torch.bfloat16))
         cut_pair_tiles(torch.empty(40, dtype=torch.int32), routed)
     assert len(found) == 4
     assert all(kernel.stack_bytes == 0 for kernel in found)

@@ -41,6 +41,7 @@ def test_rows_choose_experts(check: Callable[[GpuKernels], None]) -> None:
         cases.check_a_row_has_the_same_bits_in_any_company,
         cases.check_a_rows_nan_stays_in_its_row,
         cases.check_ranks_with_experts_of_their_own_add_up,
+        cases.check_a_sum_starts_with_what_stands_beside_the_experts,
     ],
 )
 def test_rows_do_not_see_each_other(

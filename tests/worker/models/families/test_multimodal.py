@@ -14,6 +14,8 @@ from transformers import (
     PreTrainedModel,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
 )
 
 from tests.worker.group import random_tokens
@@ -53,7 +55,17 @@ def qwen3_5() -> PreTrainedModel:
     return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision))
 
 
-@pytest.mark.parametrize("build", [gemma3, qwen3_5])
+def qwen3_5_moe() -> PreTrainedModel:
+    text = tiny_family("qwen3_5_moe").config.to_dict()
+    vision = qwen3_5().config.vision_config.to_dict() | {"model_type": "qwen3_5_moe_vision"}
+    model = Qwen3_5MoeForConditionalGeneration(
+        Qwen3_5MoeConfig(text_config=text, vision_config=vision)
+    )
+    model.set_experts_implementation("eager")  # others want widths that divide by 4
+    return model
+
+
+@pytest.mark.parametrize("build", [gemma3, qwen3_5, qwen3_5_moe])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_logits_are_those_of_the_whole_model_asked_for_text(
     build: Callable[[], PreTrainedModel], tp: int, tmp_path: Path
