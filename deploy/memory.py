@@ -244,7 +244,8 @@ def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
     # Of each pair: its number, weight, place and row; the products, and what goes into them.
     pair = 3 * 8 + 4 + 4 * (2 * len(part.expert_mlp) + model.hidden_size)
     pair += item_bytes * (model.hidden_size + len(part.expert_mlp))
-    return dense + experts.top_k * pair + 4 * (experts.num_experts + model.hidden_size)
+    logits = experts.num_experts + experts.has_shared_gate
+    return dense + experts.top_k * pair + 4 * (logits + model.hidden_size)
 
 
 def _beside_the_program(

@@ -14,7 +14,13 @@ from cluster.adapters.adapter import Adapter
 from cluster.adapters.peft.reader import read_adapter
 from cluster.errors import InvalidAdapter
 from tests.cluster.adapters.tiny import LIMITS, MODEL
-from worker.linears import expert_linears, separate_linears
+from worker.linears import (
+    Stack,
+    expert_linears,
+    router_linear,
+    separate_linears,
+    stacked_expert_linears,
+)
 from worker.model_config import ExpertsConfig, ModelConfig
 from worker.models.families.gpt_oss import sparse_linears
 
@@ -164,6 +170,40 @@ def test_where_experts_are_stacked_they_and_routers_are_parameters_alone(tmp_pat
         complaint = f"modules that cannot be adapted.*{name}.*are q_proj, k_proj, v_proj, gate_proj"
         with pytest.raises(InvalidAdapter, match=complaint):
             read(tmp_path / str(number), router, STACKED, target_modules=[name])
+
+
+def in_block(tensors: Tensors, block: str) -> Tensors:
+    """Return tensors with another name of the module of a layer that has experts."""
+    return {name.replace(".mlp.", f".{block}."): tensor for name, tensor in tensors.items()}
+
+
+def test_halves_of_a_stack_are_those_of_each_expert_in_a_block_of_its_own(tmp_path: Path) -> None:
+    block = "block_sparse_moe"
+    stack, down = Stack("input_linear.weight"), Stack("output_linear.weight")
+    linears = (
+        *separate_linears(),
+        router_linear("router.layer", block, f"{block}.router.weight"),
+        *stacked_expert_linears(EXPERTS, block, stack, down),
+    )
+    model = replace(SPARSE, linears=linears)
+    names = [f"{block}.experts.gate_up_proj", "1.block_sparse_moe.experts.down_proj"]
+    found = read(tmp_path / "stack", in_block(BOTH, block), model, target_parameters=names)
+    right = read(tmp_path / "own", BOTH, target_parameters=EVERY_EXPERT)
+    assert found.digest == right.digest
+    a, b = randn(RANK, HIDDEN, seed=5), randn(EXPERTS, RANK, seed=6)
+    digests = set()
+    for path, keys in (  # as transformers 5 has the router, and as it did before
+        ("router", {"target_parameters": ["router.weight"]}),
+        ("router.layer", {"target_modules": ["layer"]}),
+    ):
+        prefix = in_block({f"{LAYER}.{path}.lora": a}, block).popitem()[0]
+        tensors = {f"{prefix}_A.weight": a, f"{prefix}_B.weight": b}
+        adapter = read(tmp_path / path, tensors, model, **keys)
+        assert [(one.layer, one.module) for one in adapter.modules] == [(1, "router.layer")]
+        digests.add(adapter.digest)
+    assert len(digests) == 1
+    with pytest.raises(InvalidAdapter, match=r"mlp.experts.gate_up_proj'?; supported are block_s"):
+        read(tmp_path / "wrong", BOTH, model, target_parameters=["mlp.experts.gate_up_proj"])
 
 
 @pytest.mark.parametrize(
