@@ -14,25 +14,25 @@ from cluster.api.middleware.tracing import TraceCalls
 from cluster.api.middleware.unexpected import CatchUnexpected
 from cluster.api.middleware.web_pages import RefuseStrangers
 from cluster.api.openapi.document import openapi_document
-from cluster.api.routes.adapters import adapter_routes
+from cluster.api.routes.admin.adapters import adapter_routes
+from cluster.api.routes.admin.kv_events import kv_event_routes
+from cluster.api.routes.admin.operations import operation_routes
+from cluster.api.routes.admin.uploads import upload_routes
 from cluster.api.routes.chat import chat_routes
-from cluster.api.routes.classify import classify_routes
 from cluster.api.routes.completions import completion_routes
 from cluster.api.routes.documents import document_routes
-from cluster.api.routes.embeddings import embedding_routes
 from cluster.api.routes.invocations import invocation_routes
-from cluster.api.routes.kv_events import kv_event_routes
 from cluster.api.routes.messages import MESSAGES, anthropic_error, message_routes
 from cluster.api.routes.models import model_routes
-from cluster.api.routes.operations import operation_routes
+from cluster.api.routes.pooling.classify import classify_routes
+from cluster.api.routes.pooling.embeddings import embedding_routes
+from cluster.api.routes.pooling.score import score_routes
 from cluster.api.routes.render import render_routes
 from cluster.api.routes.response_inputs import response_input_routes
 from cluster.api.routes.responses import response_routes
-from cluster.api.routes.score import score_routes
 from cluster.api.routes.sglang import SGLANG_PATHS, sglang_error, sglang_routes
 from cluster.api.routes.streams import stream_routes
 from cluster.api.routes.tokenize import tokenize_routes
-from cluster.api.routes.uploads import upload_routes
 from cluster.api.schemas.extras import ExtraParameters
 from cluster.router.router import Router
 

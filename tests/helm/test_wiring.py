@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster.api.routes.operations import operation_routes
+from cluster.api.routes.admin.operations import operation_routes
 from tests.helm.charts import (
     KEYS,
     VALUES,

@@ -19,7 +19,7 @@ from cluster.adapters.records import LoadOptions
 from cluster.api.auth import AdministrativeCall, Authenticator
 from cluster.api.http import announced_size, query_flag
 from cluster.api.openapi.operation import CHANGE, FLAG, Operation, Parameter, declared
-from cluster.api.routes.adapters import shown_record
+from cluster.api.routes.admin.adapters import shown_record
 from cluster.api.routes.sglang import LoraUpdate, respond_as_sglang
 from cluster.api.schemas.adapters import AdapterEntry, AdapterName
 from cluster.api.schemas.requests import Body

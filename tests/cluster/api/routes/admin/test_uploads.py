@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from cluster.adapters.records import LoadOptions
-from cluster.api.routes import uploads
+from cluster.api.routes.admin import uploads
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from cluster.router.uploads import PIECE_BYTES
 from tests.patience import PATIENCE

@@ -15,7 +15,7 @@ import pytest
 
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from cluster.router.tokenizer import Tokenizer
-from tests.cluster.api.routes.test_classify import load, message, post
+from tests.cluster.api.routes.pooling.test_classify import load, message, post
 from tests.cluster.conftest import Serving
 from worker.classifier_config import ClassifierConfig
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-import cluster.api.routes.kv_events
+import cluster.api.routes.admin.kv_events
 import cluster.engine.kv_event_feed
 from cluster.errors import ErrorInfo
 from cluster.messages import KvEventsEnded
@@ -237,7 +237,7 @@ def test_a_reader_that_is_let_go_before_its_first_message_learns_why(
 def test_a_quiet_stream_shows_signs_of_life(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.api.routes.kv_events, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(cluster.api.routes.admin.kv_events, "KEEP_ALIVE_SECONDS", 0.01)
     fake = CachingScheduler()
     serving = serve(fake)
     with stream(serving) as reader:
@@ -250,7 +250,7 @@ def test_a_quiet_stream_shows_signs_of_life(
 def test_there_is_a_limit_on_readers(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.api.routes.kv_events, "MAX_READERS", 2)
+    monkeypatch.setattr(cluster.api.routes.admin.kv_events, "MAX_READERS", 2)
     fake = CachingScheduler()
     serving = serve(fake)
     url = f"{serving.url}/v1/kv_events"
