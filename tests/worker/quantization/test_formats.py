@@ -69,7 +69,15 @@ def test_weights_are_the_same_in_whatever_pieces_they_are_read(
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("kind", ["qwen3_moe", "lfm2"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3_moe",
+        "lfm2",
+        pytest.param("qwen3_5_moe", marks=pytest.mark.slow),
+        pytest.param("granitemoehybrid_sparse", marks=pytest.mark.slow),  # but its stacks
+    ],
+)
 def test_experts_and_mixers_are_read_as_other_linears(
     tiny_model: Any, kind: str, tp: int, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ class FamilyBattery:
 
     adapter = "rank 8 on every linear"  # of tests.worker.peft_adapters
     seed = 3  # of the tokens whose logits are compared
+    is_quick = True  # else `make test` has its logits alone: another family is as its neighbour
 
     @staticmethod
     def build() -> PreTrainedModel:

@@ -9,6 +9,15 @@ from tests.worker.models.families.battery import Engine, Made
 from tests.worker.peft_adapters import make_adapter_dir
 
 
+@pytest.hookimpl(tryfirst=True)  # before marks are looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what is not quick of a family."""
+    for item in items:
+        is_quick = getattr(getattr(item, "cls", None), "is_quick", True)
+        if not is_quick and "test_logits" not in item.name:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="class")
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """The model that the class builds, with random weights, and an adapter that changes it."""
