@@ -30,6 +30,7 @@ from deploy.config_values import (
     parse_object,
     parse_origins,
 )
+from worker.weights.gguf.files import is_gguf, stem
 
 __all__ = ["DEFAULT_TOKENS", "ConfigError", "ServeConfig", "json_schema", "load_config"]
 
@@ -41,7 +42,7 @@ class ServeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    model: Annotated[str, Field(description="Directory or hub id of the base model.")]
+    model: Annotated[str, Field(description="Directory, GGUF file or hub id of the base model.")]
     revision: Annotated[
         str | None,
         Field(
@@ -507,7 +508,8 @@ class ServeConfig(BaseModel):
     @property
     def base_name(self) -> str:
         """The base model's name in the API."""
-        return self.served_model_name or Path(self.model).name
+        name = Path(self.model).name
+        return self.served_model_name or (stem(name) if is_gguf(Path(name)) else name)
 
 
 def load_config(file: Path | None, flags: dict[str, Any]) -> ServeConfig:

@@ -14,9 +14,10 @@ from cluster.scheduler.config import SchedulerConfig
 from deploy.config import ConfigError, ServeConfig
 from deploy.config_errors import one_line
 from deploy.generation_config import sampling_defaults
+from deploy.local_model import base_digest
 from deploy.machine import num_cores
 from deploy.memory import ITEM_BYTES, largest_layer_page, largest_state_page
-from deploy.models import base_digest, find_model
+from deploy.models import find_model
 from kernels.gpu.constants import HEAD_DIMS, PAGE_SIZES
 from worker.cache.page_budget import PageKinds, cut_budget, page_kinds
 from worker.model_config import ModelConfig

@@ -4,6 +4,7 @@ Owns which of its keys count, and what is a mistake in them. What a request says
 it; that its `eos_token_id` ends answers is known to `worker.model_config_reader`.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,10 @@ from cluster.api.schemas.requests import MinP, RepetitionPenalty, Temperature, T
 from cluster.router.config import SamplingDefaults
 from deploy.config import ServeConfig
 from deploy.config_errors import ConfigError, one_line, shown
+from worker.model_files import GENERATION, has_file, read_file
 from worker.regular_file import read_bounded
+from worker.weights.gguf.files import is_gguf
 
-FILE = "generation_config.json"
 _MAX_BYTES = 2**22
 
 
@@ -73,17 +75,18 @@ def shown_defaults(defaults: SamplingDefaults) -> str:
 def _of_file(wanted: str, model_dir: Path) -> dict[str, float | int]:
     if wanted == "vllm":
         return {}
-    path = model_dir / FILE if wanted == "auto" else Path(wanted).expanduser()
-    if wanted == "auto" and not path.exists():
+    path = model_dir if wanted == "auto" else Path(wanted).expanduser()
+    is_model = path.is_dir() or is_gguf(path)
+    if wanted == "auto" and not has_file(path, GENERATION):
         return {}
-    if path.is_dir():
-        path /= FILE
+    shown_path = path / GENERATION if path.is_dir() else path
     try:
-        return _GenerationConfig.model_validate_json(read_bounded(path, _MAX_BYTES)).said
+        read = partial(read_file, path, GENERATION) if is_model else partial(read_bounded, path)
+        return _GenerationConfig.model_validate_json(read(_MAX_BYTES)).said
     except ValidationError as error:
-        raise ConfigError(f"generation_config: {path}: {_first(error)}") from error
+        raise ConfigError(f"generation_config: {shown_path}: {_first(error)}") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"generation_config: {path}: {one_line(error)}") from error
+        raise ConfigError(f"generation_config: {shown_path}: {one_line(error)}") from error
 
 
 def _first(error: ValidationError) -> str:

@@ -1,9 +1,7 @@
-"""Finds the base model on disk: a directory as it is, or a hub id fetched once; and names it."""
+"""Finds the base model: on disk as it is, or by a hub id, fetched once."""
 
 import logging
-import os
 import re
-from hashlib import blake2b
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
@@ -17,6 +15,7 @@ from huggingface_hub.errors import (
 
 from deploy.config import ConfigError
 from deploy.config_errors import one_line, shown
+from deploy.local_model import find_local_model
 
 logger = logging.getLogger("topwork")
 
@@ -32,19 +31,20 @@ _AWAY: tuple[type[Exception], ...] = (
 
 
 def find_model(model: str, revision: str | None = None) -> Path:
-    """Return the directory of a model.
+    """Return the directory of a model, or its GGUF file.
 
     Args:
-        model: a directory or a hub id.
+        model: a directory, a GGUF file or a hub id; a directory that holds such a file and nothing
+            else of weights stands for it.
         revision: of a hub id.
 
     Raises:
         ConfigError: if there is no such directory and no such model on the hub, or if its files
             cannot be read.
     """
-    directory = _directory(model, revision)
-    if directory is not None:
-        return directory
+    found = find_local_model(model, revision)
+    if found is not None:
+        return found
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(FILES)))
     except _HUB_ERRORS as error:
@@ -52,14 +52,14 @@ def find_model(model: str, revision: str | None = None) -> Path:
 
 
 def commit_of(model: str, revision: str | None) -> str | None:
-    """Return the commit that a revision of a hub id stands for now; None for a directory.
+    """Return the commit that a revision of a hub id stands for now; None for what is on disk.
 
     Where the hub does not answer, it is the one that this machine has fetched last.
 
     Raises:
         ConfigError: as `find_model`; also if nobody can tell.
     """
-    if _directory(model, revision) is not None:
+    if find_local_model(model, revision) is not None:
         return None
     if revision is not None and _COMMIT.fullmatch(revision):
         return revision
@@ -87,52 +87,3 @@ def _not_given(model: str, revision: str | None, error: Exception) -> ConfigErro
         f"model: {shown(model)}{where} is neither a directory nor a model that the hub gives: "
         f"{one_line(error)}"
     )
-
-
-def _directory(model: str, revision: str | None) -> Path | None:
-    """Return the directory that a model is; None if it is a hub id."""
-    try:
-        directory = Path(model).expanduser()
-        if directory.is_dir():
-            _check_directory(directory)
-            if revision is not None:
-                raise ConfigError("revision: is of a hub id, and the model is a directory")
-            return directory.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # no home, a name that cannot be one
-        raise ConfigError(f"model: cannot look at {shown(model)}: {one_line(error)}") from error
-    if directory.is_absolute() or model.startswith("."):
-        raise ConfigError(f"model: no such directory: {directory}")
-    return None
-
-
-def _check_directory(directory: Path) -> None:
-    if not (directory / "config.json").is_file():
-        raise ConfigError(f"model: {directory} holds no config.json")
-    for file in sorted(directory.glob("*.safetensors")):
-        if not file.is_file() or not os.access(file, os.R_OK):
-            raise ConfigError(
-                f"model: {file} cannot be read by this user, is gone, or is no regular file"
-            )
-
-
-_SAMPLE_BYTES = 2**20  # of each weight file, from its start, its middle and its end
-
-
-def base_digest(model_dir: Path, dtype: str) -> str:
-    """Return what tells one base model from another: the same on every host with the same files.
-
-    Made of config.json and, for each weight file, its name, its size and three samples: to hash
-    all of a large model would take minutes at every start. The type that the KV is kept in is part
-    of it, because the KV of one type is not that of another.
-    """
-    digest = blake2b(b"topwork base 1", digest_size=32)
-    digest.update(dtype.encode())
-    digest.update((model_dir / "config.json").read_bytes())
-    for file in sorted(model_dir.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name}\0{size}\0".encode())
-        with file.open("rb") as opened:
-            for start in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
-                opened.seek(start)
-                digest.update(opened.read(_SAMPLE_BYTES))
-    return digest.hexdigest()

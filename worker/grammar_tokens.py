@@ -13,10 +13,12 @@ from typing import Any
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
+from worker.model_files import TOKENIZER, read_file
+
 
 def read_tokens(model_dir: Path, num_tokens: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
     """Return the tokens of a model, whose logits have a row of `num_tokens`."""
-    text = (model_dir / "tokenizer.json").read_text(encoding="utf-8")
+    text = read_file(model_dir, TOKENIZER).decode()
     eos = list(eos_token_ids)
     tokens: Any = _Tokens(text, LLTokenizer(text, n_vocab=num_tokens, eos_token=eos), num_tokens)
     return LLTokenizer(tokens, eos_token=eos)

@@ -1,4 +1,4 @@
-"""Reads a `ModelConfig` from a Hugging Face directory: `config.json` and `generation_config.json`.
+"""Reads a `ModelConfig` from `config.json` and `generation_config.json` of a model.
 
 Anything that neither this reader nor the model's family understands is refused with the key that
 says so: a model is never served on a guess.
@@ -12,10 +12,11 @@ import msgspec
 
 from worker.classifier_config import ClassifierConfig, read_classifier, read_num_labels
 from worker.model_config import ModelConfig
+from worker.model_files import CONFIG, GENERATION, has_file, read_file
 from worker.models.config_file import ConfigFile, require
 from worker.models.registry import family_by_architecture
 from worker.quantization.config import read_quantization
-from worker.regular_file import read_bounded
+from worker.weights.gguf.files import is_gguf
 from worker.weights.tensor_names import language_model_name
 
 _MAX_BYTES = 2**22  # of a file
@@ -64,13 +65,22 @@ class _Generation(msgspec.Struct):
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
-    """Return the shape of the model in a directory.
+    """Return the shape of the model in a directory, or of a GGUF file.
 
     Raises:
         OSError: if there is no `config.json`, or it cannot be read.
         ValueError: if the model is of a kind that cannot be served; names the key that says so.
     """
-    keys = _decode(model_dir / "config.json")
+    keys = _decode(model_dir, CONFIG)
+    if not is_gguf(model_dir):
+        return _of_keys(model_dir, keys)
+    try:
+        return _of_keys(model_dir, keys)
+    except ValueError as error:
+        raise ValueError(f"{model_dir.name}: its metadata as {error}") from error
+
+
+def _of_keys(model_dir: Path, keys: dict[str, Any]) -> ModelConfig:
     name = _architecture(keys)
     family = family_by_architecture().get(name)
     if family is None:
@@ -85,6 +95,8 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     if not family.knows("quantization_config"):
         written = keys.get("quantization_config", keys.get("compression_config"))
         quantization = None if written is None else read_quantization(written)
+        is_other = quantization is not None and quantization.format is None
+        require(is_gguf(model_dir) or not is_other, "quant_method gguf is of a GGUF file")
         if quantization is not None and is_multimodal:
             kept = frozenset(map(language_model_name, quantization.kept))
             quantization = replace(quantization, kept=kept)
@@ -125,23 +137,22 @@ def _language_model(keys: dict[str, Any]) -> dict[str, Any]:
     return nested | {key: keys[key] for key in _OF_THE_WHOLE if key in keys}
 
 
-def _decode(path: Path) -> dict[str, Any]:
-    data = read_bounded(path, _MAX_BYTES)
+def _decode(model_dir: Path, name: str) -> dict[str, Any]:
+    data = read_file(model_dir, name, _MAX_BYTES)
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name}: {error}") from error
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _eos_token_ids(model_dir: Path, file: ConfigFile) -> tuple[int, ...]:
     """Return every token that ends an answer, of either file, in ascending order."""
     token_ids = set(_as_list(file.eos_token_id))
-    path = model_dir / "generation_config.json"
-    if path.exists():
+    if has_file(model_dir, GENERATION):
         try:
-            generation = msgspec.convert(_decode(path), _Generation)
+            generation = msgspec.convert(_decode(model_dir, GENERATION), _Generation)
         except msgspec.ValidationError as error:
-            raise ValueError(f"{path.name}: {error}") from error
+            raise ValueError(f"{GENERATION}: {error}") from error
         token_ids.update(_as_list(generation.eos_token_id))
     for token_id in token_ids:
         require(0 <= token_id < file.vocab_size, f"eos_token_id {token_id} is not a token")

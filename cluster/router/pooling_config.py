@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worker.model_files import CONFIG, folder_of, read_file
 from worker.protocol import Pooling
 
 _POOLINGS: dict[str, Pooling] = {
@@ -32,12 +33,12 @@ class PoolingConfig:
 
     @classmethod
     def read(cls, model_dir: Path) -> "PoolingConfig":
-        """Read what a model directory says; what cannot be served is said by `refusal`."""
-        config = _object(model_dir / "config.json")
+        """Read what a model says; what cannot be served is said by `refusal`."""
+        config = _object(read_file(model_dir, CONFIG), CONFIG)
         hidden_size = config["hidden_size"]
         try:
             dimensions = _dimensions(config)
-            pooling, normalize = _pooling(model_dir)
+            pooling, normalize = _pooling(folder_of(model_dir))
         except (OSError, ValueError, RecursionError) as error:
             return cls(hidden_size, "", refusal=str(error))
         return cls(hidden_size, pooling, normalize, dimensions)
@@ -54,7 +55,8 @@ def _pooling(model_dir: Path) -> tuple[Pooling, bool]:
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
         if kind == "Pooling":
-            pooling = _mode(_object(_folder(model_dir, module) / "config.json"))
+            path = _folder(model_dir, module) / CONFIG
+            pooling = _mode(_object(path.read_bytes(), path.name))
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
@@ -92,8 +94,8 @@ def _dimensions(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     return tuple(sorted(given))
 
 
-def _object(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_bytes())
+def _object(text: bytes, name: str) -> dict[str, Any]:
+    value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} of the model is no JSON object")
+        raise ValueError(f"{name} of the model is no JSON object")
     return value

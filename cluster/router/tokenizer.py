@@ -7,12 +7,14 @@ AutoTokenizer, because that imports torch, which a router does not need.
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jinja2
 from tokenizers.decoders import ByteLevel
 
 from cluster.errors import InvalidRequest
+from worker.model_files import TOKENIZER, TOKENIZER_FILES, has_file, read_file
 
 # What a template may raise on a conversation it was not written for: its own raise_exception, a
 # missing key, a filter on the wrong type. The template is the model's, the conversation is not.
@@ -85,7 +87,7 @@ class _OwnTexts(dict[int, str | None]):
 
 
 class Tokenizer:
-    """The tokenizer of one model directory; safe to use from several threads."""
+    """The tokenizer of one model; safe to use from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -103,18 +105,25 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read tokenizer.json and the chat template of a model directory.
+        """Read tokenizer.json and the chat template of a model, a directory or a GGUF file.
 
         Raises:
-            OSError: if the directory has no fast tokenizer.
+            OSError: if it has no fast tokenizer.
+            ValueError: if what a GGUF file says of one is not supported; names the key.
         """
-        if not (path / "tokenizer.json").is_file():
-            raise FileNotFoundError(f"{path} has no tokenizer.json")
+        if not has_file(path, TOKENIZER):
+            raise FileNotFoundError(f"{path} has no {TOKENIZER}")
         # Here, because it takes a third of a second that only a router need spend, not the process
         # that starts it.
         from transformers import PreTrainedTokenizerFast
 
-        return cls(PreTrainedTokenizerFast.from_pretrained(str(path)))
+        if path.is_dir():
+            return cls(PreTrainedTokenizerFast.from_pretrained(str(path)))
+        with TemporaryDirectory() as folder:  # for the library reads no other thing
+            for name in TOKENIZER_FILES:
+                if has_file(path, name):
+                    (Path(folder) / name).write_bytes(read_file(path, name))
+            return cls(PreTrainedTokenizerFast.from_pretrained(folder))
 
     @property
     def has_chat_template(self) -> bool:

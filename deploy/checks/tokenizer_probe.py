@@ -15,41 +15,49 @@ from jinja2 import TemplateSyntaxError
 from cluster.errors import InvalidRequest
 from cluster.router.tokenizer import Tokenizer
 from deploy.checks.tokenizer_check import Finding
+from worker.model_files import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILES,
+    folder_of,
+    has_file,
+    read_file,
+)
 from worker.regular_file import open_regular_file
 
 CPU_SECONDS = 100  # after which the kernel ends the process, whoever waits for it
 MAX_BYTES = 2**28  # of tokenizer.json
-_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _TEXT = "Hello, who are you?"
 
 
-def find(directory: Path, vocab_size: int) -> Finding:
+def find(model: Path, vocab_size: int) -> Finding:
     """Return what is wrong with the tokenizer of a model with so many rows in its embedding."""
     try:
-        if not (directory / _FILES[0]).exists():
-            return Finding(f"{directory} has no {_FILES[0]}")
-        for name in _FILES:
-            if (directory / name).exists():
-                with open_regular_file(directory / name) as (_, size):
+        if not has_file(model, TOKENIZER):
+            return Finding(f"{model} has no {TOKENIZER}")
+        for name in TOKENIZER_FILES:
+            beside = folder_of(model) / name
+            if beside.exists():
+                with open_regular_file(beside) as (_, size):
                     if size > MAX_BYTES:
                         return Finding(f"{name} takes {size} bytes, over the limit of {MAX_BYTES}")
-        return _load(directory, vocab_size)
+        return _load(model, read_file(model, TOKENIZER).decode(), vocab_size)
     except (OSError, ValueError) as error:
         return Finding(str(error))
 
 
-def _load(directory: Path, vocab_size: int) -> Finding:
+def _load(model: Path, text: str, vocab_size: int) -> Finding:
     # Libraries that are given another thing than they expect raise whatever comes of it.
     try:
-        backend = tokenizers.Tokenizer.from_file(str(directory / _FILES[0]))
+        backend = tokenizers.Tokenizer.from_str(text)
         vocabulary = backend.get_vocab(with_added_tokens=True)
     except Exception as error:
-        return Finding(f"{_FILES[0]} cannot be read: {error}")
+        return Finding(f"{TOKENIZER} cannot be read: {error}")
     try:
-        tokenizer = Tokenizer.load(directory)
+        tokenizer = Tokenizer.load(model)
     except Exception as error:
         return Finding(
-            f"{_FILES[0]} and {_FILES[1]} cannot be loaded: {type(error).__name__}: {error}"
+            f"{TOKENIZER} and {TOKENIZER_CONFIG} cannot be loaded: {type(error).__name__}: {error}"
         )
     last = max(vocabulary.values(), default=-1)
     num_tokens = max(last + 1, tokenizer.num_tokens)

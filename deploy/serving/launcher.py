@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -22,6 +21,7 @@ from ray.util.scheduling_strategies import (
 
 import worker.actor
 from cluster.engine.executor import RankHandle
+from deploy.local_model import find_local_model
 from deploy.serving.process_setup import ONE_CPU, restore_cpu_priority
 from worker.actor import ProcessIdentity, start_ticks
 from worker.pools import PageCounts
@@ -39,11 +39,12 @@ class WorkerActor(worker.actor.WorkerActor):
 
 
 def _with_local_model(config: RankConfig) -> RankConfig:
-    if Path(config.model_dir).is_dir():
-        return config
-    from deploy.models import find_model  # imports the hub's client, which few ranks need
+    found = find_local_model(config.model_dir, config.revision)
+    if found is None:
+        from deploy.models import find_model  # imports the hub's client, which few ranks need
 
-    return replace(config, model_dir=str(find_model(config.model_dir, config.revision)))
+        found = find_model(config.model_dir, config.revision)
+    return replace(config, model_dir=str(found))
 
 
 WorkerProcess = ray.remote(WorkerActor)

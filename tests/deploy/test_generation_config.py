@@ -9,8 +9,9 @@ import pytest
 
 from cluster.router.config import SamplingDefaults
 from deploy.config import ConfigError, ServeConfig, load_config
-from deploy.generation_config import FILE, sampling_defaults, shown_defaults
+from deploy.generation_config import sampling_defaults, shown_defaults
 from tests.end_to_end.server import MODEL_DIR
+from worker.model_files import GENERATION
 
 QWEN = {
     "do_sample": True,
@@ -29,7 +30,7 @@ OF_QWEN = SamplingDefaults(
 
 def write(directory: Path, content: Any) -> Path:
     directory.mkdir(exist_ok=True)
-    (directory / FILE).write_text(content if isinstance(content, str) else json.dumps(content))
+    (directory / GENERATION).write_text(content if isinstance(content, str) else json.dumps(content))
     return directory
 
 
@@ -51,7 +52,7 @@ def test_a_model_without_such_a_file_has_openais(tmp_path: Path) -> None:
 
 def test_they_may_come_from_elsewhere(tmp_path: Path) -> None:
     other = write(tmp_path / "other", QWEN)
-    for path in (other, other / FILE):
+    for path in (other, other / GENERATION):
         assert defaults(tmp_path, generation_config=str(path)) == OF_QWEN
 
 
@@ -92,7 +93,7 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / FILE)
+    os.mkfifo(tmp_path / GENERATION)
     with pytest.raises(ConfigError, match="not a regular file"):
         defaults(tmp_path)
 

@@ -8,7 +8,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from deploy import models
 from deploy.config import ConfigError
-from deploy.models import base_digest, commit_of, find_model
+from deploy.local_model import base_digest
+from deploy.models import commit_of, find_model
 
 
 def model_in(directory: Path) -> Path:
@@ -29,7 +30,7 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_path_where_nothing_is_is_no_hub_id(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such directory"):
+    with pytest.raises(ConfigError, match="no such directory, and no GGUF file"):
         find_model(str(tmp_path / "model"))
 
 

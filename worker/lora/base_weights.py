@@ -15,7 +15,7 @@ from torch import Tensor
 from worker.lora.shard import EMBEDDING
 from worker.model_config import ModelConfig
 from worker.spans import Span
-from worker.weights.checkpoint import Checkpoint, read_weight
+from worker.weights.checkpoint import AnyCheckpoint, open_checkpoint, read_weight
 from worker.weights.loader import EMBEDDING_NAME, HEAD_NAME, linear_name
 from worker.weights.partition import Partition, partition, whole_shape
 
@@ -24,7 +24,7 @@ class OpenWeights:
     """The open files; every tensor comes in the dtype that is served."""
 
     def __init__(
-        self, checkpoint: Checkpoint, config: ModelConfig, part: Partition, dtype: torch.dtype
+        self, checkpoint: AnyCheckpoint, config: ModelConfig, part: Partition, dtype: torch.dtype
     ) -> None:
         self._checkpoint = checkpoint
         self._config = config
@@ -79,5 +79,5 @@ class BaseWeights:
             FileNotFoundError: if they are gone.
             ValueError: if they are not what was loaded.
         """
-        with Checkpoint(self._model_dir, self._config) as checkpoint:
+        with open_checkpoint(self._model_dir, self._config, self.dtype) as checkpoint:
             yield OpenWeights(checkpoint, self._config, self._part, self.dtype)

@@ -103,6 +103,8 @@ def read_quantization(written: object) -> Quantization:
         case "fp8":
             kept = [*(file.modules_to_not_convert or ()), *(file.ignored_layers or ())]
             return _with_kept(file, _fp8(file), kept)
+        case "gguf":
+            return Quantization(file.quant_method, None)
     raise _refusal(
         f"quant_method {file.quant_method[:99]!r} is not supported; docs/models.md tells which are"
     )

@@ -189,7 +189,7 @@ class Quantization:
     """Which linears of a checkpoint are quantized, all in one way."""
 
     method: str  # as `quant_method` has it
-    format: WeightFormat
+    format: WeightFormat | None  # None: each tensor says it, as those of a GGUF file
     kept: frozenset[str] = frozenset()  # names of modules that are not, and of what they are in
     kept_patterns: tuple[NamePattern, ...] = ()
 
@@ -201,6 +201,10 @@ class Quantization:
         if self.kept & names:
             return False
         return not any(one.matches(module) for one in self.kept_patterns)
+
+    def of(self, module: str) -> WeightFormat | None:
+        """Return how a linear module lies in the checkpoint; None: in one tensor, its weight."""
+        return self.format if self.covers(module) else None
 
 
 def fits(found: Shape, expected: Shape) -> bool:

@@ -1,4 +1,4 @@
-"""Named tensors in the safetensors files of a model directory, read a slice at a time."""
+"""Named tensors in the files of a model, read a slice at a time."""
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
@@ -15,13 +15,15 @@ from worker.quantization.dequantize import dequantize
 from worker.quantization.formats import Stored, fits
 from worker.spans import Span
 from worker.weights.checkpoint_files import weight_files
+from worker.weights.gguf.checkpoint import GgufCheckpoint
+from worker.weights.gguf.files import is_gguf
 from worker.weights.tensor_names import standard_name, stored_dtypes
 
 DEQUANTIZED_AT_ONCE = 2**22  # weights: on the way one takes some 20 bytes
 
 
 class Checkpoint:
-    """The open files of one model; a context manager."""
+    """The open safetensors files of one model; a context manager."""
 
     def __init__(self, model_dir: Path, config: ModelConfig) -> None:
         """Open the files of a model of that shape.
@@ -101,8 +103,28 @@ class Checkpoint:
         return part
 
 
+AnyCheckpoint = Checkpoint | GgufCheckpoint
+
+
+def open_checkpoint(model: Path, config: ModelConfig, dtype: torch.dtype) -> AnyCheckpoint:
+    """Open the files of a model, a directory or a GGUF file.
+
+    Args:
+        model: where it lies.
+        config: of the model.
+        dtype: what becomes of a GGUF file's codes.
+
+    Raises:
+        OSError: if one is missing or cannot be read.
+        ValueError: if one is damaged.
+    """
+    if is_gguf(model):
+        return GgufCheckpoint(model, config, dtype)
+    return Checkpoint(model, config)
+
+
 def read_weight(
-    checkpoint: Checkpoint,
+    checkpoint: AnyCheckpoint,
     config: ModelConfig,
     name: str,
     shape: tuple[int, int],
@@ -122,8 +144,8 @@ def read_weight(
     Raises:
         ValueError: if one of its tensors is not what it must be.
     """
-    quantization = config.quantization
-    if quantization is None or not quantization.covers(name):
+    weight_format = None if config.quantization is None else config.quantization.of(name)
+    if weight_format is None:
         return checkpoint.read(f"{name}.weight", shape, rows, columns)
 
     def read(tensor: Stored, *spans: Span) -> Tensor:
@@ -136,7 +158,7 @@ def read_weight(
         for first in range(rows.start, rows.stop, step):
             some = Span(first, min(first + step, rows.stop))
             place = slice(some.start - rows.start, some.stop - rows.start)
-            weight[place] = dequantize(quantization.format, read, shape, some, columns)
+            weight[place] = dequantize(weight_format, read, shape, some, columns)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     return weight

@@ -13,6 +13,8 @@ import msgspec
 from worker.model_config import ModelConfig
 from worker.quantization.formats import fits
 from worker.regular_file import read_bounded
+from worker.weights.gguf.files import is_gguf, open_gguf
+from worker.weights.gguf.tensors import check_tensors
 from worker.weights.safetensors_header import TensorHeader, read_header, shown
 from worker.weights.tensor_names import (
     as_stored,
@@ -27,7 +29,7 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 2**26
 _LISTED = 3  # tensors that a message names
-_OTHERS = ("pytorch_model*.bin", "*.pth", "consolidated*.safetensors", "*.gguf")
+_OTHERS = ("pytorch_model*.bin", "*.pth", "consolidated*.safetensors")
 
 
 class _Index(msgspec.Struct):
@@ -63,6 +65,9 @@ def check_checkpoint(model_dir: Path, config: ModelConfig) -> None:
         OSError: if a file is missing or cannot be read.
         ValueError: naming the file or the tensors at fault.
     """
+    if is_gguf(model_dir):
+        check_tensors(open_gguf(model_dir), config)
+        return
     found: dict[str, tuple[str, TensorHeader]] = {}
     for path in weight_files(model_dir):
         for written, header in read_header(path).items():

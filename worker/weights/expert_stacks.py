@@ -13,7 +13,7 @@ from torch import Tensor
 
 from worker.linears import MXFP4_BLOCK, Linear, Stack
 from worker.spans import Span
-from worker.weights.checkpoint import Checkpoint
+from worker.weights.checkpoint import AnyCheckpoint
 from worker.weights.mxfp4 import dequantize
 from worker.weights.partition import Partition, whole_shape
 from worker.weights.tensor_names import Shape, stack_name, stack_tensors
@@ -23,7 +23,7 @@ class StackReader:
     """The stacks of one checkpoint, for one rank."""
 
     def __init__(
-        self, checkpoint: Checkpoint, part: Partition, whole: Partition, num_experts: int
+        self, checkpoint: AnyCheckpoint, part: Partition, whole: Partition, num_experts: int
     ) -> None:
         self._checkpoint = checkpoint
         self._part = part

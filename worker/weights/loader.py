@@ -21,7 +21,7 @@ from worker.linears import Linear, by_expert, by_fused
 from worker.mixers.build import MixerLoader, MixerWeights
 from worker.model_config import ModelConfig
 from worker.spans import Span, total_length
-from worker.weights.checkpoint import Checkpoint, read_weight
+from worker.weights.checkpoint import AnyCheckpoint, open_checkpoint, read_weight
 from worker.weights.checkpoint_files import check_checkpoint
 from worker.weights.expert_stacks import StackReader
 from worker.weights.model_weights import LayerWeights, SparseWeights, Weights
@@ -47,7 +47,7 @@ class _Loader:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: AnyCheckpoint,
         config: ModelConfig,
         part: Partition,
         dtype: torch.dtype,
@@ -231,7 +231,7 @@ def load_weights(
         ValueError: if a tensor is missing, unknown, or of another shape or an integer type.
     """
     check_checkpoint(model_dir, config)
-    with Checkpoint(model_dir, config) as checkpoint:
+    with open_checkpoint(model_dir, config, dtype) as checkpoint:
         config = as_stored(config, checkpoint.names)
         loader = _Loader(checkpoint, config, part, dtype, device, prepare, prepare_experts)
         embedding = loader.vocabulary(EMBEDDING_NAME)

@@ -119,11 +119,10 @@ def weight_tensors(
     name: str, shape: tuple[int, int], config: ModelConfig
 ) -> tuple[tuple[str, Shape], ...]:
     """Return the names and shapes of the tensors that the weight of a linear module lies in."""
-    quantization = config.quantization
-    if quantization is None or not quantization.covers(name):
+    weight_format = None if config.quantization is None else config.quantization.of(name)
+    if weight_format is None:
         return ((f"{name}.weight", shape),)
-    stored = quantization.format.stored(shape)
-    return tuple((f"{name}.{one.suffix}", one.shape) for one in stored)
+    return tuple((f"{name}.{one.suffix}", one.shape) for one in weight_format.stored(shape))
 
 
 def stored_dtypes(name: str) -> tuple[str, ...]:
@@ -137,7 +136,7 @@ def stored_dtypes(name: str) -> tuple[str, ...]:
 def code_dtypes(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Return the same by their names of the tensors of all quantized linears."""
     quantization = config.quantization
-    if quantization is None:
+    if quantization is None or quantization.format is None:
         return {}
     stored = quantization.format.stored((1, 1))
     return {

@@ -1,0 +1,1 @@
+"""Checkpoints in llama.cpp's GGUF files: read from strangers, and given as Hugging Face's."""
