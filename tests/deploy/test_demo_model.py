@@ -84,3 +84,31 @@ def test_the_demo_model_is_ready_to_serve() -> None:
     out = loaded.generate(**prompt, max_new_tokens=16, do_sample=False)
     answer = tokenizer.decode(out[0, prompt["input_ids"].shape[1] :])
     assert answer == "The capital of France is Paris.<|im_end|>"
+
+
+@pytest.mark.slow  # it is fetched, and converted to float32
+@pytest.mark.filterwarnings("ignore")
+def test_the_file_that_the_demo_model_is_made_of_is_the_same_model(tmp_path: Path) -> None:
+    import torch
+
+    from cluster.router.tokenizer import Tokenizer
+    from deploy.demo.convert import convert
+    from deploy.demo.model import fetch_gguf
+    from tests.worker.group import random_tokens
+    from tests.worker.logit_ranks import LogitRanks
+
+    file, directory = fetch_gguf(tmp_path), tmp_path / "directory"
+    convert(file, directory, torch.float32)
+    tokens, found = random_tokens(100, 3), []
+    for path in (file, directory):
+        group = LogitRanks(path, 2, torch.float32)
+        try:
+            found += group.logits([(None, tokens)])
+        finally:
+            group.close()
+    assert torch.equal(*found)
+    one, other = Tokenizer.load(file), Tokenizer.load(directory)
+    conversation = [{"role": "user", "content": "What is  12 + 34?\n\tünïcode 🤗 <|im_end|>"}]
+    text = one.render(conversation, True, False, {})
+    assert text == other.render(conversation, True, False, {})
+    assert one.encode(text, True) == other.encode(text, True)

@@ -30,7 +30,9 @@ OF_QWEN = SamplingDefaults(
 
 def write(directory: Path, content: Any) -> Path:
     directory.mkdir(exist_ok=True)
-    (directory / GENERATION).write_text(content if isinstance(content, str) else json.dumps(content))
+    (directory / GENERATION).write_text(
+        content if isinstance(content, str) else json.dumps(content)
+    )
     return directory
 
 

@@ -3,11 +3,13 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf
+import numpy as np
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from deploy import models
-from deploy.config import ConfigError
+from deploy.config import ConfigError, ServeConfig
 from deploy.local_model import base_digest
 from deploy.models import commit_of, find_model
 
@@ -47,6 +49,64 @@ def test_another_type_or_other_weights_are_another_model(tmp_path: Path) -> None
     assert base_digest(made, "bfloat16") == first != base_digest(made, "float32")
     (made / "model.safetensors").write_bytes(b"Weights")
     assert base_digest(made, "bfloat16") != first
+
+
+def gguf_in(directory: Path, *names: str, fill: int = 1) -> Path:
+    """Write GGUF files of a model of one tensor; return the first."""
+    directory.mkdir(exist_ok=True)
+    for name in names:
+        writer = gguf.GGUFWriter(directory / name, "llama")
+        for key in ("context_length", "embedding_length", "feed_forward_length", "block_count"):
+            writer.add_uint32(f"llama.{key}", 8)
+        writer.add_head_count(2)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_tensor("token_embd.weight", np.full((4, 8), fill, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return directory / names[0]
+
+
+def test_a_gguf_file_is_the_model_and_so_is_a_directory_of_one(tmp_path: Path) -> None:
+    file = gguf_in(tmp_path / "model", "tiny-Q4_0.gguf")
+    assert find_model(str(file)) == find_model(str(file.parent)) == file
+    assert ServeConfig(model=str(file)).base_name == "tiny-Q4_0"
+    (file.parent / "config.json").write_text("{}")
+    assert find_model(str(file.parent)) == file
+    (file.parent / "model.safetensors").write_bytes(b"weights")
+    assert find_model(str(file.parent)) == file.parent
+
+
+def test_a_link_to_a_gguf_file_keeps_its_name(tmp_path: Path) -> None:
+    file = gguf_in(tmp_path / "blobs", "0a1b2c.gguf").rename(tmp_path / "blobs" / "0a1b2c")
+    (tmp_path / "m.gguf").symlink_to(file)
+    assert find_model(str(tmp_path / "m.gguf")) == tmp_path / "m.gguf"
+
+
+def test_of_several_gguf_files_one_must_be_named_but_parts_are_one_model(tmp_path: Path) -> None:
+    first = gguf_in(tmp_path / "m", "x-00001-of-00002.gguf", "x-00002-of-00002.gguf")
+    assert find_model(str(first.parent)) == first
+    assert ServeConfig(model=str(first)).base_name == "x"
+    gguf_in(tmp_path / "m", "other.gguf")
+    with pytest.raises(ConfigError, match="several GGUF files, name one: 'other.gguf', 'x-00001"):
+        find_model(str(first.parent))
+    (first.parent / "x-00002-of-00002.gguf").unlink()
+    with pytest.raises(ConfigError, match="x-00002-of-00002.gguf cannot be read"):
+        find_model(str(first))
+
+
+def test_a_gguf_file_that_is_not_there_is_no_hub_id(tmp_path: Path) -> None:
+    for name in (str(tmp_path / "no.gguf"), "no/such.gguf"):
+        with pytest.raises(ConfigError, match="such.gguf|no.gguf cannot be read"):
+            find_model(name)
+
+
+def test_gguf_files_of_other_weights_are_other_models(tmp_path: Path) -> None:
+    file = gguf_in(tmp_path / "a", "m.gguf")
+    other = gguf_in(tmp_path / "b", "m.gguf", fill=2)
+    assert base_digest(file, "bfloat16") == base_digest(file, "bfloat16")
+    assert base_digest(file, "bfloat16") != base_digest(other, "bfloat16")
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
