@@ -4,10 +4,12 @@ For tests, profiles and machines that have a GPU but no Ray. Ranks are threads w
 several. The scheduler, the plans and the ranks are the ones that a cluster runs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from torch import Tensor
 
 from cluster.adapters.peft.checks import AdapterLimits
 from cluster.adapters.peft.reader import read_adapter
@@ -129,6 +131,10 @@ class LocalEngine:
         answers = [self.submit(request) for request in requests]
         self.run()
         return answers
+
+    def watch_prompt_logits(self, watch: Callable[[Tensor], None]) -> None:
+        """Have the logits [R, V] heard that log-probabilities of prompts are made of, in order."""
+        self._ranks[0].watch_prompt_logits(watch)
 
     def close(self) -> None:
         """End the threads of the ranks."""

@@ -25,8 +25,8 @@ from worker.weights.partition import partition
 _MIB = 2**20
 
 
-def check_all(config: ServeConfig, console: Console) -> None:
-    """Look at everything, and print what each rank and the host will need.
+def check_all(config: ServeConfig, console: Console) -> Checked:
+    """Look at everything, and print what each rank and the host will need; return the model.
 
     Raises:
         ConfigError: with a line for each mistake.
@@ -35,7 +35,7 @@ def check_all(config: ServeConfig, console: Console) -> None:
 
     def look_at_adapters(checked: Checked) -> Iterable[Mistake]:
         nonlocal num_adapters
-        adapters = list(_adapters(checked.config))
+        adapters = list(known_adapters(checked.config))
         num_adapters = len(adapters)
         return read_adapters(checked, adapters, status.update) if adapters else ()
 
@@ -50,6 +50,7 @@ def check_all(config: ServeConfig, console: Console) -> None:
         f"{checked.model.family} model in {escape(str(checked.model_dir))}, {of_replicas}"
         f"{num_adapters} adapters, context {checked.max_model_len}, {checked.device}: all good"
     )
+    return checked
 
 
 def read_adapters(
@@ -72,7 +73,7 @@ def read_adapters(
     yield from mistakes_of_adapters(checked.config, adapters, read)
 
 
-def _adapters(config: ServeConfig) -> Iterator[tuple[str, str]]:
+def known_adapters(config: ServeConfig) -> Iterator[tuple[str, str]]:
     """Return (name, directory) of each adapter that a server would know at its start."""
     named = config.adapters()
     yield from named.items()

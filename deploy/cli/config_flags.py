@@ -14,13 +14,18 @@ from deploy.cli.output import exit_for, say_note
 from deploy.config import ConfigError, ServeConfig, load_config
 from deploy.flag_aliases import ALIASES, Alias, others_of
 
-Command = Callable[[ServeConfig], None]
+Command = Callable[..., None]  # of a ServeConfig and its own options, by their names
 
 
 def with_config_flags(command: Command) -> Callable[..., None]:
-    """Give a command one option for each key of ServeConfig, its aliases, MODEL and --config."""
+    """Give a command one option for each key of ServeConfig, its aliases, MODEL and --config.
+
+    Its own options, behind the configuration, stay.
+    """
+    _, *own = inspect.signature(command).parameters.values()
 
     def run(**flags: Any) -> None:
+        options = {parameter.name: flags.pop(parameter.name) for parameter in own}
         path = flags.pop("config")
         try:
             said = CommandLine(flags)
@@ -28,7 +33,7 @@ def with_config_flags(command: Command) -> Callable[..., None]:
             said.check_base_names(config.model, config.base_name)
             for note in said.notes:
                 say_note(note)
-            command(config)
+            command(config, **options)
         except ConfigError as error:
             raise exit_for(error) from None
 
@@ -39,6 +44,7 @@ def with_config_flags(command: Command) -> Callable[..., None]:
             *(_own(key, fields[key]) for key in in_order(list(fields))),
             *map(_other, ALIASES),
             _parameter("config", Path | None, _file()),
+            *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
         ]
     )
     run.__signature__ = signature  # type: ignore[attr-defined]

@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 
 from deploy.cli.config_flags import with_config_flags
-from deploy.cli.output import exit_for, say_error
+from deploy.cli.connection import AsJson
+from deploy.cli.output import console, exit_for, say_error
 from deploy.config import ConfigError, ServeConfig, json_schema
 from deploy.config_values import networks_of
 from deploy.serving.haproxy import front_door
@@ -154,11 +155,29 @@ def _haproxy() -> str:
 
 
 @with_config_flags
-def check(config: ServeConfig) -> None:
+def check(
+    config: ServeConfig,
+    quality: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT_FILE",
+            help="Also read a text, as served and in float32, and tell how far apart the next "
+            "tokens are; `sample` is a text of Topwork's.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check a configuration, its model and its adapters without starting anything."""
     from deploy.checks.check_command import check_all
 
-    check_all(config, Console())
+    if as_json and quality is None:
+        raise ConfigError("json: is of --quality")
+    # What is said of the configuration is for people, and makes room for the result.
+    checked = check_all(config, console if as_json else Console())
+    if quality is not None:
+        from deploy.cli.quality import report
+
+        report(checked, quality, as_json)
 
 
 def config_schema() -> None:

@@ -7,7 +7,7 @@ changes no bit.
 Shapes: R rows of which the hidden states are wanted, H hidden, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +67,8 @@ class PromptScorer:
         self._model = model
         self._bank = bank
         self._kernels = kernels
+        # Hears the whole logits [R, V] that targets are scored by, in the order of targets.
+        self.watch: Callable[[Tensor], None] | None = None
 
     def score(
         self, hidden_RH: Tensor, rows: InputBatch, targets: Sequence[Target]
@@ -87,6 +89,8 @@ class PromptScorer:
             part = self._model.hidden_logits(hidden_RH[index], of_batch, heads)
             logits = self._model.row_logits(part).whole()
             if logits is not None:
+                if self.watch is not None:
+                    self.watch(logits)
                 scored.append(self._logprobs(logits, some))
         if not scored:
             return None

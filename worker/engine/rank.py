@@ -6,7 +6,7 @@ thread, without Ray.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -244,6 +244,10 @@ class Rank:
         """Empty a slot that no running sequence uses, unless it holds another adapter by now."""
         if self._bank.adapter(slot) == adapter:
             self._bank.clear(slot)
+
+    def watch_prompt_logits(self, watch: Callable[[Tensor], None]) -> None:
+        """Have the logits heard that prompts' log-probabilities are made of, once it has pages."""
+        self._scorer.watch = watch
 
     def prepare_grammar(self, grammar: str) -> bool:
         """Compile a grammar away from the steps; False: not yet, ask again."""

@@ -1,11 +1,13 @@
 """`topwork check` finds what a server would find, and says what does not fit before it starts."""
 
 import io
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Type
 from rich.console import Console
 
 from deploy.checks.check_command import check_all
@@ -16,6 +18,8 @@ from deploy.machine import Machine
 from tests.cluster.adapters.tiny import MODEL
 from tests.deploy.checks.small_model import make_model
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs, free_port
+from tests.worker.weights.gguf.tiny_models import build
+from tests.worker.weights.gguf.writing import write_model
 
 GIB = 2**30
 LARGE = Machine(memory=512 * GIB, free_memory=500 * GIB, shared_memory=256 * GIB, gpu_memory=())
@@ -178,3 +182,24 @@ def test_a_model_that_classifies_is_said_to(tmp_path: Path) -> None:
     check_all(config, Console(file=told, width=200))
     assert "no tokens: it classifies, 3 labels, softmax" in told.getvalue()
     assert "temperature" not in told.getvalue() and "all good" in told.getvalue()
+
+
+def test_a_gguf_file_is_checked_as_a_directory_is(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    model = build("llama")
+    write_model(path, model, "llama", Type.Q8_0)
+    make_model(tmp_path / "other", vocab_size=model.config.vocab_size)
+    said = io.StringIO()
+    config = ServeConfig(model=str(path), port=free_port(), kv_cache_memory=2**24)
+    with pytest.raises(ConfigError, match=r"tokenizer.ggml.model: it is missing"):
+        check_all(config, Console(file=said, width=200))
+    tokenizer = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    kept = {token: number for token, number in vocabulary.items() if number < 131}
+    tokenizer["model"]["vocab"] = kept
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    checked = check_all(config, Console(file=said, width=200))
+    assert checked.model_dir == path
+    assert "its linears are quantized (gguf) and are widened to bfloat16" in said.getvalue()
+    assert f"llama model in {path}" in said.getvalue()
