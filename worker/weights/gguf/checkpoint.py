@@ -59,7 +59,7 @@ class GgufCheckpoint:
 
     @property
     def names(self) -> Collection[str]:
-        """Those of stacks of experts: none, for each expert's tensors are found by its own."""
+        """Those of stacks of experts: none, for an expert's tensors are found by its own names."""
         return ()
 
     def read(

@@ -10,7 +10,7 @@ from worker.weights.gguf.config import architecture_of
 from worker.weights.gguf.container import Shape
 from worker.weights.gguf.files import Gguf, Place
 from worker.weights.safetensors_header import shown
-from worker.weights.tensor_names import expected_tensors
+from worker.weights.tensor_names import as_stored, expected_tensors
 
 _LISTED = 3  # tensors that a message names
 
@@ -73,6 +73,7 @@ def check_tensors(gguf: Gguf, config: ModelConfig) -> None:
         ValueError: naming the tensors at fault.
     """
     index = TensorIndex(gguf)
+    config = as_stored(config, ())  # an expert's tensors are found by its own names
     used = set()
     # Metadata may claim as many layers as it likes: one by one, until one is missing.
     for name, shape in expected_tensors(config):
