@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, RoutedRows, Routing
 from kernels.linear import LinearWeight
+from kernels.quantized import QuantizedLinears
 from kernels.recurrent.interface import RecurrentKernels, StateRows
 from kernels.sampling import RowSampling
 
@@ -57,6 +58,11 @@ class Kernels(
     uses_pointer_tables: bool  # whether LoRAs are found by a table of addresses
     uses_torch_threads: bool  # whether steps are computed by those of torch, on a CPU
     products: str  # by what matrix products are computed, for people to read
+
+    @property
+    def quantized(self) -> QuantizedLinears | None:
+        """What makes quantized weights ready for `linear`; None: it takes none."""
+        ...
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which adapters of a model served in `dtype` lie on the device."""

@@ -1,7 +1,7 @@
 """A linear layer whose every row comes out the same, bit for bit, whatever rows stand beside it.
 
 A weight lies as it is, or in oneDNN's blocked layout, 2x faster than F.linear for one row, or in
-panels, which kernels.native multiplies.
+panels, which kernels.native multiplies, of the weights themselves or of codes of them.
 """
 
 import os
@@ -49,9 +49,10 @@ class LinearWeight:
     bias: Tensor | None
     in_features: int
     out_features: int
-    dtype: torch.dtype
-    layout: Literal["plain", "onednn", "panels"] = "plain"
+    dtype: torch.dtype  # of the rows that it is multiplied with
+    layout: Literal["plain", "onednn", "panels", "int8_panels"] = "plain"
     code: ExponentCode | None = None
+    scales: Tensor | None = None  # [N] float32, of int8 panels
 
     @property
     def num_bytes(self) -> int:
@@ -59,6 +60,8 @@ class LinearWeight:
         other_bytes = 0 if self.bias is None else self.bias.nbytes
         if self.code is not None:
             other_bytes += self.code.num_bytes
+        if self.scales is not None:
+            other_bytes += self.scales.nbytes
         if self.layout != "onednn":
             return self.data.nbytes + other_bytes
         packed_bytes: int = torch.ops.mkldnn._nbytes(self.data)
@@ -107,7 +110,7 @@ def linear(x: Tensor, weight: LinearWeight) -> Tensor:
     num_rows = x.shape[0]
     if num_rows == 0:
         return x.new_empty(0, weight.out_features)
-    assert weight.layout != "panels", "panels are for C"
+    assert weight.layout in ("plain", "onednn"), "panels are for C"
     if weight.layout == "plain":
         missing = max(0, _MIN_ROWS_PLAIN - num_rows)
         padded = F.pad(x, (0, 0, 0, missing)) if missing else x

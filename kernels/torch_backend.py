@@ -37,6 +37,7 @@ from kernels.interface import Numbers
 from kernels.linear import LinearWeight, linear, prepare_linear
 from kernels.lora import LoraSegment, lora_apply
 from kernels.page_copy import clear_pages, fork_pages, restore_pages, save_pages
+from kernels.quantized import QuantizedLinears
 from kernels.recurrent.cpu_backend import CpuRecurrent
 from kernels.sampling import RowSampling, sample_rows, token_logprobs
 
@@ -62,6 +63,10 @@ class CpuKernels(CpuRecurrent):
     uses_pointer_tables = False
     uses_torch_threads = True
     products = "torch"
+
+    @property
+    def quantized(self) -> QuantizedLinears | None:
+        return None
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32  # deltas are computed in it: widened once, not at every step

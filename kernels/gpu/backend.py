@@ -32,6 +32,7 @@ from kernels.gpu.sampling.sampler import argmax, sample
 from kernels.gpu.wide_norm import square_sums, wide_norm
 from kernels.interface import Numbers
 from kernels.linear import LinearWeight
+from kernels.quantized import QuantizedLinears
 from kernels.sampling import RowSampling
 
 _SIGN = 1 << 63
@@ -49,6 +50,10 @@ class GpuKernels(GpuRecurrent):
     def __init__(self, deterministic: bool, tp: int = 1) -> None:
         self._deterministic = deterministic
         self._tp = tp
+
+    @property
+    def quantized(self) -> QuantizedLinears | None:
+        return None
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.elementwise import result_dtype
-from kernels.linear import LinearWeight
 from kernels.native.experts import NativeExperts
-from kernels.native.exponent_coding import encode_panels
 from kernels.native.gumbel_argmax import gumbel_argmax_native
 from kernels.native.huge_pages import HugePages, populate
 from kernels.native.op_runner import at, is_bf16
@@ -30,11 +28,10 @@ from kernels.native.ops import (
     RopeOp,
     TakeOp,
     WideNormOp,
-    linear_op,
 )
-from kernels.native.packing import move_panels, pack_panels
 from kernels.native.program import Step, ThreadPool
 from kernels.native.recurrent import NativeRecurrent
+from kernels.quantized import QuantizedLinears
 from kernels.sampling import RowSampling, sample_rows
 
 _POPULATED = 2**26  # bytes; a smaller pool is taken unnoticed
@@ -60,15 +57,13 @@ class NativeKernels(NativeExperts, NativeRecurrent):
     def __init__(self, thread_pool: ThreadPool) -> None:
         super().__init__(thread_pool)
         self.products = thread_pool.library.products
-        self._memory = HugePages()
+
+    @property
+    def quantized(self) -> QuantizedLinears:
+        return self
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
-
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-        packed = pack_panels(weight, bias)
-        coded = encode_panels(packed, self.thread_pool, self._memory)
-        return coded or move_panels(packed, self._memory)
 
     def empty_pool(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -139,18 +134,6 @@ class NativeKernels(NativeExperts, NativeRecurrent):
         heads = len(q_norm) // head_dim, len(k_norm) // head_dim, head_dim, 0
         op = WideNormOp(*map(at, tensors), *heads, *widths, is_bf16(q_norm), eps)
         self._do("wide_norm", op, qkv.shape[0], tensors)
-
-    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        return self._linear("linear", x, weight)
-
-    def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        return self._linear("partial linear", x, weight)  # which no other linear writes over
-
-    def _linear(self, name: str, x: Tensor, weight: LinearWeight) -> Tensor:
-        y = self._out(name, x.shape[0], (weight.out_features,), torch.float32)
-        op, tensors = linear_op(x, weight, y)
-        self._do("linear", op, x.shape[0], tensors)
-        return y
 
     def lora_apply(self, y: Tensor, x: Tensor, rows: NativeLora) -> None:  # type: ignore[override]
         inner = self._out("inner", x.shape[0], (rows.max_rank,), torch.float32)

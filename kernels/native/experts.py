@@ -3,6 +3,7 @@
 Shapes: T rows, k experts of a row, P = T k pairs, E experts of this rank, K inputs, N outputs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.experts import ExpertsWeight, RoutedRows, Routing
-from kernels.native.op_runner import OpRunner, at, is_bf16
+from kernels.native.linears import NativeLinears
+from kernels.native.op_runner import at, is_bf16
 from kernels.native.ops import (
+    GroupedInt8LinearOp,
     GroupedLinearOp,
     GroupedLoraOp,
     LoraOp,
@@ -20,10 +23,12 @@ from kernels.native.ops import (
     RouteOp,
     SortPairsOp,
     UnpermuteOp,
+    int8_linear_op,
     linear_op,
 )
-from kernels.native.packing import PANEL
+from kernels.native.packing import PANEL, pack_int8_panels
 from kernels.native.program import Step
+from kernels.quantized import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ class NativeExpertLora:
     dtype: torch.dtype  # of A and B in all slots
 
 
-class NativeExperts(OpRunner):
+class NativeExperts(NativeLinears):
     """See `kernels.interface.Kernels`."""
 
     def prepare_experts(self, weight: Tensor, bias: Tensor | None = None) -> ExpertsWeight:
@@ -49,6 +54,15 @@ class NativeExperts(OpRunner):
             bias = F.pad(bias, (0, missing)).flatten()
         linear = self.prepare_linear(weight.flatten(0, 1), bias)
         return ExpertsWeight((linear,), num_experts, in_features, out_features, weight.dtype)
+
+    def prepare_quantized_experts(
+        self, weights: Sequence[QuantizedWeight], bias: Tensor | None, dtype: torch.dtype
+    ) -> ExpertsWeight:
+        out_features, in_features = weights[0].codes.shape
+        if bias is not None:
+            bias = F.pad(bias, (0, -out_features % PANEL)).flatten()
+        linear = pack_int8_panels(weights, bias, dtype, self._memory)
+        return ExpertsWeight((linear,), len(weights), in_features, out_features, dtype)
 
     def route(self, logits: Tensor, routing: Routing) -> RoutedRows:
         assert logits.dtype == torch.float32 and logits.stride(1) == 1, "as a linear writes them"
@@ -92,9 +106,15 @@ class NativeExperts(OpRunner):
     def grouped_linear(self, x: Tensor, weight: ExpertsWeight, routed: RoutedRows) -> Tensor:
         (all_experts,) = weight.linears
         y = self._out("grouped", x.shape[0], (weight.out_features,), torch.float32)
+        counts = at(routed.starts), weight.num_experts
+        if all_experts.layout == "int8_panels":
+            int8, tensors = int8_linear_op(x, all_experts, y)
+            grouped = GroupedInt8LinearOp(int8, *counts)
+            self._do("grouped_int8_linear", grouped, x.shape[0], (*tensors, routed.starts))
+            return y
         linear, tensors = linear_op(x, all_experts, y)
         linear.num_outputs = weight.out_features
-        op = GroupedLinearOp(linear, at(routed.starts), weight.num_experts)
+        op = GroupedLinearOp(linear, *counts)
         self._do("grouped_linear", op, x.shape[0], (*tensors, routed.starts))
         return y
 

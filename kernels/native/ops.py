@@ -57,6 +57,34 @@ def linear_op(
     return op, tensors
 
 
+class Int8LinearOp(ctypes.Structure):
+    """`struct int8_linear`: the same of int8 panels with `scales` [N] float32."""
+
+    _fields_ = [
+        *_pointers("x", "weight", "scales", "bias", "y"),
+        *_counts("x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
+    ]
+
+
+def int8_linear_op(
+    x: Tensor, weight: LinearWeight, y: Tensor
+) -> tuple[Int8LinearOp, tuple[Tensor | None, ...]]:
+    """Return what `linear_op` does, of int8 panels."""
+    assert x.dtype == weight.dtype, f"{x.dtype} rows for a weight of {weight.dtype} rows"
+    assert x.stride(1) == 1, "the inputs of a row must be contiguous"
+    assert weight.layout == "int8_panels", f"{weight.layout} is not int8"
+    tensors = x, weight.data, weight.scales, weight.bias, y
+    op = Int8LinearOp(
+        *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+        x.stride(0),
+        y.stride(0),
+        weight.in_features,
+        weight.out_features,
+        x.dtype == torch.bfloat16,
+    )
+    return op, tensors
+
+
 class CodingOp(ctypes.Structure):
     """`struct coding`: plain panels to coded ones; a row of the step is a panel."""
 
@@ -222,6 +250,12 @@ class GroupedLinearOp(ctypes.Structure):
     """`struct grouped_linear`: a linear op on rows [T k, K] that stand by expert."""
 
     _fields_ = [("linear", LinearOp), *_pointers("starts"), *_counts("num_experts")]
+
+
+class GroupedInt8LinearOp(ctypes.Structure):
+    """`struct grouped_int8_linear`: likewise."""
+
+    _fields_ = [("linear", Int8LinearOp), *_pointers("starts"), *_counts("num_experts")]
 
 
 class PairRunsOp(ctypes.Structure):

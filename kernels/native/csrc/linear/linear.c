@@ -4,11 +4,10 @@
  * A panel for a block of rows is a task, in tiles of rows.
  */
 #define _GNU_SOURCE /* syscall */
+#include "linear/blocks.h"
 #include "linear/panel_amx.h"
 #include "linear/panel_floats.h"
 #include "runtime/thread_pool.h"
-
-enum { BLOCK_BYTES = 512 * 1024 }; /* of x, which stay in a core's cache for all panels */
 
 struct linear {
     const void *x;      /* [T, K] */
@@ -153,11 +152,6 @@ INLINE struct coded_panel coded_panel(const struct linear *p, int64_t panel)
     };
 }
 
-/* Some rows of x and the panel for them, which has another number among those of all experts. */
-struct block {
-    int64_t first_row, end_row, panel, weight_panel;
-};
-
 static void multiply_block(const struct linear *p, struct block block, struct memory *memory)
 {
     int64_t first_row = block.first_row, first = block.panel * PANEL;
@@ -203,15 +197,11 @@ static void multiply_block(const struct linear *p, struct block block, struct me
 void topwork_linear(const void *op, struct worker *worker)
 {
     const struct linear *p = op;
-    int64_t num_rows = worker->step->num_rows, rows = block_rows(p);
-    int64_t num_panels = round_up(p->num_outputs, PANEL) / PANEL;
-    int64_t num_tasks = round_up(num_rows, rows) / rows * num_panels;
+    struct rows_and_panels all = {worker->step->num_rows, block_rows(p),
+                                  num_panels(p->num_outputs)};
     struct memory memory = make_memory(p, worker->scratch);
-    for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;) {
-        int64_t first = task / num_panels * rows, panel = task % num_panels;
-        struct block block = {first, smaller(first + rows, num_rows), panel, panel};
-        multiply_block(p, block, &memory);
-    }
+    for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;)
+        multiply_block(p, nth_block(&all, task), &memory);
     if (is_tiled(p))
         release_tiles();
 }
@@ -222,38 +212,9 @@ struct grouped_linear {
     int64_t num_experts;
 };
 
-/* Where a thread stands in the experts. */
-struct expert_cursor {
-    int64_t expert, num_before; /* tasks of the experts before this one */
-};
-
 int64_t topwork_grouped_linear_scratch(const void *op)
 {
     return topwork_linear_scratch(&((const struct grouped_linear *)op)->linear);
-}
-
-/* Return the panels of an expert for all blocks of its rows: none where it has no rows. */
-INLINE int64_t tasks_of_expert(const struct grouped_linear *g, int64_t expert, int64_t num_panels)
-{
-    int64_t num_rows = g->starts[expert + 1] - g->starts[expert], rows = block_rows(&g->linear);
-    return round_up(num_rows, rows) / rows * num_panels;
-}
-
-/* Return the block of a task; the cursor goes to its expert. */
-static struct block block_of_task(const struct grouped_linear *g, struct expert_cursor *cursor,
-                                  int64_t task, int64_t num_panels)
-{
-    int64_t num_tasks, rows = block_rows(&g->linear);
-    if (task < cursor->num_before) /* of another thread's share */
-        *cursor = (struct expert_cursor){0};
-    for (;
-         task >= cursor->num_before + (num_tasks = tasks_of_expert(g, cursor->expert, num_panels));
-         cursor->expert++)
-        cursor->num_before += num_tasks;
-    int64_t index = task - cursor->num_before, panel = index % num_panels;
-    int64_t first = g->starts[cursor->expert] + index / num_panels * rows;
-    int64_t end = smaller(first + rows, g->starts[cursor->expert + 1]);
-    return (struct block){first, end, panel, cursor->expert * num_panels + panel};
 }
 
 /* A task is one panel of one expert for one block of its rows; an expert's come together. */
@@ -261,13 +222,12 @@ void topwork_grouped_linear(const void *op, struct worker *worker)
 {
     const struct grouped_linear *g = op;
     const struct linear *p = &g->linear;
-    int64_t num_panels = round_up(p->num_outputs, PANEL) / PANEL, num_tasks = 0;
-    for (int64_t expert = 0; expert < g->num_experts; expert++)
-        num_tasks += tasks_of_expert(g, expert, num_panels);
+    struct experts experts = {g->starts, g->num_experts, block_rows(p), num_panels(p->num_outputs)};
+    int64_t num_tasks = tasks_of_experts(&experts);
     struct memory memory = make_memory(p, worker->scratch);
     struct expert_cursor cursor = {0};
     for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;)
-        multiply_block(p, block_of_task(g, &cursor, task, num_panels), &memory);
+        multiply_block(p, block_of_task(&experts, &cursor, task), &memory);
     if (is_tiled(p))
         release_tiles();
 }

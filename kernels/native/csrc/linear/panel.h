@@ -8,10 +8,10 @@
 #ifndef TOPWORK_LINEAR_PANEL_H
 #define TOPWORK_LINEAR_PANEL_H
 
+#include "linear/blocks.h"
 #include "linear/exponent_coding.h"
 
 enum {
-    PANEL = 32,                      /* outputs */
     MAX_TILE = LANES == 16 ? 12 : 4, /* rows whose sums stay in registers, two vectors each */
     AHEAD = 16,                      /* steps of a panel that are fetched before their use */
     AHEAD_GROUPS = 12,               /* of a coded one */

@@ -1,0 +1,96 @@
+/* Products of bytes, four to a lane, added up as integers: exactly, so in any order the same bits.
+ *
+ * Both factors are signed and at most 127 in size. AVX2 and AVX-512 have only instructions that
+ * take one of them unsigned: the dot products of VNNI get weights shifted up by 128, which is taken
+ * off the sum; without VNNI the sign of an input goes over to the weights, and of the pairs that
+ * are then added up in 16 bits none is above 2 * 127 * 127.
+ */
+#ifndef TOPWORK_SIMD_BYTES_H
+#define TOPWORK_SIMD_BYTES_H
+
+#include "simd/words.h"
+
+#if (LANES == 16 && defined(__AVX512VNNI__)) || (LANES == 8 && defined(__AVXVNNI__))
+#define HAS_BYTE_DOTS 1
+#else
+#define HAS_BYTE_DOTS 0
+#endif
+
+enum {
+    QUAD = 4,           /* bytes of a lane */
+    LARGEST_BYTE = 127, /* so that there is a -x of every x */
+    DOT_SHIFT = HAS_BYTE_DOTS ? 128 : 0,
+};
+
+typedef int8_t i8v __attribute__((vector_size(LANES)));
+
+/* Four inputs of a row, in every lane. */
+struct quad {
+    u32v bytes, sizes;
+};
+
+INLINE struct quad splat_quad(const int8_t *from)
+{
+    uint32_t word;
+    memcpy(&word, from, sizeof word);
+    struct quad x = {.bytes = word - (u32v){0}};
+#if !HAS_BYTE_DOTS && LANES == 16
+    x.sizes = (u32v)_mm512_abs_epi8((__m512i)x.bytes);
+#elif !HAS_BYTE_DOTS
+    x.sizes = (u32v)_mm256_abs_epi8((__m256i)x.bytes);
+#endif
+    return x;
+}
+
+/* Return sum + the products of inputs and weights + DOT_SHIFT times the inputs, in every lane. */
+INLINE i32v dot_quads(i32v sum, struct quad x, u32v weights)
+{
+#if HAS_BYTE_DOTS && LANES == 16
+    return (i32v)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)(weights ^ 0x80808080),
+                                     (__m512i)x.bytes);
+#elif HAS_BYTE_DOTS
+    return (i32v)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)(weights ^ 0x80808080),
+                                         (__m256i)x.bytes);
+#elif LANES == 16
+    __m512i factors = _mm512_mask_sub_epi8((__m512i)weights, _mm512_movepi8_mask((__m512i)x.bytes),
+                                           _mm512_setzero_si512(), (__m512i)weights);
+    __m512i pairs = _mm512_maddubs_epi16((__m512i)x.sizes, factors);
+    return sum + (i32v)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#else
+    __m256i factors = _mm256_sign_epi8((__m256i)weights, (__m256i)x.bytes);
+    __m256i pairs = _mm256_maddubs_epi16((__m256i)x.sizes, factors);
+    return sum + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+}
+
+/* Round to the nearest integers, ties to even; what is none, or too large, gives INT32_MIN. */
+INLINE i32v nearest_words(f32v x)
+{
+#if LANES == 16
+    return (i32v)_mm512_cvtps_epi32((__m512)x);
+#else
+    return (i32v)_mm256_cvtps_epi32((__m256)x);
+#endif
+}
+
+INLINE i32v larger_words(i32v a, i32v b)
+{
+#if LANES == 16
+    return (i32v)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#else
+    return (i32v)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#endif
+}
+
+INLINE i8v narrow_to_bytes(i32v x) { return __builtin_convertvector(x, i8v); }
+
+INLINE f32v words_to_floats(i32v x) { return __builtin_convertvector(x, f32v); }
+
+/* Return x as it is, rounded: a sum that it goes into is not fused with the product that it is. */
+INLINE f32v as_rounded(f32v x)
+{
+    __asm__("" : "+v"(x));
+    return x;
+}
+
+#endif
