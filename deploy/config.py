@@ -34,6 +34,11 @@ from worker.weights.gguf.files import is_gguf, stem
 
 __all__ = ["DEFAULT_TOKENS", "ConfigError", "ServeConfig", "json_schema", "load_config"]
 
+# What `--quantization` of vLLM and SGLang may say.
+FORMATS_OF_CHECKPOINTS = (
+    *("awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "bitsandbytes", "compressed-tensors"),
+    *("w8a8_int8", "w8a8_fp8", "mxfp4", "nvfp4", "modelopt", "gguf", "marlin", "torchao"),
+)
 DEFAULT_TOKENS = {"cpu": 256, "cuda": 512}  # in one step, by device
 
 
@@ -172,6 +177,13 @@ class ServeConfig(BaseModel):
     dtype: Annotated[
         Literal["bfloat16", "float32"], Field(description="Type of weights, activations and KV.")
     ] = "bfloat16"
+    quantization: Annotated[
+        Literal["int8"] | None,
+        Field(
+            description="Quantize the linears of layers and the lm_head as they are loaded, and "
+            "multiply them so: int8, on CPUs; default: computed in dtype."
+        ),
+    ] = None
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Field(description="Where the ranks compute.")
     ] = "auto"
@@ -398,6 +410,18 @@ class ServeConfig(BaseModel):
         if isinstance(value, bool) and not is_switch:
             raise ValueError(
                 f"{str(value).lower()} is for keys that are on or off; if it is a word, quote it"
+            )
+        return value
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _take_no_format_of_a_checkpoint(cls, value: object) -> object:
+        """Refuse what others want to be told of a checkpoint that is quantized already."""
+        if value in FORMATS_OF_CHECKPOINTS:
+            raise ValueError(
+                f"{value} is a way in which a checkpoint is quantized, which it says itself: leave "
+                "it out, and the weights are widened as they are loaded; to compute in fewer bits "
+                "give int8"
             )
         return value
 

@@ -19,6 +19,7 @@ from deploy.machine import num_cores
 from deploy.memory import ITEM_BYTES, largest_layer_page, largest_state_page
 from deploy.models import find_model
 from kernels.gpu.constants import HEAD_DIMS, PAGE_SIZES
+from kernels.native.build import BuildError, check_machine
 from worker.cache.page_budget import PageKinds, cut_budget, page_kinds
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
@@ -59,6 +60,7 @@ def check_model(config: ServeConfig) -> Checked:
         raise ConfigError(f"max_model_len: {config.max_model_len} is over the model's {longest}")
     device = find_device(config.device)
     check_device(device, config.page_size, model.head_dim)
+    check_quantization(config, device)
     check_kv_memory(config, model)
     return Checked(
         config=config,
@@ -117,7 +119,9 @@ def scheduler_config(checked: Checked) -> SchedulerConfig:
     Raises:
         ConfigError: as `check_limits`.
     """
-    return _scheduler_config(checked, base_digest(checked.model_dir, checked.config.dtype))
+    config = checked.config
+    digest = base_digest(checked.model_dir, config.dtype, config.quantization)
+    return _scheduler_config(checked, digest)
 
 
 def check_limits(checked: Checked) -> None:
@@ -192,6 +196,30 @@ def check_device(device: str, page_size: int, head_dim: int) -> None:
         raise ConfigError(
             f"model: its head_dim is {head_dim}; on a GPU only {_listed(HEAD_DIMS)} are supported"
         )
+
+
+def check_quantization(config: ServeConfig, device: str) -> None:
+    """Refuse fewer bits where they cannot be computed; other hosts' ranks see for themselves.
+
+    Raises:
+        ConfigError: with what is missing.
+    """
+    method = config.quantization
+    if method is None:
+        return
+    if device != "cpu":
+        raise ConfigError(
+            f"quantization: {method} is computed on CPUs alone; leave it out, or set device to cpu"
+        )
+    if config.ray_address is not None:
+        return
+    try:
+        check_machine()
+    except BuildError as error:
+        raise ConfigError(
+            f"quantization: {method} is computed by the C library alone, which cannot be made "
+            f"here: {one_line(error)}; leave it out"
+        ) from error
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

@@ -60,7 +60,6 @@ def _no_switch(name: str, servers: str, why: str, use: str | None = None) -> Ali
 _SHARE = "a share of a device's memory says nothing of what fits: give bytes"
 _COUNT = "adapters differ in size: give bytes"
 _TASK = "config.json says what a model does, and embeddings are served of any"
-_NO_QUANTIZATION = "the checkpoint says how it is quantized; all is computed in 16 or 32 bits"
 _NO_SEED = "each request without a `seed` draws one: give `seed` in requests"
 _NO_FORMAT = "forms are followed by llguidance, which has nothing to choose"
 _NO_SPECULATION = "there is no speculative decoding"
@@ -91,6 +90,7 @@ ALIASES = (
     _key("--context-length", "max_model_len", SGLANG),
     _key("--max-running-requests", "max_num_seqs", SGLANG),
     _key("--max-queued-requests", "max_waiting", SGLANG),
+    _key("-q", "quantization", VLLM),
     _key("--block-size", "page_size", VLLM),
     _key("--kv-cache-memory-bytes", "kv_cache_memory", VLLM, "vLLM bytes"),
     _key("--swap-space", "kv_host_memory", VLLM, "GiB"),
@@ -158,8 +158,6 @@ ALIASES = (
     _refused("--dist-init-addr", SGLANG, _RAY, "ray_address"),
     _refused("--seed", VLLM, _NO_SEED),
     _refused("--random-seed", SGLANG, _NO_SEED),
-    _refused("--quantization", BOTH, _NO_QUANTIZATION),
-    _refused("-q", VLLM, _NO_QUANTIZATION),
     _refused("--kv-cache-dtype", BOTH, "KV has the type of the weights", neutral=("auto",)),
     _refused("--load-format", BOTH, "weights are safetensors", neutral=("auto", "safetensors")),
     _refused("--tokenizer", VLLM, "the tokenizer is the model's: put it into its directory"),
@@ -198,6 +196,7 @@ SAME: Mapping[str, str] = MappingProxyType(
         "served_model_name": BOTH,
         "tp": SGLANG,
         "dtype": BOTH,
+        "quantization": BOTH,
         "device": SGLANG,
         "host": BOTH,
         "port": BOTH,

@@ -62,16 +62,16 @@ def _check_files(model: Path) -> None:
             )
 
 
-def base_digest(model_dir: Path, dtype: str) -> str:
+def base_digest(model_dir: Path, dtype: str, quantization: str | None = None) -> str:
     """Return what tells one base model from another: the same on every host with the same files.
 
     Made of config.json, of a GGUF file as its metadata says it, and, for each weight file, its
     name, its size and three samples: to hash all of a large model would take minutes at every
     start. The type that the KV is kept in is part of it, because the KV of one type is not that of
-    another.
+    another, and so is what computes it.
     """
     digest = blake2b(b"topwork base 1", digest_size=32)
-    digest.update(dtype.encode())
+    digest.update((dtype if quantization is None else f"{dtype} {quantization}").encode())
     digest.update(read_file(model_dir, CONFIG))
     of_gguf = is_gguf(model_dir)
     files = gguf_files(model_dir) if of_gguf else sorted(model_dir.glob("*.safetensors"))

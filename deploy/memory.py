@@ -7,7 +7,7 @@ Weight files that are mapped, and that the kernel gives up when memory is short,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -122,8 +122,11 @@ def rank_parts(
     step = _torch_step_bytes if is_gpu else _program_bytes
     kinds = page_kinds(model, config.page_size, max_model_len)
     kv_bytes = partial(_kv_bytes, config, model, part, kinds)
+    weights = weight_bytes(
+        model, part, item_bytes, is_packed=not is_gpu, method=config.quantization
+    )
     parts = [
-        Part("weights", place, weight_bytes(model, part, item_bytes, is_packed=not is_gpu)),
+        Part("weights", place, weights),
         Part("KV cache", place, kv_bytes(config.kv_cache_memory)),
         Part("adapters in slots", place, config.adapter_memory, is_taken_at_start=False),
         Part("steps", place, step(config, model, part, item_bytes), is_taken_at_start=False),
@@ -156,9 +159,40 @@ def _kv_bytes(
     return num_layers * _layer_page_bytes(config, model, len(part.kv_heads)) + states
 
 
-def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_packed: bool) -> int:
-    """Return the bytes of one rank's weights if none is coded; coded ones take a quarter less."""
-    per_word = 4 // item_bytes if is_packed else 1  # inputs are packed in words of four bytes
+@dataclass(frozen=True, slots=True)
+class _HeldLinears:
+    """How a rank holds the weights of its linears."""
+
+    item_bytes: int  # of a weight that is not quantized
+    is_packed: bool
+    method: str | None  # by which they are quantized
+
+    def outputs(self, rows: int) -> int:
+        """Return how many outputs there are with a layout's padding."""
+        return _up_to(rows, _PANEL) if self.is_packed else rows
+
+    def linear_bytes(self, rows: int, columns: int) -> int:
+        """Return the bytes of a weight, and of its scales if it is quantized."""
+        outputs = self.outputs(rows)
+        if self.method == "int8":
+            return outputs * (_up_to(columns, 4) + 4)
+        per_word = 4 // self.item_bytes if self.is_packed else 1  # words of four bytes
+        return outputs * _up_to(columns, per_word) * self.item_bytes
+
+
+def weight_bytes(
+    model: ModelConfig,
+    part: Partition,
+    item_bytes: int,
+    *,
+    is_packed: bool,
+    method: str | None = None,
+) -> int:
+    """Return the bytes of one rank's weights if none is coded; coded ones take a quarter less.
+
+    Linears are quantized by a `method` of `--quantization`, if any.
+    """
+    held = _HeldLinears(item_bytes, is_packed, method)
     bias_bytes = 4 if is_packed else item_bytes
     norm_bytes = 4 if model.norm_offset else item_bytes
     num_sparse = 0 if model.experts is None else len(model.experts.layers)
@@ -174,32 +208,29 @@ def weight_bytes(model: ModelConfig, part: Partition, item_bytes: int, *, is_pac
     for modules in filter(None, all_products(model.linears)):
         slices = [part.slices(linear.name) for linear in modules]
         rows = sum(total_length(outputs) for outputs, _ in slices)
-        columns = _up_to(len(slices[0][1]), per_word)
         is_here = modules[0].axis == "column" or part.rank == 0
         has_bias = is_here and any(linear.has_bias for linear in modules)
-        panels = _panels(rows, is_packed)
-        biases = rows if modules[0].expert is None else panels  # experts lie in one row of panels
-        linear_bytes = panels * columns * item_bytes + biases * bias_bytes * has_bias
+        own = held if not modules[0].is_router else replace(held, method=None)
+        linear_bytes = own.linear_bytes(rows, len(slices[0][1]))
+        # Experts lie in one row of panels.
+        biases = rows if modules[0].expert is None else own.outputs(rows)
+        linear_bytes += biases * bias_bytes * has_bias
         layers += counts[modules[0].in_layers] * linear_bytes
     # Rows to look up and panels to multiply by are two copies; as plain rows one serves both.
     has_head = is_packed or not model.tie_word_embeddings
     score_bytes = 0
     if model.classifier is not None:  # whole on every rank, in float32, in place of the head
         has_head, score_bytes = False, model.classifier.num_labels * model.hidden_size * 4
-    head = _panels(len(part.vocab), is_packed) * _up_to(model.hidden_size, per_word) * has_head
-    table = len(part.vocab) * model.hidden_size
+    head = held.linear_bytes(len(part.vocab), model.hidden_size) * has_head
+    table = len(part.vocab) * model.hidden_size * item_bytes
     last_norm = model.hidden_size * norm_bytes
-    return layers + (head + table) * item_bytes + last_norm + score_bytes
+    return layers + head + table + last_norm + score_bytes
 
 
 def _qk_norm_features(model: ModelConfig, part: Partition) -> int:
     """Return how wide the norms of Q and K are together."""
     heads = len(part.q_heads) + len(part.kv_heads) if model.qk_norm_is_wide else 2
     return model.qk_norm * heads * model.head_dim
-
-
-def _panels(outputs: int, is_packed: bool) -> int:
-    return _up_to(outputs, _PANEL) if is_packed else outputs
 
 
 def _up_to(number: int, step: int) -> int:

@@ -114,6 +114,11 @@ class Linear:
         return self.name.replace(f".{self.expert}.", ".*.")
 
     @property
+    def is_router(self) -> bool:
+        """Whether it is the one that chooses experts: few numbers, which are never quantized."""
+        return self.fused == "router"
+
+    @property
     def product(self) -> str:
         """The product of its layer that it is part of."""
         return self.fused if self.expert is None else f"{self.fused}.{self.expert}"

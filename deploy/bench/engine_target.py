@@ -25,13 +25,15 @@ class EngineTarget:
         tp: int,
         dtype: str,
         threads: int | None = None,
+        quantization: Literal["int8"] | None = None,
     ) -> None:
-        self.label = f"topwork engine, tp {tp}"
+        self.label = f"topwork engine, tp {tp}, {quantization or dtype}"
         rank = RankConfig(
             model_dir=str(model_dir),
             rank=0,
             tp=tp,
             dtype=cast(Literal["bfloat16", "float32"], dtype),
+            quantization=quantization,
             kv_memory_bytes=2**29,
             num_slots=8,
             max_model_len=4096,

@@ -132,9 +132,14 @@ def print_warnings(warnings: Iterable[str], console: Console) -> None:
 
 
 def _widened(checked: Checked) -> list[str]:
-    quantization = checked.model.quantization
+    quantization, method = checked.model.quantization, checked.config.quantization
     if quantization is None:
         return []
+    if method is not None:
+        return [
+            f"model: its linears are quantized ({quantization.method}) and are quantized once more "
+            f"to {method} as they are loaded: they are rounded twice"
+        ]
     return [
         f"model: its linears are quantized ({quantization.method}) and are widened to "
         f"{checked.config.dtype} as they are loaded: they take the memory of that, and its time"

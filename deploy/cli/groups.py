@@ -2,8 +2,8 @@
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Model": (
-        *("model", "served_model_name", "tp", "dtype", "device", "threads_per_rank"),
-        *("revision", "deterministic", "max_model_len"),
+        *("model", "served_model_name", "tp", "dtype", "quantization", "device"),
+        *("threads_per_rank", "revision", "deterministic", "max_model_len"),
     ),
     "Adapters": (
         *("adapter", "adapter_dir", "adapter_root", "adapter_sources"),

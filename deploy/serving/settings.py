@@ -93,6 +93,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         rank=0,
         tp=config.tp,
         dtype=config.dtype,
+        quantization=config.quantization,
         device=checked.device,
         deterministic=config.deterministic,
         page_size=config.page_size,

@@ -40,6 +40,16 @@ class BuildError(Exception):
     """There can be no native library here; the message says why."""
 
 
+def check_machine(compiler: str = "cc") -> None:
+    """Look for what a library is made for and by, without making one.
+
+    Raises:
+        BuildError: no compiler, or no such CPU.
+    """
+    _find(compiler)
+    _cpu()
+
+
 def build(directory: Path, compiler: str = "cc", extra_flags: tuple[str, ...] = ()) -> Path:
     """Return a library made for this machine, from `directory` or put there.
 
@@ -52,9 +62,7 @@ def build(directory: Path, compiler: str = "cc", extra_flags: tuple[str, ...] = 
         BuildError: no compiler, no such CPU, or the compiler failed.
         OSError: the directory cannot be used.
     """
-    command = shutil.which(compiler)
-    if command is None:
-        raise BuildError(f"there is no C compiler named {compiler!r}")
+    command = _find(compiler)
     path = directory / f"{_key(command, extra_flags)}.so"
     if is_whole(path):
         return path
@@ -69,6 +77,13 @@ def build(directory: Path, compiler: str = "cc", extra_flags: tuple[str, ...] = 
             made.write_bytes(code + hashlib.sha256(code).digest())
             os.replace(made, path)
     return path
+
+
+def _find(compiler: str) -> str:
+    command = shutil.which(compiler)
+    if command is None:
+        raise BuildError(f"there is no C compiler named {compiler!r}")
+    return command
 
 
 def is_whole(path: Path) -> bool:

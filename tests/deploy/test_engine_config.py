@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from deploy.config import ConfigError, ServeConfig
-from deploy.engine_config import Checked, check_device, check_ray_address, rank_memory
+from deploy.engine_config import (
+    Checked,
+    check_device,
+    check_quantization,
+    check_ray_address,
+    rank_memory,
+)
 from kernels.torch_backend import CpuKernels
 from tests.cluster.adapters.tiny import MODEL
 
@@ -29,6 +35,19 @@ def test_a_gpu_refuses_other_pages_and_says_which_it_takes() -> None:
 def test_a_gpu_refuses_other_heads() -> None:
     with pytest.raises(ConfigError, match="head_dim is 96"):
         check_device("cuda", page_size=64, head_dim=96)
+
+
+def test_fewer_bits_are_refused_where_nothing_computes_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = ServeConfig(model="tiny", quantization="int8")
+    with pytest.raises(ConfigError, match="quantization: int8 is computed on CPUs alone"):
+        check_quantization(config, "cuda")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="quantization: .* there is no C compiler named 'cc'"):
+        check_quantization(config, "cpu")
+    check_quantization(config.model_copy(update={"ray_address": "10.0.0.1:1"}), "cpu")
+    check_quantization(ServeConfig(model="tiny"), "cuda")
 
 
 def test_a_ray_cluster_where_nobody_listens_is_refused_at_once() -> None:

@@ -16,7 +16,10 @@ from deploy.config import ServeConfig
 from deploy.memory import ITEM_BYTES, Part, rank_parts, total, weight_bytes
 from kernels.experts import ExpertsWeight, PrepareExperts
 from kernels.linear import LinearWeight, Prepare
+from kernels.native.backend import NativeKernels
+from kernels.native.library import native_library
 from kernels.native.packing import PANEL, pack_panels
+from kernels.native.program import ThreadPool
 from tests.cluster.adapters.tiny import MODEL
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from tests.end_to_end.tiny_models import make_tiny_model
@@ -62,18 +65,22 @@ FAMILIES = [
 ]  # what Llama has not
 
 
+def make_model(kind: str, path: Path) -> None:
+    """Save a tiny model."""
+    if kind in FAMILIES:
+        tiny_family(kind).save_pretrained(path)
+    else:
+        make_tiny_model("llama" if kind == "a classifier" else kind, path)
+    if kind == "a classifier":
+        save_classifier(AutoModelForCausalLM.from_pretrained(path), path, 7)
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "a classifier", *FAMILIES])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_weights_of_every_rank_are_told_to_the_byte_if_none_is_coded(
     tmp_path: Path, kind: str, dtype: str
 ) -> None:
-    if kind in FAMILIES:
-        tiny_family(kind).save_pretrained(tmp_path)
-    else:
-        make_tiny_model("llama" if kind == "a classifier" else kind, tmp_path)
-    if kind == "a classifier":
-        reference = AutoModelForCausalLM.from_pretrained(tmp_path)
-        save_classifier(reference, tmp_path, 7)
+    make_model(kind, tmp_path)
     model = read_model_config(tmp_path)
     for tp in (1, 2, 3):
         for rank in range(tp):
@@ -90,6 +97,21 @@ def test_the_weights_of_every_rank_are_told_to_the_byte_if_none_is_coded(
                 )
                 told = weight_bytes(model, part, ITEM_BYTES[dtype], is_packed=is_packed)
                 assert held.num_bytes == told, (tp, rank, is_packed)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "a classifier", "gpt_oss", "granitemoehybrid"])
+def test_quantized_weights_of_every_rank_are_told_to_the_byte(tmp_path: Path, kind: str) -> None:
+    library = native_library()
+    if library is None:
+        pytest.skip("no native library")
+    kernels = NativeKernels(ThreadPool(library, 1))
+    make_model(kind, tmp_path)
+    model = read_model_config(tmp_path)
+    for tp, rank in ((1, 0), (3, 0), (3, 2)):
+        part = partition(model, tp, rank)
+        prepare = kernels.prepare_linear, kernels.prepare_experts, kernels.quantized
+        held = load_weights(tmp_path, model, part, torch.float32, CPU, *prepare)
+        assert held.num_bytes == weight_bytes(model, part, 4, is_packed=True, method="int8")
 
 
 @pytest.mark.model

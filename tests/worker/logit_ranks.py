@@ -38,14 +38,21 @@ class LogitRank:
     """One rank: its model and its bank."""
 
     def __init__(
-        self, path: Path, config: ModelConfig, group: Communicator, dtype: torch.dtype
+        self,
+        path: Path,
+        config: ModelConfig,
+        group: Communicator,
+        dtype: torch.dtype,
+        *,
+        is_quantized: bool = False,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.part = partition(config, group.size, group.rank)
         self.group = group
         self.kernels = kernels_for(CPU)
-        prepare = self.kernels.prepare_linear, self.kernels.prepare_experts
+        quantized = self.kernels.quantized if is_quantized else None
+        prepare = self.kernels.prepare_linear, self.kernels.prepare_experts, quantized
         weights = load_weights(path, config, self.part, dtype, CPU, *prepare)
         self.model = Model(config, self.part, weights, group, self.kernels, 256)
         self.bank = bank_for(
@@ -55,7 +62,7 @@ class LogitRank:
             num_slots=8,
             dtype=dtype,
             device=CPU,
-            base=BaseWeights(path, config, self.part, dtype),
+            base=BaseWeights(path, config, self.part, dtype, is_quantized=is_quantized),
         )
 
     def forward(self, prompts: Sequence[Prompt]) -> Tensor | None:
@@ -108,13 +115,23 @@ class LogitRank:
 class LogitRanks:
     """All ranks of a model."""
 
-    def __init__(self, path: Path, tp: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tp: int,
+        dtype: torch.dtype = torch.float32,
+        *,
+        is_quantized: bool = False,
+    ) -> None:
         self.config = read_model_config(path)
         groups: Sequence[Communicator] = (
             (SingleRank(),) if tp == 1 else ThreadGroup(tp).communicators()
         )
         self._threads = ThreadPoolExecutor(tp)
-        self.ranks = [LogitRank(path, self.config, group, dtype) for group in groups]
+        self.ranks = [
+            LogitRank(path, self.config, group, dtype, is_quantized=is_quantized)
+            for group in groups
+        ]
 
     def load(self, slot: int, *adapters: Adapter, weights: Sequence[float] = (1.0,)) -> list[int]:
         """Load an adapter, or a sum, on every rank; return the bytes that each holds.

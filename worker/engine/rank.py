@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernels.dispatch import kernels_for
 from kernels.interface import Readback
+from kernels.quantized import QuantizedLinears
 from worker.cache.kv_cache import KVCache, page_num_bytes
 from worker.cache.page_budget import cut_budget, page_kinds
 from worker.distributed.communicator import Communicator
@@ -95,6 +96,7 @@ class Rank:
         self._kernels = kernels_for(
             self._device, config.deterministic, config.tp, torch.get_num_threads()
         )
+        quantized = self._quantized_linears()
         self._sampler = Sampler(self._kernels)
         self._pending = PendingTokens(self._group, self._kernels, self._device)
         model_dir = Path(config.model_dir)
@@ -111,6 +113,7 @@ class Rank:
             self._device,
             self._kernels.prepare_linear,
             self._kernels.prepare_experts,
+            quantized,
         )
         self._model = Model(
             self._model_config,
@@ -146,7 +149,7 @@ class Rank:
             page_bytes=layer_bytes * len(kinds.full_layers),
             weight_bytes=self._model.num_bytes,
             device=config.device,
-            products=self._kernels.products,
+            products=", ".join(filter(None, (self._kernels.products, config.quantization))),
             batch_variant_linears=(
                 batch_variant_linears(weights, self._kernels) if self._is_batch_invariant else ()
             ),
@@ -169,8 +172,31 @@ class Rank:
             num_slots=self._config.num_slots,
             dtype=self._dtype,
             device=self._device,
-            base=BaseWeights(model_dir, self._model_config, self._part, self._dtype),
+            base=BaseWeights(
+                model_dir,
+                self._model_config,
+                self._part,
+                self._dtype,
+                is_quantized=self._config.quantization is not None,
+            ),
         )
+
+    def _quantized_linears(self) -> QuantizedLinears | None:
+        """Return what packs linears that are quantized, None if none is to be.
+
+        Raises:
+            ValueError: they cannot be computed here.
+        """
+        method = self._config.quantization
+        if method is None:
+            return None
+        quantized = self._kernels.quantized
+        if quantized is None:
+            raise ValueError(
+                f"quantization: {method} is computed on CPUs by the C library alone, and rank "
+                f"{self._config.rank} on {self._config.device} has none; leave it out"
+            )
+        return quantized
 
     @property
     def _is_batch_invariant(self) -> bool:

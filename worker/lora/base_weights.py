@@ -2,7 +2,8 @@
 
 The forward pass keeps weights packed, fused and cut, but DoRA's norms need plain rows, for
 row-parallel modules whole ones. Owns reading them slice by slice from the memory-mapped files,
-which needs no other rank.
+which needs no other rank. Of linears that are quantized as they are loaded comes what their codes
+stand for.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from worker.lora.shard import EMBEDDING
+from kernels.quantized import dequantize, quantize
+from worker.lora.shard import EMBEDDING, HEAD
 from worker.model_config import ModelConfig
 from worker.spans import Span
 from worker.weights.checkpoint import AnyCheckpoint, open_checkpoint, read_weight
@@ -21,24 +23,42 @@ from worker.weights.partition import Partition, partition, whole_shape
 
 
 class OpenWeights:
-    """The open files; every tensor comes in the dtype that is served."""
+    """The open files; every tensor comes in the dtype that is served, quantized ones in float32."""
 
     def __init__(
-        self, checkpoint: AnyCheckpoint, config: ModelConfig, part: Partition, dtype: torch.dtype
+        self,
+        checkpoint: AnyCheckpoint,
+        config: ModelConfig,
+        part: Partition,
+        dtype: torch.dtype,
+        *,
+        is_quantized: bool,
     ) -> None:
         self._checkpoint = checkpoint
         self._config = config
         self._part = part
         self._whole = partition(config, 1, 0)
         self.dtype = dtype
+        self._is_quantized = is_quantized
 
     def rows(self, layer: int, module: str, rows: Span) -> Tensor:
-        """Return whole rows of a linear module of a layer, [rows, in]."""
-        name = linear_name(layer, self._part.linear(module))
+        """Return whole rows of a linear module of a layer, [rows, in], as they are multiplied."""
+        linear = self._part.linear(module)
+        name = linear_name(layer, linear)
         shape = whole_shape(self._whole, module)
         columns = Span(0, shape[1])
         weight = read_weight(self._checkpoint, self._config, name, shape, rows, columns)
-        return weight.to(self.dtype)
+        if not self._is_quantized or linear.is_router:
+            return weight.to(self.dtype)
+        return torch.cat([_rounded(weight[:, own]) for own in self._cuts(module)], dim=1)
+
+    def _cuts(self, module: str) -> list[slice]:
+        """Return the inputs of a linear module that each rank has, and quantizes by itself."""
+        if not self._part.is_summed(module):
+            return [slice(None)]
+        ranks = (partition(self._config, self._part.tp, rank) for rank in range(self._part.tp))
+        spans = [part.slices(module)[1] for part in ranks]
+        return [slice(span.start, span.stop) for span in spans]
 
     def bias(self, layer: int, module: str) -> Tensor | None:
         """Return what this rank adds to its outputs of a linear module, None for nothing."""
@@ -51,8 +71,16 @@ class OpenWeights:
         parts = [self._checkpoint.read(name, (outputs,), span) for span in rows]
         return torch.cat(parts).to(self.dtype)
 
+    def head_rows(self, rows: Span) -> Tensor:
+        """Return rows of the head, [rows, hidden], as they are multiplied."""
+        weight = self.vocabulary(HEAD, rows)
+        return _rounded(weight) if self._is_quantized else weight
+
     def vocabulary(self, module: str, rows: Span) -> Tensor:
-        """Return rows of the embedding or of the head, [rows, hidden]."""
+        """Return rows of the embedding or of the head, [rows, hidden], as the checkpoint has them.
+
+        What is quantized of them has the dtype that is served before, as while it is loaded.
+        """
         is_embedding = module == EMBEDDING or self._config.tie_word_embeddings
         name = EMBEDDING_NAME if is_embedding else HEAD_NAME
         shape = (self._config.vocab_size, self._config.hidden_size)
@@ -63,8 +91,15 @@ class BaseWeights:
     """Where one rank can read the base model's weights, and the dtype they are served in."""
 
     def __init__(
-        self, model_dir: Path, config: ModelConfig, part: Partition, dtype: torch.dtype
+        self,
+        model_dir: Path,
+        config: ModelConfig,
+        part: Partition,
+        dtype: torch.dtype,
+        *,
+        is_quantized: bool = False,
     ) -> None:
+        self._is_quantized = is_quantized
         self._model_dir = model_dir
         self._config = config
         self._part = part
@@ -80,4 +115,11 @@ class BaseWeights:
             ValueError: if they are not what was loaded.
         """
         with open_checkpoint(self._model_dir, self._config, self.dtype) as checkpoint:
-            yield OpenWeights(checkpoint, self._config, self._part, self.dtype)
+            yield OpenWeights(
+                checkpoint, self._config, self._part, self.dtype, is_quantized=self._is_quantized
+            )
+
+
+def _rounded(weight: Tensor) -> Tensor:
+    """Return what the codes of a weight stand for."""
+    return dequantize(quantize(weight))

@@ -16,6 +16,7 @@ from worker.errors import UnusableAdapter
 from worker.lora.dora import embedding_gain, linear_gain
 from worker.lora.shard import (
     EMBEDDING,
+    HEAD,
     VOCABULARY_MODULES,
     AdapterShard,
     LoraEntry,
@@ -45,6 +46,7 @@ class LoraSource:
         self._opened = opened
         self._entries = {(entry.layer, entry.module): entry for entry in shard.entries}
         self._tables = {entry.module: entry for entry in shard.tables}
+        self._own_tables: dict[str, Tensor] | None = None
 
     def check_summable(self) -> None:
         """Refuse what has no weighted sum.
@@ -106,7 +108,11 @@ class LoraSource:
         magnitude = self._tensor(entry.magnitude_offset, (entry.b_shape[0],)).float()
         rows, _ = adapted_slices(self._part, module)
 
+        uses_base_head = module == HEAD and HEAD not in self.own_tables()
+
         def read(span: Span) -> Tensor:
+            if uses_base_head:
+                return self._base().head_rows(span)
             if module in VOCABULARY_MODULES:
                 return self._vocabulary_rows(module, span)
             return self._base().rows(layer, module, span)
@@ -131,11 +137,14 @@ class LoraSource:
 
         PEFT saves the base model's table with every LoRA of the vocabulary; it is not kept twice.
         """
+        if self._own_tables is not None:
+            return self._own_tables
         own = {}
         for module in self._tables:
             rows = self._vocabulary_rows(module, self._part.vocab)
             if not torch.equal(rows, self._base().vocabulary(module, self._part.vocab)):
                 own[module] = rows
+        self._own_tables = own
         return own
 
     def score_head(self) -> Tensor | None:

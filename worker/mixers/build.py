@@ -42,11 +42,21 @@ class MixerLoader:
         config: MixerConfig,
         prepare: Prepare,
         dtype: torch.dtype,
+        linear_dtype: torch.dtype,
         device: torch.device,
         tp: int = 1,
         rank: int = 0,
     ) -> None:
         """Decide what the rank has.
+
+        Args:
+            config: of the model's mixers.
+            prepare: packs a linear.
+            dtype: of norms and biases.
+            linear_dtype: in which `prepare` is given weights.
+            device: of all tensors.
+            tp: ranks that share the model.
+            rank: one of them.
 
         Raises:
             ValueError: if `tp` is too large.
@@ -55,6 +65,7 @@ class MixerLoader:
         self._config = config
         self._prepare = prepare
         self._dtype = dtype
+        self._linear_dtype = linear_dtype
         self._device = device
         self._tp = tp
         self._rank = rank
@@ -103,7 +114,7 @@ class MixerLoader:
     def _in_proj(self, read: Read, modules: Sequence[str]) -> LinearWeight:
         """Return the first product; what are modules of their own stand one behind the other."""
         whole = [_there(read, f"{module}.weight") for module in modules]
-        weight = self._sent(_rows(torch.cat(whole), self.part.in_rows))
+        weight = self._sent_linear(_rows(torch.cat(whole), self.part.in_rows))
         bias = read(f"{modules[0]}.bias")
         own = None if bias is None else self._sent(_rows(bias, self.part.in_rows))
         return self._prepare(weight, own)
@@ -114,7 +125,7 @@ class MixerLoader:
         weight = _there(read, "out_proj.weight")[:, columns.start : columns.stop]
         bias = read("out_proj.bias") if self._rank == 0 else None
         own = None if bias is None else self._sent(bias)
-        return self._prepare(self._sent(weight.contiguous()), own)
+        return self._prepare(self._sent_linear(weight.contiguous()), own)
 
     def _channels(self, read: Read, name: str) -> Tensor:
         return _rows(_there(read, name), self.part.channels).to(self._device)
@@ -128,6 +139,9 @@ class MixerLoader:
 
     def _sent(self, weight: Tensor) -> Tensor:
         return weight.to(self._device, self._dtype)
+
+    def _sent_linear(self, weight: Tensor) -> Tensor:
+        return weight.to(self._device, self._linear_dtype)
 
 
 def build_mixer(

@@ -2,7 +2,8 @@
 
 Owns their fusing into wide linears. Each rank reads from the files only what
 `worker.weights.partition` gives it, one linear at a time, so that the peak is one copy of its
-slices and one linear.
+slices and one linear. What is to be quantized is read in float32, whatever the checkpoint has it
+in, and of experts one at a time.
 
 Shapes: H hidden, HQ / HK query and KV heads of this rank, D head_dim, I MLP features of this rank,
 V vocabulary entries of this rank.
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, PrepareExperts, prepare_experts
 from kernels.linear import LinearWeight, Prepare, prepare_linear
+from kernels.quantized import QuantizedLinears, quantize
 from worker.linears import Linear, by_expert, by_fused
 from worker.mixers.build import MixerLoader, MixerWeights
 from worker.model_config import ModelConfig
@@ -54,19 +56,29 @@ class _Loader:
         device: torch.device,
         prepare: Prepare,
         prepare_experts: PrepareExperts,
+        quantized: QuantizedLinears | None,
     ) -> None:
+        self._prepare = prepare
+        self._prepare_experts = prepare_experts
+        self._quantized = quantized
+        self._linear_dtype = dtype if quantized is None else torch.float32  # before it is prepared
         self._mixers: MixerLoader | None = None
         if config.mixer is not None:
             place = part.tp, part.rank
-            self._mixers = MixerLoader(config.mixer, prepare, dtype, device, *place)
+            dtypes = dtype, self._linear_dtype
+            self._mixers = MixerLoader(config.mixer, self.prepared, *dtypes, device, *place)
         self._checkpoint = checkpoint
         self._config = config
         self._part = part
         self._whole = partition(config, 1, 0)
         self._dtype = dtype
         self._device = device
-        self.prepare = prepare
-        self._prepare_experts = prepare_experts
+
+    def prepared(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
+        """Return a linear that is quantized where linears are."""
+        if self._quantized is None:
+            return self._prepare(weight, bias)
+        return self._quantized.prepare_quantized_linear(quantize(weight), bias, self._dtype)
 
     def norm(self, name: str, size: int, held: Span | None = None) -> Tensor:
         """Return the weight of a norm, [size] or what is held of it.
@@ -93,32 +105,44 @@ class _Loader:
 
     def linear(self, layer: int, modules: Sequence[Linear]) -> LinearWeight:
         """Return the modules' slices one above the other as one linear."""
-        weight = self._empty(modules)
-        bias = weight.new_zeros(len(weight)) if any(one.has_bias for one in modules) else None
+        is_router = modules[0].is_router
+        weight = self._empty(modules, dtype=self._dtype if is_router else self._linear_dtype)
+        bias = self._zeros(len(weight)) if any(one.has_bias for one in modules) else None
         self._read(layer, modules, weight, bias)
         if self._part.rank > 0 and modules[0].axis == "row":
             bias = None  # this linear is summed over the ranks, and its bias must enter once
-        return self.prepare(weight, bias)
+        return (self._prepare if is_router else self.prepared)(weight, bias)
 
     def experts(self, layer: int, experts: Sequence[Sequence[Linear]]) -> ExpertsWeight:
         """Return the same product of each expert."""
-        weight = self._empty(experts[0], len(experts))
+        at_once = len(experts) if self._quantized is None else 1
+        weight = self._empty(experts[0], at_once, dtype=self._linear_dtype)
         has_bias = any(one.has_bias for one in experts[0])
-        bias = weight.new_zeros(weight.shape[:2]) if has_bias else None
+        bias = self._zeros(len(experts), weight.shape[1]) if has_bias else None
         read = self._read
         if experts[0][0].stack is not None:
             read = StackReader(self._checkpoint, self._part, self._whole, len(experts)).read
+        quantized = []
         for expert, modules in enumerate(experts):
-            read(layer, modules, weight[expert], None if bias is None else bias[expert])
+            own = weight[expert % at_once]
+            read(layer, modules, own, None if bias is None else bias[expert])
+            if self._quantized is not None:
+                quantized.append(quantize(own))
         if self._part.rank > 0 and experts[0][0].axis == "row":
             bias = None  # as of any other linear that is summed
+        if self._quantized is not None:
+            return self._quantized.prepare_quantized_experts(quantized, bias, self._dtype)
         return self._prepare_experts(weight, bias)
 
-    def _empty(self, modules: Sequence[Linear], *experts: int) -> Tensor:
+    def _empty(self, modules: Sequence[Linear], *experts: int, dtype: torch.dtype) -> Tensor:
         """Return memory for the slices of modules one above the other, of each expert."""
         slices = [self._part.slices(linear.name) for linear in modules]
         shape = sum(total_length(rows) for rows, _ in slices), len(slices[0][1])
-        return torch.empty(*experts, *shape, dtype=self._dtype, device=self._device)
+        return torch.empty(*experts, *shape, dtype=dtype, device=self._device)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        """Return biases that are still to be read, in the served dtype."""
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
     def _read(
         self, layer: int, modules: Sequence[Linear], weight: Tensor, bias: Tensor | None
@@ -223,8 +247,20 @@ def load_weights(
     device: torch.device,
     prepare: Prepare = prepare_linear,
     prepare_experts: PrepareExperts = prepare_experts,
+    quantized: QuantizedLinears | None = None,
 ) -> Weights:
     """Read one rank's slices of a checkpoint.
+
+    Args:
+        model_dir: where it is.
+        config: what it says of itself.
+        part: the slices.
+        dtype: of activations, and of what is not quantized.
+        device: of all tensors.
+        prepare: packs a linear.
+        prepare_experts: packs one of experts.
+        quantized: packs linears that are quantized before: those of layers but routers, and the
+            lm_head; None: nothing is.
 
     Raises:
         OSError: if a file is missing or cannot be read.
@@ -233,7 +269,8 @@ def load_weights(
     check_checkpoint(model_dir, config)
     with open_checkpoint(model_dir, config, dtype) as checkpoint:
         config = as_stored(config, checkpoint.names)
-        loader = _Loader(checkpoint, config, part, dtype, device, prepare, prepare_experts)
+        make = prepare, prepare_experts, quantized
+        loader = _Loader(checkpoint, config, part, dtype, device, *make)
         embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))
         final_norm = loader.norm(final_norm_name(config), config.hidden_size)
@@ -242,7 +279,7 @@ def load_weights(
             return Weights(embedding, layers, final_norm, lm_head=None, score_head=head)
         # Looking up needs plain rows and multiplying wants them packed, so on a CPU a tied
         # lm_head is a second copy: the memory of one embedding for half of its time per step.
-        lm_head = prepare(
+        lm_head = loader.prepared(
             embedding if config.tie_word_embeddings else loader.vocabulary(HEAD_NAME), None
         )
     return Weights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=lm_head)

@@ -141,6 +141,8 @@ def test_weights_that_are_widened_are_a_warning(tmp_path: Path) -> None:
     quantize_checkpoint(model, *FORMATS["gptq"])
     (warning,) = looked(model).warnings
     assert "its linears are quantized (gptq) and are widened to bfloat16" in warning
+    (warning,) = looked(model, quantization="int8").warnings
+    assert "(gptq) and are quantized once more to int8" in warning
 
 
 def test_what_only_other_nodes_of_a_cluster_have_is_a_warning(tmp_path: Path) -> None:

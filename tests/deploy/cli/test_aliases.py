@@ -44,7 +44,7 @@ def test_the_page_of_flags_is_in_step() -> None:
 PLAIN = [one for one in TAKEN if one.sets is None and one.form == "as ours" and one.key != "model"]
 
 
-NUMBERS = [one for one in PLAIN if not (one.key or "").startswith("tls_")]
+NUMBERS = [one for one in PLAIN if not (one.key or "").startswith(("tls_", "quantization"))]
 
 
 def test_the_two_files_of_tls_have_other_names() -> None:
@@ -139,6 +139,16 @@ def test_values_in_others_units_and_words_are_read_as_they_mean_them() -> None:
     assert "dtype: 'half' will not do" in refused("m", "--dtype", "half")
 
 
+def test_a_format_of_checkpoints_is_no_way_to_compute_and_the_refusal_says_what_is() -> None:
+    assert read("m", "-q", "int8").config.quantization == "int8"
+    for value in ("awq", "fp8", "compressed-tensors"):
+        said = refused("m", "--quantization", value)
+        assert said.startswith(f"quantization: {value} is a way in which a checkpoint is quantized")
+        assert said.endswith("give int8")
+    said = refused("m", "--quantization", "int3")
+    assert said == "quantization: 'int3' will not do: input should be 'int8'"
+
+
 @by_name("alias", NEEDLESS, ids=ids)
 def test_what_needs_nothing_is_taken_and_says_so(alias: Alias) -> None:
     got = read("m", alias.name, *(["all"] if alias.takes_value else []))
@@ -157,10 +167,10 @@ def test_what_cannot_be_had_is_refused_with_the_reason_and_without_the_value(ali
 
 
 def test_each_refused_flag_has_a_line() -> None:
-    said = refused("m", "--seed", "0", "--enforce-eager", "--quantization", "awq")
+    said = refused("m", "--seed", "0", "--enforce-eager", "--load-format", "gguf")
     assert [line.split(":")[0] for line in said.splitlines()] == [
         "--seed",
-        "--quantization",
+        "--load-format",
         "--enforce-eager",
     ]
 

@@ -62,6 +62,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "oidc_jwks": ("/jwks", "Router"),
     "oidc_rules": ("/other", "Router"),
     "dtype": ("float32", ALL),
+    "quantization": ("int8", "Scheduler"),
     "device": ("cuda", ALL),
     "deterministic": (True, "Scheduler"),
     "max_model_len": (512, "Router Scheduler"),

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from kernels.native.library import native_library
 from tests.worker.group import GREEDY, PAGE, Prompt, RankGroup, random_tokens
 from worker.distributed.communicator import SingleRank
 from worker.engine.rank import Rank
@@ -159,8 +160,11 @@ def test_nan_that_a_page_held_does_not_reach_the_next_sequence(tiny_model, start
         assert found.sampled == expected.sampled
 
 
-def test_a_sequence_whose_logits_are_not_finite_fails_alone(tiny_model, start_group):
-    group = start_group(tiny_model("llama").path)
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_sequence_whose_logits_are_not_finite_fails_alone(tiny_model, start_group, quantization):
+    if quantization is not None and native_library() is None:
+        pytest.skip("no native library")
+    group = start_group(tiny_model("llama").path, quantization=quantization)
     tokens = random_tokens(PAGE + 4, 1)
     group.step([Chunk(1, 0, tokens[:PAGE], (5,), False)], [start(1)])
     poison(group)

@@ -7,6 +7,7 @@ what an answer consists of depends on nothing that happens around it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -250,6 +251,7 @@ class Engine:
         tp: int,
         *,
         is_bfloat16: int = 0,
+        quantization: Literal["int8"] | None = None,
         num_pages: int = 0,
         num_host_pages: int = 0,
         num_window_pages: int = 0,
@@ -264,6 +266,7 @@ class Engine:
             rank=0,
             tp=tp,
             dtype="bfloat16" if is_bfloat16 else "float32",
+            quantization=quantization,
             page_size=PAGE,
             kv_memory_bytes=2**22,
             kv_host_memory_bytes=2**22,
