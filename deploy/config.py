@@ -178,10 +178,11 @@ class ServeConfig(BaseModel):
         Literal["bfloat16", "float32"], Field(description="Type of weights, activations and KV.")
     ] = "bfloat16"
     quantization: Annotated[
-        Literal["int8"] | None,
+        Literal["int8", "int4"] | None,
         Field(
             description="Quantize the linears of layers and the lm_head as they are loaded, and "
-            "multiply them so: int8, on CPUs; default: computed in dtype."
+            "multiply them so, on CPUs: int8; int4, with the lm_head in int8; default: computed in "
+            "dtype."
         ),
     ] = None
     device: Annotated[
@@ -421,7 +422,7 @@ class ServeConfig(BaseModel):
             raise ValueError(
                 f"{value} is a way in which a checkpoint is quantized, which it says itself: leave "
                 "it out, and the weights are widened as they are loaded; to compute in fewer bits "
-                "give int8"
+                "give int8 or int4"
             )
         return value
 

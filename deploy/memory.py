@@ -171,11 +171,17 @@ class _HeldLinears:
         """Return how many outputs there are with a layout's padding."""
         return _up_to(rows, _PANEL) if self.is_packed else rows
 
+    def head_bytes(self, rows: int, columns: int) -> int:
+        """Return the bytes of an lm_head."""
+        return replace(self, method=self.method and "int8").linear_bytes(rows, columns)
+
     def linear_bytes(self, rows: int, columns: int) -> int:
         """Return the bytes of a weight, and of its scales if it is quantized."""
         outputs = self.outputs(rows)
         if self.method == "int8":
             return outputs * (_up_to(columns, 4) + 4)
+        if self.method == "int4":
+            return outputs * _up_to(columns, 32) // 32 * (16 + 2)
         per_word = 4 // self.item_bytes if self.is_packed else 1  # words of four bytes
         return outputs * _up_to(columns, per_word) * self.item_bytes
 
@@ -221,7 +227,7 @@ def weight_bytes(
     score_bytes = 0
     if model.classifier is not None:  # whole on every rank, in float32, in place of the head
         has_head, score_bytes = False, model.classifier.num_labels * model.hidden_size * 4
-    head = held.linear_bytes(len(part.vocab), model.hidden_size) * has_head
+    head = held.head_bytes(len(part.vocab), model.hidden_size) * has_head
     table = len(part.vocab) * model.hidden_size * item_bytes
     last_norm = model.hidden_size * norm_bytes
     return layers + head + table + last_norm + score_bytes

@@ -50,9 +50,14 @@ class LinearWeight:
     in_features: int
     out_features: int
     dtype: torch.dtype  # of the rows that it is multiplied with
-    layout: Literal["plain", "onednn", "panels", "int8_panels"] = "plain"
+    layout: Literal["plain", "onednn", "panels", "int8_panels", "int4_panels"] = "plain"
     code: ExponentCode | None = None
-    scales: Tensor | None = None  # [N] float32, of int8 panels
+    scales: Tensor | None = None  # [N] float32, of int8 panels, with their padding
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether codes of the weight are multiplied."""
+        return self.layout in ("int8_panels", "int4_panels")
 
     @property
     def num_bytes(self) -> int:

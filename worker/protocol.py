@@ -215,7 +215,7 @@ class RankConfig:
     kv_host_memory_bytes: int = 0  # for pages that the device has no room for; 0: none
     num_slots: int
     max_model_len: int  # positions that one sequence may have
-    quantization: Literal["int8"] | None = None  # of linears as they are loaded; None: none
+    quantization: Literal["int8", "int4"] | None = None  # of linears as they are loaded; None: none
     deterministic: bool = False  # on a GPU too, a row's bits do not depend on its batch
     num_threads: int | None  # compute threads of this process; None: torch's own choice
 

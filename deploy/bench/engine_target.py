@@ -25,7 +25,7 @@ class EngineTarget:
         tp: int,
         dtype: str,
         threads: int | None = None,
-        quantization: Literal["int8"] | None = None,
+        quantization: Literal["int8", "int4"] | None = None,
     ) -> None:
         self.label = f"topwork engine, tp {tp}, {quantization or dtype}"
         rank = RankConfig(

@@ -14,19 +14,19 @@ from kernels.experts import ExpertsWeight, RoutedRows, Routing
 from kernels.native.linears import NativeLinears
 from kernels.native.op_runner import at, is_bf16
 from kernels.native.ops import (
-    GroupedInt8LinearOp,
     GroupedLinearOp,
     GroupedLoraOp,
+    GroupedQuantizedLinearOp,
     LoraOp,
     PairRunsOp,
     PermuteOp,
     RouteOp,
     SortPairsOp,
     UnpermuteOp,
-    int8_linear_op,
     linear_op,
+    quantized_linear_op,
 )
-from kernels.native.packing import PANEL, pack_int8_panels
+from kernels.native.packing import PANEL, pack_quantized
 from kernels.native.program import Step
 from kernels.quantized import QuantizedWeight
 
@@ -61,7 +61,7 @@ class NativeExperts(NativeLinears):
         out_features, in_features = weights[0].codes.shape
         if bias is not None:
             bias = F.pad(bias, (0, -out_features % PANEL)).flatten()
-        linear = pack_int8_panels(weights, bias, dtype, self._memory)
+        linear = pack_quantized(weights, bias, dtype, self._memory)
         return ExpertsWeight((linear,), len(weights), in_features, out_features, dtype)
 
     def route(self, logits: Tensor, routing: Routing) -> RoutedRows:
@@ -107,10 +107,10 @@ class NativeExperts(NativeLinears):
         (all_experts,) = weight.linears
         y = self._out("grouped", x.shape[0], (weight.out_features,), torch.float32)
         counts = at(routed.starts), weight.num_experts
-        if all_experts.layout == "int8_panels":
-            int8, tensors = int8_linear_op(x, all_experts, y)
-            grouped = GroupedInt8LinearOp(int8, *counts)
-            self._do("grouped_int8_linear", grouped, x.shape[0], (*tensors, routed.starts))
+        if all_experts.is_quantized:
+            quantized, tensors = quantized_linear_op(x, all_experts, y)
+            grouped = GroupedQuantizedLinearOp(quantized, *counts)
+            self._do("grouped_quantized_linear", grouped, x.shape[0], (*tensors, routed.starts))
             return y
         linear, tensors = linear_op(x, all_experts, y)
         linear.num_outputs = weight.out_features

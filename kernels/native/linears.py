@@ -10,8 +10,8 @@ from kernels.linear import LinearWeight
 from kernels.native.exponent_coding import encode_panels
 from kernels.native.huge_pages import HugePages
 from kernels.native.op_runner import OpRunner
-from kernels.native.ops import int8_linear_op, linear_op
-from kernels.native.packing import move_panels, pack_int8_panels, pack_panels
+from kernels.native.ops import linear_op, quantized_linear_op
+from kernels.native.packing import move_panels, pack_panels, pack_quantized
 from kernels.native.program import ThreadPool
 from kernels.quantized import QuantizedWeight
 
@@ -31,7 +31,7 @@ class NativeLinears(OpRunner):
     def prepare_quantized_linear(
         self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
     ) -> LinearWeight:
-        return pack_int8_panels([weight], bias, dtype, self._memory)
+        return pack_quantized([weight], bias, dtype, self._memory)
 
     def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
         return self._linear("linear", x, weight)
@@ -41,9 +41,9 @@ class NativeLinears(OpRunner):
 
     def _linear(self, name: str, x: Tensor, weight: LinearWeight) -> Tensor:
         y = self._out(name, x.shape[0], (weight.out_features,), torch.float32)
-        if weight.layout == "int8_panels":
-            int8, tensors = int8_linear_op(x, weight, y)
-            self._do("int8_linear", int8, x.shape[0], tensors)
+        if weight.is_quantized:
+            quantized, tensors = quantized_linear_op(x, weight, y)
+            self._do("quantized_linear", quantized, x.shape[0], tensors)
             return y
         op, tensors = linear_op(x, weight, y)
         self._do("linear", op, x.shape[0], tensors)

@@ -57,8 +57,8 @@ def linear_op(
     return op, tensors
 
 
-class Int8LinearOp(ctypes.Structure):
-    """`struct int8_linear`: the same of int8 panels with `scales` [N] float32."""
+class QuantizedLinearOp(ctypes.Structure):
+    """`struct quantized_linear`: the same of int8 panels with `scales` [N], or of int4 panels."""
 
     _fields_ = [
         *_pointers("x", "weight", "scales", "bias", "y"),
@@ -66,15 +66,15 @@ class Int8LinearOp(ctypes.Structure):
     ]
 
 
-def int8_linear_op(
+def quantized_linear_op(
     x: Tensor, weight: LinearWeight, y: Tensor
-) -> tuple[Int8LinearOp, tuple[Tensor | None, ...]]:
-    """Return what `linear_op` does, of int8 panels."""
+) -> tuple[QuantizedLinearOp, tuple[Tensor | None, ...]]:
+    """Return what `linear_op` does, of a quantized weight."""
     assert x.dtype == weight.dtype, f"{x.dtype} rows for a weight of {weight.dtype} rows"
     assert x.stride(1) == 1, "the inputs of a row must be contiguous"
-    assert weight.layout == "int8_panels", f"{weight.layout} is not int8"
+    assert weight.is_quantized, f"{weight.layout} are not quantized"
     tensors = x, weight.data, weight.scales, weight.bias, y
-    op = Int8LinearOp(
+    op = QuantizedLinearOp(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
         x.stride(0),
         y.stride(0),
@@ -252,10 +252,10 @@ class GroupedLinearOp(ctypes.Structure):
     _fields_ = [("linear", LinearOp), *_pointers("starts"), *_counts("num_experts")]
 
 
-class GroupedInt8LinearOp(ctypes.Structure):
-    """`struct grouped_int8_linear`: likewise."""
+class GroupedQuantizedLinearOp(ctypes.Structure):
+    """`struct grouped_quantized_linear`: likewise."""
 
-    _fields_ = [("linear", Int8LinearOp), *_pointers("starts"), *_counts("num_experts")]
+    _fields_ = [("linear", QuantizedLinearOp), *_pointers("starts"), *_counts("num_experts")]
 
 
 class PairRunsOp(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Weights in the panels that linear.c and int8_linear.c read.
+"""Weights in the panels that linear.c and quantized_linear.c read.
 
 Shapes: N outputs, K inputs.
 """
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from kernels.linear import LinearWeight
 from kernels.native.huge_pages import HugePages, huge_empty
-from kernels.quantized import QuantizedWeight
+from kernels.quantized import GROUP, QuantizedWeight
 
 PANEL = 32  # outputs
+_INT4_ZERO = 8  # what stands for 0, as int4_panel.h has it
 
 
 def pack_panels(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
@@ -37,35 +38,60 @@ def pack_panels(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     )
 
 
-def pack_int8_panels(
+def pack_quantized(
     weights: Sequence[QuantizedWeight], bias: Tensor | None, dtype: torch.dtype, memory: HugePages
 ) -> LinearWeight:
-    """Return weights as int8_linear.c reads them, each in panels of its own behind the others'.
+    """Return weights as quantized_linear.c reads them, the panels of one behind another's.
 
     Args:
-        weights: of one shape [N, K].
+        weights: of one shape [N, K], by one method.
         bias: of all their outputs, the padding of each with them; or None.
         dtype: of the rows that they are multiplied with.
         memory: where the panels are to lie.
     """
-    out_features, in_features = weights[0].codes.shape
+    first = weights[0]
+    out_features, in_features = first.codes.shape
     num_panels = -(-out_features // PANEL)
-    shape = (len(weights), num_panels, -(-in_features // 4), PANEL)
-    panels = memory.empty(shape, torch.int32)
-    scales = torch.zeros(len(weights), num_panels * PANEL)
+    is_int8 = first.method == "int8"
+    pack = _int8_panels if is_int8 else _int4_panels
+    panels: Tensor | None = None
+    scales = torch.zeros(len(weights), num_panels * PANEL) if is_int8 else None
     for index, weight in enumerate(weights):
-        assert weight.codes.shape == (out_features, in_features), "weights of one shape"
-        panels[index].copy_(_panels_of_words(weight.codes))
-        scales[index, :out_features] = weight.scales
+        assert weight.codes.shape == first.codes.shape, "weights of one shape"
+        packed = pack(weight)
+        if panels is None:
+            panels = memory.empty((len(weights), *packed.shape), packed.dtype)
+        panels[index].copy_(packed)
+        if scales is not None:
+            scales[index, :out_features] = weight.scales
+    assert panels is not None, "at least one weight"
     return LinearWeight(
         panels.flatten(0, 1),
         None if bias is None else bias.float(),
         in_features,
         out_features,
         dtype,
-        "int8_panels",
-        scales=scales.flatten(),
+        "int8_panels" if is_int8 else "int4_panels",
+        scales=None if scales is None else scales.flatten(),
     )
+
+
+def _int8_panels(weight: QuantizedWeight) -> Tensor:
+    return _panels_of_words(weight.codes)
+
+
+def _int4_panels(weight: QuantizedWeight) -> Tensor:
+    """Return [panels, groups, bytes] uint8, as int4_panel.h has them."""
+    num_groups = weight.scales.shape[1]
+    outputs = -weight.codes.shape[0] % PANEL
+    missing = 0, num_groups * GROUP - weight.codes.shape[1], 0, outputs
+    codes = F.pad((weight.codes + _INT4_ZERO).to(torch.uint8), missing)
+    # Two steps of four inputs share bytes.
+    steps = codes.view(-1, PANEL, num_groups, GROUP // 8, 2, 4).permute(4, 0, 2, 3, 1, 5)
+    halves = (steps[0] | steps[1] << 4).flatten(2)
+    scales = F.pad(weight.scales, (0, 0, 0, outputs)).view(-1, PANEL, num_groups)
+    scale_bytes = scales.transpose(1, 2).contiguous().view(torch.uint8)
+    return torch.cat([scale_bytes, halves], dim=2)
 
 
 def _panels_of_words(weight: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from kernels.native.backend import NativeKernels
 from kernels.native.library import native_library
 from kernels.native.packing import PANEL, pack_panels
 from kernels.native.program import ThreadPool
+from kernels.quantized import QuantizationMethod, Quantizer
 from tests.cluster.adapters.tiny import MODEL
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from tests.end_to_end.tiny_models import make_tiny_model
@@ -100,7 +101,10 @@ def test_the_weights_of_every_rank_are_told_to_the_byte_if_none_is_coded(
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "a classifier", "gpt_oss", "granitemoehybrid"])
-def test_quantized_weights_of_every_rank_are_told_to_the_byte(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("method", ["int8", "int4"])
+def test_quantized_weights_of_every_rank_are_told_to_the_byte(
+    tmp_path: Path, kind: str, method: QuantizationMethod
+) -> None:
     library = native_library()
     if library is None:
         pytest.skip("no native library")
@@ -109,9 +113,10 @@ def test_quantized_weights_of_every_rank_are_told_to_the_byte(tmp_path: Path, ki
     model = read_model_config(tmp_path)
     for tp, rank in ((1, 0), (3, 0), (3, 2)):
         part = partition(model, tp, rank)
-        prepare = kernels.prepare_linear, kernels.prepare_experts, kernels.quantized
+        quantizer = Quantizer(method, kernels.quantized)
+        prepare = kernels.prepare_linear, kernels.prepare_experts, quantizer
         held = load_weights(tmp_path, model, part, torch.float32, CPU, *prepare)
-        assert held.num_bytes == weight_bytes(model, part, 4, is_packed=True, method="int8")
+        assert held.num_bytes == weight_bytes(model, part, 4, is_packed=True, method=method)
 
 
 @pytest.mark.model

@@ -66,7 +66,7 @@ class RankGroup:
         *,
         tp: int = 1,
         dtype: Literal["bfloat16", "float32"] = "float32",
-        quantization: Literal["int8"] | None = None,
+        quantization: Literal["int8", "int4"] | None = None,
         num_pages: int = 64,
         num_host_pages: int = 16,
         num_window_pages: int = 64,

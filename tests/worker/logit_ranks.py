@@ -13,6 +13,7 @@ from torch import Tensor
 from cluster.adapters.adapter import Adapter
 from cluster.adapters.sharding import cut
 from kernels.dispatch import kernels_for
+from kernels.quantized import QuantizationMethod, Quantizer
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator, SingleRank
 from worker.distributed.thread_group import ThreadGroup
@@ -43,16 +44,18 @@ class LogitRank:
         config: ModelConfig,
         group: Communicator,
         dtype: torch.dtype,
-        *,
-        is_quantized: bool = False,
+        method: QuantizationMethod | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.part = partition(config, group.size, group.rank)
         self.group = group
         self.kernels = kernels_for(CPU)
-        quantized = self.kernels.quantized if is_quantized else None
-        prepare = self.kernels.prepare_linear, self.kernels.prepare_experts, quantized
+        quantizer = None
+        if method is not None:
+            assert self.kernels.quantized is not None
+            quantizer = Quantizer(method, self.kernels.quantized)
+        prepare = self.kernels.prepare_linear, self.kernels.prepare_experts, quantizer
         weights = load_weights(path, config, self.part, dtype, CPU, *prepare)
         self.model = Model(config, self.part, weights, group, self.kernels, 256)
         self.bank = bank_for(
@@ -62,7 +65,7 @@ class LogitRank:
             num_slots=8,
             dtype=dtype,
             device=CPU,
-            base=BaseWeights(path, config, self.part, dtype, is_quantized=is_quantized),
+            base=BaseWeights(path, config, self.part, dtype, method),
         )
 
     def forward(self, prompts: Sequence[Prompt]) -> Tensor | None:
@@ -120,18 +123,14 @@ class LogitRanks:
         path: Path,
         tp: int,
         dtype: torch.dtype = torch.float32,
-        *,
-        is_quantized: bool = False,
+        method: QuantizationMethod | None = None,
     ) -> None:
         self.config = read_model_config(path)
         groups: Sequence[Communicator] = (
             (SingleRank(),) if tp == 1 else ThreadGroup(tp).communicators()
         )
         self._threads = ThreadPoolExecutor(tp)
-        self.ranks = [
-            LogitRank(path, self.config, group, dtype, is_quantized=is_quantized)
-            for group in groups
-        ]
+        self.ranks = [LogitRank(path, self.config, group, dtype, method) for group in groups]
 
     def load(self, slot: int, *adapters: Adapter, weights: Sequence[float] = (1.0,)) -> list[int]:
         """Load an adapter, or a sum, on every rank; return the bytes that each holds.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.dispatch import kernels_for
 from kernels.interface import Readback
-from kernels.quantized import QuantizedLinears
+from kernels.quantized import Quantizer
 from worker.cache.kv_cache import KVCache, page_num_bytes
 from worker.cache.page_budget import cut_budget, page_kinds
 from worker.distributed.communicator import Communicator
@@ -96,7 +96,7 @@ class Rank:
         self._kernels = kernels_for(
             self._device, config.deterministic, config.tp, torch.get_num_threads()
         )
-        quantized = self._quantized_linears()
+        quantizer = self._quantizer()
         self._sampler = Sampler(self._kernels)
         self._pending = PendingTokens(self._group, self._kernels, self._device)
         model_dir = Path(config.model_dir)
@@ -113,7 +113,7 @@ class Rank:
             self._device,
             self._kernels.prepare_linear,
             self._kernels.prepare_experts,
-            quantized,
+            quantizer,
         )
         self._model = Model(
             self._model_config,
@@ -177,12 +177,12 @@ class Rank:
                 self._model_config,
                 self._part,
                 self._dtype,
-                is_quantized=self._config.quantization is not None,
+                self._config.quantization,
             ),
         )
 
-    def _quantized_linears(self) -> QuantizedLinears | None:
-        """Return what packs linears that are quantized, None if none is to be.
+    def _quantizer(self) -> Quantizer | None:
+        """Return how linears are quantized, None if none is to be.
 
         Raises:
             ValueError: they cannot be computed here.
@@ -190,13 +190,13 @@ class Rank:
         method = self._config.quantization
         if method is None:
             return None
-        quantized = self._kernels.quantized
-        if quantized is None:
+        linears = self._kernels.quantized
+        if linears is None:
             raise ValueError(
                 f"quantization: {method} is computed on CPUs by the C library alone, and rank "
                 f"{self._config.rank} on {self._config.device} has none; leave it out"
             )
-        return quantized
+        return Quantizer(method, linears)
 
     @property
     def _is_batch_invariant(self) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.quantized import dequantize, quantize
+from kernels.quantized import HEAD_METHOD, QuantizationMethod, dequantize, quantize
 from worker.lora.shard import EMBEDDING, HEAD
 from worker.model_config import ModelConfig
 from worker.spans import Span
@@ -31,15 +31,14 @@ class OpenWeights:
         config: ModelConfig,
         part: Partition,
         dtype: torch.dtype,
-        *,
-        is_quantized: bool,
+        method: QuantizationMethod | None,
     ) -> None:
         self._checkpoint = checkpoint
         self._config = config
         self._part = part
         self._whole = partition(config, 1, 0)
         self.dtype = dtype
-        self._is_quantized = is_quantized
+        self._method = method
 
     def rows(self, layer: int, module: str, rows: Span) -> Tensor:
         """Return whole rows of a linear module of a layer, [rows, in], as they are multiplied."""
@@ -48,9 +47,10 @@ class OpenWeights:
         shape = whole_shape(self._whole, module)
         columns = Span(0, shape[1])
         weight = read_weight(self._checkpoint, self._config, name, shape, rows, columns)
-        if not self._is_quantized or linear.is_router:
+        if self._method is None or linear.is_router:
             return weight.to(self.dtype)
-        return torch.cat([_rounded(weight[:, own]) for own in self._cuts(module)], dim=1)
+        parts = [_rounded(weight[:, own], self._method) for own in self._cuts(module)]
+        return torch.cat(parts, dim=1)
 
     def _cuts(self, module: str) -> list[slice]:
         """Return the inputs of a linear module that each rank has, and quantizes by itself."""
@@ -74,7 +74,7 @@ class OpenWeights:
     def head_rows(self, rows: Span) -> Tensor:
         """Return rows of the head, [rows, hidden], as they are multiplied."""
         weight = self.vocabulary(HEAD, rows)
-        return _rounded(weight) if self._is_quantized else weight
+        return weight if self._method is None else _rounded(weight, HEAD_METHOD)
 
     def vocabulary(self, module: str, rows: Span) -> Tensor:
         """Return rows of the embedding or of the head, [rows, hidden], as the checkpoint has them.
@@ -96,10 +96,9 @@ class BaseWeights:
         config: ModelConfig,
         part: Partition,
         dtype: torch.dtype,
-        *,
-        is_quantized: bool = False,
+        method: QuantizationMethod | None = None,
     ) -> None:
-        self._is_quantized = is_quantized
+        self._method = method
         self._model_dir = model_dir
         self._config = config
         self._part = part
@@ -115,11 +114,9 @@ class BaseWeights:
             ValueError: if they are not what was loaded.
         """
         with open_checkpoint(self._model_dir, self._config, self.dtype) as checkpoint:
-            yield OpenWeights(
-                checkpoint, self._config, self._part, self.dtype, is_quantized=self._is_quantized
-            )
+            yield OpenWeights(checkpoint, self._config, self._part, self.dtype, self._method)
 
 
-def _rounded(weight: Tensor) -> Tensor:
+def _rounded(weight: Tensor, method: QuantizationMethod) -> Tensor:
     """Return what the codes of a weight stand for."""
-    return dequantize(quantize(weight))
+    return dequantize(quantize(weight, method))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, PrepareExperts, prepare_experts
 from kernels.linear import LinearWeight, Prepare, prepare_linear
-from kernels.quantized import QuantizedLinears, quantize
+from kernels.quantized import Quantizer, quantize
 from worker.linears import Linear, by_expert, by_fused
 from worker.mixers.build import MixerLoader, MixerWeights
 from worker.model_config import ModelConfig
@@ -56,12 +56,12 @@ class _Loader:
         device: torch.device,
         prepare: Prepare,
         prepare_experts: PrepareExperts,
-        quantized: QuantizedLinears | None,
+        quantizer: Quantizer | None,
     ) -> None:
         self._prepare = prepare
         self._prepare_experts = prepare_experts
-        self._quantized = quantized
-        self._linear_dtype = dtype if quantized is None else torch.float32  # before it is prepared
+        self._quantizer = quantizer
+        self._linear_dtype = dtype if quantizer is None else torch.float32  # before it is prepared
         self._mixers: MixerLoader | None = None
         if config.mixer is not None:
             place = part.tp, part.rank
@@ -76,9 +76,15 @@ class _Loader:
 
     def prepared(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
         """Return a linear that is quantized where linears are."""
-        if self._quantized is None:
+        if self._quantizer is None:
             return self._prepare(weight, bias)
-        return self._quantized.prepare_quantized_linear(quantize(weight), bias, self._dtype)
+        return self._quantizer.linear(weight, bias, self._dtype)
+
+    def head(self, weight: Tensor) -> LinearWeight:
+        """Return the lm_head."""
+        if self._quantizer is None:
+            return self._prepare(weight, None)
+        return self._quantizer.head(weight, self._dtype)
 
     def norm(self, name: str, size: int, held: Span | None = None) -> Tensor:
         """Return the weight of a norm, [size] or what is held of it.
@@ -115,7 +121,8 @@ class _Loader:
 
     def experts(self, layer: int, experts: Sequence[Sequence[Linear]]) -> ExpertsWeight:
         """Return the same product of each expert."""
-        at_once = len(experts) if self._quantized is None else 1
+        quantizer = self._quantizer
+        at_once = len(experts) if quantizer is None else 1
         weight = self._empty(experts[0], at_once, dtype=self._linear_dtype)
         has_bias = any(one.has_bias for one in experts[0])
         bias = self._zeros(len(experts), weight.shape[1]) if has_bias else None
@@ -126,12 +133,12 @@ class _Loader:
         for expert, modules in enumerate(experts):
             own = weight[expert % at_once]
             read(layer, modules, own, None if bias is None else bias[expert])
-            if self._quantized is not None:
-                quantized.append(quantize(own))
+            if quantizer is not None:
+                quantized.append(quantize(own, quantizer.method))
         if self._part.rank > 0 and experts[0][0].axis == "row":
             bias = None  # as of any other linear that is summed
-        if self._quantized is not None:
-            return self._quantized.prepare_quantized_experts(quantized, bias, self._dtype)
+        if quantizer is not None:
+            return quantizer.linears.prepare_quantized_experts(quantized, bias, self._dtype)
         return self._prepare_experts(weight, bias)
 
     def _empty(self, modules: Sequence[Linear], *experts: int, dtype: torch.dtype) -> Tensor:
@@ -247,7 +254,7 @@ def load_weights(
     device: torch.device,
     prepare: Prepare = prepare_linear,
     prepare_experts: PrepareExperts = prepare_experts,
-    quantized: QuantizedLinears | None = None,
+    quantizer: Quantizer | None = None,
 ) -> Weights:
     """Read one rank's slices of a checkpoint.
 
@@ -259,8 +266,8 @@ def load_weights(
         device: of all tensors.
         prepare: packs a linear.
         prepare_experts: packs one of experts.
-        quantized: packs linears that are quantized before: those of layers but routers, and the
-            lm_head; None: nothing is.
+        quantizer: quantizes linears and packs them: those of layers but routers, and the lm_head;
+            None: none is quantized.
 
     Raises:
         OSError: if a file is missing or cannot be read.
@@ -269,7 +276,7 @@ def load_weights(
     check_checkpoint(model_dir, config)
     with open_checkpoint(model_dir, config, dtype) as checkpoint:
         config = as_stored(config, checkpoint.names)
-        make = prepare, prepare_experts, quantized
+        make = prepare, prepare_experts, quantizer
         loader = _Loader(checkpoint, config, part, dtype, device, *make)
         embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))
@@ -279,8 +286,8 @@ def load_weights(
             return Weights(embedding, layers, final_norm, lm_head=None, score_head=head)
         # Looking up needs plain rows and multiplying wants them packed, so on a CPU a tied
         # lm_head is a second copy: the memory of one embedding for half of its time per step.
-        lm_head = loader.prepared(
-            embedding if config.tie_word_embeddings else loader.vocabulary(HEAD_NAME), None
+        lm_head = loader.head(
+            embedding if config.tie_word_embeddings else loader.vocabulary(HEAD_NAME)
         )
     return Weights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=lm_head)
 

@@ -144,9 +144,9 @@ def test_a_format_of_checkpoints_is_no_way_to_compute_and_the_refusal_says_what_
     for value in ("awq", "fp8", "compressed-tensors"):
         said = refused("m", "--quantization", value)
         assert said.startswith(f"quantization: {value} is a way in which a checkpoint is quantized")
-        assert said.endswith("give int8")
+        assert said.endswith("give int8 or int4")
     said = refused("m", "--quantization", "int3")
-    assert said == "quantization: 'int3' will not do: input should be 'int8'"
+    assert said == "quantization: 'int3' will not do: input should be 'int8' or 'int4'"
 
 
 @by_name("alias", NEEDLESS, ids=ids)

@@ -29,17 +29,28 @@ struct quad {
     u32v bytes, sizes;
 };
 
-INLINE struct quad splat_quad(const int8_t *from)
+INLINE u32v splat_bytes(const int8_t *from)
 {
     uint32_t word;
     memcpy(&word, from, sizeof word);
-    struct quad x = {.bytes = word - (u32v){0}};
+    return word - (u32v){0};
+}
+
+INLINE struct quad splat_quad(const int8_t *from)
+{
+    struct quad x = {.bytes = splat_bytes(from)};
 #if !HAS_BYTE_DOTS && LANES == 16
     x.sizes = (u32v)_mm512_abs_epi8((__m512i)x.bytes);
 #elif !HAS_BYTE_DOTS
     x.sizes = (u32v)_mm256_abs_epi8((__m256i)x.bytes);
 #endif
     return x;
+}
+
+/* Return what a sum of products begins with, for a row whose inputs have this sum. */
+INLINE i32v dot_start(int32_t sum_of_inputs)
+{
+    return (int32_t)(0u - DOT_SHIFT * (uint32_t)sum_of_inputs) - (i32v){0};
 }
 
 /* Return sum + the products of inputs and weights + DOT_SHIFT times the inputs, in every lane. */
@@ -60,6 +71,35 @@ INLINE i32v dot_quads(i32v sum, struct quad x, u32v weights)
     __m256i factors = _mm256_sign_epi8((__m256i)weights, (__m256i)x.bytes);
     __m256i pairs = _mm256_maddubs_epi16((__m256i)x.sizes, factors);
     return sum + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+}
+
+/* Return sums + the products of weights from 0 to 15 and inputs, for `small_sums`: without dot
+ * products pairs of them in 16 bits, where there is room for 8 of 2 * 15 * 127. */
+INLINE u32v add_small_quads(u32v sums, u32v weights, u32v inputs)
+{
+#if HAS_BYTE_DOTS && LANES == 16
+    return (u32v)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)inputs);
+#elif HAS_BYTE_DOTS
+    return (u32v)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)inputs);
+#elif LANES == 16
+    __m512i pairs = _mm512_maddubs_epi16((__m512i)weights, (__m512i)inputs);
+    return (u32v)_mm512_add_epi16((__m512i)sums, pairs);
+#else
+    __m256i pairs = _mm256_maddubs_epi16((__m256i)weights, (__m256i)inputs);
+    return (u32v)_mm256_add_epi16((__m256i)sums, pairs);
+#endif
+}
+
+/* Return the sum of each lane. */
+INLINE i32v small_sums(u32v sums)
+{
+#if HAS_BYTE_DOTS
+    return (i32v)sums;
+#elif LANES == 16
+    return (i32v)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1));
+#else
+    return (i32v)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1));
 #endif
 }
 

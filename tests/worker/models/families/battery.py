@@ -251,7 +251,7 @@ class Engine:
         tp: int,
         *,
         is_bfloat16: int = 0,
-        quantization: Literal["int8"] | None = None,
+        quantization: Literal["int8", "int4"] | None = None,
         num_pages: int = 0,
         num_host_pages: int = 0,
         num_window_pages: int = 0,

@@ -1,41 +1,42 @@
-/* A linear layer whose weights stand in panels of int8, and those of many experts.
+/* A linear layer whose weights stand in panels of int8 or of 4 bits, and those of many experts.
  *
  * A thread brings each row that it multiplies into int8 once for all its panels.
  */
+#include "linear/int4_panel.h"
 #include "linear/int8_panel.h"
 #include "runtime/thread_pool.h"
 
-struct int8_linear {
+struct quantized_linear {
     const void *x;       /* [T, K] float32 or bfloat16 */
-    const char *weight;  /* [panels, K / 4, 32, 4] int8 */
-    const float *scales; /* [N] */
+    const char *weight;  /* [panels, K / 4, 32, 4] int8, or panels as in int4_panel.h */
+    const float *scales; /* [N]; null: the panels have them */
     const float *bias;   /* [N], or null */
     float *y;            /* [T, N] */
     int64_t x_stride, y_stride, num_inputs, num_outputs, is_bf16;
 };
 
-static __attribute__((noinline)) void multiply(const struct job *job) { multiply_rows(job); }
+INLINE bool is_int8(const struct quantized_linear *p) { return p->scales != NULL; }
 
-INLINE int64_t num_steps(const struct int8_linear *p)
+INLINE int64_t panel_bytes(const struct quantized_linear *p)
 {
-    return round_up(p->num_inputs, QUAD) / QUAD;
+    return is_int8(p) ? int8_panel_bytes(p->num_inputs) : int4_panel_bytes(p->num_inputs);
 }
 
 /* Return how many rows of x a core works on for all panels. */
-INLINE int64_t block_rows(const struct int8_linear *p)
+INLINE int64_t block_rows(const struct quantized_linear *p)
 {
     int64_t rows = BLOCK_BYTES / coded_row_bytes(p->num_inputs) / MAX_TILE * MAX_TILE;
     return rows > MAX_TILE ? rows : MAX_TILE;
 }
 
-int64_t topwork_int8_linear_scratch(const void *op)
+int64_t topwork_quantized_linear_scratch(const void *op)
 {
-    const struct int8_linear *p = op;
+    const struct quantized_linear *p = op;
     return coded_rows_bytes(block_rows(p), p->num_inputs);
 }
 
 /* Bring the rows of a block into int8; they are kept while the first of them is the same. */
-static void code_rows(const struct int8_linear *p, const struct block *block,
+static void code_rows(const struct quantized_linear *p, const struct block *block,
                       struct coded_rows *coded)
 {
     int64_t row_size = p->x_stride * (p->is_bf16 ? 2 : 4);
@@ -45,50 +46,54 @@ static void code_rows(const struct int8_linear *p, const struct block *block,
         const char *from = (const char *)p->x + row * row_size;
         int32_t largest = largest_bits(from, p->num_inputs, p->is_bf16);
         int8_t *codes = coded->codes + i * coded_row_bytes(p->num_inputs);
-        coded->rows[i] = code_row(from, p->num_inputs, p->is_bf16, largest, codes);
+        int32_t *group_sums = coded->group_sums + i * num_groups(p->num_inputs);
+        coded->rows[i] = code_row(from, p->num_inputs, p->is_bf16, largest, codes, group_sums);
     }
     coded->first_row = block->first_row;
 }
 
-static void multiply_block(const struct int8_linear *p, struct block block,
+static void multiply_block(const struct quantized_linear *p, struct block block,
                            struct coded_rows *coded)
 {
     int64_t first = block.panel * PANEL, num_outputs = smaller(PANEL, p->num_outputs - first);
     size_t size = (size_t)num_outputs * sizeof(float);
     float scales[PANEL] = {0}, bias[PANEL] = {0};
-    memcpy(scales, p->scales + block.weight_panel * PANEL, size);
+    if (is_int8(p))
+        memcpy(scales, p->scales + block.weight_panel * PANEL, size);
     if (p->bias != NULL)
         memcpy(bias, p->bias + block.weight_panel * PANEL, size);
     code_rows(p, &block, coded);
     struct job job = {
         .x = coded->codes,
         .rows = coded->rows,
-        .weights = p->weight + block.weight_panel * num_steps(p) * STEP_BYTES,
+        .group_sums = coded->group_sums,
+        .weights = p->weight + block.weight_panel * panel_bytes(p),
         .scales = scales,
         .bias = bias,
         .y = p->y + block.first_row * p->y_stride + first,
         .row_size = coded_row_bytes(p->num_inputs),
         .y_stride = p->y_stride,
-        .num_steps = num_steps(p),
+        .num_inputs = p->num_inputs,
         .num_outputs = num_outputs,
     };
     for (int64_t left = block.end_row - block.first_row; left > 0; left -= job.num_rows) {
         job.num_rows = smaller(left, MAX_TILE);
-        multiply(&job);
+        (is_int8(p) ? multiply_int8 : multiply_int4)(&job);
         job.x += job.num_rows * job.row_size;
         job.rows += job.num_rows;
+        job.group_sums += job.num_rows * num_groups(p->num_inputs);
         job.y += job.num_rows * job.y_stride;
     }
 }
 
-INLINE struct coded_rows make_memory(const struct int8_linear *p, char *scratch)
+INLINE struct coded_rows make_memory(const struct quantized_linear *p, char *scratch)
 {
     return make_coded_rows(scratch, block_rows(p), p->num_inputs);
 }
 
-void topwork_int8_linear(const void *op, struct worker *worker)
+void topwork_quantized_linear(const void *op, struct worker *worker)
 {
-    const struct int8_linear *p = op;
+    const struct quantized_linear *p = op;
     struct rows_and_panels all = {worker->step->num_rows, block_rows(p),
                                   num_panels(p->num_outputs)};
     struct coded_rows memory = make_memory(p, worker->scratch);
@@ -96,21 +101,21 @@ void topwork_int8_linear(const void *op, struct worker *worker)
         multiply_block(p, nth_block(&all, task), &memory);
 }
 
-struct grouped_int8_linear {
-    struct int8_linear linear; /* x [T top_k, K], y [T top_k, N], all else of all experts */
-    const int64_t *starts;     /* [num_experts + 1]: the rows of x of each expert */
+struct grouped_quantized_linear {
+    struct quantized_linear linear; /* x [T top_k, K], y [T top_k, N], all else of all experts */
+    const int64_t *starts;          /* [num_experts + 1]: the rows of x of each expert */
     int64_t num_experts;
 };
 
-int64_t topwork_grouped_int8_linear_scratch(const void *op)
+int64_t topwork_grouped_quantized_linear_scratch(const void *op)
 {
-    return topwork_int8_linear_scratch(&((const struct grouped_int8_linear *)op)->linear);
+    return topwork_quantized_linear_scratch(&((const struct grouped_quantized_linear *)op)->linear);
 }
 
-void topwork_grouped_int8_linear(const void *op, struct worker *worker)
+void topwork_grouped_quantized_linear(const void *op, struct worker *worker)
 {
-    const struct grouped_int8_linear *g = op;
-    const struct int8_linear *p = &g->linear;
+    const struct grouped_quantized_linear *g = op;
+    const struct quantized_linear *p = &g->linear;
     struct experts experts = {g->starts, g->num_experts, block_rows(p), num_panels(p->num_outputs)};
     int64_t num_tasks = tasks_of_experts(&experts);
     struct coded_rows memory = make_memory(p, worker->scratch);

@@ -1,4 +1,4 @@
-"""kernels.native int8_linear.c: products of int8 have the bits that kernels.quantized says."""
+"""kernels.native quantized_linear.c: products have the bits that kernels.quantized says."""
 
 import pytest
 import torch
@@ -8,7 +8,13 @@ from kernels.experts import Routing
 from kernels.native.backend import NativeKernels
 from kernels.native.library import Library
 from kernels.native.program import RecordedProgram, Step, ThreadPool
-from kernels.quantized import MAX_INPUTS, QuantizedWeight, quantize, quantized_linear
+from kernels.quantized import (
+    MAX_INPUTS,
+    QuantizationMethod,
+    QuantizedWeight,
+    quantize,
+    quantized_linear,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(576, 960), (1536, 576), (64, 32), (48, 31), (7, 5), (33, 70), (1, 1), (101, 33)]
@@ -23,10 +29,18 @@ def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def some_weight(num_outputs: int, num_inputs: int, seed: int = 1) -> QuantizedWeight:
+@pytest.fixture(params=["int8", "int4"])
+def method(request: pytest.FixtureRequest) -> QuantizationMethod:
+    name: QuantizationMethod = request.param
+    return name
+
+
+def some_weight(
+    num_outputs: int, num_inputs: int, method: QuantizationMethod, seed: int = 1
+) -> QuantizedWeight:
     """Return one whose outputs are of unlike size."""
     weight = randn(num_outputs, num_inputs, seed=seed)
-    return quantize(weight * (torch.arange(num_outputs) % 7 + 0.1).unsqueeze(1))
+    return quantize(weight * (torch.arange(num_outputs) % 7 + 0.1).unsqueeze(1), method)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -38,10 +52,16 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_product_is_the_references_bit_for_bit(
-    library: Library, num_inputs: int, num_outputs: int, dtype: torch.dtype, *, has_bias: bool
+    library: Library,
+    method: QuantizationMethod,
+    num_inputs: int,
+    num_outputs: int,
+    dtype: torch.dtype,
+    *,
+    has_bias: bool,
 ) -> None:
     kernels = NativeKernels(ThreadPool(library, 2))
-    weight = some_weight(num_outputs, num_inputs)
+    weight = some_weight(num_outputs, num_inputs, method)
     bias = randn(num_outputs, seed=2, dtype=dtype) if has_bias else None
     packed = kernels.prepare_quantized_linear(weight, bias, dtype)
     for num_rows in (0, 1, 2, 3, 12, 13, 40):
@@ -54,9 +74,13 @@ def test_a_product_is_the_references_bit_for_bit(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(1536, 200), (33, 70)])
 def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(
-    library: Library, num_inputs: int, num_outputs: int, dtype: torch.dtype
+    library: Library,
+    method: QuantizationMethod,
+    num_inputs: int,
+    num_outputs: int,
+    dtype: torch.dtype,
 ) -> None:
-    weight = some_weight(num_outputs, num_inputs)
+    weight = some_weight(num_outputs, num_inputs, method)
     x = randn(700, num_inputs, seed=2, dtype=dtype)  # of 1,536 inputs more than one block of rows
     results = []
     for num_threads in (1, 2, 3):
@@ -72,10 +96,10 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_any_size_and_what_is_no_number_are_as_the_reference_has_them(
-    library: Library, dtype: torch.dtype
+    library: Library, method: QuantizationMethod, dtype: torch.dtype
 ) -> None:
     kernels = NativeKernels(ThreadPool(library, 1))
-    weight = some_weight(40, 66)
+    weight = some_weight(40, 66, method)
     weight.scales[3] = torch.nan  # of a weight that held one
     bias = randn(40, seed=3)
     x = randn(12, 66, seed=4)
@@ -97,19 +121,24 @@ def test_rows_of_any_size_and_what_is_no_number_are_as_the_reference_has_them(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_inputs", [32, 33])
 def test_what_lies_beside_a_rows_inputs_is_no_number_to_it(
-    library: Library, num_inputs: int, dtype: torch.dtype
+    library: Library, method: QuantizationMethod, num_inputs: int, dtype: torch.dtype
 ) -> None:
     kernels = NativeKernels(ThreadPool(library, 1))
-    packed = kernels.prepare_quantized_linear(some_weight(40, num_inputs), None, dtype)
+    packed = kernels.prepare_quantized_linear(some_weight(40, num_inputs, method), None, dtype)
     wide = torch.full((3, num_inputs + 5), torch.nan, dtype=dtype)
     wide[:, :num_inputs] = randn(3, num_inputs, seed=2, dtype=dtype)
     x = wide[:, :num_inputs]
     assert torch.equal(kernels.linear(x, packed), kernels.linear(x.contiguous(), packed))
 
 
-def test_the_largest_sum_that_there_can_be_does_not_overflow(library: Library) -> None:
+def test_the_largest_sum_that_there_can_be_does_not_overflow(
+    library: Library, method: QuantizationMethod
+) -> None:
     kernels = NativeKernels(ThreadPool(library, 1))
-    weight = quantize(torch.full((2, MAX_INPUTS), -1.0))
+    numbers = torch.full((2, MAX_INPUTS), -1.0)
+    numbers[1, torch.arange(MAX_INPUTS) % 32 > 0] = 7 / 8  # in int4 they have the largest code
+    weight = quantize(numbers, method)
+    assert method == "int8" or weight.codes[1, 1:32].eq(7).all()
     packed = kernels.prepare_quantized_linear(weight, None, torch.float32)
     x = torch.stack([torch.ones(MAX_INPUTS), -torch.ones(MAX_INPUTS)])
     assert torch.equal(kernels.linear(x, packed), quantized_linear(x, weight))
@@ -117,15 +146,15 @@ def test_the_largest_sum_that_there_can_be_does_not_overflow(library: Library) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_experts_have_codes_scales_and_biases_of_their_own(
-    library: Library, dtype: torch.dtype
+    library: Library, method: QuantizationMethod, dtype: torch.dtype
 ) -> None:
     kernels = NativeKernels(ThreadPool(library, 2))
-    weights = [some_weight(37, 25, seed=expert) for expert in range(4)]
+    weights = [some_weight(37, 75, method, seed=expert) for expert in range(4)]
     bias = randn(4, 37, seed=2, dtype=dtype)
     logits = randn(50, 4, seed=3)
     logits[:, 2] = -torch.inf  # nobody's
     routed = kernels.route(logits, Routing(2, True, 4))
-    x = kernels.permute(randn(50, 25, seed=4, dtype=dtype), routed)
+    x = kernels.permute(randn(50, 75, seed=4, dtype=dtype), routed)
     prepared = kernels.prepare_quantized_experts(weights, bias, dtype)
     y = kernels.grouped_linear(x, prepared, routed)
     starts = routed.starts.tolist()
@@ -135,9 +164,9 @@ def test_experts_have_codes_scales_and_biases_of_their_own(
     assert starts[2] == starts[3]
 
 
-def test_a_recorded_product_is_the_same(library: Library) -> None:
+def test_a_recorded_product_is_the_same(library: Library, method: QuantizationMethod) -> None:
     kernels = NativeKernels(ThreadPool(library, 2))
-    weight = some_weight(70, 96)
+    weight = some_weight(70, 96, method)
     packed = kernels.prepare_quantized_linear(weight, None, torch.bfloat16)
     program = RecordedProgram(8)
     x = torch.empty(8, 96, dtype=torch.bfloat16)
@@ -148,14 +177,20 @@ def test_a_recorded_product_is_the_same(library: Library) -> None:
     assert torch.equal(y[:5], quantized_linear(x[:5], weight))
 
 
-def test_a_quantized_weight_says_how_much_memory_it_takes(library: Library) -> None:
+@pytest.mark.parametrize(("method", "num_bytes"), [("int8", 64 * (40 + 4)), ("int4", 64 * 2 * 18)])
+def test_a_quantized_weight_says_how_much_memory_it_takes(
+    library: Library, method: QuantizationMethod, num_bytes: int
+) -> None:
     kernels = NativeKernels(ThreadPool(library, 1))
-    packed = kernels.prepare_quantized_linear(some_weight(33, 7), torch.zeros(33), torch.bfloat16)
-    assert packed.num_bytes == 64 * 8 + 64 * 4 + 33 * 4
+    weight = some_weight(33, 39, method)
+    packed = kernels.prepare_quantized_linear(weight, torch.zeros(33), torch.bfloat16)
+    assert packed.num_bytes == num_bytes + 33 * 4
 
 
-def test_rows_of_another_type_than_it_was_prepared_for_are_refused(library: Library) -> None:
+def test_rows_of_another_type_than_it_was_prepared_for_are_refused(
+    library: Library, method: QuantizationMethod
+) -> None:
     kernels = NativeKernels(ThreadPool(library, 1))
-    packed = kernels.prepare_quantized_linear(some_weight(4, 4), None, torch.float32)
+    packed = kernels.prepare_quantized_linear(some_weight(4, 4, method), None, torch.float32)
     with pytest.raises(AssertionError, match=r"torch.bfloat16 rows for a weight of torch.float32"):
         kernels.linear(torch.zeros(1, 4).bfloat16(), packed)
