@@ -52,7 +52,10 @@ def test_the_models_are_those_that_the_reader_takes() -> None:
     assert names(SUPPORTED["rope types"]) - {"config.json"} == set(kinds)
     assert names(SUPPORTED["weights"].partition(";")[0]) == set(DTYPES)
     computed = get_args(ServeConfig.model_fields["dtype"].annotation)
-    assert names(SUPPORTED["weights"].partition(";")[2]) == {*computed, "--dtype"}
+    methods = get_args(get_args(ServeConfig.model_fields["quantization"].annotation)[0])
+    flags = {"--dtype", "--quantization"}
+    assert names(SUPPORTED["weights"].partition(";")[2]) == {*computed, *methods, *flags}
+    assert first_cells(MODELS, "Fewer bits") == set(methods)
 
 
 def test_the_family_that_is_added_as_an_example_is_as_its_files_are() -> None:
