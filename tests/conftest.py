@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 import signal
 from typing import Any
 
@@ -23,6 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.random)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and thousands of tests out of what the garbage collector looks through."""
+    gc.collect()
+    gc.freeze()
 
 
 def _go_on(*_: Any) -> None:

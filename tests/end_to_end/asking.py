@@ -1,7 +1,7 @@
 """How tests ask what serves: over HTTP, and with patience."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -23,20 +23,22 @@ class Endpoint:
     """Something that answers over HTTP at an address."""
 
     url: str
+    headers: Mapping[str, str] = {}  # of every call
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=PATIENCE)
+        return httpx.get(f"{self.url}{path}", headers=dict(self.headers), timeout=PATIENCE)
 
     def post(
         self, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=PATIENCE)
+        sent = {**self.headers, **(headers or {})}
+        return httpx.post(f"{self.url}{path}", json=body, headers=sent, timeout=PATIENCE)
 
     def is_healthy(self) -> bool:
         return self.get("/health").status_code == 200
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=PATIENCE)
+        return httpx.Client(base_url=self.url, headers=dict(self.headers), timeout=PATIENCE)
 
 
 def complete(

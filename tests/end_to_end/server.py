@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,25 @@ def serve_command(port: int, *flags: str) -> list[str]:
 class Server(Endpoint):
     """`topwork serve` as a child process."""
 
-    def __init__(self, log: Path, *flags: str, port: int | None = None) -> None:
+    def __init__(
+        self,
+        log: Path,
+        *flags: str,
+        port: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            log: where it writes.
+            flags: of `topwork serve`, beside the model and its adapters.
+            port: a free one if not given.
+            headers: of each call that is made by this object.
+            environment: what is there beside what is in this process's.
+        """
         self.port = port or free_port()
+        self.headers = headers or {}
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         with log.open("w") as output:
@@ -54,7 +72,7 @@ class Server(Endpoint):
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": ""},
+                env={**os.environ, "OMP_NUM_THREADS": "", **(environment or {})},
             )
 
     def wait_until_ready(self) -> None:

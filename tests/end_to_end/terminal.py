@@ -7,7 +7,10 @@ import subprocess
 import termios
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
+from tests.end_to_end.asking import wait_for
+from tests.end_to_end.server import Server, free_port, serve_command
 from tests.patience import PATIENCE
 
 _WRITTEN = re.compile(r"\x1b\[(?P<number>[?\d;]*)(?P<control>[A-Za-z])|(?P<text>.)", re.DOTALL)
@@ -84,3 +87,26 @@ class Terminal:
                 lines[row] = lines[row].ljust(column)[:column] + text + lines[row][column + 1 :]
                 column += 1
         return "\n".join(line.rstrip() for line in lines).rstrip("\n").split("\n")
+
+
+class ServerInTerminal(Server):
+    """`topwork serve` as a person starts it, who ends it by Ctrl-C."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = serve_command(self.port, *flags)
+        self.terminal = Terminal(command, {**os.environ, "OMP_NUM_THREADS": ""})
+        self.process = self.terminal.process
+
+    def wait_until_ready(self) -> None:
+        def is_ready() -> bool:
+            assert self.process.poll() is None, self.terminal.written
+            return "Ctrl-C takes it down" in self.terminal.written
+
+        wait_for(is_ready, lambda: self.terminal.written)
+
+    def stop(self) -> None:
+        self.terminal.press_ctrl_c()
+        self.terminal.wait()

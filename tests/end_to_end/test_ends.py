@@ -1,4 +1,4 @@
-"""One server, from clients that leave over a dead HAProxy to SIGTERM, in the order of the file.
+"""Clients that leave, a HAProxy that dies, and SIGTERM at a server that computes.
 
 What kills a server by force is in test_ends_by_force.py, for each needs a server of its own.
 """
@@ -9,7 +9,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,20 +26,6 @@ pytestmark = [pytest.mark.model, pytest.mark.ray]
 NUM_CLIENTS = 200
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that the last test ends."""
-    log = tmp_path_factory.mktemp("ends") / "log.txt"
-    # What runs at SIGTERM ends before the limit, however slow the machine is.
-    running = Server(log, "--max-num-seqs", "16", "--drain-timeout", str(int(PATIENCE)))
-    try:
-        running.wait_until_ready()
-        yield running
-    finally:
-        if running.process.poll() is None:
-            running.stop()
-
-
 def long_call(index: int, **extra: object) -> dict[str, object]:
     """Return a call that takes long, for `index` another one."""
     prompt = f"{index}: once upon a time"
@@ -55,7 +40,7 @@ def is_idle(server: Server) -> bool:
 
 @pytest.mark.parametrize("is_streamed", [True, False], ids=["streamed", "whole"])
 def test_what_clients_asked_who_have_left_is_not_computed(
-    server: Server, is_streamed: bool
+    victim: Server, is_streamed: bool
 ) -> None:
     """They leave after half a second: 16 run, and the others wait for their first token."""
     gate = threading.Barrier(NUM_CLIENTS + 1)
@@ -63,7 +48,7 @@ def test_what_clients_asked_who_have_left_is_not_computed(
     def leave(index: int) -> None:
         body = json.dumps(long_call(index, stream=is_streamed)).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client:
+        with socket.create_connection(("127.0.0.1", victim.port), PATIENCE) as client:
             client.sendall(head.encode())
             time.sleep(0.002)  # as most clients do, that send head and body apart
             client.sendall(body)
@@ -75,13 +60,13 @@ def test_what_clients_asked_who_have_left_is_not_computed(
         gate.wait(PATIENCE)
         for one in asked:
             one.result()
-    steps = server.metric("topwork_engine_step")
+    steps = victim.metric("topwork_engine_step")
     began = time.monotonic()
     body = {"model": "smollm2", "prompt": "next", "max_tokens": 1}
-    assert server.post("/v1/completions", body).status_code == 200
+    assert victim.post("/v1/completions", body).status_code == 200
     # The next answer takes a step, or two; with 200 calls before it, it would take a minute.
-    assert server.metric("topwork_engine_step") - steps <= 6
-    assert is_idle(server)
+    assert victim.metric("topwork_engine_step") - steps <= 6
+    assert is_idle(victim)
     assert time.monotonic() - began < SOON
 
 
@@ -113,36 +98,36 @@ def seconds_until_served(server: Server) -> float:
     return time.monotonic() - began
 
 
-def test_new_calls_are_served_at_once_when_haproxy_has_died(server: Server) -> None:
+def test_new_calls_are_served_at_once_when_haproxy_has_died(victim: Server) -> None:
     for number in (signal.SIGKILL, signal.SIGTERM):
-        pid = haproxy_of(server)
+        pid = haproxy_of(victim)
         os.kill(pid, number)
-        assert seconds_until_served(server) < SOON
-        assert server.chat("smollm2", "Hello", max_tokens=1)["choices"]
-        haproxy_of(server, other_than=pid)
+        assert seconds_until_served(victim) < SOON
+        assert victim.chat("smollm2", "Hello", max_tokens=1)["choices"]
+        haproxy_of(victim, other_than=pid)
 
 
-def test_no_stream_notices_that_the_manager_of_haproxy_dies(server: Server) -> None:
-    (manager,) = [p for p in server.processes() if "HAProxyManager" in title(p)]
-    pid = haproxy_of(server)
+def test_no_stream_notices_that_the_manager_of_haproxy_dies(victim: Server) -> None:
+    (manager,) = [p for p in victim.processes() if "HAProxyManager" in title(p)]
+    pid = haproxy_of(victim)
     with ThreadPoolExecutor(1) as client:
-        stream = client.submit(streamed_tokens, server, long_call(0, max_tokens=400))
-        wait_for(lambda: not is_idle(server))
+        stream = client.submit(streamed_tokens, victim, long_call(0, max_tokens=400))
+        wait_for(lambda: not is_idle(victim))
         os.kill(manager, signal.SIGKILL)
-        assert seconds_until_served(server) < SOON
+        assert seconds_until_served(victim) < SOON
 
         def has_another() -> bool:
-            assert seconds_until_served(server) < SOON
-            return any("HAProxyManager" in title(p) and p != manager for p in server.processes())
+            assert seconds_until_served(victim) < SOON
+            return any("HAProxyManager" in title(p) and p != manager for p in victim.processes())
 
         wait_for(has_another)
         assert stream.result() == 400
     # The new manager has taken it over, and keeps it as the old one did.
-    os.kill(haproxy_of(server, other_than=pid), signal.SIGKILL)
-    assert seconds_until_served(server) < SOON
+    os.kill(haproxy_of(victim, other_than=pid), signal.SIGKILL)
+    assert seconds_until_served(victim) < SOON
 
 
-NUM_LAST = 250  # tokens: long enough that all calls run at once
+NUM_LAST = 150  # tokens: long enough that all calls run at once
 
 
 def streamed_tokens(server: Server, body: dict[str, object]) -> int:
@@ -162,30 +147,32 @@ def streamed_tokens(server: Server, body: dict[str, object]) -> int:
 
 
 def test_at_sigterm_calls_that_run_end_as_they_should_and_then_nothing_is_left(
-    server: Server,
+    last_victim: Server,
 ) -> None:
-    before, said = server.processes(), server.log.read_text()
+    before, said = last_victim.processes(), last_victim.log.read_text()
     assert len(before) > 10, "Ray, Serve, HAProxy and a rank"
     with ThreadPoolExecutor(8) as clients:
         streams = [
-            clients.submit(streamed_tokens, server, long_call(index, max_tokens=NUM_LAST))
+            clients.submit(streamed_tokens, last_victim, long_call(index, max_tokens=NUM_LAST))
             for index in range(4)
         ]
         whole: list[Future[httpx.Response]] = [
-            clients.submit(server.post, "/v1/completions", long_call(index, max_tokens=NUM_LAST))
+            clients.submit(
+                last_victim.post, "/v1/completions", long_call(index, max_tokens=NUM_LAST)
+            )
             for index in range(4, 8)
         ]
-        wait_for(lambda: server.metric("topwork_requests_running") == 8)
-        server.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: server.get("/ready").status_code == 503)
-        assert server.is_healthy()
-        refused = server.post("/v1/completions", long_call(9))
+        wait_for(lambda: last_victim.metric("topwork_requests_running") == 8)
+        last_victim.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: last_victim.get("/ready").status_code == 503)
+        assert last_victim.is_healthy()
+        refused = last_victim.post("/v1/completions", long_call(9))
         assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1
         assert [one.result() for one in streams] == [NUM_LAST] * 4
         answers = [one.result() for one in whole]
     assert [answer.status_code for answer in answers] == [200] * 4
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [NUM_LAST] * 4
-    assert server.process.wait(PATIENCE) == 0
-    socket.create_server(("127.0.0.1", server.port)).close()
+    assert last_victim.process.wait(PATIENCE) == 0
+    socket.create_server(("127.0.0.1", last_victim.port)).close()
     assert not {pid for pid in before if Path(f"/proc/{pid}").exists()}
-    assert not ALARMING.findall(server.log.read_text()[len(said) :])
+    assert not ALARMING.findall(last_victim.log.read_text()[len(said) :])

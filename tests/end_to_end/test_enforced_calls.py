@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "book_table": {
         "type": "object",
         "properties": {
-            "name": {"type": "string"},
+            "name": {"type": "string", "maxLength": 12},
             "people": {"type": "integer", "minimum": 1, "maximum": 20},
             "place": {"enum": ["inside", "outside"]},
             "wishes": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
@@ -49,32 +49,17 @@ def tokenizer() -> Tokenizer:
 
 
 def requests(tokenizer: Tokenizer, engine: LocalEngine) -> list[tuple[str, Request]]:
-    """Return (family, request) for each family, base and adapter, and way of drawing."""
+    """Return (family, request): of each the base model's best, and what an adapter draws."""
     adapters = (BASE, engine.add_adapter(adapter_dirs()["pirate"]))
     prompt = tokenizer.encode(PROMPT, False)
     made = []
     for family in FAMILIES:
         syntax = CallSyntax(family, "none", {})
-        for adapter in adapters:
-            for temperature in (0.0, 1.0):
-                number = len(made)
-                made.append(
-                    (
-                        family,
-                        Request(
-                            f"r{number}",
-                            adapter,
-                            prompt,
-                            SamplingParams(
-                                temperature=temperature,
-                                seed=number,
-                                grammar=required_calls(syntax, FUNCTIONS, is_parallel=False),
-                            ),
-                            400,
-                            (EOS,),
-                        ),
-                    )
-                )
+        grammar = required_calls(syntax, FUNCTIONS, is_parallel=False)
+        for adapter, temperature in zip(adapters, (0.0, 1.0), strict=True):
+            number = len(made)
+            sampling = SamplingParams(temperature=temperature, seed=number, grammar=grammar)
+            made.append((family, Request(f"r{number}", adapter, prompt, sampling, 400, (EOS,))))
     return made
 
 

@@ -2,9 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
@@ -17,17 +15,7 @@ from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 
-ASKS = [Ask(ask.number, ask.body | {"max_tokens": 300}) for ask in make_asks(MODELS[:5], 8, seed=3)]
-
-
-@pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("victim") / "log.txt", "--tp", "2")
-    running.wait_until_ready()
-    yield running
-    family = running.processes()
-    running.stop()
-    assert not {pid for pid in family if Path(f"/proc/{pid}").exists()}
+ASKS = [Ask(ask.number, ask.body | {"max_tokens": 90}) for ask in make_asks(MODELS[:5], 8, seed=3)]
 
 
 def answers(server: Server, asks: list[Ask], strike: signal.Signals | None = None) -> list[Answer]:
@@ -43,11 +31,6 @@ def answers(server: Server, asks: list[Ask], strike: signal.Signals | None = Non
         return [one.result() for one in running]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(victim: Server) -> list[Answer]:
-    return answers(victim, ASKS)
-
-
 @pytest.mark.parametrize(
     "blow",
     [
@@ -56,8 +39,10 @@ def undisturbed(victim: Server) -> list[Answer]:
     ],
 )
 def test_streams_outlive_a_lost_rank_with_the_same_tokens(
-    victim: Server, undisturbed: list[Answer], blow: signal.Signals
+    victim: Server, blow: signal.Signals
 ) -> None:
+    undisturbed = answers(victim, ASKS)
+    pauses = victim.metrics().get("topwork_stream_pause_seconds_count", 0)
     family, memory = victim.processes(), resident_bytes(victim.processes())
     ranks = victim.rank_pids()
     assert len(ranks) == 2
@@ -66,14 +51,7 @@ def test_streams_outlive_a_lost_rank_with_the_same_tokens(
     for answer, expected in zip(found, undisturbed, strict=True):
         assert answer.content == expected.content
     assert not set(ranks) & set(victim.rank_pids())
-    assert victim.metric("topwork_stream_pause_seconds_count") >= 1
+    assert victim.metric("topwork_stream_pause_seconds_count") > pauses
     wait_for(victim.is_healthy)
     wait_for(lambda: len(victim.processes()) <= len(family) + 1)
     assert resident_bytes(victim.processes()) < 1.15 * memory
-
-
-def test_health_tells_of_lost_ranks(victim: Server) -> None:
-    os.kill(victim.rank_pids()[1], signal.SIGKILL)
-    wait_for(lambda: victim.get("/health").status_code == 503)
-    wait_for(victim.is_healthy)
-    assert victim.metric("topwork_tp_group_restarts_total") >= 1

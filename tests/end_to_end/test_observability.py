@@ -5,14 +5,19 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from deploy.demo.many_adapters import make_many
+from tests.end_to_end.asking import wait_for
 from tests.end_to_end.processes import title
 from tests.end_to_end.server import Server
-from tests.otlp_receiver import ENVIRONMENT, SERVER, Receiver, SentSpan, receiving
+from tests.end_to_end.test_server_adapter_life import load, unload
+from tests.otlp_receiver import SERVER, Receiver, SentSpan
 from tests.patience import PATIENCE
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
@@ -20,23 +25,13 @@ pytestmark = [pytest.mark.model, pytest.mark.ray]
 PARENT = "00f067aa0ba902b7"
 
 
-@pytest.fixture(scope="module")
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("server") / "log.txt"
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (ENVIRONMENT | {"OTEL_BSP_SCHEDULE_DELAY": "50"}).items():
-            patch.setenv(name, value)
-        flags = ("--tp", "2", "--vllm-metrics", "--otlp-traces-endpoint", receiver.url)
-        running = Server(log, *flags)
-    running.wait_until_ready()
-    yield running
-    running.stop()
+@pytest.fixture
+def fresh(victim: Server, tmp_path: Path) -> Iterator[str]:
+    """The name of an adapter that nobody has asked for."""
+    (folder,) = make_many(tmp_path, 1)
+    assert load(victim, "fresh", folder).status_code == 200
+    yield "fresh"
+    assert unload(victim, "fresh").status_code == 200
 
 
 def streamed(
@@ -74,16 +69,24 @@ def spans_of(receiver: Receiver, trace: str) -> list[SentSpan]:
     return [span for span in receiver.wait(has_call) if span.trace_id == trace]
 
 
+def count(server: Server, name: str) -> float:
+    """Return the sum over all labels of a metric, nothing where nothing was counted yet."""
+    found = server.metrics().items()
+    return sum(value for key, value in found if key.partition("{")[0] == name)
+
+
 def only(spans: list[SentSpan], name: str) -> SentSpan:
     (found,) = [span for span in spans if span.name == name]
     return found
 
 
-def test_a_call_is_seen_from_its_caller_to_its_ranks(server: Server, receiver: Receiver) -> None:
+def test_a_call_is_seen_from_its_caller_to_its_ranks(
+    victim: Server, receiver: Receiver, fresh: str
+) -> None:
     trace = "a" * 32
-    chunks = streamed(server, "pirate", trace, max_tokens=20)
+    chunks = streamed(victim, fresh, trace, max_tokens=20)
     spans = spans_of(receiver, trace)
-    call = only(spans, "chat pirate")
+    call = only(spans, f"chat {fresh}")
     assert (call.parent_id, call.kind) == (PARENT, SERVER)
     assert len(spans) == 9
     request = only(spans, "scheduler.request")
@@ -96,13 +99,13 @@ def test_a_call_is_seen_from_its_caller_to_its_ranks(server: Server, receiver: R
     prefill, decode = only(spans, "ranks.prefill"), only(spans, "ranks.decode")
     assert all(request.holds(part) for part in (queue, prefill, decode))
     assert queue.end == prefill.start < prefill.end == decode.start < decode.end
-    assert queue.holds(only(spans, "scheduler.adapter_load"))  # nobody had asked for it before
+    assert queue.holds(only(spans, "scheduler.adapter_load"))
     said, usage = call.attributes, chunks[-1]["usage"]
     assert said["gen_ai.response.id"] == chunks[0]["id"]
     assert said["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
     assert said["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 20
     assert said["gen_ai.response.finish_reasons"] == ["length"]
-    assert said["topwork.adapter.name"] == "pirate"
+    assert said["topwork.adapter.name"] == fresh
     assert re.fullmatch("[0-9a-f]{64}", said["topwork.adapter.digest"])
     assert prefill.attributes["topwork.steps"] >= 1
     assert decode.attributes["topwork.steps"] == 19
@@ -115,21 +118,30 @@ def test_a_call_is_seen_from_its_caller_to_its_ranks(server: Server, receiver: R
     assert call.resource["service.name"] == "topwork"
 
 
-def test_a_trace_goes_on_when_a_rank_dies(server: Server, receiver: Receiver) -> None:
+def test_a_trace_goes_on_when_a_rank_dies_and_health_tells_of_it(
+    victim: Server, receiver: Receiver
+) -> None:
     trace = "b" * 32
-    chunks = streamed(server, "smollm2", trace, max_tokens=60, strike=server.rank_pids()[0])
+    restarts = count(victim, "topwork_tp_group_restarts_total")
+    with ThreadPoolExecutor(1) as client:
+        rank = victim.rank_pids()[0]
+        asked = client.submit(streamed, victim, "smollm2", trace, max_tokens=60, strike=rank)
+        wait_for(lambda: victim.get("/health").status_code == 503)
+        chunks = asked.result()
     assert chunks[-1]["usage"]["completion_tokens"] == 60
     spans = spans_of(receiver, trace)
     request = only(spans, "scheduler.request")
     assert only(spans, "chat smollm2").holds(request)
     assert request.attributes["topwork.recoveries"] == 1
     assert not any(span.is_error for span in spans)
+    wait_for(victim.is_healthy)
+    wait_for(lambda: count(victim, "topwork_tp_group_restarts_total") > restarts)
 
 
-def test_a_trace_goes_on_when_its_scheduler_dies(server: Server, receiver: Receiver) -> None:
+def test_a_trace_goes_on_when_its_scheduler_dies(victim: Server, receiver: Receiver) -> None:
     trace = "c" * 32
-    (scheduler,) = [pid for pid in server.processes() if ":Scheduler" in title(pid)]
-    chunks = streamed(server, "smollm2", trace, max_tokens=60, strike=scheduler)
+    (scheduler,) = [pid for pid in victim.processes() if ":Scheduler" in title(pid)]
+    chunks = streamed(victim, "smollm2", trace, max_tokens=60, strike=scheduler)
     assert chunks[-1]["usage"]["completion_tokens"] == 60
     spans = spans_of(receiver, trace)
     call = only(spans, "chat smollm2")
@@ -143,21 +155,21 @@ def test_a_trace_goes_on_when_its_scheduler_dies(server: Server, receiver: Recei
     assert after.attributes["topwork.output_tokens_before"] >= 3
 
 
-def test_vllms_metrics_count_what_was_served(server: Server) -> None:
-    before = {"generation_tokens_total": server.metric("vllm:generation_tokens_total")}
-    steps = server.metric("vllm:iteration_tokens_total_count")
-    asked = streamed(server, "smollm2", "d" * 32, max_tokens=10)
+def test_vllms_metrics_count_what_was_served(victim: Server) -> None:
+    names = [f"vllm:{name}" for name in ("generation_tokens_total", "prompt_tokens_total")]
+    names += ["vllm:request_success_total", "vllm:iteration_tokens_total_count"]
+    parts = ("queue", "prefill", "decode", "inference")
+    names += [f"vllm:request_{name}_time_seconds_count" for name in parts]
+    before = {name: count(victim, name) for name in names}
+    asked = streamed(victim, "smollm2", "d" * 32, max_tokens=10)
     usage = asked[-1]["usage"]
-    grown = server.metric("vllm:generation_tokens_total") - before["generation_tokens_total"]
-    assert grown == usage["completion_tokens"] == 10
-    assert server.metric("vllm:iteration_tokens_total_count") >= steps + 10
-    assert server.metric("vllm:prompt_tokens_total") >= usage["prompt_tokens"]
-    ended = server.metric("vllm:request_success_total")
-    assert ended >= 4
-    for name in ("queue", "prefill", "decode", "inference"):
-        assert server.metric(f"vllm:request_{name}_time_seconds_count") >= 1, name
-    parts = [
-        server.metric(f"vllm:request_{name}_time_seconds_sum") for name in ("prefill", "decode")
+    grown = {name: count(victim, name) - before[name] for name in names}
+    assert grown.pop("vllm:generation_tokens_total") == usage["completion_tokens"] == 10
+    assert grown.pop("vllm:iteration_tokens_total_count") >= 10
+    assert grown.pop("vllm:prompt_tokens_total") == usage["prompt_tokens"]
+    assert set(grown.values()) == {1}, grown
+    sums = [
+        victim.metric(f"vllm:request_{name}_time_seconds_sum") for name in ("prefill", "decode")
     ]
-    whole = server.metric("vllm:request_inference_time_seconds_sum")
-    assert whole == pytest.approx(sum(parts))
+    whole = victim.metric("vllm:request_inference_time_seconds_sum")
+    assert whole == pytest.approx(sum(sums))

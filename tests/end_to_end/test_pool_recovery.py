@@ -15,7 +15,7 @@ from deploy.demo.many_adapters import make_many
 from tests.end_to_end.asking import complete, tokens, wait_for
 from tests.end_to_end.processes import title
 from tests.end_to_end.server import Server
-from tests.end_to_end.test_server_adapter_life import adapters, load, unload
+from tests.end_to_end.test_server_adapter_life import adapters, clean, load, unload
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 PROMPT = list(range(100, 140))
@@ -23,18 +23,18 @@ PROMPT = list(range(100, 140))
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Twenty adapters of different bytes."""
-    return make_many(tmp_path_factory.mktemp("many"), 20)
+    """Twelve adapters of different bytes."""
+    return make_many(tmp_path_factory.mktemp("many"), 12)
 
 
-@pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("victim") / "log.txt", "--max-loras", "4")
-    try:
-        running.wait_until_ready()
-        yield running
-    finally:
-        running.stop()
+@pytest.fixture(autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Unload what a test has loaded into the server that others use after it."""
+    if "victim" not in request.fixturenames:
+        yield
+        return
+    with clean(request.getfixturevalue("victim")):
+        yield
 
 
 def pool_pids(server: Server) -> set[int]:

@@ -4,20 +4,21 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from tests.end_to_end.asking import wait_for
+from tests.end_to_end.conftest import KEY
 from tests.end_to_end.server import Server
 from tests.patience import PATIENCE
 
-KEY, WRONG = "sk-KEYMARK-0123456789", "sk-WRONGMARK-0123456789"
+pytestmark = [pytest.mark.model, pytest.mark.ray]
+
+WRONG = "sk-WRONGMARK-0123456789"
 MARK = b"MARK"  # in each secret
 CHAT: dict[str, Any] = {
     "model": "smollm2",
@@ -41,25 +42,6 @@ TOOLS = [
     },
     {"role": "tool", "tool_call_id": "c", "content": "TOOLMARK"},
 ]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("logged")
-    keys = folder / "keys.yaml"
-    keys.write_text(
-        yaml.safe_dump([{"key": KEY, "tenant": "acme", "name": "app", "adapters": "*"}])
-    )
-    running = Server(
-        folder / "log.txt",
-        *("--api-key-file", str(keys), "--request-log", "-", "--log-level", "DEBUG"),
-        *("--usage-file", str(folder / "usage")),
-    )
-    try:
-        running.wait_until_ready()
-        yield running
-    finally:
-        running.stop()
 
 
 def folders_of(server: Server) -> set[Path]:
@@ -118,27 +100,28 @@ def break_off(server: Server) -> None:
             raw.sendall(sent)
 
 
-def test_calls_are_told_and_their_secrets_are_in_no_log_of_any_part(server: Server) -> None:
-    folders = folders_of(server)
+def test_calls_are_told_and_their_secrets_are_in_no_log_of_any_part(keyed: Server) -> None:
+    folders = folders_of(keyed)
     assert folders, "nobody of the server writes logs"
-    assert post(server, CHAT) == 200
-    assert post(server, {**CHAT, "model": "pirate-not-there-PROMPTMARK"}) == 404
-    assert post(server, CHAT, key=WRONG) == 401
+    assert post(keyed, CHAT) == 200
+    assert post(keyed, {**CHAT, "model": "pirate-not-there-PROMPTMARK"}) == 404
+    assert post(keyed, CHAT, key=WRONG) == 401
     for wrong in ({"temperature": "PROMPTMARK"}, {"PROMPTMARK": 1}, {"messages": "PROMPTMARK"}):
-        assert post(server, {**CHAT, **wrong}) == 400
-    post(server, {**CHAT, "messages": TOOLS})
+        assert post(keyed, {**CHAT, **wrong}) == 400
+    post(keyed, {**CHAT, "messages": TOOLS})
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "PROMPTMARK"}}}
-    assert post(server, {**CHAT, "response_format": form}) == 400
-    assert post(server, {"model": "smollm2", "input": "PROMPTMARK"}, "/v1/embeddings") == 200
+    assert post(keyed, {**CHAT, "response_format": form}) == 400
+    assert post(keyed, {"model": "smollm2", "input": "PROMPTMARK"}, "/v1/embeddings") == 200
     short = {"model": "smollm2", "input": "PROMPTMARK", "max_output_tokens": 8}
-    assert post(server, short, "/v1/responses") == 200
-    assert post(server, {"prompt": "PROMPTMARK"}, "/tokenize") == 200
-    cut(server, {**CHAT, "max_tokens": 500, "ignore_eos": True, "stream": True, "stop": []})
-    break_off(server)
-    assert post(server, {**CHAT, "stream": True}) == 200
+    assert post(keyed, short, "/v1/responses") == 200
+    assert post(keyed, {"prompt": "PROMPTMARK"}, "/tokenize") == 200
+    cut(keyed, {**CHAT, "max_tokens": 500, "ignore_eos": True, "stream": True, "stop": []})
+    break_off(keyed)
+    assert post(keyed, {**CHAT, "stream": True}) == 200
 
     def ended() -> list[dict[str, Any]]:
-        return [line for line in lines_of(folders) if line["route"] != "_other"]
+        lines = (line for line in lines_of(folders) if line["route"] != "_other")
+        return [line for line in lines if line.get("key") != "admin"]
 
     wait_for(lambda: sum("disconnected" in line for line in ended()) >= 1, ended)
     wait_for(lambda: len(ended()) >= 14, ended)
@@ -148,20 +131,20 @@ def test_calls_are_told_and_their_secrets_are_in_no_log_of_any_part(server: Serv
     for line in answered:
         assert line["tenant"] == "acme" and line["key"] == "app" and line["model"] == "smollm2"
         assert line["queue_seconds"] <= line["seconds"]
-    wait_for(lambda: '"route":"/v1/chat/completions"' in server.log.read_text())
-    found = [server.log, *(path for folder in folders for path in folder.rglob("*"))]
+    wait_for(lambda: '"route":"/v1/chat/completions"' in keyed.log.read_text())
+    found = [keyed.log, *(path for folder in folders for path in folder.rglob("*"))]
     told_by = [path for path in found if path.is_file() and MARK in path.read_bytes()]
     assert told_by == []
 
 
 def test_what_the_last_calls_used_is_in_the_file_when_the_server_has_been_told_to_end(
-    server: Server,
+    last_keyed: Server,
 ) -> None:
-    usage = server.log.with_name("usage")
+    usage = last_keyed.log.with_name("usage")
     before = sum(json.loads(line)["requests"] for line in usage.read_text().splitlines())
     for _ in range(3):
-        assert post(server, CHAT) == 200
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(PATIENCE) == 0
+        assert post(last_keyed, CHAT) == 200
+    last_keyed.process.send_signal(signal.SIGTERM)
+    assert last_keyed.process.wait(PATIENCE) == 0
     told = sum(json.loads(line)["requests"] for line in usage.read_text().splitlines())
     assert told >= before + 3

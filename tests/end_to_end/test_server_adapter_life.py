@@ -21,6 +21,7 @@ from tests.end_to_end.server import Server
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 PROMPT = random_prompt(140)  # two pages and a part
+SHORT = PROMPT[:70]  # a page and a part
 JSON = {"Accept": "application/json"}
 ENDLESS = 6000  # tokens that no stream comes to the end of here
 MAX_PINNED = 7  # of the shared server's 8 slots
@@ -31,19 +32,6 @@ DATA = "data: "
 def many(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Thirty adapters of different bytes."""
     return make_many(tmp_path_factory.mktemp("many"), 30)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of one slot whose host memory holds one adapter."""
-    log = tmp_path_factory.mktemp("small") / "log.txt"
-    flags = ("--tp", "1", "--max-loras", "1", "--host-adapter-memory", "1MiB")
-    running = Server(log, *flags)
-    try:
-        running.wait_until_ready()
-        yield running
-    finally:
-        running.stop()
 
 
 @contextmanager
@@ -60,7 +48,7 @@ def clean(server: Server) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    name = "small" if "small" in request.fixturenames else "server"
+    name = "keyed" if "keyed" in request.fixturenames else "server"
     with clean(request.getfixturevalue(name)):
         yield
 
@@ -122,11 +110,11 @@ def test_thirty_adapters_loaded_at_once_are_thirty_and_answer_as_alone(
         replies = list(clients.map(lambda path: load(server, path.name, path), many))
         assert [reply.status_code for reply in replies] == [200] * 30
         assert len({reply.json()["digest"] for reply in replies}) == 30
-        together = list(clients.map(lambda name: tokens(complete(server, name, PROMPT, 12)), names))
+        together = list(clients.map(lambda name: tokens(complete(server, name, SHORT, 8)), names))
         # Again, in another order and company, and from nothing that was computed before.
         again = list(
             clients.map(
-                lambda name: tokens(complete(server, name, PROMPT, 12, cache_salt="2")), names[::-1]
+                lambda name: tokens(complete(server, name, SHORT, 8, cache_salt="2")), names[::-1]
             )
         )
         assert together == again[::-1]
@@ -282,19 +270,19 @@ def test_an_adapter_that_a_full_disk_cut_short_is_refused(
 
 
 def test_a_directory_that_goes_while_a_request_waits_for_its_slot_fails_that_request_alone(
-    small: Server, many: list[Path], tmp_path: Path
+    keyed: Server, many: list[Path], tmp_path: Path
 ) -> None:
     # With one slot, the sequence that runs is not preempted for those in line: they wait for it.
     shutil.copytree(many[3], tmp_path / "doomed")
     for name, path in (("one", many[1]), ("doomed", tmp_path / "doomed"), ("last", many[7])):
-        assert load(small, name, path).status_code == 200  # the last one alone is in memory then
+        assert load(keyed, name, path).status_code == 200  # the last one alone is in memory then
     with ThreadPoolExecutor(2) as clients:
-        with running(small, "one", ENDLESS) as one:
+        with running(keyed, "one", ENDLESS) as one:
             # The one in front is in memory already, so that the other is not read before its turn.
-            last = clients.submit(ask, small, "last")
-            wait_for(lambda: small.metric("topwork_requests_waiting") == 1)
-            doomed = clients.submit(ask, small, "doomed")
-            wait_for(lambda: small.metric("topwork_requests_waiting") == 2)
+            last = clients.submit(ask, keyed, "last")
+            wait_for(lambda: keyed.metric("topwork_requests_waiting") == 1)
+            doomed = clients.submit(ask, keyed, "doomed")
+            wait_for(lambda: keyed.metric("topwork_requests_waiting") == 2)
             shutil.rmtree(tmp_path / "doomed")
             assert len(first_tokens(one, 50)) == 50, "who runs is not disturbed"
         assert last.result().status_code == 200

@@ -2,38 +2,22 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.asking import complete, tokens, wait_for
+from tests.end_to_end.conftest import NUM_PAGES
 from tests.end_to_end.engines import random_prompt
 from tests.end_to_end.server import MODELS, Server
+from tests.end_to_end.terminal import ServerInTerminal
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 
-NUM_PAGES, PAGE_SIZE = 24, 16
-PAGE_BYTES = 30 * 2 * 2 * PAGE_SIZE * 64 * 2  # of rank 0, which has two of the three KV heads
-
-
-@pytest.fixture
-def small_server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(
-        *(tmp_path / "log.txt", "--record", str(tmp_path / "events")),
-        *("--tp", "2", "--max-num-batched-tokens", "128", "--page-size", str(PAGE_SIZE)),
-        *("--kv-cache-memory", str(NUM_PAGES * PAGE_BYTES), "--kv-host-memory", "16MiB"),
-    )
-    try:
-        server.wait_until_ready()
-        yield server
-    finally:
-        server.stop()
-
 
 def test_answers_with_24_pages_of_kv_are_those_with_plenty_and_can_be_replayed(
-    server: Server, small_server: Server, tmp_path: Path
+    server: Server, shown: ServerInTerminal
 ) -> None:
     # Three prompts for each adapter, of which two share a beginning; each asked for twice, so that
     # the second time finds pages that went to host memory meanwhile.
@@ -45,22 +29,22 @@ def test_answers_with_24_pages_of_kv_are_those_with_plenty_and_can_be_replayed(
     def answers(where: Server, salt: str) -> list[list[int]]:
         with ThreadPoolExecutor(12) as clients:
             calls = [
-                clients.submit(complete, where, model, prompt, 48, cache_salt=salt)
+                clients.submit(complete, where, model, prompt, 32, cache_salt=salt)
                 for model, prompt in asked
             ]
             return [tokens(call.result()) for call in calls]
 
     plenty = answers(server, "plenty")
     # A router looks at its schedulers from time to time.
-    wait_for(lambda: small_server.metric("topwork_kv_blocks") == NUM_PAGES)
-    assert answers(small_server, "small") == plenty
-    assert answers(small_server, "small") == plenty
-    wait_for(lambda: small_server.metric("topwork_preemptions_total") > 0)
-    assert small_server.metric("topwork_kv_host_blocks_saved_total") > 0
-    assert small_server.metric("topwork_kv_host_blocks_restored_total") > 0
+    wait_for(lambda: shown.metric("topwork_kv_blocks") == NUM_PAGES)
+    assert answers(shown, "small") == plenty
+    assert answers(shown, "small") == plenty
+    wait_for(lambda: shown.metric("topwork_preemptions_total") > 0)
+    assert shown.metric("topwork_kv_host_blocks_saved_total") > 0
+    assert shown.metric("topwork_kv_host_blocks_restored_total") > 0
     topwork = Path(sys.executable).parent / "topwork"
     replay = subprocess.run(
-        [topwork, "replay", tmp_path / "events"], capture_output=True, text=True
+        [topwork, "replay", shown.folder / "events"], capture_output=True, text=True
     )
     assert replay.returncode == 0, replay.stdout + replay.stderr
     assert "24 requests" in replay.stdout

@@ -1,15 +1,14 @@
 """What a person sees of `topwork serve` in a terminal, from its start to Ctrl-C."""
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.asking import wait_for
-from tests.end_to_end.processes import family, title
-from tests.end_to_end.server import adapter_dirs, free_port, serve_command
-from tests.end_to_end.terminal import Terminal
+from tests.end_to_end.processes import title
+from tests.end_to_end.server import adapter_dirs
+from tests.end_to_end.terminal import ServerInTerminal
 
 pytestmark = [pytest.mark.model, pytest.mark.ray]
 
@@ -41,26 +40,18 @@ def without_numbers(lines: list[str]) -> list[str]:
     return [re.sub(r"\d:\d\d:\d\d$|\d+ threads?(?=\.$)", "N", line) for line in lines]
 
 
-def test_from_start_to_ctrl_c_a_terminal_shows_what_is_meant_and_nothing_that_alarms() -> None:
-    port = free_port()
-    terminal = Terminal(serve_command(port, "--tp", "2"), {**os.environ, "OMP_NUM_THREADS": ""})
-    processes = {terminal.process.pid: "topwork"}
-    try:
-
-        def is_up() -> bool:
-            assert terminal.process.poll() is None, terminal.written
-            return len(terminal.screen()) >= len(expected_screen(port))
-
-        wait_for(is_up, lambda: terminal.written)
-        assert without_numbers(terminal.screen()) == expected_screen(port)
-        processes = {pid: title(pid) for pid in family(terminal.process.pid)}
-        assert len(processes) > 10, "Ray, Serve, HAProxy and the ranks"
-    finally:
-        terminal.press_ctrl_c()
-        code = terminal.wait()
-    assert code == 0
+def test_from_start_to_ctrl_c_a_terminal_shows_what_is_meant_and_nothing_that_alarms(
+    last_shown: ServerInTerminal,
+) -> None:
+    terminal, expected = last_shown.terminal, expected_screen(last_shown.port)
+    wait_for(lambda: len(terminal.screen()) >= len(expected), lambda: terminal.written)
+    assert without_numbers(terminal.screen()) == expected
+    processes = {pid: title(pid) for pid in last_shown.processes()}
+    assert len(processes) > 10, "Ray, Serve, HAProxy and the ranks"
+    terminal.press_ctrl_c()
+    assert terminal.wait() == 0
     left = {pid: name for pid, name in processes.items() if Path(f"/proc/{pid}").exists()}
     assert not left, "processes left over"
     assert "taking everything down" in terminal.written
-    assert without_numbers(terminal.screen()) == expected_screen(port)
+    assert without_numbers(terminal.screen()) == expected
     assert not ALARMING.findall(terminal.written)

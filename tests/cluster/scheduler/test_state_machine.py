@@ -360,8 +360,8 @@ def run_machine(
 
 @pytest.mark.random
 def test_any_order_of_calls_keeps_every_invariant_for_thousands_of_steps() -> None:
-    run_machine(Serving, FEATURES, num_cases(2900), derandomize=True)
-    assert Serving.num_steps >= num_cases(20_000), Serving.num_steps
+    run_machine(Serving, FEATURES, num_cases(2900, 12), derandomize=True)
+    assert Serving.num_steps >= num_cases(20_000, 12), Serving.num_steps
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_any_order_of_calls_keeps_every_invariant_of_states(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kv_cache_manager, "CHECKPOINT_PAGES", 3)
-    run_machine(StateServing, STATE_FEATURES, num_cases(2400), derandomize=True)
+    run_machine(StateServing, STATE_FEATURES, num_cases(2400, 7), derandomize=True)
 
 
 @pytest.mark.slow

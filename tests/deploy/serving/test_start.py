@@ -2,16 +2,19 @@
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
 IMPORTED = "import sys, {module}; print(*sys.modules)"
 
 
-def imported_with(module: str) -> set[str]:
+@cache
+def imported_with(module: str) -> frozenset[str]:
     """Return the modules that a new process has after it imported one."""
     command = [sys.executable, "-c", IMPORTED.format(module=module)]
-    return set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return frozenset(told.split())
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,12 @@ from cluster.scheduler.sequence import Status
 from cluster.scheduler.testing.fake_engine import FakeEngine
 from tests.cluster.scheduler.conftest import tiny_config
 from tests.cluster.scheduler.random_life import RandomLife, random_config, with_ends
-from tests.random_cases import num_cases
+from tests.random_cases import is_whole, num_cases
 
 encode = msgspec.msgpack.Encoder().encode
+
+
+RESTORED = 0.3 if is_whole() else 0.1  # of all moments: to restore one takes 10 ms
 
 
 class Twins:
@@ -38,7 +41,7 @@ class Twins:
             calls = [partial(getattr(one, name), **options) for one in self._pair]
             answers = [_answer(one, arguments) for one in calls]
             assert encode(answers[0]) == encode(answers[1]), f"{name} differs"
-            if self._random.random() < 0.3:
+            if self._random.random() < RESTORED:
                 self._restore_one()
             kind, value = answers[0]
             if kind == "raised":
