@@ -32,6 +32,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries that count their objects at the end would miss some
+
+
 def _go_on(*_: Any) -> None:
     """Do nothing."""
 

@@ -139,6 +139,7 @@ def shown_servers(
             *(folder, "--record", str(folder / "events")),
             *("--tp", "2", "--max-num-batched-tokens", "128", "--page-size", str(PAGE_SIZE)),
             *("--kv-cache-memory", str(NUM_PAGES * PAGE_BYTES), "--kv-host-memory", "16MiB"),
+            *("--max-model-len", str(NUM_PAGES * PAGE_SIZE)),  # or there is a warning to be seen
         )
 
     lent = LentServer(make)

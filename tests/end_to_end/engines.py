@@ -79,6 +79,12 @@ class EngineMaker:
         self._engine = make_engine(self._tp, self.dtype, model_dir, **scheduler)
         return self._engine
 
+    @property
+    def current(self) -> LocalEngine:
+        """The engine that was made last."""
+        assert self._engine is not None, "none is there"
+        return self._engine
+
     def __enter__(self) -> "EngineMaker":
         return self
 

@@ -83,7 +83,7 @@ def alone(make: EngineMaker, said: list[list[int]]) -> list[list[int]]:
 def test_what_is_forbidden_never_comes_and_would_have(
     make: EngineMaker, said: list[list[int]], alone: list[list[int]]
 ) -> None:
-    requests = ruled(make(), said)
+    requests = ruled(make.current, said)
     for number, (request, tokens) in enumerate(zip(requests, alone, strict=True)):
         assert len(tokens) == NUM_TOKENS
         assert tokens != said[number // 3]

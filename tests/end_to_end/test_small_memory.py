@@ -23,11 +23,11 @@ def test_answers_with_24_pages_of_kv_are_those_with_plenty_and_can_be_replayed(
     # the second time finds pages that went to host memory meanwhile.
     first, last = random_prompt(96), random_prompt(150)[9:]
     prompts = [first, first[:64] + last[:30], last]
-    asked = [(model, prompt) for model in MODELS[1:] for prompt in prompts]
-    assert len(asked) == 12
+    asked = [(model, prompt) for model in MODELS[1:4] for prompt in prompts]
+    assert len(asked) == 9
 
     def answers(where: Server, salt: str) -> list[list[int]]:
-        with ThreadPoolExecutor(12) as clients:
+        with ThreadPoolExecutor(9) as clients:
             calls = [
                 clients.submit(complete, where, model, prompt, 32, cache_salt=salt)
                 for model, prompt in asked
@@ -47,4 +47,4 @@ def test_answers_with_24_pages_of_kv_are_those_with_plenty_and_can_be_replayed(
         [topwork, "replay", shown.folder / "events"], capture_output=True, text=True
     )
     assert replay.returncode == 0, replay.stdout + replay.stderr
-    assert "24 requests" in replay.stdout
+    assert "18 requests" in replay.stdout

@@ -259,21 +259,18 @@ class Life(Traffic):
 def _run(max_examples: int, *, derandomize: bool) -> None:
     gc.collect()
     gc.freeze()  # what is alive from here on is made by an example
-    try:
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            Life,
-            settings=settings(
-                max_examples=max_examples,
-                stateful_step_count=60,
-                derandomize=derandomize,
-                # Threads read the disk: what failed once may need many tries to fail again.
-                phases=(Phase.generate,),
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-    finally:
-        gc.unfreeze()
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Life,
+        settings=settings(
+            max_examples=max_examples,
+            stateful_step_count=60,
+            derandomize=derandomize,
+            # Threads read the disk: what failed once may need many tries to fail again.
+            phases=(Phase.generate,),
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
 
 
 @pytest.fixture(autouse=True)
