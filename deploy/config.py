@@ -190,7 +190,10 @@ class ServeConfig(BaseModel):
     ] = "auto"
     deterministic: Annotated[
         bool,
-        Field(description="On GPUs too, bits do not depend on the batch, at a cost in speed."),
+        Field(
+            description="On GPUs too, bits do not depend on the batch; in int8 those of the base "
+            "model do not on tp either; both at a cost in speed."
+        ),
     ] = False
     max_model_len: Annotated[
         int | None, Field(ge=2, description="Longest prompt plus answer; default: the model's.")

@@ -123,7 +123,12 @@ def rank_parts(
     kinds = page_kinds(model, config.page_size, max_model_len)
     kv_bytes = partial(_kv_bytes, config, model, part, kinds)
     weights = weight_bytes(
-        model, part, item_bytes, is_packed=not is_gpu, method=config.quantization
+        model,
+        part,
+        item_bytes,
+        is_packed=not is_gpu,
+        method=config.quantization,
+        is_shared=config.quantization == "int8" and config.deterministic,
     )
     parts = [
         Part("weights", place, weights),
@@ -193,10 +198,12 @@ def weight_bytes(
     *,
     is_packed: bool,
     method: str | None = None,
+    is_shared: bool = False,
 ) -> int:
     """Return the bytes of one rank's weights if none is coded; coded ones take a quarter less.
 
-    Linears are quantized by a `method` of `--quantization`, if any.
+    Linears are quantized by a `method` of `--quantization`, if any; if `is_shared` their sums are
+    added up over ranks before they get biases.
     """
     held = _HeldLinears(item_bytes, is_packed, method)
     bias_bytes = 4 if is_packed else item_bytes
@@ -214,7 +221,7 @@ def weight_bytes(
     for modules in filter(None, all_products(model.linears)):
         slices = [part.slices(linear.name) for linear in modules]
         rows = sum(total_length(outputs) for outputs, _ in slices)
-        is_here = modules[0].axis == "column" or part.rank == 0
+        is_here = modules[0].axis == "column" or part.rank == 0 or is_shared
         has_bias = is_here and any(linear.has_bias for linear in modules)
         own = held if not modules[0].is_router else replace(held, method=None)
         linear_bytes = own.linear_bytes(rows, len(slices[0][1]))

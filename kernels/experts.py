@@ -61,6 +61,11 @@ class ExpertsWeight:
     dtype: torch.dtype
 
     @property
+    def is_shared(self) -> bool:
+        """Whether ranks add up their sums before they are scaled."""
+        return self.linears[0].is_shared
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of weights and biases, a layout's padding with them."""
         return sum(weight.num_bytes for weight in self.linears)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.experts import ExpertsWeight
+from kernels.experts import ExpertsWeight, RoutedRows
 from kernels.linear import LinearWeight
 
 QuantizationMethod = Literal["int8", "int4"]
@@ -46,7 +46,12 @@ class QuantizedWeight:
 
 
 class QuantizedLinears(Protocol):
-    """What kernels that multiply quantized weights offer besides."""
+    """What kernels that multiply quantized weights offer besides.
+
+    A weight in int8 that is shared by ranks, `is_shared`, takes the steps of `row_largest`,
+    `quantized_sums` and `scale_sums`, with a sum over the ranks behind each of the first two. What
+    comes of them has the bits that `linear` of one rank with all inputs gives.
+    """
 
     def prepare_quantized_linear(
         self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
@@ -60,6 +65,41 @@ class QuantizedLinears(Protocol):
         """Return the weight of each expert and biases [E, N] as `grouped_linear` wants them."""
         ...
 
+    def row_largest(self, x: Tensor, rank: int, num_ranks: int) -> Tensor:
+        """Return the largest size of each row of x [T, K] in the column of a rank, [T, ranks].
+
+        Other columns are 0, float32; the sum over ranks is what the others take.
+        """
+        ...
+
+    def quantized_sums(
+        self,
+        x: Tensor,
+        weight: LinearWeight | ExpertsWeight,
+        largest: Tensor,
+        routed: RoutedRows | None = None,
+    ) -> Tensor:
+        """Return the sums of products of codes [T, N] int32 over this rank's inputs.
+
+        Of experts each row's own, as `routed` says.
+        """
+        ...
+
+    def scale_sums(
+        self,
+        sums: Tensor,
+        weight: LinearWeight | ExpertsWeight,
+        largest: Tensor,
+        routed: RoutedRows | None = None,
+        *,
+        is_zero: bool = False,
+    ) -> Tensor:
+        """Return what sums stand for, [T, N] float32, with the bias.
+
+        With `is_zero` nothing but zeros, where another rank brings it into a further sum.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
@@ -67,6 +107,12 @@ class Quantizer:
 
     method: QuantizationMethod
     linears: QuantizedLinears
+    # Whether linears whose inputs ranks share have the scales of all inputs, for sums that do not
+    # depend on how many ranks there are.
+    is_shared: bool = False
+
+    def __post_init__(self) -> None:
+        assert not self.is_shared or self.method == "int8", "sums of floats depend on their order"
 
     def linear(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> LinearWeight:
         """Return a linear of a layer, of a weight [N, K] and a bias [N], for rows of `dtype`."""
@@ -148,6 +194,12 @@ def _in_groups(x: Tensor) -> Tensor:
     """Return [T, G, GROUP] of [T, K], with zeros behind the last input."""
     padded = F.pad(x, (0, -x.shape[1] % GROUP))
     return padded.view(x.shape[0], padded.shape[1] // GROUP, GROUP)
+
+
+def columns_of(weight: QuantizedWeight, columns: slice) -> QuantizedWeight:
+    """Return some inputs of a weight in int8, with the scales of all."""
+    assert weight.method == "int8", "groups of inputs have scales of their own"
+    return QuantizedWeight("int8", weight.codes[:, columns], weight.scales)
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:

@@ -216,7 +216,8 @@ class RankConfig:
     num_slots: int
     max_model_len: int  # positions that one sequence may have
     quantization: Literal["int8", "int4"] | None = None  # of linears as they are loaded; None: none
-    deterministic: bool = False  # on a GPU too, a row's bits do not depend on its batch
+    # On a GPU too, a row's bits do not depend on its batch; in int8, its linears' not on tp.
+    deterministic: bool = False
     num_threads: int | None  # compute threads of this process; None: torch's own choice
 
 

@@ -78,7 +78,7 @@ class Library:
     thread_pool_wake: Callable[[int], None]
     # Pool, steps, entries, their number, bytes of scratch, alone, times, next entry.
     run: Callable[..., int]
-    all_reduce: Callable[[int, int, int, int, int], int]  # state, x, out, count, is_bf16
+    all_reduce: Callable[[int, int, int, int, int], int]  # state, x, out, count, kind of number
     gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
     can_code: Callable[[], int]  # whether linears are computed from coded panels
     products: str  # by what linears are computed: AMX, AVX512-BF16, AVX-512 or AVX2

@@ -6,11 +6,18 @@ Shapes: T rows, K inputs, N outputs.
 import torch
 from torch import Tensor
 
+from kernels.experts import ExpertsWeight, RoutedRows
 from kernels.linear import LinearWeight
 from kernels.native.exponent_coding import encode_panels
 from kernels.native.huge_pages import HugePages
-from kernels.native.op_runner import OpRunner
-from kernels.native.ops import linear_op, quantized_linear_op
+from kernels.native.op_runner import OpRunner, at, is_bf16
+from kernels.native.ops import (
+    GroupedQuantizedLinearOp,
+    RowLargestOp,
+    ScaleSumsOp,
+    linear_op,
+    quantized_linear_op,
+)
 from kernels.native.packing import move_panels, pack_panels, pack_quantized
 from kernels.native.program import ThreadPool
 from kernels.quantized import QuantizedWeight
@@ -48,3 +55,57 @@ class NativeLinears(OpRunner):
         op, tensors = linear_op(x, weight, y)
         self._do("linear", op, x.shape[0], tensors)
         return y
+
+    def row_largest(self, x: Tensor, rank: int, num_ranks: int) -> Tensor:
+        assert x.stride(1) == 1, "the inputs of a row must be contiguous"
+        out = self._out("largest", x.shape[0], (num_ranks,), torch.float32)
+        counts = x.stride(0), x.shape[1], is_bf16(x), rank, num_ranks
+        self._do("row_largest", RowLargestOp(at(x), at(out), *counts), x.shape[0], (x, out))
+        return out
+
+    def quantized_sums(
+        self,
+        x: Tensor,
+        weight: LinearWeight | ExpertsWeight,
+        largest: Tensor,
+        routed: RoutedRows | None = None,
+    ) -> Tensor:
+        panels = _panels_of(weight)
+        sums = self._out("sums", x.shape[0], (weight.out_features,), torch.int32)
+        op, tensors = quantized_linear_op(x, panels, sums, largest)
+        if not isinstance(weight, ExpertsWeight):
+            self._do("quantized_linear", op, x.shape[0], tensors)
+            return sums
+        assert routed is not None, "rows of experts are routed"
+        grouped = GroupedQuantizedLinearOp(op, at(routed.starts), weight.num_experts)
+        self._do("grouped_quantized_linear", grouped, x.shape[0], (*tensors, routed.starts))
+        return sums
+
+    def scale_sums(
+        self,
+        sums: Tensor,
+        weight: LinearWeight | ExpertsWeight,
+        largest: Tensor,
+        routed: RoutedRows | None = None,
+        *,
+        is_zero: bool = False,
+    ) -> Tensor:
+        panels = _panels_of(weight)
+        assert panels.scales is not None, "a weight in int8"
+        name = "partial linear" if routed is None else "grouped"
+        y = self._out(name, sums.shape[0], (sums.shape[1],), torch.float32)
+        starts = None if routed is None else routed.starts
+        num_experts = weight.num_experts if isinstance(weight, ExpertsWeight) else 1
+        tensors = sums, largest, panels.scales, panels.bias, starts, y
+        padded_outputs = panels.scales.shape[0] // num_experts
+        counts = largest.shape[1], sums.shape[1], padded_outputs, num_experts, is_zero
+        self._do("scale_sums", ScaleSumsOp(*map(at, tensors), *counts), sums.shape[0], tensors)
+        return y
+
+
+def _panels_of(weight: LinearWeight | ExpertsWeight) -> LinearWeight:
+    """Return a weight, of experts that of all of them one behind the other."""
+    if isinstance(weight, LinearWeight):
+        return weight
+    (all_experts,) = weight.linears
+    return all_experts

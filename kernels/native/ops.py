@@ -61,21 +61,25 @@ class QuantizedLinearOp(ctypes.Structure):
     """`struct quantized_linear`: the same of int8 panels with `scales` [N], or of int4 panels."""
 
     _fields_ = [
-        *_pointers("x", "weight", "scales", "bias", "y"),
-        *_counts("x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
+        *_pointers("x", "weight", "scales", "bias", "y", "largest"),
+        *_counts("num_ranks", "x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
     ]
 
 
 def quantized_linear_op(
-    x: Tensor, weight: LinearWeight, y: Tensor
+    x: Tensor, weight: LinearWeight, y: Tensor, largest: Tensor | None = None
 ) -> tuple[QuantizedLinearOp, tuple[Tensor | None, ...]]:
-    """Return what `linear_op` does, of a quantized weight."""
+    """Return what `linear_op` does, of a quantized weight.
+
+    With `largest` [T, ranks] float32, what all ranks have found in a row, y is int32 sums.
+    """
     assert x.dtype == weight.dtype, f"{x.dtype} rows for a weight of {weight.dtype} rows"
     assert x.stride(1) == 1, "the inputs of a row must be contiguous"
     assert weight.is_quantized, f"{weight.layout} are not quantized"
-    tensors = x, weight.data, weight.scales, weight.bias, y
+    tensors = x, weight.data, weight.scales, weight.bias, y, largest
     op = QuantizedLinearOp(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+        0 if largest is None else largest.shape[1],
         x.stride(0),
         y.stride(0),
         weight.in_features,
@@ -83,6 +87,24 @@ def quantized_linear_op(
         x.dtype == torch.bfloat16,
     )
     return op, tensors
+
+
+class RowLargestOp(ctypes.Structure):
+    """`struct row_largest`: the largest sizes of x [T, K] to a rank's column of out [T, ranks]."""
+
+    _fields_ = [
+        *_pointers("x", "out"),
+        *_counts("x_stride", "num_inputs", "is_bf16", "rank", "num_ranks"),
+    ]
+
+
+class ScaleSumsOp(ctypes.Structure):
+    """`struct scale_sums`: sums [T, N] int32 to y [T, N] float32; `starts` only of experts."""
+
+    _fields_ = [
+        *_pointers("sums", "largest", "scales", "bias", "starts", "y"),
+        *_counts("num_ranks", "width", "padded_outputs", "num_experts", "is_zero"),
+    ]
 
 
 class CodingOp(ctypes.Structure):
@@ -174,9 +196,17 @@ class AttentionOp(ctypes.Structure):
 
 
 class RankSumOp(ctypes.Structure):
-    """`struct rank_sum`: x [T, width] float32 becomes the sum over the ranks of an exchange."""
+    """`struct rank_sum`: x [T, width] becomes the sum over the ranks of an exchange.
 
-    _fields_ = [*_pointers("exchange", "x"), *_counts("width")]
+    `number` says what of, as `number_of` has it: float32 or int32.
+    """
+
+    _fields_ = [*_pointers("exchange", "x"), *_counts("width", "number")]
+
+
+def number_of(dtype: torch.dtype) -> int:
+    """Return what csrc/distributed/shared_memory.c calls a dtype that ranks add up."""
+    return {torch.float32: 0, torch.bfloat16: 1, torch.int32: 2}[dtype]
 
 
 class LoraOp(ctypes.Structure):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,11 @@ def test_quantized_weights_of_every_rank_are_told_to_the_byte(
         prepare = kernels.prepare_linear, kernels.prepare_experts, quantizer
         held = load_weights(tmp_path, model, part, torch.float32, CPU, *prepare)
         assert held.num_bytes == weight_bytes(model, part, 4, is_packed=True, method=method)
+        if method == "int8":
+            shared = replace(quantizer, is_shared=True)
+            held = load_weights(tmp_path, model, part, torch.float32, CPU, *prepare[:2], shared)
+            told = weight_bytes(model, part, 4, is_packed=True, method=method, is_shared=True)
+            assert held.num_bytes == told
 
 
 @pytest.mark.model

@@ -45,6 +45,7 @@ class LogitRank:
         group: Communicator,
         dtype: torch.dtype,
         method: QuantizationMethod | None = None,
+        is_shared: bool = False,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -54,7 +55,7 @@ class LogitRank:
         quantizer = None
         if method is not None:
             assert self.kernels.quantized is not None
-            quantizer = Quantizer(method, self.kernels.quantized)
+            quantizer = Quantizer(method, self.kernels.quantized, is_shared)
         prepare = self.kernels.prepare_linear, self.kernels.prepare_experts, quantizer
         weights = load_weights(path, config, self.part, dtype, CPU, *prepare)
         self.model = Model(config, self.part, weights, group, self.kernels, 256)
@@ -65,7 +66,7 @@ class LogitRank:
             num_slots=8,
             dtype=dtype,
             device=CPU,
-            base=BaseWeights(path, config, self.part, dtype, method),
+            base=BaseWeights(path, config, self.part, dtype, quantizer),
         )
 
     def forward(self, prompts: Sequence[Prompt]) -> Tensor | None:
@@ -124,13 +125,16 @@ class LogitRanks:
         tp: int,
         dtype: torch.dtype = torch.float32,
         method: QuantizationMethod | None = None,
+        is_shared: bool = False,
     ) -> None:
         self.config = read_model_config(path)
         groups: Sequence[Communicator] = (
             (SingleRank(),) if tp == 1 else ThreadGroup(tp).communicators()
         )
         self._threads = ThreadPoolExecutor(tp)
-        self.ranks = [LogitRank(path, self.config, group, dtype, method) for group in groups]
+        self.ranks = [
+            LogitRank(path, self.config, group, dtype, method, is_shared) for group in groups
+        ]
 
     def load(self, slot: int, *adapters: Adapter, weights: Sequence[float] = (1.0,)) -> list[int]:
         """Load an adapter, or a sum, on every rank; return the bytes that each holds.

@@ -7,6 +7,7 @@ same bits, whatever the transport and the number of rows.
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -24,7 +25,9 @@ class Communicator(Protocol):
         ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of all ranks' `x`, of the same shape, in float32; may reuse `x`.
+        """Return the sum of all ranks' `x`, of the same shape, in float32, of int32 in int32.
+
+        It may reuse `x`.
 
         The caller may change `x` as soon as it has the sum.
 
@@ -67,13 +70,18 @@ class SingleRank:
         """Do nothing: no rank waits."""
 
 
+def summed_as(x: Tensor) -> Tensor:
+    """Return a tensor as it is summed: integers as they are, all else in float32."""
+    return x if x.dtype == torch.int32 else x.float()
+
+
 def sum_in_pairs(parts: Sequence[Tensor]) -> Tensor:
-    """Return ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ... in float32.
+    """Return ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ... in float32, of int32 in int32.
 
     A binary tree, so that two ranks' sums can be branches of what one rank would have added up.
     The caller decides where to round.
     """
-    sums = [part.float() for part in parts]
+    sums = [summed_as(part) for part in parts]
     while len(sums) > 1:
         pairs = [left + right for left, right in zip(sums[::2], sums[1::2], strict=False)]
         sums = pairs + sums[2 * len(pairs) :]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
-from worker.distributed.communicator import Communicator, SingleRank, sum_in_pairs
+from worker.distributed.communicator import Communicator, SingleRank, sum_in_pairs, summed_as
 from worker.distributed.shared_group import share_memory
 from worker.distributed.socket_group import SocketGroup, address_towards
 from worker.errors import GroupBroken
@@ -98,7 +98,7 @@ class TorchGroup:
         depends on where in the tensor an element lies, so it is replaced by gathering and adding.
         """
         if self.size == 2:
-            total = x.float().contiguous()
+            total = summed_as(x).contiguous()
             self._wait(self._joined().allreduce([total]))
             return total
         return sum_in_pairs(self._gather(x.contiguous()))

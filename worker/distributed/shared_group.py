@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from kernels.native.library import ExchangeState, Library, native_library
-from worker.distributed.communicator import Communicator
+from kernels.native.ops import number_of
+from worker.distributed.communicator import Communicator, summed_as
 from worker.distributed.shared_memory import SharedMemory, host_identity
 from worker.distributed.socket_group import SocketGroup
 from worker.errors import GroupBroken
@@ -104,11 +105,12 @@ class SharedGroup:
         return self._state_address
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks, in pairs; in place if `x` is float32."""
+        """Return the sum over the ranks, in pairs; in place if `x` is float32 or int32."""
         is_bf16 = x.dtype is torch.bfloat16
-        x = x.contiguous() if is_bf16 else x.float().contiguous()
+        x = x.contiguous() if is_bf16 else summed_as(x).contiguous()
         total = torch.empty(x.shape, dtype=torch.float32) if is_bf16 else x
-        self._run(self._library.all_reduce, x.data_ptr(), total.data_ptr(), x.numel(), is_bf16)
+        number = number_of(x.dtype)
+        self._run(self._library.all_reduce, x.data_ptr(), total.data_ptr(), x.numel(), number)
         return total
 
     def gather_first(self, x: Tensor, widths: Sequence[int]) -> Tensor | None:

@@ -96,7 +96,7 @@ class Rank:
         self._kernels = kernels_for(
             self._device, config.deterministic, config.tp, torch.get_num_threads()
         )
-        quantizer = self._quantizer()
+        self._quantizer = self._new_quantizer()
         self._sampler = Sampler(self._kernels)
         self._pending = PendingTokens(self._group, self._kernels, self._device)
         model_dir = Path(config.model_dir)
@@ -113,7 +113,7 @@ class Rank:
             self._device,
             self._kernels.prepare_linear,
             self._kernels.prepare_experts,
-            quantizer,
+            self._quantizer,
         )
         self._model = Model(
             self._model_config,
@@ -177,11 +177,11 @@ class Rank:
                 self._model_config,
                 self._part,
                 self._dtype,
-                self._config.quantization,
+                self._quantizer,
             ),
         )
 
-    def _quantizer(self) -> Quantizer | None:
+    def _new_quantizer(self) -> Quantizer | None:
         """Return how linears are quantized, None if none is to be.
 
         Raises:
@@ -196,7 +196,8 @@ class Rank:
                 f"quantization: {method} is computed on CPUs by the C library alone, and rank "
                 f"{self._config.rank} on {self._config.device} has none; leave it out"
             )
-        return Quantizer(method, linears)
+        is_shared = self._config.deterministic and self._config.tp > 1 and method == "int8"
+        return Quantizer(method, linears, is_shared)
 
     @property
     def _is_batch_invariant(self) -> bool:

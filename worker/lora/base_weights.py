@@ -13,7 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.quantized import HEAD_METHOD, QuantizationMethod, dequantize, quantize
+from kernels.quantized import (
+    HEAD_METHOD,
+    QuantizationMethod,
+    Quantizer,
+    dequantize,
+    quantize,
+)
 from worker.lora.shard import EMBEDDING, HEAD
 from worker.model_config import ModelConfig
 from worker.spans import Span
@@ -31,14 +37,14 @@ class OpenWeights:
         config: ModelConfig,
         part: Partition,
         dtype: torch.dtype,
-        method: QuantizationMethod | None,
+        quantizer: Quantizer | None,
     ) -> None:
         self._checkpoint = checkpoint
         self._config = config
         self._part = part
         self._whole = partition(config, 1, 0)
         self.dtype = dtype
-        self._method = method
+        self._quantizer = quantizer
 
     def rows(self, layer: int, module: str, rows: Span) -> Tensor:
         """Return whole rows of a linear module of a layer, [rows, in], as they are multiplied."""
@@ -47,14 +53,16 @@ class OpenWeights:
         shape = whole_shape(self._whole, module)
         columns = Span(0, shape[1])
         weight = read_weight(self._checkpoint, self._config, name, shape, rows, columns)
-        if self._method is None or linear.is_router:
+        if self._quantizer is None or linear.is_router:
             return weight.to(self.dtype)
-        parts = [_rounded(weight[:, own], self._method) for own in self._cuts(module)]
+        method = self._quantizer.method
+        parts = [_rounded(weight[:, own], method) for own in self._cuts(module)]
         return torch.cat(parts, dim=1)
 
     def _cuts(self, module: str) -> list[slice]:
         """Return the inputs of a linear module that each rank has, and quantizes by itself."""
-        if not self._part.is_summed(module):
+        assert self._quantizer is not None, "a question of scales"
+        if not self._part.is_summed(module) or self._quantizer.is_shared:
             return [slice(None)]
         ranks = (partition(self._config, self._part.tp, rank) for rank in range(self._part.tp))
         spans = [part.slices(module)[1] for part in ranks]
@@ -74,7 +82,7 @@ class OpenWeights:
     def head_rows(self, rows: Span) -> Tensor:
         """Return rows of the head, [rows, hidden], as they are multiplied."""
         weight = self.vocabulary(HEAD, rows)
-        return weight if self._method is None else _rounded(weight, HEAD_METHOD)
+        return weight if self._quantizer is None else _rounded(weight, HEAD_METHOD)
 
     def vocabulary(self, module: str, rows: Span) -> Tensor:
         """Return rows of the embedding or of the head, [rows, hidden], as the checkpoint has them.
@@ -96,9 +104,9 @@ class BaseWeights:
         config: ModelConfig,
         part: Partition,
         dtype: torch.dtype,
-        method: QuantizationMethod | None = None,
+        quantizer: Quantizer | None = None,
     ) -> None:
-        self._method = method
+        self._quantizer = quantizer
         self._model_dir = model_dir
         self._config = config
         self._part = part
@@ -114,7 +122,7 @@ class BaseWeights:
             ValueError: if they are not what was loaded.
         """
         with open_checkpoint(self._model_dir, self._config, self.dtype) as checkpoint:
-            yield OpenWeights(checkpoint, self._config, self._part, self.dtype, self._method)
+            yield OpenWeights(checkpoint, self._config, self._part, self.dtype, self._quantizer)
 
 
 def _rounded(weight: Tensor, method: QuantizationMethod) -> Tensor:

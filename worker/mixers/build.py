@@ -31,6 +31,8 @@ from worker.spans import Span
 Read = Callable[[str], Tensor | None]  # a tensor by its name; None: the module has none such
 
 
+# Of a whole weight [N, K], the inputs that a rank has, and a whole bias [N].
+PrepareShared = Callable[[Tensor, Span, Tensor | None], LinearWeight]
 MixerWeights = ShortConvWeights | Mamba2Weights | GatedDeltaNetWeights
 
 
@@ -41,6 +43,7 @@ class MixerLoader:
         self,
         config: MixerConfig,
         prepare: Prepare,
+        prepare_shared: PrepareShared | None,
         dtype: torch.dtype,
         linear_dtype: torch.dtype,
         device: torch.device,
@@ -52,6 +55,7 @@ class MixerLoader:
         Args:
             config: of the model's mixers.
             prepare: packs a linear.
+            prepare_shared: packs one whose inputs ranks share, if that is another thing.
             dtype: of norms and biases.
             linear_dtype: in which `prepare` is given weights.
             device: of all tensors.
@@ -64,6 +68,7 @@ class MixerLoader:
         self.part: MixerPart = config.part(tp, rank)
         self._config = config
         self._prepare = prepare
+        self._prepare_shared = prepare_shared
         self._dtype = dtype
         self._linear_dtype = linear_dtype
         self._device = device
@@ -121,11 +126,14 @@ class MixerLoader:
 
     def _out_proj(self, read: Read) -> LinearWeight:
         """Return the last product, whose bias one rank of those that are summed adds."""
-        columns = self.part.out_columns
-        weight = _there(read, "out_proj.weight")[:, columns.start : columns.stop]
-        bias = read("out_proj.bias") if self._rank == 0 else None
+        columns, shared = self.part.out_columns, self._prepare_shared
+        whole = _there(read, "out_proj.weight")
+        bias = read("out_proj.bias") if self._rank == 0 or shared is not None else None
         own = None if bias is None else self._sent(bias)
-        return self._prepare(self._sent_linear(weight.contiguous()), own)
+        if shared is not None:
+            return shared(self._sent_linear(whole), columns, own)
+        weight = whole[:, columns.start : columns.stop].contiguous()
+        return self._prepare(self._sent_linear(weight), own)
 
     def _channels(self, read: Read, name: str) -> Tensor:
         return _rows(_there(read, name), self.part.channels).to(self._device)

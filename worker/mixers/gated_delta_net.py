@@ -12,7 +12,8 @@ from torch import Tensor
 from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from kernels.recurrent.weights import ConvWeight, DeltaWeight
-from worker.mixers.mixer import MixerContext, project_in, project_out
+from worker.distributed.row_parallel import row_parallel_linear
+from worker.mixers.mixer import MixerContext, project_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +70,4 @@ class GatedDeltaNet:
             weights.out_proj.dtype,
             gate_first=False,
         )
-        return project_out(kernels, y, weights.out_proj, context.out_lora, context.group)
+        return row_parallel_linear(kernels, y, weights.out_proj, context.out_lora, context.group)

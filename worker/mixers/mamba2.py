@@ -13,7 +13,8 @@ from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from kernels.recurrent.weights import ConvWeight, ScanWeight, SharedSquares
 from worker.distributed.communicator import Communicator
-from worker.mixers.mixer import MixerContext, project_in, project_out
+from worker.distributed.row_parallel import row_parallel_linear
+from worker.mixers.mixer import MixerContext, project_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Mamba2:
         xbc_TC = kernels.causal_conv(xbc_TC, weights.conv, conv_states, context.rows, has_silu=True)
         y_TI = kernels.selective_scan(xbc_TC, dt_TH, weights.scan, scan_states, context.rows)
         y_TI = self._normed(y_TI, gate_TI, context.group)
-        return project_out(kernels, y_TI, weights.out_proj, context.out_lora, context.group)
+        return row_parallel_linear(kernels, y_TI, weights.out_proj, context.out_lora, context.group)
 
     def _normed(self, y_TI: Tensor, gate_TI: Tensor, group: Communicator) -> Tensor:
         shape, weights, kernels = self._shape, self._weights, self._kernels

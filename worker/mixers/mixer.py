@@ -44,13 +44,3 @@ def project_in(kernels: AnyKernels, x: Tensor, weight: LinearWeight, lora: Any |
     if lora is not None:
         kernels.lora_apply(y, x, lora)
     return y
-
-
-def project_out(
-    kernels: AnyKernels, x: Tensor, weight: LinearWeight, lora: Any | None, group: Communicator
-) -> Tensor:
-    """Return the sum over the ranks of a product whose inputs they share, LoRA with it."""
-    y = kernels.partial_linear(x, weight)
-    if lora is not None:
-        kernels.lora_apply(y, x, lora)
-    return group.all_reduce(y)

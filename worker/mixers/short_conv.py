@@ -10,7 +10,8 @@ from torch import Tensor
 from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from kernels.recurrent.weights import ConvWeight
-from worker.mixers.mixer import MixerContext, project_in, project_out
+from worker.distributed.row_parallel import row_parallel_linear
+from worker.mixers.mixer import MixerContext, project_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +42,4 @@ class ShortConv:
         y_TC = kernels.short_conv(
             bcx_TC3, weights.conv, states, context.rows, weights.out_proj.dtype
         )
-        return project_out(kernels, y_TC, weights.out_proj, context.out_lora, context.group)
+        return row_parallel_linear(kernels, y_TC, weights.out_proj, context.out_lora, context.group)

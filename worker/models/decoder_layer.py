@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from worker.distributed.communicator import Communicator
+from worker.distributed.row_parallel import row_parallel_part, summed
 from worker.lora.adapter_weights import DOWN, GATE_UP, MIXER_IN, MIXER_OUT, OUT, QKV
 from worker.mixers.mixer import Mixer, MixerContext
 from worker.model_config import Activation
@@ -104,9 +105,9 @@ class DecoderLayer:
             gate_up_TI2 = self._linear(x_TH, gate_up, context, GATE_UP)
             y_TH = self._partial(self._gate(gate_up_TI2, down.dtype), down, context, DOWN)
         if self._experts is not None:
-            y_TH = self._experts.forward(x_TH, context.loras, y_TH)
-        assert y_TH is not None, "a layer has an MLP, experts or both"
-        return context.group.all_reduce(y_TH)
+            return self._experts.forward(x_TH, context.loras, context.group, y_TH)
+        assert down is not None and y_TH is not None, "a layer has an MLP, experts or both"
+        return summed(y_TH, down, context.loras, context.group)
 
     def _normed(self, x_TH: Tensor, norm: Tensor | None) -> Tensor:
         """Return the output of a block as it joins the residual."""
@@ -150,7 +151,7 @@ class DecoderLayer:
         if gates_TQ is not None:
             kernels.gate_heads(out_TQD, gates_TQ)
         y_TH = self._partial(out_TQD.flatten(1), weights.o, context, OUT)
-        return context.group.all_reduce(y_TH)
+        return summed(y_TH, weights.o, context.loras, context.group)
 
     def _norm_all_heads(self, qkv: Tensor, widths: tuple[int, int], group: Communicator) -> None:
         """Norm Q and K in place, each over its heads on all ranks."""
@@ -174,11 +175,6 @@ class DecoderLayer:
     def _partial(
         self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
     ) -> Tensor:
-        """Return this rank's part of a linear whose inputs ranks share, LoRA with it.
-
-        The delta is added to this rank's part of the sum, so one all-reduce serves both.
-        """
-        y = self._kernels.partial_linear(x, weight)
-        if context.loras is not None:
-            self._kernels.lora_apply(y, x, context.loras[fused_linear])
-        return y
+        """Return this rank's part of a linear whose inputs ranks share, LoRA with it."""
+        lora = None if context.loras is None else context.loras[fused_linear]
+        return row_parallel_part(self._kernels, x, weight, lora, context.group)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from kernels.experts import Routing
 from kernels.interface import AnyKernels
+from worker.distributed.communicator import Communicator
+from worker.distributed.row_parallel import shared_product, summed
 from worker.lora.adapter_weights import EXPERT_DOWN, EXPERT_GATE_UP, ROUTER
 from worker.model_config import ExpertsConfig
 from worker.weights.model_weights import SparseWeights
@@ -31,15 +33,20 @@ class SparseMlp:
         self._kernels = kernels
 
     def forward(
-        self, x_TH: Tensor, loras: Sequence[Any] | None, shared_TH: Tensor | None = None
+        self,
+        x_TH: Tensor,
+        loras: Sequence[Any] | None,
+        group: Communicator,
+        shared_TH: Tensor | None = None,
     ) -> Tensor:
-        """Return this rank's part [T, H] of the sum over the ranks.
+        """Return the sum [T, H] over the ranks.
 
         Args:
             x_TH: the layer's normed rows.
             loras: by fused linear, as the kernels want them; None: no row has an adapter.
-            shared_TH: this rank's part of what the MLP beside the experts returns, which the sum
-                starts with; None: there is none.
+            group: of the ranks.
+            shared_TH: what the MLP beside the experts returns on this rank, as `row_parallel_part`
+                has it, which the sum starts with; None: there is none.
         """
         weights, kernels = self._weights, self._kernels
         logits_TE = kernels.linear(x_TH, weights.router)
@@ -54,10 +61,16 @@ class SparseMlp:
         if loras is not None:
             kernels.grouped_lora_apply(gate_up_PI2, x_PH, loras[EXPERT_GATE_UP], routed)
         x_PI = self._gate(gate_up_PI2)
-        y_PH = kernels.grouped_linear(x_PI, weights.down, routed)
+        if weights.down.is_shared:
+            y_PH = shared_product(
+                kernels, x_PI, weights.down, group, routed, is_summed_again=loras is not None
+            )
+        else:
+            y_PH = kernels.grouped_linear(x_PI, weights.down, routed)
         if loras is not None:
             kernels.grouped_lora_apply(y_PH, x_PI, loras[EXPERT_DOWN], routed)
-        return kernels.unpermute(y_PH, routed, shared_TH, gates_T1)
+        y_TH = kernels.unpermute(y_PH, routed, shared_TH, gates_T1)
+        return summed(y_TH, weights.down, loras, group)
 
     def _gate(self, gate_up_PI2: Tensor) -> Tensor:
         dtype, swiglu = self._weights.down.dtype, self._swiglu

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.native.backend import NativeKernels, NativeLora
 from kernels.native.experts import NativeExpertLora
 from kernels.native.library import Library
-from kernels.native.ops import RankSumOp
+from kernels.native.ops import RankSumOp, number_of
 from kernels.native.program import WINDOW_ROWS, RecordedProgram, Step
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
@@ -51,19 +51,23 @@ class RecordedGroup:
         self._library = library
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Record the sum of the ranks' `x`, in place."""
+        """Record the sum of the ranks' `x`, which has rows of the program, or pairs, in place."""
+        rows_each, rest = divmod(x.shape[0], self._program.num_rows)
+        assert rest == 0, "rows of the program"
 
         def add_up(num_rows: int) -> None:
-            rows = x[:num_rows]
+            rows = x[: num_rows * rows_each]
             total = self._group.all_reduce(rows)
             if total.data_ptr() != rows.data_ptr():
                 rows.copy_(total)
 
         if isinstance(self._group, SharedGroup):
-            assert x.dtype == torch.float32 and x.is_contiguous(), "as the exchange adds it up"
-            op = RankSumOp(self._group.exchange_address, x.data_ptr(), x.shape[1])
+            assert x.dtype in (torch.float32, torch.int32), "in place, as the exchange adds it up"
+            assert x.is_contiguous(), "as the exchange adds it up"
+            number = number_of(x.dtype)
+            op = RankSumOp(self._group.exchange_address, x.data_ptr(), x.shape[1], number)
             # What is asked for again after a halt is the same call, which goes on.
-            self._program.add(self._library.op("rank_sum"), op, [x], finish=add_up)
+            self._program.add(self._library.op("rank_sum"), op, [x], rows_each, finish=add_up)
         elif self.size > 1:
             self._program.call(add_up)
         return x

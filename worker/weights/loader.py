@@ -10,7 +10,9 @@ V vocabulary entries of this rank.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, PrepareExperts, prepare_experts
 from kernels.linear import LinearWeight, Prepare, prepare_linear
-from kernels.quantized import Quantizer, quantize
+from kernels.quantized import Quantizer, columns_of, quantize
 from worker.linears import Linear, by_expert, by_fused
 from worker.mixers.build import MixerLoader, MixerWeights
 from worker.model_config import ModelConfig
@@ -62,11 +64,13 @@ class _Loader:
         self._prepare_experts = prepare_experts
         self._quantizer = quantizer
         self._linear_dtype = dtype if quantizer is None else torch.float32  # before it is prepared
+        self._is_shared = quantizer is not None and quantizer.is_shared
         self._mixers: MixerLoader | None = None
         if config.mixer is not None:
             place = part.tp, part.rank
+            prepares = self.prepared, self.shared if self._is_shared else None
             dtypes = dtype, self._linear_dtype
-            self._mixers = MixerLoader(config.mixer, self.prepared, *dtypes, device, *place)
+            self._mixers = MixerLoader(config.mixer, *prepares, *dtypes, device, *place)
         self._checkpoint = checkpoint
         self._config = config
         self._part = part
@@ -79,6 +83,14 @@ class _Loader:
         if self._quantizer is None:
             return self._prepare(weight, bias)
         return self._quantizer.linear(weight, bias, self._dtype)
+
+    def shared(self, weight: Tensor, columns: Span, bias: Tensor | None) -> LinearWeight:
+        """Return some inputs of a weight with the scales of all, which ranks share."""
+        assert self._quantizer is not None, "floats are summed as they are"
+        quantized = columns_of(quantize(weight, "int8"), slice(columns.start, columns.stop))
+        linears = self._quantizer.linears
+        prepared = linears.prepare_quantized_linear(quantized, bias, self._dtype)
+        return replace(prepared, is_shared=True)
 
     def head(self, weight: Tensor) -> LinearWeight:
         """Return the lm_head."""
@@ -111,39 +123,57 @@ class _Loader:
 
     def linear(self, layer: int, modules: Sequence[Linear]) -> LinearWeight:
         """Return the modules' slices one above the other as one linear."""
-        is_router = modules[0].is_router
-        weight = self._empty(modules, dtype=self._dtype if is_router else self._linear_dtype)
+        is_router, part = modules[0].is_router, self._read_part(modules[0])
+        weight = self._empty(part, modules, dtype=self._dtype if is_router else self._linear_dtype)
         bias = self._zeros(len(weight)) if any(one.has_bias for one in modules) else None
-        self._read(layer, modules, weight, bias)
+        self._read(part, layer, modules, weight, bias)
+        if part is not self._part:
+            return self.shared(weight, self._part.slices(modules[0].name)[1], bias)
         if self._part.rank > 0 and modules[0].axis == "row":
             bias = None  # this linear is summed over the ranks, and its bias must enter once
         return (self._prepare if is_router else self.prepared)(weight, bias)
 
+    def _read_part(self, linear: Linear) -> Partition:
+        """Return what is read of a linear: all, where the scales are those of all its inputs."""
+        return self._whole if self._is_shared and linear.axis == "row" else self._part
+
     def experts(self, layer: int, experts: Sequence[Sequence[Linear]]) -> ExpertsWeight:
         """Return the same product of each expert."""
         quantizer = self._quantizer
+        part = self._read_part(experts[0][0])
         at_once = len(experts) if quantizer is None else 1
-        weight = self._empty(experts[0], at_once, dtype=self._linear_dtype)
+        weight = self._empty(part, experts[0], at_once, dtype=self._linear_dtype)
         has_bias = any(one.has_bias for one in experts[0])
         bias = self._zeros(len(experts), weight.shape[1]) if has_bias else None
-        read = self._read
+        read: Callable[[int, Sequence[Linear], Tensor, Tensor | None], None]
+        read = partial(self._read, part)
         if experts[0][0].stack is not None:
-            read = StackReader(self._checkpoint, self._part, self._whole, len(experts)).read
+            read = StackReader(self._checkpoint, part, self._whole, len(experts)).read
         quantized = []
         for expert, modules in enumerate(experts):
             own = weight[expert % at_once]
             read(layer, modules, own, None if bias is None else bias[expert])
             if quantizer is not None:
                 quantized.append(quantize(own, quantizer.method))
+        if quantizer is not None and part is not self._part:
+            columns = self._part.slices(experts[0][0].name)[1]
+            own_columns = slice(columns.start, columns.stop)
+            quantized = [columns_of(one, own_columns) for one in quantized]
+            prepare = quantizer.linears.prepare_quantized_experts
+            prepared = prepare(quantized, bias, self._dtype)
+            linears = tuple(replace(one, is_shared=True) for one in prepared.linears)
+            return replace(prepared, linears=linears)
         if self._part.rank > 0 and experts[0][0].axis == "row":
             bias = None  # as of any other linear that is summed
         if quantizer is not None:
             return quantizer.linears.prepare_quantized_experts(quantized, bias, self._dtype)
         return self._prepare_experts(weight, bias)
 
-    def _empty(self, modules: Sequence[Linear], *experts: int, dtype: torch.dtype) -> Tensor:
+    def _empty(
+        self, part: Partition, modules: Sequence[Linear], *experts: int, dtype: torch.dtype
+    ) -> Tensor:
         """Return memory for the slices of modules one above the other, of each expert."""
-        slices = [self._part.slices(linear.name) for linear in modules]
+        slices = [part.slices(linear.name) for linear in modules]
         shape = sum(total_length(rows) for rows, _ in slices), len(slices[0][1])
         return torch.empty(*experts, *shape, dtype=dtype, device=self._device)
 
@@ -152,12 +182,17 @@ class _Loader:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
     def _read(
-        self, layer: int, modules: Sequence[Linear], weight: Tensor, bias: Tensor | None
+        self,
+        part: Partition,
+        layer: int,
+        modules: Sequence[Linear],
+        weight: Tensor,
+        bias: Tensor | None,
     ) -> None:
         """Fill a weight, and a bias of zeros, with the modules' slices one above the other."""
         checkpoint, start = self._checkpoint, 0
         for linear in modules:
-            spans, columns = self._part.slices(linear.name)
+            spans, columns = part.slices(linear.name)
             shape, name = whole_shape(self._whole, linear.name), linear_name(layer, linear)
             for rows in spans:
                 stop = start + len(rows)

@@ -149,7 +149,7 @@ class OneLayer:
         dtype = theirs.out_proj.weight.dtype
         device = torch.device("cpu")
         prepare = kernels.prepare_linear
-        loader = MixerLoader(config, prepare, dtype, dtype, device, tp, self._group.rank)
+        loader = MixerLoader(config, prepare, None, dtype, dtype, device, tp, self._group.rank)
         weights = loader.load({**theirs.state_dict()}.get)
         self.mixer: Mixer = build_mixer(config, loader.part, tp, weights, kernels)
         self.state_shapes = loader.part.state_shapes

@@ -22,7 +22,7 @@ from kernels.quantized import (
     quantize,
     quantized_linear,
 )
-from tests.worker.classifiers import save_classifier
+from tests.worker.classifiers import class_logits, save_classifier
 from tests.worker.engine.test_classify import Asking
 from tests.worker.group import random_tokens
 from tests.worker.logit_ranks import LogitRanks
@@ -45,6 +45,9 @@ CLOSE: dict[QuantizationMethod, float] = {"int8": 0.15, "int4": 0.85}
 # Measured: 1e-7, unless float32 is rounded so that a code is its neighbour: 2e-3.
 SAME_CODES = 4e-3
 EXPERTS = ["qwen3_moe", "gpt_oss"]
+# Whose ranks add up nothing else: no norms over all heads, or over a mixer's features.
+EXACT = ["llama", "llama3_biased", "gemma3", *EXPERTS, "lfm2", "qwen3_5"]
+ADAPTERS = {"llama": "dora", "qwen3_moe": "attention, experts and router"}
 FAMILIES = ["llama", "llama3_biased", "gemma3", "lfm2", "granitemoehybrid", "qwen3_5"]
 
 
@@ -97,7 +100,7 @@ def computed_in(method: QuantizationMethod, reference: torch.nn.Module) -> torch
     """Return a copy whose linears multiply as ours do, and whose weights are what is multiplied."""
     model = copy.deepcopy(reference)
     for name, module in model.named_modules():
-        if type(module) is torch.nn.Linear:
+        if type(module) is torch.nn.Linear and name != "score":
             of_this = HEAD_METHOD if name == "lm_head" else method
             module.__class__ = _QuantizedLinear
             module.quantized = quantize(module.weight.detach(), of_this)
@@ -189,6 +192,56 @@ def test_every_row_of_a_mixed_batch_is_what_it_is_alone(
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", EXACT)
+def test_with_shared_scales_the_base_model_has_the_same_bits_on_any_number_of_ranks(
+    tiny_model: Any,
+    made: Any,
+    start: Callable[..., LogitRanks],
+    name: str,
+    dtype: torch.dtype,
+) -> None:
+    """Also of rows beside others that have an adapter."""
+    prompts = [(None, random_tokens(length, length)) for length in (1, 17, 40)]
+    path = tiny_model(name).path
+    expected = start(path, 1, dtype, method="int8").logits(prompts)
+    for tp in (2, 3):
+        group = start(path, tp, dtype, method="int8", is_shared=True)
+        for found, right in zip(group.logits(prompts), expected, strict=True):
+            assert torch.equal(found, right)
+        if name not in ADAPTERS:
+            continue
+        group.load(0, read(made(name, ADAPTERS[name]), group.config))
+        mixed = group.logits([(0, random_tokens(9, 9)), *prompts])[1:]
+        for found, right in zip(mixed, expected, strict=True):
+            assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_with_shared_scales_adapters_are_as_close_over_ranks_as_sums_of_floats_are(
+    tiny_model: Any, made: Any, start: Callable[..., LogitRanks], name: str
+) -> None:
+    tokens, found = random_tokens(21, 3), []
+    for tp in (1, 2, 3):
+        group = start(tiny_model(name).path, tp, method="int8", is_shared=tp > 1)
+        group.load(0, read(made(name, ADAPTERS[name]), group.config))
+        found += group.logits([(0, tokens)])
+    assert error(found[1], found[0]) < SAME_CODES and error(found[2], found[0]) < SAME_CODES
+
+
+def test_with_shared_scales_dora_sees_the_weights_that_are_multiplied(
+    tiny_model: Any, start: Callable[..., LogitRanks]
+) -> None:
+    group = start(tiny_model("llama").path, 3, method="int8", is_shared=True)
+    alone = start(tiny_model("llama").path, 1, method="int8")
+    seen = []
+    for one in (*group.ranks, *alone.ranks):
+        assert one.bank._base is not None
+        with one.bank._base.opened() as opened:
+            seen.append(opened.rows(0, "down_proj", Span(0, 72)))
+    assert all(torch.equal(rows, seen[-1]) for rows in seen)
+
+
 @pytest.mark.parametrize(
     ("name", "tp"),
     [
@@ -258,20 +311,16 @@ def test_a_checkpoint_that_is_quantized_is_widened_and_quantized_from_what_it_me
 
 
 def test_a_model_that_classifies_does_so_in_fewer_bits(
-    tiny_model: Any,
-    start_group: Any,
-    tmp_path: Path,
-    method: QuantizationMethod,
+    tiny_model: Any, start_group: Any, tmp_path: Path, method: QuantizationMethod
 ) -> None:
-    save_classifier(tiny_model("llama").reference, tmp_path, 5)
+    classifier = save_classifier(tiny_model("llama").reference, tmp_path, 5)
     prompts = [(None, random_tokens(length, length)) for length in (3, 20, 33)]
-    plain = Asking(start_group(tmp_path)).together(prompts)
     asking = Asking(start_group(tmp_path, quantization=method))
     found = asking.together(prompts)
-    for one, alone in zip(found, asking.alone(prompts), strict=True):
+    for one, alone, (_, tokens) in zip(found, asking.alone(prompts), prompts, strict=True):
         assert one.tolist() == alone.tolist()
-    logits, expected = (torch.from_numpy(np.stack(answers)) for answers in (found, plain))
-    assert 1e-4 < error(logits, expected) < CLOSE[method]
+        expected = class_logits(computed_in(method, classifier), tokens)
+        assert error(torch.from_numpy(one.copy()), expected) < SAME_CODES
 
 
 def test_a_rank_says_how_it_computes_and_that_no_row_sees_its_batch(

@@ -22,6 +22,9 @@
 
 enum { DONE, NOT_YET, BROKEN };
 
+/* What a call adds up; a gather adds nothing. */
+enum number { FLOAT32, BFLOAT16, INT32, GATHERED };
+
 /* One rank's own view, in its own memory; zeros but for the first line. */
 struct exchange {
     char *region; /* [size] headers, then places [2, size, segment_bytes] */
@@ -181,12 +184,28 @@ INLINE void add_up(int size, const char *const *ranks, float *out, int64_t count
     }
 }
 
+/* The sums of integers, which have no order. */
+static void add_integers(int64_t size, const char *const *ranks, float *out, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += LANES) {
+        u32v sum = {0};
+        for (int64_t rank = 0; rank < size; rank++)
+            sum += (u32v)load_some(ranks[rank], i, count - i, false);
+        store_some(out, i, count - i, false, (f32v)sum);
+    }
+}
+
 INLINE void add_segments(const struct exchange *e, const char *own, float *out, int64_t count,
-                         bool is_bf16)
+                         enum number number)
 {
     const char *ranks[MAX_RANKS];
+    bool is_bf16 = number == BFLOAT16;
     for (int64_t rank = 0; rank < e->size; rank++)
         ranks[rank] = rank == e->rank ? own : place_of(e, rank, e->sequence);
+    if (number == INT32) {
+        add_integers(e->size, ranks, out, count);
+        return;
+    }
     switch (e->size) {
     case 2: add_up(2, ranks, out, count, is_bf16); break;
     case 3: add_up(3, ranks, out, count, is_bf16); break;
@@ -195,12 +214,12 @@ INLINE void add_segments(const struct exchange *e, const char *own, float *out, 
     }
 }
 
-/* Write the float32 sum, in pairs of ranks, of all ranks' `x` of equal `count`; out may be x. */
-int topwork_all_reduce(struct exchange *e, const void *x, float *out, int64_t count,
-                       int64_t is_bf16)
+/* Write the float32 sum, in pairs of ranks, of all ranks' `x` of equal `count`, or of integers the
+ * int32 sum; out may be x. */
+int topwork_all_reduce(struct exchange *e, const void *x, float *out, int64_t count, int64_t number)
 {
-    int64_t element_size = is_bf16 ? 2 : 4, capacity = e->segment_bytes / element_size;
-    uint64_t call = (uint64_t)count * 4 + (is_bf16 ? 1 : 0);
+    int64_t element_size = number == BFLOAT16 ? 2 : 4, capacity = e->segment_bytes / element_size;
+    uint64_t call = (uint64_t)count * 4 + (uint64_t)number;
     while (e->num_done < count) {
         int64_t num = smaller(capacity, count - e->num_done);
         const char *from = (const char *)x + e->num_done * element_size;
@@ -209,10 +228,11 @@ int topwork_all_reduce(struct exchange *e, const void *x, float *out, int64_t co
             state = await_segments(e, call);
         if (state != DONE)
             return state;
-        if (is_bf16)
-            add_segments(e, from, out + e->num_done, num, true);
-        else
-            add_segments(e, from, out + e->num_done, num, false);
+        switch (number) {
+        case FLOAT32: add_segments(e, from, out + e->num_done, num, FLOAT32); break;
+        case BFLOAT16: add_segments(e, from, out + e->num_done, num, BFLOAT16); break;
+        case INT32: add_segments(e, from, out + e->num_done, num, INT32); break;
+        }
         e->num_done += num;
         e->is_published = 0;
     }
@@ -242,7 +262,7 @@ int topwork_gather_first(struct exchange *e, const void *x, char *out, int64_t n
         out_bytes += row_bytes[rank];
         widest = row_bytes[rank] > widest ? row_bytes[rank] : widest;
     }
-    uint64_t call = (uint64_t)(num_rows * out_bytes) * 4 + 2;
+    uint64_t call = (uint64_t)(num_rows * out_bytes) * 4 + GATHERED;
     /* All take part in as many segments as the widest rank needs; rank 0's are empty. */
     while (e->num_done < num_rows * widest) {
         int64_t first = e->num_done, next = first + e->segment_bytes;
@@ -272,7 +292,7 @@ int topwork_gather_first(struct exchange *e, const void *x, char *out, int64_t n
 struct rank_sum {
     struct exchange *exchange;
     float *x; /* [T, width]: this rank's part, replaced by the sum */
-    int64_t width;
+    int64_t width, number;
 };
 
 int64_t topwork_rank_sum_scratch(const void *op)
@@ -285,6 +305,6 @@ void topwork_rank_sum(const void *op, struct worker *worker)
 {
     const struct rank_sum *p = op;
     int64_t count = worker->step->num_rows * p->width;
-    if (worker->index == 0 && topwork_all_reduce(p->exchange, p->x, p->x, count, 0) != DONE)
+    if (worker->index == 0 && topwork_all_reduce(p->exchange, p->x, p->x, count, p->number) != DONE)
         worker->is_halted = 1;
 }

@@ -76,14 +76,9 @@ INLINE void multiply_int4_tile(int num_rows, const struct job *job)
     for (int row = 0; row < num_rows; row++)
 #pragma GCC unroll 4
         for (int i = 0; i < PANEL_VECTORS; i++)
-            store_outputs(job, row, i * LANES, totals[row][i], splat(job->rows[row].scale));
-}
-
-static __attribute__((noinline)) void multiply_int4(const struct job *job)
-{
-    switch (job->num_rows) {
-        TILE_CASES(multiply_int4_tile, job)
-    }
+            store_outputs(
+                job, row, i * LANES,
+                scaled(totals[row][i], splat(job->rows[row].scale), job->bias + i * LANES));
 }
 
 #endif

@@ -17,6 +17,13 @@ INLINE int64_t int8_panel_bytes(int64_t num_inputs)
     return round_up(num_inputs, QUAD) / QUAD * INT8_STEP;
 }
 
+/* Return what sums stand for. */
+INLINE f32v int8_outputs(i32v sums, float row_scale, const float *scales, const float *bias)
+{
+    f32v y = as_rounded(words_to_floats(sums) * row_scale);
+    return scaled(y, load_f32(scales), bias);
+}
+
 INLINE void multiply_int8_tile(int num_rows, const struct job *job)
 {
     i32v sums[MAX_TILE][PANEL_VECTORS];
@@ -46,16 +53,10 @@ INLINE void multiply_int8_tile(int num_rows, const struct job *job)
     for (int row = 0; row < num_rows; row++)
 #pragma GCC unroll 4
         for (int i = 0; i < PANEL_VECTORS; i++) {
-            f32v y = as_rounded(words_to_floats(sums[row][i]) * job->rows[row].scale);
-            store_outputs(job, row, i * LANES, y, load_f32(job->scales + i * LANES));
+            f32v y = int8_outputs(sums[row][i], job->rows[row].scale, job->scales + i * LANES,
+                                  job->bias + i * LANES);
+            store_outputs(job, row, i * LANES, job->wants_sums ? (f32v)sums[row][i] : y);
         }
-}
-
-static __attribute__((noinline)) void multiply_int8(const struct job *job)
-{
-    switch (job->num_rows) {
-        TILE_CASES(multiply_int8_tile, job)
-    }
 }
 
 #endif

@@ -1,6 +1,11 @@
 /* A linear layer whose weights stand in panels of int8 or of 4 bits, and those of many experts.
  *
  * A thread brings each row that it multiplies into int8 once for all its panels.
+ *
+ * Where ranks share the inputs of a linear in int8, its outputs can have the bits that one rank
+ * with all inputs would give them, in four ops: each rank finds the largest of its inputs; all know
+ * those of all, and multiply by one scale; their sums are added up, as integers; what they stand
+ * for is the same on all ranks.
  */
 #include "linear/int4_panel.h"
 #include "linear/int8_panel.h"
@@ -11,9 +16,22 @@ struct quantized_linear {
     const char *weight;  /* [panels, K / 4, 32, 4] int8, or panels as in int4_panel.h */
     const float *scales; /* [N]; null: the panels have them */
     const float *bias;   /* [N], or null */
-    float *y;            /* [T, N] */
+    float *y;            /* [T, N]; int32 sums if there is `largest` */
+    /* [T, num_ranks]: the largest sizes that ranks have found in a row; or null */
+    const float *largest;
+    int64_t num_ranks;
     int64_t x_stride, y_stride, num_inputs, num_outputs, is_bf16;
 };
+
+static __attribute__((noinline)) void multiply_int8(const struct job *job)
+{
+    switch (job->num_rows) { TILE_CASES(multiply_int8_tile, job) }
+}
+
+static __attribute__((noinline)) void multiply_int4(const struct job *job)
+{
+    switch (job->num_rows) { TILE_CASES(multiply_int4_tile, job) }
+}
 
 INLINE bool is_int8(const struct quantized_linear *p) { return p->scales != NULL; }
 
@@ -44,7 +62,9 @@ static void code_rows(const struct quantized_linear *p, const struct block *bloc
         return;
     for (int64_t row = block->first_row, i = 0; row < block->end_row; row++, i++) {
         const char *from = (const char *)p->x + row * row_size;
-        int32_t largest = largest_bits(from, p->num_inputs, p->is_bf16);
+        int32_t largest = p->largest == NULL
+                              ? largest_bits(from, p->num_inputs, p->is_bf16)
+                              : largest_of_ranks(p->largest + row * p->num_ranks, p->num_ranks);
         int8_t *codes = coded->codes + i * coded_row_bytes(p->num_inputs);
         int32_t *group_sums = coded->group_sums + i * num_groups(p->num_inputs);
         coded->rows[i] = code_row(from, p->num_inputs, p->is_bf16, largest, codes, group_sums);
@@ -72,6 +92,7 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
         .bias = bias,
         .y = p->y + block.first_row * p->y_stride + first,
         .row_size = coded_row_bytes(p->num_inputs),
+        .wants_sums = p->largest != NULL,
         .y_stride = p->y_stride,
         .num_inputs = p->num_inputs,
         .num_outputs = num_outputs,

@@ -23,16 +23,22 @@ struct job {
     const char *weights;       /* a panel of the format */
     const float *scales;       /* [PANEL]; of int8 */
     const float *bias;         /* [PANEL] */
-    float *y;                  /* [rows, y_stride] */
+    float *y;                  /* [rows, y_stride]; or int32 sums, if these are wanted */
+    bool wants_sums;           /* of int8 */
     int64_t num_rows, row_size, y_stride, num_inputs, num_outputs;
 };
 
-/* Store LANES outputs of a row, from `first` on, y * scale + bias. */
-INLINE void store_outputs(const struct job *job, int64_t row, int64_t first, f32v y, f32v scale)
+/* Store LANES outputs of a row, from `first` on. */
+INLINE void store_outputs(const struct job *job, int64_t row, int64_t first, f32v y)
 {
-    y = as_rounded(y * scale) + load_f32(job->bias + first);
     if (first < job->num_outputs)
         store_some(job->y + row * job->y_stride, first, job->num_outputs - first, false, y);
+}
+
+/* Return y * scale + bias. */
+INLINE f32v scaled(f32v y, f32v scale, const float *bias)
+{
+    return as_rounded(y * scale) + load_f32(bias);
 }
 
 /* The cases of a switch by the number of rows, at most MAX_TILE: `tile` is made for each. */

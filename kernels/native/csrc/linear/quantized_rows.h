@@ -69,19 +69,40 @@ INLINE float float_of(int32_t bits)
     return x;
 }
 
+/* Return the same of a row whose inputs ranks share, of what each has found in its own. */
+INLINE int32_t largest_of_ranks(const float *sizes, int64_t num_ranks)
+{
+    int32_t largest = 0;
+    for (int64_t rank = 0; rank < num_ranks; rank++) {
+        int32_t bits;
+        memcpy(&bits, sizes + rank, sizeof bits);
+        bits &= 0x7fffffff;
+        largest = bits > largest ? bits : largest;
+    }
+    return largest;
+}
+
+/* Return the scale of a row. */
+INLINE float scale_of(int32_t largest)
+{
+    const int32_t infinity = 0x7f800000;
+    if (largest >= infinity)
+        return float_of(infinity | 0x400000);
+    float size = float_of(largest);
+    return size < 0x1p-100f ? 0.0f : size / (float)LARGEST_BYTE;
+}
+
 /* Write the codes of a row whose largest size is given by its bits, and the sums of their groups.
  */
 INLINE struct row code_row(const char *from, int64_t num_inputs, bool is_bf16, int32_t largest,
                            int8_t *to, int32_t *group_sums)
 {
-    const int32_t infinity = 0x7f800000;
-    float size = float_of(largest);
-    if (largest >= infinity || size < 0x1p-100f) {
+    float scale = scale_of(largest), inverse = (float)LARGEST_BYTE / float_of(largest);
+    if (!(scale > 0)) {
         memset(to, 0, (size_t)coded_row_bytes(num_inputs));
         memset(group_sums, 0, (size_t)num_groups(num_inputs) * sizeof(int32_t));
-        return (struct row){largest >= infinity ? float_of(infinity | 0x400000) : 0.0f, 0};
+        return (struct row){scale, 0};
     }
-    float scale = size / (float)LARGEST_BYTE, inverse = (float)LARGEST_BYTE / size;
     int32_t total = 0;
     for (int64_t group = 0; group < num_groups(num_inputs); group++) {
         i32v sum = {0}, other;

@@ -1,0 +1,172 @@
+"""Products in int8 whose inputs ranks share have the bits of one rank with all inputs."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.experts import Routing
+from kernels.native.backend import NativeKernels
+from kernels.native.library import native_library
+from kernels.native.program import RecordedProgram, Step, ThreadPool
+from kernels.quantized import columns_of, quantize, quantized_linear
+from tests.patience import PATIENCE
+from tests.worker.group import free_address, join_in_threads
+from worker.distributed.communicator import Communicator, SingleRank
+from worker.distributed.parallel import TorchGroup
+from worker.distributed.row_parallel import row_parallel_linear, shared_product
+from worker.distributed.shared_group import SharedGroup
+from worker.distributed.socket_group import SocketGroup
+from worker.distributed.thread_group import ThreadGroup
+from worker.runners.native_runner import RecordedGroup
+
+# The inputs of each rank: of heads, MLP features and the like that do not divide.
+CUTS = [(70,), (48, 22), (24, 24, 22), (40, 8, 21, 1)]
+WIDTH, OUTPUTS = 70, 45
+
+
+def kernels() -> NativeKernels:
+    library = native_library()
+    if library is None:
+        pytest.skip("no native library")
+    return NativeKernels(ThreadPool(library, 1))
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def some_rows(num_rows: int, dtype: torch.dtype) -> Tensor:
+    """Return rows of unlike size, one of zeros, one with a NaN and one with an infinity."""
+    x = randn(num_rows, WIDTH, seed=3) * 10.0 ** (torch.arange(num_rows) % 5 - 2).unsqueeze(1)
+    x[1], x[2, 50], x[3, 69] = 0.0, torch.nan, -torch.inf
+    return x.to(dtype)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def spans(cuts: Sequence[int]) -> list[slice]:
+    ends = [sum(cuts[: index + 1]) for index in range(len(cuts))]
+    return [slice(end - width, end) for end, width in zip(ends, cuts, strict=True)]
+
+
+def on_each(groups: Sequence[Communicator], run: Callable[[Communicator], Tensor]) -> list[Tensor]:
+    with ThreadPoolExecutor(len(groups)) as threads:
+        return list(threads.map(run, groups))
+
+
+def in_threads(size: int) -> Sequence[Communicator]:
+    if size == 1:
+        return (SingleRank(),)
+    return ThreadGroup(size, timeout=PATIENCE).communicators()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cuts", CUTS, ids=str)
+def test_any_number_of_ranks_gives_the_bits_of_one(
+    cuts: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    weight, bias = quantize(randn(OUTPUTS, WIDTH, seed=1), "int8"), randn(OUTPUTS, seed=2)
+    x = some_rows(9, dtype)
+    own = spans(cuts)
+
+    def run(group: Communicator) -> Tensor:
+        one, columns = kernels(), own[group.rank]
+        packed = one.prepare_quantized_linear(columns_of(weight, columns), bias, dtype)
+        shared = replace(packed, is_shared=True)
+        return row_parallel_linear(one, x[:, columns], shared, None, group)
+
+    for found in on_each(in_threads(len(cuts)), run):
+        assert same_bits(found, quantized_linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("cuts", CUTS[1:3], ids=str)
+def test_experts_do_so_pair_by_pair(cuts: tuple[int, ...]) -> None:
+    weights = [quantize(randn(OUTPUTS, WIDTH, seed=expert), "int8") for expert in range(4)]
+    bias, logits, rows = randn(4, OUTPUTS, seed=9), randn(20, 4, seed=8), randn(20, WIDTH, seed=7)
+    logits[:, 1] = -torch.inf  # nobody's
+    own = spans(cuts)
+
+    def run(group: Communicator) -> Tensor:
+        one, columns = kernels(), own[group.rank]
+        routed = one.route(logits, Routing(2, True, 4))
+        packed = one.prepare_quantized_experts(
+            [columns_of(weight, columns) for weight in weights], bias, torch.float32
+        )
+        x = one.permute(rows, routed)[:, columns]
+        return shared_product(one, x, packed, group, routed, is_summed_again=False)
+
+    found = on_each(in_threads(len(cuts)), run)
+    one = kernels()
+    routed = one.route(logits, Routing(2, True, 4))
+    x, starts = one.permute(rows, routed), routed.starts.tolist()
+    for expert, (start, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+        right = quantized_linear(x[start:stop], weights[expert], bias[expert])
+        assert all(torch.equal(y[start:stop], right) for y in found)
+
+
+def test_a_recorded_program_does_so_over_shared_memory() -> None:
+    weight, cuts = quantize(randn(OUTPUTS, WIDTH, seed=1), "int8"), CUTS[2]
+    groups, own = join_in_threads(len(cuts), PATIENCE), spans(cuts)
+    x = some_rows(8, torch.bfloat16)
+
+    def run(group: Communicator) -> Tensor:
+        assert isinstance(group, SharedGroup)
+        one, columns, program = kernels(), own[group.rank], RecordedProgram(8)
+        packed = one.prepare_quantized_linear(columns_of(weight, columns), None, torch.bfloat16)
+        rows = torch.empty(8, cuts[group.rank], dtype=torch.bfloat16)
+        with one.recording(program):
+            places = RecordedGroup(group, program, one.thread_pool.library)
+            y = row_parallel_linear(one, rows, replace(packed, is_shared=True), None, places)
+        results = []
+        for num_rows in (8, 3):
+            rows[:num_rows] = x[:num_rows, columns]
+            program.run(one.thread_pool, Step(num_rows))
+            results.append(y[:num_rows].clone())
+        return torch.cat(results)
+
+    try:
+        for found in on_each(groups, run):
+            assert same_bits(found[:8], quantized_linear(x, weight))
+            assert same_bits(found[8:], quantized_linear(x[:3], weight))
+    finally:
+        for group in groups:
+            group.close()
+
+
+@pytest.mark.parametrize("transport", ["threads", "sockets", "shared memory", "gloo"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_integers_are_summed_as_integers(transport: str, size: int) -> None:
+    """Of a size that no float32 holds, over more than one segment, and modulo 2^32."""
+    if transport == "shared memory" and native_library() is None:
+        pytest.skip("no native library")
+    groups = in_threads(size) if transport == "threads" else _over(transport, size)
+    count = 100_003
+    parts = [torch.arange(count, dtype=torch.int32) * 21_000 + rank for rank in range(size)]
+    found = on_each(groups, lambda group: group.all_reduce(parts[group.rank].clone()))
+    for group in groups:
+        group.close()
+    right = sum(part.long() for part in parts)
+    assert isinstance(right, Tensor)
+    for total in found:
+        assert total.dtype == torch.int32 and torch.equal(total, right.to(torch.int32))
+
+
+def _over(transport: str, size: int) -> list[Communicator]:
+    address = free_address()
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+
+    def join(rank: int) -> Communicator:
+        if transport == "gloo":
+            return TorchGroup(address, rank, size, "cpu", PATIENCE)
+        return SocketGroup((host, int(port)), rank, size, PATIENCE, b"secret")
+
+    if transport == "shared memory":
+        return join_in_threads(size, PATIENCE)
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(join, range(size)))
