@@ -25,12 +25,16 @@ struct quantized_linear {
 
 static __attribute__((noinline)) void multiply_int8(const struct job *job)
 {
-    switch (job->num_rows) { TILE_CASES(multiply_int8_tile, job) }
+    switch (job->num_rows) {
+        TILE_CASES(multiply_int8_tile, job)
+    }
 }
 
 static __attribute__((noinline)) void multiply_int4(const struct job *job)
 {
-    switch (job->num_rows) { TILE_CASES(multiply_int4_tile, job) }
+    switch (job->num_rows) {
+        TILE_CASES(multiply_int4_tile, job)
+    }
 }
 
 INLINE bool is_int8(const struct quantized_linear *p) { return p->scales != NULL; }
