@@ -142,6 +142,8 @@ def _check_http_options(config: ServeConfig, args: dict[str, Any]) -> None:
     Raises:
         ConfigError: if it listens elsewhere than asked for, or to other machines without keys.
     """
+    if not ray.is_initialized():  # to ask would start a cluster
+        return
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
         return

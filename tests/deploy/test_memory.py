@@ -79,6 +79,7 @@ def make_model(kind: str, path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "a classifier", *FAMILIES])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.grid("values")
 def test_the_weights_of_every_rank_are_told_to_the_byte_if_none_is_coded(
     tmp_path: Path, kind: str, dtype: str
 ) -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from zipfile import ZipFile
@@ -17,9 +18,12 @@ OURS = ("cluster", "worker", "kernels", "deploy")
 ROOT = Path(__file__).parents[2]
 
 
+distributions = cache(packages_distributions)  # a second, for it reads all that is installed
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_no_other_distribution_owns_our_package(name: str) -> None:
-    assert set(packages_distributions().get(name, ["topwork"])) == {"topwork"}
+    assert set(distributions().get(name, ["topwork"])) == {"topwork"}
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.origin == str(ROOT / name / "__init__.py")
 
@@ -94,6 +98,7 @@ def test_transformers_does_not_take_our_kernels_for_hugging_faces(unpacked: Path
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
+@pytest.mark.slow  # why the test above is there
 def test_it_would_if_our_version_were_one_of_theirs(unpacked: Path, tmp_path: Path) -> None:
     shutil.copytree(unpacked, tmp_path, dirs_exist_ok=True)
     (metadata,) = tmp_path.glob("*.dist-info/METADATA")

@@ -128,12 +128,12 @@ def test_an_unload_lets_what_runs_finish_and_refuses_what_is_new(
     server: Server, many: list[Path]
 ) -> None:
     digest = load(server, "leaves", many[0]).json()["digest"]
-    whole = tokens(complete(server, "leaves", PROMPT, 200))
+    whole = tokens(complete(server, "leaves", PROMPT, 100))
     with ThreadPoolExecutor(1) as clients:
         # One ends by itself and one long after it, so that the unload has something to wait for.
         with (
             running(server, "leaves", ENDLESS) as endless,
-            running(server, "leaves", 200) as short,
+            running(server, "leaves", 100) as short,
         ):
             unloading: Future[httpx.Response] = clients.submit(unload, server, "leaves")
             # Not by asking for it: who comes in just before may have to wait for what runs.
@@ -141,8 +141,8 @@ def test_an_unload_lets_what_runs_finish_and_refuses_what_is_new(
             refused = ask(server, "leaves")
             assert refused.json()["error"]["code"] == "model_not_found"
             assert "leaves" in message(refused)
-            assert first_tokens(short, 200) == whole
-            assert first_tokens(endless, 200) == whole
+            assert first_tokens(short, 100) == whole
+            assert first_tokens(endless, 100) == whole
             assert not unloading.done(), "it waits for what runs"
         result = unloading.result()
     assert result.status_code == 200

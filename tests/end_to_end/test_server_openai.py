@@ -119,7 +119,8 @@ def test_the_async_client_chats_streams_parses_and_embeds_many_at_once(server: S
 
     async def ask_all() -> list[tuple[str, Booking, list[float]]]:
         async with openai.AsyncOpenAI(**settings(server)) as client:
-            return await asyncio.gather(*(ask(client, model) for model in [*MODELS, *MODELS]))
+            return await asyncio.gather(*(ask(client, model) for model in [*some, *some]))
 
+    some = MODELS[:3]
     answers = asyncio.run(ask_all())
-    assert answers[: len(MODELS)] == answers[len(MODELS) :]
+    assert answers[: len(some)] == answers[len(some) :]

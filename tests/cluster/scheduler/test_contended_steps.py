@@ -198,6 +198,7 @@ def test_of_those_that_were_there_lately_few_are_remembered() -> None:
     assert "t999" in tenants.contenders()
 
 
+@pytest.mark.grid("values")
 @pytest.mark.parametrize("plans_ahead", [False, True])
 @pytest.mark.parametrize(("weights", "part"), [((1, 1), 1 / 2), ((1, 3), 1 / 4)])
 def test_tokens_follow_weights_where_two_tenants_want_all_they_can_get(

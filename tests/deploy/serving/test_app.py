@@ -1,6 +1,7 @@
 """deploy.serving.app: what a cluster decides of a configuration."""
 
 import pytest
+import ray
 from ray.serve.exceptions import RayServeException
 
 from deploy.config import load_config
@@ -36,5 +37,6 @@ def test_what_is_asked_of_haproxy_must_be_what_it_was_told(monkeypatch: pytest.M
     monkeypatch.setenv(NAME, FrontDoor(tls_cert="/c.pem", tls_key="/k.pem").environment()[NAME])
     build(asked)
     build(model)
+    assert not ray.is_initialized(), "to build an application starts no cluster"
     with pytest.raises(RayServeException, match="--max-connections-per-address`; now it is None"):
         build({**model, "max_connections_per_address": 5})

@@ -54,17 +54,23 @@ def test_texts_and_containers_have_limits_of_their_own_because_they_take_longer(
     "path",
     [
         "/v1/chat/completions",
-        "/v1/completions",
         "/v1/responses",
-        "/v1/embeddings",
         "/v1/messages",
-        "/v1/messages/count_tokens",
         "/tokenize",
-        "/detokenize",
-        "/v1/chat/completions/render",
-        "/v1/completions/render",
         "/v1/load_lora_adapter",
-        "/load_lora_adapter",
+        # A second of a core each, and read by the same code as one of the above.
+        *(
+            pytest.param(path, marks=pytest.mark.slow)
+            for path in (
+                "/v1/completions",
+                "/v1/embeddings",
+                "/v1/messages/count_tokens",
+                "/detokenize",
+                "/v1/chat/completions/render",
+                "/v1/completions/render",
+                "/load_lora_adapter",
+            )
+        ),
     ],
 )
 def test_no_route_makes_millions_of_values(serve_once: Callable[..., Serving], path: str) -> None:
