@@ -45,7 +45,7 @@ CLOSE: dict[QuantizationMethod, float] = {"int8": 0.15, "int4": 0.85}
 SAME_CODES = 4e-3
 EXPERTS = ["qwen3_moe", "gpt_oss"]
 # Whose ranks add up nothing else: no norms over all heads, or over a mixer's features.
-EXACT = ["llama", "llama3_biased", "gemma3", *EXPERTS, "lfm2", "qwen3_5"]
+EXACT = ["llama", "llama3_biased", "gemma3", *EXPERTS, "lfm2", "qwen3_5", "qwen3_5_moe"]
 ADAPTERS = {"llama": "dora", "qwen3_moe": "attention, experts and router"}
 FAMILIES = ["llama", "llama3_biased", "gemma3", "lfm2", "granitemoehybrid", "qwen3_5"]
 
