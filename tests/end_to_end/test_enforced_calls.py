@@ -60,9 +60,8 @@ def requests(tokenizer: Tokenizer, engine: LocalEngine) -> list[tuple[str, Reque
         for adapter, temperature in zip(adapters, (0.0, 1.0), strict=True):
             number = len(made)
             sampling = SamplingParams(temperature=temperature, seed=number, grammar=grammar)
-            made.append(
-                (family, Request(f"r{number}", adapter, prompt, sampling, MAX_TOKENS, (EOS,)))
-            )
+            request = Request(f"r{number}", adapter, prompt, sampling, MAX_TOKENS, (EOS,))
+            made.append((family, request))
     return made
 
 

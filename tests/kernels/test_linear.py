@@ -115,6 +115,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.slow  # half a minute of a core
 def test_memory_does_not_grow_with_the_numbers_of_rows_seen() -> None:
     # A server sees every number of rows; the matrix library must not keep something for each.
     root = Path(__file__).parents[2]

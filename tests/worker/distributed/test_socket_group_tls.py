@@ -21,11 +21,11 @@ def on_hosts_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.distributed.shared_group.host_identity", lambda: "")
 
 
-def join(size: int) -> list[Communicator]:
+def join(size: int, timeout: float = 30.0) -> list[Communicator]:
     address = free_address()
     with ThreadPoolExecutor(size) as threads:
         joining = [
-            threads.submit(join_group, address, rank, size, "cpu", 30.0, b"secret")
+            threads.submit(join_group, address, rank, size, "cpu", timeout, b"secret")
             for rank in range(size)
         ]
         return [rank.result() for rank in joining]
@@ -36,7 +36,7 @@ def test_three_ranks_sum_and_gather_behind_tls(
 ) -> None:
     use_tls(monkeypatch, host_certificate(tmp_path / "ca"))
     on_hosts_of_their_own(monkeypatch)
-    ranks = join(3)
+    ranks = join(3, timeout=10.0)  # the second rank is waited for so long at the end
     for rank in ranks:
         assert isinstance(rank, SocketGroup)
         assert all(isinstance(peer, TlsConnection) for peer in rank._peers.values())

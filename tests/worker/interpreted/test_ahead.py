@@ -28,6 +28,7 @@ PENALTIES = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.3, freq
 BIASED = SamplingParams(
     seed=9, logit_bias=((3, 4.0), (70, 3.0)), min_tokens=2, held_back=(1, 2), num_logprobs=0
 )
+TPS = [pytest.param(1, marks=pytest.mark.slow), 2]  # two ranks do all that one does
 KINDS = ("lora on both ends", "saved both")  # of adapters, in the slots behind the others
 
 
@@ -66,7 +67,7 @@ def start_all(tiny_model, start_group, made) -> Callable[[int], RankGroup]:
     return start
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", TPS)
 def test_steps_started_ahead_draw_what_steps_one_by_one_do(start_all, on_gpu, tp: int) -> None:
     graphs = Graphs()
     on_gpu(graphs)
@@ -139,7 +140,7 @@ class Late(Interpreted):
         return Held(tensors, device)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", TPS)
 def test_a_step_needs_nothing_that_the_host_has_read_of_the_step_before(
     tiny_model, start_group, on_gpu, monkeypatch, tp: int
 ) -> None:

@@ -21,7 +21,14 @@ def assert_close(found: list[Prompt], wanted: list[Prompt], tolerance: float) ->
             torch.testing.assert_close(pairs[:, 0], pairs[:, 1], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("model", "tp"), [("llama", 2), ("qwen3", 1), ("mixtral", 2)])
+@pytest.mark.parametrize(
+    ("model", "tp"),
+    [
+        pytest.param("llama", 2, marks=pytest.mark.slow),  # all but its experts mixtral has, too
+        ("qwen3", 1),
+        ("mixtral", 2),
+    ],
+)
 def test_a_gpu_says_what_a_cpu_says(tiny_model, start_group, on_gpu, model: str, tp: int) -> None:
     path = tiny_model(model).path
     wanted = generate(start_group(path, tp=tp), prompts_with_adapters())

@@ -23,7 +23,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("section", CASES)
+@pytest.mark.parametrize(
+    "section",
+    [
+        pytest.param("correctness", marks=pytest.mark.slow),  # a model: twenty seconds of a core
+        "kernels",
+        "step",
+    ],
+)
 def test_a_dry_run_needs_only_torch_and_triton_and_finds_nothing_wrong(
     section: str, tmp_path: Path
 ) -> None:
