@@ -25,8 +25,13 @@ def looking_once(
 ) -> Iterator[Callable[[], Finding]]:
     """Look as the command does, or say what was found of a tokenizer with the same files.
 
-    A process that imports transformers takes two seconds of a core.
+    A process that imports transformers takes two seconds of a core. What a GGUF file says of its
+    own is looked at each time.
     """
+    if not model_dir.is_dir():
+        with looking_at_tokenizer(model_dir, vocab_size, timeout) as result:
+            yield result
+        return
     key = (*_files_of(model_dir), vocab_size, timeout)
     if key in _findings:
         yield lambda: _findings[key]
