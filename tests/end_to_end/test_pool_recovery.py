@@ -23,8 +23,8 @@ PROMPT = list(range(100, 140))
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Twelve adapters of different bytes."""
-    return make_many(tmp_path_factory.mktemp("many"), 12)
+    """Twenty adapters of different bytes."""
+    return make_many(tmp_path_factory.mktemp("many"), 20)
 
 
 @pytest.fixture(autouse=True)
