@@ -130,14 +130,14 @@ def test_quantized_weights_of_every_rank_are_told_to_the_byte(
 def test_a_rank_that_has_been_as_busy_as_it_can_be_takes_no_more_than_was_told() -> None:
     """All pages and all rows of both programs have been used by then.
 
-    Measured: 90% of what was told where no weights are coded. Those that can be take a quarter
-    less, and rows to look tokens up stay in the file's own memory: about 72% then.
+    Measured: 78% of what was told. Weights that can be coded take a quarter less, and rows to look
+    tokens up stay in the file's own memory; without coded weights it would be 93%.
     """
     values = {
         "model": str(MODEL_DIR),
-        "max_num_batched_tokens": 256,
-        "max_num_seqs": 4,
-        "kv_cache_memory": "16MiB",
+        "max_num_batched_tokens": 512,
+        "max_num_seqs": 8,
+        "kv_cache_memory": "32MiB",
         "max_lora_rank": 12,
         "adapter_memory": "16MiB",
         "threads_per_rank": 1,
@@ -153,7 +153,7 @@ def test_a_rank_that_has_been_as_busy_as_it_can_be_takes_no_more_than_was_told()
     model = read_model_config(MODEL_DIR)
     parts = rank_parts(config, model, 0, "cpu", model.max_position)
     told = total(parts, "host") - named(parts, "process")
-    assert 0.65 < busy["took"] / told < 1, (busy, parts)
+    assert 0.7 < busy["took"] / told < 1, (busy, parts)
     assert busy["process"] < named(parts, "process")
 
 

@@ -34,7 +34,6 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "now": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 PROMPT = f"<|im_start|>user\n{'Book a table for two. ' * 12}<|im_end|>\n"
-MAX_TOKENS = 100  # more than a call takes, unless its text goes on and on
 FAMILIES = ("hermes", "llama3_json", "mistral", "qwen3_xml")
 
 
@@ -50,18 +49,32 @@ def tokenizer() -> Tokenizer:
 
 
 def requests(tokenizer: Tokenizer, engine: LocalEngine) -> list[tuple[str, Request]]:
-    """Return (family, request): of each the base model's best, and what an adapter draws."""
+    """Return (family, request) for each family, base and adapter, and way of drawing."""
     adapters = (BASE, engine.add_adapter(adapter_dirs()["pirate"]))
     prompt = tokenizer.encode(PROMPT, False)
     made = []
     for family in FAMILIES:
         syntax = CallSyntax(family, "none", {})
-        grammar = required_calls(syntax, FUNCTIONS, is_parallel=False)
-        for adapter, temperature in zip(adapters, (0.0, 1.0), strict=True):
-            number = len(made)
-            sampling = SamplingParams(temperature=temperature, seed=number, grammar=grammar)
-            request = Request(f"r{number}", adapter, prompt, sampling, MAX_TOKENS, (EOS,))
-            made.append((family, request))
+        for adapter in adapters:
+            for temperature in (0.0, 1.0):
+                number = len(made)
+                made.append(
+                    (
+                        family,
+                        Request(
+                            f"r{number}",
+                            adapter,
+                            prompt,
+                            SamplingParams(
+                                temperature=temperature,
+                                seed=number,
+                                grammar=required_calls(syntax, FUNCTIONS, is_parallel=False),
+                            ),
+                            400,
+                            (EOS,),
+                        ),
+                    )
+                )
     return made
 
 
@@ -77,7 +90,7 @@ def alone(make: EngineMaker, tokenizer: Tokenizer) -> list[list[int]]:
 def test_required_calls_are_valid_in_every_syntax(
     make: EngineMaker, alone: list[list[int]], tokenizer: Tokenizer
 ) -> None:
-    asked = requests(tokenizer, make.current)
+    asked = requests(tokenizer, make())
     num_whole = 0
     for (family, request), token_ids in zip(asked, alone, strict=True):
         text = tokenizer.decode(token_ids, skip_special_tokens=True)

@@ -59,7 +59,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     tie = TIE_IN_BFLOAT16_BY_TORCH if form.startswith("torch") else TIE_IN_BFLOAT16
     prompts = [chat_prompt(text) for text in QUESTIONS] + [random_prompt(700)]
     if form.endswith("short"):
-        yield Run(running, dtype, tie, (None, next(iter(adapter_dirs()))), prompts[:4], 16)
+        yield Run(running, dtype, tie, (None, next(iter(adapter_dirs()))), prompts[:-1], 20)
     else:
         yield Run(running, dtype, tie, (None, *adapter_dirs()), prompts, 40)
     running.close()

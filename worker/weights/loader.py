@@ -2,8 +2,8 @@
 
 Owns their fusing into wide linears. Each rank reads from the files only what
 `worker.weights.partition` gives it, one linear at a time, so that the peak is one copy of its
-slices and one linear. What is to be quantized is read in float32, whatever the checkpoint has it
-in, and of experts one at a time.
+slices and one linear. What is to be quantized is read in float32, but for codes of a GGUF file,
+which come in the served dtype; of experts one at a time.
 
 Shapes: H hidden, HQ / HK query and KV heads of this rank, D head_dim, I MLP features of this rank,
 V vocabulary entries of this rank.
@@ -139,35 +139,33 @@ class _Loader:
 
     def experts(self, layer: int, experts: Sequence[Sequence[Linear]]) -> ExpertsWeight:
         """Return the same product of each expert."""
-        quantizer = self._quantizer
-        part = self._read_part(experts[0][0])
+        quantizer, first = self._quantizer, experts[0][0]
+        part = self._read_part(first)
         at_once = len(experts) if quantizer is None else 1
         weight = self._empty(part, experts[0], at_once, dtype=self._linear_dtype)
         has_bias = any(one.has_bias for one in experts[0])
         bias = self._zeros(len(experts), weight.shape[1]) if has_bias else None
         read: Callable[[int, Sequence[Linear], Tensor, Tensor | None], None]
         read = partial(self._read, part)
-        if experts[0][0].stack is not None:
+        if first.stack is not None:
             read = StackReader(self._checkpoint, part, self._whole, len(experts)).read
+        is_shared = part is not self._part
+        columns = self._part.slices(first.name)[1]
         quantized = []
         for expert, modules in enumerate(experts):
             own = weight[expert % at_once]
             read(layer, modules, own, None if bias is None else bias[expert])
             if quantizer is not None:
-                quantized.append(quantize(own, quantizer.method))
-        if quantizer is not None and part is not self._part:
-            columns = self._part.slices(experts[0][0].name)[1]
-            own_columns = slice(columns.start, columns.stop)
-            quantized = [columns_of(one, own_columns) for one in quantized]
-            prepare = quantizer.linears.prepare_quantized_experts
-            prepared = prepare(quantized, bias, self._dtype)
-            linears = tuple(replace(one, is_shared=True) for one in prepared.linears)
-            return replace(prepared, linears=linears)
-        if self._part.rank > 0 and experts[0][0].axis == "row":
+                one = quantize(own, quantizer.method)
+                some = slice(columns.start, columns.stop)
+                quantized.append(columns_of(one, some) if is_shared else one)
+        if self._part.rank > 0 and first.axis == "row" and not is_shared:
             bias = None  # as of any other linear that is summed
-        if quantizer is not None:
-            return quantizer.linears.prepare_quantized_experts(quantized, bias, self._dtype)
-        return self._prepare_experts(weight, bias)
+        if quantizer is None:
+            return self._prepare_experts(weight, bias)
+        prepared = quantizer.linears.prepare_quantized_experts(quantized, bias, self._dtype)
+        linears = tuple(replace(one, is_shared=is_shared) for one in prepared.linears)
+        return replace(prepared, linears=linears)
 
     def _empty(
         self, part: Partition, modules: Sequence[Linear], *experts: int, dtype: torch.dtype

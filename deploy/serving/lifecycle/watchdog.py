@@ -24,7 +24,7 @@ from pathlib import Path
 BEATS = 12  # in the time after which a process is taken for hung
 LAST_CHANCE = 0.25  # of that time: the whole machine may have stood still, the watchdog with it
 STARVED = 0.25  # of a last chance without a CPU: then there is another one
-MOST_CHANCES = 16
+MOST_CHANCES = 16  # five times as long as one that gets a CPU may stand still
 TELL_STACKS = signal.SIGUSR2
 SECONDS_TO_TELL = 0.2
 
@@ -125,6 +125,7 @@ if __name__ == "__main__":
     PID = int(sys.argv[1])
     # A parent that has gone has closed its end of the pipe.
     if watch(PID, float(sys.argv[2]), sys.stdin.fileno()):
-        os.kill(PID, TELL_STACKS)
-        time.sleep(SECONDS_TO_TELL)  # nothing says that it has, if it can
-        os.kill(PID, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(PID, TELL_STACKS)
+            time.sleep(SECONDS_TO_TELL)  # nothing says that it has, if it can
+            os.kill(PID, signal.SIGKILL)

@@ -13,7 +13,7 @@ from tests.fuzz.bodies import MAKERS
 from tests.fuzz.calls import hostile_calls
 from tests.patience import PATIENCE
 
-NUM_CALLS = 60
+NUM_CALLS = 120
 GOLDEN = {"model": "tiny", "prompt": "hello", "max_tokens": 8, "return_token_ids": True}
 
 

@@ -109,7 +109,7 @@ def test_what_is_found_is_printed_as_json(
 ) -> None:
     report(checked(model), text_of(tmp_path, 40), as_json=True)
     (entry,) = (found := json.loads(capsys.readouterr().out))["quality"]
-    assert found["dtype"] == "bfloat16"
+    assert (found["dtype"], found["quantization"]) == ("bfloat16", None)
     assert entry.keys() == {"model", "positions", "kl_mean", "kl_max", "greedy_agreement"}
     assert (entry["model"], entry["positions"]) == ("model", 39)
 
