@@ -2,13 +2,15 @@
 
 Two servers of one tree may differ by where their memory lies, for as long as they run: they are
 started anew several times, each time the other one first. Speeds are compared pair by pair, since
-a machine's own speed drifts.
+a machine's own speed drifts. Where another's work takes turns with it, wall time tells little: so
+tokens for a second of the CPU that a server's processes took are compared as well.
 """
 
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from deploy.bench.http_target import HttpTarget
 from deploy.bench.workload import Workload
@@ -26,25 +28,33 @@ class Side:
     root: Path | None = None  # of another clone, with a venv of its own; None: this tree
 
 
+class Speeds(NamedTuple):
+    """Tokens for a second of time, and for one of CPU time; or one side's over the other's."""
+
+    wall: float
+    cpu: float
+
+
 def compare(
     model: Path, sides: tuple[Side, Side], workloads: tuple[Workload, ...], starts: int, pairs: int
-) -> dict[str, list[float]]:
-    """Return, by workload, tokens per second of the first side over the second's, pair by pair.
+) -> None:
+    """Print, by workload, how fast the first side is over the second: every pair, and medians.
 
-    Each start of both begins with a pair that does not count. Prints every pair, and medians.
+    Each start of both begins with a pair that does not count.
     """
-    ratios: dict[str, list[float]] = {workload.name: [] for workload in workloads}
+    ratios: dict[str, list[Speeds]] = {workload.name: [] for workload in workloads}
     for start in range(starts):
         order = sides if start % 2 == 0 else sides[::-1]
-        found = _compare_once(model, order, sides, workloads, pairs)
-        for name, values in found.items():
-            print(f"start {start + 1}, {name}: median {median(values):.4f}", flush=True)
-            ratios[name] += values
-    for name, values in ratios.items():
-        spread = f"{min(values):.4f} to {max(values):.4f}"
-        told = f"{median(values):.4f} ({spread}), {sides[0].name} over {sides[1].name}"
-        print(f"{name}: median of {len(values)} pairs, {starts} starts: {told}")
-    return ratios
+        for name, found in _compare_once(model, order, sides, workloads, pairs).items():
+            medians = Speeds(*map(median, zip(*found, strict=True)))
+            told = f"median {medians.wall:.4f}, by CPU time {medians.cpu:.4f}"
+            print(f"start {start + 1}, {name}: {told}", flush=True)
+            ratios[name] += found
+    for name, found in ratios.items():
+        print(f"{name}, {sides[0].name} over {sides[1].name}, {len(found)} pairs:")
+        for what, values in zip(("second", "second of CPU"), zip(*found, strict=True), strict=True):
+            spread = f"{min(values):.4f} to {max(values):.4f}"
+            print(f"  tokens for a {what}: median {median(values):.4f} ({spread})")
 
 
 def _compare_once(
@@ -53,8 +63,8 @@ def _compare_once(
     sides: tuple[Side, Side],
     workloads: tuple[Workload, ...],
     pairs: int,
-) -> dict[str, list[float]]:
-    ratios: dict[str, list[float]] = {workload.name: [] for workload in workloads}
+) -> dict[str, list[Speeds]]:
+    ratios: dict[str, list[Speeds]] = {workload.name: [] for workload in workloads}
     with ExitStack() as stack:
         targets = []
         for side in order:
@@ -65,12 +75,25 @@ def _compare_once(
             for workload in workloads:
                 rates = {}
                 for server, target in targets:
-                    with ProcessTree(server.pid).awake():
-                        rates[target.label] = target.run(workload, number).tokens_per_second
-                ratio = rates[sides[0].name] / rates[sides[1].name]
-                told = ", ".join(f"{side.name} {rates[side.name]:.1f} tok/s" for side in sides)
+                    rates[target.label] = _rates(ProcessTree(server.pid), target, workload, number)
+                first, second = (rates[side.name] for side in sides)
+                ratio = Speeds(first.wall / second.wall, first.cpu / second.cpu)
+                told = ", ".join(f"{side.name} {rates[side.name].wall:.1f} tok/s" for side in sides)
                 pair = f"pair {number}" if number else "warm-up"
-                print(f"{pair}, {workload.name}: {told}, ratio {ratio:.4f}", flush=True)
+                print(
+                    f"{pair}, {workload.name}: {told}, ratio {ratio.wall:.4f}, "
+                    f"by CPU time {ratio.cpu:.4f}",
+                    flush=True,
+                )
                 ratios[workload.name] += [ratio] if number else []
             targets.reverse()  # nobody is always first
     return ratios
+
+
+def _rates(processes: ProcessTree, target: HttpTarget, workload: Workload, number: int) -> Speeds:
+    """Return a server's tokens for a second, and for one of all its processes' CPU time."""
+    with processes.awake():
+        before = sum(processes.cpu_seconds().values())
+        result = target.run(workload, number)
+        used = sum(processes.cpu_seconds().values()) - before
+    return Speeds(result.tokens_per_second, result.tokens_per_second * result.seconds / used)
