@@ -181,12 +181,12 @@ class _HeldLinears:
         return replace(self, method=self.method and "int8").linear_bytes(rows, columns)
 
     def linear_bytes(self, rows: int, columns: int) -> int:
-        """Return the bytes of a weight, and of its scales if it is quantized."""
+        """Return the bytes of a weight, and of its scales and offsets if it is quantized."""
         outputs = self.outputs(rows)
         if self.method == "int8":
             return outputs * (_up_to(columns, 4) + 4)
         if self.method == "int4":
-            return outputs * _up_to(columns, 32) // 32 * (16 + 2)
+            return outputs * _up_to(columns, 32) // 32 * (16 + 4)
         per_word = 4 // self.item_bytes if self.is_packed else 1  # words of four bytes
         return outputs * _up_to(columns, per_word) * self.item_bytes
 

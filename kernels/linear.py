@@ -53,6 +53,7 @@ class LinearWeight:
     layout: Literal["plain", "onednn", "panels", "int8_panels", "int4_panels"] = "plain"
     code: ExponentCode | None = None
     scales: Tensor | None = None  # [N] float32, of int8 panels, with their padding
+    max_exponent: int = 0  # of a group of inputs in int8: see kernels.quantized
     # Its inputs are some of those that its scales are made for, and ranks have the others: they add
     # up their sums before they are scaled.
     is_shared: bool = False

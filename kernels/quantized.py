@@ -1,16 +1,20 @@
 """Weights in int8 or int4 and rows in int8, the products of whose codes are summed exactly.
 
-Rows have one scale each, found as they come. A weight in int8 has one for each output (W8A8;
-LLM.int8() without outliers, arXiv 2208.07339, and ZeroQuant, arXiv 2206.01861), one in int4 for
-each output and group of 32 inputs (W4A8; as llama.cpp's Q4_0 times Q8_0). The products of codes are
-integers, and so are their sums: the order in which they are added, the batch, the chunk, the
-machine are in no bit of them. In int4 the groups' sums are added up as floats, in their order.
+In int8 a row has one scale, found as it comes, and a weight one for each output (W8A8; LLM.int8()
+without outliers, arXiv 2208.07339, and ZeroQuant, arXiv 2206.01861). So that a few large numbers
+of a row do not take the bits of all others, every group of 32 inputs has an exponent from 0 to 3,
+by which the row's scale is halved for its codes: sums stay those of integers, of which groups' are
+shifted (shared microexponents, arXiv 2302.08007). In int4 every group has a scale in each row, and
+for each output a scale and an offset (W4A8; as llama.cpp's Q4_1 times Q8_1). The products of codes
+are integers, and so are their sums: the order in which they are added, the batch, the chunk, the
+machine are in no bit of them. In int4 what the groups' sums stand for is added up as floats, in
+their order.
 
 Shapes: T rows, N outputs, K inputs, G groups of inputs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -28,21 +32,25 @@ LARGEST_CODE = 127  # so that there is a -x of every x
 _SMALLEST = 2.0**-100  # the largest of a row that is not taken for zeros
 # Of a sum that stays below 2^31.
 MAX_INPUTS = (2**31 - 1) // LARGEST_CODE**2
+_MAX_EXPONENT = 3
 _AT_ONCE = 2**22  # weights: on the way one takes some 20 bytes
 GROUP = 32  # inputs
-# A group's scale is its largest number over one of these, that which leaves the least error: beyond
-# 8 the largest is cut, which is worth it where others are small. Measured on SmolLM2-135M: errors
-# of 7.9% of the weights' size, 8.7% with -8 alone, 7.7% with 16 of them.
-_CODES_OF_LARGEST = (-8.0, -8.6, -9.2, -7.4, -6.8)
+_LARGEST_INT4 = 15
+# A group's scale is its range over 15 and one of these: with more the ends are cut, which is worth
+# it where the others lie close.
+_CUTS = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A weight that is about scales * codes."""
+    """A weight that is about scales * codes, in int4 scales * codes + offsets."""
 
     method: QuantizationMethod
-    codes: Tensor  # [N, K] int8, from -127 to 127, or from -8 to 7
+    codes: Tensor  # [N, K] int8, from -127 to 127, or from 0 to 15
     scales: Tensor  # [N] float32, or [N, G] bfloat16
+    offsets: Tensor | None = None  # [N, G] bfloat16; of int4
+    # The largest of a group of a row's inputs; of int8.
+    max_exponent: int = 0
 
 
 class QuantizedLinears(Protocol):
@@ -52,6 +60,12 @@ class QuantizedLinears(Protocol):
     `quantized_sums` and `scale_sums`, with a sum over the ranks behind each of the first two. What
     comes of them has the bits that `linear` of one rank with all inputs gives.
     """
+
+    def quantize(
+        self, weight: Tensor, method: QuantizationMethod, *, has_exponents: bool = True
+    ) -> QuantizedWeight:
+        """Do what `kernels.quantized.quantize` does."""
+        ...
 
     def prepare_quantized_linear(
         self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
@@ -114,80 +128,150 @@ class Quantizer:
     def __post_init__(self) -> None:
         assert not self.is_shared or self.method == "int8", "sums of floats depend on their order"
 
-    def linear(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> LinearWeight:
+    def linear(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        has_exponents: bool = True,
+    ) -> LinearWeight:
         """Return a linear of a layer, of a weight [N, K] and a bias [N], for rows of `dtype`."""
-        return self.linears.prepare_quantized_linear(quantize(weight, self.method), bias, dtype)
+        quantized = self.linears.quantize(weight, self.method, has_exponents=has_exponents)
+        return self.linears.prepare_quantized_linear(quantized, bias, dtype)
 
     def head(self, weight: Tensor, dtype: torch.dtype) -> LinearWeight:
         """Return the lm_head, of a weight [V, H]."""
-        return self.linears.prepare_quantized_linear(quantize(weight, HEAD_METHOD), None, dtype)
+        quantized = self.linears.quantize(weight, HEAD_METHOD)
+        return self.linears.prepare_quantized_linear(quantized, None, dtype)
+
+
+def max_exponent(inputs: int) -> int:
+    """Return the largest exponent that groups may have: a sum over all inputs has 32 bits."""
+    return next(e for e in range(_MAX_EXPONENT, -1, -1) if inputs << e <= MAX_INPUTS or e == 0)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the codes [T, K] int8 and scales [T] float32 of rows [T, K].
+    """Return the codes [T, K] int8 and scales [T] float32 of rows [T, K] without exponents.
 
     A scale is the row's largest size / 127; a code is x * (127 / largest), each operation rounded
     to float32, then rounded to the nearest integer, ties to even. A row whose largest is below
     2^-100 has codes and a scale of 0; one that holds a NaN or an infinity has the scale NaN.
     """
     x = x.float()
+    scales, inverse, _ = _row_scales(x)
+    codes = (x * inverse).round_().masked_fill_(scales.isnan().unsqueeze(-1), 0.0)
+    return codes.to(torch.int8), scales
+
+
+def quantize_rows_in_groups(x: Tensor, max_exponent: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the codes [T, K] int8, scales [T] float32 and exponents [T, G] int32 of rows [T, K].
+
+    A number is about its code * the row's scale / 2^exponent. The exponent of a group is the
+    largest up to `max_exponent` with which 2^exponent * its largest size is not above the row's;
+    codes are made with 2^exponent * (127 / largest) as `quantize_rows` tells.
+    """
+    x = x.float()
+    scales, inverse, largest = _row_scales(x)
+    groups = _in_groups(x)
+    of_groups = groups.abs().amax(dim=-1)
+    exponents = torch.zeros(of_groups.shape, dtype=torch.int32)
+    for exponent in range(1, max_exponent + 1):
+        exponents += of_groups * 2.0**exponent <= largest
+    factors = (inverse * exponents.exp2()).unsqueeze(-1)
+    codes = (groups * factors).round_().masked_fill_(scales.isnan().view(-1, 1, 1), 0.0)
+    return codes.flatten(1)[:, : x.shape[-1]].to(torch.int8), scales, exponents
+
+
+def _row_scales(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scales [T], 127 / the largest size [T, 1] and that size [T, 1] of rows [T, K]."""
     largest = x.abs().amax(dim=-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
     is_finite, is_zero = largest.isfinite(), largest < _SMALLEST
     top = torch.full_like(largest, LARGEST_CODE)
     scales = torch.where(is_zero, 0.0, largest / top).masked_fill_(~is_finite, torch.nan)
     inverse = torch.where(is_zero, 0.0, top / largest)
-    codes = (x * inverse.unsqueeze(-1)).round_().masked_fill_(~is_finite.unsqueeze(-1), 0.0)
-    return codes.to(torch.int8), scales
+    return scales, inverse.unsqueeze(-1), largest.unsqueeze(-1)
 
 
-def quantize(weight: Tensor, method: QuantizationMethod) -> QuantizedWeight:
+def quantize(
+    weight: Tensor, method: QuantizationMethod, *, has_exponents: bool = True
+) -> QuantizedWeight:
     """Return a weight [N, K] of any float dtype in fewer bits.
+
+    In int8 groups of its rows have exponents if `has_exponents`.
 
     Raises:
         ValueError: there are more inputs than a sum of 32 bits has room for.
     """
     outputs, inputs = weight.shape
-    if inputs > MAX_INPUTS:
+    if method == "int8" and inputs > MAX_INPUTS:
         raise ValueError(
             f"a linear of {inputs} inputs is too wide for {method}: {MAX_INPUTS} at most"
         )
     codes = torch.empty(outputs, inputs, dtype=torch.int8)
+    step = max(1, _AT_ONCE // max(1, inputs))
+    pieces = [slice(first, first + step) for first in range(0, outputs, step)]
     if method == "int8":
         scales = torch.empty(outputs)
-    else:
-        scales = torch.empty(outputs, -(-inputs // GROUP), dtype=torch.bfloat16)
-    quantize_some = quantize_rows if method == "int8" else _quantize_groups
-    step = max(1, _AT_ONCE // max(1, inputs))
-    for first in range(0, outputs, step):
-        here = slice(first, first + step)
-        codes[here], scales[here] = quantize_some(weight[here])
-    return QuantizedWeight(method, codes, scales)
+        for here in pieces:
+            codes[here], scales[here] = quantize_rows(weight[here])
+        most = max_exponent(inputs) if has_exponents else 0
+        return QuantizedWeight(method, codes, scales, max_exponent=most)
+    of_groups = torch.empty(2, outputs, -(-inputs // GROUP), dtype=torch.bfloat16)
+    for here in pieces:
+        codes[here], of_groups[:, here] = _quantize_groups(weight[here])
+    return QuantizedWeight(method, codes, of_groups[0], of_groups[1])
 
 
 def _quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the codes [N, K] int8 and scales [N, G] bfloat16 of a weight [N, K] in groups.
+    """Return codes [N, K] int8, and scales and offsets [2, N, G] bfloat16, of a weight in groups.
 
-    Of several scales that which leaves the least squared error, the first of equals. A group whose
-    largest is below 2^-100 has codes and a scale of 0; one with a NaN or an infinity the scale NaN.
+    Codes are first taken by scales of several sizes. For each the scale and the offset are then
+    those that leave the least squared error with these codes (as llama.cpp's make_qkx2_quants), and
+    the codes the nearest by them; the first of the scales that leave the least is taken. A group
+    whose numbers are equal has codes and a scale of 0; one with a NaN or an infinity the scale NaN.
     """
-    groups = _in_groups(weight.float())
-    sizes = groups.abs()
-    largest = groups.gather(-1, sizes.argmax(-1, keepdim=True))
+    x = weight.float()
+    missing = -x.shape[1] % GROUP  # the last number once more: as good as not there
+    if missing:
+        x = torch.cat([x, x[:, -1:].expand(-1, missing)], dim=1)
+    groups = x.view(x.shape[0], -1, GROUP)
     is_finite = groups.isfinite().all(-1, keepdim=True)
-    is_zero = largest.abs() < _SMALLEST
-    codes, scales = torch.zeros_like(groups), torch.zeros_like(largest)
-    least = torch.full_like(largest, torch.inf)
-    for code in _CODES_OF_LARGEST:
-        scale = (largest / code).bfloat16().float()
-        some = (groups / scale).round_().clamp_(-8, 7)
-        off = (some * scale - groups).square_().sum(-1, keepdim=True)
-        is_better = off < least
-        codes = torch.where(is_better, some, codes)
-        scales, least = torch.where(is_better, scale, scales), torch.where(is_better, off, least)
-    is_nothing = is_zero | ~is_finite
-    codes = codes.masked_fill_(is_nothing, 0.0).flatten(1)[:, : weight.shape[1]]
-    scales = scales.masked_fill_(is_zero, 0.0).masked_fill_(~is_finite, torch.nan)
-    return codes.to(torch.int8), scales.squeeze(-1).bfloat16()
+    groups = groups.masked_fill(~is_finite, 0.0)
+    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    mean = _sum(groups) / GROUP
+    best = torch.zeros_like(groups), torch.zeros_like(least), least.bfloat16().float()
+    error = _sum((best[2] - groups).square())
+    for cut in _CUTS:
+        scale = (most - least) / (_LARGEST_INT4 + cut)
+        codes = _nearest(groups, scale, least + scale * (cut / 2))
+        about = codes - _sum(codes) / GROUP
+        scale = (_sum(about * groups) / _sum(about.square())).bfloat16().float()
+        offset = (mean - scale * (_sum(codes) / GROUP)).bfloat16().float()
+        codes = _nearest(groups, scale, offset)
+        off = _sum((codes * scale + offset - groups).square())
+        is_better = (off < error) & (scale > 0)  # false where the scale is none
+        error = torch.where(is_better, off, error)
+        best = (
+            torch.where(is_better, codes, best[0]),
+            torch.where(is_better, scale, best[1]),
+            torch.where(is_better, offset, best[2]),
+        )
+    codes, scale, offset = best
+    of_groups = torch.stack([scale.masked_fill(~is_finite, torch.nan), offset]).squeeze(-1)
+    return codes.flatten(1)[:, : weight.shape[1]].to(torch.int8), of_groups.bfloat16()
+
+
+def _nearest(x: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    return ((x - offset) / scale).round_().clamp_(0, _LARGEST_INT4)
+
+
+def _sum(groups: Tensor) -> Tensor:
+    """Return [..., 1] of [..., GROUP], added up in an order that no machine changes."""
+    while groups.shape[-1] > 1:
+        half = groups.shape[-1] // 2
+        groups = groups[..., :half] + groups[..., half:]
+    return groups
 
 
 def _in_groups(x: Tensor) -> Tensor:
@@ -197,36 +281,59 @@ def _in_groups(x: Tensor) -> Tensor:
 
 
 def columns_of(weight: QuantizedWeight, columns: slice) -> QuantizedWeight:
-    """Return some inputs of a weight in int8, with the scales of all."""
+    """Return some inputs of a weight in int8, with the scales of all.
+
+    Groups of inputs lie in them as they do in all, or have no exponents.
+    """
     assert weight.method == "int8", "groups of inputs have scales of their own"
-    return QuantizedWeight("int8", weight.codes[:, columns], weight.scales)
+    is_whole = columns.start % GROUP == 0 and (
+        columns.stop % GROUP == 0 or columns.stop == weight.codes.shape[1]
+    )
+    assert is_whole or weight.max_exponent == 0, "whole groups, or groups without exponents"
+    return replace(weight, codes=weight.codes[:, columns])
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
-    """Return what is multiplied: scales * codes [N, K] float32."""
-    if weight.method == "int8":
+    """Return what is multiplied: scales * codes, in int4 + offsets, [N, K] float32."""
+    if weight.offsets is None:
         return weight.codes.float() * weight.scales.unsqueeze(1)
-    groups = _in_groups(weight.codes.float()) * weight.scales.float().unsqueeze(-1)
+    scales, offsets = weight.scales.float().unsqueeze(-1), weight.offsets.float().unsqueeze(-1)
+    groups = _in_groups(weight.codes.float()) * scales + offsets
     return groups.flatten(1)[:, : weight.codes.shape[1]]
 
 
 def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """Return x [T, K] @ weight transposed + bias as [T, N] float32, as kernels.native does.
 
-    In int8 the sum of a row's and an output's products of codes, as float32, times the row's scale,
-    times the output's, plus the bias; in int4 the sum over groups of such sums times their scales,
-    one behind the other from 0 on, times the row's scale, plus the bias. Each operation is rounded
-    by itself.
+    In int8 groups' sums of products of codes, each times 2^(the largest exponent that there may be
+    - its own), are added up; that, as float32, times (the row's scale / 2^that exponent), times the
+    output's scale, plus the bias; each operation is rounded by itself. In int4 each group adds two
+    products, each of which is rounded together with its sum: the output's offset times (the row's
+    scale * the sum of its codes), then the sum of products of codes times (the output's scale * the
+    row's).
     """
-    codes, scales = quantize_rows(x)
-    if weight.method == "int8":
-        sums = codes.int() @ weight.codes.int().T
-        y = sums.float() * scales.unsqueeze(1) * weight.scales
-    else:
-        total = torch.zeros(x.shape[0], weight.codes.shape[0])
-        of_rows, of_weight = _in_groups(codes.int()), _in_groups(weight.codes.int())
-        for group in range(of_rows.shape[1]):
-            sums = of_rows[:, group] @ of_weight[:, group].T
-            total = total + sums.float() * weight.scales[:, group].float()
-        y = total * scales.unsqueeze(1)
+    if weight.offsets is None:
+        most = weight.max_exponent
+        codes, scales, exponents = quantize_rows_in_groups(x, most)
+        shifted = _in_groups(codes.int()) << (most - exponents).unsqueeze(-1)
+        sums = shifted.flatten(1)[:, : x.shape[1]] @ weight.codes.int().T
+        y = sums.float() * (scales / (1 << most)).unsqueeze(1) * weight.scales
+        return y if bias is None else y + bias.float()
+    rows = _in_groups(x.float())
+    codes, scales = quantize_rows(rows.flatten(0, 1))
+    codes, scales = codes.view(rows.shape), scales.view(rows.shape[:2])
+    of_weight = _in_groups(weight.codes.int())
+    y = torch.zeros(x.shape[0], weight.codes.shape[0])
+    for group in range(rows.shape[1]):
+        of_rows, row_scales = codes[:, group].int(), scales[:, group].unsqueeze(1)
+        row_sums = row_scales * of_rows.sum(1, keepdim=True).float()
+        y = _multiply_add(weight.offsets[:, group].float(), row_sums, y)
+        sums = (of_rows @ of_weight[:, group].T).float()
+        y = _multiply_add(sums, weight.scales[:, group].float() * row_scales, y)
     return y if bias is None else y + bias.float()
+
+
+def _multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Return a * b + c of float32, rounded once but where the sum lies next to a tie."""
+    total: Tensor = a.double() * b.double() + c.double()
+    return total.float()

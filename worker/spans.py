@@ -6,6 +6,8 @@ Pure integers. Free of torch: the control plane imports it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+GROUP = 32  # features that are quantized together
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -31,6 +33,13 @@ def even_spans(total: int, parts: int) -> tuple[Span, ...]:
     """Cut [0, total) into `parts` contiguous spans whose lengths differ by at most one."""
     bounds = [(total * i + parts - 1) // parts for i in range(parts + 1)]
     return tuple(Span(a, b) for a, b in zip(bounds, bounds[1:], strict=False))
+
+
+def group_spans(total: int, parts: int) -> tuple[Span, ...]:
+    """Cut [0, total) likewise, but into whole groups where it consists of as many or more."""
+    if total % GROUP or total // GROUP < parts:
+        return even_spans(total, parts)
+    return tuple(span.scaled(GROUP) for span in even_spans(total // GROUP, parts))
 
 
 def head_spans(num_heads: int, num_kv_heads: int, tp: int) -> tuple[tuple[Span, Span], ...]:

@@ -18,9 +18,9 @@ from kernels.native.ops import (
     linear_op,
     quantized_linear_op,
 )
-from kernels.native.packing import move_panels, pack_panels, pack_quantized
+from kernels.native.packing import move_panels, pack_panels, pack_quantized, quantize_groups
 from kernels.native.program import ThreadPool
-from kernels.quantized import QuantizedWeight
+from kernels.quantized import QuantizationMethod, QuantizedWeight, quantize
 
 
 class NativeLinears(OpRunner):
@@ -34,6 +34,13 @@ class NativeLinears(OpRunner):
         packed = pack_panels(weight, bias)
         coded = encode_panels(packed, self.thread_pool, self._memory)
         return coded or move_panels(packed, self._memory)
+
+    def quantize(
+        self, weight: Tensor, method: QuantizationMethod, *, has_exponents: bool = True
+    ) -> QuantizedWeight:
+        if method == "int4":
+            return quantize_groups(weight, self.thread_pool)
+        return quantize(weight, method, has_exponents=has_exponents)
 
     def prepare_quantized_linear(
         self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
@@ -98,8 +105,9 @@ class NativeLinears(OpRunner):
         num_experts = weight.num_experts if isinstance(weight, ExpertsWeight) else 1
         tensors = sums, largest, panels.scales, panels.bias, starts, y
         padded_outputs = panels.scales.shape[0] // num_experts
-        counts = largest.shape[1], sums.shape[1], padded_outputs, num_experts, is_zero
-        self._do("scale_sums", ScaleSumsOp(*map(at, tensors), *counts), sums.shape[0], tensors)
+        counts = largest.shape[1], sums.shape[1], padded_outputs, num_experts, panels.max_exponent
+        op = ScaleSumsOp(*map(at, tensors), *counts, is_zero)
+        self._do("scale_sums", op, sums.shape[0], tensors)
         return y
 
 

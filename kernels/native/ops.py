@@ -63,6 +63,7 @@ class QuantizedLinearOp(ctypes.Structure):
     _fields_ = [
         *_pointers("x", "weight", "scales", "bias", "y", "largest"),
         *_counts("num_ranks", "x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
+        *_counts("max_exponent"),
     ]
 
 
@@ -85,8 +86,18 @@ def quantized_linear_op(
         weight.in_features,
         weight.out_features,
         x.dtype == torch.bfloat16,
+        weight.max_exponent,
     )
     return op, tensors
+
+
+class QuantizeGroupsOp(ctypes.Structure):
+    """`struct quantize_groups`: weight [N, K] to int4; a row of the step is an output."""
+
+    _fields_ = [
+        *_pointers("weight", "codes", "scales", "offsets"),
+        *_counts("stride", "num_inputs", "is_bf16"),
+    ]
 
 
 class RowLargestOp(ctypes.Structure):
@@ -103,7 +114,7 @@ class ScaleSumsOp(ctypes.Structure):
 
     _fields_ = [
         *_pointers("sums", "largest", "scales", "bias", "starts", "y"),
-        *_counts("num_ranks", "width", "padded_outputs", "num_experts", "is_zero"),
+        *_counts("num_ranks", "width", "padded_outputs", "num_experts", "max_exponent", "is_zero"),
     ]
 
 

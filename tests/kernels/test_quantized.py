@@ -5,7 +5,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.quantized import MAX_INPUTS, dequantize, quantize, quantize_rows, quantized_linear
+from kernels.quantized import (
+    MAX_INPUTS,
+    dequantize,
+    max_exponent,
+    quantize,
+    quantize_rows,
+    quantize_rows_in_groups,
+    quantized_linear,
+)
 from tests.random_cases import num_cases
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)
@@ -50,6 +58,49 @@ def test_a_weight_has_a_scale_for_each_output_and_is_about_what_it_stands_for() 
     assert torch.equal(quantized.codes, pieces)
 
 
+@settings(max_examples=num_cases(200), deadline=None)
+@given(st.lists(FLOATS, min_size=1, max_size=80), st.integers(0, 3))
+def test_groups_have_the_largest_exponent_with_which_no_code_is_too_large(
+    numbers: list[float], most: int
+) -> None:
+    x = torch.tensor([numbers])
+    codes, scales, exponents = quantize_rows_in_groups(x, most)
+    assert exponents.shape == (1, -(-len(numbers) // 32))
+    if scales[0] == 0:
+        assert not codes.any()
+        return
+    for group, exponent in enumerate(exponents[0].tolist()):
+        here = slice(32 * group, 32 * group + 32)
+        size = float(codes[0, here].abs().max())
+        assert 0 <= exponent <= most and size <= 127
+        assert exponent == most or size >= 63
+        scale = scales.double() / 2**exponent
+        error = (codes[0, here].double() * scale - x[0, here].double()).abs().max()
+        assert error <= 0.5001 * scale
+
+
+def test_a_large_number_takes_no_bits_of_other_groups() -> None:
+    x = torch.randn(1, 96, generator=torch.Generator().manual_seed(1))
+    x[0, 40] = 25.0
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
+    right = x.double() @ weight.double().T
+    with_exponents, without = (
+        quantized_linear(x, quantize(weight, "int8", has_exponents=has)) for has in (True, False)
+    )
+    errors = [(y.double() - right).norm() for y in (with_exponents, without)]
+    assert errors[0] < 0.75 * errors[1]
+
+
+def test_exponents_are_as_large_as_a_sum_over_all_inputs_has_room_for() -> None:
+    widths = [MAX_INPUTS >> 3, (MAX_INPUTS >> 3) + 1, (MAX_INPUTS >> 1) + 1, MAX_INPUTS]
+    assert [max_exponent(width) for width in widths] == [3, 2, 0, 0]
+    x = torch.ones(1, widths[0])
+    weight = quantize(x, "int8")
+    sums = torch.tensor(127**2 * 8 * widths[0], dtype=torch.int64)
+    scale = torch.tensor(1.0) / 127
+    assert torch.equal(quantized_linear(x, weight)[0, 0], sums.float() * (scale / 8) * scale)
+
+
 def test_a_product_of_the_widest_row_is_still_exact_and_a_wider_one_is_refused() -> None:
     x = torch.ones(1, MAX_INPUTS)
     weight = quantize(x, "int8")
@@ -60,33 +111,65 @@ def test_a_product_of_the_widest_row_is_still_exact_and_a_wider_one_is_refused()
         quantize(torch.ones(1, MAX_INPUTS + 1), "int8")
 
 
-def test_a_weight_in_int4_has_a_scale_for_each_group_that_leaves_little_error() -> None:
+def test_a_weight_in_int4_has_scales_and_offsets_that_leave_little_error() -> None:
     weight = torch.randn(50, 100, generator=torch.Generator().manual_seed(1))
     weight[7, 32:64] = 0.0
     weight[8, 40], weight[9, 99] = torch.nan, torch.inf
+    weight[10, 96:] = 0.5
     quantized = quantize(weight, "int4")
-    assert quantized.scales.shape == (50, 4) and quantized.scales.dtype == torch.bfloat16
-    assert quantized.codes.min() == -8 and quantized.codes.max() == 7
-    assert quantized.scales[7, 1] == 0 and not quantized.codes[7, 32:64].any()
+    assert quantized.offsets is not None
+    for of_groups in (quantized.scales, quantized.offsets):
+        assert of_groups.shape == (50, 4) and of_groups.dtype == torch.bfloat16
+    assert quantized.codes.min() == 0 and quantized.codes.max() == 15
     bad = quantized.scales.isnan().nonzero().tolist()
     assert bad == [[8, 1], [9, 3]]
     meant = dequantize(quantized)
     assert meant.shape == weight.shape and meant[8, 32:64].isnan().all()
-    sound = torch.arange(50) >= 10
+    assert not meant[7, 32:64].any() and bool(meant[10, 96:].eq(0.5).all())
+    sound = torch.arange(50) >= 11
     error = (meant - weight)[sound].norm() / weight[sound].norm()
-    groups = torch.nn.functional.pad(weight[sound], (0, 28)).view(40, 4, 32)
-    scales = (groups.abs().amax(-1, keepdim=True) / 7).bfloat16().float()
-    plain = (groups / scales).round() * scales
-    of_one_scale = (plain - groups).norm() / groups.norm()
-    assert error < 0.1 and error < 0.9 * of_one_scale
+    groups = weight[sound, :96].view(-1, 3, 32)
+    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scales = (most - least) / 15
+    plain = ((groups - least) / scales).round() * scales + least
+    of_the_range = (plain - groups).norm() / groups.norm()
+    assert error < 0.075 and error < 0.97 * of_the_range
 
 
-def test_a_product_in_int4_adds_up_its_groups_in_their_order() -> None:
-    x, weight = torch.randn(3, 70), quantize(torch.randn(5, 70), "int4")
-    codes, scales = quantize_rows(x)
-    total = torch.zeros(3, 5)
+def test_a_weight_that_was_in_4_bits_of_any_range_keeps_its_numbers() -> None:
+    drawn = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (64, 32), generator=drawn).float()
+    codes[:, 0], codes[:, 1] = 0, 15  # all of the range
+    scales = torch.rand(64, 1, generator=drawn).add(0.1).bfloat16().float()
+    offsets = torch.randn(64, 1, generator=drawn).bfloat16().float()
+    weight = codes * scales + offsets
+    quantized = quantize(weight, "int4")
+    assert torch.equal(quantized.codes, codes.to(torch.int8))
+    torch.testing.assert_close(dequantize(quantized), weight, atol=0.0, rtol=1e-6)
+
+
+@settings(max_examples=num_cases(100), deadline=None)
+@given(st.lists(FLOATS, min_size=1, max_size=70))
+def test_no_numbers_make_codes_that_are_none(numbers: list[float]) -> None:
+    quantized = quantize(torch.tensor([numbers]), "int4")
+    assert quantized.offsets is not None
+    assert bool(((quantized.codes >= 0) & (quantized.codes <= 15)).all())
+    assert not quantized.scales.isnan().any() and not quantized.offsets.isnan().any()
+
+
+def test_a_product_in_int4_is_about_what_its_numbers_give() -> None:
+    drawn = torch.Generator().manual_seed(1)
+    x, weight = torch.randn(3, 70, generator=drawn), torch.randn(5, 70, generator=drawn)
+    x[:, 40] *= 100.0  # which takes bits of its own group alone
+    bias = torch.randn(5, generator=drawn)
+    quantized = quantize(weight, "int4")
+    right = x.double() @ dequantize(quantized).double().T + bias.double()
+    of_rows = torch.zeros_like(x)
     for first in (0, 32, 64):
-        here = slice(first, first + 32)
-        sums = codes[:, here].long() @ weight.codes[:, here].long().T
-        total += sums.float() * weight.scales[:, first // 32].float()
-    assert torch.equal(quantized_linear(x, weight), total * scales.unsqueeze(1))
+        codes, scales = quantize_rows(x[:, first : first + 32])
+        of_rows[:, first : first + 32] = codes.float() * scales.unsqueeze(1)
+    assert (of_rows[:, :32] - x[:, :32]).abs().max() < 0.02
+    exact = of_rows.double() @ dequantize(quantized).double().T + bias.double()
+    y = quantized_linear(x, quantized, bias)
+    torch.testing.assert_close(y.double(), exact, atol=1e-4, rtol=1e-5)
+    assert (exact - right).abs().max() < 10.0

@@ -29,8 +29,6 @@ from worker.mixers.short_conv import ShortConv, ShortConvWeights
 from worker.spans import Span
 
 Read = Callable[[str], Tensor | None]  # a tensor by its name; None: the module has none such
-
-
 # Of a whole weight [N, K], the inputs that a rank has, and a whole bias [N].
 PrepareShared = Callable[[Tensor, Span, Tensor | None], LinearWeight]
 MixerWeights = ShortConvWeights | Mamba2Weights | GatedDeltaNetWeights
@@ -42,7 +40,8 @@ class MixerLoader:
     def __init__(
         self,
         config: MixerConfig,
-        prepare: Prepare,
+        prepare_in: Prepare,
+        prepare_out: Prepare,
         prepare_shared: PrepareShared | None,
         dtype: torch.dtype,
         linear_dtype: torch.dtype,
@@ -54,10 +53,11 @@ class MixerLoader:
 
         Args:
             config: of the model's mixers.
-            prepare: packs a linear.
-            prepare_shared: packs one whose inputs ranks share, if that is another thing.
+            prepare_in: packs the first product.
+            prepare_out: packs the last.
+            prepare_shared: packs that if ranks share its inputs, where it is another thing.
             dtype: of norms and biases.
-            linear_dtype: in which `prepare` is given weights.
+            linear_dtype: in which these are given weights.
             device: of all tensors.
             tp: ranks that share the model.
             rank: one of them.
@@ -67,7 +67,8 @@ class MixerLoader:
         """
         self.part: MixerPart = config.part(tp, rank)
         self._config = config
-        self._prepare = prepare
+        self._prepare_in = prepare_in
+        self._prepare_out = prepare_out
         self._prepare_shared = prepare_shared
         self._dtype = dtype
         self._linear_dtype = linear_dtype
@@ -122,7 +123,7 @@ class MixerLoader:
         weight = self._sent_linear(_rows(torch.cat(whole), self.part.in_rows))
         bias = read(f"{modules[0]}.bias")
         own = None if bias is None else self._sent(_rows(bias, self.part.in_rows))
-        return self._prepare(weight, own)
+        return self._prepare_in(weight, own)
 
     def _out_proj(self, read: Read) -> LinearWeight:
         """Return the last product, whose bias one rank of those that are summed adds."""
@@ -133,7 +134,7 @@ class MixerLoader:
         if shared is not None:
             return shared(self._sent_linear(whole), columns, own)
         weight = whole[:, columns.start : columns.stop].contiguous()
-        return self._prepare(self._sent_linear(weight), own)
+        return self._prepare_out(self._sent_linear(weight), own)
 
     def _channels(self, read: Read, name: str) -> Tensor:
         return _rows(_there(read, name), self.part.channels).to(self._device)

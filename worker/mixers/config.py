@@ -7,7 +7,7 @@ heads have in common, a group or a key head, goes with them, and is whole on eac
 from dataclasses import dataclass
 from math import prod
 
-from worker.spans import Span, even_spans, head_spans, total_length
+from worker.spans import Span, group_spans, head_spans, total_length
 
 Shape = tuple[int, ...]
 STATE_ALIGNMENT = 16  # numbers that a state's place in a page is a multiple of
@@ -33,6 +33,11 @@ class ShortConvConfig:
     has_bias: bool  # also of both products
 
     @property
+    def out_unit(self) -> int:
+        """Inputs of the last product that ranks do not divide, or all that they cut in groups."""
+        return self.num_channels
+
+    @property
     def in_widths(self) -> tuple[int, ...]:
         """Outputs of each module of the first product."""
         return (3 * self.num_channels,)
@@ -50,7 +55,7 @@ class ShortConvConfig:
             ValueError: some rank would have nothing.
         """
         _require(tp <= self.num_channels, tp, f"{self.num_channels} channels")
-        own = even_spans(self.num_channels, tp)[rank]
+        own = group_spans(self.num_channels, tp)[rank]
         return MixerPart(
             in_rows=tuple(_behind(own, i * self.num_channels) for i in range(3)),
             channels=(own,),
@@ -84,6 +89,11 @@ class Mamba2Config:
     def num_channels(self) -> int:
         """Of the convolution."""
         return self.inner + 2 * self.num_groups * self.state_size
+
+    @property
+    def out_unit(self) -> int:
+        """Inputs of the last product that ranks do not divide, or all that they cut in groups."""
+        return self.head_dim
 
     @property
     def in_widths(self) -> tuple[int, ...]:
@@ -148,6 +158,11 @@ class GatedDeltaConfig:
         """Of the convolution."""
         values = self.num_value_heads * self.value_dim
         return 2 * self.num_key_heads * self.key_dim + values
+
+    @property
+    def out_unit(self) -> int:
+        """Inputs of the last product that ranks do not divide, or all that they cut in groups."""
+        return self.value_dim
 
     @property
     def in_widths(self) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, PrepareExperts, prepare_experts
 from kernels.linear import LinearWeight, Prepare, prepare_linear
-from kernels.quantized import Quantizer, columns_of, quantize
+from kernels.quantized import GROUP, QuantizedWeight, Quantizer, columns_of
 from worker.linears import Linear, by_expert, by_fused
 from worker.mixers.build import MixerLoader, MixerWeights
 from worker.model_config import ModelConfig
@@ -68,7 +68,15 @@ class _Loader:
         self._mixers: MixerLoader | None = None
         if config.mixer is not None:
             place = part.tp, part.rank
-            prepares = self.prepared, self.shared if self._is_shared else None
+            first, last = (
+                next(linear.name for linear in config.linears if linear.fused == fused)
+                for fused in ("mixer_in", "mixer_out")
+            )
+            prepares = (
+                partial(self.prepared, first),
+                partial(self.prepared, last),
+                partial(self.shared, last) if self._is_shared else None,
+            )
             dtypes = dtype, self._linear_dtype
             self._mixers = MixerLoader(config.mixer, *prepares, *dtypes, device, *place)
         self._checkpoint = checkpoint
@@ -78,19 +86,30 @@ class _Loader:
         self._dtype = dtype
         self._device = device
 
-    def prepared(self, weight: Tensor, bias: Tensor | None) -> LinearWeight:
-        """Return a linear that is quantized where linears are."""
+    def prepared(self, name: str, weight: Tensor, bias: Tensor | None) -> LinearWeight:
+        """Return a linear of a name, which is quantized where linears are."""
         if self._quantizer is None:
             return self._prepare(weight, bias)
-        return self._quantizer.linear(weight, bias, self._dtype)
+        in_groups = self._part.has_whole_groups(name)
+        return self._quantizer.linear(weight, bias, self._dtype, has_exponents=in_groups)
 
-    def shared(self, weight: Tensor, columns: Span, bias: Tensor | None) -> LinearWeight:
+    def shared(self, name: str, weight: Tensor, columns: Span, bias: Tensor | None) -> LinearWeight:
         """Return some inputs of a weight with the scales of all, which ranks share."""
         assert self._quantizer is not None, "floats are summed as they are"
-        quantized = columns_of(quantize(weight, "int8"), slice(columns.start, columns.stop))
-        linears = self._quantizer.linears
-        prepared = linears.prepare_quantized_linear(quantized, bias, self._dtype)
+        quantized = self._shared_columns(name, weight, columns)
+        prepared = self._quantizer.linears.prepare_quantized_linear(quantized, bias, self._dtype)
         return replace(prepared, is_shared=True)
+
+    def _shared_columns(self, name: str, weight: Tensor, columns: Span) -> QuantizedWeight:
+        assert self._quantizer is not None, "floats are summed as they are"
+        in_groups = self._part.has_whole_groups(name)
+        if in_groups and any(edge % GROUP for edge in (columns.start, columns.stop)):
+            raise ValueError(
+                f"{name}: {weight.shape[1]} inputs are too few for {self._part.tp} ranks: with "
+                f"--deterministic and --quantization int8 each has to have {GROUP} of them"
+            )
+        whole = self._quantizer.linears.quantize(weight, "int8", has_exponents=in_groups)
+        return columns_of(whole, slice(columns.start, columns.stop))
 
     def head(self, weight: Tensor) -> LinearWeight:
         """Return the lm_head."""
@@ -128,10 +147,13 @@ class _Loader:
         bias = self._zeros(len(weight)) if any(one.has_bias for one in modules) else None
         self._read(part, layer, modules, weight, bias)
         if part is not self._part:
-            return self.shared(weight, self._part.slices(modules[0].name)[1], bias)
+            name = modules[0].name
+            return self.shared(name, weight, self._part.slices(name)[1], bias)
         if self._part.rank > 0 and modules[0].axis == "row":
             bias = None  # this linear is summed over the ranks, and its bias must enter once
-        return (self._prepare if is_router else self.prepared)(weight, bias)
+        if is_router:
+            return self._prepare(weight, bias)
+        return self.prepared(modules[0].name, weight, bias)
 
     def _read_part(self, linear: Linear) -> Partition:
         """Return what is read of a linear: all, where the scales are those of all its inputs."""
@@ -156,9 +178,12 @@ class _Loader:
             own = weight[expert % at_once]
             read(layer, modules, own, None if bias is None else bias[expert])
             if quantizer is not None:
-                one = quantize(own, quantizer.method)
-                some = slice(columns.start, columns.stop)
-                quantized.append(columns_of(one, some) if is_shared else one)
+                in_groups = self._part.has_whole_groups(first.name)
+                quantized.append(
+                    self._shared_columns(first.name, own, columns)
+                    if is_shared
+                    else quantizer.linears.quantize(own, quantizer.method, has_exponents=in_groups)
+                )
         if self._part.rank > 0 and first.axis == "row" and not is_shared:
             bias = None  # as of any other linear that is summed
         if quantizer is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from worker.linears import Linear, Unit
 from worker.mixers.config import MixerPart
 from worker.model_config import ModelConfig
-from worker.spans import Span, even_spans, head_spans, total_length
+from worker.spans import GROUP, Span, even_spans, group_spans, head_spans, total_length
 
 _WHOLE: tuple[Unit, ...] = ("experts", "shared_gate")  # on all ranks
 
@@ -32,6 +32,7 @@ class Partition:
     linears: tuple[Linear, ...]
     widths: tuple[tuple[Unit, int], ...]  # of each kind of part over all ranks, in features
     by_name: Mapping[str, Linear] = field(compare=False, repr=False)  # `linears`
+    in_groups: frozenset[Unit]  # parts that ranks divide between groups of inputs
     mixer: MixerPart | None = None  # of layers that have a mixer
     # Outputs of each module of its first product.
     mixer_rows: Mapping[str, tuple[Span, ...]] = field(
@@ -52,6 +53,14 @@ class Partition:
     def linear(self, module: str) -> Linear:
         """Return what the list of linears says of a module."""
         return self.by_name[module]
+
+    def has_whole_groups(self, module: str) -> bool:
+        """Tell whether ranks' inputs of a linear module are whole groups, however many ranks share.
+
+        Unless that would leave some without any: then groups are divided all the same.
+        """
+        linear = self.linear(module)
+        return linear.axis == "column" or linear.parts[0] in self.in_groups
 
     def is_summed(self, module: str) -> bool:
         """Tell whether the outputs of a linear module are summed over the ranks."""
@@ -117,10 +126,10 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
         hidden=config.hidden_size,
         q_heads=q_heads,
         kv_heads=kv_heads,
-        mlp=even_spans(config.intermediate_size, tp)[rank],
+        mlp=group_spans(config.intermediate_size, tp)[rank],
         vocab=even_spans(config.vocab_size, tp)[rank],
         counts_kv=rank == 0 or spans[rank - 1][1] != kv_heads,
-        expert_mlp=even_spans(expert_features, tp)[rank],
+        expert_mlp=group_spans(expert_features, tp)[rank],
         mixer=None if config.mixer is None else config.mixer.part(tp, rank),
         mixer_rows=_mixer_rows(config, tp, rank),
         linears=config.linears,
@@ -135,7 +144,19 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
             ("mixer_out", 0 if config.mixer is None else len(config.mixer.part(1, 0).out_columns)),
         ),
         by_name={linear.name: linear for linear in config.linears},
+        in_groups=_in_groups(config),
     )
+
+
+def _in_groups(config: ModelConfig) -> frozenset[Unit]:
+    """Return the parts that are divided between groups of inputs, whatever the number of ranks."""
+    undivided: dict[Unit, int] = {
+        "q_heads": config.head_dim,
+        "mlp": config.intermediate_size,
+        "expert_mlp": 0 if config.experts is None else config.experts.intermediate_size,
+        "mixer_out": 0 if config.mixer is None else config.mixer.out_unit,
+    }
+    return frozenset(unit for unit, features in undivided.items() if features % GROUP == 0)
 
 
 def _mixer_rows(config: ModelConfig, tp: int, rank: int) -> dict[str, tuple[Span, ...]]:

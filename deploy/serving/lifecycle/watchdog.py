@@ -117,6 +117,14 @@ def run_delays(pid: int) -> Delays:
     return delays
 
 
+def is_stopped(pid: int) -> bool:
+    """Tell whether a signal has stopped a process, so that it can tell nothing."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except FileNotFoundError:
+        return False
+
+
 def _comes(beats: int, seconds: float) -> bool:
     return bool(select.select([beats], [], [], seconds)[0])
 
@@ -126,6 +134,7 @@ if __name__ == "__main__":
     # A parent that has gone has closed its end of the pipe.
     if watch(PID, float(sys.argv[2]), sys.stdin.fileno()):
         with suppress(ProcessLookupError):  # it has ended meanwhile
-            os.kill(PID, TELL_STACKS)
-            time.sleep(SECONDS_TO_TELL)  # nothing says that it has, if it can
+            if not is_stopped(PID):
+                os.kill(PID, TELL_STACKS)
+                time.sleep(SECONDS_TO_TELL)  # nothing says that it has, if it can
             os.kill(PID, signal.SIGKILL)

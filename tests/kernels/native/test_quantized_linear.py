@@ -43,6 +43,14 @@ def some_weight(
     return quantize(weight * (torch.arange(num_outputs) % 7 + 0.1).unsqueeze(1), method)
 
 
+def some_rows(num_rows: int, num_inputs: int, seed: int) -> Tensor:
+    """Return rows some of whose inputs are far larger than others."""
+    sizes = 2.0 ** randn(num_rows, num_inputs // 32 + 1, seed=seed).mul(2).round()
+    return (
+        randn(num_rows, num_inputs, seed=seed + 1) * sizes.repeat_interleave(32, 1)[:, :num_inputs]
+    )
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Tell whether two tensors are equal, NaN where NaN."""
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
@@ -64,8 +72,8 @@ def test_a_product_is_the_references_bit_for_bit(
     weight = some_weight(num_outputs, num_inputs, method)
     bias = randn(num_outputs, seed=2, dtype=dtype) if has_bias else None
     packed = kernels.prepare_quantized_linear(weight, bias, dtype)
-    for num_rows in (0, 1, 2, 3, 12, 13, 40):
-        x = randn(num_rows, num_inputs, seed=100 + num_rows, dtype=dtype)
+    for num_rows in (0, 1, 2, 3, 6, 7, 40):
+        x = some_rows(num_rows, num_inputs, seed=100 + num_rows).to(dtype)
         y = kernels.linear(x, packed)
         assert y.dtype == torch.float32
         assert torch.equal(y, quantized_linear(x, weight, bias))
@@ -81,7 +89,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(
     dtype: torch.dtype,
 ) -> None:
     weight = some_weight(num_outputs, num_inputs, method)
-    x = randn(700, num_inputs, seed=2, dtype=dtype)  # of 1,536 inputs more than one block of rows
+    x = some_rows(700, num_inputs, seed=2).to(dtype)  # of 1,536 inputs more than one block of rows
     results = []
     for num_threads in (1, 2, 3):
         kernels = NativeKernels(ThreadPool(library, num_threads))
@@ -136,9 +144,9 @@ def test_the_largest_sum_that_there_can_be_does_not_overflow(
 ) -> None:
     kernels = NativeKernels(ThreadPool(library, 1))
     numbers = torch.full((2, MAX_INPUTS), -1.0)
-    numbers[1, torch.arange(MAX_INPUTS) % 32 > 0] = 7 / 8  # in int4 they have the largest code
+    numbers[1, torch.arange(MAX_INPUTS) % 32 > 0] = 1.0  # in int4 they have the largest code
     weight = quantize(numbers, method)
-    assert method == "int8" or weight.codes[1, 1:32].eq(7).all()
+    assert method == "int8" or weight.codes[1, 1:32].eq(15).all()
     packed = kernels.prepare_quantized_linear(weight, None, torch.float32)
     x = torch.stack([torch.ones(MAX_INPUTS), -torch.ones(MAX_INPUTS)])
     assert torch.equal(kernels.linear(x, packed), quantized_linear(x, weight))
@@ -177,7 +185,31 @@ def test_a_recorded_product_is_the_same(library: Library, method: QuantizationMe
     assert torch.equal(y[:5], quantized_linear(x[:5], weight))
 
 
-@pytest.mark.parametrize(("method", "num_bytes"), [("int8", 64 * (40 + 4)), ("int4", 64 * 2 * 18)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(60, 300), (1, 1), (9, 32), (3, 31)])
+def test_int4_is_found_as_the_reference_finds_it_bit_for_bit(
+    library: Library, num_outputs: int, num_inputs: int, dtype: torch.dtype
+) -> None:
+    kernels = NativeKernels(ThreadPool(library, 2))
+    weight = some_rows(num_outputs, num_inputs, seed=1)
+    sizes = torch.tensor([1.0, 1e-3, 0.0, 1e-39, 1e-30, 1e30, 3e38, 1e-44])
+    weight *= sizes[torch.arange(num_outputs) % 8].unsqueeze(1)
+    weight[num_outputs // 2, num_inputs // 2] = torch.nan
+    weight[num_outputs // 3, 0] = -torch.inf
+    weight[num_outputs // 4] = 0.3
+    wide = torch.full((num_outputs, num_inputs + 3), torch.nan, dtype=dtype)
+    wide[:, :num_inputs] = weight
+    found, right = (
+        kernels.quantize(wide[:, :num_inputs], "int4"),
+        quantize(weight.to(dtype), "int4"),
+    )
+    assert torch.equal(found.codes, right.codes)
+    assert same_bits(found.scales, right.scales)
+    assert found.offsets is not None and right.offsets is not None
+    assert same_bits(found.offsets, right.offsets)
+
+
+@pytest.mark.parametrize(("method", "num_bytes"), [("int8", 64 * (40 + 4)), ("int4", 64 * 2 * 20)])
 def test_a_quantized_weight_says_how_much_memory_it_takes(
     library: Library, method: QuantizationMethod, num_bytes: int
 ) -> None:

@@ -26,6 +26,7 @@ from worker.runners.native_runner import RecordedGroup
 # The inputs of each rank: of heads, MLP features and the like that do not divide.
 CUTS = [(70,), (48, 22), (24, 24, 22), (40, 8, 21, 1)]
 WIDTH, OUTPUTS = 70, 45
+IN_GROUPS = [(136,), (96, 40), (32, 32, 72), (32, 64, 32, 8)]
 
 
 def kernels() -> NativeKernels:
@@ -39,9 +40,13 @@ def randn(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def some_rows(num_rows: int, dtype: torch.dtype) -> Tensor:
-    """Return rows of unlike size, one of zeros, one with a NaN and one with an infinity."""
-    x = randn(num_rows, WIDTH, seed=3) * 10.0 ** (torch.arange(num_rows) % 5 - 2).unsqueeze(1)
+def some_rows(num_rows: int, dtype: torch.dtype, width: int = WIDTH) -> Tensor:
+    """Return rows of unlike size, one of zeros, one with a NaN and one with an infinity.
+
+    Some groups of a row have larger numbers than others.
+    """
+    x = randn(num_rows, width, seed=3) * 10.0 ** (torch.arange(num_rows) % 5 - 2).unsqueeze(1)
+    x *= 3.0 ** (torch.arange(width) // 32 * 7 % 3)
     x[1], x[2, 50], x[3, 69] = 0.0, torch.nan, -torch.inf
     return x.to(dtype)
 
@@ -67,12 +72,15 @@ def in_threads(size: int) -> Sequence[Communicator]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("cuts", CUTS, ids=str)
+@pytest.mark.parametrize("cuts", [*CUTS, *IN_GROUPS], ids=str)
 def test_any_number_of_ranks_gives_the_bits_of_one(
     cuts: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    weight, bias = quantize(randn(OUTPUTS, WIDTH, seed=1), "int8"), randn(OUTPUTS, seed=2)
-    x = some_rows(9, dtype)
+    bias = randn(OUTPUTS, seed=2)
+    in_groups = cuts in IN_GROUPS
+    weight = quantize(randn(OUTPUTS, sum(cuts), seed=1), "int8", has_exponents=in_groups)
+    assert weight.max_exponent == 3 * in_groups
+    x = some_rows(9, dtype, sum(cuts))
     own = spans(cuts)
 
     def run(group: Communicator) -> Tensor:
@@ -85,10 +93,15 @@ def test_any_number_of_ranks_gives_the_bits_of_one(
         assert same_bits(found, quantized_linear(x, weight, bias))
 
 
-@pytest.mark.parametrize("cuts", CUTS[1:3], ids=str)
+@pytest.mark.parametrize("cuts", [CUTS[1], IN_GROUPS[2]], ids=str)
 def test_experts_do_so_pair_by_pair(cuts: tuple[int, ...]) -> None:
-    weights = [quantize(randn(OUTPUTS, WIDTH, seed=expert), "int8") for expert in range(4)]
-    bias, logits, rows = randn(4, OUTPUTS, seed=9), randn(20, 4, seed=8), randn(20, WIDTH, seed=7)
+    width, in_groups = sum(cuts), cuts in IN_GROUPS
+    weights = [
+        quantize(randn(OUTPUTS, width, seed=expert), "int8", has_exponents=in_groups)
+        for expert in range(4)
+    ]
+    bias, logits = randn(4, OUTPUTS, seed=9), randn(20, 4, seed=8)
+    rows = some_rows(24, torch.float32, width)[4:]
     logits[:, 1] = -torch.inf  # nobody's
     own = spans(cuts)
 
@@ -111,9 +124,10 @@ def test_experts_do_so_pair_by_pair(cuts: tuple[int, ...]) -> None:
 
 
 def test_a_recorded_program_does_so_over_shared_memory() -> None:
-    weight, cuts = quantize(randn(OUTPUTS, WIDTH, seed=1), "int8"), CUTS[2]
+    cuts = IN_GROUPS[2]
+    weight = quantize(randn(OUTPUTS, sum(cuts), seed=1), "int8")
     groups, own = join_in_threads(len(cuts), PATIENCE), spans(cuts)
-    x = some_rows(8, torch.bfloat16)
+    x = some_rows(8, torch.bfloat16, sum(cuts))
 
     def run(group: Communicator) -> Tensor:
         assert isinstance(group, SharedGroup)

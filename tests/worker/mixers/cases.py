@@ -148,8 +148,9 @@ class OneLayer:
         theirs, config = made
         dtype = theirs.out_proj.weight.dtype
         device = torch.device("cpu")
-        prepare = kernels.prepare_linear
-        loader = MixerLoader(config, prepare, None, dtype, dtype, device, tp, self._group.rank)
+
+        prepares = kernels.prepare_linear, kernels.prepare_linear, None
+        loader = MixerLoader(config, *prepares, dtype, dtype, device, tp, self._group.rank)
         weights = loader.load({**theirs.state_dict()}.get)
         self.mixer: Mixer = build_mixer(config, loader.part, tp, weights, kernels)
         self.state_shapes = loader.part.state_shapes

@@ -1,13 +1,15 @@
-/* Rows of int8 times one panel of a weight in 4 bits, whose groups of 32 inputs have a scale for
- * each output.
+/* Rows of int8 times one panel of a weight in 4 bits. Groups of 32 inputs have a scale and an
+ * offset for each output, and a scale for each row.
  *
- * An output is (s_0 * scale_0 + s_1 * scale_1 + ...) * the row's scale + the bias, where s are the
- * sums of the products of a group's codes, which are integers. A scale has 8 bits, such a sum 15: a
- * product of both is exact in float32, so it is one whether a compiler fuses it into the sum or
- * not.
+ * A weight is code * scale + offset, of codes from 0 to 15. To an output, which begins with 0, each
+ * group adds offset * (the row's scale * the sum of its codes), then (the sum of the products of
+ * codes) * (scale * the row's scale); the bias comes last. Both times with one rounding of product
+ * and sum together, and else each operation is rounded by itself: bits do not depend on a compiler.
+ * The sum of products is an integer of 16 bits, and so exact.
  *
- * Of a group come the scales, [PANEL] bfloat16, then two steps at a time [PANEL, 4] bytes: the
- * lower halves are the codes + 8 of the first of them, the upper halves those of the second.
+ * Of a group come the scales, [PANEL] bfloat16, and the offsets, then two steps at a time
+ * [PANEL, 4] bytes: the lower halves are the codes of the first of them, the upper halves those of
+ * the second.
  */
 #ifndef TOPWORK_LINEAR_INT4_PANEL_H
 #define TOPWORK_LINEAR_INT4_PANEL_H
@@ -15,10 +17,10 @@
 #include "linear/quantized_panel.h"
 
 enum {
-    INT4_SCALES = PANEL * 2,                      /* bytes */
-    INT4_GROUP = INT4_SCALES + PANEL * GROUP / 2, /* bytes */
-    INT4_AHEAD = 4,                               /* groups that are fetched before their use */
-    INT4_ZERO = 8,                                /* what stands for 0 */
+    INT4_OFFSETS = PANEL * 2, /* where they begin, in bytes */
+    INT4_CODES = INT4_OFFSETS + PANEL * 2,
+    INT4_GROUP = INT4_CODES + PANEL * GROUP / 2,
+    INT4_AHEAD = 4, /* groups that are fetched before their use */
 };
 
 INLINE int64_t int4_panel_bytes(int64_t num_inputs) { return num_groups(num_inputs) * INT4_GROUP; }
@@ -32,7 +34,7 @@ INLINE void add_int4_group(int num_rows, const char *from, const int8_t *x, int6
 #pragma GCC unroll 4
         for (int i = 0; i < PANEL_VECTORS; i++)
             codes[i] = load_words(from + i * LANES * QUAD);
-#pragma GCC unroll 12
+#pragma GCC unroll 6
         for (int row = 0; row < num_rows; row++) {
             u32v first = splat_bytes(x + row * row_size);
             u32v second = splat_bytes(x + row * row_size + QUAD);
@@ -55,30 +57,30 @@ INLINE void multiply_int4_tile(int num_rows, const struct job *job)
         u32v sums[MAX_TILE][PANEL_VECTORS];
         for (int i = 0; i < INT4_GROUP; i += LINE)
             prefetch(from, INT4_AHEAD * INT4_GROUP + i);
-#pragma GCC unroll 12
+#pragma GCC unroll 6
         for (int row = 0; row < num_rows; row++)
 #pragma GCC unroll 4
             for (int i = 0; i < PANEL_VECTORS; i++)
                 sums[row][i] = (u32v){0};
-        add_int4_group(num_rows, from + INT4_SCALES, x, job->row_size, sums);
+        add_int4_group(num_rows, from + INT4_CODES, x, job->row_size, sums);
 #pragma GCC unroll 4
         for (int i = 0; i < PANEL_VECTORS; i++) {
             f32v scales = load_whole(from + i * LANES * 2, true);
-#pragma GCC unroll 12
+            f32v offsets = load_whole(from + INT4_OFFSETS + i * LANES * 2, true);
+#pragma GCC unroll 6
             for (int row = 0; row < num_rows; row++) {
-                int32_t shift = INT4_ZERO * job->group_sums[row * groups + group];
-                f32v sum = words_to_floats(small_sums(sums[row][i]) - shift);
-                totals[row][i] = multiply_add(sum, scales, totals[row][i]);
+                struct scaled_group of_row = job->groups[row * groups + group].scaled;
+                f32v sum = words_to_floats(small_sums(sums[row][i]));
+                f32v total = multiply_add(offsets, splat(of_row.sum), totals[row][i]);
+                totals[row][i] = multiply_add(sum, scales * splat(of_row.scale), total);
             }
         }
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 6
     for (int row = 0; row < num_rows; row++)
 #pragma GCC unroll 4
         for (int i = 0; i < PANEL_VECTORS; i++)
-            store_outputs(
-                job, row, i * LANES,
-                scaled(totals[row][i], splat(job->rows[row].scale), job->bias + i * LANES));
+            store_outputs(job, row, i * LANES, totals[row][i] + load_f32(job->bias + i * LANES));
 }
 
 #endif

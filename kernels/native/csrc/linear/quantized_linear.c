@@ -21,6 +21,7 @@ struct quantized_linear {
     const float *largest;
     int64_t num_ranks;
     int64_t x_stride, y_stride, num_inputs, num_outputs, is_bf16;
+    int64_t max_exponent; /* of a group of inputs; of int8 */
 };
 
 static __attribute__((noinline)) void multiply_int8(const struct job *job)
@@ -66,12 +67,17 @@ static void code_rows(const struct quantized_linear *p, const struct block *bloc
         return;
     for (int64_t row = block->first_row, i = 0; row < block->end_row; row++, i++) {
         const char *from = (const char *)p->x + row * row_size;
+        int8_t *codes = coded->codes + i * coded_row_bytes(p->num_inputs);
+        union group *groups = coded->groups + i * num_groups(p->num_inputs);
+        if (!is_int8(p)) {
+            code_groups(from, p->num_inputs, p->is_bf16, codes, groups);
+            continue;
+        }
         int32_t largest = p->largest == NULL
                               ? largest_bits(from, p->num_inputs, p->is_bf16)
                               : largest_of_ranks(p->largest + row * p->num_ranks, p->num_ranks);
-        int8_t *codes = coded->codes + i * coded_row_bytes(p->num_inputs);
-        int32_t *group_sums = coded->group_sums + i * num_groups(p->num_inputs);
-        coded->rows[i] = code_row(from, p->num_inputs, p->is_bf16, largest, codes, group_sums);
+        coded->scales[i] =
+            code_row(from, p->num_inputs, p->is_bf16, largest, p->max_exponent, codes, groups);
     }
     coded->first_row = block->first_row;
 }
@@ -89,8 +95,8 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
     code_rows(p, &block, coded);
     struct job job = {
         .x = coded->codes,
-        .rows = coded->rows,
-        .group_sums = coded->group_sums,
+        .row_scales = coded->scales,
+        .groups = coded->groups,
         .weights = p->weight + block.weight_panel * panel_bytes(p),
         .scales = scales,
         .bias = bias,
@@ -105,8 +111,8 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
         job.num_rows = smaller(left, MAX_TILE);
         (is_int8(p) ? multiply_int8 : multiply_int4)(&job);
         job.x += job.num_rows * job.row_size;
-        job.rows += job.num_rows;
-        job.group_sums += job.num_rows * num_groups(p->num_inputs);
+        job.row_scales += job.num_rows;
+        job.groups += job.num_rows * num_groups(p->num_inputs);
         job.y += job.num_rows * job.y_stride;
     }
 }

@@ -11,15 +11,15 @@
 #include "linear/quantized_rows.h"
 
 enum {
-    PANEL_VECTORS = PANEL / LANES,   /* of a step, which is four inputs */
-    MAX_TILE = LANES == 16 ? 12 : 2, /* rows whose sums stay in registers */
+    PANEL_VECTORS = PANEL / LANES,  /* of a step, which is four inputs */
+    MAX_TILE = LANES == 16 ? 6 : 2, /* rows whose sums and totals stay in registers */
 };
 
 /* What a panel does to some rows. */
 struct job {
     const int8_t *x;           /* [rows, row_size] */
-    const struct row *rows;    /* [rows] */
-    const int32_t *group_sums; /* [rows, groups] */
+    const float *row_scales;   /* [rows]; of int8 */
+    const union group *groups; /* [rows, groups] */
     const char *weights;       /* a panel of the format */
     const float *scales;       /* [PANEL]; of int8 */
     const float *bias;         /* [PANEL] */
@@ -35,12 +35,6 @@ INLINE void store_outputs(const struct job *job, int64_t row, int64_t first, f32
         store_some(job->y + row * job->y_stride, first, job->num_outputs - first, false, y);
 }
 
-/* Return y * scale + bias. */
-INLINE f32v scaled(f32v y, f32v scale, const float *bias)
-{
-    return as_rounded(y * scale) + load_f32(bias);
-}
-
 /* The cases of a switch by the number of rows, at most MAX_TILE: `tile` is made for each. */
 #define TILE_CASE(n, tile, job) \
     case n: tile(n, job); break;
@@ -51,13 +45,7 @@ INLINE f32v scaled(f32v y, f32v scale, const float *bias)
     TILE_CASE(3, tile, job)   \
     TILE_CASE(4, tile, job)   \
     TILE_CASE(5, tile, job)   \
-    TILE_CASE(6, tile, job)   \
-    TILE_CASE(7, tile, job)   \
-    TILE_CASE(8, tile, job)   \
-    TILE_CASE(9, tile, job)   \
-    TILE_CASE(10, tile, job)  \
-    TILE_CASE(11, tile, job)  \
-    TILE_CASE(12, tile, job)
+    TILE_CASE(6, tile, job)
 #else
 #define TILE_CASES(tile, job) \
     TILE_CASE(1, tile, job)   \

@@ -34,7 +34,7 @@ struct scale_sums {
     const float *bias;     /* likewise, or null */
     const int64_t *starts; /* [num_experts + 1]: the rows of each expert; null: there is none */
     float *y;              /* [T, N] */
-    int64_t num_ranks, width, padded_outputs, num_experts, is_zero;
+    int64_t num_ranks, width, padded_outputs, num_experts, max_exponent, is_zero;
 };
 
 int64_t topwork_scale_sums_scratch(const void *op)
@@ -64,7 +64,8 @@ void topwork_scale_sums(const void *op, struct worker *worker)
         }
         const float *scales = p->scales + expert * p->padded_outputs;
         const float *bias = p->bias == NULL ? NULL : p->bias + expert * p->padded_outputs;
-        float scale = scale_of(largest_of_ranks(p->largest + row * p->num_ranks, p->num_ranks));
+        float scale = scale_of(largest_of_ranks(p->largest + row * p->num_ranks, p->num_ranks))
+                      / (float)(1 << p->max_exponent);
         for (int64_t i = 0; i < p->width; i += LANES) {
             int64_t left = p->width - i;
             float of_outputs[LANES], biases[LANES] = {0};

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.serving.lifecycle.watchdog import MOST_CHANCES, Delays, run_delays, watch
+from deploy.serving.lifecycle.watchdog import MOST_CHANCES, Delays, is_stopped, run_delays, watch
 from tests.end_to_end.asking import wait_for
 from tests.patience import PATIENCE
 
@@ -72,9 +72,12 @@ def test_one_whose_loop_hangs_is_killed() -> None:
 
 def test_one_that_is_stopped_is_killed() -> None:
     process, _ = started(beats=PATIENCE, hangs=0.0)
+    assert not is_stopped(process.pid)
     process.send_signal(signal.SIGSTOP)
-    process.communicate(timeout=PATIENCE)
+    wait_for(lambda: is_stopped(process.pid))
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
+    assert "has stood still for 2 s and is killed" in err
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
