@@ -25,6 +25,14 @@ class SchedulerAddress(msgspec.Struct, frozen=True):
     secret: bytes
 
 
+class AttachedSchedulers(msgspec.Struct, frozen=True):
+    """The scheduler replicas that there are."""
+
+    addresses: tuple[SchedulerAddress, ...]  # in order of their names
+    # Since one has left in order, as one does that is being replaced; None: none has.
+    seconds_since_left: float | None = None
+
+
 class Keep(msgspec.Struct, frozen=True):
     """How long a call outlives its reader, and what the next one must know."""
 

@@ -6,7 +6,7 @@ An actor answers in a cluster, an object in a test.
 from typing import Protocol
 
 from cluster.adapters.records import AdapterRecord, LoadOptions, ResolvedAdapter, UnloadResult
-from cluster.messages import SchedulerAddress
+from cluster.messages import AttachedSchedulers
 from cluster.metrics_hub import ClusterCounts, RouterCounts
 from cluster.tenancy.leases import LeaseCall, LeaseReply
 from cluster.tenancy.owners import Caller
@@ -165,8 +165,8 @@ class Backend(Protocol):
         """Take in what a router says of its limits' accounts; grant what it claims."""
         ...
 
-    async def schedulers(self) -> tuple[SchedulerAddress, ...]:
-        """Return where the live schedulers listen, ordered by replica."""
+    async def schedulers(self) -> AttachedSchedulers:
+        """Return where the live schedulers listen."""
         ...
 
     async def drain(self) -> None:

@@ -213,7 +213,11 @@ class ReplicaSet:
         error: TopworkError | None = None
         try:
             async with asyncio.timeout(self._config.scheduler_timeout):
-                self._listed = frozenset(await self._backend.schedulers())
+                attached = await self._backend.schedulers()
+            self._listed = frozenset(attached.addresses)
+            if attached.seconds_since_left is not None:  # it was ready, to a router before this one
+                left_at = asyncio.get_running_loop().time() - attached.seconds_since_left
+                self._ready_at = max(self._ready_at, left_at)
         except TimeoutError:
             error = Unavailable("the adapter pool does not answer", retry_after=1)
         except TopworkError as caught:

@@ -13,7 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.adapters.records import AdapterRecord, LoadOptions, ResolvedAdapter, UnloadResult
 from cluster.errors import Unavailable
-from cluster.messages import SchedulerAddress
+from cluster.messages import AttachedSchedulers, SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, RouterCounts
 from cluster.tenancy.leases import LeaseCall, LeaseReply
 from cluster.tenancy.owners import Caller
@@ -107,8 +107,8 @@ class PoolClient:
     async def lease(self, call: LeaseCall) -> LeaseReply:
         return cast(LeaseReply, await self._call("lease", call))
 
-    async def schedulers(self) -> tuple[SchedulerAddress, ...]:
-        return cast(tuple[SchedulerAddress, ...], await self._call_twice("schedulers"))
+    async def schedulers(self) -> AttachedSchedulers:
+        return cast(AttachedSchedulers, await self._call_twice("schedulers"))
 
     async def drain(self) -> None:
         await self._call_twice("drain")

@@ -5,7 +5,7 @@ import time
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.registry import SchedulerRegistry
 from cluster.adapters.service.usage_file import UsageFile
-from cluster.messages import SchedulerAddress
+from cluster.messages import AttachedSchedulers, SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, MetricsHub, RouterCounts
 from cluster.tenancy.budget_ledger import BudgetLedger
 from cluster.tenancy.leases import LeaseCall, LeaseReply
@@ -16,6 +16,7 @@ class ClusterRegistry:
 
     _state: PoolState
     _registry: SchedulerRegistry
+    _left_at: float | None = None  # on the monotonic clock: when a scheduler left in order
     _hub: MetricsHub
     _ledger: BudgetLedger
     _usage: UsageFile
@@ -27,12 +28,14 @@ class ClusterRegistry:
 
     async def detach(self, replica: str) -> None:
         """Forget a scheduler replica that has ended."""
+        self._left_at = time.monotonic()
         await self._registry.detach(replica)
 
-    async def schedulers(self) -> tuple[SchedulerAddress, ...]:
-        """Return all attached scheduler replicas in order of their names."""
+    async def schedulers(self) -> AttachedSchedulers:
+        """Return all attached scheduler replicas."""
         self._state.check_open()
-        return self._registry.addresses
+        since = None if self._left_at is None else time.monotonic() - self._left_at
+        return AttachedSchedulers(self._registry.addresses, since)
 
     async def report(self, counts: RouterCounts, wants_all: bool) -> ClusterCounts:
         """Keep what a router has counted; return what it wants to know."""

@@ -23,7 +23,7 @@ from cluster.adapters.records import (
 )
 from cluster.errors import Conflict, InvalidAdapter, Unavailable
 from cluster.histogram import LOAD_BUCKETS, Histogram
-from cluster.messages import SchedulerAddress
+from cluster.messages import AttachedSchedulers, SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, MetricsHub, PoolCounts, RouterCounts
 from cluster.router.engine_client import EngineClient
 from cluster.tenancy.budget_ledger import BudgetLedger
@@ -44,6 +44,7 @@ class FakeBackend:
 
     def __init__(self, *addresses: SchedulerAddress, max_pinned: int = 3) -> None:
         self.addresses = addresses
+        self.seconds_since_left: float | None = None
         self.is_down = False  # as far as the metrics hub and the ledger go
         self.forgotten: list[str] = []
         self.forced: list[str] = []  # names unloaded by force
@@ -187,9 +188,9 @@ class FakeBackend:
             raise Unavailable("the adapter pool is down")
         return self.ledger.lease(call, time.monotonic())
 
-    async def schedulers(self) -> tuple[SchedulerAddress, ...]:
+    async def schedulers(self) -> AttachedSchedulers:
         """Return the list of schedulers."""
-        return self.addresses
+        return AttachedSchedulers(self.addresses, self.seconds_since_left)
 
     async def drain(self) -> None:
         """Let all routers refuse new calls."""

@@ -177,6 +177,37 @@ async def test_a_stream_waits_for_ranks_that_are_starting_until_they_are_up(
             assert await receiving == await undisturbed(tokenizer, (choice(),))
 
 
+async def test_calls_of_a_new_router_wait_for_a_scheduler_that_comes_in_place_of_another(
+    tokenizer: Tokenizer,
+) -> None:
+    fake = FakeScheduler()
+    fake.reason, fake.is_starting = "the ranks are starting", True
+    world = World(tokenizer, fake)
+    world.backend.seconds_since_left = 10.0
+    async with world:
+        await world.replicas.reports()
+        answering = asyncio.create_task(world.answers((choice(),)))
+        await asyncio.sleep(0)
+        assert not fake.submitted and not answering.done()
+        fake.reason, fake.is_starting = "", False
+        await world.replicas.reports()
+        assert await answering == await undisturbed(tokenizer, (choice(),))
+
+
+@pytest.mark.parametrize("seconds_since_left", [None, 1e6])
+async def test_calls_of_a_new_router_are_refused_while_a_scheduler_starts_in_nobodys_place(
+    tokenizer: Tokenizer, seconds_since_left: float | None
+) -> None:
+    fake = FakeScheduler(lambda _: Script(error=NO_RANKS))
+    fake.reason, fake.is_starting = "the ranks are starting", True
+    world = World(tokenizer, fake)
+    world.backend.seconds_since_left = seconds_since_left
+    async with world:
+        await world.replicas.reports()
+        with pytest.raises(Unavailable, match="the ranks are down"):
+            await world.answers((choice(),))
+
+
 async def test_ranks_that_are_on_their_way_back_are_given_streams_and_calls_to_keep(
     tokenizer: Tokenizer,
 ) -> None:

@@ -131,4 +131,8 @@ async def test_a_replica_that_is_silent_or_down_is_not_waited_for(
     (freed,) = (await actor.unload("law", False)).freed
     assert freed.lost_replicas == ("down", "hung")
     assert (freed.forgotten, freed.pages) == (True, 7)
-    assert [address.replica for address in await actor.schedulers()] == ["down", "fine", "hung"]
+    assert [address.replica for address in (await actor.schedulers()).addresses] == [
+        "down",
+        "fine",
+        "hung",
+    ]

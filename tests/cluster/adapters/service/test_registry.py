@@ -33,7 +33,19 @@ async def test_a_replica_that_comes_late_or_again_hears_what_is_pinned(
     await actor.attach(replica.address)
     assert list(replica.pinned) == [digest]
     await actor.detach("0")
-    assert await actor.schedulers() == ()
+    assert (await actor.schedulers()).addresses == ()
+
+
+async def test_routers_hear_for_how_long_a_scheduler_has_been_gone(make: Make) -> None:
+    replica = Replica()
+    actor = make(replica)
+    await actor.attach(replica.address)
+    attached = await actor.schedulers()
+    assert attached.addresses == (replica.address,) and attached.seconds_since_left is None
+    await actor.detach("0")
+    left = (await actor.schedulers()).seconds_since_left
+    later = (await actor.schedulers()).seconds_since_left
+    assert left is not None and later is not None and 0 <= left <= later
 
 
 async def test_a_replica_that_serves_or_does_not_answer_is_busy() -> None:
