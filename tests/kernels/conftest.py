@@ -1,7 +1,9 @@
 """The native library as several kinds of machine have it; this one can run them all."""
 
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +11,13 @@ import torch
 from kernels.native import exponent_coding, huge_pages, packing
 from kernels.native.library import Library, cache_directory, native_library, open_library
 
+EMULATED_DOTS = Path(__file__).parent / "native/emulated_dots.h"
 VARIANTS = {
     "dots": ("-mno-amx-tile",),
     "floats": ("-mno-avx512bf16",),
     "avx2": ("-march=haswell",),
+    "pairs": ("-mno-avx512vnni", "-mno-avxvnni"),
+    "emulated": ("-march=haswell", "-include", str(EMULATED_DOTS)),
 }
 VARIANTS_DIRECTORY = cache_directory() / "variants"  # kept, for the next run of tests
 
@@ -66,6 +71,19 @@ def floats_library() -> Library | None:
     return variant("floats")
 
 
+@pytest.fixture(scope="session")
+def pairs_library() -> Library | None:
+    """Return the build for this machine if it had no VNNI; None if it has none or can have none."""
+    has_vnni = re.search("avx512_vnni|avx_vnni", Path("/proc/cpuinfo").read_text())
+    return None if native_library() is None or not has_vnni else variant("pairs")
+
+
+@pytest.fixture(scope="session")
+def emulated_library() -> Library | None:
+    """Return the build for a machine that has AVX2 and VNNI, whose instruction is emulated."""
+    return None if native_library() is None else variant("emulated")
+
+
 def built(request: pytest.FixtureRequest) -> Library:
     """Return the build that a parameter names."""
     name = request.param
@@ -79,6 +97,12 @@ def built(request: pytest.FixtureRequest) -> Library:
 @pytest.fixture(params=["native", "avx2"])
 def library(request: pytest.FixtureRequest) -> Library:
     """Return this machine's own build, then the one without AVX-512."""
+    return built(request)
+
+
+@pytest.fixture(params=["native", "pairs", "avx2", "emulated"], scope="session")
+def library_of_codes(request: pytest.FixtureRequest) -> Library:
+    """Return all builds that multiply codes in different ways."""
     return built(request)
 
 

@@ -21,8 +21,8 @@ SHAPES = [(576, 960), (1536, 576), (64, 32), (48, 31), (7, 5), (33, 70), (1, 1),
 
 
 @pytest.fixture
-def library(library_of_products: Library) -> Library:
-    return library_of_products
+def library(library_of_codes: Library) -> Library:
+    return library_of_codes
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
