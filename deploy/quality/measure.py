@@ -8,6 +8,7 @@ is read in windows, one at a time, whose logits are all that is held of it.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -209,12 +210,13 @@ def _check_memory(checked: Checked) -> None:
     """Refuse two engines that this machine has no room for now."""
     if checked.device != "cpu":
         return  # torch says what a GPU has no room for
-    whole = partition(checked.model, 1, 0)
-    sizes = (ITEM_BYTES[checked.config.dtype], ITEM_BYTES["float32"])
-    needed = sum(weight_bytes(checked.model, whole, size, is_packed=True) for size in sizes)
+    whole, config = partition(checked.model, 1, 0), checked.config
+    bytes_of = partial(weight_bytes, checked.model, whole, is_packed=True)
+    needed = bytes_of(ITEM_BYTES[config.dtype], method=config.quantization)
+    needed += bytes_of(ITEM_BYTES["float32"])
     free = Machine.here().free_memory
     if needed > free:
         raise ConfigError(
-            f"quality: the model in {checked.config.dtype} and in float32 takes "
+            f"quality: the model in {config.quantization or config.dtype} and in float32 takes "
             f"{needed // _MIB:,} MiB together, and {free // _MIB:,} MiB are free"
         )

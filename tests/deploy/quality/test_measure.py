@@ -36,9 +36,9 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def checked(model: Path, dtype: str = "bfloat16") -> Checked:
+def checked(model: Path, dtype: str = "bfloat16", **more: object) -> Checked:
     config = {"model": str(model), "dtype": dtype, "tp": 2, "kv_cache_memory": 2**24}
-    return check_model(ServeConfig.model_validate(config))
+    return check_model(ServeConfig.model_validate(config | more))
 
 
 def text_of(folder: Path, num_characters: int) -> str:
@@ -128,10 +128,12 @@ def test_a_text_that_cannot_be_read_is_refused(
         measure(checked(model), str(path), (), lambda _: None)
 
 
+@pytest.mark.parametrize(("quantization", "told"), [(None, "bfloat16"), ("int4", "int4")])
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, monkeypatch: pytest.MonkeyPatch, quantization: str | None, told: str
 ) -> None:
+    asked = checked(model, quantization=quantization)
     small = Machine(memory=2**10, free_memory=2**10, shared_memory=None, gpu_memory=())
     monkeypatch.setattr(Machine, "here", lambda: small)
-    with pytest.raises(ConfigError, match="quality: the model in bfloat16 and in float32 takes"):
-        measure(checked(model), SAMPLE, (), lambda _: None)
+    with pytest.raises(ConfigError, match=f"quality: the model in {told} and in float32 takes"):
+        measure(asked, SAMPLE, (), lambda _: None)
