@@ -128,18 +128,6 @@ class Quantizer:
     def __post_init__(self) -> None:
         assert not self.is_shared or self.method == "int8", "sums of floats depend on their order"
 
-    def linear(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        *,
-        has_exponents: bool = True,
-    ) -> LinearWeight:
-        """Return a linear of a layer, of a weight [N, K] and a bias [N], for rows of `dtype`."""
-        quantized = self.linears.quantize(weight, self.method, has_exponents=has_exponents)
-        return self.linears.prepare_quantized_linear(quantized, bias, dtype)
-
     def head(self, weight: Tensor, dtype: torch.dtype) -> LinearWeight:
         """Return the lm_head, of a weight [V, H]."""
         quantized = self.linears.quantize(weight, HEAD_METHOD)

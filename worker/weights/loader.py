@@ -11,7 +11,6 @@ V vocabulary entries of this rank.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, PrepareExperts, prepare_experts
 from kernels.linear import LinearWeight, Prepare, prepare_linear
-from kernels.quantized import GROUP, QuantizedWeight, Quantizer, columns_of
+from kernels.quantized import Quantizer
 from worker.linears import Linear, by_expert, by_fused
 from worker.mixers.build import MixerLoader, MixerWeights
 from worker.model_config import ModelConfig
@@ -28,6 +27,7 @@ from worker.spans import Span, total_length
 from worker.weights.checkpoint import AnyCheckpoint, open_checkpoint, read_weight
 from worker.weights.checkpoint_files import check_checkpoint
 from worker.weights.expert_stacks import StackReader
+from worker.weights.linear_preparer import LinearPreparer
 from worker.weights.model_weights import LayerWeights, SparseWeights, Weights
 from worker.weights.partition import Partition, partition, whole_shape
 from worker.weights.tensor_names import (
@@ -56,15 +56,10 @@ class _Loader:
         part: Partition,
         dtype: torch.dtype,
         device: torch.device,
-        prepare: Prepare,
-        prepare_experts: PrepareExperts,
-        quantizer: Quantizer | None,
+        preparer: LinearPreparer,
     ) -> None:
-        self._prepare = prepare
-        self._prepare_experts = prepare_experts
-        self._quantizer = quantizer
-        self._linear_dtype = dtype if quantizer is None else torch.float32  # before it is prepared
-        self._is_shared = quantizer is not None and quantizer.is_shared
+        self._preparer = preparer
+        self._linear_dtype = preparer.read_dtype
         self._mixers: MixerLoader | None = None
         if config.mixer is not None:
             place = part.tp, part.rank
@@ -73,9 +68,9 @@ class _Loader:
                 for fused in ("mixer_in", "mixer_out")
             )
             prepares = (
-                partial(self.prepared, first),
-                partial(self.prepared, last),
-                partial(self.shared, last) if self._is_shared else None,
+                partial(preparer.linear, first),
+                partial(preparer.linear, last),
+                partial(preparer.shared, last) if preparer.is_shared else None,
             )
             dtypes = dtype, self._linear_dtype
             self._mixers = MixerLoader(config.mixer, *prepares, *dtypes, device, *place)
@@ -85,37 +80,6 @@ class _Loader:
         self._whole = partition(config, 1, 0)
         self._dtype = dtype
         self._device = device
-
-    def prepared(self, name: str, weight: Tensor, bias: Tensor | None) -> LinearWeight:
-        """Return a linear of a name, which is quantized where linears are."""
-        if self._quantizer is None:
-            return self._prepare(weight, bias)
-        in_groups = self._part.has_whole_groups(name)
-        return self._quantizer.linear(weight, bias, self._dtype, has_exponents=in_groups)
-
-    def shared(self, name: str, weight: Tensor, columns: Span, bias: Tensor | None) -> LinearWeight:
-        """Return some inputs of a weight with the scales of all, which ranks share."""
-        assert self._quantizer is not None, "floats are summed as they are"
-        quantized = self._shared_columns(name, weight, columns)
-        prepared = self._quantizer.linears.prepare_quantized_linear(quantized, bias, self._dtype)
-        return replace(prepared, is_shared=True)
-
-    def _shared_columns(self, name: str, weight: Tensor, columns: Span) -> QuantizedWeight:
-        assert self._quantizer is not None, "floats are summed as they are"
-        in_groups = self._part.has_whole_groups(name)
-        if in_groups and any(edge % GROUP for edge in (columns.start, columns.stop)):
-            raise ValueError(
-                f"{name}: {weight.shape[1]} inputs are too few for {self._part.tp} ranks: with "
-                f"--deterministic and --quantization int8 each has to have {GROUP} of them"
-            )
-        whole = self._quantizer.linears.quantize(weight, "int8", has_exponents=in_groups)
-        return columns_of(whole, slice(columns.start, columns.stop))
-
-    def head(self, weight: Tensor) -> LinearWeight:
-        """Return the lm_head."""
-        if self._quantizer is None:
-            return self._prepare(weight, None)
-        return self._quantizer.head(weight, self._dtype)
 
     def norm(self, name: str, size: int, held: Span | None = None) -> Tensor:
         """Return the weight of a norm, [size] or what is held of it.
@@ -148,22 +112,22 @@ class _Loader:
         self._read(part, layer, modules, weight, bias)
         if part is not self._part:
             name = modules[0].name
-            return self.shared(name, weight, self._part.slices(name)[1], bias)
+            return self._preparer.shared(name, weight, self._part.slices(name)[1], bias)
         if self._part.rank > 0 and modules[0].axis == "row":
             bias = None  # this linear is summed over the ranks, and its bias must enter once
         if is_router:
-            return self._prepare(weight, bias)
-        return self.prepared(modules[0].name, weight, bias)
+            return self._preparer.prepare(weight, bias)
+        return self._preparer.linear(modules[0].name, weight, bias)
 
     def _read_part(self, linear: Linear) -> Partition:
         """Return what is read of a linear: all, where the scales are those of all its inputs."""
-        return self._whole if self._is_shared and linear.axis == "row" else self._part
+        return self._whole if self._preparer.is_shared and linear.axis == "row" else self._part
 
     def experts(self, layer: int, experts: Sequence[Sequence[Linear]]) -> ExpertsWeight:
         """Return the same product of each expert."""
-        quantizer, first = self._quantizer, experts[0][0]
-        part = self._read_part(first)
-        at_once = len(experts) if quantizer is None else 1
+        preparer, first = self._preparer, experts[0][0]
+        part, is_quantized = self._read_part(first), preparer.quantizer is not None
+        at_once = 1 if is_quantized else len(experts)
         weight = self._empty(part, experts[0], at_once, dtype=self._linear_dtype)
         has_bias = any(one.has_bias for one in experts[0])
         bias = self._zeros(len(experts), weight.shape[1]) if has_bias else None
@@ -172,25 +136,18 @@ class _Loader:
         if first.stack is not None:
             read = StackReader(self._checkpoint, part, self._whole, len(experts)).read
         is_shared = part is not self._part
-        columns = self._part.slices(first.name)[1]
+        columns = self._part.slices(first.name)[1] if is_shared else None
         quantized = []
         for expert, modules in enumerate(experts):
             own = weight[expert % at_once]
             read(layer, modules, own, None if bias is None else bias[expert])
-            if quantizer is not None:
-                in_groups = self._part.has_whole_groups(first.name)
-                quantized.append(
-                    self._shared_columns(first.name, own, columns)
-                    if is_shared
-                    else quantizer.linears.quantize(own, quantizer.method, has_exponents=in_groups)
-                )
+            if is_quantized:
+                quantized.append(preparer.quantized(first.name, own, columns))
         if self._part.rank > 0 and first.axis == "row" and not is_shared:
             bias = None  # as of any other linear that is summed
-        if quantizer is None:
-            return self._prepare_experts(weight, bias)
-        prepared = quantizer.linears.prepare_quantized_experts(quantized, bias, self._dtype)
-        linears = tuple(replace(one, is_shared=is_shared) for one in prepared.linears)
-        return replace(prepared, linears=linears)
+        if not is_quantized:
+            return preparer.prepare_experts(weight, bias)
+        return preparer.quantized_experts(quantized, bias, is_shared=is_shared)
 
     def _empty(
         self, part: Partition, modules: Sequence[Linear], *experts: int, dtype: torch.dtype
@@ -334,8 +291,8 @@ def load_weights(
     check_checkpoint(model_dir, config)
     with open_checkpoint(model_dir, config, dtype) as checkpoint:
         config = as_stored(config, checkpoint.names)
-        make = prepare, prepare_experts, quantizer
-        loader = _Loader(checkpoint, config, part, dtype, device, *make)
+        preparer = LinearPreparer(part, dtype, prepare, prepare_experts, quantizer)
+        loader = _Loader(checkpoint, config, part, dtype, device, preparer)
         embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))
         final_norm = loader.norm(final_norm_name(config), config.hidden_size)
@@ -344,7 +301,7 @@ def load_weights(
             return Weights(embedding, layers, final_norm, lm_head=None, score_head=head)
         # Looking up needs plain rows and multiplying wants them packed, so on a CPU a tied
         # lm_head is a second copy: the memory of one embedding for half of its time per step.
-        lm_head = loader.head(
+        lm_head = preparer.head(
             embedding if config.tie_word_embeddings else loader.vocabulary(HEAD_NAME)
         )
     return Weights(embedding=embedding, layers=layers, final_norm=final_norm, lm_head=lm_head)

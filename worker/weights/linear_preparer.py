@@ -1,0 +1,89 @@
+"""How a rank's linears become ready for use: packed as they are, or quantized.
+
+Shapes: N outputs, K inputs, E experts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kernels.experts import ExpertsWeight, PrepareExperts
+from kernels.linear import LinearWeight, Prepare
+from kernels.quantized import GROUP, QuantizedWeight, Quantizer, columns_of
+from worker.spans import Span
+from worker.weights.partition import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPreparer:
+    """Prepares linears by the names of their modules."""
+
+    part: Partition
+    dtype: torch.dtype  # of the rows that linears are multiplied with
+    prepare: Prepare
+    prepare_experts: PrepareExperts
+    quantizer: Quantizer | None  # None: none is quantized
+
+    @property
+    def read_dtype(self) -> torch.dtype:
+        """In which weights are wanted: codes are made of all digits."""
+        return self.dtype if self.quantizer is None else torch.float32
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether linears whose inputs ranks share have the scales of all."""
+        return self.quantizer is not None and self.quantizer.is_shared
+
+    def linear(self, name: str, weight: Tensor, bias: Tensor | None) -> LinearWeight:
+        """Return a linear of a weight [N, K] and a bias [N], quantized where linears are."""
+        if self.quantizer is None:
+            return self.prepare(weight, bias)
+        linears = self.quantizer.linears
+        return linears.prepare_quantized_linear(self.quantized(name, weight), bias, self.dtype)
+
+    def shared(self, name: str, weight: Tensor, columns: Span, bias: Tensor | None) -> LinearWeight:
+        """Return some inputs of a weight [N, K] with the scales of all, which ranks share.
+
+        Raises:
+            ValueError: they begin or end within a group of inputs that is not to be divided.
+        """
+        assert self.quantizer is not None, "floats are summed as they are"
+        quantized = self.quantized(name, weight, columns)
+        prepared = self.quantizer.linears.prepare_quantized_linear(quantized, bias, self.dtype)
+        return replace(prepared, is_shared=True)
+
+    def head(self, weight: Tensor) -> LinearWeight:
+        """Return the lm_head, of a weight [V, H]."""
+        if self.quantizer is None:
+            return self.prepare(weight, None)
+        return self.quantizer.head(weight, self.dtype)
+
+    def quantized(self, name: str, weight: Tensor, columns: Span | None = None) -> QuantizedWeight:
+        """Return a weight [N, K] in fewer bits, of it the `columns` that ranks do not share.
+
+        Raises:
+            ValueError: as `shared` tells.
+        """
+        assert self.quantizer is not None, "linears are quantized"
+        quantize, method = self.quantizer.linears.quantize, self.quantizer.method
+        in_groups = self.part.has_whole_groups(name)
+        if columns is None:
+            return quantize(weight, method, has_exponents=in_groups)
+        if in_groups and any(edge % GROUP for edge in (columns.start, columns.stop)):
+            raise ValueError(
+                f"{name}: {weight.shape[1]} inputs are too few for {self.part.tp} ranks: with "
+                f"--deterministic and --quantization int8 each has to have {GROUP} of them"
+            )
+        whole = quantize(weight, method, has_exponents=in_groups)
+        return columns_of(whole, slice(columns.start, columns.stop))
+
+    def quantized_experts(
+        self, weights: Sequence[QuantizedWeight], bias: Tensor | None, *, is_shared: bool
+    ) -> ExpertsWeight:
+        """Return experts of such weights and biases [E, N]; `is_shared` as `shared` has it."""
+        assert self.quantizer is not None, "linears are quantized"
+        prepared = self.quantizer.linears.prepare_quantized_experts(weights, bias, self.dtype)
+        linears = tuple(replace(one, is_shared=is_shared) for one in prepared.linears)
+        return replace(prepared, linears=linears)
