@@ -24,7 +24,7 @@ from worker.cache.page_budget import PageKinds, cut_budget, page_kinds
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
 from worker.weights.checkpoint_files import check_checkpoint
-from worker.weights.partition import check_tp
+from worker.weights.partition import check_groups, check_tp
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ def check_model(config: ServeConfig) -> Checked:
     try:
         model = read_model_config(model_dir)
         check_tp(model, config.tp)
+        if config.quantization == "int8" and config.deterministic:
+            check_groups(model, config.tp)
         check_checkpoint(model_dir, model)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: {one_line(error)}") from error

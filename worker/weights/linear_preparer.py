@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, PrepareExperts
 from kernels.linear import LinearWeight, Prepare
-from kernels.quantized import GROUP, QuantizedWeight, Quantizer, columns_of
+from kernels.quantized import QuantizedWeight, Quantizer, columns_of
 from worker.spans import Span
 from worker.weights.partition import Partition
 
@@ -44,11 +44,7 @@ class LinearPreparer:
         return linears.prepare_quantized_linear(self.quantized(name, weight), bias, self.dtype)
 
     def shared(self, name: str, weight: Tensor, columns: Span, bias: Tensor | None) -> LinearWeight:
-        """Return some inputs of a weight [N, K] with the scales of all, which ranks share.
-
-        Raises:
-            ValueError: they begin or end within a group of inputs that is not to be divided.
-        """
+        """Return some inputs of a weight [N, K] with the scales of all, which ranks share."""
         assert self.quantizer is not None, "floats are summed as they are"
         quantized = self.quantized(name, weight, columns)
         prepared = self.quantizer.linears.prepare_quantized_linear(quantized, bias, self.dtype)
@@ -61,22 +57,13 @@ class LinearPreparer:
         return self.quantizer.head(weight, self.dtype)
 
     def quantized(self, name: str, weight: Tensor, columns: Span | None = None) -> QuantizedWeight:
-        """Return a weight [N, K] in fewer bits, of it the `columns` that ranks do not share.
-
-        Raises:
-            ValueError: as `shared` tells.
-        """
+        """Return a weight [N, K] in fewer bits, of it some `columns` where ranks share all."""
         assert self.quantizer is not None, "linears are quantized"
         quantize, method = self.quantizer.linears.quantize, self.quantizer.method
         in_groups = self.part.has_whole_groups(name)
-        if columns is None:
-            return quantize(weight, method, has_exponents=in_groups)
-        if in_groups and any(edge % GROUP for edge in (columns.start, columns.stop)):
-            raise ValueError(
-                f"{name}: {weight.shape[1]} inputs are too few for {self.part.tp} ranks: with "
-                f"--deterministic and --quantization int8 each has to have {GROUP} of them"
-            )
         whole = quantize(weight, method, has_exponents=in_groups)
+        if columns is None:
+            return whole
         return columns_of(whole, slice(columns.start, columns.stop))
 
     def quantized_experts(

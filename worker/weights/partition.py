@@ -111,6 +111,26 @@ def check_tp(config: ModelConfig, tp: int) -> None:
         config.mixer.part(tp, 0)
 
 
+def check_groups(config: ModelConfig, tp: int) -> None:
+    """Refuse a tensor-parallel size with which ranks would divide groups of a linear's inputs.
+
+    Raises:
+        ValueError: there are fewer groups of some than ranks.
+    """
+    for rank in range(tp):
+        part = partition(config, tp, rank)
+        for linear in config.linears:
+            columns = part.slices(linear.name)[1]
+            is_divided = any(edge % GROUP for edge in (columns.start, columns.stop))
+            if linear.axis == "row" and part.has_whole_groups(linear.name) and is_divided:
+                width = dict(part.widths)[linear.parts[0]]
+                raise ValueError(
+                    f"tensor-parallel size {tp} is too large for --quantization int8 with "
+                    f"--deterministic: the {width} inputs of {linear.name} are "
+                    f"{width // GROUP} groups of {GROUP}, of which each rank has to have one"
+                )
+
+
 def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
     """Return the slices that `rank` of `tp` holds of a model."""
     check_tp(config, tp)

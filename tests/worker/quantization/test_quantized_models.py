@@ -228,14 +228,6 @@ def test_with_shared_scales_the_base_model_has_the_same_bits_on_any_number_of_ra
             assert torch.equal(found, right)
 
 
-def test_groups_of_inputs_are_not_shared_by_more_ranks_than_there_are_groups(
-    tiny_model: Any, start: Callable[..., LogitRanks]
-) -> None:
-    said = "conv.out_proj: 64 inputs are too few for 3 ranks: with --deterministic and"
-    with pytest.raises(ValueError, match=said):
-        start(tiny_model("lfm2").path, 3, method="int8", is_shared=True)
-
-
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_with_shared_scales_adapters_are_as_close_over_ranks_as_sums_of_floats_are(
     tiny_model: Any, made: Any, start: Callable[..., LogitRanks], name: str

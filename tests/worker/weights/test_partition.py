@@ -10,8 +10,8 @@ from tests.llama_linears import COLUMN_PARALLEL, LINEAR_MODULES
 from tests.whole_modules import module_shape
 from worker.linears import Linear, separate_linears
 from worker.model_config import ModelConfig, RopeConfig
-from worker.spans import Span, even_spans
-from worker.weights.partition import check_tp, partition
+from worker.spans import GROUP, Span, even_spans, group_spans
+from worker.weights.partition import check_groups, check_tp, partition
 
 
 def shape(num_heads: int, num_kv_heads: int, vocab: int = 131, mlp: int = 100) -> ModelConfig:
@@ -86,6 +86,18 @@ def test_even_spans_differ_by_at_most_one(total, parts):
     assert max(lengths) - min(lengths) <= 1
 
 
+@given(st.integers(0, 200), st.integers(1, 20))
+def test_what_consists_of_groups_is_cut_between_them_where_there_are_enough(groups, parts):
+    spans = group_spans(GROUP * groups, parts)
+    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
+    assert spans[-1].stop == GROUP * groups
+    if groups >= parts:
+        assert all(span.start % GROUP == 0 for span in spans)
+        lengths = [len(span) for span in spans]
+        assert max(lengths) - min(lengths) <= GROUP and min(lengths) > 0
+    assert group_spans(GROUP * groups + 1, parts) == even_spans(GROUP * groups + 1, parts)
+
+
 @pytest.mark.parametrize("tp", [0, -1, 10, 12])
 def test_a_number_of_ranks_that_leaves_one_without_heads_is_refused(tp):
     with pytest.raises(ValueError, match="tensor-parallel size"):
@@ -107,3 +119,11 @@ def test_each_part_of_a_fused_module_is_cut_by_itself():
     assert outputs == (Span(32, 48), Span(64, 72), Span(88, 96))  # of 48 of Q, 24 of K, 24 of V
     assert inputs == Span(0, 48)
     assert partition(config, 2, 1).slices("gate_up_proj")[0] == (Span(50, 100), Span(150, 200))
+
+
+def test_more_ranks_than_groups_of_inputs_are_refused_where_groups_are_not_to_be_divided():
+    for mlp, tp in ((96, 3), (100, 4), (256, 4)):
+        check_groups(shape(4, 4, mlp=mlp), tp)
+    said = "size 4 is too large for --quantization int8 with --deterministic: the 96 inputs of down"
+    with pytest.raises(ValueError, match=said):
+        check_groups(shape(4, 4, mlp=96), 4)
