@@ -65,11 +65,12 @@ INLINE void multiply_int8_tile(int num_rows, const struct job *job)
 {
     i32v sums[MAX_TILE][PANEL_VECTORS] = {0};
     const char *from = job->weights;
-    int64_t left = round_up(job->num_inputs, QUAD) / QUAD;
-    for (int64_t group = 0; left > 0; group++, left -= GROUP / QUAD) {
-        int64_t num_steps = smaller(left, GROUP / QUAD);
-        add_int8_group(num_rows, job, group, from, num_steps, sums);
-        from += num_steps * INT8_STEP;
+    int64_t whole = job->num_inputs / GROUP;
+    for (int64_t group = 0; group < whole; group++, from += GROUP / QUAD * INT8_STEP)
+        add_int8_group(num_rows, job, group, from, GROUP / QUAD, sums);
+    if (job->num_inputs % GROUP) {
+        int64_t num_steps = round_up(job->num_inputs % GROUP, QUAD) / QUAD;
+        add_int8_group(num_rows, job, whole, from, num_steps, sums);
     }
 #pragma GCC unroll 6
     for (int row = 0; row < num_rows; row++)

@@ -20,7 +20,7 @@ enum { GROUP = 32 }; /* inputs */
 /* What belongs to the codes of a group where the weight is in int8. */
 struct shifted_group {
     int32_t shift; /* of what is summed: the linear's largest exponent less the group's */
-    int32_t sum;   /* of the codes */
+    int32_t sum;   /* of the codes; where there are dot products */
 };
 
 /* The same where it is in 4 bits. */
@@ -134,8 +134,8 @@ INLINE int32_t load_group(const char *from, int64_t first, int64_t num_inputs, b
     return largest_word(largest);
 }
 
-/* Write the codes of a group and return their sum. */
-INLINE int32_t code_group(const f32v x[GROUP_VECTORS], float inverse, int8_t *to)
+/* Write the codes of a group and return their sums by lanes. */
+INLINE i32v code_group(const f32v x[GROUP_VECTORS], float inverse, int8_t *to)
 {
     i32v sum = {0};
     for (int i = 0; i < GROUP_VECTORS; i++) {
@@ -144,7 +144,7 @@ INLINE int32_t code_group(const f32v x[GROUP_VECTORS], float inverse, int8_t *to
         memcpy(to + i * LANES, &bytes, sizeof bytes);
         sum += codes;
     }
-    return sum_of_words(sum);
+    return sum;
 }
 
 /* Write the codes of a row whose largest size is given by its bits, and return the scale of what is
@@ -165,7 +165,8 @@ INLINE float code_row(const char *from, int64_t num_inputs, bool is_bf16, int32_
         int32_t exponent = 0;
         while (exponent < max_exponent && own * (float)(2 << exponent) <= size)
             exponent++;
-        int32_t sum = code_group(x, inverse * (float)(1 << exponent), to);
+        i32v sums = code_group(x, inverse * (float)(1 << exponent), to);
+        int32_t sum = HAS_BYTE_DOTS ? sum_of_words(sums) : 0; /* nothing else asks for it */
         groups->shifted = (struct shifted_group){(int32_t)max_exponent - exponent, sum};
     }
     return scale / (float)(1 << max_exponent);
@@ -184,7 +185,7 @@ INLINE void code_groups(const char *from, int64_t num_inputs, bool is_bf16, int8
             groups->scaled = (struct scaled_group){scale, scale};
             continue;
         }
-        int32_t sum = code_group(x, (float)LARGEST_BYTE / float_of(largest), to);
+        int32_t sum = sum_of_words(code_group(x, (float)LARGEST_BYTE / float_of(largest), to));
         groups->scaled = (struct scaled_group){scale, scale * (float)sum};
     }
 }
