@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cluster.request import BASE
-from kernels import dispatch
+from kernels import dispatch, quantized
 from kernels.native.library import native_library
 from kernels.quantized import (
     HEAD_METHOD,
@@ -28,6 +28,7 @@ from tests.worker.logit_ranks import LogitRanks
 from tests.worker.models.families.battery import DRAWN, Engine, Made
 from tests.worker.peft_adapters import by_peft, error, read
 from tests.worker.quantization.packing import FORMATS, quantize_checkpoint
+from worker import spans
 from worker.distributed.communicator import SingleRank
 from worker.engine.rank import Rank
 from worker.model_config_reader import read_model_config
@@ -239,6 +240,10 @@ def test_with_shared_scales_adapters_are_as_close_over_ranks_as_sums_of_floats_a
         found += group.logits([(0, tokens)])
     assert error(found[1], found[0]) < SAME_CODES["int8"]
     assert error(found[2], found[0]) < SAME_CODES["int8"]
+
+
+def test_ranks_divide_inputs_between_the_groups_that_kernels_quantize_together() -> None:
+    assert spans.GROUP == quantized.GROUP
 
 
 def test_with_shared_scales_dora_sees_the_weights_that_are_multiplied(
