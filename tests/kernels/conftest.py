@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
@@ -17,7 +18,10 @@ VARIANTS = {
     "floats": ("-mno-avx512bf16",),
     "avx2": ("-march=haswell",),
     "pairs": ("-mno-avx512vnni", "-mno-avxvnni"),
-    "emulated": ("-march=haswell", "-include", str(EMULATED_DOTS)),
+    "emulated": (
+        *("-march=haswell", "-include", str(EMULATED_DOTS)),
+        f"-DEMULATION={crc32(EMULATED_DOTS.read_bytes())}",  # another file, another build
+    ),
 }
 VARIANTS_DIRECTORY = cache_directory() / "variants"  # kept, for the next run of tests
 

@@ -117,12 +117,12 @@ def check_groups(config: ModelConfig, tp: int) -> None:
     Raises:
         ValueError: there are fewer groups of some than ranks.
     """
-    for rank in range(tp):
-        part = partition(config, tp, rank)
-        for linear in config.linears:
+    shared = [linear for linear in config.linears if linear.axis == "row"]
+    for part in (partition(config, tp, rank) for rank in range(tp)):
+        for linear in shared:
             columns = part.slices(linear.name)[1]
             is_divided = any(edge % GROUP for edge in (columns.start, columns.stop))
-            if linear.axis == "row" and part.has_whole_groups(linear.name) and is_divided:
+            if is_divided and part.has_whole_groups(linear.name):
                 width = dict(part.widths)[linear.parts[0]]
                 raise ValueError(
                     f"tensor-parallel size {tp} is too large for --quantization int8 with "

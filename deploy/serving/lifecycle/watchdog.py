@@ -121,7 +121,7 @@ def is_stopped(pid: int) -> bool:
     """Tell whether a signal has stopped a process, so that it can tell nothing."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
         return False
 
 

@@ -32,6 +32,7 @@ INLINE void add_int8_group(int num_rows, const struct job *job, int64_t group, c
     const int8_t *x = job->x + group * GROUP;
     int64_t groups = num_groups(job->num_inputs);
     i32v sums[MAX_TILE][PANEL_VECTORS], powers[MAX_TILE];
+#pragma GCC unroll 6
     for (int row = 0; row < num_rows; row++) {
         struct shifted_group of_row = job->groups[row * groups + group].shifted;
         powers[row] = shift_factor(of_row.shift);
