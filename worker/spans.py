@@ -36,8 +36,12 @@ def even_spans(total: int, parts: int) -> tuple[Span, ...]:
 
 
 def group_spans(total: int, parts: int) -> tuple[Span, ...]:
-    """Cut [0, total) likewise, but into whole groups where it consists of as many or more."""
-    if total % GROUP or total // GROUP < parts:
+    """Cut [0, total) likewise, but into whole groups where it consists of as many or more.
+
+    What divides evenly is divided evenly all the same: on GPUs the sums of ranks that have equal
+    shares are branches of one tree (`kernels/gpu/batch_invariant_linear.py`).
+    """
+    if total % parts == 0 or total % GROUP or total // GROUP < parts:
         return even_spans(total, parts)
     return tuple(span.scaled(GROUP) for span in even_spans(total // GROUP, parts))
 

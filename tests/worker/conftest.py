@@ -52,7 +52,7 @@ def _build(name: str) -> PreTrainedModel:
             return LlamaForCausalLM(
                 LlamaConfig(
                     hidden_size=64,
-                    intermediate_size=96,
+                    intermediate_size=192,
                     num_attention_heads=8,
                     num_key_value_heads=2,
                     attention_bias=True,

@@ -57,7 +57,8 @@ class Partition:
     def has_whole_groups(self, module: str) -> bool:
         """Tell whether ranks' inputs of a linear module are whole groups, however many ranks share.
 
-        Unless that would leave some without any: then groups are divided all the same.
+        Unless that would leave some without any, or all have equal shares: then groups are divided
+        all the same.
         """
         linear = self.linear(module)
         return linear.axis == "column" or linear.parts[0] in self.in_groups
@@ -115,7 +116,7 @@ def check_groups(config: ModelConfig, tp: int) -> None:
     """Refuse a tensor-parallel size with which ranks would divide groups of a linear's inputs.
 
     Raises:
-        ValueError: there are fewer groups of some than ranks.
+        ValueError: there are fewer groups of some than ranks, or equal shares divide some.
     """
     shared = [linear for linear in config.linears if linear.axis == "row"]
     for part in (partition(config, tp, rank) for rank in range(tp)):
@@ -125,9 +126,10 @@ def check_groups(config: ModelConfig, tp: int) -> None:
             if is_divided and part.has_whole_groups(linear.name):
                 width = dict(part.widths)[linear.parts[0]]
                 raise ValueError(
-                    f"tensor-parallel size {tp} is too large for --quantization int8 with "
+                    f"tensor-parallel size {tp} is not possible for --quantization int8 with "
                     f"--deterministic: the {width} inputs of {linear.name} are "
-                    f"{width // GROUP} groups of {GROUP}, of which each rank has to have one"
+                    f"{width // GROUP} groups of {GROUP}, and ranks would divide some; choose a "
+                    f"size that divides {width // GROUP}"
                 )
 
 

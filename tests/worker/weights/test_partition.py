@@ -91,11 +91,16 @@ def test_what_consists_of_groups_is_cut_between_them_where_there_are_enough(grou
     spans = group_spans(GROUP * groups, parts)
     assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
     assert spans[-1].stop == GROUP * groups
-    if groups >= parts:
+    if GROUP * groups % parts and groups >= parts:
         assert all(span.start % GROUP == 0 for span in spans)
         lengths = [len(span) for span in spans]
         assert max(lengths) - min(lengths) <= GROUP and min(lengths) > 0
     assert group_spans(GROUP * groups + 1, parts) == even_spans(GROUP * groups + 1, parts)
+
+
+@given(st.integers(0, 6000), st.integers(1, 20))
+def test_what_ranks_can_share_equally_they_do(share, parts):
+    assert {len(span) for span in group_spans(share * parts, parts)} == {share}
 
 
 @pytest.mark.parametrize("tp", [0, -1, 10, 12])
@@ -121,9 +126,11 @@ def test_each_part_of_a_fused_module_is_cut_by_itself():
     assert partition(config, 2, 1).slices("gate_up_proj")[0] == (Span(50, 100), Span(150, 200))
 
 
-def test_more_ranks_than_groups_of_inputs_are_refused_where_groups_are_not_to_be_divided():
-    for mlp, tp in ((96, 3), (100, 4), (256, 4)):
+def test_ranks_that_would_divide_groups_of_inputs_are_refused_where_these_must_be_whole():
+    for mlp, tp in ((96, 3), (100, 4), (256, 4), (224, 3)):
         check_groups(shape(4, 4, mlp=mlp), tp)
-    said = "size 4 is too large for --quantization int8 with --deterministic: the 96 inputs of down"
+    said = "size 4 is not possible for --quantization int8 with --deterministic: the 96 inputs of d"
     with pytest.raises(ValueError, match=said):
         check_groups(shape(4, 4, mlp=96), 4)
+    with pytest.raises(ValueError, match="3 groups of 32, and ranks would divide some; choose a"):
+        check_groups(shape(4, 4, mlp=96), 2)
