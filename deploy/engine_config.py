@@ -63,6 +63,7 @@ def check_model(config: ServeConfig) -> Checked:
     device = find_device(config.device)
     check_device(device, config.page_size, model.head_dim)
     check_quantization(config, device)
+    check_kv_cache_dtype(config, device)
     check_kv_memory(config, model)
     return Checked(
         config=config,
@@ -122,7 +123,8 @@ def scheduler_config(checked: Checked) -> SchedulerConfig:
         ConfigError: as `check_limits`.
     """
     config = checked.config
-    digest = base_digest(checked.model_dir, config.dtype, config.quantization)
+    kind = config.dtype, config.quantization, config.kv_cache_dtype
+    digest = base_digest(checked.model_dir, *kind)
     return _scheduler_config(checked, digest)
 
 
@@ -197,6 +199,19 @@ def check_device(device: str, page_size: int, head_dim: int) -> None:
     if head_dim not in HEAD_DIMS:
         raise ConfigError(
             f"model: its head_dim is {head_dim}; on a GPU only {_listed(HEAD_DIMS)} are supported"
+        )
+
+
+def check_kv_cache_dtype(config: ServeConfig, device: str) -> None:
+    """Refuse a type of K and V that the device does not read.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    if config.kv_cache_dtype != "auto" and device != "cpu":
+        raise ConfigError(
+            f"kv_cache_dtype: {config.kv_cache_dtype} is read on CPUs alone; leave it out, or set "
+            "device to cpu"
         )
 
 

@@ -158,7 +158,6 @@ ALIASES = (
     _refused("--dist-init-addr", SGLANG, _RAY, "ray_address"),
     _refused("--seed", VLLM, _NO_SEED),
     _refused("--random-seed", SGLANG, _NO_SEED),
-    _refused("--kv-cache-dtype", BOTH, "KV has the type of the weights", neutral=("auto",)),
     _refused("--load-format", BOTH, "weights are safetensors", neutral=("auto", "safetensors")),
     _refused("--tokenizer", VLLM, "the tokenizer is the model's: put it into its directory"),
     _refused("--tokenizer-path", SGLANG, "the tokenizer is the model's: put it into its directory"),

@@ -62,7 +62,9 @@ def _check_files(model: Path) -> None:
             )
 
 
-def base_digest(model_dir: Path, dtype: str, quantization: str | None = None) -> str:
+def base_digest(
+    model_dir: Path, dtype: str, quantization: str | None = None, kv_cache_dtype: str = "auto"
+) -> str:
     """Return what tells one base model from another: the same on every host with the same files.
 
     Made of config.json, of a GGUF file as its metadata says it, and, for each weight file, its
@@ -71,7 +73,8 @@ def base_digest(model_dir: Path, dtype: str, quantization: str | None = None) ->
     another, and so is what computes it.
     """
     digest = blake2b(b"topwork base 1", digest_size=32)
-    digest.update((dtype if quantization is None else f"{dtype} {quantization}").encode())
+    kv = None if kv_cache_dtype == "auto" else f"KV in {kv_cache_dtype}"
+    digest.update(" ".join(filter(None, (dtype, quantization, kv))).encode())
     digest.update(read_file(model_dir, CONFIG))
     of_gguf = is_gguf(model_dir)
     files = gguf_files(model_dir) if of_gguf else sorted(model_dir.glob("*.safetensors"))

@@ -13,7 +13,13 @@ from typing import Literal
 
 from deploy.config import ServeConfig
 from deploy.machine import num_cores
-from worker.cache.page_budget import PageKinds, cut_budget, page_kinds
+from worker.cache.page_budget import (
+    PageKinds,
+    cut_budget,
+    page_kinds,
+    page_num_bytes,
+    row_bytes,
+)
 from worker.linears import all_products
 from worker.mixers.config import mixer_bytes, state_bytes
 from worker.model_config import ModelConfig
@@ -57,7 +63,8 @@ def total(parts: Sequence[Part], *places: Place) -> int:
 
 def _layer_page_bytes(config: ServeConfig, model: ModelConfig, num_kv_heads: int) -> int:
     """Return the bytes of one layer of a KV page on a rank that holds so many KV heads."""
-    return 2 * num_kv_heads * config.page_size * model.head_dim * ITEM_BYTES[config.dtype]
+    row = row_bytes(model.head_dim, ITEM_BYTES[config.dtype], config.kv_cache_dtype)
+    return page_num_bytes(1, num_kv_heads, config.page_size, row)
 
 
 def largest_layer_page(config: ServeConfig, model: ModelConfig) -> int:

@@ -13,12 +13,14 @@ A head's sink is a column before all others in the softmax, in a span of its own
 column moves to another lane.
 
 Shapes: T rows, P pages, HQ / HK heads, G = HQ / HK, D head_dim; C, R, L as in attention_batch.
+Pages in int8 have rows as `kernels.int8_kv` has them, of D + 2 bytes.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import int8_kv
 from kernels.attention_batch import AttentionBatch, AttentionTile, RowBlock, span_size
 
 __all__ = ["AttentionBatch", "paged_attention", "write_kv"]
@@ -38,6 +40,8 @@ def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, kv_loc: Ten
     """
     page_size = k_pages.shape[2]
     pages, offsets = kv_loc // page_size, kv_loc % page_size
+    if k_pages.dtype == torch.int8:
+        k, v = int8_kv.quantize_rows(k), int8_kv.quantize_rows(v)
     k_pages[pages, :, offsets] = k
     v_pages[pages, :, offsets] = v
 
@@ -55,7 +59,8 @@ def paged_attention(
 
     Args:
         q: [T, HQ, D].
-        k_pages: [P, HK, page, D] holding the K of every position up to the rows' own; q's dtype.
+        k_pages: [P, HK, page, D] holding the K of every position up to the rows' own; q's dtype, or
+            in int8, which is widened to it.
         v_pages: [P, HK, page, D], likewise.
         batch: where each row's sequence lies.
         scale: multiplies the scores.
@@ -70,8 +75,8 @@ def paged_attention(
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     span = span_size(batch.page_size)
     for tile in batch.tiles():
-        k_tile = _gather(k_pages, tile)
-        v_tile = _gather(v_pages, tile)
+        k_tile = _gather(k_pages, tile, q.dtype)
+        v_tile = _gather(v_pages, tile, q.dtype)
         # p is 0 in these columns, but 0 * NaN is not.
         v_tile[:, :, tile.num_filled :].masked_fill_(tile.stale, 0.0)
         for block in tile.blocks:
@@ -81,11 +86,13 @@ def paged_attention(
     return out
 
 
-def _gather(pool: Tensor, tile: AttentionTile) -> Tensor:
-    """Return the tile's positions of a pool as [C, HK, L, D] float32."""
+def _gather(pool: Tensor, tile: AttentionTile, dtype: torch.dtype) -> Tensor:
+    """Return the tile's positions of a pool as [C, HK, L, D] float32; int8 is `dtype` first."""
     num_sequences, num_pages = tile.pages.shape
-    _, num_kv_heads, page_size, head_dim = pool.shape
     gathered = pool.index_select(0, tile.pages.flatten())
+    if pool.dtype == torch.int8:
+        gathered = int8_kv.dequantize_rows(gathered, dtype)
+    _, num_kv_heads, page_size, head_dim = gathered.shape
     gathered = gathered.view(num_sequences, num_pages, num_kv_heads, page_size, head_dim)
     gathered = gathered.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
     gathered = gathered.reshape(num_sequences, num_kv_heads, num_pages * page_size, head_dim)

@@ -228,6 +228,7 @@ class Kernels(
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        dtype: torch.dtype,
     ) -> Tensor:
         """Norm and rotate Q and K, store K and V in their pages; return Q [T, HQ, D].
 
@@ -237,11 +238,13 @@ class Kernels(
             cos: [max_position, R/2] float32; what does not rotate of a head comes last.
             sin: [max_position, R/2] float32.
             rows: the positions, and where K and V go.
-            k_pages: [P, HK, page, D], changed in place.
-            v_pages: [P, HK, page, D], changed in place.
+            k_pages: [P, HK, page, D] of `dtype`, changed in place; on CPUs also [P, HK, page,
+                D + 2] int8, as `kernels.int8_kv` has rows.
+            v_pages: likewise.
             q_norm: [D], the RMS norm of each query head before its rotation, or None.
             k_norm: [D], likewise.
             eps: of these norms.
+            dtype: of Q.
         """
         ...
 

@@ -161,11 +161,11 @@ class CpuKernels(CpuRecurrent):
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        dtype: torch.dtype,
     ) -> Tensor:
         num_kv_heads = k_pages.shape[1]
         q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
         if q_norm is not None and k_norm is not None:
-            dtype = k_pages.dtype
             q, k = rms_norm(q, q_norm, eps, dtype), rms_norm(k, k_norm, eps, dtype)
         q, k = apply_rope(q, k, cos, sin, rows.positions)
         write_kv(k, v, k_pages, v_pages, rows.kv_loc)

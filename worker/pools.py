@@ -11,6 +11,9 @@ from typing import Literal
 # Recurrent and convolution layers have a state for each sequence, in a page.
 PoolName = Literal["full", "window", "state"]
 
+# What K and V are in their pages: of the type of activations, or in int8.
+KVCacheDtype = Literal["auto", "int8"]
+
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:

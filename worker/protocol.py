@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from worker.errors import PlanMismatch
-from worker.pools import PageCounts, PoolName
+from worker.pools import KVCacheDtype, PageCounts, PoolName
 
 DIGEST_BYTES = 32
 GENESIS = bytes(DIGEST_BYTES)  # the digest "before step 1" of a freshly started group of ranks
@@ -216,6 +216,7 @@ class RankConfig:
     num_slots: int
     max_model_len: int  # positions that one sequence may have
     quantization: Literal["int8", "int4"] | None = None  # of linears as they are loaded; None: none
+    kv_cache_dtype: KVCacheDtype = "auto"  # of K and V in their pages; auto: `dtype`
     # On a GPU too, a row's bits do not depend on its batch; in int8, its linears' not on tp.
     deterministic: bool = False
     num_threads: int | None  # compute threads of this process; None: torch's own choice

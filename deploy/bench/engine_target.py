@@ -91,6 +91,7 @@ class EngineProcess(ChildTarget):
         tp: int,
         dtype: str,
         threads: int,
+        quantization: Literal["int8", "int4"] | None = None,
         log: Path | None = None,
     ) -> None:
         super().__init__(
@@ -103,6 +104,7 @@ class EngineProcess(ChildTarget):
                 "tp": tp,
                 "dtype": dtype,
                 "threads": threads,
+                "quantization": quantization,
             },
             environment={"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"},
             log=log,

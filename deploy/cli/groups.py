@@ -2,7 +2,7 @@
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Model": (
-        *("model", "served_model_name", "tp", "dtype", "quantization", "device"),
+        *("model", "served_model_name", "tp", "dtype", "quantization", "kv_cache_dtype", "device"),
         *("threads_per_rank", "revision", "deterministic", "max_model_len"),
     ),
     "Adapters": (

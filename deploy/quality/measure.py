@@ -178,7 +178,7 @@ def _reference(rank: RankConfig) -> RankConfig:
         dtype="float32",
         device=rank.device,
         page_size=rank.page_size,
-        kv_memory_bytes=2 * rank.kv_memory_bytes,
+        kv_memory_bytes=4 * rank.kv_memory_bytes,  # where those have one byte, these have four
         num_slots=rank.num_slots,
         max_model_len=rank.max_model_len,
         num_threads=rank.num_threads,

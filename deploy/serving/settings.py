@@ -94,6 +94,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         tp=config.tp,
         dtype=config.dtype,
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         device=checked.device,
         deterministic=config.deterministic,
         page_size=config.page_size,

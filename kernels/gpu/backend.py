@@ -161,7 +161,9 @@ class GpuKernels(GpuRecurrent):
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        dtype: torch.dtype,
     ) -> Tensor:
+        assert qkv.dtype == k_pages.dtype == dtype, "K and V have the dtype of Q on a GPU"
         return rope_and_write(
             qkv,
             num_heads,

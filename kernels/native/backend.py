@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.elementwise import result_dtype
+from kernels.int8_kv import SCALE_BYTES
 from kernels.native.experts import NativeExperts
 from kernels.native.gumbel_argmax import gumbel_argmax_native
 from kernels.native.huge_pages import HugePages, populate
@@ -46,6 +47,13 @@ class NativeLora:
     module_widths: Tensor  # [modules] int64
     max_rank: int  # of all modules of a slot together
     dtype: torch.dtype  # of A and B in all slots
+
+
+def _check_pages(pages: Tensor, head_dim: int, dtype: torch.dtype) -> None:
+    """Make sure that rows of K or V lie in their pages as the C code expects."""
+    width = head_dim + SCALE_BYTES if pages.dtype == torch.int8 else head_dim
+    assert pages.dtype in (dtype, torch.int8), f"pages of {pages.dtype} beside Q of {dtype}"
+    assert pages.shape[3] == width and pages.is_contiguous(), "whole rows, one behind the other"
 
 
 class NativeKernels(NativeExperts, NativeRecurrent):
@@ -167,9 +175,11 @@ class NativeKernels(NativeExperts, NativeRecurrent):
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        dtype: torch.dtype,
     ) -> Tensor:
-        _, num_kv_heads, page_size, head_dim = k_pages.shape
-        dtype = k_pages.dtype
+        _, num_kv_heads, page_size, _ = k_pages.shape
+        head_dim = qkv.shape[2]
+        _check_pages(k_pages, head_dim, dtype)
         assert qkv.stride()[1:] == (head_dim, 1), "the heads of a row are contiguous"
         q = self._out("q", qkv.shape[0], (num_heads, head_dim), dtype)
         op = RopeOp(
@@ -182,6 +192,7 @@ class NativeKernels(NativeExperts, NativeRecurrent):
             page_size,
             is_bf16(q),
             q_norm is not None and is_bf16(q_norm),
+            k_pages.dtype == torch.int8,
             eps,
         )
         tensors = (qkv, cos, sin, q_norm, k_norm, k_pages, v_pages, q)
@@ -200,6 +211,7 @@ class NativeKernels(NativeExperts, NativeRecurrent):
     ) -> Tensor:
         num_rows, num_heads, head_dim = q.shape
         _, num_kv_heads, page_size, _ = k_pages.shape
+        _check_pages(k_pages, head_dim, q.dtype)
         out = self._out("attended", num_rows, (num_heads, head_dim), q.dtype)
         assert sinks is None or sinks.shape == (num_heads,), "a sink for each query head"
         assert sinks is None or sinks.dtype == torch.float32, "sinks are float32"
@@ -212,6 +224,7 @@ class NativeKernels(NativeExperts, NativeRecurrent):
             page_size,
             is_bf16(q),
             window or 0,
+            k_pages.dtype == torch.int8,
             scale,
             at(sinks),
         )

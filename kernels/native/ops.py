@@ -144,14 +144,14 @@ class NormOp(ctypes.Structure):
 class RopeOp(ctypes.Structure):
     """`struct rope_and_write`: qkv [T, HQ + 2 HK, D] float32 to q [T, HQ, D] and to the pages.
 
-    The rows of qkv are qkv_stride numbers apart.
+    The rows of qkv are qkv_stride numbers apart. Pages are of q's dtype, or `is_int8`.
     """
 
     _fields_ = [
         *_pointers("qkv", "cos", "sin", "q_norm", "k_norm", "k_pages", "v_pages", "q"),
         *_counts("qkv_stride"),
         *_counts("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "page_size"),
-        *_counts("is_bf16", "is_norm_bf16"),
+        *_counts("is_bf16", "is_norm_bf16", "is_int8"),
         ("eps", ctypes.c_double),
     ]
 
@@ -194,13 +194,13 @@ class GateHeadsOp(ctypes.Structure):
 class AttentionOp(ctypes.Structure):
     """`struct attention`: q [T, HQ, D], its rows q_stride elements apart, to out [T, HQ, D].
 
-    `sinks` [HQ] float32 may be null.
+    Pages are of q's dtype, or `is_int8`. `sinks` [HQ] float32 may be null.
     """
 
     _fields_ = [
         *_pointers("q", "k_pages", "v_pages", "out"),
         *_counts("q_stride", "num_heads", "num_kv_heads", "head_dim", "page_size", "is_bf16"),
-        *_counts("window"),
+        *_counts("window", "is_int8"),
         ("scale", ctypes.c_double),
         *_pointers("sinks"),
     ]

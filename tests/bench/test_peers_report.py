@@ -19,10 +19,10 @@ from tests.bench.peers.cells import (
     What,
 )
 from tests.bench.peers.goals import Goal, check_goals, worst_ratio
-from tests.bench.peers.install import Peer
+from tests.bench.peers.install import Peer, peers_of
 from tests.bench.peers.report import Results, as_json, print_all
 from tests.bench.peers.rounds import Row
-from tests.bench.peers.stages import ENGINE, ONE_RANK, OURS, OURS_PLAIN
+from tests.bench.peers.stages import ENGINE, IN_BFLOAT16, ONE_RANK, OURS, OURS_PLAIN, at
 
 
 def test_names_between_commas_are_read_once_each_and_an_empty_text_means_all() -> None:
@@ -47,19 +47,19 @@ def row(
     return Row(what, cell, target, threads, [figures])
 
 
-def goal_of(rows: list[Row], name: str, over: str | None = None) -> Goal:
+def goal_of(rows: list[Row], name: str, over: str | None = None, weight_bits: int = 16) -> Goal:
     found = [
         goal
-        for goal in check_goals(rows)
+        for goal in check_goals(rows, weight_bits)
         if goal.name == name and (over is None or (goal.measured and goal.measured.over == over))
     ]
     assert len(found) == 1, found
     return found[0]
 
 
-def shown(rows: list[Row]) -> str:
+def shown(rows: list[Row], weight_bits: int = 16) -> str:
     console = Console(file=StringIO(), width=WIDTH)
-    print_all(Results({"machine": "two cores"}, rows), console)
+    print_all(Results({"machine": "two cores"}, rows, weight_bits), console)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
@@ -75,10 +75,11 @@ def test_the_ratio_is_to_the_best_peer_with_its_best_number_of_threads_in_the_sa
         row(What.BASE, "peft", {SPEED: 1e9}, cell="1 concurrent"),
         row(What.UNUSED, "peft", {SPEED: 1e9}),
     ]
-    ratio = worst_ratio(rows, What.BASE, "8 concurrent", SPEED)
+    over = peers_of(16)
+    ratio = worst_ratio(rows, What.BASE, "8 concurrent", SPEED, over=over)
     assert ratio is not None
     assert (ratio.value, ratio.over) == (1.25, "llama, 1 thread")
-    less = worst_ratio(rows, What.BASE, "8 concurrent", SPEED, less_is_better=True)
+    less = worst_ratio(rows, What.BASE, "8 concurrent", SPEED, over=over, less_is_better=True)
     assert less is not None and less.value == 2.5
 
 
@@ -96,7 +97,7 @@ def test_base_wants_a_tenth_more_than_the_best_peer(speed: float, is_met: bool) 
     assert goal_of(rows, "tok/s, 1 concurrent").is_met is None
 
 
-def test_no_goal_is_over_a_peer_that_reads_smaller_weights() -> None:
+def test_goals_are_over_peers_whose_weights_have_as_many_bits() -> None:
     rows = [
         row(What.BASE, OURS, {SPEED: 110.0}),
         row(What.BASE, "llama", {SPEED: 100.0}),
@@ -107,9 +108,43 @@ def test_no_goal_is_over_a_peer_that_reads_smaller_weights() -> None:
     assert goal.measured is not None and goal.measured.over == "llama, 1 thread"
     assert goal.is_met is True
     assert goal_of([rows[0], *rows[2:]], "tok/s, 8 concurrent").is_met is None
+    in_4 = goal_of(rows, "tok/s, 8 concurrent", weight_bits=4)
+    assert in_4.measured is not None and in_4.measured.over == "llama-q4_0, 1 thread"
+    assert (in_4.limit, in_4.is_met) == (2.0, False)
 
 
-def test_the_table_names_smaller_weights_beside_their_own_ratio() -> None:
+def test_in_fewer_bits_we_are_held_against_our_own_16_too() -> None:
+    base, memory = at("base", 8), at("eight mixed", 8)
+    rows = [
+        row(What.BASE, OURS, {SPEED: 150.0}),
+        row(What.BASE, IN_BFLOAT16, {SPEED: 100.0}),
+        row(What.PREFILL, OURS, {PROMPT_SPEED: 110.0}, "prompt"),
+        row(What.PREFILL, IN_BFLOAT16, {PROMPT_SPEED: 100.0}, "prompt"),
+        *(row(What.MEMORY, OURS, {MEMORY: 50.0}, cell) for cell in (base, memory)),
+        *(row(What.MEMORY, IN_BFLOAT16, {MEMORY: 100.0}, cell) for cell in (base, memory)),
+        row(What.ADAPTERS, OURS, {SPEED: 84.0}, "eight mixed, 8 concurrent"),
+        row(What.ADAPTERS, OURS, {SPEED: 100.0}, "own base, 8 concurrent"),
+    ]
+    own = "own base"
+    mixed = goal_of(rows, "tok/s, eight mixed, 8 concurrent", own, weight_bits=8)
+    assert (mixed.limit, mixed.is_met) == (0.85, False)
+    assert goal_of(rows, "tok/s, eight mixed, 8 concurrent", own).is_met is True
+    over = [
+        {
+            (goal.name, goal.is_met)
+            for goal in check_goals(rows, bits)
+            if goal.measured is not None and goal.measured.over == IN_BFLOAT16
+        }
+        for bits in (16, 8, 4)
+    ]
+    assert over == [
+        set(),
+        {("tok/s, 8 concurrent", True), ("prompt tok/s, prompt", False)},
+        {("peak, base, 8 concurrent", False)},
+    ]
+
+
+def test_the_table_names_other_bits_beside_their_own_ratio() -> None:
     rows = [
         row(What.BASE, OURS, {SPEED: 100.0}),
         row(What.BASE, "llama", {SPEED: 80.0}),
@@ -121,9 +156,14 @@ def test_the_table_names_smaller_weights_beside_their_own_ratio() -> None:
     assert ratios == {
         "topwork": "1.00",
         "llama": "1.25",
-        "llama-q8_0, 8 bits of 16": "0.62",
-        "llama-q4_0, 4 bits of 16": "0.25",
+        "llama-q8_0, 8 bits, ours 16": "0.62",
+        "llama-q4_0, 4 bits, ours 16": "0.25",
     }
+    table, _, _ = shown([*rows, row(What.BASE, IN_BFLOAT16, {SPEED: 50.0})], 8).partition("goals; ")
+    ratios = dict(re.findall(r"8 concurrent +(\S.*?)  .* ([\d.]+) *$", table, re.MULTILINE))
+    assert ratios["llama-q8_0"] == "0.62"
+    assert ratios["llama, 16 bits, ours 8"] == "1.25"
+    assert ratios[IN_BFLOAT16] == "2.00"
 
 
 def test_adapters_are_held_against_our_own_base_and_mixed_ones_against_the_best_peer() -> None:

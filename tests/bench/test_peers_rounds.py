@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,15 @@ from tests.bench.peers.environments import InstallError
 from tests.bench.peers.install import Peer
 from tests.bench.peers.rounds import ONE_ROUND, ONE_WAVE, Stage, measure_stage
 from tests.bench.peers.servers import Setup
-from tests.bench.peers.stages import ENGINE, ONE_RANK, OURS, OURS_PLAIN, adapter_cells, make_stages
+from tests.bench.peers.stages import (
+    ENGINE,
+    IN_BFLOAT16,
+    ONE_RANK,
+    OURS,
+    OURS_PLAIN,
+    adapter_cells,
+    make_stages,
+)
 from tests.bench.peers.target import Opener, Target
 from tests.bench.process_tree import ProcessTree
 
@@ -165,7 +174,8 @@ def test_each_llama_serves_weights_of_its_own_format(monkeypatch: pytest.MonkeyP
         if opener.name.startswith("llama"):
             with pytest.raises(InstallError):
                 opener.open()
-    assert asked == [(SETUP.model_dir, weights) for weights in ("bf16", "q8_0", "q4_0")]
+    formats = ("bf16", "q8_0", "q4_0", "q4_k_m")
+    assert asked == [(SETUP.model_dir, weights) for weights in formats]
 
 
 def test_what_is_wanted_decides_who_is_started() -> None:
@@ -186,6 +196,12 @@ def test_what_is_wanted_decides_who_is_started() -> None:
         (OURS, "llama", "llama-q8_0", "llama-q4_0"),
         (OURS, "llama"),
         (OURS, "llama"),
+    ]
+    in_4 = replace(SETUP, quantization="int4")
+    stages = make_stages({What.BASE, What.PREFILL}, llamas, [2], in_4)
+    assert [tuple(opener.name for opener in stage.openers) for stage in stages] == [
+        (OURS, IN_BFLOAT16, "llama", "llama-q8_0", "llama-q4_0"),
+        (OURS, IN_BFLOAT16, "llama-q4_0"),
     ]
     cells = adapter_cells({What.MEMORY, What.ADAPTERS, What.PREFIX})
     assert [cell.what for cell in cells[-2:]] == [What.PREFIX, What.MEMORY]

@@ -10,6 +10,7 @@ from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import (
     Checked,
     check_device,
+    check_kv_cache_dtype,
     check_quantization,
     check_ray_address,
     rank_memory,
@@ -48,6 +49,14 @@ def test_fewer_bits_are_refused_where_nothing_computes_them(
         check_quantization(config, "cpu")
     check_quantization(config.model_copy(update={"ray_address": "10.0.0.1:1"}), "cpu")
     check_quantization(ServeConfig(model="tiny"), "cuda")
+
+
+def test_kv_in_fewer_bits_is_refused_on_a_gpu() -> None:
+    config = ServeConfig(model="tiny", kv_cache_dtype="int8")
+    with pytest.raises(ConfigError, match="kv_cache_dtype: int8 is read on CPUs alone"):
+        check_kv_cache_dtype(config, "cuda")
+    check_kv_cache_dtype(config, "cpu")
+    check_kv_cache_dtype(ServeConfig(model="tiny"), "cuda")
 
 
 def test_a_ray_cluster_where_nobody_listens_is_refused_at_once() -> None:

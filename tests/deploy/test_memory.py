@@ -14,7 +14,14 @@ from transformers import AutoModelForCausalLM
 
 from deploy import memory
 from deploy.config import ServeConfig
-from deploy.memory import ITEM_BYTES, Part, rank_parts, total, weight_bytes
+from deploy.memory import (
+    ITEM_BYTES,
+    Part,
+    largest_layer_page,
+    rank_parts,
+    total,
+    weight_bytes,
+)
 from kernels.experts import ExpertsWeight, PrepareExperts
 from kernels.linear import LinearWeight, Prepare
 from kernels.native.backend import NativeKernels
@@ -167,6 +174,16 @@ def test_ranks_with_fewer_heads_hold_as_many_but_smaller_pages() -> None:
         named(rank_parts(config, MODEL, rank, "cpu", 64), "KV cache") for rank in range(2)
     )
     assert second * 2 == first <= 2**20
+
+
+def test_in_int8_a_budget_has_room_for_nearly_twice_as_many_pages() -> None:
+    config = ServeConfig(model="tiny", kv_cache_memory="1GiB")
+    small = config.model_copy(update={"kv_cache_dtype": "int8"})
+    model = replace(MODEL, head_dim=64)
+    half, whole = (largest_layer_page(one, model) for one in (small, config))
+    assert whole / half == pytest.approx(2 * 64 / (64 + 2))
+    taken = [named(rank_parts(one, model, 0, "cpu", 64), "KV cache") for one in (small, config)]
+    assert max(taken) <= 2**30 < min(taken) + model.num_layers * whole
 
 
 def test_on_a_gpu_only_the_process_and_host_pages_are_in_host_memory() -> None:

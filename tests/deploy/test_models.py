@@ -48,6 +48,8 @@ def test_another_type_or_other_weights_are_another_model(tmp_path: Path) -> None
     first = base_digest(made, "bfloat16")
     assert base_digest(made, "bfloat16") == first != base_digest(made, "float32")
     assert base_digest(made, "bfloat16", "int8") not in (first, base_digest(made, "float32"))
+    in_int8 = base_digest(made, "bfloat16", None, "int8")
+    assert in_int8 not in (first, base_digest(made, "bfloat16", "int8"))
     (made / "model.safetensors").write_bytes(b"Weights")
     assert base_digest(made, "bfloat16") != first
 

@@ -23,7 +23,7 @@ from worker.lora.base_weights import BaseWeights
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
 from worker.models.decoder import Model
-from worker.pools import PageCounts
+from worker.pools import KVCacheDtype, PageCounts
 from worker.protocol import Chunk, Plan, SamplingParams, SequenceStart
 from worker.runners.model_runner import model_runner_for
 from worker.weights.loader import load_weights
@@ -46,7 +46,9 @@ class LogitRank:
         dtype: torch.dtype,
         method: QuantizationMethod | None = None,
         is_shared: bool = False,
+        kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
+        self._kv_cache_dtype = kv_cache_dtype
         self.config = config
         self.dtype = dtype
         self.part = partition(config, group.size, group.rank)
@@ -97,6 +99,7 @@ class LogitRank:
             kernels=self.kernels,
             state_layers=self.config.mixer_layers,
             state_shapes=() if self.part.mixer is None else self.part.mixer.state_shapes,
+            kv_cache_dtype=self._kv_cache_dtype,
         )
         table = SequenceTable(page_size=PAGE, pages=pages, max_model_len=256)
         with torch.inference_mode():
@@ -126,6 +129,7 @@ class LogitRanks:
         dtype: torch.dtype = torch.float32,
         method: QuantizationMethod | None = None,
         is_shared: bool = False,
+        kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
         self.config = read_model_config(path)
         groups: Sequence[Communicator] = (
@@ -133,7 +137,8 @@ class LogitRanks:
         )
         self._threads = ThreadPoolExecutor(tp)
         self.ranks = [
-            LogitRank(path, self.config, group, dtype, method, is_shared) for group in groups
+            LogitRank(path, self.config, group, dtype, method, is_shared, kv_cache_dtype)
+            for group in groups
         ]
 
     def load(self, slot: int, *adapters: Adapter, weights: Sequence[float] = (1.0,)) -> list[int]:

@@ -4,7 +4,8 @@ Owns the memory and its cleanliness: a page is cleared when it is given out, so 
 it, another tenant's values or a NaN, can reach a result. Layers with mixers have states instead, in
 pages of a pool of their own.
 
-Shapes: L layers, P pages, HK KV heads of this rank, D head_dim.
+Shapes: L layers, P pages, HK KV heads of this rank, D what a row of K or V takes: head_dim, or in
+int8 the bytes of its codes and its scale.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,21 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels.int8_kv import SCALE_BYTES
 from kernels.interface import AnyKernels
 from worker.cache.state_pool import StatePool
 from worker.mixers.config import Shape
-from worker.pools import NO_PAGES, PageCounts
+from worker.pools import NO_PAGES, KVCacheDtype, PageCounts
 
 if TYPE_CHECKING:
     from worker.pools import PoolName
     from worker.protocol import PageCopy
-
-
-def page_num_bytes(
-    num_layers: int, num_kv_heads: int, page_size: int, head_dim: int, dtype: torch.dtype
-) -> int:
-    """Return the bytes that one page takes, K and V of all its layers together."""
-    return 2 * num_layers * num_kv_heads * page_size * head_dim * dtype.itemsize
 
 
 class KVCache:
@@ -51,11 +46,15 @@ class KVCache:
         window_layers: Sequence[int] = (),
         state_layers: Sequence[int] = (),
         state_shapes: Sequence[Shape] = (),
+        kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
+        """Make the pages; they have rows of `dtype` unless `kv_cache_dtype` says otherwise."""
         self._kernels = kernels
         self.page_size = page_size
         others = {*window_layers, *state_layers}
         layers = [layer for layer in range(num_layers) if layer not in others]
+        if kv_cache_dtype == "int8":
+            dtype, head_dim = torch.int8, head_dim + SCALE_BYTES
         shape = num_kv_heads, page_size, head_dim
         self._pools: dict[PoolName, _Pool] = {}
         if layers:

@@ -10,8 +10,9 @@ Free of torch: `deploy` does the same sums before anything starts.
 from dataclasses import dataclass
 
 from worker.model_config import ModelConfig
-from worker.pools import PageCounts
+from worker.pools import KVCacheDtype, PageCounts
 
+_SCALE_BYTES = 2  # of a row in int8, as kernels.int8_kv has it
 MOST_PAGES = 2**25  # of a pool: a scheduler takes some bytes of memory for each
 BUDGETED_PAGES = 32  # of a long prompt memory is counted for a checkpoint behind every so many
 
@@ -26,6 +27,16 @@ class PageKinds:
     pages_each: int  # of a sequence of the greatest length
     window_pages_each: int  # that such a sequence holds at once, between two steps
     state_layers: tuple[int, ...] = ()  # that have mixers
+
+
+def row_bytes(head_dim: int, item_bytes: int, kv_cache_dtype: KVCacheDtype) -> int:
+    """Return what K, or V, of one head and position takes; activations have `item_bytes` each."""
+    return head_dim + _SCALE_BYTES if kv_cache_dtype == "int8" else head_dim * item_bytes
+
+
+def page_num_bytes(num_layers: int, num_kv_heads: int, page_size: int, row: int) -> int:
+    """Return the bytes that one page takes, K and V of all its layers together."""
+    return 2 * num_layers * num_kv_heads * page_size * row
 
 
 def page_kinds(model: ModelConfig, page_size: int, max_model_len: int) -> PageKinds:

@@ -18,8 +18,8 @@ from torch import Tensor
 from kernels.dispatch import kernels_for
 from kernels.interface import Readback
 from kernels.quantized import Quantizer
-from worker.cache.kv_cache import KVCache, page_num_bytes
-from worker.cache.page_budget import cut_budget, page_kinds
+from worker.cache.kv_cache import KVCache
+from worker.cache.page_budget import cut_budget, page_kinds, page_num_bytes, row_bytes
 from worker.distributed.communicator import Communicator
 from worker.engine.pooling import PoolingChunk, PromptPooler
 from worker.engine.prompt_scorer import PromptScorer, Target
@@ -125,13 +125,8 @@ class Rank:
         )
         self._bank = self._empty_bank(model_dir)
         kinds = self._kinds = page_kinds(self._model_config, config.page_size, config.max_model_len)
-        layer_bytes = page_num_bytes(
-            1,
-            len(self._part.kv_heads),
-            config.page_size,
-            self._model_config.head_dim,
-            self._dtype,
-        )
+        row = row_bytes(self._model_config.head_dim, self._dtype.itemsize, config.kv_cache_dtype)
+        layer_bytes = page_num_bytes(1, len(self._part.kv_heads), config.page_size, row)
         self._state_shapes: tuple[Shape, ...] = ()
         state_bytes = 0
         if self._model_config.mixer is not None and self._part.mixer is not None:
@@ -224,6 +219,7 @@ class Rank:
             window_layers=self._kinds.window_layers,
             state_layers=self._kinds.state_layers,
             state_shapes=self._state_shapes,
+            kv_cache_dtype=config.kv_cache_dtype,
         )
         self._runner: ModelRunner = model_runner_for(
             self._device,

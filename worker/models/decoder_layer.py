@@ -138,6 +138,7 @@ class DecoderLayer:
             weights.q_norm if has_head_norms else None,
             weights.k_norm if has_head_norms else None,
             shape.block_norm_eps,
+            weights.o.dtype,
         )
         out_TQD = kernels.paged_attention(
             q_TQD,

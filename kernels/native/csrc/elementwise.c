@@ -4,6 +4,7 @@
  * Owns where each of them rounds: once, when it stores. Knows nothing of layers or of which rank
  * holds what.
  */
+#include "attention/int8_rows.h"
 #include "rows.h"
 #include "simd/sigmoid.h"
 
@@ -54,24 +55,26 @@ struct rope_and_write {
     void *k_pages, *v_pages, *q;  /* [P, HK, page, D], twice; [T, HQ, D] */
     int64_t qkv_stride;           /* floats from one row to the next */
     int64_t num_heads, num_kv_heads, head_dim, rotary_dim, page_size, is_bf16, is_norm_bf16;
+    int64_t is_int8; /* K and V in their pages, as int8_rows.h has it */
     double eps;
 };
 
 int64_t topwork_rope_and_write_scratch(const void *op)
 {
     const struct rope_and_write *p = op;
-    return p->head_dim * (int64_t)sizeof(float);
+    return 2 * p->head_dim * (int64_t)sizeof(float);
 }
 
 /* Return x as Hugging Face has cosines and sines: rounded to the served dtype. */
 INLINE f32v rounded(f32v x, bool is_bf16) { return is_bf16 ? widen(narrow(x)) : x; }
 
-/* Rotate the two halves of a head's first R features, after its norm if it has one, and store it.
+/* Rotate the two halves of a head's first R features, after its norm if it has one, and store it in
+ * float32 or bfloat16.
  */
 INLINE void rotate(const struct rope_and_write *p, const float *x, const void *weight,
-                   int64_t position, float *normed, void *to)
+                   int64_t position, float *normed, void *to, bool is_bf16)
 {
-    int64_t half = p->rotary_dim / 2, size = p->is_bf16 ? 2 : 4;
+    int64_t half = p->rotary_dim / 2, size = is_bf16 ? 2 : 4;
     if (weight != NULL) {
         float scale = 1.0f / root_mean_square(x, p->head_dim, p->eps);
         store_scaled(x, scale, weight, p->is_norm_bf16, p->head_dim, normed, false);
@@ -82,13 +85,29 @@ INLINE void rotate(const struct rope_and_write *p, const float *x, const void *w
         f32v sin = rounded(load_some(p->sin + position * half, i, half - i, false), p->is_bf16);
         f32v left = load_some(x, i, half - i, false);
         f32v right = load_some(x + half, i, half - i, false);
-        store_some(to, i, half - i, p->is_bf16, left * cos - right * sin);
-        store_some((char *)to + half * size, i, half - i, p->is_bf16, right * cos + left * sin);
+        store_some(to, i, half - i, is_bf16, left * cos - right * sin);
+        store_some((char *)to + half * size, i, half - i, is_bf16, right * cos + left * sin);
     }
     int64_t rest = p->head_dim - p->rotary_dim;
     for (int64_t i = 0; i < rest; i += LANES)
-        store_some((char *)to + p->rotary_dim * size, i, rest - i, p->is_bf16,
+        store_some((char *)to + p->rotary_dim * size, i, rest - i, is_bf16,
                    load_some(x + p->rotary_dim, i, rest - i, false));
+}
+
+/* Write a head's K and V to their rows of a page. */
+INLINE void write_kv(const struct rope_and_write *p, const float *k, const float *v,
+                     int64_t position, float *scratch, char *k_row, char *v_row)
+{
+    int64_t dim = p->head_dim;
+    if (p->is_int8) {
+        rotate(p, k, p->k_norm, position, scratch, scratch + dim, false);
+        store_int8_row(scratch + dim, dim, k_row);
+        store_int8_row(v, dim, v_row);
+        return;
+    }
+    rotate(p, k, p->k_norm, position, scratch, k_row, p->is_bf16);
+    for (int64_t d = 0; d < dim; d += LANES)
+        store_some(v_row, d, dim - d, p->is_bf16, load_some(v, d, dim - d, false));
 }
 
 void topwork_rope_and_write(const void *op, struct worker *worker)
@@ -96,20 +115,20 @@ void topwork_rope_and_write(const void *op, struct worker *worker)
     const struct rope_and_write *p = op;
     int64_t num_all = p->num_heads + 2 * p->num_kv_heads, dim = p->head_dim;
     int64_t head_size = dim * (p->is_bf16 ? 2 : 4);
+    int64_t row_size = p->is_int8 ? dim + SCALE_BYTES : head_size;
     FOR_ROWS_TAKEN(worker, row, num_all * dim) {
         const float *heads = p->qkv + row * p->qkv_stride;
         int64_t position = worker->step->positions[row], place = worker->step->kv_loc[row];
         char *q = (char *)p->q + row * p->num_heads * head_size;
         for (int64_t i = 0; i < p->num_heads; i++)
-            rotate(p, heads + i * dim, p->q_norm, position, worker->scratch, q + i * head_size);
+            rotate(p, heads + i * dim, p->q_norm, position, worker->scratch, q + i * head_size,
+                   p->is_bf16);
         const float *k = heads + p->num_heads * dim, *v = k + p->num_kv_heads * dim;
         for (int64_t i = 0; i < p->num_kv_heads; i++) {
             int64_t page = place / p->page_size * p->num_kv_heads + i;
-            int64_t at = (page * p->page_size + place % p->page_size) * head_size;
-            rotate(p, k + i * dim, p->k_norm, position, worker->scratch, (char *)p->k_pages + at);
-            for (int64_t d = 0; d < dim; d += LANES)
-                store_some((char *)p->v_pages + at, d, dim - d, p->is_bf16,
-                           load_some(v + i * dim, d, dim - d, false));
+            int64_t at = (page * p->page_size + place % p->page_size) * row_size;
+            write_kv(p, k + i * dim, v + i * dim, position, worker->scratch,
+                     (char *)p->k_pages + at, (char *)p->v_pages + at);
         }
     }
 }

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from deploy.config import ServeConfig
 from deploy.demo.model import demo_model
+from kernels.quantized import QuantizationMethod
 from tests.bench.adapters.report import machine
 from tests.bench.peers.adapters import make_adapters
 from tests.bench.peers.cells import OF_OURS, Amount, What
-from tests.bench.peers.install import Peer, install_all
+from tests.bench.peers.install import OUR_WEIGHT_BITS, Peer, install_all
 from tests.bench.peers.random_models import Model, make_random_model
 from tests.bench.peers.report import Results, as_json, print_all
 from tests.bench.peers.rounds import ONE_ROUND, ONE_WAVE, measure_stage
@@ -26,7 +27,7 @@ from tests.bench.peers.stages import make_stages
 from worker.model_config_reader import read_model_config
 
 WIDTH = 160  # where nobody looks
-OF_ANY_MODEL = (What.BASE, What.PREFILL)  # no adapter is asked for
+OF_ANY_MODEL = (What.BASE, What.PREFILL, What.MEMORY)  # no adapter is asked for
 DEFAULT_TP: int = ServeConfig.model_fields["tp"].default
 Name = TypeVar("Name", bound=StrEnum)
 
@@ -76,6 +77,10 @@ def run(
             help=f"All but the demo model are asked for {', '.join(sorted(OF_ANY_MODEL))}."
         ),
     ] = Model.DEMO,
+    quantization: Annotated[
+        QuantizationMethod | None,
+        typer.Option(help="Of our weights; our server in bfloat16 is measured, too."),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write it all here, by round.")
     ] = None,
@@ -97,6 +102,7 @@ def run(
         adapters=adapters,
         tp=tp,
         rank_threads=threads_per_rank or max(1, (os.cpu_count() or 1) // tp),
+        quantization=quantization,
     )
     faults: dict[Peer, str] = {}
     if wanted - OF_OURS:
@@ -104,7 +110,8 @@ def run(
     amount = Amount(
         waves=waves, num_requests=requests, vocab_size=read_model_config(model_dir).vocab_size
     )
-    results = Results(_told(setup, rounds, waves, requests, faults))
+    told = _told(setup, rounds, waves, requests, faults)
+    results = Results(told, weight_bits=OUR_WEIGHT_BITS[quantization])
     stages = make_stages(wanted, [p for p in chosen if p not in faults], counts, setup)
     with errors.status("measuring") as status:
         for stage in stages:
@@ -123,7 +130,8 @@ def _told(
     return {
         "machine": machine(),
         "model": setup.model_dir.name,
-        "topwork": f"tp {setup.tp}, {setup.rank_threads} threads each rank",
+        "topwork": f"tp {setup.tp}, {setup.rank_threads} threads each rank, "
+        f"weights in {setup.quantization or 'bfloat16'}",
         "rounds": f"{rounds} after a warm-up, {asked}; where a warm-up took over "
         f"{ONE_WAVE:g} s one of each client, over {ONE_ROUND:g} s in one round",
         **{f"not installed, {peer}": fault for peer, fault in faults.items()},

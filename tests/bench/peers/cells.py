@@ -17,6 +17,7 @@ PREFIX_LEN, UNIQUE_LEN, PREFIX_OUTPUT_LEN = 1024, 32, 32
 PREFIX_ADAPTERS = PREFIX_CONCURRENCY = 4
 PREFILL_LEN = 4096
 DECODE_INPUT_LEN, DECODE_OUTPUT_LEN = 16, 128  # of a load that hardly has prompts
+MEMORY_CONCURRENCY = 8
 
 Figures = dict[str, float]  # of one round, by column
 SPEED, PROMPT_SPEED = "tok/s", "prompt tok/s"

@@ -12,6 +12,7 @@ from email.parser import Parser
 from enum import StrEnum
 from pathlib import Path
 
+from kernels.quantized import QuantizationMethod
 from tests.bench.peers.environments import (
     DOWNLOADS,
     PEERS_DIR,
@@ -36,15 +37,31 @@ class Peer(StrEnum):
     LLAMA = "llama"
     LLAMA_Q8_0 = "llama-q8_0"
     LLAMA_Q4_0 = "llama-q4_0"
+    LLAMA_Q4_K = "llama-q4_k"
     PEFT = "peft"
 
 
 # llama.cpp's names of formats. In q4_0 the demo model's embedding, its head too, has 8 bits: a
-# weight has 5.35 in all.
-LLAMA_WEIGHTS = {Peer.LLAMA: "bf16", Peer.LLAMA_Q8_0: "q8_0", Peer.LLAMA_Q4_0: "q4_0"}
-WEIGHT_BITS = {**dict.fromkeys(Peer, 16), Peer.LLAMA_Q8_0: 8, Peer.LLAMA_Q4_0: 4}
-OUR_WEIGHT_BITS = 16
-SAME_WEIGHTS = tuple(peer for peer in Peer if WEIGHT_BITS[peer] == OUR_WEIGHT_BITS)
+# weight has 5.35 in all. In q4_k_m linears whose inputs are no multiple of 256 have 5 bits or 8.
+LLAMA_WEIGHTS = {
+    Peer.LLAMA: "bf16",
+    Peer.LLAMA_Q8_0: "q8_0",
+    Peer.LLAMA_Q4_0: "q4_0",
+    Peer.LLAMA_Q4_K: "q4_k_m",
+}
+WEIGHT_BITS = {
+    **dict.fromkeys(Peer, 16),
+    Peer.LLAMA_Q8_0: 8,
+    Peer.LLAMA_Q4_0: 4,
+    Peer.LLAMA_Q4_K: 4,
+}
+OUR_WEIGHT_BITS: dict[QuantizationMethod | None, int] = {None: 16, "int8": 8, "int4": 4}
+
+
+def peers_of(weight_bits: int) -> tuple[Peer, ...]:
+    """Return the peers whose weights have so many bits."""
+    return tuple(peer for peer in Peer if WEIGHT_BITS[peer] == weight_bits)
+
 
 PEFT_PYTHON = PEERS_DIR / "peft" / "bin" / "python"
 VLLM_BINARIES = PEERS_DIR / "vllm" / "bin"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3MoeConfig,
@@ -29,6 +31,7 @@ class Model(StrEnum):
     DEMO = "demo"
     DENSE = "smollm3"  # 176 million weights
     EXPERTS = "qwen3-moe"  # 397 million, of which a token uses 99 million
+    BILLION = "llama-1b"  # 1,074 million: Llama 3.2's shape at 1B with the demo model's tokens
 
 
 def make_random_model(kind: Model, demo: Path, directory: Path = PEERS_DIR / "models") -> Path:
@@ -70,20 +73,34 @@ def _experts() -> PreTrainedModel:
     )
 
 
-_BUILT = {Model.DENSE: _dense, Model.EXPERTS: _experts}
+def _billion() -> PreTrainedModel:
+    return LlamaForCausalLM(
+        _sized(
+            LlamaConfig,
+            hidden_size=2048,
+            intermediate_size=8192,
+            num_hidden_layers=16,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=64,
+        )
+    )
+
+
+_BUILT = {Model.DENSE: _dense, Model.EXPERTS: _experts, Model.BILLION: _billion}
 
 
 def _sized(kind: type[PretrainedConfig], **sizes: int) -> PretrainedConfig:
     """Return a configuration of common sizes, and the tokens of the demo model."""
-    return kind(
-        vocab_size=49152,
-        hidden_size=768,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-        **sizes,
-    )
+    common = {
+        "vocab_size": 49152,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    }
+    return kind(**(common | sizes))

@@ -20,9 +20,9 @@ from tests.bench.peers.cells import (
     What,
 )
 from tests.bench.peers.goals import Goal, check_goals
-from tests.bench.peers.install import OUR_WEIGHT_BITS, WEIGHT_BITS, Peer
+from tests.bench.peers.install import WEIGHT_BITS, Peer
 from tests.bench.peers.rounds import Row
-from tests.bench.peers.stages import OURS
+from tests.bench.peers.stages import IN_BFLOAT16, OURS
 
 LOAD_COLUMNS = (SPEED, TTFT, ITL_P50, ITL_P99)
 COLUMNS = {
@@ -51,8 +51,6 @@ TITLES = {
     What.RANKS: "our server with two ranks beside one with one, each of one thread",
 }
 
-GOALS_TITLE = f"goals; of peers only those of {OUR_WEIGHT_BITS}-bit weights"
-
 
 @dataclass(slots=True)
 class Results:
@@ -60,6 +58,7 @@ class Results:
 
     setup: dict[str, Any]  # what a reader must know
     rows: list[Row] = field(default_factory=list)
+    weight_bits: int = 16  # of ours
 
 
 def print_all(results: Results, console: Console) -> None:
@@ -67,10 +66,10 @@ def print_all(results: Results, console: Console) -> None:
     for what in What:
         rows = [row for row in results.rows if row.what is what]
         if rows:
-            _print_rows(what, rows, console)
-    goals = check_goals(results.rows)
+            _print_rows(what, rows, results.weight_bits, console)
+    goals = check_goals(results.rows, results.weight_bits)
     if goals:
-        _print_goals(goals, console)
+        _print_goals(goals, results.weight_bits, console)
     for target, fault in _faults(results.rows).items():
         console.print(f"{target}: {fault}", markup=False, highlight=False)
     for key, value in results.setup.items():
@@ -79,7 +78,8 @@ def print_all(results: Results, console: Console) -> None:
 
 def as_json(results: Results) -> dict[str, Any]:
     """Return everything measured, by round."""
-    goals = [{**asdict(goal), "is_met": goal.is_met} for goal in check_goals(results.rows)]
+    checked = check_goals(results.rows, results.weight_bits)
+    goals = [{**asdict(goal), "is_met": goal.is_met} for goal in checked]
     return {**asdict(results), "goals": goals}
 
 
@@ -92,7 +92,7 @@ def _faults(rows: Sequence[Row]) -> dict[str, str]:
     }
 
 
-def _print_rows(what: What, rows: list[Row], console: Console) -> None:
+def _print_rows(what: What, rows: list[Row], weight_bits: int, console: Console) -> None:
     columns, compared = COLUMNS[what], COMPARED[what]
     table = Table("", "target", title=f"{what}: {TITLES[what]}; medians of rounds", box=SIMPLE_HEAD)
     for column in ("peer threads", "rounds", *columns, "ours / this"):
@@ -102,7 +102,7 @@ def _print_rows(what: What, rows: list[Row], console: Console) -> None:
         mine, theirs = ours.get((row.cell, row.threads)), row.median(compared)
         table.add_row(
             row.cell,
-            _named(row.target),
+            _named(row.target, weight_bits),
             str(row.threads or "-"),
             str(len(row.rounds)) if row.fault is None else f"{len(row.rounds)}, failed",
             *(_shown(row.median(column)) for column in columns),
@@ -117,18 +117,21 @@ def _order(rows: list[Row], row: Row) -> tuple[int, int]:
     return cells.index(row.cell), row.threads
 
 
-def _named(target: str) -> str:
-    """Return what a target is called: one that reads smaller weights than we do says so."""
-    bits = WEIGHT_BITS[Peer(target)] if target in tuple(Peer) else OUR_WEIGHT_BITS
-    return target if bits == OUR_WEIGHT_BITS else f"{target}, {bits} bits of {OUR_WEIGHT_BITS}"
+def _named(target: str, weight_bits: int) -> str:
+    """Return what a target is called: one whose weights have other bits than ours says so."""
+    bits = WEIGHT_BITS[Peer(target)] if target in tuple(Peer) else weight_bits
+    if target == IN_BFLOAT16 or bits == weight_bits:
+        return target
+    return f"{target}, {bits} bits, ours {weight_bits}"
 
 
 def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}"
 
 
-def _print_goals(goals: list[Goal], console: Console) -> None:
-    table = Table("", "what", "goal", "measured", "over", "", title=GOALS_TITLE, box=SIMPLE_HEAD)
+def _print_goals(goals: list[Goal], weight_bits: int, console: Console) -> None:
+    title = f"goals; of peers only those of {weight_bits}-bit weights"
+    table = Table("", "what", "goal", "measured", "over", "", title=title, box=SIMPLE_HEAD)
     marks = {True: "[green]met[/]", False: "[red]missed[/]", None: "not measured"}
     for goal in goals:
         measured = goal.measured

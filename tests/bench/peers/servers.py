@@ -18,6 +18,7 @@ from deploy.bench.engine_target import EngineProcess
 from deploy.bench.http_target import OPENAI, BenchError, Count, Dialect, HttpTarget
 from deploy.bench.peft_target import PeftTarget
 from deploy.bench.workload import Ask
+from kernels.quantized import QuantizationMethod
 from tests.bench.adapters.server import BASE, BenchServer, free_port
 from tests.bench.peers.environments import PEERS_DIR, log_tail
 from tests.bench.peers.gguf import UNQUANTIZED, gguf_adapter, gguf_model
@@ -41,6 +42,7 @@ class Setup:
     adapters: dict[str, Path]
     tp: int  # ours
     rank_threads: int  # ours
+    quantization: QuantizationMethod | None = None  # ours
 
 
 def open_topwork(
@@ -48,6 +50,8 @@ def open_topwork(
 ) -> AbstractContextManager[Target]:
     """Start our server; without adapters no flag speaks of them."""
     flags = ["--tp", str(setup.tp), "--threads-per-rank", str(setup.rank_threads)]
+    if setup.quantization is not None:
+        flags += ["--quantization", setup.quantization]
     for adapter, directory in adapters.items():
         flags += ["--adapter", f"{adapter}={directory}"]
 
@@ -70,6 +74,7 @@ def open_engine(name: str, setup: Setup) -> AbstractContextManager[Target]:
             setup.tp,
             "bfloat16",
             setup.rank_threads,
+            setup.quantization,
             log=_log(name),
         ),
     )

@@ -1,8 +1,9 @@
 """Which targets run together, and what they are asked there.
 
 Servers that have adapters and servers that have none are different targets: a peer without is
-faster, and is what our base figures are held against. Quantized peers are asked for the base
-model at each concurrency and nothing else.
+faster, and is what our base figures are held against. Peers whose weights have other bits than ours
+are asked for the base model at each concurrency and nothing else. Where our weights are quantized,
+our server in bfloat16 stands beside the one that is measured.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,7 @@ from tests.bench.peers.cells import (
     CONCURRENCIES,
     DECODE_INPUT_LEN,
     DECODE_OUTPUT_LEN,
+    MEMORY_CONCURRENCY,
     PREFILL_LEN,
     PREFIX_ADAPTERS,
     Cell,
@@ -26,7 +28,7 @@ from tests.bench.peers.cells import (
     PrefixCell,
     What,
 )
-from tests.bench.peers.install import LLAMA_WEIGHTS, SAME_WEIGHTS, Peer
+from tests.bench.peers.install import LLAMA_WEIGHTS, OUR_WEIGHT_BITS, Peer, peers_of
 from tests.bench.peers.rounds import Stage
 from tests.bench.peers.servers import (
     Setup,
@@ -40,11 +42,12 @@ from tests.bench.peers.target import Opener, Target
 
 OURS, OURS_PLAIN, ENGINE = "topwork", "topwork without adapters", "topwork engine"
 ONE_RANK, NUM_RANKS = "topwork, one rank", 2
+IN_BFLOAT16 = "topwork in bfloat16"
 OWN_BASE = "own base"
 MIXES = {"one adapter": NAMES[:1], "four mixed": NAMES[:4], "eight mixed": NAMES}
 Start = Callable[[str, Setup, Mapping[str, Path], int], AbstractContextManager[Target]]
 
-OVERHEAD_CONCURRENCY, MEMORY_CONCURRENCY, RANKS_CONCURRENCY = 16, 8, 8
+OVERHEAD_CONCURRENCY, RANKS_CONCURRENCY = 16, 8
 
 
 def make_stages(
@@ -52,13 +55,14 @@ def make_stages(
 ) -> list[Stage]:
     """Return what to measure; peers are measured with each number of threads."""
     chosen, stages = tuple(peers), []
-    same = tuple(peer for peer in chosen if peer in SAME_WEIGHTS)
+    of_same_bits = peers_of(OUR_WEIGHT_BITS[setup.quantization])
+    same = tuple(peer for peer in chosen if peer in of_same_bits)
     for count in threads:
         if What.BASE in wanted:
             stages.append(_stage(base_cells(What.BASE), chosen, setup, count, with_adapters=False))
         if What.PREFILL in wanted:
             stages.append(_prefill(same, setup, count))
-        cells = adapter_cells(wanted)
+        cells = adapter_cells(wanted, tuple(setup.adapters) or (BASE,))
         if cells:
             stages.append(_stage(cells, same, setup, count, with_adapters=True))
     ours = Opener(OURS, partial(open_topwork, OURS, setup, setup.adapters))
@@ -78,8 +82,11 @@ def base_cells(what: What) -> tuple[Cell, ...]:
     return tuple(_load(what, f"{c} concurrent", (BASE,), c) for c in CONCURRENCIES)
 
 
-def adapter_cells(wanted: set[What]) -> tuple[Cell, ...]:
-    """Return what needs servers with adapters; memory last, after the load of the others."""
+def adapter_cells(wanted: set[What], served: tuple[str, ...] = NAMES) -> tuple[Cell, ...]:
+    """Return what needs servers with adapters; memory last, after the load of the others.
+
+    Memory is looked at while clients ask for all that are served.
+    """
     cells: list[Cell] = []
     if What.ADAPTERS in wanted:
         for c in CONCURRENCIES:
@@ -89,8 +96,9 @@ def adapter_cells(wanted: set[What]) -> tuple[Cell, ...]:
     if What.PREFIX in wanted:
         cells.append(PrefixCell(models=NAMES[:PREFIX_ADAPTERS]))
     if What.MEMORY in wanted:
-        name = at("eight mixed", MEMORY_CONCURRENCY)
-        cells.append(MemoryCell(load=_load(What.MEMORY, name, NAMES, MEMORY_CONCURRENCY)))
+        mix = "base" if served == (BASE,) else "eight mixed"
+        load = _load(What.MEMORY, at(mix, MEMORY_CONCURRENCY), served, MEMORY_CONCURRENCY)
+        cells.append(MemoryCell(load=load))
     return tuple(cells)
 
 
@@ -146,9 +154,12 @@ def _stage(
         Peer.PEFT: open_peft,
         **{p: partial(open_llama, weights=weights) for p, weights in LLAMA_WEIGHTS.items()},
     }
+    ours = {OURS: setup}
+    if setup.quantization is not None:
+        ours[IN_BFLOAT16] = replace(setup, quantization=None)
     return Stage(
         openers=(
-            Opener(OURS, partial(open_topwork, OURS, setup, setup.adapters)),
+            *(Opener(n, partial(open_topwork, n, of, setup.adapters)) for n, of in ours.items()),
             *(Opener(p, partial(starts[p], p, setup, adapters, threads)) for p in peers),
         ),
         cells=cells,
@@ -159,8 +170,10 @@ def _stage(
 def _prefill(peers: tuple[Peer, ...], setup: Setup, threads: int) -> Stage:
     stage = _stage((PrefillCell(base=BASE),), peers, setup, threads, with_adapters=False)
     # llama.cpp shares its context out among slots, so that one slot is what has room.
-    start = partial(
-        open_llama, Peer.LLAMA, setup, {}, threads, num_slots=1, context=2 * PREFILL_LEN
-    )
-    openers = (Opener(o.name, start) if o.name == Peer.LLAMA else o for o in stage.openers)
+    context = 2 * PREFILL_LEN
+    roomy: dict[str, Opener] = {}
+    for peer in set(peers) & set(LLAMA_WEIGHTS):
+        start = partial(open_llama, weights=LLAMA_WEIGHTS[peer], num_slots=1, context=context)
+        roomy[peer] = Opener(peer, partial(start, peer, setup, {}, threads))
+    openers = (roomy.get(opener.name, opener) for opener in stage.openers)
     return Stage(openers=tuple(openers), cells=stage.cells, threads=threads)

@@ -83,13 +83,15 @@ def test_rotation_and_kv_write_are_those_of_torch(
     norms = [randn(head_dim, seed=s, dtype=dtype) if has_norm else None for s in (3, 4)]
     pages = [torch.full((6, kv_heads, PAGE, head_dim), 7.0, dtype=dtype) for _ in range(4)]
     q = kernels.rope_and_write(
-        qkv, heads, angles.cos(), angles.sin(), Step(12, batch), *pages[:2], *norms, 1e-6
+        qkv, heads, angles.cos(), angles.sin(), Step(12, batch), *pages[:2], *norms, 1e-6, dtype
     )
     # In float32, with cosines as the served dtype has them: torch rounds more often in bfloat16.
     wide = [None if norm is None else norm.float() for norm in norms]
     wide_pages = [page.float() for page in pages[2:]]
     cos, sin = (x.to(dtype).float() for x in (angles.cos(), angles.sin()))
-    expected = CpuKernels().rope_and_write(qkv, heads, cos, sin, batch, *wide_pages, *wide, 1e-6)
+    expected = CpuKernels().rope_and_write(
+        qkv, heads, cos, sin, batch, *wide_pages, *wide, 1e-6, torch.float32
+    )
     assert q.dtype == dtype
     assert error(q, expected) < TOLERANCE[dtype]
     for page, wide_page in zip(pages[:2], wide_pages, strict=True):
@@ -164,7 +166,7 @@ def test_q_k_and_v_may_lie_behind_gates_in_a_row(
         pages = [torch.full((6, kv_heads, PAGE, head_dim), 7.0, dtype=dtype) for _ in range(2)]
         cos, sin, step = angles.cos(), angles.sin(), Step(12, batch)
         q = kernels.rope_and_write(
-            qkv.unflatten(1, (-1, head_dim)), heads, cos, sin, step, *pages, None, None, 1e-6
+            qkv.unflatten(1, (-1, head_dim)), heads, cos, sin, step, *pages, None, None, 1e-6, dtype
         )
         found.append([q.clone(), *pages])
     for here, there in zip(*found, strict=True):
@@ -259,11 +261,13 @@ def test_a_part_of_a_head_may_rotate_alone(
     norms = [randn(head_dim, seed=s) if has_norm else None for s in (3, 4)]
     pages = [torch.full((6, 2, PAGE, head_dim), 7.0, dtype=dtype) for _ in range(4)]
     q = kernels.rope_and_write(
-        qkv, 3, angles.cos(), angles.sin(), Step(12, batch), *pages[:2], *norms, 1e-6
+        qkv, 3, angles.cos(), angles.sin(), Step(12, batch), *pages[:2], *norms, 1e-6, dtype
     )
     wide_pages = [page.float() for page in pages[2:]]
     cos, sin = (x.to(dtype).float() for x in (angles.cos(), angles.sin()))
-    expected = CpuKernels().rope_and_write(qkv, 3, cos, sin, batch, *wide_pages, *norms, 1e-6)
+    expected = CpuKernels().rope_and_write(
+        qkv, 3, cos, sin, batch, *wide_pages, *norms, 1e-6, torch.float32
+    )
     assert error(q, expected) < TOLERANCE[dtype]
     for page, wide_page in zip(pages[:2], wide_pages, strict=True):
         assert error(page, wide_page) < TOLERANCE[dtype]

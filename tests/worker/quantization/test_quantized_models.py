@@ -3,6 +3,8 @@
 import copy
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.request import BASE
 from kernels import dispatch, quantized
 from kernels.native.library import native_library
 from kernels.quantized import (
@@ -25,7 +26,7 @@ from tests.worker.classifiers import class_logits, save_classifier
 from tests.worker.engine.test_classify import Asking
 from tests.worker.group import random_tokens
 from tests.worker.logit_ranks import LogitRanks
-from tests.worker.models.families.battery import DRAWN, Engine, Made
+from tests.worker.models.families.battery import Engine, Made, check_surroundings
 from tests.worker.peft_adapters import by_peft, error, read
 from tests.worker.quantization.packing import FORMATS, quantize_checkpoint
 from worker import spans
@@ -272,40 +273,13 @@ def test_with_shared_scales_dora_sees_the_weights_that_are_multiplied(
 def test_what_happens_around_an_answer_changes_none_of_its_tokens(
     tiny_model: Any, made: Any, name: str, tp: int, method: QuantizationMethod, *, is_bfloat16: bool
 ) -> None:
-    """Company, chunks, cached prefixes and pages in host memory."""
     kind = {"llama": "rank 8 on every linear", "qwen3_moe": "attention, experts and router"}
     tiny = tiny_model(name)
     model = Made(tiny.reference, tiny.path, made(name, kind.get(name, "little on all linears")))
-    how = {"is_bfloat16": is_bfloat16, "quantization": method}
-    engine = Engine(model, tp, **how)
-    small = Engine(
-        *(model, tp),
-        **how,
-        num_pages=16,
-        num_host_pages=40,
-        num_state_pages=8,
-        num_host_state_pages=20,
-        token_budget=24,
-    )
-    shared = random_tokens(70, 1)
-    asks = [
-        (adapter, (*shared, *random_tokens(5 + 9 * number, number)))
-        for number in range(3)
-        for adapter in (BASE, engine.adapter)
-    ]
-    try:
-        expected = []
-        for ask in asks:
-            expected += engine.answers([ask], DRAWN)
-            engine.forget()
-        assert len(set(expected)) == len(asks)
-        assert engine.answers(asks, DRAWN) == expected
-        assert engine.answers(asks, DRAWN) == expected
-        assert engine.counters.cached_prompt_tokens > 0
-        assert small.answers(asks, DRAWN) == expected
-    finally:
-        engine.close()
-        small.close()
+    start = partial(Engine, model, tp, is_bfloat16=is_bfloat16, quantization=method)
+    with ExitStack() as stack:
+        engine = stack.enter_context(closing(start()))
+        check_surroundings(engine, lambda **small: stack.enter_context(closing(start(**small))))
 
 
 def test_a_checkpoint_that_is_quantized_is_widened_and_quantized_from_what_it_means(

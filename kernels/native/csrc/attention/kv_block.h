@@ -6,6 +6,7 @@
 #ifndef TOPWORK_ATTENTION_KV_BLOCK_H
 #define TOPWORK_ATTENTION_KV_BLOCK_H
 
+#include "attention/int8_rows.h"
 #include "simd/words.h"
 
 enum {
@@ -17,7 +18,8 @@ struct attention {
     const void *q, *k_pages, *v_pages;
     void *out;
     int64_t q_stride, num_heads, num_kv_heads, head_dim, page_size, is_bf16;
-    int64_t window; /* positions that a row sees, its own the last; 0: all */
+    int64_t window;  /* positions that a row sees, its own the last; 0: all */
+    int64_t is_int8; /* K and V in their pages, as int8_rows.h has it */
     double scale;
     const float *sinks; /* [HQ]: a score of each head that is no position's; null: none */
 };
@@ -47,6 +49,12 @@ INLINE int64_t row_depth(const struct attention *op)
     return in_pairs(op->is_bf16) ? op->head_dim / 2 : op->head_dim;
 }
 
+/* Return the bytes of a row of K or V in its page. */
+INLINE int64_t stored_row_bytes(const struct attention *op)
+{
+    return op->is_int8 ? op->head_dim + SCALE_BYTES : row_words(op) * 4;
+}
+
 /* Return the columns of a row of sums or packed V: whole vectors. */
 INLINE int64_t row_width(const struct attention *op) { return round_up(op->head_dim, LANES); }
 
@@ -66,7 +74,7 @@ INLINE int64_t first_block(const struct attention *op, const struct task *task)
 INLINE void find_block(const struct attention *op, const struct task *task, int64_t first,
                        int64_t num_positions, struct block *block)
 {
-    int64_t row_size = row_words(op) * 4;
+    int64_t row_size = stored_row_bytes(op);
     int64_t page = first / op->page_size, offset = first % op->page_size;
     block->count = smaller(BLOCK, num_positions - first);
     for (int64_t j = 0; j < block->count; page++, offset = 0) {
@@ -78,6 +86,30 @@ INLINE void find_block(const struct attention *op, const struct task *task, int6
     }
     for (int64_t j = block->count; j < BLOCK; j++)
         block->offsets[j] = block->offsets[block->count - 1];
+}
+
+/* Write the rows of a block in int8 as those of another dtype would lie in memory, K and V, and
+ * find them there; the next block's are asked of memory. */
+INLINE void widen_block(const struct attention *op, const struct block *block,
+                        const struct block *next, char *keys, char *values, bool is_bf16,
+                        struct block *widened)
+{
+    int64_t size = row_words(op) * 4;
+    widened->count = block->count;
+    for (int64_t j = 0; j < BLOCK; j++) {
+        int64_t at = smaller(j, block->count - 1) * size;
+        widened->offsets[j] = at;
+        if (j >= block->count)
+            continue;
+        for (int64_t byte = 0; byte < op->head_dim + SCALE_BYTES; byte += LINE) {
+            prefetch(op->k_pages, next->offsets[j] + byte);
+            prefetch(op->v_pages, next->offsets[j] + byte);
+        }
+        const char *k = (const char *)op->k_pages + block->offsets[j];
+        const char *v = (const char *)op->v_pages + block->offsets[j];
+        widen_int8_row(k, op->head_dim, keys + at, is_bf16);
+        widen_int8_row(v, op->head_dim, values + at, is_bf16);
+    }
 }
 
 /* Lay out up to LANES words of as many rows of K as columns. */

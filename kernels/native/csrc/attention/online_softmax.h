@@ -32,6 +32,8 @@ struct workspace {
     float *denominators; /* [rows, LANES] */
     float *maxima;       /* [rows] */
     int64_t *positions;  /* [rows] */
+    void *widened_keys;  /* [BLOCK, head_dim] of the dtype of q; only where pages are in int8 */
+    void *widened_values;
 };
 
 INLINE int64_t group_size(const struct attention *op) { return op->num_heads / op->num_kv_heads; }
@@ -66,6 +68,9 @@ static int64_t cut_scratch(const struct attention *op, char *memory, struct work
     w->denominators = take_words(memory, &used, rows * LANES);
     w->maxima = take_words(memory, &used, rows);
     w->positions = take_words(memory, &used, rows * 2);
+    int64_t widened = op->is_int8 ? BLOCK * row_words(op) : 0;
+    w->widened_keys = take_words(memory, &used, widened);
+    w->widened_values = take_words(memory, &used, widened);
     return used;
 }
 

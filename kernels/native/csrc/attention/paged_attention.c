@@ -136,8 +136,13 @@ INLINE int64_t rows_that_see(const struct attention *op, const struct task *task
 
 /* `after` is the block that this thread is likely to need behind the task's. */
 INLINE void attend(const struct attention *op, const struct task *task, const struct block *after,
-                   const struct workspace *w, bool is_bf16)
+                   const struct workspace *w, bool is_bf16, bool is_int8)
 {
+    struct attention of_widened = *op;
+    of_widened.k_pages = w->widened_keys;
+    of_widened.v_pages = w->widened_values;
+    const struct attention *read = is_int8 ? &of_widened : op; /* where rows are as products want */
+    struct block widened;
     int64_t group = group_size(op), num_rows = task->num_tokens * group;
     int64_t num_positions = positions_of(task);
     struct block blocks[2], *block = &blocks[0], *next = &blocks[1];
@@ -149,18 +154,21 @@ INLINE void attend(const struct attention *op, const struct task *task, const st
             find_block(op, task, start + BLOCK, num_positions, next);
         else
             *next = *after;
-        pack_keys(op, block, next, w->keys, is_bf16);
+        if (is_int8)
+            widen_block(op, block, next, w->widened_keys, w->widened_values, is_bf16, &widened);
+        const struct block *rows = is_int8 ? &widened : block, *later = is_int8 ? rows : next;
+        pack_keys(read, rows, later, w->keys, is_bf16);
         struct tile tile = {0};
         if (reads_values(op, num_rows, is_bf16))
-            tile.values = block->offsets;
+            tile.values = rows->offsets;
         else
-            pack_values(op, block, next, w->values, is_bf16);
+            pack_values(read, rows, later, w->values, is_bf16);
         int64_t hidden = start - task->first_position; /* tokens before the block */
         int64_t stop = rows_that_see(op, task, start);
         for (tile.row = hidden > 0 ? hidden * group : 0; tile.row < stop;
              tile.row += PRODUCT_ROWS) {
             tile.num_rows = smaller(PRODUCT_ROWS, stop - tile.row);
-            attend_tile(op, w, tile, start, tile.row == 0 ? next : NULL, is_bf16);
+            attend_tile(read, w, tile, start, tile.row == 0 && !is_int8 ? next : NULL, is_bf16);
         }
         struct block *done = block;
         block = next;
@@ -172,13 +180,25 @@ INLINE void attend(const struct attention *op, const struct task *task, const st
 static void attend_bf16(const struct attention *op, const struct task *task,
                         const struct block *after, const struct workspace *w)
 {
-    attend(op, task, after, w, true);
+    attend(op, task, after, w, true, false);
 }
 
 static void attend_f32(const struct attention *op, const struct task *task,
                        const struct block *after, const struct workspace *w)
 {
-    attend(op, task, after, w, false);
+    attend(op, task, after, w, false, false);
+}
+
+static void attend_bf16_over_int8(const struct attention *op, const struct task *task,
+                                  const struct block *after, const struct workspace *w)
+{
+    attend(op, task, after, w, true, true);
+}
+
+static void attend_f32_over_int8(const struct attention *op, const struct task *task,
+                                 const struct block *after, const struct workspace *w)
+{
+    attend(op, task, after, w, false, true);
 }
 
 /* Return the runs of tokens into which a sequence's rows are cut. */
@@ -236,6 +256,9 @@ void topwork_paged_attention(const void *pointer, struct worker *worker)
         found = smaller(index + 1, count - 1);
         find_task(op, worker->step, found, &later);
         find_block(op, &later, first_block(op, &later), positions_of(&later), &after);
-        (op->is_bf16 ? attend_bf16 : attend_f32)(op, &task, &after, &w);
+        if (op->is_int8)
+            (op->is_bf16 ? attend_bf16_over_int8 : attend_f32_over_int8)(op, &task, &after, &w);
+        else
+            (op->is_bf16 ? attend_bf16 : attend_f32)(op, &task, &after, &w);
     }
 }

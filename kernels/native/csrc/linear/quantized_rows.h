@@ -13,7 +13,7 @@
 #ifndef TOPWORK_LINEAR_QUANTIZED_ROWS_H
 #define TOPWORK_LINEAR_QUANTIZED_ROWS_H
 
-#include "simd/bytes.h"
+#include "simd/scales.h"
 
 enum { GROUP = 32 }; /* inputs */
 
@@ -65,13 +65,6 @@ INLINE f32v load_inputs(const char *row, int64_t first, int64_t num_inputs, bool
     return first < num_inputs ? load_some(row, first, num_inputs - first, is_bf16) : (f32v){0};
 }
 
-INLINE int32_t largest_word(i32v x)
-{
-    i32v other;
-    FOLD_LANES(x, other, larger_words(x, other));
-    return x[0];
-}
-
 INLINE int32_t sum_of_words(i32v x)
 {
     i32v other;
@@ -79,25 +72,8 @@ INLINE int32_t sum_of_words(i32v x)
     return x[0];
 }
 
-/* Return the largest size of a row's numbers, as the bits of a float: those of a NaN are above an
- * infinity's, and these above all others'. */
-INLINE int32_t largest_bits(const char *from, int64_t num_inputs, bool is_bf16)
-{
-    i32v largest = {0};
-    for (int64_t k = 0; k < num_inputs; k += LANES)
-        largest =
-            larger_words(largest, (i32v)load_inputs(from, k, num_inputs, is_bf16) & 0x7fffffff);
-    return largest_word(largest);
-}
-
-INLINE float float_of(int32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* Return the same of a row whose inputs ranks share, of what each has found in its own. */
+/* Return what `largest_bits` has for a row whose inputs ranks share, of what each has found in its
+ * own. */
 INLINE int32_t largest_of_ranks(const float *sizes, int64_t num_ranks)
 {
     int32_t largest = 0;
@@ -108,16 +84,6 @@ INLINE int32_t largest_of_ranks(const float *sizes, int64_t num_ranks)
         largest = bits > largest ? bits : largest;
     }
     return largest;
-}
-
-/* Return the scale of a row. */
-INLINE float scale_of(int32_t largest)
-{
-    const int32_t infinity = 0x7f800000;
-    if (largest >= infinity)
-        return float_of(infinity | 0x400000);
-    float size = float_of(largest);
-    return size < 0x1p-100f ? 0.0f : size / (float)LARGEST_BYTE;
 }
 
 enum { GROUP_VECTORS = GROUP / LANES };

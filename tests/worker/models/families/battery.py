@@ -6,6 +6,7 @@ what an answer consists of depends on nothing that happens around it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from tests.worker.group import random_tokens
 from tests.worker.logit_ranks import LogitRanks
 from tests.worker.peft_adapters import TOLERANCE, by_peft, error, make_adapter_dir, read
 from worker.model_config_reader import read_model_config
+from worker.pools import KVCacheDtype
 from worker.protocol import RankConfig, SamplingParams
 
 PAGE = 16
@@ -38,6 +40,42 @@ class Made:
     reference: PreTrainedModel
     path: Path
     adapter: Path
+
+
+def check_surroundings(alone: "Engine", start_small: Callable[..., "Engine"]) -> None:
+    """Make sure that nothing around an answer changes its tokens.
+
+    Company, chunks, cached prefixes, pages in host memory and preemption, for which `start_small`
+    starts the same engine with few pages and small steps.
+    """
+    shared = random_tokens(70, 1)
+    asks = [
+        (adapter, (*shared, *random_tokens(5 + 9 * number, number)))
+        for number in range(4)
+        for adapter in (BASE, alone.adapter)
+    ]
+    expected = []
+    for ask in asks:  # one at a time, nothing cached
+        expected += alone.answers([ask], DRAWN)
+        alone.forget()
+    assert len(set(expected)) == len(asks)
+    assert alone.answers(asks, DRAWN) == expected  # in company, whose prefixes are shared
+    assert alone.counters.cached_prompt_tokens > 0
+    assert alone.answers(asks, DRAWN) == expected  # what was cached, once more
+
+    small = start_small(
+        num_pages=16,
+        num_host_pages=40,
+        num_window_pages=16,
+        num_host_window_pages=30,
+        num_state_pages=8,
+        num_host_state_pages=20,
+        token_budget=24,
+    )
+    assert small.answers(asks, DRAWN) == expected
+    assert small.counters.preemptions > 0 or small.slides  # then it never needs more pages
+    assert small.answers(asks[::-1], DRAWN) == expected[::-1]
+    assert small.counters.restored_pages + small.counters.restored_checkpoint_pages > 0
 
 
 class FamilyBattery:
@@ -95,38 +133,8 @@ class FamilyBattery:
     def test_what_happens_around_an_answer_changes_none_of_its_tokens(
         self, start_engine: Callable[..., "Engine"], dtype: str, tp: int
     ) -> None:
-        """Company, chunks, cached prefixes, pages in host memory and preemption."""
-        alone = start_engine(tp, is_bfloat16=dtype == "bfloat16")
-        shared = random_tokens(70, 1)
-        asks = [
-            (adapter, (*shared, *random_tokens(5 + 9 * number, number)))
-            for number in range(4)
-            for adapter in (BASE, alone.adapter)
-        ]
-        expected = []
-        for ask in asks:  # one at a time, nothing cached
-            expected += alone.answers([ask], DRAWN)
-            alone.forget()
-        assert len(set(expected)) == len(asks)
-        assert alone.answers(asks, DRAWN) == expected  # in company, whose prefixes are shared
-        assert alone.counters.cached_prompt_tokens > 0
-        assert alone.answers(asks, DRAWN) == expected  # what was cached, once more
-
-        small = start_engine(
-            tp,
-            is_bfloat16=dtype == "bfloat16",
-            num_pages=16,
-            num_host_pages=40,
-            num_window_pages=16,
-            num_host_window_pages=30,
-            num_state_pages=8,
-            num_host_state_pages=20,
-            token_budget=24,
-        )
-        assert small.answers(asks, DRAWN) == expected
-        assert small.counters.preemptions > 0 or small.slides  # then it never needs more pages
-        assert small.answers(asks[::-1], DRAWN) == expected[::-1]
-        assert small.counters.restored_pages + small.counters.restored_checkpoint_pages > 0
+        how = {"is_bfloat16": dtype == "bfloat16"}
+        check_surroundings(start_engine(tp, **how), partial(start_engine, tp, **how))
 
     @pytest.mark.parametrize("tp", [1, 2])
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -252,6 +260,7 @@ class Engine:
         *,
         is_bfloat16: int = 0,
         quantization: Literal["int8", "int4"] | None = None,
+        kv_cache_dtype: KVCacheDtype = "auto",
         num_pages: int = 0,
         num_host_pages: int = 0,
         num_window_pages: int = 0,
@@ -267,6 +276,7 @@ class Engine:
             tp=tp,
             dtype="bfloat16" if is_bfloat16 else "float32",
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             page_size=PAGE,
             kv_memory_bytes=2**22,
             kv_host_memory_bytes=2**22,
