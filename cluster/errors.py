@@ -116,6 +116,10 @@ class Unavailable(TopworkError):
     kind = "service_unavailable_error"
 
 
+class Replaced(Unavailable):
+    """What was asked has begun to end, and has done nothing: another one answers, or soon will."""
+
+
 class DeadlineExceeded(TopworkError):
     """A request that has taken longer than it may."""
 
@@ -150,6 +154,7 @@ BY_NAME: dict[str, type[TopworkError]] = {
         Overloaded,
         Internal,
         Unavailable,
+        Replaced,
         DeadlineExceeded,
     )
 }

@@ -39,6 +39,9 @@ _LARGEST_INT4 = 15
 # A group's scale is its range over 15 and one of these: with more the ends are cut, which is worth
 # it where the others lie close.
 _CUTS = (0.0, 1.0)
+# Where numbers are what codes of at most 4 bits mean, a group's range is a whole number of their
+# steps, fewer than 15 if it has not both ends: these find it, and so the same codes.
+_CODED_CUTS = (*_CUTS, *(-float(missing) for missing in range(1, _LARGEST_INT4)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,12 @@ class QuantizedLinears(Protocol):
     """
 
     def quantize(
-        self, weight: Tensor, method: QuantizationMethod, *, has_exponents: bool = True
+        self,
+        weight: Tensor,
+        method: QuantizationMethod,
+        *,
+        has_exponents: bool = True,
+        is_coded: bool = False,
     ) -> QuantizedWeight:
         """Do what `kernels.quantized.quantize` does."""
         ...
@@ -182,11 +190,17 @@ def _row_scales(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def quantize(
-    weight: Tensor, method: QuantizationMethod, *, has_exponents: bool = True
+    weight: Tensor,
+    method: QuantizationMethod,
+    *,
+    has_exponents: bool = True,
+    is_coded: bool = False,
 ) -> QuantizedWeight:
     """Return a weight [N, K] of any float dtype in fewer bits.
 
-    In int8 groups of its rows have exponents if `has_exponents`.
+    In int8 groups of its rows have exponents if `has_exponents`. In int4 a weight that `is_coded`,
+    so that its numbers are what other codes mean, keeps these where 32 inputs share a scale and
+    there are at most 16 codes.
 
     Raises:
         ValueError: there are more inputs than a sum of 32 bits has room for.
@@ -207,11 +221,12 @@ def quantize(
         return QuantizedWeight(method, codes, scales, max_exponent=most)
     of_groups = torch.empty(2, outputs, -(-inputs // GROUP), dtype=torch.bfloat16)
     for here in pieces:
-        codes[here], of_groups[:, here] = _quantize_groups(weight[here])
+        cuts = _CODED_CUTS if is_coded else _CUTS
+        codes[here], of_groups[:, here] = _quantize_groups(weight[here], cuts)
     return QuantizedWeight(method, codes, of_groups[0], of_groups[1])
 
 
-def _quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _quantize_groups(weight: Tensor, cuts: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return codes [N, K] int8, and scales and offsets [2, N, G] bfloat16, of a weight in groups.
 
     Codes are first taken by scales of several sizes. For each the scale and the offset are then
@@ -230,9 +245,9 @@ def _quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     mean = _sum(groups) / GROUP
     best = torch.zeros_like(groups), torch.zeros_like(least), least.bfloat16().float()
     error = _sum((best[2] - groups).square())
-    for cut in _CUTS:
+    for cut in cuts:
         scale = (most - least) / (_LARGEST_INT4 + cut)
-        codes = _nearest(groups, scale, least + scale * (cut / 2))
+        codes = _nearest(groups, scale, least + scale * (max(cut, 0.0) / 2))
         about = codes - _sum(codes) / GROUP
         scale = (_sum(about * groups) / _sum(about.square())).bfloat16().float()
         offset = (mean - scale * (_sum(codes) / GROUP)).bfloat16().float()

@@ -136,9 +136,10 @@ def _widened(checked: Checked) -> list[str]:
     if quantization is None:
         return []
     if method is not None:
+        kept = "codes of 4 bits are found again, others are" if method == "int4" else "they are"
         return [
             f"model: its linears are quantized ({quantization.method}) and are quantized once more "
-            f"to {method} as they are loaded: they are rounded twice"
+            f"to {method} as they are loaded: {kept} rounded twice"
         ]
     return [
         f"model: its linears are quantized ({quantization.method}) and are widened to "

@@ -12,13 +12,14 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from cluster.adapters.records import AdapterRecord, LoadOptions, ResolvedAdapter, UnloadResult
-from cluster.errors import Unavailable
+from cluster.errors import Replaced, Unavailable
 from cluster.messages import AttachedSchedulers, SchedulerAddress
 from cluster.metrics_hub import ClusterCounts, RouterCounts
 from cluster.tenancy.leases import LeaseCall, LeaseReply
 from cluster.tenancy.owners import Caller
 
 LOCATE_TIMEOUT = 30.0  # seconds for a pool that is being restarted
+POLL_INTERVAL = 0.05  # seconds between two looks for a pool that replaces another
 RETRY_AFTER = 5
 
 
@@ -30,6 +31,7 @@ class PoolClient:
         self._fingerprint = fingerprint
         self._actor: Any = None
         self._lost = ""  # the id of the actor that did not answer
+        self._replaced: set[str] = set()  # ids of actors that have begun to end
         self._locating: asyncio.Task[Any] | None = None
 
     async def shards(self, adapter: str) -> tuple[tuple[Any, ...], ...]:
@@ -140,15 +142,23 @@ class PoolClient:
             raise Unavailable(error.message, retry_after=error.retry_after) from error
 
     async def _call_once(self, method: str, *arguments: object) -> Any:
-        actor = await self._located_actor()
-        try:
-            return await getattr(actor, method).remote(*arguments)
-        except RayTaskError as error:
-            raise error.cause from None
-        except RayError as error:
-            if self._actor is actor:
-                self._actor, self._lost = None, actor._actor_id.hex()
-            raise _ActorLost("the adapter pool is down", retry_after=RETRY_AFTER) from error
+        """Call a method of the actor, or of the one that replaces it."""
+        while True:
+            actor = await self._located_actor()
+            try:
+                return await getattr(actor, method).remote(*arguments)
+            except RayTaskError as error:
+                if not isinstance(error.cause, Replaced):
+                    raise error.cause from None
+                self._lose(actor)
+                self._replaced.add(actor._actor_id.hex())
+            except RayError as error:
+                self._lose(actor)
+                raise _ActorLost("the adapter pool is down", retry_after=RETRY_AFTER) from error
+
+    def _lose(self, actor: Any) -> None:
+        if self._actor is actor:
+            self._actor, self._lost = None, actor._actor_id.hex()
 
     async def _located_actor(self) -> Any:
         """Return the actor; concurrent callers share one request for it."""
@@ -162,6 +172,9 @@ class PoolClient:
         try:
             async with asyncio.timeout(LOCATE_TIMEOUT):
                 fingerprint, actor = await self._handle.locate.remote(self._lost)
+                while actor._actor_id.hex() in self._replaced:  # by one that has not begun yet
+                    await asyncio.sleep(POLL_INTERVAL)
+                    fingerprint, actor = await self._handle.locate.remote(self._lost)
         except (RayError, RayServeException, TimeoutError) as error:
             raise Unavailable("the adapter pool is down", retry_after=RETRY_AFTER) from error
         if fingerprint != self._fingerprint:

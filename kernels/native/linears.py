@@ -36,10 +36,15 @@ class NativeLinears(OpRunner):
         return coded or move_panels(packed, self._memory)
 
     def quantize(
-        self, weight: Tensor, method: QuantizationMethod, *, has_exponents: bool = True
+        self,
+        weight: Tensor,
+        method: QuantizationMethod,
+        *,
+        has_exponents: bool = True,
+        is_coded: bool = False,
     ) -> QuantizedWeight:
         if method == "int4":
-            return quantize_groups(weight, self.thread_pool)
+            return quantize_groups(weight, self.thread_pool, is_coded=is_coded)
         return quantize(weight, method, has_exponents=has_exponents)
 
     def prepare_quantized_linear(

@@ -96,7 +96,7 @@ class QuantizeGroupsOp(ctypes.Structure):
 
     _fields_ = [
         *_pointers("weight", "codes", "scales", "offsets"),
-        *_counts("stride", "num_inputs", "is_bf16"),
+        *_counts("stride", "num_inputs", "is_bf16", "is_coded"),
     ]
 
 

@@ -40,7 +40,7 @@ def pack_panels(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     )
 
 
-def quantize_groups(weight: Tensor, thread_pool: ThreadPool) -> QuantizedWeight:
+def quantize_groups(weight: Tensor, thread_pool: ThreadPool, *, is_coded: bool) -> QuantizedWeight:
     """Return a weight [N, K] in int4, as `kernels.quantized.quantize` does and much faster."""
     if weight.dtype != torch.bfloat16:
         weight = weight.float()
@@ -51,7 +51,8 @@ def quantize_groups(weight: Tensor, thread_pool: ThreadPool) -> QuantizedWeight:
     codes = torch.empty(num_outputs, num_groups * GROUP, dtype=torch.int8)
     scales = torch.empty(num_outputs, num_groups, dtype=torch.bfloat16)
     tensors = weight, codes, scales, torch.empty_like(scales)
-    op = QuantizeGroupsOp(*map(at, tensors), weight.stride(0), num_inputs, is_bf16(weight))
+    counts = weight.stride(0), num_inputs, is_bf16(weight), is_coded
+    op = QuantizeGroupsOp(*map(at, tensors), *counts)
     program = Program()
     program.add(thread_pool.library.op("quantize_groups"), op, tensors)
     thread_pool.run(program, Step(num_outputs))

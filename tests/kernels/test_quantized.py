@@ -148,10 +148,29 @@ def test_a_weight_that_was_in_4_bits_of_any_range_keeps_its_numbers() -> None:
     torch.testing.assert_close(dequantize(quantized), weight, atol=0.0, rtol=1e-6)
 
 
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_codes_of_4_bits_that_share_a_scale_with_others_are_found_again(group: int) -> None:
+    drawn = torch.Generator().manual_seed(1)
+    codes = torch.randn(64, 256, generator=drawn).mul(2.5).add(8).round().clamp(0, 15)
+    codes[0, :32] = 8
+    codes[1, :32] = torch.arange(32) % 2 + 3
+    scales = torch.rand(64, 256 // group, generator=drawn).add(0.1).half().float()
+    steps = scales.repeat_interleave(group, dim=1)
+    weight = (codes - 8) * steps
+    found, anew = (dequantize(quantize(weight, "int4", is_coded=one)) for one in (True, False))
+    # Scales and offsets have the 8 digits of bfloat16.
+    assert bool(((found - weight).abs() < 0.06 * steps).all())
+    assert (anew - weight).norm() > 10 * (found - weight).norm()
+    random = torch.randn(8, 256, generator=drawn)
+    assert (dequantize(quantize(random, "int4", is_coded=True)) - random).norm() <= (
+        dequantize(quantize(random, "int4")) - random
+    ).norm() * (1 + 1e-6)
+
+
 @settings(max_examples=num_cases(100), deadline=None)
-@given(st.lists(FLOATS, min_size=1, max_size=70))
-def test_no_numbers_make_codes_that_are_none(numbers: list[float]) -> None:
-    quantized = quantize(torch.tensor([numbers]), "int4")
+@given(st.lists(FLOATS, min_size=1, max_size=70), st.booleans())
+def test_no_numbers_make_codes_that_are_none(numbers: list[float], is_coded: bool) -> None:
+    quantized = quantize(torch.tensor([numbers]), "int4", is_coded=is_coded)
     assert quantized.offsets is not None
     assert bool(((quantized.codes >= 0) & (quantized.codes <= 15)).all())
     assert not quantized.scales.isnan().any() and not quantized.offsets.isnan().any()

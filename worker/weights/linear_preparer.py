@@ -25,6 +25,7 @@ class LinearPreparer:
     prepare: Prepare
     prepare_experts: PrepareExperts
     quantizer: Quantizer | None  # None: none is quantized
+    is_coded: bool = False  # whether weights are what a checkpoint's own codes mean
 
     @property
     def read_dtype(self) -> torch.dtype:
@@ -61,7 +62,7 @@ class LinearPreparer:
         assert self.quantizer is not None, "linears are quantized"
         quantize, method = self.quantizer.linears.quantize, self.quantizer.method
         in_groups = self.part.has_whole_groups(name)
-        whole = quantize(weight, method, has_exponents=in_groups)
+        whole = quantize(weight, method, has_exponents=in_groups, is_coded=self.is_coded)
         if columns is None:
             return whole
         return columns_of(whole, slice(columns.start, columns.stop))

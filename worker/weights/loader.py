@@ -291,7 +291,8 @@ def load_weights(
     check_checkpoint(model_dir, config)
     with open_checkpoint(model_dir, config, dtype) as checkpoint:
         config = as_stored(config, checkpoint.names)
-        preparer = LinearPreparer(part, dtype, prepare, prepare_experts, quantizer)
+        is_coded = config.quantization is not None
+        preparer = LinearPreparer(part, dtype, prepare, prepare_experts, quantizer, is_coded)
         loader = _Loader(checkpoint, config, part, dtype, device, preparer)
         embedding = loader.vocabulary(EMBEDDING_NAME)
         layers = tuple(loader.layer(index) for index in range(config.num_layers))

@@ -173,7 +173,8 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
 
     @ray.method
     async def close(self) -> None:
-        """End all work in the background."""
+        """Take no more calls, and end all work in the background."""
+        self._state.end()
         await self._configured.close()
         await self._collector.close()
         await self._uploads.close()

@@ -35,7 +35,7 @@ from cluster.adapters.service.store import AdapterStore
 from cluster.adapters.sources.staged import StagedAdapters
 from cluster.adapters.state_file import StateError, StateFile, StateLocked
 from cluster.adapters.versions import History, Version
-from cluster.errors import InvalidRequest, TopworkError, Unavailable
+from cluster.errors import InvalidRequest, Replaced, TopworkError, Unavailable
 from cluster.supervision import supervise
 
 logger = logging.getLogger("topwork.pool")
@@ -65,6 +65,7 @@ class PoolState:
         self.is_drained = False  # which ends with the server
         self.is_of_same_server = False  # which had started before this pool began
         self.writer: StateWriter | None = None
+        self._is_ending = False
         self._own_paths: set[str] = set()  # that the configuration named
         self._path = path
         self._server = server
@@ -77,7 +78,9 @@ class PoolState:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     def check_open(self) -> None:
-        """Raise Unavailable if the file has not been read yet."""
+        """Raise Unavailable if the file has not been read yet, Replaced from `end` on."""
+        if self._is_ending:
+            raise Replaced("the adapter pool is replaced", retry_after=1)
         if self._path is not None and self.writer is None:
             raise Unavailable("the adapter pool is reading its state", retry_after=1)
 
@@ -153,8 +156,13 @@ class PoolState:
             except Unavailable as error:
                 logger.debug("told before it is saved: %s", error)
 
+    def end(self) -> None:
+        """Refuse what comes from now on: the pool after this one has the file then."""
+        self._is_ending = True
+
     async def close(self) -> None:
         """Let go of the file."""
+        self.end()
         writer, self.writer = self.writer, None
         if writer is not None:
             for task in self._tasks:

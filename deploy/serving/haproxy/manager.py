@@ -37,7 +37,12 @@ logger = logging.getLogger(SERVE_LOGGER_NAME)
 MAX_CONNECTIONS, FILES_EACH, OWN_FILES = 20_000, 2.5, 256
 # Which calls are made again at another router, and how often: `configuration` says of which kind.
 REPEATED = "conn-failure empty-response"
-REPEATS, BUFFER_BYTES = 2, 65_536
+REPEATS, BUFFER_BYTES = 3, 65_536
+# Connections to a router that must fail until HAProxy asks others, or Serve's own proxy, in which
+# calls wait for a new router: one. A call that was at a router that died has been made once, and
+# with Serve's three it had no attempt left for them. Health checks bring a router back in half a
+# second that was only slow.
+FAILURES = 1
 # What a client gets where no router answers: errors of HAProxy's own have no reason.
 _BODY = (
     b'{"error": {"message": "the server is not there at the moment", "type": "server_error", '
@@ -91,6 +96,7 @@ class KeptHAProxy(haproxy.HAProxyApi):
         self._door = FrontDoor.of()
         cfg.timeout_client_s = self._door.idle_timeout
         cfg.retry_on, cfg.retries, cfg.bufsize = REPEATED, REPEATS, BUFFER_BYTES
+        cfg.observe_error_limit = FAILURES
         super().__init__(cfg, *arguments, **options)
         self._certificate = _certificate(self._door, Path(self.config_file_path).parent)
 

@@ -143,6 +143,8 @@ def test_weights_that_are_widened_are_a_warning(tmp_path: Path) -> None:
     assert "its linears are quantized (gptq) and are widened to bfloat16" in warning
     (warning,) = looked(model, quantization="int8").warnings
     assert "(gptq) and are quantized once more to int8" in warning
+    (warning,) = looked(model, quantization="int4").warnings
+    assert "to int4 as they are loaded: codes of 4 bits are found again, others are" in warning
 
 
 def test_what_only_other_nodes_of_a_cluster_have_is_a_warning(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,7 +29,7 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyConfig, ServerConfi
 from ray.serve.config import HTTPOptions, gRPCOptions
 from deploy.serving.haproxy import manager
 
-port, router, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+port, router, fallback, folder = *map(int, sys.argv[1:4]), sys.argv[4]
 
 async def main():
     http = HTTPOptions(host="127.0.0.1", port=port)
@@ -40,6 +40,7 @@ async def main():
     )
     api = manager.KeptHAProxy(config, config_file_path=f"{folder}/haproxy.cfg")
     servers = [ServerConfig(name="router", host="127.0.0.1", port=router)]
+    other = ServerConfig(name="fallback", host="127.0.0.1", port=fallback) if fallback else None
     lock = asyncio.Lock()
     await api.start()
     tasks = [asyncio.create_task(work) for work in (api.keep(lock), api.follow_certificate(lock))]
@@ -51,7 +52,8 @@ async def main():
     while await reader.readline():
         async with lock:
             api.set_backend_configs({"app": BackendConfig(
-                name="app", path_prefix="/", app_name="app", servers=servers)})
+                name="app", path_prefix="/", app_name="app", servers=servers,
+                fallback_server=other)})
             await api.reload()
         print(api._proc.pid, flush=True)
     await api.stop()
@@ -67,9 +69,12 @@ DOOR = FrontDoor(head_timeout=1, short_body_timeout=2, idle_timeout=6)
 class Manager:
     """Serve's manager of HAProxy, as far as HAProxy notices."""
 
-    def __init__(self, environment: dict[str, str], port: int, router: int, folder: Path) -> None:
+    def __init__(
+        self, environment: dict[str, str], port: int, router: int, fallback: int, folder: Path
+    ) -> None:
+        """Start it; 0 is no `fallback`."""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _MANAGER, *map(str, (port, router, folder))],
+            [sys.executable, "-c", _MANAGER, *map(str, (port, router, fallback, folder))],
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -128,24 +133,35 @@ class Router:
 
     def close(self) -> None:
         """Take no more connections."""
+        with suppress(OSError):  # which is what it says of a listener, and it has stopped
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
 class Front:
-    """HAProxy in front of a router."""
+    """HAProxy in front of a router, and perhaps of Serve's own proxy for when that is away."""
 
-    def __init__(self, folder: Path, router: Router, ports: range, door: FrontDoor) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        router: Router,
+        fallback: Router | None,
+        ports: range,
+        door: FrontDoor,
+    ) -> None:
         self.port = free_port()
         self.tls: ssl.SSLContext | None = None  # with which clients connect
         self.folder = folder / "node"
         self.folder.mkdir()
-        self._router = router
+        self.router = router
+        self._fallback = 0 if fallback is None else fallback.port
         self._environment = server_environment(folder, get_haproxy_binary(), ports, door)
         self.managers = [self.start_manager()]
 
     def start_manager(self) -> Manager:
         """Return one more manager of the same HAProxy."""
-        return Manager(self._environment, self.port, self._router.port, self.folder)
+        ports = self.port, self.router.port, self._fallback
+        return Manager(self._environment, *ports, self.folder)
 
     def connect(self) -> socket.socket:
         """Return a new connection of a client."""
@@ -170,6 +186,7 @@ def running_front(
     answer: Callable[[socket.socket, bytes], None],
     door: FrontDoor = DOOR,
     tls: ssl.SSLContext | None = None,
+    fallback: Router | None = None,
 ) -> Iterator[Front]:
     """Run HAProxy in front of a router that answers so; clients connect with `tls`, if any."""
     router = Router(answer)
@@ -178,7 +195,7 @@ def running_front(
         TemporaryDirectory(prefix="tw-", ignore_cleanup_errors=True) as folder,
         claimed_ports(os.getpid()) as ports,
     ):
-        front = Front(Path(folder), router, ports, door)
+        front = Front(Path(folder), router, fallback, ports, door)
         front.tls = tls
         try:
             front.managers[0].reload()

@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from deploy.serving.haproxy import admin, guard, manager
-from tests.deploy.serving.running_haproxy import DOOR, Front, running_front
+from tests.deploy.serving.running_haproxy import DOOR, Front, Router, running_front
 from tests.end_to_end.asking import wait_for
 from tests.patience import PATIENCE, SOON
 
@@ -25,6 +26,7 @@ SILENCE = 7.5  # seconds that a router says nothing: longer than any limit on cl
 BODY = b'{"prompt": "x"}'
 HEAD = b"POST /long HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+NUM_AT_ONCE = 4
 LONG = b"{" * 200_000  # more than a buffer holds
 LAST = b"1\r\nb\r\n0\r\n\r\n"
 PARTS = b"1\r\na\r\n" + LAST
@@ -198,6 +200,35 @@ def test_a_call_whose_router_dies_before_it_answers_is_made_again(
     body, path = b"x" * 40_000, f"/dies/{pause}/completions"
     assert posted(front, path, body, pause).endswith(b"200 OK")
     assert calls.count(path.encode()) == 2
+
+
+def test_calls_at_a_lone_router_that_dies_are_made_again_where_serve_lets_them_wait() -> None:
+    fronts: list[Front] = []
+    dying: list[bytes] = []
+
+    def die(connection: socket.socket, head: bytes) -> None:
+        """Answer what is short; of others none, and once all are there take no more."""
+        if head.startswith(b"GET /short"):
+            answer(connection, head)
+            return
+        dying.append(head)
+        if len(dying) == NUM_AT_ONCE:
+            fronts[0].router.close()
+        wait_for(lambda: len(dying) == NUM_AT_ONCE)
+
+    def let_wait(connection: socket.socket, head: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    serve = Router(let_wait)
+    with (
+        running_front(die, fallback=serve) as front,
+        ThreadPoolExecutor(NUM_AT_ONCE) as clients,
+    ):
+        fronts.append(front)
+        asked = [clients.submit(posted, front, "/v1/completions", BODY) for _ in range(NUM_AT_ONCE)]
+        assert [one.result() for one in asked] == [b"HTTP/1.1 200 OK"] * NUM_AT_ONCE
+        assert front.status() == 200
+    serve.close()
 
 
 def test_a_call_that_changes_something_is_never_made_again(front: Front) -> None:

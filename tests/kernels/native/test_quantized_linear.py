@@ -187,8 +187,9 @@ def test_a_recorded_product_is_the_same(library: Library, method: QuantizationMe
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(60, 300), (1, 1), (9, 32), (3, 31)])
+@pytest.mark.parametrize("is_coded", [False, True])
 def test_int4_is_found_as_the_reference_finds_it_bit_for_bit(
-    library: Library, num_outputs: int, num_inputs: int, dtype: torch.dtype
+    library: Library, num_outputs: int, num_inputs: int, dtype: torch.dtype, *, is_coded: bool
 ) -> None:
     kernels = NativeKernels(ThreadPool(library, 2))
     weight = some_rows(num_outputs, num_inputs, seed=1)
@@ -197,11 +198,12 @@ def test_int4_is_found_as_the_reference_finds_it_bit_for_bit(
     weight[num_outputs // 2, num_inputs // 2] = torch.nan
     weight[num_outputs // 3, 0] = -torch.inf
     weight[num_outputs // 4] = 0.3
+    weight[num_outputs // 5] = torch.arange(num_inputs) % 11 * 0.2  # codes, not of the whole range
     wide = torch.full((num_outputs, num_inputs + 3), torch.nan, dtype=dtype)
     wide[:, :num_inputs] = weight
     found, right = (
-        kernels.quantize(wide[:, :num_inputs], "int4"),
-        quantize(weight.to(dtype), "int4"),
+        kernels.quantize(wide[:, :num_inputs], "int4", is_coded=is_coded),
+        quantize(weight.to(dtype), "int4", is_coded=is_coded),
     )
     assert torch.equal(found.codes, right.codes)
     assert same_bits(found.scales, right.scales)

@@ -10,6 +10,7 @@ struct quantize_groups {
     uint16_t *scales;   /* [N, groups] bfloat16 */
     uint16_t *offsets;  /* likewise */
     int64_t stride, num_inputs, is_bf16;
+    int64_t is_coded; /* the numbers are what codes mean, which may be found again */
 };
 
 enum { LARGEST_INT4 = 15, NUM_CUTS = 2 };
@@ -66,14 +67,15 @@ INLINE float group_error(const f32v x[GROUP_VECTORS], const struct int4_group *g
 INLINE bool is_scale(float x) { return x > 0 && x < float_of(0x7f800000); }
 
 /* Find the scale and the offset with the least squared error for codes that are made with a range
- * of 15 + `cut` steps, then the nearest codes; return false if there are none. */
+ * of 15 + `cut` steps, of which the codes leave out as many at both ends; then the nearest codes.
+ * Return false if there are none. */
 INLINE bool fit_group(const f32v x[GROUP_VECTORS], float least, float most, float cut,
                       struct int4_group *group)
 {
     float scale = (most - least) / ((float)LARGEST_INT4 + cut);
     if (!is_scale(scale))
         return false;
-    float margin = as_rounded(splat(scale * (cut / 2)))[0];
+    float margin = as_rounded(splat(scale * ((cut > 0 ? cut : 0) / 2)))[0];
     nearest_codes(x, scale, least + margin, group->codes);
     float mean = group_sum(x) / GROUP, mean_code = group_sum(group->codes) / GROUP;
     f32v products[GROUP_VECTORS], squares[GROUP_VECTORS];
@@ -108,7 +110,7 @@ INLINE bool load_weights(const char *row, int64_t first, int64_t num_inputs, boo
     return true;
 }
 
-static void quantize_group(const f32v x[GROUP_VECTORS], struct int4_group *best)
+static void quantize_group(const f32v x[GROUP_VECTORS], bool is_coded, struct int4_group *best)
 {
     float least = -largest_lane(-x[0]), most = largest_lane(x[0]);
     for (int i = 1; i < GROUP_VECTORS; i++) {
@@ -118,7 +120,9 @@ static void quantize_group(const f32v x[GROUP_VECTORS], struct int4_group *best)
     }
     *best = (struct int4_group){.offset = round_float(least)};
     best->error = group_error(x, best);
-    for (int cut = 0; cut < NUM_CUTS; cut++) {
+    int num_cuts = NUM_CUTS + (is_coded ? LARGEST_INT4 - 1 : 0);
+    for (int i = 0; i < num_cuts; i++) {
+        int cut = i < NUM_CUTS ? i : NUM_CUTS - 1 - i;
         struct int4_group found;
         if (fit_group(x, least, most, (float)cut, &found) && found.error < best->error)
             *best = found;
@@ -134,7 +138,7 @@ static void quantize_row(const struct quantize_groups *p, int64_t row)
         f32v x[GROUP_VECTORS];
         struct int4_group best = {.scale = float_of(0x7fc00000)};
         if (load_weights(from, group * GROUP, p->num_inputs, p->is_bf16, x))
-            quantize_group(x, &best);
+            quantize_group(x, p->is_coded, &best);
         for (int i = 0; i < GROUP_VECTORS; i++) {
             i8v codes = narrow_to_bytes(nearest_words(best.codes[i]));
             memcpy(p->codes + place * GROUP + i * LANES, &codes, sizeof codes);

@@ -1,5 +1,6 @@
 """A pool whose process was killed comes back with all that it has answered."""
 
+import asyncio
 import logging
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from cluster.adapters.records import AdapterRecord
 from cluster.adapters.service import pool_state, state_writer
 from cluster.adapters.sharding import RankMemory
 from cluster.adapters.state_file import StateFile
-from cluster.errors import InvalidAdapter, NotFound, Unavailable
+from cluster.errors import InvalidAdapter, NotFound, Replaced, Unavailable
 from tests.cluster.adapters.service.pools import Make, digest_of, eventually, write
 from tests.cluster.adapters.service.replicas import Replica
 
@@ -123,15 +124,12 @@ async def test_a_directory_that_is_not_there_yet_is_waited_for_and_nothing_is_40
         await actor.shards(law.digest)
 
 
-async def test_until_the_state_is_read_every_call_is_to_come_back(
-    make: Make, tmp_path: Path
-) -> None:
-    actor: Any = make(state=str(tmp_path / "state"))
-    for call in (
+def calls_of(actor: Any, folder: Path) -> tuple[Any, ...]:
+    return (
         actor.resolve("law", ""),
         actor.record("law"),
         actor.records(),
-        actor.load("law", str(write(tmp_path / "law", 1)), False, False),
+        actor.load("law", str(write(folder / "law", 1)), False, False),
         actor.unload("law", False),
         actor.rollback("law", None),
         actor.split("law", {1: 100}),
@@ -143,7 +141,30 @@ async def test_until_the_state_is_read_every_call_is_to_come_back(
         actor.drain(),
         actor.undrain(),
         actor.is_drained(),
-    ):
+    )
+
+
+async def test_once_it_has_begun_to_end_every_call_is_for_the_pool_after_it(
+    make: Make, tmp_path: Path
+) -> None:
+    actor: Any = make(state=str(tmp_path / "state"))
+    await actor.start({})
+    ending = asyncio.create_task(actor.close())
+    await asyncio.sleep(0)
+    assert not ending.done()
+    with pytest.raises(Replaced):
+        await actor.records()
+    await ending
+    for call in calls_of(actor, tmp_path):
+        with pytest.raises(Replaced):
+            await call
+
+
+async def test_until_the_state_is_read_every_call_is_to_come_back(
+    make: Make, tmp_path: Path
+) -> None:
+    actor: Any = make(state=str(tmp_path / "state"))
+    for call in calls_of(actor, tmp_path):
         with pytest.raises(Unavailable, match="reading its state") as caught:
             await call
         assert caught.value.retry_after is not None
