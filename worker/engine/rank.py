@@ -5,22 +5,17 @@ is at the one before it: the tokens that one samples stay on the device. Runs in
 thread, without Ray.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from kernels.dispatch import kernels_for
 from kernels.interface import Readback
-from kernels.quantized import Quantizer
-from worker.cache.kv_cache import KVCache
-from worker.cache.page_budget import cut_budget, page_kinds, page_num_bytes, row_bytes
 from worker.distributed.communicator import Communicator
+from worker.engine.loaded_model import load_model
 from worker.engine.pooling import PoolingChunk, PromptPooler
 from worker.engine.prompt_scorer import PromptScorer, Target
 from worker.engine.sequences import (
@@ -34,14 +29,9 @@ from worker.engine.sequences import (
 from worker.engine.step_output import NO_PROMPTS, PromptOutput, build_step_output
 from worker.engine.step_server import StartedStep
 from worker.grammar import GrammarVocabulary
-from worker.lora.adapter_bank import AdapterBank, bank_for
-from worker.lora.base_weights import BaseWeights
 from worker.lora.shard import AdapterShard
-from worker.mixers.config import Shape
-from worker.mixers.config import state_bytes as state_bytes_of
 from worker.model_config import check_length
 from worker.model_config_reader import read_model_config
-from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch
 from worker.pools import NO_PAGES, PageCounts
 from worker.protocol import (
@@ -58,14 +48,10 @@ from worker.runners.model_runner import ModelRunner, model_runner_for
 from worker.sampling.forbidden_tokens import Mask
 from worker.sampling.grammar_masks import GrammarMasks
 from worker.sampling.pending_tokens import PendingTokens
-from worker.sampling.row_logits import MAX_VOCABULARY
 from worker.sampling.sampler import SampledRows, Sampler, SampleRequest
-from worker.weights.loader import load_weights, release_free_heap
-from worker.weights.model_weights import batch_variant_linears
-from worker.weights.partition import partition
+from worker.weights.loader import release_free_heap
 
 PREPARE_SECONDS = 0.05  # that a compiling grammar keeps loads of adapters waiting at a time
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Rank:
@@ -79,7 +65,6 @@ class Rank:
         self._config = config
         self._group = group
         self._device = torch.device(config.device)
-        self._dtype = _DTYPES[config.dtype]
         self._digest = GENESIS
         self._last_step = 0
 
@@ -90,114 +75,17 @@ class Rank:
             FileNotFoundError: if the model directory lacks a file.
             ValueError: if the model cannot be served, or not with this configuration.
         """
-        config = self._config
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
-        self._kernels = kernels_for(
-            self._device, config.deterministic, config.tp, torch.get_num_threads()
-        )
-        self._quantizer = self._new_quantizer()
+        config, model_dir = self._config, Path(self._config.model_dir)
+        model = read_model_config(model_dir)
+        check_length(model, config.max_model_len)
+        # First: it is made beside the weights, and what that takes meanwhile is given back.
+        vocabulary = partial(GrammarVocabulary, model_dir, model.vocab_size, model.eos_token_ids)
+        self._grammars = GrammarMasks(vocabulary) if config.rank == 0 else None
+        loaded = self._loaded = load_model(config, model, self._group)
+        self._kernels, self._model, self._bank = loaded.kernels, loaded.model, loaded.bank
         self._sampler = Sampler(self._kernels)
         self._pending = PendingTokens(self._group, self._kernels, self._device)
-        model_dir = Path(config.model_dir)
-        self._model_config = read_model_config(model_dir)
-        check_length(self._model_config, config.max_model_len)
-        self._grammars = self._grammar_masks(model_dir) if config.rank == 0 else None
-        assert self._model_config.vocab_size <= MAX_VOCABULARY, "token ids are summed as float32"
-        self._part = partition(self._model_config, config.tp, config.rank)
-        weights = load_weights(
-            model_dir,
-            self._model_config,
-            self._part,
-            self._dtype,
-            self._device,
-            self._kernels.prepare_linear,
-            self._kernels.prepare_experts,
-            self._quantizer,
-        )
-        self._model = Model(
-            self._model_config,
-            self._part,
-            weights,
-            self._group,
-            self._kernels,
-            config.max_model_len,
-        )
-        self._bank = self._empty_bank(model_dir)
-        kinds = self._kinds = page_kinds(self._model_config, config.page_size, config.max_model_len)
-        row = row_bytes(self._model_config.head_dim, self._dtype.itemsize, config.kv_cache_dtype)
-        layer_bytes = page_num_bytes(1, len(self._part.kv_heads), config.page_size, row)
-        self._state_shapes: tuple[Shape, ...] = ()
-        state_bytes = 0
-        if self._model_config.mixer is not None and self._part.mixer is not None:
-            self._state_shapes = self._part.mixer.state_shapes
-            of_layer = state_bytes_of(self._model_config.mixer, config.tp, config.rank)
-            state_bytes = of_layer * len(kinds.state_layers)
-        pages = cut_budget(config.kv_memory_bytes, kinds, layer_bytes, state_bytes)
-        host_pages = cut_budget(config.kv_host_memory_bytes, kinds, layer_bytes, state_bytes)
-        return RankInfo(
-            rank=config.rank,
-            pid=os.getpid(),
-            node_id="",
-            max_pages=pages,
-            max_host_pages=host_pages if kinds.full_layers else replace(host_pages, full=0),
-            page_bytes=layer_bytes * len(kinds.full_layers),
-            weight_bytes=self._model.num_bytes,
-            device=config.device,
-            products=", ".join(filter(None, (self._kernels.products, config.quantization))),
-            batch_variant_linears=(
-                batch_variant_linears(weights, self._kernels) if self._is_batch_invariant else ()
-            ),
-            window=kinds.window,
-            window_page_bytes=layer_bytes * len(kinds.window_layers),
-            state_page_bytes=state_bytes,
-        )
-
-    def _grammar_masks(self, model_dir: Path) -> GrammarMasks:
-        model = self._model_config
-        return GrammarMasks(
-            partial(GrammarVocabulary, model_dir, model.vocab_size, model.eos_token_ids)
-        )
-
-    def _empty_bank(self, model_dir: Path) -> AdapterBank:
-        return bank_for(
-            self._kernels,
-            self._part,
-            num_layers=self._model_config.num_layers,
-            num_slots=self._config.num_slots,
-            dtype=self._dtype,
-            device=self._device,
-            base=BaseWeights(
-                model_dir,
-                self._model_config,
-                self._part,
-                self._dtype,
-                self._quantizer,
-            ),
-        )
-
-    def _new_quantizer(self) -> Quantizer | None:
-        """Return how linears are quantized, None if none is to be.
-
-        Raises:
-            ValueError: they cannot be computed here.
-        """
-        method = self._config.quantization
-        if method is None:
-            return None
-        linears = self._kernels.quantized
-        if linears is None:
-            raise ValueError(
-                f"quantization: {method} is computed on CPUs by the C library alone, and rank "
-                f"{self._config.rank} on {self._config.device} has none; leave it out"
-            )
-        is_shared = self._config.deterministic and self._config.tp > 1 and method == "int8"
-        return Quantizer(method, linears, is_shared)
-
-    @property
-    def _is_batch_invariant(self) -> bool:
-        """Whether a row's bits are meant not to depend on its batch."""
-        return self._device.type == "cpu" or self._config.deterministic
+        return loaded.info()
 
     def allocate(self, pages: PageCounts, host_pages: PageCounts = NO_PAGES) -> None:
         """Make all pages, on the device and in host memory; as many on every rank."""
@@ -206,21 +94,7 @@ class Rank:
             # Those would be woken, in turns with our own, for rows that one computes sooner.
             torch.set_num_threads(1)
         config = self._config
-        self._cache = KVCache(
-            num_layers=self._model_config.num_layers,
-            pages=pages,
-            host_pages=host_pages,
-            num_kv_heads=len(self._part.kv_heads),
-            page_size=config.page_size,
-            head_dim=self._model_config.head_dim,
-            dtype=self._dtype,
-            device=self._device,
-            kernels=self._kernels,
-            window_layers=self._kinds.window_layers,
-            state_layers=self._kinds.state_layers,
-            state_shapes=self._state_shapes,
-            kv_cache_dtype=config.kv_cache_dtype,
-        )
+        self._cache = self._loaded.new_cache(pages, host_pages)
         self._runner: ModelRunner = model_runner_for(
             self._device,
             self._kernels,
@@ -237,7 +111,7 @@ class Rank:
             pages=pages,
             host_pages=host_pages,
             max_model_len=config.max_model_len,
-            window=self._kinds.window,
+            window=self._loaded.kinds.window,
         )
 
     def load_adapter(

@@ -41,7 +41,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
             )
 
         monkeypatch.setattr(
-            "worker.engine.rank.kernels_for",
+            "worker.engine.loaded_model.kernels_for",
             lambda device, _, tp, num_threads: kind(deterministic, tp),
         )
         monkeypatch.setattr("worker.engine.rank.model_runner_for", runner)
