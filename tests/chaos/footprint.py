@@ -8,7 +8,6 @@ from pathlib import Path
 from tests.end_to_end.processes import resident_bytes, title
 from tests.end_to_end.server import Server
 
-
 LOG_MONITOR = "ray/_private/log_monitor.py"
 
 
