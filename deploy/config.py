@@ -30,6 +30,7 @@ from deploy.config_values import (
     parse_object,
     parse_origins,
 )
+from worker.pools import KVCacheDtype
 from worker.weights.gguf.files import is_gguf, stem
 
 __all__ = ["DEFAULT_TOKENS", "ConfigError", "ServeConfig", "json_schema", "load_config"]
@@ -187,7 +188,7 @@ class ServeConfig(BaseModel):
         ),
     ] = None
     kv_cache_dtype: Annotated[
-        Literal["auto", "int8"],
+        KVCacheDtype,
         Field(
             description="Type of K and V in their pages: that of dtype, or, on CPUs, int8, with "
             "which nearly twice as many tokens have room."

@@ -10,10 +10,10 @@ Shapes: D head_dim.
 import torch
 from torch import Tensor
 
-LARGEST_CODE = 127
+from kernels.quantized import row_scales
+
 SCALE_BYTES = 2
 _NAN = 0x7FC0  # the bits of one in bfloat16: those that a conversion makes differ between machines
-_SMALLEST = 2.0**-100  # the largest of a row that is not taken for zeros
 
 
 def quantize_rows(x: Tensor) -> Tensor:
@@ -23,9 +23,8 @@ def quantize_rows(x: Tensor) -> Tensor:
     ties to even. A row with a NaN or an infinity has the scale NaN.
     """
     wide = x.float()
-    largest = wide.abs().amax(dim=-1, keepdim=True)
-    scales = (largest / LARGEST_CODE).masked_fill_(largest < _SMALLEST, 0.0).bfloat16()
-    scales.view(torch.int16).masked_fill_(~largest.isfinite(), _NAN)
+    scales = row_scales(wide)[0].bfloat16().unsqueeze(-1)
+    scales.view(torch.int16).masked_fill_(scales.isnan(), _NAN)
     codes = wide * (1.0 / scales.float())
     codes = codes.where(scales > 0, 0.0).round_().to(torch.int8)
     return torch.cat((codes, scales.view(torch.int8)), dim=-1)

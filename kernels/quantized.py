@@ -155,7 +155,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     2^-100 has codes and a scale of 0; one that holds a NaN or an infinity has the scale NaN.
     """
     x = x.float()
-    scales, inverse, _ = _row_scales(x)
+    scales, inverse, _ = row_scales(x)
     codes = (x * inverse).round_().masked_fill_(scales.isnan().unsqueeze(-1), 0.0)
     return codes.to(torch.int8), scales
 
@@ -168,7 +168,7 @@ def quantize_rows_in_groups(x: Tensor, max_exponent: int) -> tuple[Tensor, Tenso
     codes are made with 2^exponent * (127 / largest) as `quantize_rows` tells.
     """
     x = x.float()
-    scales, inverse, largest = _row_scales(x)
+    scales, inverse, largest = row_scales(x)
     groups = _in_groups(x)
     of_groups = groups.abs().amax(dim=-1)
     exponents = torch.zeros(of_groups.shape, dtype=torch.int32)
@@ -179,8 +179,11 @@ def quantize_rows_in_groups(x: Tensor, max_exponent: int) -> tuple[Tensor, Tenso
     return codes.flatten(1)[:, : x.shape[-1]].to(torch.int8), scales, exponents
 
 
-def _row_scales(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scales [T], 127 / the largest size [T, 1] and that size [T, 1] of rows [T, K]."""
+def row_scales(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scales [...], 127 / the largest size [..., 1] and that size of float32 rows [..., K].
+
+    A scale is the largest size / 127; 0 where that is below 2^-100, NaN where it is not finite.
+    """
     largest = x.abs().amax(dim=-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
     is_finite, is_zero = largest.isfinite(), largest < _SMALLEST
     top = torch.full_like(largest, LARGEST_CODE)

@@ -136,10 +136,12 @@ def _widened(checked: Checked) -> list[str]:
     if quantization is None:
         return []
     if method is not None:
-        kept = "codes of 4 bits are found again, others are" if method == "int4" else "they are"
+        are = "they are"
+        if method == "int4" and quantization.has_16_codes:
+            are = "codes of 4 bits whose scales 32 inputs in turn share are found again, others are"
         return [
             f"model: its linears are quantized ({quantization.method}) and are quantized once more "
-            f"to {method} as they are loaded: {kept} rounded twice"
+            f"to {method} as they are loaded: {are} rounded twice"
         ]
     return [
         f"model: its linears are quantized ({quantization.method}) and are widened to "

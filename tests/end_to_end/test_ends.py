@@ -148,11 +148,20 @@ def streamed_tokens(server: Server, body: dict[str, object]) -> int:
 
 
 def alarms(log: str, processes: set[int]) -> list[str]:
-    """Return the lines that tell of errors, but for what Ray tells late of earlier processes."""
+    """Return the lines that tell of errors, but for what Ray tells late of earlier processes.
+
+    Those had ended when there were `processes`, of which some had begun after them.
+    """
+
+    def is_earlier(pid: int) -> bool:
+        return pid not in processes and pid < max(processes)
+
     lines = [line for line in log.splitlines() if ALARMING.search(line)]
     ended = [re.search(r"A worker died .* Worker PID: (\d+)", line) for line in lines]
     return [
-        line for line, of in zip(lines, ended, strict=True) if of is None or int(of[1]) in processes
+        line
+        for line, of in zip(lines, ended, strict=True)
+        if of is None or not is_earlier(int(of[1]))
     ]
 
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.attention import AttentionBatch, paged_attention, write_kv
-from kernels.int8_kv import LARGEST_CODE, SCALE_BYTES, dequantize_rows, quantize_rows
+from kernels.int8_kv import SCALE_BYTES, dequantize_rows, quantize_rows
+from kernels.quantized import LARGEST_CODE
 
 DTYPES = [torch.float32, torch.bfloat16]
 

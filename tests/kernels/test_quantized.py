@@ -148,8 +148,13 @@ def test_a_weight_that_was_in_4_bits_of_any_range_keeps_its_numbers() -> None:
     torch.testing.assert_close(dequantize(quantized), weight, atol=0.0, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("has_offsets", [False, True])
 @pytest.mark.parametrize("group", [32, 64, 128])
-def test_codes_of_4_bits_that_share_a_scale_with_others_are_found_again(group: int) -> None:
+def test_codes_of_4_bits_that_share_a_scale_with_others_are_found_again(
+    group: int, dtype: torch.dtype, *, has_offsets: bool
+) -> None:
+    """With a zero as GPTQ and AWQ have it or an offset as Q4_1 and Q4_K, rounded as GGUF's are."""
     drawn = torch.Generator().manual_seed(1)
     codes = torch.randn(64, 256, generator=drawn).mul(2.5).add(8).round().clamp(0, 15)
     codes[0, :32] = 8
@@ -157,6 +162,10 @@ def test_codes_of_4_bits_that_share_a_scale_with_others_are_found_again(group: i
     scales = torch.rand(64, 256 // group, generator=drawn).add(0.1).half().float()
     steps = scales.repeat_interleave(group, dim=1)
     weight = (codes - 8) * steps
+    if has_offsets:
+        offsets = torch.rand(64, 256 // group, generator=drawn).half().float()
+        weight = codes * steps - 8 * steps * offsets.repeat_interleave(group, dim=1)
+    weight = weight.to(dtype).float()
     found, anew = (dequantize(quantize(weight, "int4", is_coded=one)) for one in (True, False))
     # Scales and offsets have the 8 digits of bfloat16.
     assert bool(((found - weight).abs() < 0.06 * steps).all())

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.int8_kv import SCALE_BYTES
 from kernels.interface import AnyKernels
+from worker.cache.page_budget import row_bytes
 from worker.cache.state_pool import StatePool
 from worker.mixers.config import Shape
 from worker.pools import NO_PAGES, KVCacheDtype, PageCounts
@@ -54,7 +54,7 @@ class KVCache:
         others = {*window_layers, *state_layers}
         layers = [layer for layer in range(num_layers) if layer not in others]
         if kv_cache_dtype == "int8":
-            dtype, head_dim = torch.int8, head_dim + SCALE_BYTES
+            dtype, head_dim = torch.int8, row_bytes(head_dim, 1, kv_cache_dtype)
         shape = num_kv_heads, page_size, head_dim
         self._pools: dict[PoolName, _Pool] = {}
         if layers:

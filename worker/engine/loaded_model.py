@@ -43,7 +43,7 @@ class LoadedModel:
     model: Model
     bank: AdapterBank
     kinds: PageKinds
-    variant_linears: tuple[str, ...]  # some rows of which have other bits in other batches
+    batch_variant_linears: tuple[str, ...]  # some rows of which have other bits in other batches
 
     def info(self) -> RankInfo:
         """Return what the scheduler is to know, with how many pages this rank has room for."""
@@ -62,7 +62,7 @@ class LoadedModel:
             weight_bytes=self.model.num_bytes,
             device=config.device,
             products=", ".join(filter(None, (self.kernels.products, config.quantization))),
-            batch_variant_linears=self.variant_linears,
+            batch_variant_linears=self.batch_variant_linears,
             window=kinds.window,
             window_page_bytes=of_layer * len(kinds.window_layers),
             state_page_bytes=self._state_page_bytes,
@@ -140,7 +140,7 @@ def load_model(config: RankConfig, model_config: ModelConfig, group: Communicato
         model=model,
         bank=bank,
         kinds=page_kinds(model_config, config.page_size, config.max_model_len),
-        variant_linears=_variant_linears(config, device, weights, kernels),
+        batch_variant_linears=_variant_linears(config, device, weights, kernels),
     )
 
 

@@ -202,6 +202,22 @@ class Quantization:
             return False
         return not any(one.matches(module) for one in self.kept_patterns)
 
+    @property
+    def has_16_codes(self) -> bool:
+        """Whether numbers that share a scale are at most 16 at equal distances, in a row's order.
+
+        Of a GGUF file, each of whose tensors says its own, some may be.
+        """
+        match self.format:
+            case PackedCodes():
+                return self.format.bits <= 4 and not self.format.has_order
+            case GptqCodes():
+                return self.format.bits <= 4
+            case AwqCodes() | None:
+                return True
+            case _:
+                return False
+
     def of(self, module: str) -> WeightFormat | None:
         """Return how a linear module lies in the checkpoint; None: in one tensor, its weight."""
         return self.format if self.covers(module) else None

@@ -25,7 +25,7 @@ class LinearPreparer:
     prepare: Prepare
     prepare_experts: PrepareExperts
     quantizer: Quantizer | None  # None: none is quantized
-    is_coded: bool = False  # whether weights are what a checkpoint's own codes mean
+    is_coded: bool = False  # whether weights are what 16 codes mean, as far as they share a scale
 
     @property
     def read_dtype(self) -> torch.dtype:

@@ -291,7 +291,7 @@ def load_weights(
     check_checkpoint(model_dir, config)
     with open_checkpoint(model_dir, config, dtype) as checkpoint:
         config = as_stored(config, checkpoint.names)
-        is_coded = config.quantization is not None
+        is_coded = config.quantization is not None and config.quantization.has_16_codes
         preparer = LinearPreparer(part, dtype, prepare, prepare_experts, quantizer, is_coded)
         loader = _Loader(checkpoint, config, part, dtype, device, preparer)
         embedding = loader.vocabulary(EMBEDDING_NAME)

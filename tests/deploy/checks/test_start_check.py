@@ -144,7 +144,7 @@ def test_weights_that_are_widened_are_a_warning(tmp_path: Path) -> None:
     (warning,) = looked(model, quantization="int8").warnings
     assert "(gptq) and are quantized once more to int8" in warning
     (warning,) = looked(model, quantization="int4").warnings
-    assert "to int4 as they are loaded: codes of 4 bits are found again, others are" in warning
+    assert "are loaded: codes of 4 bits whose scales 32 inputs in turn share are found" in warning
 
 
 def test_what_only_other_nodes_of_a_cluster_have_is_a_warning(tmp_path: Path) -> None:
