@@ -104,6 +104,8 @@ def _build(name: str) -> PreTrainedModel:
             return tiny_family(name)
         case "lfm2" | "granitemoehybrid" | "granitemoehybrid_sparse" | "qwen3_5" | "qwen3_5_moe":
             return tiny_family(name)
+        case "gpt_oss_wide":  # two ranks have whole groups of its experts' features, too
+            return tiny_family("gpt_oss", intermediate_size=192)
         case _:
             return Qwen3ForCausalLM(
                 Qwen3Config(

@@ -49,7 +49,8 @@ CLOSE: dict[QuantizationMethod, float] = {"int8": 0.15, "int4": 0.8}
 SAME_CODES: dict[QuantizationMethod, float] = {"int8": 4e-3, "int4": 1e-2}
 EXPERTS = ["qwen3_moe", "gpt_oss"]
 # Whose ranks add up nothing else: no norms over all heads, or over a mixer's features.
-EXACT = ["llama", "llama3_biased", "gemma3", *EXPERTS, "lfm2", "qwen3_5", "qwen3_5_moe"]
+EXACT = ["llama", "llama3_biased", "gemma3", *EXPERTS, "gpt_oss_wide", "lfm2", "qwen3_5"]
+EXACT += ["qwen3_5_moe"]
 WHOLE_GROUPS = {"lfm2": (2,), "gpt_oss": (3,)}  # numbers of ranks that divide none
 ADAPTERS = {"llama": "dora", "qwen3_moe": "attention, experts and router"}
 FAMILIES = ["llama", "llama3_biased", "gemma3", "lfm2", "granitemoehybrid", "qwen3_5"]

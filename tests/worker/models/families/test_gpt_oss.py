@@ -47,12 +47,12 @@ class TestGptOss(FamilyBattery):
     seed = 326  # whose choice of experts hangs on no rounding: their logits are 0.02 apart
 
     @staticmethod
-    def build() -> GptOssForCausalLM:
+    def build(intermediate_size: int = 96) -> GptOssForCausalLM:
         """Return a tiny model."""
         config = GptOssConfig(
             vocab_size=131,
             hidden_size=64,
-            intermediate_size=96,
+            intermediate_size=intermediate_size,
             num_hidden_layers=3,
             num_attention_heads=8,
             num_key_value_heads=2,
