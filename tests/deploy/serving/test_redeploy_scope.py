@@ -73,6 +73,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "oidc_rules": ("/other", "Router"),
     "dtype": ("float32", ALL),
     "quantization": ("int8", "Scheduler"),
+    "kv_cache_dtype": ("int8", "Scheduler"),
     "device": ("cuda", ALL),
     "deterministic": (True, "Scheduler"),
     "max_model_len": (512, "Router Scheduler"),
