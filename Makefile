@@ -96,7 +96,7 @@ test-models: $(BIN)/.installed-dev
 
 # The engine over the demo model at every size, in every company.
 test-engines: $(BIN)/.installed-dev $(DEMO)/config.json
-	$(PYTEST) $(addprefix tests/end_to_end/test_,$(addsuffix .py,engine_tokens structured_output \
+	$(PYTEST) $(addprefix tests/end_to_end/test_,$(addsuffix .py,engine_tokens exact_sums structured_output \
 	  forbidden_tokens thinking_budget enforced_calls classify embeddings prompt_logprobs)) $(ARGS)
 
 # Clients that others wrote, each installed once (9 GB in ~/.cache/topwork), against a server.

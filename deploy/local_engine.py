@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cluster.adapters.peft.checks import AdapterLimits
 from cluster.adapters.peft.reader import read_adapter
-from cluster.adapters.sharding import cut
+from cluster.adapters.sharding import cut_all
 from cluster.request import FinishReason, Request, TokenEvent, parts_of
 from cluster.scheduler.config import SchedulerConfig
 from cluster.scheduler.scheduler import Scheduler
@@ -24,7 +24,7 @@ from worker.lora.shard import AdapterShard
 from worker.model_config_reader import read_model_config
 from worker.pools import PageCounts, fewest
 from worker.protocol import GENESIS, RankConfig, StepOutput, TokenLogprobs, encode_plan
-from worker.weights.partition import partition
+from worker.weights.partition import sums_are_exact
 
 
 @dataclass(slots=True)
@@ -63,6 +63,7 @@ class LocalEngine:
     ) -> None:
         self._model = read_model_config(Path(rank.model_dir))
         self._limits = AdapterLimits(max_lora_rank=max_lora_rank)
+        self._has_exact_sums = sums_are_exact(rank.quantization, deterministic=rank.deterministic)
         communicators: tuple[Communicator, ...] = (SingleRank(),)
         if rank.tp > 1:
             communicators = ThreadGroup(rank.tp).communicators()
@@ -85,9 +86,7 @@ class LocalEngine:
         """Read an adapter from disk and return its digest; a slot is taken when it is used."""
         adapter = read_adapter(directory, self._model, self._limits)
         tp = len(self._ranks)
-        self._shards[adapter.digest] = tuple(
-            cut(adapter, partition(self._model, tp, rank)) for rank in range(tp)
-        )
+        self._shards[adapter.digest] = cut_all(adapter, tp, has_exact_sums=self._has_exact_sums)
         return adapter.digest
 
     def submit(self, request: Request) -> Answer:

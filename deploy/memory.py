@@ -21,10 +21,10 @@ from worker.cache.page_budget import (
     row_bytes,
 )
 from worker.linears import all_products
-from worker.mixers.config import mixer_bytes, state_bytes
+from worker.mixers.config import Mamba2Config, mixer_bytes, state_bytes
 from worker.model_config import ModelConfig
 from worker.spans import total_length
-from worker.weights.partition import Partition, partition
+from worker.weights.partition import Partition, partition, sums_are_exact
 
 Place = Literal["device", "host", "store"]  # "store": shared memory of the Ray object store
 
@@ -122,7 +122,8 @@ def rank_parts(
     config: ServeConfig, model: ModelConfig, rank: int, device: str, max_model_len: int
 ) -> tuple[Part, ...]:
     """Return what one rank holds."""
-    part = partition(model, config.tp, rank)
+    is_exact = sums_are_exact(config.quantization, deterministic=config.deterministic)
+    part = partition(model, config.tp, rank, has_exact_sums=is_exact)
     item_bytes = ITEM_BYTES[config.dtype]
     is_gpu = device == "cuda"
     place: Place = "device" if is_gpu else "host"
@@ -135,7 +136,6 @@ def rank_parts(
         item_bytes,
         is_packed=not is_gpu,
         method=config.quantization,
-        is_shared=config.quantization == "int8" and config.deterministic,
     )
     parts = [
         Part("weights", place, weights),
@@ -205,12 +205,10 @@ def weight_bytes(
     *,
     is_packed: bool,
     method: str | None = None,
-    is_shared: bool = False,
 ) -> int:
     """Return the bytes of one rank's weights if none is coded; coded ones take a quarter less.
 
-    Linears are quantized by a `method` of `--quantization`, if any; if `is_shared` their sums are
-    added up over ranks before they get biases.
+    Linears are quantized by a `method` of `--quantization`, if any.
     """
     held = _HeldLinears(item_bytes, is_packed, method)
     bias_bytes = 4 if is_packed else item_bytes
@@ -228,7 +226,7 @@ def weight_bytes(
     for modules in filter(None, all_products(model.linears)):
         slices = [part.slices(linear.name) for linear in modules]
         rows = sum(total_length(outputs) for outputs, _ in slices)
-        is_here = modules[0].axis == "column" or part.rank == 0 or is_shared
+        is_here = modules[0].axis == "column" or part.rank == 0 or part.has_exact_sums
         has_bias = is_here and any(linear.has_bias for linear in modules)
         own = held if not modules[0].is_router else replace(held, method=None)
         linear_bytes = own.linear_bytes(rows, len(slices[0][1]))
@@ -290,6 +288,8 @@ def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
         widths = total_length(part.mixer.in_rows), total_length(part.mixer.channels)
         dense += 4 * (sum(widths) + outputs) + item_bytes * outputs
     experts = model.experts
+    if part.has_exact_sums:
+        dense += _exact_sums_bytes(model, part, item_bytes)
     if experts is None:
         return dense
     # Of each pair: its number, weight, place and row; the products, and what goes into them.
@@ -297,6 +297,24 @@ def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
     pair += item_bytes * (model.hidden_size + len(part.expert_mlp))
     logits = experts.num_experts + experts.has_shared_gate
     return dense + experts.top_k * pair + 4 * (logits + model.hidden_size)
+
+
+def _exact_sums_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
+    """Return what a row takes where ranks add up integers, and gather what else they would sum."""
+    dense, pair = set(), 0
+    for linear in model.linears:
+        if linear.axis == "row" and linear.expert is None:
+            dense.add(part.all_inputs(linear.name))
+        elif linear.axis == "row":
+            pair = 4 * (model.hidden_size + part.tp)
+            pair += _up_to(item_bytes * part.all_inputs(linear.name), 4)
+    row = 4 * (model.hidden_size + part.tp)
+    row += sum(_up_to(item_bytes * width, 4) for width in dense)
+    if model.qk_norm and model.qk_norm_is_wide:
+        row += 4 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    if isinstance(model.mixer, Mamba2Config):
+        row += 2 * 4 * len(model.mixer.part(1, 0).out_columns)
+    return row + pair * (0 if model.experts is None else model.experts.top_k)
 
 
 def _beside_the_program(

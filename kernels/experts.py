@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.elementwise import in_whole_vectors
-from kernels.linear import LinearWeight, linear, prepare_linear
+from kernels.linear import LinearWeight, SharedInputs, linear, prepare_linear
 from kernels.lora import LoraSegment, lora_apply
 
 
@@ -61,9 +61,9 @@ class ExpertsWeight:
     dtype: torch.dtype
 
     @property
-    def is_shared(self) -> bool:
-        """Whether ranks add up their sums before they are scaled."""
-        return self.linears[0].is_shared
+    def shared(self) -> SharedInputs | None:
+        """Which inputs these are, where ranks add up their sums before they scale them."""
+        return self.linears[0].shared
 
     @property
     def num_bytes(self) -> int:

@@ -42,6 +42,14 @@ class ExponentCode:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedInputs:
+    """Which inputs a rank has, where ranks share all of a linear's."""
+
+    first: int
+    total: int  # of all ranks
+
+
+@dataclass(frozen=True, slots=True)
 class LinearWeight:
     """The weight [out_features, in_features] and bias of a linear layer, ready for use."""
 
@@ -54,9 +62,9 @@ class LinearWeight:
     code: ExponentCode | None = None
     scales: Tensor | None = None  # [N] float32, of int8 panels, with their padding
     max_exponent: int = 0  # of a group of inputs in int8: see kernels.quantized
-    # Its inputs are some of those that its scales are made for, and ranks have the others: they add
-    # up their sums before they are scaled.
-    is_shared: bool = False
+    # Its scales are made for the inputs of all ranks, which add up their sums before they scale
+    # them; None: this rank has all inputs, or scales of its own.
+    shared: SharedInputs | None = None
 
     @property
     def is_quantized(self) -> bool:

@@ -45,6 +45,15 @@ _CODED_CUTS = (*_CUTS, *(-float(missing) for missing in range(1, _LARGEST_INT4))
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Features that follow each other, in rows of a rank and in those of all ranks."""
+
+    first: int
+    count: int
+    place: int  # of the first, in rows of all ranks
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizedWeight:
     """A weight that is about scales * codes, in int4 scales * codes + offsets."""
 
@@ -59,9 +68,9 @@ class QuantizedWeight:
 class QuantizedLinears(Protocol):
     """What kernels that multiply quantized weights offer besides.
 
-    A weight in int8 that is shared by ranks, `is_shared`, takes the steps of `row_largest`,
-    `quantized_sums` and `scale_sums`, with a sum over the ranks behind each of the first two. What
-    comes of them has the bits that `linear` of one rank with all inputs gives.
+    A weight in int8 that is `shared` by ranks takes the steps of `row_largest`, `quantized_sums`
+    and `scale_sums`, with a sum over the ranks behind each of the first two. What comes of them has
+    the bits that `linear` of one rank with all inputs gives. `spread` does that for LoRA and norms.
     """
 
     def quantize(
@@ -113,12 +122,21 @@ class QuantizedLinears(Protocol):
         weight: LinearWeight | ExpertsWeight,
         largest: Tensor,
         routed: RoutedRows | None = None,
-        *,
-        is_zero: bool = False,
     ) -> Tensor:
-        """Return what sums stand for, [T, N] float32, with the bias.
+        """Return what sums stand for, [T, N] float32, with the bias."""
+        ...
 
-        With `is_zero` nothing but zeros, where another rank brings it into a further sum.
+    def spread(self, x: Tensor, pieces: Sequence[Piece], width: int, name: str) -> Tensor:
+        """Return the bytes of pieces of x [T, K] where they stand in all ranks' rows, [T, W] int32.
+
+        Other bytes are 0, so the sum over ranks has all pieces, in x's dtype, and less than a word
+        behind them.
+
+        Args:
+            x: any dtype; its features are contiguous.
+            pieces: two at most.
+            width: features of a row of all ranks.
+            name: of the memory that it takes, which nothing else may have while it is wanted.
         """
         ...
 
@@ -129,12 +147,6 @@ class Quantizer:
 
     method: QuantizationMethod
     linears: QuantizedLinears
-    # Whether linears whose inputs ranks share have the scales of all inputs, for sums that do not
-    # depend on how many ranks there are.
-    is_shared: bool = False
-
-    def __post_init__(self) -> None:
-        assert not self.is_shared or self.method == "int8", "sums of floats depend on their order"
 
     def head(self, weight: Tensor, dtype: torch.dtype) -> LinearWeight:
         """Return the lm_head, of a weight [V, H]."""

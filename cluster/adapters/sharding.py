@@ -1,7 +1,8 @@
 """Cuts an adapter into what each tensor-parallel rank holds of it.
 
 Column-parallel modules and the head: A whole, B's rows cut. Row-parallel ones and the embedding:
-A's columns cut, B whole. Tables: the rows of the rank's vocabulary. A classification head: whole.
+A's columns cut, B whole; but row-parallel ones are whole where ranks' sums are exact. Tables: the
+rows of the rank's vocabulary. A classification head: whole.
 The layout of a shard's buffer is decided here.
 """
 
@@ -35,6 +36,7 @@ class RankMemory:
     """The ranks that adapters are cut for; sizes in bytes."""
 
     tp: int
+    has_exact_sums: bool = False
     adapter_item_bytes: int  # of an element of A and B on the device
     model_item_bytes: int  # of an element of the base model's weights
     adapter_bytes: int | None = None  # for all adapters of a rank together; None: no limit
@@ -150,6 +152,8 @@ def _place_tables(buffer: _Buffer, adapter: Adapter, part: Partition) -> tuple[T
     return tuple(entries)
 
 
-def cut_all(adapter: Adapter, tp: int) -> tuple[AdapterShard, ...]:
+def cut_all(adapter: Adapter, tp: int, *, has_exact_sums: bool = False) -> tuple[AdapterShard, ...]:
     """Return the shards of all `tp` ranks, in rank order."""
-    return tuple(cut(adapter, partition(adapter.model, tp, rank)) for rank in range(tp))
+    model = adapter.model
+    parts = (partition(model, tp, rank, has_exact_sums=has_exact_sums) for rank in range(tp))
+    return tuple(cut(adapter, part) for part in parts)

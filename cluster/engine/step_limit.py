@@ -5,6 +5,9 @@ A flat limit must suit the longest prompt, and then lets a hung decode stand for
 
 LEAST = 1.5  # seconds: a process may stand still for so long on a busy machine
 FACTOR = 10  # times the longest step of its kind
+# Of what is remembered of a kind, with one step of it: one that stood still, as on a busy machine,
+# says little of others, and if it is the first of many they have their time all the same.
+GROWTH = 3
 DECAY = 0.98  # of what is remembered of a kind, with each step of it
 MAX_PATIENCE = 8
 STEADY_STEPS = 64  # that in time are enough to be as strict as ever
@@ -45,7 +48,10 @@ class StepLimit:
         if self._num_measured == STEADY_STEPS:
             self.patience = 1
         kind = num_rows.bit_length()
-        self._longest[kind] = max(seconds, self._longest.get(kind, 0.0) * DECAY)
+        before = self._longest.get(kind)
+        if before is not None:
+            seconds = max(min(seconds, GROWTH * before), DECAY * before)
+        self._longest[kind] = seconds
 
     def patience_after(self, *, was_exceeded: bool) -> int:
         """Return the patience with the ranks that follow those of this limit."""

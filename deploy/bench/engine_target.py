@@ -9,7 +9,7 @@ from cluster.request import BASE, Request
 from cluster.scheduler.config import SchedulerConfig
 from deploy.bench.child import ChildTarget, serve_target
 from deploy.bench.workload import Ask, Run, Sample, Workload
-from deploy.config import DEFAULT_TOKENS
+from deploy.keys.scheduling import DEFAULT_TOKENS
 from deploy.local_engine import Answer, LocalEngine
 from worker.protocol import RankConfig, SamplingParams
 

@@ -9,9 +9,8 @@ import typer
 from pydantic.fields import FieldInfo
 
 from deploy.cli.aliases import POSITIONAL, CommandLine, parameter_of
-from deploy.cli.groups import group_of, in_order
 from deploy.cli.output import exit_for, say_note
-from deploy.config import ConfigError, ServeConfig, load_config
+from deploy.config import ConfigError, ServeConfig, group_of, load_config
 from deploy.flag_aliases import ALIASES, Alias, others_of
 
 Command = Callable[..., None]  # of a ServeConfig and its own options, by their names
@@ -41,7 +40,7 @@ def with_config_flags(command: Command) -> Callable[..., None]:
     signature = inspect.Signature(
         [
             _parameter(POSITIONAL, str | None, _model()),
-            *(_own(key, fields[key]) for key in in_order(list(fields))),
+            *(_own(key, field) for key, field in fields.items()),
             *map(_other, ALIASES),
             _parameter("config", Path | None, _file()),
             *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),

@@ -97,6 +97,9 @@ def environment(
         list[str] | None,
         typer.Option(help="Address or network that may have more of them; repeatable."),
     ] = None,
+    body_timeout: Annotated[
+        float, typer.Option(min=0, help="As `topwork serve` has it: seconds until a body has come.")
+    ] = FrontDoor().body_timeout,
     tls: Annotated[
         Path | None,
         typer.Option(
@@ -117,6 +120,7 @@ def environment(
             tls_key=None if tls_key is None else str(tls_key.absolute()),
             max_connections_per_address=max_connections_per_address,
             trusted_proxy=networks_of(trusted_proxy or ()),
+            body_timeout=body_timeout,
         )
         values = cluster_environment(directory.expanduser().absolute(), _haproxy(), door, tls)
     except (ConfigError, OSError, ValueError) as error:

@@ -128,7 +128,7 @@ def _application(checked: Checked) -> Application:
         resolved["routers"] = num_routers(config)
     try:
         # What HAProxy on the nodes of a cluster does has been told to them.
-        others = None if config.ray_address is None else set(FRONT_DOOR_KEYS)
+        others = None if config.ray_address is None else set(FRONT_DOOR_KEYS) - {"body_timeout"}
         return build(config.model_dump(mode="json", exclude=others) | resolved)
     except RayServeException as error:
         raise ConfigError(str(error)) from None

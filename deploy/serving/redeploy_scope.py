@@ -26,8 +26,14 @@ LIVE_KEYS = frozenset(
         *("tls_cert", "tls_key", "max_connections_per_address", "trusted_proxy"),
     }
 )
-# Which model the ranks hold, and how it is split: routers, pool and schedulers must agree on it.
-MODEL_KEYS = frozenset({"model", "revision", "dtype", "tp", "device"})
+# Which model the ranks hold, what its bits depend on, and how it is split: routers, pool and
+# schedulers must agree on it, for a stream that goes on elsewhere has the same tokens.
+MODEL_KEYS = frozenset(
+    {
+        *("model", "revision", "dtype", "tp", "device"),
+        *("quantization", "deterministic", "kv_cache_dtype"),
+    }
+)
 ROUTER_KEYS = MODEL_KEYS | {
     *("served_model_name", "max_model_len", "page_size", "api_key_file"),
     *("oidc_issuer", "oidc_audience", "oidc_jwks", "oidc_rules"),

@@ -40,7 +40,7 @@
   value: "8404"
 - name: RAY_SERVE_HAPROXY_METRICS_PORT
   value: "9101"
-{{- with pick .Values.topwork "max_connections_per_address" "trusted_proxy" }}
+{{- with pick .Values.topwork "max_connections_per_address" "trusted_proxy" "body_timeout" }}
 - name: TOPWORK_FRONT_DOOR
   value: {{ toJson . | quote }}
 {{- end }}

@@ -3,6 +3,8 @@
 Shapes: T rows, K inputs, N outputs.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,15 +14,19 @@ from kernels.native.exponent_coding import encode_panels
 from kernels.native.huge_pages import HugePages
 from kernels.native.op_runner import OpRunner, at, is_bf16
 from kernels.native.ops import (
+    MOST_PIECES,
     GroupedQuantizedLinearOp,
     RowLargestOp,
     ScaleSumsOp,
+    SpreadOp,
     linear_op,
     quantized_linear_op,
 )
 from kernels.native.packing import move_panels, pack_panels, pack_quantized, quantize_groups
 from kernels.native.program import ThreadPool
-from kernels.quantized import QuantizationMethod, QuantizedWeight, quantize
+from kernels.quantized import Piece, QuantizationMethod, QuantizedWeight, quantize
+
+_WORD = 4  # bytes of what ranks sum
 
 
 class NativeLinears(OpRunner):
@@ -99,8 +105,6 @@ class NativeLinears(OpRunner):
         weight: LinearWeight | ExpertsWeight,
         largest: Tensor,
         routed: RoutedRows | None = None,
-        *,
-        is_zero: bool = False,
     ) -> Tensor:
         panels = _panels_of(weight)
         assert panels.scales is not None, "a weight in int8"
@@ -111,9 +115,21 @@ class NativeLinears(OpRunner):
         tensors = sums, largest, panels.scales, panels.bias, starts, y
         padded_outputs = panels.scales.shape[0] // num_experts
         counts = largest.shape[1], sums.shape[1], padded_outputs, num_experts, panels.max_exponent
-        op = ScaleSumsOp(*map(at, tensors), *counts, is_zero)
+        op = ScaleSumsOp(*map(at, tensors), *counts)
         self._do("scale_sums", op, sums.shape[0], tensors)
         return y
+
+    def spread(self, x: Tensor, pieces: Sequence[Piece], width: int, name: str) -> Tensor:
+        assert x.stride(1) == 1, "the features of a row must be contiguous"
+        item = x.element_size()
+        num_words = -(-width * item // _WORD)
+        out = self._out(name, x.shape[0], (num_words,), torch.int32)
+        counts = [(one.first * item, one.count * item, one.place * item) for one in pieces]
+        counts += [(0, 0, 0)] * (MOST_PIECES - len(counts))
+        columns = (number for column in zip(*counts, strict=True) for number in column)
+        op = SpreadOp(at(x), at(out), x.stride(0) * item, num_words * _WORD, *columns)
+        self._do("spread", op, x.shape[0], (x, out))
+        return out
 
 
 def _panels_of(weight: LinearWeight | ExpertsWeight) -> LinearWeight:

@@ -109,12 +109,25 @@ class RowLargestOp(ctypes.Structure):
     ]
 
 
+MOST_PIECES = 2  # of a spread
+
+
 class ScaleSumsOp(ctypes.Structure):
     """`struct scale_sums`: sums [T, N] int32 to y [T, N] float32; `starts` only of experts."""
 
     _fields_ = [
         *_pointers("sums", "largest", "scales", "bias", "starts", "y"),
-        *_counts("num_ranks", "width", "padded_outputs", "num_experts", "max_exponent", "is_zero"),
+        *_counts("num_ranks", "width", "padded_outputs", "num_experts", "max_exponent"),
+    ]
+
+
+class SpreadOp(ctypes.Structure):
+    """`struct spread`: pieces of rows of x to their places in rows of out; counts are in bytes."""
+
+    _fields_ = [
+        *_pointers("x", "out"),
+        *_counts("x_stride", "out_size"),
+        *_counts(*(f"{name}{i}" for name in ("from", "size", "to") for i in range(MOST_PIECES))),
     ]
 
 

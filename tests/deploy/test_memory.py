@@ -127,10 +127,9 @@ def test_quantized_weights_of_every_rank_are_told_to_the_byte(
         held = load_weights(tmp_path, model, part, torch.float32, CPU, *prepare)
         assert held.num_bytes == weight_bytes(model, part, 4, is_packed=True, method=method)
         if method == "int8":
-            shared = replace(quantizer, is_shared=True)
-            held = load_weights(tmp_path, model, part, torch.float32, CPU, *prepare[:2], shared)
-            told = weight_bytes(model, part, 4, is_packed=True, method=method, is_shared=True)
-            assert held.num_bytes == told
+            exact = partition(model, tp, rank, has_exact_sums=True)
+            held = load_weights(tmp_path, model, exact, torch.float32, CPU, *prepare)
+            assert held.num_bytes == weight_bytes(model, exact, 4, is_packed=True, method=method)
 
 
 @pytest.mark.model

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,13 +16,21 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def make_engine(
-    tp: int, dtype: str, model_dir: Path = MODEL_DIR, **scheduler: object
+    tp: int,
+    dtype: str,
+    model_dir: Path = MODEL_DIR,
+    *,
+    quantization: Literal["int8", "int4"] | None = None,
+    deterministic: bool = False,
+    **scheduler: object,
 ) -> LocalEngine:
     rank = RankConfig(
         model_dir=str(model_dir),
         rank=0,
         tp=tp,
         dtype=dtype,  # type: ignore[arg-type]
+        quantization=quantization,
+        deterministic=deterministic,
         kv_memory_bytes=2**28,
         num_slots=4,
         max_model_len=2048,

@@ -133,7 +133,11 @@ def test_every_container_of_a_cluster_has_the_environment_that_ray_needs(tmp_pat
 
 
 def test_haproxy_is_told_of_the_front_door_what_the_configuration_says() -> None:
-    keys = {"max_connections_per_address": 0, "trusted_proxy": ["10.0.0.0/8"]}
+    keys = {
+        "max_connections_per_address": 0,
+        "trusted_proxy": ["10.0.0.0/8"],
+        "body_timeout": 60,
+    }
     values = values_of("minimal-cpu")
     values["topwork"] = values.get("topwork", {}) | keys
     pods = pod_templates(render(values))
@@ -141,7 +145,9 @@ def test_haproxy_is_told_of_the_front_door_what_the_configuration_says() -> None
         (container,) = pods[component]["spec"]["containers"]
         given = {one["name"]: one.get("value") for one in container["env"]}
         door = FrontDoor.of(given)
-        assert door == FrontDoor(max_connections_per_address=0, trusted_proxy=("10.0.0.0/8",))
+        assert door == FrontDoor(
+            max_connections_per_address=0, trusted_proxy=("10.0.0.0/8",), body_timeout=60.0
+        )
 
 
 def test_a_large_number_of_bytes_arrives_as_it_was_written() -> None:

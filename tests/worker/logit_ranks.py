@@ -45,19 +45,19 @@ class LogitRank:
         group: Communicator,
         dtype: torch.dtype,
         method: QuantizationMethod | None = None,
-        is_shared: bool = False,
+        has_exact_sums: bool = False,
         kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
         self._kv_cache_dtype = kv_cache_dtype
         self.config = config
         self.dtype = dtype
-        self.part = partition(config, group.size, group.rank)
+        self.part = partition(config, group.size, group.rank, has_exact_sums=has_exact_sums)
         self.group = group
         self.kernels = kernels_for(CPU)
         quantizer = None
         if method is not None:
             assert self.kernels.quantized is not None
-            quantizer = Quantizer(method, self.kernels.quantized, is_shared)
+            quantizer = Quantizer(method, self.kernels.quantized)
         prepare = self.kernels.prepare_linear, self.kernels.prepare_experts, quantizer
         weights = load_weights(path, config, self.part, dtype, CPU, *prepare)
         self.model = Model(config, self.part, weights, group, self.kernels, 256)
@@ -128,7 +128,7 @@ class LogitRanks:
         tp: int,
         dtype: torch.dtype = torch.float32,
         method: QuantizationMethod | None = None,
-        is_shared: bool = False,
+        has_exact_sums: bool = False,
         kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
         self.config = read_model_config(path)
@@ -137,7 +137,7 @@ class LogitRanks:
         )
         self._threads = ThreadPoolExecutor(tp)
         self.ranks = [
-            LogitRank(path, self.config, group, dtype, method, is_shared, kv_cache_dtype)
+            LogitRank(path, self.config, group, dtype, method, has_exact_sums, kv_cache_dtype)
             for group in groups
         ]
 

@@ -25,7 +25,7 @@ from worker.protocol import RankConfig, RankInfo
 from worker.sampling.row_logits import MAX_VOCABULARY
 from worker.weights.loader import load_weights
 from worker.weights.model_weights import Weights, batch_variant_linears
-from worker.weights.partition import Partition, partition
+from worker.weights.partition import Partition, partition, sums_are_exact
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -117,7 +117,8 @@ def load_model(config: RankConfig, model_config: ModelConfig, group: Communicato
     quantizer = _quantizer(config, kernels)
     model_dir = Path(config.model_dir)
     assert model_config.vocab_size <= MAX_VOCABULARY, "token ids are summed as float32"
-    part = partition(model_config, config.tp, config.rank)
+    is_exact = sums_are_exact(config.quantization, deterministic=config.deterministic)
+    part = partition(model_config, config.tp, config.rank, has_exact_sums=is_exact)
     prepare = kernels.prepare_linear, kernels.prepare_experts, quantizer
     weights = load_weights(model_dir, model_config, part, dtype, device, *prepare)
     model = Model(model_config, part, weights, group, kernels, config.max_model_len)
@@ -159,8 +160,7 @@ def _quantizer(config: RankConfig, kernels: AnyKernels) -> Quantizer | None:
             f"quantization: {method} is computed on CPUs by the C library alone, and rank "
             f"{config.rank} on {config.device} has none; leave it out"
         )
-    is_shared = config.deterministic and config.tp > 1 and method == "int8"
-    return Quantizer(method, linears, is_shared)
+    return Quantizer(method, linears)
 
 
 def _variant_linears(

@@ -36,6 +36,7 @@ from worker.lora.shard import (
     HEAD,
     AdapterShard,
     LoraEntry,
+    adapted_slices,
     num_outputs,
 )
 from worker.lora.source import DTYPES, LoraSource
@@ -287,5 +288,7 @@ def _fused(
     if key not in indices:
         indices[key] = torch.tensor(blocks)
     num_inputs = entries[0].a_shape[1]
+    _, columns = adapted_slices(part, modules[0])
+    assert num_inputs == len(columns), f"A was cut to {num_inputs} inputs of {columns}"
     a = data[first_a : first_a + rank * num_inputs].view(rank, num_inputs)
     return LoraLayerWeights(a, data[first_b:end_b], indices[key], None, None)

@@ -62,7 +62,7 @@ class OpenWeights:
     def _cuts(self, module: str) -> list[slice]:
         """Return the inputs of a linear module that each rank has, and quantizes by itself."""
         assert self._quantizer is not None, "a question of scales"
-        if not self._part.is_summed(module) or self._quantizer.is_shared:
+        if not self._part.is_summed(module) or self._part.has_exact_sums:
             return [slice(None)]
         ranks = (partition(self._config, self._part.tp, rank) for rank in range(self._part.tp))
         spans = [part.slices(module)[1] for part in ranks]
@@ -71,7 +71,8 @@ class OpenWeights:
     def bias(self, layer: int, module: str) -> Tensor | None:
         """Return what this rank adds to its outputs of a linear module, None for nothing."""
         linear = self._part.linear(module)
-        if not linear.has_bias or (linear.axis == "row" and self._part.rank > 0):
+        is_here = linear.axis == "column" or self._part.rank == 0 or self._part.has_exact_sums
+        if not linear.has_bias or not is_here:
             return None
         name = f"{linear_name(layer, linear)}.bias"
         outputs, _ = whole_shape(self._whole, module)

@@ -27,7 +27,8 @@ class LoraEntry:
 
     A is [lora_rank, in], B is [out, lora_rank], in `AdapterShard.data` A row-major and B
     column-major, and both already cut to the rank's slice: A's columns for modules that are summed
-    over the ranks (row-parallel ones and the embedding), B's rows for the others.
+    over the ranks (row-parallel ones, unless sums are exact, and the embedding), B's rows for the
+    others, of which row-parallel ones have all.
 
     With a magnitude (DoRA) y becomes magnitude / |W + scaling B A| times itself, bias aside, where
     the norm is over the inputs, or the vocabulary. It takes all of A, which is then never cut. The
@@ -99,7 +100,7 @@ def module_kinds(config: ModelConfig, modules: Collection[str]) -> tuple[str, ..
 
 
 def adapted_slices(part: Partition, module: str) -> tuple[tuple[Span, ...], Span]:
-    """Return (output rows, input columns) of one of `adapted_modules` that a rank holds.
+    """Return (output rows, input columns) of LoRA of one of `adapted_modules` that a rank holds.
 
     The rows are one or more spans. To an embedding, tokens are inputs and hidden
     features are outputs.
@@ -107,7 +108,10 @@ def adapted_slices(part: Partition, module: str) -> tuple[tuple[Span, ...], Span
     hidden = Span(0, part.hidden)
     if module == EMBEDDING:
         return (hidden,), part.vocab
-    return ((part.vocab,), hidden) if module == HEAD else part.slices(module)
+    if module == HEAD:
+        return (part.vocab,), hidden
+    rows, columns = part.slices(module)
+    return rows, Span(0, part.all_inputs(module)) if part.has_exact_sums else columns
 
 
 def num_outputs(part: Partition, module: str) -> int:
@@ -117,7 +121,9 @@ def num_outputs(part: Partition, module: str) -> int:
 
 def is_summed(part: Partition, module: str) -> bool:
     """Tell whether B A of a module is summed over the ranks, which have columns of A and all B."""
-    return module == EMBEDDING or (module != HEAD and part.is_summed(module))
+    if module in VOCABULARY_MODULES:
+        return module == EMBEDDING
+    return part.is_summed(module) and not part.has_exact_sums
 
 
 def whole_adapted_shape(part: Partition, module: str) -> tuple[int, int]:

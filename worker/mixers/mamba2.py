@@ -13,7 +13,7 @@ from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from kernels.recurrent.weights import ConvWeight, ScanWeight, SharedSquares
 from worker.distributed.communicator import Communicator
-from worker.distributed.row_parallel import row_parallel_linear
+from worker.distributed.row_parallel import all_inputs, row_parallel_linear
 from worker.mixers.mixer import MixerContext, project_in
 
 
@@ -75,8 +75,7 @@ class Mamba2:
         shape, weights, kernels = self._shape, self._weights, self._kernels
         shared = None
         if shape.all_inner is not None and weights.norm is not None:
-            sums = kernels.gated_squares(y_TI, gate_TI, gate_first=shape.gate_first)
-            shared = SharedSquares(group.all_reduce(sums), shape.all_inner)
+            shared = SharedSquares(self._squares(y_TI, gate_TI, group), shape.all_inner)
         return kernels.gated_norm(
             y_TI,
             gate_TI,
@@ -87,3 +86,13 @@ class Mamba2:
             gate_first=shape.gate_first,
             shared=shared,
         )
+
+    def _squares(self, y_TI: Tensor, gate_TI: Tensor, group: Communicator) -> Tensor:
+        """Return the sum [T, 1] of squares of what is normed, over all ranks."""
+        kernels, out_proj = self._kernels, self._weights.out_proj
+        gate_first = self._shape.gate_first
+        if out_proj.shared is None:
+            return group.all_reduce(kernels.gated_squares(y_TI, gate_TI, gate_first=gate_first))
+        y_TI = all_inputs(kernels, y_TI, out_proj, group, "all of a norm")
+        gate_TI = all_inputs(kernels, gate_TI, out_proj, group, "all gates")
+        return kernels.gated_squares(y_TI, gate_TI, gate_first=gate_first)

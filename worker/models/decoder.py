@@ -61,6 +61,7 @@ class Model:
         cos, sin = rope_tables(config.rope, config.head_dim, max_positions)
         scale, dim = config.attention_scale, config.head_dim
         widths = config.num_heads * dim, config.num_kv_heads * dim
+        places = part.q_heads.start * dim, part.kv_heads.start * dim
         self._shape = LayerShape(
             num_heads=len(part.q_heads),
             num_kv_heads=len(part.kv_heads),
@@ -73,6 +74,7 @@ class Model:
             activation=config.activation,
             wide_norm=widths if config.qk_norm and config.qk_norm_is_wide else None,
             counts_kv=part.counts_kv,
+            qk_places=places if part.has_exact_sums else None,
             has_gate=config.has_attention_gate,
         )
         self._vocabulary = part.vocab

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
+from kernels.quantized import Piece
 from worker.distributed.communicator import Communicator
-from worker.distributed.row_parallel import row_parallel_part, summed
+from worker.distributed.row_parallel import gathered, row_parallel_part, summed
 from worker.lora.adapter_weights import DOWN, GATE_UP, MIXER_IN, MIXER_OUT, OUT, QKV
 from worker.mixers.mixer import Mixer, MixerContext
 from worker.model_config import Activation
@@ -40,6 +41,8 @@ class LayerShape:
     # Where Q and K are normed over all heads: features of either over all ranks.
     wide_norm: tuple[int, int] | None
     counts_kv: bool  # whether this rank's K counts in that norm
+    # Where this rank's Q and K stand among those of all, if the norm's sums must be exact.
+    qk_places: tuple[int, int] | None = None
     has_gate: bool = False  # of what attention returns
     window: int | None = None  # positions that a row sees; None: all
 
@@ -107,7 +110,7 @@ class DecoderLayer:
         if self._experts is not None:
             return self._experts.forward(x_TH, context.loras, context.group, y_TH)
         assert down is not None and y_TH is not None, "a layer has an MLP, experts or both"
-        return summed(y_TH, down, context.loras, context.group)
+        return summed(y_TH, down, context.group)
 
     def _normed(self, x_TH: Tensor, norm: Tensor | None) -> Tensor:
         """Return the output of a block as it joins the residual."""
@@ -152,17 +155,30 @@ class DecoderLayer:
         if gates_TQ is not None:
             kernels.gate_heads(out_TQD, gates_TQ)
         y_TH = self._partial(out_TQD.flatten(1), weights.o, context, OUT)
-        return summed(y_TH, weights.o, context.loras, context.group)
+        return summed(y_TH, weights.o, context.group)
 
     def _norm_all_heads(self, qkv: Tensor, widths: tuple[int, int], group: Communicator) -> None:
         """Norm Q and K in place, each over its heads on all ranks."""
         shape, weights, kernels = self._shape, self._weights, self._kernels
         assert weights.q_norm is not None and weights.k_norm is not None, "norms of Q and K"
-        sums = kernels.square_sums(
-            qkv, shape.num_heads, shape.num_kv_heads, counts_kv=shape.counts_kv
-        )
-        sums = group.all_reduce(sums)
+        if shape.qk_places is None:
+            heads = shape.num_heads, shape.num_kv_heads
+            sums = group.all_reduce(kernels.square_sums(qkv, *heads, counts_kv=shape.counts_kv))
+        else:
+            sums = self._exact_square_sums(qkv, widths, shape.qk_places, group)
         kernels.wide_norm(qkv, sums, weights.q_norm, weights.k_norm, widths, shape.block_norm_eps)
+
+    def _exact_square_sums(
+        self, qkv: Tensor, widths: tuple[int, int], places: tuple[int, int], group: Communicator
+    ) -> Tensor:
+        """Return what ranks' squares add up to [T, 2], each with all heads of Q and K."""
+        shape, dim = self._shape, self._shape.head_dim
+        own_q, own_k = shape.num_heads * dim, shape.num_kv_heads * dim * shape.counts_kv
+        pieces = [Piece(0, own_q, places[0]), Piece(own_q, own_k, widths[0] + places[1])]
+        whole = widths[0] + 2 * widths[1]  # V is left away, and its place is not
+        rows = gathered(self._kernels, qkv.flatten(1), pieces, whole, group, "all heads")
+        heads = rows.view(len(rows), whole // dim, dim)
+        return self._kernels.square_sums(heads, widths[0] // dim, widths[1] // dim, counts_kv=True)
 
     def _linear(
         self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int

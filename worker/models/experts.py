@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.experts import Routing
 from kernels.interface import AnyKernels
 from worker.distributed.communicator import Communicator
-from worker.distributed.row_parallel import shared_product, summed
+from worker.distributed.row_parallel import all_inputs, shared_product, summed
 from worker.lora.adapter_weights import EXPERT_DOWN, EXPERT_GATE_UP, ROUTER
 from worker.model_config import ExpertsConfig
 from worker.weights.model_weights import SparseWeights
@@ -61,16 +61,15 @@ class SparseMlp:
         if loras is not None:
             kernels.grouped_lora_apply(gate_up_PI2, x_PH, loras[EXPERT_GATE_UP], routed)
         x_PI = self._gate(gate_up_PI2)
-        if weights.down.is_shared:
-            y_PH = shared_product(
-                kernels, x_PI, weights.down, group, routed, is_summed_again=loras is not None
-            )
-        else:
+        if weights.down.shared is None:
             y_PH = kernels.grouped_linear(x_PI, weights.down, routed)
+        else:
+            y_PH = shared_product(kernels, x_PI, weights.down, group, routed)
         if loras is not None:
+            x_PI = all_inputs(kernels, x_PI, weights.down, group)
             kernels.grouped_lora_apply(y_PH, x_PI, loras[EXPERT_DOWN], routed)
         y_TH = kernels.unpermute(y_PH, routed, shared_TH, gates_T1)
-        return summed(y_TH, weights.down, loras, group)
+        return summed(y_TH, weights.down, group)
 
     def _gate(self, gate_up_PI2: Tensor) -> Tensor:
         dtype, swiglu = self._weights.down.dtype, self._swiglu

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.experts import ExpertsWeight, PrepareExperts
-from kernels.linear import LinearWeight, Prepare
+from kernels.linear import LinearWeight, Prepare, SharedInputs
 from kernels.quantized import QuantizedWeight, Quantizer, columns_of
 from worker.spans import Span
 from worker.weights.partition import Partition
@@ -33,9 +33,13 @@ class LinearPreparer:
         return self.dtype if self.quantizer is None else torch.float32
 
     @property
-    def is_shared(self) -> bool:
+    def has_shared_scales(self) -> bool:
         """Whether linears whose inputs ranks share have the scales of all."""
-        return self.quantizer is not None and self.quantizer.is_shared
+        is_exact = self.part.has_exact_sums
+        assert not is_exact or (self.quantizer is not None and self.quantizer.method == "int8"), (
+            "sums of floats depend on their order"
+        )
+        return is_exact
 
     def linear(self, name: str, weight: Tensor, bias: Tensor | None) -> LinearWeight:
         """Return a linear of a weight [N, K] and a bias [N], quantized where linears are."""
@@ -49,7 +53,7 @@ class LinearPreparer:
         assert self.quantizer is not None, "floats are summed as they are"
         quantized = self.quantized(name, weight, columns)
         prepared = self.quantizer.linears.prepare_quantized_linear(quantized, bias, self.dtype)
-        return replace(prepared, is_shared=True)
+        return replace(prepared, shared=SharedInputs(columns.start, weight.shape[1]))
 
     def head(self, weight: Tensor) -> LinearWeight:
         """Return the lm_head, of a weight [V, H]."""
@@ -68,10 +72,13 @@ class LinearPreparer:
         return columns_of(whole, slice(columns.start, columns.stop))
 
     def quantized_experts(
-        self, weights: Sequence[QuantizedWeight], bias: Tensor | None, *, is_shared: bool
+        self,
+        weights: Sequence[QuantizedWeight],
+        bias: Tensor | None,
+        shared: SharedInputs | None = None,
     ) -> ExpertsWeight:
-        """Return experts of such weights and biases [E, N]; `is_shared` as `shared` has it."""
+        """Return experts of such weights and biases [E, N], or of some inputs as `shared` does."""
         assert self.quantizer is not None, "linears are quantized"
         prepared = self.quantizer.linears.prepare_quantized_experts(weights, bias, self.dtype)
-        linears = tuple(replace(one, is_shared=is_shared) for one in prepared.linears)
+        linears = tuple(replace(one, shared=shared) for one in prepared.linears)
         return replace(prepared, linears=linears)

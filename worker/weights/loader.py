@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels.experts import ExpertsWeight, PrepareExperts, prepare_experts
-from kernels.linear import LinearWeight, Prepare, prepare_linear
+from kernels.linear import LinearWeight, Prepare, SharedInputs, prepare_linear
 from kernels.quantized import Quantizer
 from worker.linears import Linear, by_expert, by_fused
 from worker.mixers.build import MixerLoader, MixerWeights
@@ -70,7 +70,7 @@ class _Loader:
             prepares = (
                 partial(preparer.linear, first),
                 partial(preparer.linear, last),
-                partial(preparer.shared, last) if preparer.is_shared else None,
+                partial(preparer.shared, last) if preparer.has_shared_scales else None,
             )
             dtypes = dtype, self._linear_dtype
             self._mixers = MixerLoader(config.mixer, *prepares, *dtypes, device, *place)
@@ -121,7 +121,8 @@ class _Loader:
 
     def _read_part(self, linear: Linear) -> Partition:
         """Return what is read of a linear: all, where the scales are those of all its inputs."""
-        return self._whole if self._preparer.is_shared and linear.axis == "row" else self._part
+        has_all = self._preparer.has_shared_scales and linear.axis == "row"
+        return self._whole if has_all else self._part
 
     def experts(self, layer: int, experts: Sequence[Sequence[Linear]]) -> ExpertsWeight:
         """Return the same product of each expert."""
@@ -135,19 +136,21 @@ class _Loader:
         read = partial(self._read, part)
         if first.stack is not None:
             read = StackReader(self._checkpoint, part, self._whole, len(experts)).read
-        is_shared = part is not self._part
-        columns = self._part.slices(first.name)[1] if is_shared else None
+        columns = shared = None
+        if part is not self._part:
+            columns = self._part.slices(first.name)[1]
+            shared = SharedInputs(columns.start, self._part.all_inputs(first.name))
         quantized = []
         for expert, modules in enumerate(experts):
             own = weight[expert % at_once]
             read(layer, modules, own, None if bias is None else bias[expert])
             if is_quantized:
                 quantized.append(preparer.quantized(first.name, own, columns))
-        if self._part.rank > 0 and first.axis == "row" and not is_shared:
+        if self._part.rank > 0 and first.axis == "row" and shared is None:
             bias = None  # as of any other linear that is summed
         if not is_quantized:
             return preparer.prepare_experts(weight, bias)
-        return preparer.quantized_experts(quantized, bias, is_shared=is_shared)
+        return preparer.quantized_experts(quantized, bias, shared)
 
     def _empty(
         self, part: Partition, modules: Sequence[Linear], *experts: int, dtype: torch.dtype

@@ -33,6 +33,9 @@ class Partition:
     widths: tuple[tuple[Unit, int], ...]  # of each kind of part over all ranks, in features
     by_name: Mapping[str, Linear] = field(compare=False, repr=False)  # `linears`
     in_groups: frozenset[Unit]  # parts that ranks divide between groups of inputs
+    # Ranks add up integers, and scale them behind: each has the whole output of a linear whose
+    # inputs they share, and so all of an adapter's A there.
+    has_exact_sums: bool = False
     mixer: MixerPart | None = None  # of layers that have a mixer
     # Outputs of each module of its first product.
     mixer_rows: Mapping[str, tuple[Span, ...]] = field(
@@ -53,6 +56,11 @@ class Partition:
     def linear(self, module: str) -> Linear:
         """Return what the list of linears says of a module."""
         return self.by_name[module]
+
+    def all_inputs(self, module: str) -> int:
+        """Return how many inputs a linear module has over all ranks."""
+        linear = self.linear(module)
+        return self.hidden if linear.axis == "column" else dict(self.widths)[linear.parts[0]]
 
     def has_whole_groups(self, module: str) -> bool:
         """Tell whether ranks' inputs of a linear module are whole groups, however many ranks share.
@@ -112,6 +120,11 @@ def check_tp(config: ModelConfig, tp: int) -> None:
         config.mixer.part(tp, 0)
 
 
+def sums_are_exact(quantization: str | None, *, deterministic: bool) -> bool:
+    """Tell whether sums over ranks are of integers, and so do not depend on how many there are."""
+    return quantization == "int8" and deterministic
+
+
 def check_groups(config: ModelConfig, tp: int) -> None:
     """Refuse a tensor-parallel size with which ranks would divide groups of a linear's inputs.
 
@@ -124,7 +137,7 @@ def check_groups(config: ModelConfig, tp: int) -> None:
             columns = part.slices(linear.name)[1]
             is_divided = any(edge % GROUP for edge in (columns.start, columns.stop))
             if is_divided and part.has_whole_groups(linear.name):
-                width = dict(part.widths)[linear.parts[0]]
+                width = part.all_inputs(linear.name)
                 raise ValueError(
                     f"tensor-parallel size {tp} is not possible for --quantization int8 with "
                     f"--deterministic: the {width} inputs of {linear.name} are "
@@ -133,8 +146,13 @@ def check_groups(config: ModelConfig, tp: int) -> None:
                 )
 
 
-def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
-    """Return the slices that `rank` of `tp` holds of a model."""
+def partition(
+    config: ModelConfig, tp: int, rank: int, *, has_exact_sums: bool = False
+) -> Partition:
+    """Return the slices that `rank` of `tp` holds of a model.
+
+    One rank alone sums nothing, so `has_exact_sums` is only of several.
+    """
     check_tp(config, tp)
     assert 0 <= rank < tp, f"rank {rank} of {tp}"
     spans = head_spans(config.num_heads, config.num_kv_heads, tp)
@@ -167,6 +185,7 @@ def partition(config: ModelConfig, tp: int, rank: int) -> Partition:
         ),
         by_name={linear.name: linear for linear in config.linears},
         in_groups=_in_groups(config),
+        has_exact_sums=has_exact_sums and tp > 1,
     )
 
 

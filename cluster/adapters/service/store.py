@@ -48,11 +48,12 @@ class ShardBuilder:
             Unavailable: if there is no room for its shards.
         """
         memory = self._memory
-        shards = cut_all(adapter, memory.tp)
+        is_exact = memory.has_exact_sums
+        shards = cut_all(adapter, memory.tp, has_exact_sums=is_exact)
         claims = [
             claimed_bytes(
                 shard,
-                partition(adapter.model, memory.tp, shard.rank),
+                partition(adapter.model, memory.tp, shard.rank, has_exact_sums=is_exact),
                 memory.adapter_item_bytes,
                 memory.model_item_bytes,
             )

@@ -8,7 +8,6 @@ streams going meanwhile, and what millions of small values leave of memory behin
 import importlib
 import os
 import struct
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -19,7 +18,8 @@ from cluster.router.bodies.pieces import packed
 from cluster.router.bodies.validation import validated
 from cluster.router.sandbox.forking import Limits, serve
 
-NICENESS = 10  # where there is no better way
+NICENESS = 10  # where idle cores have no time for a body: the cores are the ranks'
+IDLE_PATIENCE = 1.0  # seconds until that is known
 SECONDS = 5.0  # of computing; the slowest body of 8 MiB takes some tenths of one
 FINE, WRONG = b"+", b"-"  # before pieces, and before an ErrorInfo
 _LENGTH = struct.Struct("<I")
@@ -74,20 +74,6 @@ def _refusal(message: str) -> bytes:
     return WRONG + _encode(ErrorInfo(InvalidRequest.__name__, message))
 
 
-def _use_idle_cores() -> None:
-    """Compute only where nobody else would: the cores are the ranks'.
-
-    A niced process has less of a core, but a rank's thread that wakes up still waits until the
-    process has had its slice of some milliseconds, at each of the many points of a step at which
-    the threads meet. One under SCHED_IDLE gives way at once.
-    """
-    if hasattr(os, "SCHED_IDLE"):  # only Linux has it
-        with suppress(PermissionError):  # a sandbox may forbid it
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            return
-    os.nice(NICENESS)
-
-
 if __name__ == "__main__":
-    _use_idle_cores()
-    serve(_work, _lost, Limits(SECONDS, is_computing=True), _prepare)
+    os.nice(NICENESS)
+    serve(_work, _lost, Limits(SECONDS, is_computing=True, idle_patience=IDLE_PATIENCE), _prepare)

@@ -8,6 +8,7 @@ leaves nothing behind. `ForkingProcess` is that process as a router sees it.
 import gc
 import os
 import resource
+import select
 import signal
 import struct
 import subprocess
@@ -15,10 +16,13 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
+from time import monotonic
 from typing import IO
 
 MEMORY = 256 * 2**20  # bytes beside what the process takes anyway
+_AT_ONCE = 2**20  # bytes of an answer
 _LENGTH = struct.Struct("<Q")
 _SLOW = (signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGKILL)
 _QUIET = {
@@ -35,6 +39,9 @@ class Limits:
     seconds: float
     is_computing: bool = False  # the seconds are those of computing, and not of the clock
     stack: int | None = None  # bytes
+    # Seconds in which it may be done on cores that nobody else wants, before it begins anew with
+    # the priority of this process; None: it has that at once.
+    idle_patience: float | None = None
 
 
 def serve(
@@ -58,7 +65,7 @@ def serve(
     _write_frame(answers, b"")  # that it is ready
     while (call := _read_frame(sys.stdin.buffer)) is not None:
         prepare(call)
-        answer, is_slow = _of_child(work, call, limits, answers.fileno())
+        answer, is_slow = _done(work, call, limits, answers.fileno())
         _write_frame(answers, answer or lost(is_slow))
 
 
@@ -144,10 +151,27 @@ def _read_frame(stream: IO[bytes]) -> bytes | None:
     return data if len(data) == length else None
 
 
-def _of_child(
+def _done(
     work: Callable[[bytes], bytes], call: bytes, limits: Limits, answers: int
 ) -> tuple[bytes, bool]:
-    """Return (what came of a call, empty if nothing did; whether that took too long).
+    """Return (what came of a call, empty if nothing did; whether that took too long)."""
+    if limits.idle_patience is not None:
+        outcome = _of_child(work, call, limits, answers, limits.idle_patience)
+        if outcome is not None:
+            return outcome
+    outcome = _of_child(work, call, limits, answers)
+    assert outcome is not None, "who has no patience waits"
+    return outcome
+
+
+def _of_child(
+    work: Callable[[bytes], bytes],
+    call: bytes,
+    limits: Limits,
+    answers: int,
+    idle_patience: float | None = None,
+) -> tuple[bytes, bool] | None:
+    """Return what `_done` does, None if there was no time for it on idle cores.
 
     `answers` must end with this process, not with its child.
     """
@@ -157,18 +181,49 @@ def _of_child(
         try:
             os.close(reading)
             os.close(answers)
+            if idle_patience is not None:
+                _use_idle_cores()
             _limit(limits)
             with os.fdopen(writing, "wb") as pipe:
                 pipe.write(work(call))
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read()
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
+        answer = _read_until(pipe, None if idle_patience is None else monotonic() + idle_patience)
+    if answer is None:
+        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    if answer is None:
+        return None
     if os.WIFSIGNALED(status):
         return b"", os.WTERMSIG(status) in _SLOW
     return answer, False
+
+
+def _read_until(pipe: FileIO, deadline: float | None) -> bytes | None:
+    """Return all that comes, None if that is not before a time."""
+    parts: list[bytes] = []
+    while True:
+        left = None if deadline is None else max(0.0, deadline - monotonic())
+        if not select.select([pipe], [], [], left)[0]:
+            return None
+        part = pipe.read(_AT_ONCE)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def _use_idle_cores() -> None:
+    """Compute only where nobody else would, where the system knows how.
+
+    A niced process has less of a core, but a thread that wakes up still waits until it has had its
+    slice of some milliseconds: a rank's, at each of the many points of a step at which its threads
+    meet. One under SCHED_IDLE gives way at once. Only a privileged process can leave it again.
+    """
+    if hasattr(os, "SCHED_IDLE"):  # only Linux has it
+        with suppress(PermissionError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _limit(limits: Limits) -> None:

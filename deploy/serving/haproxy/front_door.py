@@ -14,8 +14,8 @@ from deploy.config import ServeConfig
 from deploy.config_values import networks_of
 
 NAME = "TOPWORK_FRONT_DOOR"
-_SLOWEST = 16  # seconds that HAProxy's buffer of 64 KiB may take, at the 4 KiB/s asked of clients
-KEYS = ("tls_cert", "tls_key", "max_connections_per_address", "trusted_proxy")  # of ServeConfig
+# Of ServeConfig. Routers, too, go by the last.
+KEYS = ("tls_cert", "tls_key", "max_connections_per_address", "trusted_proxy", "body_timeout")
 
 
 class FrontDoor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,7 +28,9 @@ class FrontDoor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_connections_per_address: int | None = None
     trusted_proxy: tuple[str, ...] = ()  # addresses and networks that this does not hold for
     head_timeout: int = 20  # until the head of a request has come
-    short_body_timeout: int = 30  # until a body has come, or as much of it as a buffer holds
+    body_timeout: float = 30.0  # until a body has come, or as much of it as a buffer holds
+    # But not less than that buffer of 64 KiB may take, at the 4 KiB/s asked of clients.
+    slowest_buffer: int = 16
     idle_timeout: int = 120  # until a client goes on with a body, or takes more of an answer
 
     @classmethod
@@ -41,8 +43,13 @@ class FrontDoor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             tls_key=None if key is None else str(key.absolute()),
             max_connections_per_address=config.max_connections_per_address,
             trusted_proxy=config.trusted_proxy,
-            short_body_timeout=max(_SLOWEST, math.ceil(config.body_timeout)),
+            body_timeout=config.body_timeout,
         )
+
+    @property
+    def short_body_timeout(self) -> int:
+        """Return how long a body that fits into HAProxy's buffer may take."""
+        return max(self.slowest_buffer, math.ceil(self.body_timeout))
 
     def environment(self) -> dict[str, str]:
         """Return what the environment of each node must have; nothing where all is as ever."""

@@ -1,6 +1,6 @@
 """Steps are given the time that steps like them took, many times over."""
 
-from cluster.engine.step_limit import FACTOR, LEAST, MAX_PATIENCE, STEADY_STEPS, StepLimit
+from cluster.engine.step_limit import FACTOR, GROWTH, LEAST, MAX_PATIENCE, STEADY_STEPS, StepLimit
 
 
 def test_what_was_never_measured_has_the_flat_limit() -> None:
@@ -24,6 +24,23 @@ def test_one_slow_step_is_forgotten_after_many() -> None:
     for _ in range(400):
         limit.measured(1, 0.1)
     assert limit.of(1) == LEAST
+
+
+def test_a_step_that_stood_still_once_gives_those_behind_it_little_more() -> None:
+    """Else a hang after it would be one for as long as ten such steps."""
+    limit = StepLimit(8.0)
+    limit.measured(1, 0.1)
+    limit.measured(1, 2.0)
+    assert limit.of(1) == FACTOR * (GROWTH * 0.1)
+
+
+def test_steps_that_go_on_growing_have_their_time() -> None:
+    """As those of a long context behind short ones do."""
+    limit, seconds = StepLimit(8.0), 0.1
+    for _ in range(6):
+        limit.measured(1, seconds)
+        seconds *= GROWTH
+        assert limit.of(1) > seconds
 
 
 def test_ranks_after_late_ones_have_twice_the_time_each_time_up_to_a_bound() -> None:

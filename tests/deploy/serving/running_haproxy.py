@@ -63,7 +63,7 @@ asyncio.run(main())
 
 
 # In seconds, shorter than those of servers.
-DOOR = FrontDoor(head_timeout=1, short_body_timeout=2, idle_timeout=6)
+DOOR = FrontDoor(head_timeout=1, body_timeout=2.0, slowest_buffer=1, idle_timeout=6)
 
 
 class Manager:

@@ -40,3 +40,5 @@ def test_what_is_asked_of_haproxy_must_be_what_it_was_told(monkeypatch: pytest.M
     assert not ray.is_initialized(), "to build an application starts no cluster"
     with pytest.raises(RayServeException, match="--max-connections-per-address`; now it is None"):
         build({**model, "max_connections_per_address": 5})
+    with pytest.raises(RayServeException, match="--body-timeout`; now it is 30"):
+        build({**model, "body_timeout": 60.0})

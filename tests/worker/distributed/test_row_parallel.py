@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.experts import Routing
+from kernels.linear import LinearWeight, SharedInputs
 from kernels.native.backend import NativeKernels
 from kernels.native.library import native_library
 from kernels.native.program import RecordedProgram, Step, ThreadPool
@@ -17,7 +18,7 @@ from tests.patience import PATIENCE
 from tests.worker.group import free_address, join_in_threads
 from worker.distributed.communicator import Communicator, SingleRank
 from worker.distributed.parallel import TorchGroup
-from worker.distributed.row_parallel import row_parallel_linear, shared_product
+from worker.distributed.row_parallel import all_inputs, row_parallel_linear, shared_product
 from worker.distributed.shared_group import SharedGroup
 from worker.distributed.socket_group import SocketGroup
 from worker.distributed.thread_group import ThreadGroup
@@ -86,7 +87,7 @@ def test_any_number_of_ranks_gives_the_bits_of_one(
     def run(group: Communicator) -> Tensor:
         one, columns = kernels(), own[group.rank]
         packed = one.prepare_quantized_linear(columns_of(weight, columns), bias, dtype)
-        shared = replace(packed, is_shared=True)
+        shared = replace(packed, shared=SharedInputs(columns.start, sum(cuts)))
         return row_parallel_linear(one, x[:, columns], shared, None, group)
 
     for found in on_each(in_threads(len(cuts)), run):
@@ -112,7 +113,7 @@ def test_experts_do_so_pair_by_pair(cuts: tuple[int, ...]) -> None:
             [columns_of(weight, columns) for weight in weights], bias, torch.float32
         )
         x = one.permute(rows, routed)[:, columns]
-        return shared_product(one, x, packed, group, routed, is_summed_again=False)
+        return shared_product(one, x, packed, group, routed)
 
     found = on_each(in_threads(len(cuts)), run)
     one = kernels()
@@ -136,12 +137,15 @@ def test_a_recorded_program_does_so_over_shared_memory() -> None:
         rows = torch.empty(8, cuts[group.rank], dtype=torch.bfloat16)
         with one.recording(program):
             places = RecordedGroup(group, program, one.thread_pool.library)
-            y = row_parallel_linear(one, rows, replace(packed, is_shared=True), None, places)
+            shared = replace(packed, shared=SharedInputs(columns.start, sum(cuts)))
+            y = row_parallel_linear(one, rows, shared, None, places)
+            everything = all_inputs(one, rows, shared, places)
         results = []
         for num_rows in (8, 3):
             rows[:num_rows] = x[:num_rows, columns]
             program.run(one.thread_pool, Step(num_rows))
             results.append(y[:num_rows].clone())
+            assert same_bits(everything[:num_rows], x[:num_rows])
         return torch.cat(results)
 
     try:
@@ -151,6 +155,23 @@ def test_a_recorded_program_does_so_over_shared_memory() -> None:
     finally:
         for group in groups:
             group.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cuts", CUTS, ids=str)
+def test_lora_takes_the_inputs_of_all_ranks(cuts: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Of rows that are parts of longer ones, and of a share that ends within a word."""
+    x, own = some_rows(9, dtype), spans(cuts)
+
+    def run(group: Communicator) -> Tensor:
+        columns = own[group.rank]
+        shared = SharedInputs(columns.start, WIDTH)
+        weight = LinearWeight(x, None, cuts[group.rank], OUTPUTS, dtype, shared=shared)
+        return all_inputs(kernels(), x[:, columns], weight, group)
+
+    for found in on_each(in_threads(len(cuts)), run):
+        assert found.dtype == dtype
+        assert same_bits(found, x)
 
 
 @pytest.mark.parametrize("transport", ["threads", "sockets", "shared memory", "gloo"])

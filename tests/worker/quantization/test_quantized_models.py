@@ -48,9 +48,20 @@ CLOSE: dict[QuantizationMethod, float] = {"int8": 0.15, "int4": 0.8}
 # Measured: 1e-7, unless float32 is rounded so that a code is its neighbour: 2e-3, 7e-3 in int4.
 SAME_CODES: dict[QuantizationMethod, float] = {"int8": 4e-3, "int4": 1e-2}
 EXPERTS = ["qwen3_moe", "gpt_oss"]
-# Whose ranks add up nothing else: no norms over all heads, or over a mixer's features.
 EXACT = ["llama", "llama3_biased", "gemma3", *EXPERTS, "gpt_oss_wide", "lfm2", "qwen3_5"]
-EXACT += ["qwen3_5_moe"]
+EXACT += ["qwen3_5_moe", "olmo2", "granitemoehybrid"]
+# Of them in float32 and bfloat16, each on any number of ranks.
+EXACT_ADAPTERS = {
+    "llama": ("rank 8 on every linear", "dora", "lora on both ends"),
+    "llama3_biased": ("dora on both ends", "saved both"),
+    "gemma3": ("rank 8 on every linear",),
+    "qwen3_moe": ("attention, experts and router",),
+    "gpt_oss_wide": ("attention, stacked experts and router",),
+    "lfm2": ("rank 8 on all linears",),
+    "qwen3_5_moe": ("all linears, experts and router",),
+    "olmo2": ("rank 8 on every linear",),
+    "granitemoehybrid": ("rank 8 on all linears",),
+}
 WHOLE_GROUPS = {"lfm2": (2,), "gpt_oss": (3,)}  # numbers of ranks that divide none
 ADAPTERS = {"llama": "dora", "qwen3_moe": "attention, experts and router"}
 FAMILIES = ["llama", "llama3_biased", "gemma3", "lfm2", "granitemoehybrid", "qwen3_5"]
@@ -209,50 +220,41 @@ def test_every_row_of_a_mixed_batch_is_what_it_is_alone(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", EXACT)
-def test_with_shared_scales_the_base_model_has_the_same_bits_on_any_number_of_ranks(
+def test_with_exact_sums_logits_have_the_same_bits_on_any_number_of_ranks(
     tiny_model: Any,
     made: Any,
     start: Callable[..., LogitRanks],
     name: str,
     dtype: torch.dtype,
 ) -> None:
-    """Also of rows beside others that have an adapter."""
-    prompts = [(None, random_tokens(length, length)) for length in (1, 17, 40)]
-    path = tiny_model(name).path
-    expected = start(path, 1, dtype, method="int8").logits(prompts)
+    """Of the base model, alone and beside adapters, and of adapters of several kinds."""
+    base = [(None, random_tokens(length, length)) for length in (1, 17, 40)]
+    kinds = EXACT_ADAPTERS.get(name, ())
+    adapted = [(slot, random_tokens(9 + slot, slot)) for slot in range(len(kinds))]
+
+    def logits(tp: int) -> list[Tensor]:
+        group = start(tiny_model(name).path, tp, dtype, method="int8", has_exact_sums=True)
+        alone = group.logits(base)
+        for slot, kind in enumerate(kinds):
+            group.load(slot, read(made(name, kind), group.config))
+        return [*alone, *group.logits([*adapted, *base])]
+
+    expected = logits(1)
+    for found, right in zip(expected[-len(base) :], expected[: len(base)], strict=True):
+        assert torch.equal(found, right)
     for tp in WHOLE_GROUPS.get(name, (2, 3)):
-        group = start(path, tp, dtype, method="int8", is_shared=True)
-        for found, right in zip(group.logits(prompts), expected, strict=True):
+        for found, right in zip(logits(tp), expected, strict=True):
             assert torch.equal(found, right)
-        if name not in ADAPTERS:
-            continue
-        group.load(0, read(made(name, ADAPTERS[name]), group.config))
-        mixed = group.logits([(0, random_tokens(9, 9)), *prompts])[1:]
-        for found, right in zip(mixed, expected, strict=True):
-            assert torch.equal(found, right)
-
-
-@pytest.mark.parametrize("name", ADAPTERS)
-def test_with_shared_scales_adapters_are_as_close_over_ranks_as_sums_of_floats_are(
-    tiny_model: Any, made: Any, start: Callable[..., LogitRanks], name: str
-) -> None:
-    tokens, found = random_tokens(21, 3), []
-    for tp in (1, 2, 3):
-        group = start(tiny_model(name).path, tp, method="int8", is_shared=tp > 1)
-        group.load(0, read(made(name, ADAPTERS[name]), group.config))
-        found += group.logits([(0, tokens)])
-    assert error(found[1], found[0]) < SAME_CODES["int8"]
-    assert error(found[2], found[0]) < SAME_CODES["int8"]
 
 
 def test_ranks_divide_inputs_between_the_groups_that_kernels_quantize_together() -> None:
     assert spans.GROUP == quantized.GROUP
 
 
-def test_with_shared_scales_dora_sees_the_weights_that_are_multiplied(
+def test_with_exact_sums_dora_sees_the_weights_that_are_multiplied(
     tiny_model: Any, start: Callable[..., LogitRanks]
 ) -> None:
-    group = start(tiny_model("llama").path, 3, method="int8", is_shared=True)
+    group = start(tiny_model("llama").path, 3, method="int8", has_exact_sums=True)
     alone = start(tiny_model("llama").path, 1, method="int8")
     seen = []
     for one in (*group.ranks, *alone.ranks):

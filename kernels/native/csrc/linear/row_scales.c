@@ -1,5 +1,5 @@
 /* What stands before and behind the sums of linears whose inputs ranks share: see
- * quantized_linear.c. */
+ * quantized_linear.c. And what ranks have of a row, as part of what all have. */
 #include "linear/int8_panel.h"
 #include "rows.h"
 
@@ -34,7 +34,7 @@ struct scale_sums {
     const float *bias;     /* likewise, or null */
     const int64_t *starts; /* [num_experts + 1]: the rows of each expert; null: there is none */
     float *y;              /* [T, N] */
-    int64_t num_ranks, width, padded_outputs, num_experts, max_exponent, is_zero;
+    int64_t num_ranks, width, padded_outputs, num_experts, max_exponent;
 };
 
 int64_t topwork_scale_sums_scratch(const void *op)
@@ -43,17 +43,13 @@ int64_t topwork_scale_sums_scratch(const void *op)
     return 0;
 }
 
-/* Write what sums stand for, or zeros where another rank brings it into a further sum. */
+/* Write what sums stand for. */
 void topwork_scale_sums(const void *op, struct worker *worker)
 {
     const struct scale_sums *p = op;
     int64_t expert = 0;
     FOR_ROWS_TAKEN(worker, row, p->width) {
         float *y = p->y + row * p->width;
-        if (p->is_zero) {
-            memset(y, 0, (size_t)p->width * sizeof(float));
-            continue;
-        }
         if (p->starts != NULL) {
             if (row < p->starts[expert]) /* of another thread's share */
                 expert = 0;
@@ -75,5 +71,31 @@ void topwork_scale_sums(const void *op, struct worker *worker)
             i32v sums = (i32v)load_some(p->sums + row * p->width, i, left, false);
             store_some(y, i, left, false, int8_outputs(sums, scale, of_outputs, biases));
         }
+    }
+}
+
+enum { MOST_PIECES = 2 };
+
+struct spread {
+    const char *x;
+    char *out;                  /* zeros around the pieces, to be summed over ranks */
+    int64_t x_stride, out_size; /* bytes, as all that follow */
+    int64_t from[MOST_PIECES], size[MOST_PIECES], to[MOST_PIECES];
+};
+
+int64_t topwork_spread_scratch(const void *op)
+{
+    (void)op;
+    return 0;
+}
+
+void topwork_spread(const void *op, struct worker *worker)
+{
+    const struct spread *p = op;
+    FOR_ROWS_TAKEN(worker, row, p->out_size / 4) {
+        char *out = p->out + row * p->out_size;
+        memset(out, 0, (size_t)p->out_size);
+        for (int i = 0; i < MOST_PIECES; i++)
+            memcpy(out + p->to[i], p->x + row * p->x_stride + p->from[i], (size_t)p->size[i]);
     }
 }

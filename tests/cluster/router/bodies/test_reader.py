@@ -56,13 +56,6 @@ async def test_a_large_body_is_refused_in_the_words_of_a_small_one(
     assert await refusal(reader, data) == here.value.args
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="only Linux has this policy")
-async def test_large_bodies_are_read_on_cores_that_nobody_else_wants(reader: BodyReader) -> None:
-    await refusal(reader, REFUSED["no JSON"])
-    (pid,) = [process.pid for process in reader.processes if process.pid is not None]
-    assert os.sched_getscheduler(pid) == os.SCHED_IDLE
-
-
 async def test_large_bodies_that_are_in_order_arrive_whole(reader: BodyReader) -> None:
     turns = [{"role": "user", "content": f"é{n}"} for n in range(16_000)]
     data = json.dumps({"model": "tiny", "messages": turns, "n": 2}).encode()

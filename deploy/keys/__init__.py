@@ -1,0 +1,1 @@
+"""What an operator may set, by the groups in which `topwork serve --help` shows it."""
