@@ -11,6 +11,7 @@ of one tile: positions of a sequence's context, padded to whole spans.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -87,12 +88,12 @@ class AttentionBatch:
         """
         num_rows = [b - a for a, b in zip(query_starts, query_starts[1:], strict=False)]
         assert len(num_rows) == len(context_lens) == len(page_tables), "lists of unequal length"
-        pages: list[list[int]] = []
-        for rows, length, table in zip(num_rows, context_lens, page_tables, strict=True):
-            needed = -(-length // page_size)
+        num_pages = [-(-length // page_size) for length in context_lens]
+        for rows, length, needed, table in zip(
+            num_rows, context_lens, num_pages, page_tables, strict=True
+        ):
             assert 0 < rows <= length, f"{rows} rows in a context of {length}"
             assert needed <= len(table), f"{len(table)} pages cannot hold {length} positions"
-            pages.append(list(table[:needed]))
         positions = [
             position
             for rows, length in zip(num_rows, context_lens, strict=True)
@@ -100,14 +101,14 @@ class AttentionBatch:
         ]
         sequence_of_row = [i for i, rows in enumerate(num_rows) for _ in range(rows)]
         kv_loc = [
-            pages[i][position // page_size] * page_size + position % page_size
+            page_tables[i][position // page_size] * page_size + position % page_size
             for i, position in zip(sequence_of_row, positions, strict=True)
         ]
         sequences = list(zip(query_starts, num_rows, context_lens, strict=False))
         return cls(
             query_starts=tuple(query_starts),
             context_lens=tuple(context_lens),
-            page_table=_page_matrix(pages, max(map(len, pages), default=0)),
+            page_table=_page_matrix(page_tables, num_pages),
             kv_loc=torch.tensor(kv_loc, dtype=torch.int64),
             positions=torch.tensor(positions, dtype=torch.int64),
             sequences=torch.tensor(sequences, dtype=torch.int64).view(-1, 3),
@@ -188,7 +189,9 @@ def _resize(pages: Tensor, num_pages: int) -> Tensor:
     return F.pad(pages, (0, num_pages - pages.shape[1]))
 
 
-def _page_matrix(pages: Sequence[Sequence[int]], num_pages: int) -> Tensor:
-    """Return page lists as [len(pages), num_pages] int64, padded with page 0."""
-    rows = [[*row, *([0] * (num_pages - len(row)))] for row in pages]
-    return torch.tensor(rows, dtype=torch.int64).view(len(pages), num_pages)
+def _page_matrix(page_tables: Sequence[Sequence[int]], counts: Sequence[int]) -> Tensor:
+    """Return the first pages of each list as [S, most of the counts] int64, then page 0."""
+    matrix = np.zeros((len(counts), max(counts, default=0)), np.int64)
+    for row, table, count in zip(matrix, page_tables, counts, strict=True):
+        row[:count] = np.asarray(table)[:count]
+    return torch.from_numpy(matrix)

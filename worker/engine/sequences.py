@@ -8,6 +8,7 @@ first, so that every adapter is one run of rows. Kernels are batch-invariant, so
 no result.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -33,8 +34,8 @@ class RunningSequence:
     sampling: SamplingParams
     num_prompt_tokens: int
     num_tokens: int  # positions whose K and V are, or in this step will be, in the pages
-    pages: list[int]
-    window_pages: list[int]  # of layers with a window: from page `first_window` of the table on
+    pages: "array[int]"  # int32, so that a step copies it as it lies
+    window_pages: "array[int]"  # of layers with a window: from page `first_window` of the table on
     first_window: int
     history: list[int]  # the tokens of those positions if sampling needs them, else empty
     state_page: int | None = None  # of layers with mixers; None: there are none
@@ -168,8 +169,8 @@ class SequenceTable:
             sampling=start.sampling,
             num_prompt_tokens=start.num_prompt_tokens,
             num_tokens=start.num_cached_tokens,
-            pages=list(start.pages),
-            window_pages=list(start.window_pages),
+            pages=array("i", start.pages),
+            window_pages=array("i", start.window_pages),
             first_window=first_window,
             history=list(start.history),
             state_page=start.state_page,
@@ -208,12 +209,12 @@ class SequenceTable:
         sequence.num_tokens += len(token_ids)
         assert sequence.num_tokens <= self._max_model_len, f"{sequence.num_tokens} positions"
         self._check_pages(chunk.new_pages, "full")
-        sequence.pages += chunk.new_pages
+        sequence.pages.extend(chunk.new_pages)
         if self.window or chunk.new_window_pages:
             num_new = len(chunk.new_pages) if self.window else 0
             assert len(chunk.new_window_pages) == num_new, "page tables of unequal lengths"
             self._check_pages(chunk.new_window_pages, "window")
-            sequence.window_pages += chunk.new_window_pages
+            sequence.window_pages.extend(chunk.new_window_pages)
         assert len(sequence.pages) * self._page_size >= sequence.num_tokens, "too few pages"
         if sequence.sampling.needs_history:
             sequence.history += token_ids
@@ -261,7 +262,7 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
     )
 
 
-def _window_table(sequence: RunningSequence) -> list[int]:
+def _window_table(sequence: RunningSequence) -> "array[int]":
     """Return its pages in layers with a window, as a table from its first position on.
 
     In place of those that it has left stands the first that it sees: a kernel may read more than

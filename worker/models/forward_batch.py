@@ -25,7 +25,7 @@ class InputBatch:
     token_ids: list[int]  # T; those of `pending_rows` mean nothing
     query_starts: list[int]  # of each sequence, its first row; and T at the end
     context_lens: list[int]  # of each sequence, its positions, the new rows included
-    page_tables: list[list[int]]  # of each sequence, pages that cover its context
+    page_tables: Sequence[Sequence[int]]  # of each sequence, pages that cover its context
     decodes: list[bool]  # of each sequence, whether its one row is an output token
     runs: tuple[SlotRows, ...]  # rows of each adapter; rows in none are the base model's
     sample_rows: list[int]  # S: the last row of each chunk that draws a token, in plan order
@@ -33,7 +33,7 @@ class InputBatch:
     hidden_rows: Sequence[int] = ()  # R: rows whose final hidden states are wanted, in plan order
     # Page tables of layers with pages of their own, if there are any. For pages that no row of the
     # sequence sees stands another one that is its own.
-    window_tables: Sequence[list[int]] = ()
+    window_tables: Sequence[Sequence[int]] = ()
     state_pages: Sequence[int] = ()  # of each sequence, if there are layers with states
 
 

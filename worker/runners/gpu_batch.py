@@ -160,8 +160,8 @@ class GpuBatch:
                 ("prefill_table", cut.prefills),
             ):
                 for row, i in enumerate(sequences):
-                    pages = tables[pool][i][: -(-rows.context_lens[i] // page_size)]
-                    host[f"{pool} {table}"][row, : len(pages)] = pages
+                    count = -(-rows.context_lens[i] // page_size)
+                    host[f"{pool} {table}"][row, :count] = np.asarray(tables[pool][i])[:count]
 
     def forward_batch(self, rows: InputBatch) -> ForwardBatch:
         """Return the arrays on the device as a batch of `size.samples` samples."""
