@@ -131,8 +131,8 @@ def test_every_mistake_is_told_with_its_key_its_value_and_what_would_do() -> Non
         load_config(None, {"model": "m", "tp": 0, "dtype": "int3", "adapter": "a=b", "prot": 1})
     assert str(told.value).splitlines() == [
         "tp: 0 will not do: input should be greater than or equal to 1",
-        "adapter: 'a=b' will not do: input should be a list",
         "dtype: 'int3' will not do: input should be 'bfloat16' or 'float32'",
+        "adapter: 'a=b' will not do: input should be a list",
         "prot: there is no such key; did you mean port?",
     ]
 

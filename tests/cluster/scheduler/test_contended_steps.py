@@ -210,18 +210,17 @@ def test_tokens_follow_weights_where_two_tenants_want_all_they_can_get(
     )  # fmt: skip
     engine = FakeEngine(config, plans_ahead=plans_ahead)
     owner: dict[int, str] = {}
-    waiting: Counter[str] = Counter()
+    live: dict[str, set[int]] = {"a": set(), "b": set()}
     tokens: Counter[str] = Counter()
 
     def refill() -> None:
         for tenant, weight in zip("ab", weights, strict=True):
-            waiting[tenant] = sum(
-                owner[seq_id] == tenant and not engine.finish_reason(seq_id) for seq_id in owner
-            )
-            for _ in range(20 - waiting[tenant]):
+            live[tenant] = {one for one in live[tenant] if not engine.finish_reason(one)}
+            for _ in range(20 - len(live[tenant])):
                 number = len(owner)
                 seq_id = engine.add((number, 1, 2, 3, 4), 12, tenant=tenant, weight=weight)
                 owner[seq_id] = tenant
+                live[tenant].add(seq_id)
 
     for step in range(300):
         refill()
