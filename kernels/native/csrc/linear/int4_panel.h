@@ -20,53 +20,61 @@ enum {
     INT4_OFFSETS = PANEL * 2, /* where they begin, in bytes */
     INT4_CODES = INT4_OFFSETS + PANEL * 2,
     INT4_GROUP = INT4_CODES + PANEL * GROUP / 2,
-    INT4_AHEAD = 4, /* groups that are fetched before their use */
+    INT4_AHEAD = 4,   /* groups that are fetched before their use */
+    INT4_VECTORS = 2, /* of a panel's outputs that a tile of many rows has at a time */
+    INT4_FEW = 2,     /* rows that have room for all of them */
 };
 
 INLINE int64_t int4_panel_bytes(int64_t num_inputs) { return num_groups(num_inputs) * INT4_GROUP; }
 
 /* Add the products of a group to sums that are zero. */
-INLINE void add_int4_group(int num_rows, const char *from, const int8_t *x, int64_t row_size,
-                           u32v sums[][PANEL_VECTORS])
+INLINE void add_int4_group(int num_rows, int num_vectors, const char *from, const int8_t *x,
+                           int64_t row_size, u32v sums[][PANEL_VECTORS])
 {
     for (int pair = 0; pair < GROUP / (2 * QUAD); pair++, from += PANEL * QUAD, x += 2 * QUAD) {
-        u32v codes[PANEL_VECTORS];
+        u32v lower[PANEL_VECTORS], upper[PANEL_VECTORS];
 #pragma GCC unroll 4
-        for (int i = 0; i < PANEL_VECTORS; i++)
-            codes[i] = load_words(from + i * LANES * QUAD);
+        for (int i = 0; i < num_vectors; i++) {
+            u32v codes = load_words(from + i * LANES * QUAD);
+            lower[i] = codes & 0x0f0f0f0f;
+            upper[i] = codes >> 4 & 0x0f0f0f0f;
+        }
 #pragma GCC unroll 6
         for (int row = 0; row < num_rows; row++) {
             u32v first = splat_bytes(x + row * row_size);
             u32v second = splat_bytes(x + row * row_size + QUAD);
 #pragma GCC unroll 4
-            for (int i = 0; i < PANEL_VECTORS; i++) {
-                sums[row][i] = add_small_quads(sums[row][i], codes[i] & 0x0f0f0f0f, first);
-                sums[row][i] = add_small_quads(sums[row][i], codes[i] >> 4 & 0x0f0f0f0f, second);
+            for (int i = 0; i < num_vectors; i++) {
+                sums[row][i] = add_small_quads(sums[row][i], lower[i], first);
+                sums[row][i] = add_small_quads(sums[row][i], upper[i], second);
             }
         }
     }
 }
 
-INLINE void multiply_int4_tile(int num_rows, const struct job *job)
+/* Multiply with some vectors of the outputs, from vector `at` on. */
+INLINE void multiply_int4_part(int num_rows, int num_vectors, const struct job *job, int at)
 {
-    f32v totals[MAX_TILE][PANEL_VECTORS] = {0};
+    f32v totals[INT4_TILE][PANEL_VECTORS] = {0};
     const char *from = job->weights;
     const int8_t *x = job->x;
     int64_t groups = num_groups(job->num_inputs);
     for (int64_t group = 0; group < groups; group++, from += INT4_GROUP, x += GROUP) {
-        u32v sums[MAX_TILE][PANEL_VECTORS];
-        for (int i = 0; i < INT4_GROUP; i += LINE)
-            prefetch(from, INT4_AHEAD * INT4_GROUP + i);
+        u32v sums[INT4_TILE][PANEL_VECTORS];
+        if (at == 0)
+            for (int i = 0; i < INT4_GROUP; i += LINE)
+                prefetch(from, INT4_AHEAD * INT4_GROUP + i);
 #pragma GCC unroll 6
         for (int row = 0; row < num_rows; row++)
 #pragma GCC unroll 4
-            for (int i = 0; i < PANEL_VECTORS; i++)
+            for (int i = 0; i < num_vectors; i++)
                 sums[row][i] = (u32v){0};
-        add_int4_group(num_rows, from + INT4_CODES, x, job->row_size, sums);
+        const char *codes = from + INT4_CODES + at * LANES * QUAD;
+        add_int4_group(num_rows, num_vectors, codes, x, job->row_size, sums);
 #pragma GCC unroll 4
-        for (int i = 0; i < PANEL_VECTORS; i++) {
-            f32v scales = load_whole(from + i * LANES * 2, true);
-            f32v offsets = load_whole(from + INT4_OFFSETS + i * LANES * 2, true);
+        for (int i = 0; i < num_vectors; i++) {
+            f32v scales = load_whole(from + (at + i) * LANES * 2, true);
+            f32v offsets = load_whole(from + INT4_OFFSETS + (at + i) * LANES * 2, true);
 #pragma GCC unroll 6
             for (int row = 0; row < num_rows; row++) {
                 struct scaled_group of_row = job->groups[row * groups + group].scaled;
@@ -79,8 +87,19 @@ INLINE void multiply_int4_tile(int num_rows, const struct job *job)
 #pragma GCC unroll 6
     for (int row = 0; row < num_rows; row++)
 #pragma GCC unroll 4
-        for (int i = 0; i < PANEL_VECTORS; i++)
-            store_outputs(job, row, i * LANES, totals[row][i] + load_f32(job->bias + i * LANES));
+        for (int i = 0; i < num_vectors; i++) {
+            int64_t first = (at + i) * LANES;
+            store_outputs(job, row, first, totals[row][i] + load_f32(job->bias + first));
+        }
+}
+
+INLINE void multiply_int4_tile(int num_rows, const struct job *job)
+{
+    if (num_rows <= INT4_FEW)
+        multiply_int4_part(num_rows, PANEL_VECTORS, job, 0);
+    else
+        for (int at = 0; at < PANEL_VECTORS; at += INT4_VECTORS)
+            multiply_int4_part(num_rows, INT4_VECTORS, job, at);
 }
 
 #endif

@@ -31,7 +31,7 @@ INLINE void add_int8_group(int num_rows, const struct job *job, int64_t group, c
 {
     const int8_t *x = job->x + group * GROUP;
     int64_t groups = num_groups(job->num_inputs);
-    i32v sums[MAX_TILE][PANEL_VECTORS], powers[MAX_TILE];
+    i32v sums[INT8_TILE][PANEL_VECTORS], powers[INT8_TILE];
 #pragma GCC unroll 6
     for (int row = 0; row < num_rows; row++) {
         struct shifted_group of_row = job->groups[row * groups + group].shifted;
@@ -64,7 +64,7 @@ INLINE void add_int8_group(int num_rows, const struct job *job, int64_t group, c
 
 INLINE void multiply_int8_tile(int num_rows, const struct job *job)
 {
-    i32v sums[MAX_TILE][PANEL_VECTORS] = {0};
+    i32v sums[INT8_TILE][PANEL_VECTORS] = {0};
     const char *from = job->weights;
     int64_t whole = job->num_inputs / GROUP;
     for (int64_t group = 0; group < whole; group++, from += GROUP / QUAD * INT8_STEP)

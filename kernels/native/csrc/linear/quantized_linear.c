@@ -27,14 +27,18 @@ struct quantized_linear {
 static __attribute__((noinline)) void multiply_int8(const struct job *job)
 {
     switch (job->num_rows) {
-        TILE_CASES(multiply_int8_tile, job)
+#if LANES == 16
+        SIX_CASES(multiply_int8_tile, job)
+#else
+        TWO_CASES(multiply_int8_tile, job)
+#endif
     }
 }
 
 static __attribute__((noinline)) void multiply_int4(const struct job *job)
 {
     switch (job->num_rows) {
-        TILE_CASES(multiply_int4_tile, job)
+        SIX_CASES(multiply_int4_tile, job)
     }
 }
 
@@ -108,7 +112,7 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
         .num_outputs = num_outputs,
     };
     for (int64_t left = block.end_row - block.first_row; left > 0; left -= job.num_rows) {
-        job.num_rows = smaller(left, MAX_TILE);
+        job.num_rows = smaller(left, is_int8(p) ? INT8_TILE : INT4_TILE);
         (is_int8(p) ? multiply_int8 : multiply_int4)(&job);
         job.x += job.num_rows * job.row_size;
         job.row_scales += job.num_rows;

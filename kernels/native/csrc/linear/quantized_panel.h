@@ -11,8 +11,12 @@
 #include "linear/quantized_rows.h"
 
 enum {
-    PANEL_VECTORS = PANEL / LANES,  /* of a step, which is four inputs */
-    MAX_TILE = LANES == 16 ? 6 : 2, /* rows whose sums and totals stay in registers */
+    PANEL_VECTORS = PANEL / LANES, /* of a step, which is four inputs */
+    /* Rows of a tile: as many as have their sums in registers, in int8 for all vectors, in int4 for
+     * two, for what is done to weights first is done once for all rows. */
+    INT8_TILE = LANES == 16 ? 6 : 2,
+    INT4_TILE = 6,
+    MAX_TILE = INT4_TILE,
 };
 
 /* What a panel does to some rows. */
@@ -35,21 +39,15 @@ INLINE void store_outputs(const struct job *job, int64_t row, int64_t first, f32
         store_some(job->y + row * job->y_stride, first, job->num_outputs - first, false, y);
 }
 
-/* The cases of a switch by the number of rows, at most MAX_TILE: `tile` is made for each. */
+/* The cases of a switch by the number of rows: `tile` is made for each. */
 #define TILE_CASE(n, tile, job) \
     case n: tile(n, job); break;
-#if LANES == 16
-#define TILE_CASES(tile, job) \
-    TILE_CASE(1, tile, job)   \
-    TILE_CASE(2, tile, job)   \
-    TILE_CASE(3, tile, job)   \
-    TILE_CASE(4, tile, job)   \
-    TILE_CASE(5, tile, job)   \
+#define TWO_CASES(tile, job) TILE_CASE(1, tile, job) TILE_CASE(2, tile, job)
+#define SIX_CASES(tile, job) \
+    TWO_CASES(tile, job)     \
+    TILE_CASE(3, tile, job)  \
+    TILE_CASE(4, tile, job)  \
+    TILE_CASE(5, tile, job)  \
     TILE_CASE(6, tile, job)
-#else
-#define TILE_CASES(tile, job) \
-    TILE_CASE(1, tile, job)   \
-    TILE_CASE(2, tile, job)
-#endif
 
 #endif
