@@ -136,9 +136,7 @@ class TestWindows:
         table.apply(plan(chunks=[chunk]))
         rows = build_input_batch([chunk], table)
         assert list(map(list, rows.page_tables)) == [[0, 1, 2]]
-        assert list(map(list, rows.window_tables)) == [
-            [4, 4, 5]
-        ]
+        assert list(map(list, rows.window_tables)) == [[4, 4, 5]]
 
     def test_a_page_that_is_left_behind_may_be_given_out(self, table):
         given = Chunk(2, 0, (5,), (7,), True, (), (3,))
