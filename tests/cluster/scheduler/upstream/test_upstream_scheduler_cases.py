@@ -3,6 +3,7 @@
 Each test names the case that it is. Random work is in `test_upstream_random_cases`.
 """
 
+from array import array
 from collections.abc import Callable
 from itertools import permutations
 
@@ -140,7 +141,7 @@ def test_ranks_that_run_the_same_plans_hold_the_same_pages_that_the_scheduler_me
         given = [table.apply(plan) for table in tables]
         assert given[0] == given[1]
         for seq_id, pages in meant.items():
-            assert tables[0][seq_id].pages == tables[1][seq_id].pages == pages
+            assert tables[0][seq_id].pages == tables[1][seq_id].pages == array("i", pages)
         engine.end_step()
     stats = engine.scheduler.stats()
     assert (
