@@ -22,7 +22,7 @@ from deploy.keys.requests import RequestKeys
 from deploy.keys.scheduling import SchedulingKeys
 from deploy.keys.security import SecurityKeys
 
-__all__ = ["GROUPS", "ConfigError", "ServeConfig", "json_schema", "load_config"]
+__all__ = ["GROUPS", "ConfigError", "ServeConfig", "group_of", "json_schema", "load_config"]
 
 # In the order in which a person looks for them.
 GROUPS: dict[str, type[Keys]] = {

@@ -24,7 +24,7 @@ from worker.cache.page_budget import PageKinds, cut_budget, page_kinds
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
 from worker.weights.checkpoint_files import check_checkpoint
-from worker.weights.partition import check_groups, check_tp, sums_are_exact
+from worker.weights.partition import check_groups, check_tp
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def check_model(config: ServeConfig) -> Checked:
     try:
         model = read_model_config(model_dir)
         check_tp(model, config.tp)
-        if has_exact_sums(config):
+        if config.has_exact_sums:
             check_groups(model, config.tp)
         check_checkpoint(model_dir, model)
     except (OSError, ValueError) as error:
@@ -243,17 +243,12 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def has_exact_sums(config: ServeConfig) -> bool:
-    """Tell whether ranks add up integers."""
-    return sums_are_exact(config.quantization, deterministic=config.deterministic)
-
-
 def rank_memory(checked: Checked) -> RankMemory:
     """Return what of adapters the ranks hold."""
     item_bytes = ITEM_BYTES[checked.config.dtype]
     return RankMemory(
         tp=checked.config.tp,
-        has_exact_sums=has_exact_sums(checked.config),
+        has_exact_sums=checked.config.has_exact_sums,
         # Ranks on a CPU hold adapters in the model's dtype, or in float32 where there is no C
         # compiler. Which is known only when they start, so the larger is claimed.
         adapter_item_bytes=4 if checked.device == "cpu" else item_bytes,

@@ -24,7 +24,7 @@ from worker.linears import all_products
 from worker.mixers.config import Mamba2Config, mixer_bytes, state_bytes
 from worker.model_config import ModelConfig
 from worker.spans import total_length
-from worker.weights.partition import Partition, partition, sums_are_exact
+from worker.weights.partition import Partition, partition
 
 Place = Literal["device", "host", "store"]  # "store": shared memory of the Ray object store
 
@@ -122,8 +122,7 @@ def rank_parts(
     config: ServeConfig, model: ModelConfig, rank: int, device: str, max_model_len: int
 ) -> tuple[Part, ...]:
     """Return what one rank holds."""
-    is_exact = sums_are_exact(config.quantization, deterministic=config.deterministic)
-    part = partition(model, config.tp, rank, has_exact_sums=is_exact)
+    part = partition(model, config.tp, rank, has_exact_sums=config.has_exact_sums)
     item_bytes = ITEM_BYTES[config.dtype]
     is_gpu = device == "cuda"
     place: Place = "device" if is_gpu else "host"
@@ -226,8 +225,7 @@ def weight_bytes(
     for modules in filter(None, all_products(model.linears)):
         slices = [part.slices(linear.name) for linear in modules]
         rows = sum(total_length(outputs) for outputs, _ in slices)
-        is_here = modules[0].axis == "column" or part.rank == 0 or part.has_exact_sums
-        has_bias = is_here and any(linear.has_bias for linear in modules)
+        has_bias = part.adds_bias(modules[0]) and any(linear.has_bias for linear in modules)
         own = held if not modules[0].is_router else replace(held, method=None)
         linear_bytes = own.linear_bytes(rows, len(slices[0][1]))
         # Experts lie in one row of panels.

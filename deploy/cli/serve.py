@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import math
 import os
 import shlex
 import sys
@@ -98,7 +99,7 @@ def environment(
         typer.Option(help="Address or network that may have more of them; repeatable."),
     ] = None,
     body_timeout: Annotated[
-        float, typer.Option(min=0, help="As `topwork serve` has it: seconds until a body has come.")
+        float, typer.Option(help="As `topwork serve` has it: seconds until a body has come.")
     ] = FrontDoor().body_timeout,
     tls: Annotated[
         Path | None,
@@ -113,6 +114,8 @@ def environment(
             host = _address(host)
         if tls_key is not None and tls_cert is None:
             raise ConfigError("tls_key needs tls_cert")
+        if not 0 < body_timeout < math.inf:
+            raise ConfigError(f"body_timeout: {body_timeout:g} is no number of seconds above 0")
         tls_key = tls_key or tls_cert
         door = FrontDoor(
             host=host,

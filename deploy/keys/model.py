@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from deploy.keys.base import Keys
 from worker.pools import KVCacheDtype
 from worker.weights.gguf.files import is_gguf, stem
+from worker.weights.partition import sums_are_exact
 
 # What `--quantization` of vLLM and SGLang may say.
 FORMATS_OF_CHECKPOINTS = (
@@ -79,6 +80,11 @@ class ModelKeys(Keys):
                 "give int8 or int4"
             )
         return value
+
+    @property
+    def has_exact_sums(self) -> bool:
+        """Whether ranks add up integers."""
+        return sums_are_exact(self.quantization, deterministic=self.deterministic)
 
     @property
     def base_name(self) -> str:

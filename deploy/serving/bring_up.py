@@ -127,7 +127,8 @@ def _application(checked: Checked) -> Application:
     if config.ray_address is None:
         resolved["routers"] = num_routers(config)
     try:
-        # What HAProxy on the nodes of a cluster does has been told to them.
+        # What HAProxy on the nodes of a cluster does has been told to them; by the time that bodies
+        # have, routers go, too.
         others = None if config.ray_address is None else set(FRONT_DOOR_KEYS) - {"body_timeout"}
         return build(config.model_dump(mode="json", exclude=others) | resolved)
     except RayServeException as error:

@@ -71,8 +71,7 @@ class OpenWeights:
     def bias(self, layer: int, module: str) -> Tensor | None:
         """Return what this rank adds to its outputs of a linear module, None for nothing."""
         linear = self._part.linear(module)
-        is_here = linear.axis == "column" or self._part.rank == 0 or self._part.has_exact_sums
-        if not linear.has_bias or not is_here:
+        if not linear.has_bias or not self._part.adds_bias(linear):
             return None
         name = f"{linear_name(layer, linear)}.bias"
         outputs, _ = whole_shape(self._whole, module)

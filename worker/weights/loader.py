@@ -113,8 +113,8 @@ class _Loader:
         if part is not self._part:
             name = modules[0].name
             return self._preparer.shared(name, weight, self._part.slices(name)[1], bias)
-        if self._part.rank > 0 and modules[0].axis == "row":
-            bias = None  # this linear is summed over the ranks, and its bias must enter once
+        if not self._part.adds_bias(modules[0]):
+            bias = None
         if is_router:
             return self._preparer.prepare(weight, bias)
         return self._preparer.linear(modules[0].name, weight, bias)
@@ -146,8 +146,8 @@ class _Loader:
             read(layer, modules, own, None if bias is None else bias[expert])
             if is_quantized:
                 quantized.append(preparer.quantized(first.name, own, columns))
-        if self._part.rank > 0 and first.axis == "row" and shared is None:
-            bias = None  # as of any other linear that is summed
+        if not self._part.adds_bias(first):
+            bias = None
         if not is_quantized:
             return preparer.prepare_experts(weight, bias)
         return preparer.quantized_experts(quantized, bias, shared)

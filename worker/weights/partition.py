@@ -75,6 +75,10 @@ class Partition:
         """Tell whether the outputs of a linear module are summed over the ranks."""
         return self.linear(module).axis == "row"
 
+    def adds_bias(self, linear: Linear) -> bool:
+        """Tell whether this rank adds a linear's bias, which must enter a sum over ranks once."""
+        return linear.axis == "column" or self.rank == 0 or self.has_exact_sums
+
     def _spans(self, linear: Linear) -> tuple[Span, ...]:
         """Return this rank's features of the axis that ranks divide."""
         dim = self.head_dim

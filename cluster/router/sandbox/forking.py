@@ -23,6 +23,7 @@ from typing import IO
 
 MEMORY = 256 * 2**20  # bytes beside what the process takes anyway
 _AT_ONCE = 2**20  # bytes of an answer
+_NO_IDLE_CORES = 75  # exit code
 _LENGTH = struct.Struct("<Q")
 _SLOW = (signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGKILL)
 _QUIET = {
@@ -181,8 +182,8 @@ def _of_child(
         try:
             os.close(reading)
             os.close(answers)
-            if idle_patience is not None:
-                _use_idle_cores()
+            if idle_patience is not None and not _use_idle_cores():
+                os._exit(_NO_IDLE_CORES)
             _limit(limits)
             with os.fdopen(writing, "wb") as pipe:
                 pipe.write(work(call))
@@ -194,7 +195,7 @@ def _of_child(
     if answer is None:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    if answer is None:
+    if answer is None or os.waitstatus_to_exitcode(status) == _NO_IDLE_CORES:
         return None
     if os.WIFSIGNALED(status):
         return b"", os.WTERMSIG(status) in _SLOW
@@ -214,8 +215,8 @@ def _read_until(pipe: FileIO, deadline: float | None) -> bytes | None:
         parts.append(part)
 
 
-def _use_idle_cores() -> None:
-    """Compute only where nobody else would, where the system knows how.
+def _use_idle_cores() -> bool:
+    """Compute only where nobody else would; False where that cannot be had.
 
     A niced process has less of a core, but a thread that wakes up still waits until it has had its
     slice of some milliseconds: a rank's, at each of the many points of a step at which its threads
@@ -224,6 +225,8 @@ def _use_idle_cores() -> None:
     if hasattr(os, "SCHED_IDLE"):  # only Linux has it
         with suppress(PermissionError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            return True
+    return False
 
 
 def _limit(limits: Limits) -> None:

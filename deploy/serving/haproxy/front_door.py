@@ -7,6 +7,7 @@ environment, as it finds Serve's own settings.
 import math
 import os
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -14,6 +15,7 @@ from deploy.config import ServeConfig
 from deploy.config_values import networks_of
 
 NAME = "TOPWORK_FRONT_DOOR"
+_LONGEST = 86_400  # seconds; HAProxy takes no more than 2^31 milliseconds
 # Of ServeConfig. Routers, too, go by the last.
 KEYS = ("tls_cert", "tls_key", "max_connections_per_address", "trusted_proxy", "body_timeout")
 
@@ -28,7 +30,8 @@ class FrontDoor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_connections_per_address: int | None = None
     trusted_proxy: tuple[str, ...] = ()  # addresses and networks that this does not hold for
     head_timeout: int = 20  # until the head of a request has come
-    body_timeout: float = 30.0  # until a body has come, or as much of it as a buffer holds
+    # Until a body has come, or as much of it as a buffer holds.
+    body_timeout: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     # But not less than that buffer of 64 KiB may take, at the 4 KiB/s asked of clients.
     slowest_buffer: int = 16
     idle_timeout: int = 120  # until a client goes on with a body, or takes more of an answer
@@ -49,7 +52,7 @@ class FrontDoor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def short_body_timeout(self) -> int:
         """Return how long a body that fits into HAProxy's buffer may take."""
-        return max(self.slowest_buffer, math.ceil(self.body_timeout))
+        return max(self.slowest_buffer, math.ceil(min(self.body_timeout, _LONGEST)))
 
     def environment(self) -> dict[str, str]:
         """Return what the environment of each node must have; nothing where all is as ever."""

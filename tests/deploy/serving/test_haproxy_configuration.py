@@ -106,9 +106,11 @@ def test_the_environment_carries_what_was_said_and_nothing_else() -> None:
     assert FrontDoor.of(door.environment()) == door
     with pytest.raises(ValueError, match="head_timeout"):
         FrontDoor.of({NAME: '{"head_timeout": "long"}'})
+    with pytest.raises(ValueError, match="body_timeout"):
+        FrontDoor.of({NAME: '{"body_timeout": -1}'})
 
 
-@pytest.mark.parametrize(("asked", "seconds"), [(30.0, 30), (45.5, 46), (2.0, 16)])
+@pytest.mark.parametrize(("asked", "seconds"), [(30.0, 30), (45.5, 46), (2.0, 16), (1e9, 86_400)])
 def test_a_body_that_fits_into_a_buffer_has_the_time_that_any_body_has(
     asked: float, seconds: int, of_ray: str
 ) -> None:
