@@ -5,6 +5,8 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +56,22 @@ async def test_a_large_body_is_refused_in_the_words_of_a_small_one(
     with pytest.raises(InvalidRequest) as here:
         validated(data, ChatBody, MAX_VALUES)
     assert await refusal(reader, data) == here.value.args
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="only Linux has this policy")
+async def test_large_bodies_are_read_on_cores_that_nobody_else_wants(reader: BodyReader) -> None:
+    await refusal(reader, REFUSED["no JSON"])
+    (pid,) = [process.pid for process in reader.processes if process.pid is not None]
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    policies = set()
+    reading = asyncio.create_task(refusal(reader, REFUSED["a million objects"]))
+    while not reading.done():
+        for child in children.read_text().split():
+            with suppress(ProcessLookupError):
+                policies.add(os.sched_getscheduler(int(child)))
+        await asyncio.sleep(0.001)
+    await reading
+    assert os.SCHED_IDLE in policies
 
 
 async def test_large_bodies_that_are_in_order_arrive_whole(reader: BodyReader) -> None:
