@@ -143,12 +143,14 @@ class Kernels(
         """Return a weight [N, K] and bias [N] as `linear` wants them; may take them over."""
         ...
 
-    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        """Return x [T, K] @ weight transposed + bias as [T, N]."""
+    def linear(self, x: Tensor, weight: LinearWeight, lora: LoraRows | None = None) -> Tensor:
+        """Return x [T, K] @ weight transposed + bias as [T, N], each row's own LoRA added."""
         ...
 
-    def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        """Return this rank's part [T, N] of a product that is summed over the ranks.
+    def partial_linear(
+        self, x: Tensor, weight: LinearWeight, lora: LoraRows | None = None
+    ) -> Tensor:
+        """Return this rank's part [T, N] of a product that is summed over the ranks, LoRA with it.
 
         With `deterministic`, in float32, and the sum does not depend on how many ranks there are,
         as long as they hold equal parts of K and there is no bias.

@@ -114,11 +114,18 @@ class CpuKernels(CpuRecurrent):
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
         return prepare_linear(weight, bias)
 
-    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        return linear(x, weight)
+    def linear(
+        self, x: Tensor, weight: LinearWeight, lora: Sequence[LoraSegment] | None = None
+    ) -> Tensor:
+        y = linear(x, weight)
+        if lora is not None:
+            lora_apply(y, x, lora)
+        return y
 
-    def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        return linear(x, weight)
+    def partial_linear(
+        self, x: Tensor, weight: LinearWeight, lora: Sequence[LoraSegment] | None = None
+    ) -> Tensor:
+        return self.linear(x, weight, lora)
 
     def lora_apply(self, y: Tensor, x: Tensor, rows: Sequence[LoraSegment]) -> None:
         lora_apply(y, x, rows)

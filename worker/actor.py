@@ -108,9 +108,10 @@ class WorkerActor:
 
     @ray.method
     def serve(self, pages: PageCounts, host_pages: PageCounts) -> tuple[str, int]:
-        """Allocate the KV pages, start the step server and return its address."""
+        """Allocate the KV pages, warm up, start the step server and return its address."""
         rank = self._ready_rank()
         rank.allocate(pages, host_pages)
+        rank.warm_up()
         server = listen(node_ip())
         threading.Thread(
             target=_serve_steps, args=(rank, server, self._secret), name="steps", daemon=True

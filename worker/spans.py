@@ -39,7 +39,7 @@ def group_spans(total: int, parts: int) -> tuple[Span, ...]:
     """Cut [0, total) likewise, but into whole groups where it consists of as many or more.
 
     What divides evenly is divided evenly all the same: on GPUs the sums of ranks that have equal
-    shares are branches of one tree (`kernels/gpu/batch_invariant_linear.py`).
+    shares are branches of one tree (`kernels/gpu/batch_invariant/`).
     """
     if total % parts == 0 or total % GROUP or total // GROUP < parts:
         return even_spans(total, parts)

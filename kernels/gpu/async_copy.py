@@ -52,8 +52,11 @@ def send_numbers(numbers: Numbers, dtype: torch.dtype, device: torch.device) -> 
 
     Their pinned copy stays until they are on the device: torch gives that memory away only then.
     """
-    pinned = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
-    return pinned.to(device, non_blocking=True)
+    # Not made where it is pinned: of NumPy's arrays torch refuses that.
+    host = torch.as_tensor(numbers, dtype=dtype)
+    if device.type != "cuda":
+        return host.clone()
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Matrix products are cuBLAS's, unless a row's bits must not depend on its batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +16,20 @@ from kernels.gpu.activation import gate_heads, gelu_tanh_and_mul, silu_and_mul, 
 from kernels.gpu.async_copy import AsyncReadback, send_numbers
 from kernels.gpu.attention.paged_decode import paged_decode
 from kernels.gpu.attention.paged_prefill import paged_prefill
-from kernels.gpu.batch_invariant_linear import batch_invariant_linear, num_tree_parts
+from kernels.gpu.batch_invariant.linear import batch_invariant_linear, num_tree_parts
 from kernels.gpu.batch_metadata import AttentionMetadata, ExpertLoraMetadata, LoraMetadata
 from kernels.gpu.experts.grouped_linear import grouped_linear
 from kernels.gpu.experts.pair_tiles import cut_pair_tiles
 from kernels.gpu.experts.routing import route
 from kernels.gpu.experts.unpermute import unpermute
-from kernels.gpu.lora.apply import lora_apply
+from kernels.gpu.lora.apply import lora_apply, lora_expand, lora_shrink
 from kernels.gpu.norm import add_rms_norm, rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.recurrent.backend import GpuRecurrent
 from kernels.gpu.rope import rope_and_write
 from kernels.gpu.sampling.logprobs import token_logprobs
 from kernels.gpu.sampling.sampler import argmax, sample
+from kernels.gpu.side_stream import SideStream
 from kernels.gpu.wide_norm import square_sums, wide_norm
 from kernels.interface import Numbers
 from kernels.linear import LinearWeight
@@ -50,6 +51,7 @@ class GpuKernels(GpuRecurrent):
     def __init__(self, deterministic: bool, tp: int = 1) -> None:
         self._deterministic = deterministic
         self._tp = tp
+        self._side = SideStream()
 
     @property
     def quantized(self) -> QuantizedLinears | None:
@@ -103,20 +105,46 @@ class GpuKernels(GpuRecurrent):
             weight.contiguous(), bias, weight.shape[1], weight.shape[0], weight.dtype
         )
 
-    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+    def linear(self, x: Tensor, weight: LinearWeight, lora: LoraMetadata | None = None) -> Tensor:
         assert weight.layout == "plain", "other layouts are a CPU's"
-        if self._deterministic:
-            return batch_invariant_linear(x, weight.data, weight.bias)
-        return F.linear(x, weight.data, weight.bias)
+        product = batch_invariant_linear if self._deterministic else F.linear
+        return self._with_lora(lambda: product(x, weight.data, weight.bias), x, lora)
 
-    def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
+    def partial_linear(
+        self, x: Tensor, weight: LinearWeight, lora: LoraMetadata | None = None
+    ) -> Tensor:
         if not self._deterministic:
-            return self.linear(x, weight)
-        num_parts = num_tree_parts(weight.in_features * self._tp) // self._tp
-        return batch_invariant_linear(x, weight.data, weight.bias, max(1, num_parts), torch.float32)
+            return self.linear(x, weight, lora)
+        num_parts = max(1, num_tree_parts(weight.in_features * self._tp) // self._tp)
+        data, bias = weight.data, weight.bias
+        return self._with_lora(
+            lambda: batch_invariant_linear(x, data, bias, num_parts, torch.float32), x, lora
+        )
+
+    def _with_lora(
+        self, product: Callable[[], Tensor], x: Tensor, lora: LoraMetadata | None
+    ) -> Tensor:
+        """Return a product of x with LoRA added, whose smaller half runs beside the product."""
+        if lora is None or lora.max_lora_rank == 0 or lora.tiles.shape[0] == 0:
+            return product()
+        with self._side.beside(x.device):
+            planes = lora_shrink(x, lora.tiles, lora.table, lora.max_lora_rank)
+        y = product()
+        self._side.join(x.device)
+        lora_expand(y, planes, lora.tiles, lora.table, lora.widths, lora.dtype, lora.shares)
+        return y
 
     def lora_apply(self, y: Tensor, x: Tensor, rows: LoraMetadata) -> None:
-        lora_apply(y, x, rows.tiles, rows.table, rows.widths, rows.dtype, rows.max_lora_rank)
+        lora_apply(
+            y,
+            x,
+            rows.tiles,
+            rows.table,
+            rows.widths,
+            rows.dtype,
+            rows.max_lora_rank,
+            rows.shares,
+        )
 
     def prepare_experts(self, weight: Tensor, bias: Tensor | None = None) -> ExpertsWeight:
         num_experts, out_features, in_features = weight.shape

@@ -117,7 +117,8 @@ def _piece_of(pages_ptr, num_pages, WORDS: tl.constexpr, BLOCK: tl.constexpr):
     return (tl.program_id(1).to(tl.int64) * num_pages + page) * WORDS, at
 
 
-@triton.jit
+# Batches differ in these, and a kernel of its own would be compiled while they wait.
+@triton.jit(do_not_specialize=["num_pages"])
 def _copy_page(
     pool_ptr,
     pages_ptr,
@@ -137,7 +138,8 @@ def _copy_page(
         tl.store(staged, tl.load(in_pool, mask=mask), mask=mask)
 
 
-@triton.jit
+# Batches differ in these, and a kernel of its own would be compiled while they wait.
+@triton.jit(do_not_specialize=["num_pages"])
 def _fork_page(
     pool_ptr,
     targets_ptr,
@@ -157,7 +159,8 @@ def _fork_page(
     tl.store(pool_ptr + target + at, kept, mask=mask)
 
 
-@triton.jit
+# Batches differ in these, and a kernel of its own would be compiled while they wait.
+@triton.jit(do_not_specialize=["num_pages"])
 def _clear_page(pool_ptr, pages_ptr, num_pages, WORDS: tl.constexpr, BLOCK: tl.constexpr):
     start, at = _piece_of(pages_ptr, num_pages, WORDS, BLOCK)
     tl.store(pool_ptr + start + at, tl.zeros([BLOCK], tl.int32), mask=at < WORDS)

@@ -4,6 +4,7 @@ Shapes: T rows, K inputs, N outputs.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,13 +59,19 @@ class NativeLinears(OpRunner):
     ) -> LinearWeight:
         return pack_quantized([weight], bias, dtype, self._memory)
 
-    def linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        return self._linear("linear", x, weight)
+    def linear(self, x: Tensor, weight: LinearWeight, lora: Any | None = None) -> Tensor:
+        return self._linear("linear", x, weight, lora)
 
-    def partial_linear(self, x: Tensor, weight: LinearWeight) -> Tensor:
-        return self._linear("partial linear", x, weight)  # which no other linear writes over
+    def partial_linear(self, x: Tensor, weight: LinearWeight, lora: Any | None = None) -> Tensor:
+        return self._linear("partial linear", x, weight, lora)  # which no other linear writes over
 
-    def _linear(self, name: str, x: Tensor, weight: LinearWeight) -> Tensor:
+    def _linear(self, name: str, x: Tensor, weight: LinearWeight, lora: Any | None) -> Tensor:
+        y = self._product(name, x, weight)
+        if lora is not None:
+            self.lora_apply(y, x, lora)
+        return y
+
+    def _product(self, name: str, x: Tensor, weight: LinearWeight) -> Tensor:
         y = self._out(name, x.shape[0], (weight.out_features,), torch.float32)
         if weight.is_quantized:
             quantized, tensors = quantized_linear_op(x, weight, y)

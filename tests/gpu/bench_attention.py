@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
-from kernels.gpu.attention.paged_decode import num_splits, paged_decode
+from kernels.gpu.attention.paged_decode import most_splits, paged_decode
 from kernels.gpu.attention.paged_prefill import block_rows, cut_prefill, paged_prefill
 from tests.gpu.bench import Beside, line, matmul_floor, read_floor
 from tests.gpu.ceilings import ceilings
@@ -121,7 +121,7 @@ def _decode_call(place: Place, lens: Sequence[int]) -> Call:
     k, v, page_table = _pool(place, lens)
     q = place.randn(len(lens), _HEADS.num_heads, _HEADS.head_dim, dtype=_BF16)
     rows, context_lens = place.int32(list(range(len(lens)))), place.int32(list(lens))
-    out, most = torch.empty_like(q), num_splits(max(lens))
+    out, most = torch.empty_like(q), most_splits(max(lens))
 
     def call() -> None:
         paged_decode(q, k, v, rows, page_table, context_lens, _HEADS.scale, out, most)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kernels.gpu.lora.apply import cut_tiles, lora_apply
+from kernels.gpu.lora.apply import cut_tiles, lora_apply, share_tiles
 from tests.gpu.adapters import Slots, make_slots
 from tests.gpu.bench import line, moved_floor, read_floor
 from tests.gpu.place import Place
@@ -92,7 +92,10 @@ def _one_layer(place: Place, num_rows: int, lora_ranks: Sequence[int]) -> Call:
     """Return a call that adds the LoRAs of a layer to what its linears made."""
     count = len(lora_ranks)
     bounds = [num_rows * i // count for i in range(count + 1)]
-    tiles = place.int32(cut_tiles([(i, bounds[i], bounds[i + 1]) for i in range(count)]))
+    cut = cut_tiles([(i, bounds[i], bounds[i + 1]) for i in range(count)])
+    shares = place.int32(share_tiles([lora_ranks[slot] for slot, _, _ in cut]))
+    room = num_rows if num_rows <= 64 else len(cut)  # as in a graph
+    tiles = place.int32(cut + [(0, 0, 0)] * (room - len(cut)))
     work: list[tuple[torch.Tensor, torch.Tensor, Slots]] = []
     for inputs, widths in place.pick(_LINEARS, _TOYS):
         slots = make_slots(place, inputs, widths, [[r] * len(widths) for r in lora_ranks], _BF16)
@@ -102,6 +105,6 @@ def _one_layer(place: Place, num_rows: int, lora_ranks: Sequence[int]) -> Call:
 
     def call() -> None:
         for y, x, slots in work:
-            lora_apply(y, x, tiles, slots.table, slots.widths, _BF16, slots.max_lora_rank)
+            lora_apply(y, x, tiles, slots.table, slots.widths, _BF16, slots.max_lora_rank, shares)
 
     return call

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.gpu.activation import silu_and_mul
-from kernels.gpu.batch_invariant_linear import batch_invariant_linear
+from kernels.gpu.batch_invariant.linear import batch_invariant_linear
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.rope import rope_and_write

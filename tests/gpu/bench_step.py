@@ -28,6 +28,7 @@ from worker.distributed.communicator import SingleRank
 from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch
 from worker.runners.gpu_runner import GpuRunner, Work
+from worker.runners.warm_up import GraphLadder
 
 _STEPS = 40
 _EAGER_STEPS = 15
@@ -255,7 +256,7 @@ class _Bench:
                 GpuKernels(is_deterministic),
                 length,
             )
-            self._runners[key] = GpuRunner(
+            runner = GpuRunner(
                 model,
                 llama.cache,
                 llama.bank,
@@ -263,7 +264,11 @@ class _Bench:
                 max_model_len=length,
                 capture=self._clock.capture if with_graphs else None,
                 pins_memory=not place.is_dry,
+                ladder=GraphLadder(llama.page, length, has_adapters=True, rows=(1, self._rows(64))),
             )
+            if with_graphs:
+                runner.warm_up()
+            self._runners[key] = runner
         return self._runners[key]
 
     def _line(self, device: Timing, wall: Timing, num_bytes: int) -> Finding:

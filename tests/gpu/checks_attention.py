@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kernels.gpu.attention.paged_decode import num_splits, paged_decode
+from kernels.gpu.attention.paged_decode import most_splits, paged_decode
 from kernels.gpu.attention.paged_prefill import block_rows, cut_prefill, paged_prefill
 from tests.gpu.checks import DTYPES, GATES, error_of, expect_near, expect_same, expect_untouched
 from tests.gpu.paged import Heads, Paged, make_paged
@@ -67,7 +67,7 @@ def decode(
         lens,
         paged.heads.scale,
         out,
-        max(1, num_splits(longest)) + more,
+        max(1, most_splits(longest)) + more,
         sinks=sinks,
     )
     return out

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from kernels import reference
-from kernels.gpu.batch_invariant_linear import batch_invariant_linear
+from kernels.gpu.batch_invariant.linear import batch_invariant_linear
 from tests.gpu.checks import DTYPES, GATES, expect_near, expect_same
 from tests.gpu.place import Place
 from tests.gpu.report import Case, Finding

@@ -12,9 +12,11 @@ from worker.lora.adapter_bank import bank_for
 from worker.models.decoder import Model
 from worker.pools import PageCounts
 from worker.runners.gpu_runner import Capture, CudaCapture, GpuRunner
+from worker.runners.warm_up import GraphLadder
 from worker.weights.partition import partition
 
 _MAX_POSITIONS = 1024
+_GRAPH_ROWS = (1, 4, 8)
 
 
 def run_script(
@@ -63,7 +65,7 @@ def make_runner(
     for layer in range(config.num_layers):
         for pages in cache.layer(layer):
             pages.fill_(torch.nan)
-    return GpuRunner(
+    runner = GpuRunner(
         model,
         cache,
         bank,
@@ -71,7 +73,11 @@ def make_runner(
         max_model_len=_MAX_POSITIONS,
         capture=make_capture(place) if with_graphs else None,
         pins_memory=not place.is_dry,
+        ladder=GraphLadder(script.page, _MAX_POSITIONS, has_adapters=True, rows=_GRAPH_ROWS),
     )
+    if with_graphs:
+        runner.warm_up()
+    return runner
 
 
 def make_capture(place: Place) -> Capture:

@@ -38,6 +38,18 @@ _SECTIONS = {
             ("note", ""),
         ),
     ),
+    "start": (
+        "First steps at the shape of Llama-3.1-8B, TP 1, nothing compiled before",
+        (
+            ("name", "case"),
+            ("ms", "hundredth ms"),
+            ("wall_ms", "first ms"),
+            ("over", "first over it"),
+            ("goal", "goal"),
+            ("met", "met"),
+            ("note", ""),
+        ),
+    ),
 }
 
 
@@ -66,7 +78,7 @@ def table(lines: Sequence[Finding]) -> str:
 def summary(lines: Sequence[Finding]) -> str:
     """Return how much of each section went well, in a line each."""
     parts = []
-    for section in ("correctness", "kernels", "step"):
+    for section in ("correctness", "kernels", "step", "start"):
         rows = [line for line in lines if line["section"] == section]
         if rows:
             good = sum(row["status"] == "ok" for row in rows)

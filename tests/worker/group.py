@@ -106,6 +106,7 @@ class RankGroup:
         )
         for rank in self.ranks:
             rank.allocate(pages, PageCounts(num_host_pages))
+        list(self._threads.map(Rank.warm_up, self.ranks))
         self.digest = GENESIS
         self.last_step = 0
         # Pages are dealt from the middle, so that no page number equals its place in a table.

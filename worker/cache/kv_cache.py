@@ -51,6 +51,7 @@ class KVCache:
         """Make the pages; they have rows of `dtype` unless `kv_cache_dtype` says otherwise."""
         self._kernels = kernels
         self.page_size = page_size
+        self.num_pages = pages
         others = {*window_layers, *state_layers}
         layers = [layer for layer in range(num_layers) if layer not in others]
         if kv_cache_dtype == "int8":
@@ -87,6 +88,11 @@ class KVCache:
         if self._states is not None and name == "state":
             return self._states.layers[place]
         return self._pools[name].layers[place]
+
+    def warm_up(self) -> None:
+        """Make every kind of copy once, of pages that nobody has yet."""
+        for pool in self._pools.values():
+            pool.warm_up()
 
     def clear(self, pages: Sequence[int], window_pages: Sequence[int] = ()) -> None:
         """Fill pages with zeros in all their layers."""
@@ -129,6 +135,16 @@ class _Pool:
             device="cpu",
             pin_memory=kernels.pins_memory and num_host_pages > 0,
         )
+
+    def warm_up(self) -> None:
+        """See `KVCache.warm_up`."""
+        if not self.pages.shape[2]:
+            return
+        self._kernels.clear_pages(self.pages, [0])
+        self._kernels.fork_pages(self.pages, [0], [0], [1])
+        if len(self.host_pages):
+            self._kernels.save_pages(self.pages, [0], self.host_pages, [0])
+            self._kernels.restore_pages(self.host_pages, [0], self.pages, [0])
 
     def copy(self, run: Sequence["PageCopy"]) -> None:
         """Make copies of one kind that may be made at once.

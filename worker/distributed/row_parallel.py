@@ -34,9 +34,8 @@ def row_parallel_part(
     The deltas are added to this rank's part of a sum, so one all-reduce serves both.
     """
     if weight.shared is None:
-        y = kernels.partial_linear(x, weight)
-    else:
-        y = shared_product(kernels, x, weight, group)
+        return kernels.partial_linear(x, weight, lora)
+    y = shared_product(kernels, x, weight, group)
     if lora is not None:
         kernels.lora_apply(y, all_inputs(kernels, x, weight, group), lora)
     return y

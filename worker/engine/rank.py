@@ -51,6 +51,12 @@ from worker.sampling.pending_tokens import PendingTokens
 from worker.sampling.sampler import SampledRows, Sampler, SampleRequest
 from worker.weights.loader import release_free_heap
 
+# That between them take every way through a sampler's kernels.
+_WARM_UP_SAMPLING = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0, num_logprobs=5, repetition_penalty=1.1),
+    SamplingParams(top_p=0.9, top_k=20, logit_bias=((0, 1.0),)),
+)
 PREPARE_SECONDS = 0.05  # that a compiling grammar keeps loads of adapters waiting at a time
 
 
@@ -113,6 +119,18 @@ class Rank:
             max_model_len=config.max_model_len,
             window=self._loaded.kinds.window,
         )
+
+    def warm_up(self) -> None:
+        """Do what the first steps would wait for, such as compiling; all ranks at the same time."""
+        output = self._runner.warm_up()
+        if output is None or output.logits is None:
+            return
+        with torch.inference_mode():
+            for params in _WARM_UP_SAMPLING:
+                request = SampleRequest(0, params, 1, 1, [0] if params.needs_history else [])
+                sampled = self._sampler.sample(output.logits, [request])
+                if sampled is not None:
+                    sampled.readback.read()
 
     def load_adapter(
         self,

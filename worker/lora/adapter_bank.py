@@ -88,6 +88,7 @@ class AdapterBank:
         self._prepare = prepare
         self._base = base
         self._slots: list[AdapterWeights | None] = [None] * num_slots
+        self.num_slots = num_slots
 
     def load(
         self,

@@ -13,7 +13,7 @@ from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from kernels.recurrent.weights import ConvWeight, DeltaWeight
 from worker.distributed.row_parallel import row_parallel_linear
-from worker.mixers.mixer import MixerContext, project_in
+from worker.mixers.mixer import MixerContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class GatedDeltaNet:
     def forward(self, x_TM: Tensor, context: MixerContext) -> Tensor:
         shape, weights, kernels = self._shape, self._weights, self._kernels
         conv_states, delta_states = context.states
-        projected = project_in(kernels, x_TM, weights.in_proj, context.in_lora)
+        projected = kernels.linear(x_TM, weights.in_proj, context.in_lora)
         heads = shape.num_value_heads
         widths = [weights.conv.taps.shape[1], heads * shape.value_dim, heads, heads]
         qkv, z, b, a = torch.split(projected, widths, dim=1)

@@ -14,7 +14,7 @@ from kernels.linear import LinearWeight
 from kernels.recurrent.weights import ConvWeight, ScanWeight, SharedSquares
 from worker.distributed.communicator import Communicator
 from worker.distributed.row_parallel import all_inputs, row_parallel_linear
-from worker.mixers.mixer import MixerContext, project_in
+from worker.mixers.mixer import MixerContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Mamba2:
     def forward(self, x_TM: Tensor, context: MixerContext) -> Tensor:
         shape, weights, kernels = self._shape, self._weights, self._kernels
         conv_states, scan_states = context.states
-        projected = project_in(kernels, x_TM, weights.in_proj, context.in_lora)
+        projected = kernels.linear(x_TM, weights.in_proj, context.in_lora)
         widths = [shape.inner, weights.conv.taps.shape[1], shape.num_heads]
         gate_TI, xbc_TC, dt_TH = torch.split(projected, widths, dim=1)
         xbc_TC = kernels.causal_conv(xbc_TC, weights.conv, conv_states, context.rows, has_silu=True)

@@ -1,6 +1,6 @@
-"""What all mixers have in common: what one call is given, and the products at both ends.
+"""What all mixers have in common: what one call is given.
 
-Shapes: T rows, H hidden, P state pages, K inputs, N outputs of this rank.
+Shapes: T rows, H hidden, P state pages.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from kernels.interface import AnyKernels
-from kernels.linear import LinearWeight
 from worker.distributed.communicator import Communicator
 
 
@@ -36,11 +34,3 @@ class Mixer(Protocol):
             context: the rest.
         """
         ...
-
-
-def project_in(kernels: AnyKernels, x: Tensor, weight: LinearWeight, lora: Any | None) -> Tensor:
-    """Return x [T, K] @ weight transposed as [T, N], each row's own LoRA added."""
-    y = kernels.linear(x, weight)
-    if lora is not None:
-        kernels.lora_apply(y, x, lora)
-    return y

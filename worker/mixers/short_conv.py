@@ -11,7 +11,7 @@ from kernels.interface import AnyKernels
 from kernels.linear import LinearWeight
 from kernels.recurrent.weights import ConvWeight
 from worker.distributed.row_parallel import row_parallel_linear
-from worker.mixers.mixer import MixerContext, project_in
+from worker.mixers.mixer import MixerContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ShortConv:
     def forward(self, x_TH: Tensor, context: MixerContext) -> Tensor:
         weights, kernels = self._weights, self._kernels
         (states,) = context.states
-        bcx_TC3 = project_in(kernels, x_TH, weights.in_proj, context.in_lora)
+        bcx_TC3 = kernels.linear(x_TH, weights.in_proj, context.in_lora)
         y_TC = kernels.short_conv(
             bcx_TC3, weights.conv, states, context.rows, weights.out_proj.dtype
         )

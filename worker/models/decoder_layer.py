@@ -184,10 +184,8 @@ class DecoderLayer:
         self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
     ) -> Tensor:
         """Return the linear's output with each row's own LoRA added."""
-        y = self._kernels.linear(x, weight)
-        if context.loras is not None:
-            self._kernels.lora_apply(y, x, context.loras[fused_linear])
-        return y
+        lora = None if context.loras is None else context.loras[fused_linear]
+        return self._kernels.linear(x, weight, lora)
 
     def _partial(
         self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int

@@ -49,9 +49,8 @@ class SparseMlp:
                 has it, which the sum starts with; None: there is none.
         """
         weights, kernels = self._weights, self._kernels
-        logits_TE = kernels.linear(x_TH, weights.router)
-        if loras is not None:
-            kernels.lora_apply(logits_TE, x_TH, loras[ROUTER])
+        router_lora = None if loras is None else loras[ROUTER]
+        logits_TE = kernels.linear(x_TH, weights.router, router_lora)
         gates_T1 = None
         if self._has_shared_gate:
             logits_TE, gates_T1 = logits_TE.tensor_split([self._routing.num_experts], dim=1)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.gpu.attention.paged_decode import num_splits
+from kernels.gpu.attention.paged_decode import most_splits
 from kernels.gpu.attention.paged_prefill import cut_prefill
 from kernels.gpu.batch_metadata import (
     AttentionMetadata,
@@ -24,7 +24,7 @@ from kernels.gpu.batch_metadata import (
     row_places,
     state_numbers,
 )
-from kernels.gpu.lora.apply import cut_tiles
+from kernels.gpu.lora.apply import NUM_SHARES, cut_tiles, share_tiles
 from kernels.recurrent.state_runs import state_runs
 from worker.lora.adapter_bank import AdapterBank
 from worker.models.forward_batch import ForwardBatch, InputBatch
@@ -85,6 +85,7 @@ class GpuBatch:
                 "decode_lens": (int32, (size.decodes,)),
                 "blocks": (int32, (size.blocks, 4)),
                 "tiles": (int32, (size.tiles, 3)),
+                "shares": (int32, (NUM_SHARES + 1,)),
                 "row_slots": (int32, (size.rows,)),
             }
             | {f"{pool} kv_loc": (int64, (size.rows,)) for pool in self._attended}
@@ -134,6 +135,8 @@ class GpuBatch:
         host["blocks"][:] = np.array(cut.blocks).reshape(-1, 4)
         host["tiles"][:] = 0
         host["tiles"][: len(cut.tiles)] = np.array(cut.tiles).reshape(-1, 3)
+        if size.tiles:
+            host["shares"][:] = self._shares(cut)
         host["row_slots"][:] = -1
         for run in rows.runs:
             host["row_slots"][run.start : run.stop] = run.slot
@@ -142,6 +145,12 @@ class GpuBatch:
             on_device = self._arrays.device
             index = on_device["pending_rows"][: len(rows.pending_rows)]
             on_device["token_ids"].index_copy_(0, index, pending)
+
+    def _shares(self, cut: _Cut) -> Array:
+        """Return `share_tiles` of a step's tiles."""
+        table = self._bank.table
+        assert table is not None, "a bank for a GPU keeps a table"
+        return share_tiles([table.max_lora_rank((slot,)) for slot, _, _ in cut.tiles])
 
     def _fill_places(
         self, host: Mapping[str, Array], rows: InputBatch, cut: _Cut, page_size: int
@@ -199,7 +208,12 @@ class GpuBatch:
             [
                 *(
                     LoraMetadata(
-                        arrays["tiles"], table.table(layer, linear), widths, dtype, max_lora_rank
+                        arrays["tiles"],
+                        arrays["shares"],
+                        table.table(layer, linear),
+                        widths,
+                        dtype,
+                        max_lora_rank,
                     )
                     for linear, widths in enumerate(table.widths)
                 ),
@@ -246,7 +260,7 @@ def exact_size(rows: InputBatch, cut: _Cut, bank: AdapterBank, page_size: int) -
         blocks=len(cut.blocks),
         tiles=len(cut.tiles),
         pages=-(-max(rows.context_lens) // page_size),
-        max_splits=num_splits(longest) if longest else 0,
+        max_splits=most_splits(longest) if longest else 0,
         max_lora_rank=table.max_lora_rank([run.slot for run in rows.runs]),
     )
 

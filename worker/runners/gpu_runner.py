@@ -1,17 +1,18 @@
 """The GPU's model runner: decode steps as CUDA graphs, all others eagerly.
 
 A decode step of a small model takes less time on the device than Python takes to launch its
-kernels; a graph launches them all at once. Graphs are captured when first needed, one for each
-size; batches are padded to the next size.
+kernels; a graph launches them all at once. Batches are padded to the next size of a graph
+(warm_up.py), and run eagerly if there is none.
 """
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kernels.gpu.attention.paged_decode import num_splits
 from kernels.gpu.attention.paged_prefill import block_rows
 from worker.cache.kv_cache import KVCache
 from worker.lora.adapter_bank import AdapterBank
@@ -19,13 +20,13 @@ from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch
 from worker.runners.gpu_batch import BatchSize, GpuBatch, cut_rows, exact_size
 from worker.runners.model_output import ModelOutput
+from worker.runners.warm_up import CAPTURE_RANKS, CAPTURE_SIZES, GraphLadder, warm_up_batches
 
 Work = Callable[[], Tensor | None]
 Capture = Callable[[Work], Work]  # returns what does the same again, into the same tensor
 
-CAPTURE_SIZES = (1, 2, 4, *range(8, 64, 8), *range(64, 257, 16))  # rows; no larger graphs
-_FIRST_CONTEXT = 512  # positions; each graph takes contexts four times those of the last
-_FIRST_RANK = 16
+_TOLD_EVERY = 5.0  # seconds of a warm-up
+logger = logging.getLogger("topwork.worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,9 @@ class GpuRunner:
         max_model_len: int,
         capture: Capture | None,
         pins_memory: bool = True,
+        ladder: GraphLadder | None = None,
     ) -> None:
-        """Make a runner that has captured nothing yet.
+        """Make a runner that has captured nothing yet: `warm_up` does, or it has no graphs.
 
         Args:
             model: this rank's.
@@ -58,6 +60,7 @@ class GpuRunner:
             max_model_len: positions that a sequence may have.
             capture: makes a graph of some work; None: no graphs.
             pins_memory: False only where there is no GPU.
+            ladder: the sizes of graphs; None: those that traffic can ask for.
         """
         self._model = model
         self._cache = cache
@@ -65,6 +68,10 @@ class GpuRunner:
         self._device = device
         self._max_model_len = max_model_len
         self._capture = capture
+        self._has_adapters = bank.num_slots > 0
+        self._ladder = ladder or GraphLadder(
+            cache.page_size, max_model_len, has_adapters=self._has_adapters
+        )
         self._pins_memory = pins_memory
         self._block_rows = block_rows(model.group_size, model.head_dim)
         self._graphs: dict[BatchSize, _Graph] = {}
@@ -77,50 +84,68 @@ class GpuRunner:
     def _run(self, rows: InputBatch, pending: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         cut = cut_rows(rows, self._block_rows)
         exact = exact_size(rows, cut, self._bank, self._cache.page_size)
-        size = self._graph_size(rows, exact)
-        if size is None:
-            batch = GpuBatch(exact, self._bank, self._device, self._pins_memory, self._cache.pools)
+        graph = self._graph_for(rows, exact)
+        if graph is None:
+            batch = self._new_batch(exact)
             batch.send(rows, cut, self._cache.page_size, pending)
             return self._model.forward(batch.forward_batch(rows), self._cache, rows.hidden_rows)
-        graph = self._graphs.get(size)
-        if graph is None:
-            graph = self._graphs[size] = self._capture_graph(size)
         graph.batch.send(rows, cut, self._cache.page_size, pending)
         logits = graph.replay()
         return (None if logits is None else logits[: len(rows.sample_rows)]), None
 
-    def _graph_size(self, rows: InputBatch, exact: BatchSize) -> BatchSize | None:
-        """Return the size of the graph for these rows, None if they run by themselves."""
+    def warm_up(self) -> ModelOutput | None:
+        """See `worker.runners.model_runner.ModelRunner`."""
+        start = told = time.monotonic()
+        output = None
+        with torch.inference_mode():
+            self._cache.warm_up()
+            for rows in self._warm_up_batches():
+                for lora_rank in CAPTURE_RANKS[:2] if self._has_adapters else CAPTURE_RANKS[:1]:
+                    output = self._run_once(rows, lora_rank)
+            sizes = list(self._ladder.all_sizes()) if self._capture is not None else []
+            for number, size in enumerate(sizes, 1):
+                self._graphs[size] = self._capture_graph(size)
+                if time.monotonic() - told > _TOLD_EVERY:
+                    told = time.monotonic()
+                    logger.info("warm-up: %d of %d graphs captured", number, len(sizes))
+        logger.info("warm-up: %d graphs in %.1f s", len(sizes), time.monotonic() - start)
+        return output
+
+    def _warm_up_batches(self) -> Iterator[InputBatch]:
+        page_size = self._cache.page_size
+        return warm_up_batches(
+            self._cache.num_pages, page_size, self._max_model_len, has_adapters=self._has_adapters
+        )
+
+    def _run_once(self, rows: InputBatch, lora_rank: int) -> ModelOutput:
+        """Run a batch eagerly, with LoRA's kernels whatever its slots hold, or without."""
+        rows = rows if lora_rank else replace(rows, runs=())
+        cut = cut_rows(rows, self._block_rows)
+        exact = exact_size(rows, cut, self._bank, self._cache.page_size)
+        batch = self._new_batch(replace(exact, max_lora_rank=lora_rank))
+        batch.send(rows, cut, self._cache.page_size)
+        logits, hidden = self._model.forward(batch.forward_batch(rows), self._cache)
+        return ModelOutput(None if logits is None else self._model.row_logits(logits), hidden)
+
+    def _graph_for(self, rows: InputBatch, exact: BatchSize) -> _Graph | None:
+        """Return the graph that runs these rows, None if they run by themselves."""
         only_decodes = exact.decodes == exact.rows == exact.samples
-        if self._capture is None or not only_decodes or exact.rows > CAPTURE_SIZES[-1]:
+        if not self._graphs or not only_decodes:
             return None
         assert not rows.hidden_rows, "prompts are pooled, not what follows them"
         if self._bank.embeddings(rows.runs) or self._bank.heads(rows.runs):
             return None
-        num_rows = next(size for size in CAPTURE_SIZES if size >= exact.rows)
-        context = _FIRST_CONTEXT
-        while context < min(self._max_model_len, max(rows.context_lens)):
-            context *= 4
-        lora_rank = _FIRST_RANK if exact.max_lora_rank else 0
-        while lora_rank < exact.max_lora_rank:
-            lora_rank *= 2
-        return BatchSize(
-            rows=num_rows,
-            samples=num_rows,
-            decodes=num_rows,
-            prefills=0,
-            blocks=0,
-            tiles=num_rows if lora_rank else 0,  # each row may be of another slot
-            pages=-(-context // self._cache.page_size),
-            max_splits=num_splits(context),
-            max_lora_rank=lora_rank,
-        )
+        size = self._ladder.size_for(exact, max(rows.context_lens))
+        return None if size is None else self._graphs[size]
+
+    def _new_batch(self, size: BatchSize) -> GpuBatch:
+        return GpuBatch(size, self._bank, self._device, self._pins_memory, self._cache.pools)
 
     def _capture_graph(self, size: BatchSize) -> _Graph:
         """Capture a graph of an empty batch, so that the capture writes no page."""
         assert self._capture is not None, "this runner makes no graphs"
         empty = InputBatch([], [0], [], [], [], (), [])
-        batch = GpuBatch(size, self._bank, self._device, self._pins_memory, self._cache.pools)
+        batch = self._new_batch(size)
         batch.send(empty, cut_rows(empty, self._block_rows), self._cache.page_size)
         # As many samples as rows: how many of them count is known at each replay.
         whole = replace(batch.forward_batch(empty), sample_rows=range(size.samples))

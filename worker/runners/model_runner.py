@@ -24,6 +24,14 @@ from worker.runners.native_runner import NativeRunner
 class ModelRunner(Protocol):
     """What a rank asks of the device."""
 
+    def warm_up(self) -> ModelOutput | None:
+        """Do what the first steps would wait for; every rank must, before any plan.
+
+        Returns:
+            The output of some batch, to warm the sampler up with; None: there is no need.
+        """
+        ...
+
     def run(self, rows: InputBatch, pending: Tensor | None = None) -> ModelOutput:
         """Write K and V of every row and return the logits of the sampled rows.
 
@@ -46,6 +54,9 @@ class TorchRunner:
         self._model = model
         self._cache = cache
         self._bank = bank
+
+    def warm_up(self) -> None:
+        """See `ModelRunner`: nothing is compiled."""
 
     def run(self, rows: InputBatch, pending: Tensor | None = None) -> ModelOutput:
         """See `ModelRunner`."""

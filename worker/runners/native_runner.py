@@ -98,6 +98,9 @@ class NativeRunner:
         self._group = group
         self._by_adapters: dict[bool, _Recording] = {}
 
+    def warm_up(self) -> None:
+        """See `worker.runners.model_runner.ModelRunner`: nothing is compiled."""
+
     def run(self, rows: InputBatch, pending: Tensor | None = None) -> ModelOutput:
         """See `worker.runners.model_runner.ModelRunner`."""
         thread_pool = self._kernels.thread_pool

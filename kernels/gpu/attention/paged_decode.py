@@ -19,17 +19,33 @@ from kernels.gpu.attention.online_softmax import (
 )
 from kernels.gpu.constants import LAUNCH_OPTIONS
 
-_SPLIT = tl.constexpr(512)  # positions; a multiple of every page size
-_MOST_SPLITS = tl.constexpr(64)  # above these, splits grow instead
+# Positions of a split, multiples of every page size: few sequences of short contexts would leave
+# most of a GPU idle if splits were long, and many of long ones are read faster by long splits.
+_SHORT_SPLIT = tl.constexpr(128)
+_LONG_SPLIT = tl.constexpr(512)
+_WANTED_SPLITS = tl.constexpr(8)  # splits are short until there are so many, and then grow
+_MOST_SPLITS = tl.constexpr(64)  # above these, long splits grow, too
 _MERGED_AT_ONCE = tl.constexpr(16)
 _DOT_ROWS = 16  # the fewest rows that tensor cores multiply
 
 
 def num_splits(context_len: int) -> int:
     """Return how many splits a sequence of so many positions is cut into."""
-    most = _SPLIT.value * _MOST_SPLITS.value
-    size: int = _SPLIT.value * max(1, -(-context_len // most))
-    return -(-context_len // size)
+    return -(-context_len // _positions_of_split(context_len))
+
+
+def most_splits(context_len: int) -> int:
+    """Return the most splits of any sequence of at most so many positions."""
+    whole = [_SHORT_SPLIT.value * _WANTED_SPLITS.value, _LONG_SPLIT.value * _MOST_SPLITS.value]
+    return max(num_splits(length) for length in (context_len, *whole) if length <= context_len)
+
+
+def _positions_of_split(context_len: int) -> int:
+    """Return the positions of a split of a sequence; `_split_size` is its twin on the device."""
+    short, long = _SHORT_SPLIT.value, _LONG_SPLIT.value
+    wanted: int = short * max(1, -(-context_len // (short * _WANTED_SPLITS.value)))
+    grown: int = long * max(1, -(-context_len // (long * _MOST_SPLITS.value)))
+    return min(wanted, grown)
 
 
 def paged_decode(
@@ -49,10 +65,12 @@ def paged_decode(
 
     Flash-Decoding: grid (S, HK, max_splits), one program for the G heads that share a KV head, over
     one split; programs past a sequence's own splits end at once. A sequence of one split is done
-    with that. Of others each split leaves its normalised sum and the log of its weights, and a
-    second kernel, grid (S, HQ), adds them up in order: sum_i w_i acc_i / sum_i w_i with
-    w_i = 2^(lse_i - max lse). A turn takes one page, whose id the turn before has loaded: with
-    ids loaded where they are used, Triton would not fetch K and V ahead of their use.
+    with that. Of others each split leaves acc_i, its sum of weighted V, its greatest score m_i and
+    the sum of its weights t_i, and a second kernel, grid (S, HQ), adds them up in order:
+    sum_i w_i acc_i / sum_i w_i t_i with w_i = 2^(scale (m_i - max m)). Of sharp scores a log of
+    the weights would have too few digits in float32. A turn takes one page, whose id the turn
+    before has loaded: with ids loaded where they are used, Triton would not fetch K and V ahead of
+    their use.
 
     Args:
         q: [T, HQ, D] float32, float16 or bfloat16; rows and heads may be strided.
@@ -63,7 +81,7 @@ def paged_decode(
         context_lens: [S] int32, the row itself included; 0: nothing is read or written.
         scale: multiplies the scores; positive.
         out: [T, HQ, D] contiguous, q's dtype, written at `rows` only.
-        max_splits: at least `num_splits` of the longest context; changes no bit.
+        max_splits: at least `most_splits` of the longest context; changes no bit.
         window: positions that a row sees, its own the last; 0: all. Splits before it end at once.
         sinks: [HQ] float32, for each head a score that joins the softmax and has no V, in the
             first split that does not end at once; None: there is none.
@@ -80,7 +98,7 @@ def paged_decode(
     num_planes = max_splits if max_splits > 1 else 0
     shape = (num_planes, num_sequences, num_heads)
     part_acc = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
-    part_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    part_weights = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)  # m_i, t_i
     _attend_split[(num_sequences, num_kv_heads, max_splits)](
         q,
         k_pages,
@@ -90,7 +108,7 @@ def paged_decode(
         context_lens,
         out,
         part_acc,
-        part_lse,
+        part_weights,
         sinks,
         scale * LOG2_E,
         q.stride(0),
@@ -106,16 +124,17 @@ def paged_decode(
         WINDOW=window,
         HAS_SINKS=sinks is not None,
         num_warps=4,
-        num_stages=3,
+        num_stages=2,
         **LAUNCH_OPTIONS,
     )
     if max_splits > 1:
         _merge_splits[(num_sequences, num_heads)](
             part_acc,
-            part_lse,
+            part_weights,
             rows,
             context_lens,
             out,
+            scale * LOG2_E,
             HEAD_DIM=head_dim,
             DIM_BLOCK=triton.next_power_of_2(head_dim),
             WINDOW=window,
@@ -126,8 +145,10 @@ def paged_decode(
 
 @triton.jit
 def _split_size(length):
-    """Return the positions of one split of a sequence; `num_splits` is its twin."""
-    return _SPLIT * tl.maximum(1, tl.cdiv(length, _SPLIT * _MOST_SPLITS))
+    """Return the positions of one split of a sequence; `_positions_of_split` is its twin."""
+    wanted = _SHORT_SPLIT * tl.maximum(1, tl.cdiv(length, _SHORT_SPLIT * _WANTED_SPLITS))
+    grown = _LONG_SPLIT * tl.maximum(1, tl.cdiv(length, _LONG_SPLIT * _MOST_SPLITS))
+    return tl.minimum(wanted, grown)
 
 
 # Batches differ in these, and a kernel of its own for each kind would be compiled while they wait.
@@ -144,7 +165,7 @@ def _attend_split(
     lengths_ptr,
     out_ptr,
     part_acc_ptr,
-    part_lse_ptr,
+    part_weights_ptr,
     sinks_ptr,
     scale,
     row_stride,
@@ -225,17 +246,17 @@ def _attend_split(
         largest, total, acc = fold_tile(scores, v, largest, total, acc, scale)
         page = next_page
 
-    acc = acc * tl.div_rn(1.0, total)[:, None]
     # Decided by the length, not by max_splits: the same sequence never takes the other way.
     if size >= length:
         out_pointers = out_ptr + (row * NUM_KV_HEADS * GROUP + heads[:, None]) * HEAD_DIM
+        acc = acc * tl.div_rn(1.0, total)[:, None]
         out_value = acc.to(out_ptr.dtype.element_ty)
         tl.store(out_pointers + dims[None, :], out_value, mask=is_there)
     else:
         plane = split.to(tl.int64) * tl.num_programs(0) + sequence
         parts = plane * (NUM_KV_HEADS * GROUP) + heads
-        lse = tl.fma(largest, scale, tl.log2(total))
-        tl.store(part_lse_ptr + parts, lse, mask=in_group)
+        tl.store(part_weights_ptr + 2 * parts, largest, mask=in_group)
+        tl.store(part_weights_ptr + 2 * parts + 1, total, mask=in_group)
         part_pointers = part_acc_ptr + parts[:, None] * HEAD_DIM + dims[None, :]
         tl.store(part_pointers, acc, mask=is_there)
 
@@ -243,10 +264,11 @@ def _attend_split(
 @triton.jit(do_not_specialize_on_alignment=["rows_ptr", "lengths_ptr"])
 def _merge_splits(
     part_acc_ptr,
-    part_lse_ptr,
+    part_weights_ptr,
     rows_ptr,
     lengths_ptr,
     out_ptr,
+    scale,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -263,24 +285,24 @@ def _merge_splits(
     first_part = sequence * num_heads.to(tl.int64) + head
 
     splits, dims = tl.arange(0, _MOST_SPLITS), tl.arange(0, DIM_BLOCK)
-    lse_pointers = part_lse_ptr + splits * plane_size + first_part
-    all_lse = tl.load(
-        lse_pointers, mask=(splits >= skipped) & (splits < count), other=-float("inf")
-    )
-    largest = tl.max(all_lse, 0)
-    total = tl.sum(tl.exp2(all_lse - largest), 0)
+    is_split = (splits >= skipped) & (splits < count)
+    weight_ptrs = part_weights_ptr + 2 * (splits * plane_size + first_part)
+    peaks = tl.load(weight_ptrs, mask=is_split, other=-float("inf"))
+    largest = tl.max(peaks, 0)
+    totals = tl.load(weight_ptrs + 1, mask=is_split, other=0.0)
+    total = tl.sum(totals * tl.exp2((peaks - largest) * scale), 0)
     acc = tl.zeros((DIM_BLOCK,), tl.float32)
     for start in range(0, count, _MERGED_AT_ONCE):
         some = start + tl.arange(0, _MERGED_AT_ONCE)
         parts = some * plane_size + first_part
         is_part = (some >= skipped) & (some < count)
-        lse = tl.load(part_lse_ptr + parts, mask=is_part, other=-float("inf"))
+        peak = tl.load(part_weights_ptr + 2 * parts, mask=is_part, other=-float("inf"))
         part_pointers = part_acc_ptr + parts[:, None] * HEAD_DIM + dims[None, :]
         is_there = is_part[:, None]
         if DIM_BLOCK > HEAD_DIM:
             is_there = is_there & (dims < HEAD_DIM)[None, :]
         part = tl.load(part_pointers, mask=is_there, other=0.0)
-        acc += tl.sum(part * tl.exp2(lse - largest)[:, None], 0)
+        acc += tl.sum(part * tl.exp2((peak - largest) * scale)[:, None], 0)
     row = tl.load(rows_ptr + sequence).to(tl.int64)
     out_pointers = out_ptr + (row * num_heads + head) * HEAD_DIM + dims
     out_value = tl.div_rn(acc, total).to(out_ptr.dtype.element_ty)

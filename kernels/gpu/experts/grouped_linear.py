@@ -1,6 +1,6 @@
 """The products of rows that stand by expert with the weights of each expert, on a GPU.
 
-A tile holds rows of one expert and is computed as in kernels.gpu.batch_invariant_linear, whose
+A tile holds rows of one expert and is computed as in kernels.gpu.batch_invariant.linear, whose
 reasons hold here: a row has the same bits whatever rows stand beside it.
 
 Shapes: P pairs of a row and an expert, E experts, K inputs, N outputs.
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.experts import ExpertsWeight, RoutedRows
-from kernels.gpu.batch_invariant_linear import sum_part, tile_sizes
+from kernels.gpu.batch_invariant.tiles import sum_part, tile_sizes
 from kernels.gpu.constants import LAUNCH_OPTIONS
 from kernels.gpu.experts.routing import expert_of
 
@@ -68,7 +68,8 @@ def grouped_linear(x: Tensor, weight: ExpertsWeight, routed: RoutedRows) -> Tens
     return y
 
 
-@triton.jit
+# Batches differ in these, and a kernel of its own would be compiled while they wait.
+@triton.jit(do_not_specialize=["num_tiles"])
 def _grouped_tile(
     x_ptr,
     weight_ptr,

@@ -125,7 +125,8 @@ def _own_numbers(experts_ptr, pairs, num_pairs, first_expert, NUM_EXPERTS: tl.co
     return tl.where(pairs < num_pairs, own, NUM_EXPERTS + 1)
 
 
-@triton.jit
+# Batches differ in these, and a kernel of its own would be compiled while they wait.
+@triton.jit(do_not_specialize=["num_pairs", "first_expert"])
 def _place_pairs(
     experts_ptr,
     positions_ptr,

@@ -9,21 +9,24 @@ those of its modules one behind the other.
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.constants import LAUNCH_OPTIONS
-from kernels.gpu.lora.shrink_expand import expand_tile, shrink_tile
+from kernels.gpu.lora.shrink_expand import expand_blocks, shrink_tile
 
 TILE_ROWS = 16  # the least that tensor cores multiply, and so the least waste for one row
+NUM_SHARES = (
+    512  # of `lora_expand`: four for each SM of a Hopper or Blackwell; no bit depends on it
+)
 
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _BLOCK_RANKS = 16  # small lora_ranks read nothing for others, large ones spread over more programs
-# Two of these share a program. One of 128 made NaN of vLLM's expand on Hopper with Triton 3.6
-# (vllm #48590).
-_HALF_BLOCK = 64  # outputs
+_BLOCK_OUTPUTS = 128
 _STEPS_PER_PART = 4  # fewer would leave more planes for `lora_expand` to add up
 _MAX_PARTS = 8
 _FIELDS = 4  # of a slot, before those of its modules
@@ -39,6 +42,26 @@ def cut_tiles(runs: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]
     ]
 
 
+def share_tiles(lora_ranks: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Return where each share of `lora_expand`'s work begins, and where the last one ends.
+
+    A tile takes as long as its adapter has blocks of ranks; cut evenly, tiles of large ranks would
+    be waited for.
+
+    Args:
+        lora_ranks: of each tile's adapter.
+
+    Returns:
+        [NUM_SHARES + 1] int32, in tiles times 2^16.
+    """
+    assert len(lora_ranks) < 1 << 15, "places in tiles times 2^16 are int32"
+    costs = -(-np.maximum(lora_ranks, 1) // _BLOCK_RANKS)
+    ends = np.concatenate(([0], np.cumsum(costs))).astype(np.float64)
+    wanted = np.linspace(0.0, ends[-1], NUM_SHARES + 1)
+    places: npt.NDArray[np.float64] = np.interp(wanted, ends, np.arange(len(ends)))
+    return np.floor(places * (1 << 16)).astype(np.int32)
+
+
 def lora_apply(
     y: Tensor,
     x: Tensor,
@@ -47,6 +70,7 @@ def lora_apply(
     widths: tuple[int, ...],
     dtype: torch.dtype,
     max_lora_rank: int,
+    shares: Tensor | None = None,
 ) -> None:
     """Turn the rows of every tile into gain y + shift + B (A x), in place; others stay.
 
@@ -69,6 +93,8 @@ def lora_apply(
         widths: outputs of the M modules; N is their sum.
         dtype: of A and B, that of x.
         max_lora_rank: at least the R of every slot that a tile names. Bounds grid and scratch.
+        shares: [NUM_SHARES + 1] int32 of `share_tiles` for the tiles that are not empty, which come
+            first; None: all tiles cost the same.
     """
     assert x.dtype == dtype and y.dtype in (dtype, torch.float32), (
         f"one dtype for all, not {x.dtype}, {y.dtype}, {dtype}"
@@ -77,7 +103,7 @@ def lora_apply(
     if tiles.shape[0] == 0 or max_lora_rank == 0:
         return
     planes = lora_shrink(x, tiles, table, max_lora_rank)
-    lora_expand(y, planes, tiles, table, widths, dtype)
+    lora_expand(y, planes, tiles, table, widths, dtype, shares)
 
 
 def lora_shrink(x: Tensor, tiles: Tensor, table: Tensor, max_lora_rank: int) -> Tensor:
@@ -111,7 +137,7 @@ def lora_shrink(x: Tensor, tiles: Tensor, table: Tensor, max_lora_rank: int) -> 
         BLOCK_INPUTS=block_inputs,
         BLOCK_RANKS=_BLOCK_RANKS,
         TILE_ROWS=TILE_ROWS,
-        num_warps=4,
+        num_warps=2 if inputs % 16 == 0 else 4,  # what is read number by number takes registers
         num_stages=3,
         **LAUNCH_OPTIONS,
     )
@@ -125,24 +151,30 @@ def lora_expand(
     table: Tensor,
     widths: tuple[int, ...],
     dtype: torch.dtype,
+    shares: Tensor | None = None,
 ) -> None:
     """Turn the rows of every tile into gain y + shift + B u, for the u that `lora_shrink` made.
 
-    Grid (tiles, blocks of outputs, none across two modules). The arguments are those of
-    `lora_apply`. For bfloat16, u goes through the tensor cores as the sum of two bfloat16 numbers,
-    which is exact to 2^-17 of u; for float16, whose range u may leave, as three products of tf32.
+    As many programs as a GPU runs at once share the blocks of outputs of all tiles, none across two
+    modules: a graph has room for a tile of each row, of which most batches fill few. The arguments
+    are those of `lora_apply`. For bfloat16, u goes through the tensor cores as the sum of two
+    bfloat16 numbers, which is exact to 2^-17 of u; for float16, whose range u may leave, as three
+    products of tf32.
     """
     assert y.stride(1) == 1 and y.shape[1] == sum(widths), (
         "y is [T, sum of widths], rows contiguous"
     )
-    assert 1 <= len(widths) <= 3, "q, k, v are the most that are fused"
-    width0, width1, width2 = (*widths, 0, 0)[:3]
-    num_blocks = sum(triton.cdiv(width, 2 * _HALF_BLOCK) for width in widths)
-    expand_tile[(tiles.shape[0], num_blocks)](
+    assert 1 <= len(widths) <= 4, "a gated delta net's first product has four modules"
+    width0, width1, width2, width3 = (*widths, 0, 0, 0)[:4]
+    num_blocks = tiles.shape[0] * sum(triton.cdiv(width, _BLOCK_OUTPUTS) for width in widths)
+    num_programs = min(NUM_SHARES, num_blocks) if shares is None else NUM_SHARES
+    expand_blocks[(num_programs,)](
         y,
         planes,
         tiles,
+        shares,
         table,
+        tiles.shape[0],
         y.stride(0),
         planes.stride(0),
         planes.stride(1),
@@ -151,11 +183,12 @@ def lora_expand(
         WIDTH0=width0,
         WIDTH1=width1,
         WIDTH2=width2,
+        WIDTH3=width3,
         NUM_PARTS=planes.shape[0],
-        HALF_BLOCK=_HALF_BLOCK,
+        BLOCK=_BLOCK_OUTPUTS,
         BLOCK_RANKS=_BLOCK_RANKS,
         TILE_ROWS=TILE_ROWS,
-        num_warps=4,
-        num_stages=2,
+        num_warps=2 if y.dtype != torch.float32 else 4,
+        num_stages=3,
         **LAUNCH_OPTIONS,
     )

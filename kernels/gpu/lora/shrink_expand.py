@@ -1,4 +1,4 @@
-"""The two kernels of LoRA, each for one tile of rows of one adapter, and how they find it.
+"""The two kernels of LoRA, of tiles of rows of one adapter each, and how they find it.
 
 apply.py chooses grids and sizes.
 
@@ -16,7 +16,11 @@ def pointer_at(field_ptr, dtype: tl.constexpr):
     return tl.multiple_of(tl.load(field_ptr).to(tl.pointer_type(dtype)), 16)
 
 
-@triton.jit
+# Batches differ in these, and a kernel of its own for each kind would be compiled while they wait.
+@triton.jit(
+    do_not_specialize=["part_stride", "plane_stride"],
+    do_not_specialize_on_alignment=["tiles_ptr", "table_ptr"],
+)
 def shrink_tile(
     x_ptr,
     planes_ptr,
@@ -97,11 +101,37 @@ def store_tile(ptrs, y, delta, slot_ptr, outputs, end, is_row):
 
 
 @triton.jit
-def expand_tile(
+def sum_planes(
+    u_ptrs, part_stride, is_row, is_rank, NUM_PARTS: tl.constexpr, AT_ONCE: tl.constexpr
+):
+    """Return u [rows, ranks], the parts of K added in order.
+
+    Up to AT_ONCE are loaded at once; more would not fit the registers beside a loop over ranks.
+    """
+    u = load_tile(u_ptrs, is_row, is_rank)
+    if NUM_PARTS <= AT_ONCE:
+        for part in tl.static_range(1, NUM_PARTS):
+            u += load_tile(u_ptrs + part * part_stride, is_row, is_rank)
+    else:
+        for first in tl.range(1, NUM_PARTS, 4, num_stages=1):
+            for part in tl.static_range(4):
+                is_part = is_rank & (first + part < NUM_PARTS)
+                u += load_tile(u_ptrs + (first + part) * part_stride, is_row, is_part)
+    return u
+
+
+# Batches differ in these, and a kernel of its own for each kind would be compiled while they wait.
+@triton.jit(
+    do_not_specialize=["num_tiles", "part_stride", "plane_stride"],
+    do_not_specialize_on_alignment=["tiles_ptr", "shares_ptr", "table_ptr"],
+)
+def expand_blocks(
     y_ptr,
     planes_ptr,
     tiles_ptr,
+    shares_ptr,
     table_ptr,
+    num_tiles,
     y_stride,
     part_stride,
     plane_stride,
@@ -110,56 +140,104 @@ def expand_tile(
     WIDTH0: tl.constexpr,
     WIDTH1: tl.constexpr,
     WIDTH2: tl.constexpr,
+    WIDTH3: tl.constexpr,
     NUM_PARTS: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
     BLOCK_RANKS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
 ):
     """y[rows, outputs] = gain y + shift + (sum of planes[rows, ranks]) B[ranks, outputs].
 
-    For two neighbouring halves of a block of outputs, which share the sum.
+    For this program's share of the blocks of outputs of all tiles: neighbours, of one tile and
+    module as long as there are such, so that their sum of planes is made once. A share begins where
+    shares_ptr says, in tiles times 2^16; without it, all tiles are alike.
     """
-    tile_ptr = tiles_ptr + 3 * tl.program_id(0)
-    first_row, end_row = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
-    if first_row >= end_row:
-        return
-    slot_ptr = table_ptr + tl.load(tile_ptr).to(tl.int64) * FIELDS
-    if tl.load(slot_ptr + 1) == 0:
-        return
-    # Which module, and where in it: `block` of its own, `offset` outputs after those before it.
-    blocks0: tl.constexpr = (WIDTH0 + 2 * HALF_BLOCK - 1) // (2 * HALF_BLOCK)
-    blocks1: tl.constexpr = (WIDTH1 + 2 * HALF_BLOCK - 1) // (2 * HALF_BLOCK)
-    block = tl.program_id(1)
-    module = tl.where(block < blocks0, 0, tl.where(block < blocks0 + blocks1, 1, 2))
-    block -= tl.where(module == 0, 0, tl.where(module == 1, blocks0, blocks0 + blocks1))
-    offset = tl.where(module == 0, 0, tl.where(module == 1, WIDTH0, WIDTH0 + WIDTH1))
-    width = tl.where(module == 0, WIDTH0, tl.where(module == 1, WIDTH1, WIDTH2))
+    blocks0: tl.constexpr = (WIDTH0 + BLOCK - 1) // BLOCK
+    blocks1: tl.constexpr = (WIDTH1 + BLOCK - 1) // BLOCK
+    blocks2: tl.constexpr = (WIDTH2 + BLOCK - 1) // BLOCK
+    blocks3: tl.constexpr = (WIDTH3 + BLOCK - 1) // BLOCK
+    # Blocks up to the end of each module.
+    ends1: tl.constexpr = blocks0 + blocks1
+    ends2: tl.constexpr = ends1 + blocks2
+    each: tl.constexpr = ends2 + blocks3
+    program = tl.program_id(0)
+    if shares_ptr is not None:
+        at = _block_at(tl.load(shares_ptr + program), each)
+        last = _block_at(tl.load(shares_ptr + program + 1), each)
+    else:
+        total, count = num_tiles.to(tl.int64) * each, tl.num_programs(0)
+        at = (program * total // count).to(tl.int32)
+        last = ((program + 1) * total // count).to(tl.int32)
+    ranks = tl.arange(0, BLOCK_RANKS)
+    while at < last:
+        tile = at // each
+        block = at - tile * each
+        tile_ptr = tiles_ptr + 3 * tile
+        first_row, end_row = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
+        # The slot of an empty tile may be anything.
+        slot = tl.where(first_row < end_row, tl.load(tile_ptr), 0)
+        slot_ptr = table_ptr + slot.to(tl.int64) * FIELDS
+        # Which module: its blocks are those from `first` to `end`, `offset` outputs lie before it.
+        module = tl.where(
+            block < blocks0, 0, tl.where(block < ends1, 1, tl.where(block < ends2, 2, 3))
+        )
+        first = _choice(module, 0, blocks0, ends1, ends2)
+        end = _choice(module, blocks0, ends1, ends2, each)
+        width = _choice(module, WIDTH0, WIDTH1, WIDTH2, WIDTH3)
+        offset = _choice(module, 0, WIDTH0, WIDTH0 + WIDTH1, WIDTH0 + WIDTH1 + WIDTH2)
+        count = tl.minimum(end - block, last - at)
+        at += count
+        is_adapted = (first_row < end_row) & (tl.load(slot_ptr + 1) > 0)
+        start = (block - first) * BLOCK
+        stop = tl.where(is_adapted, start + count * BLOCK, start)
 
-    rows = (first_row + tl.arange(0, TILE_ROWS)).to(tl.int64)
-    left = block * 2 * HALF_BLOCK + tl.arange(0, HALF_BLOCK)
-    right = left + HALF_BLOCK
-    is_row, is_left, is_right = rows < end_row, left < width, right < width
-    y_ptrs = y_ptr + offset + rows[:, None] * y_stride + left[None, :]
-    y_left = load_tile(y_ptrs, is_row, is_left)
-    y_right = load_tile(y_ptrs + HALF_BLOCK, is_row, is_right)
+        module_ptr = slot_ptr + 4 + 3 * module
+        b_ptr = pointer_at(module_ptr, DTYPE)
+        lora_rank = tl.load(module_ptr + 2).to(tl.int32)
+        rows = (first_row + tl.arange(0, TILE_ROWS)).to(tl.int64)
+        is_row = rows < end_row
+        u_ptrs = planes_ptr + tl.load(module_ptr + 1) + rows[:, None] * plane_stride
+        row_ptrs = y_ptr + offset + rows[:, None] * y_stride
+        if lora_rank <= BLOCK_RANKS:
+            is_rank = ranks < lora_rank
+            u = sum_planes(u_ptrs + ranks[None, :], part_stride, is_row, is_rank, NUM_PARTS, 4)
+            for left in range(start, stop, BLOCK):
+                outputs = left + tl.arange(0, BLOCK)
+                is_output = outputs < width
+                b = load_tile(b_ptr + ranks[:, None] * width + outputs[None, :], is_rank, is_output)
+                y = load_tile(row_ptrs + outputs[None, :], is_row, is_output)
+                delta = add_product(tl.zeros((TILE_ROWS, BLOCK), tl.float32), u, b)
+                y_ptrs, columns = row_ptrs + outputs[None, :], offset + outputs
+                store_tile(y_ptrs, y, delta, slot_ptr, columns, offset + width, is_row)
+        else:
+            for left in range(start, stop, BLOCK):
+                outputs = left + tl.arange(0, BLOCK)
+                is_output = outputs < width
+                delta = tl.zeros((TILE_ROWS, BLOCK), tl.float32)
+                for first_rank in range(0, lora_rank, BLOCK_RANKS):
+                    some = first_rank + ranks
+                    is_rank = some < lora_rank
+                    b = load_tile(
+                        b_ptr + some[:, None] * width + outputs[None, :], is_rank, is_output
+                    )
+                    u = sum_planes(
+                        u_ptrs + some[None, :], part_stride, is_row, is_rank, NUM_PARTS, 1
+                    )
+                    delta = add_product(delta, u, b)
+                y = load_tile(row_ptrs + outputs[None, :], is_row, is_output)
+                y_ptrs, columns = row_ptrs + outputs[None, :], offset + outputs
+                store_tile(y_ptrs, y, delta, slot_ptr, columns, offset + width, is_row)
 
-    module_ptr = slot_ptr + 4 + 3 * module
-    b_ptrs = pointer_at(module_ptr, DTYPE) + left[None, :]
-    lora_rank = tl.load(module_ptr + 2).to(tl.int32)
-    u_ptrs = planes_ptr + tl.load(module_ptr + 1) + rows[:, None] * plane_stride
-    delta_left = tl.zeros((TILE_ROWS, HALF_BLOCK), tl.float32)
-    delta_right = tl.zeros((TILE_ROWS, HALF_BLOCK), tl.float32)
-    for first_rank in range(0, lora_rank, BLOCK_RANKS):
-        ranks = first_rank + tl.arange(0, BLOCK_RANKS)
-        is_rank = ranks < lora_rank
-        b_left = load_tile(b_ptrs + ranks[:, None] * width, is_rank, is_left)
-        b_right = load_tile(b_ptrs + ranks[:, None] * width + HALF_BLOCK, is_rank, is_right)
-        u = load_tile(u_ptrs + ranks[None, :], is_row, is_rank)
-        for part in tl.static_range(1, NUM_PARTS):
-            u += load_tile(u_ptrs + part * part_stride + ranks[None, :], is_row, is_rank)
-        delta_left = add_product(delta_left, u, b_left)
-        delta_right = add_product(delta_right, u, b_right)
 
-    store_tile(y_ptrs, y_left, delta_left, slot_ptr, offset + left, offset + width, is_row)
-    y_ptrs += HALF_BLOCK
-    store_tile(y_ptrs, y_right, delta_right, slot_ptr, offset + right, offset + width, is_row)
+@triton.jit
+def _choice(number, zero, one, two, three):
+    """Return the argument that has this number."""
+    return tl.where(
+        number == 0, zero, tl.where(number == 1, one, tl.where(number == 2, two, three))
+    )
+
+
+@triton.jit
+def _block_at(place, each: tl.constexpr):
+    """Return which block of all tiles, `each` to a tile, is at a place in tiles times 2^16."""
+    return (place >> 16) * each + (((place & 0xFFFF) * each) >> 16)

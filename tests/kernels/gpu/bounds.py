@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 Builder = interpreter.InterpreterBuilder
 Executor = interpreter.GridExecutor
@@ -70,9 +71,9 @@ def install() -> None:
     atomic, call = Builder.create_atomic_rmw, Executor.__call__
     init_arguments = Executor._init_args_hst
 
-    def checked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+    def checked_load(self: Any, pointers: Any, mask: Any, *rest: Any, **how: Any) -> Any:
         _check(pointers, mask)
-        return load(self, pointers, mask, *rest)
+        return load(self, pointers, mask, *rest, **how)
 
     def checked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         _check(pointers, mask)
@@ -83,7 +84,8 @@ def install() -> None:
         return atomic(self, op, pointers, value, mask, *rest)
 
     def noted_arguments(self: Any, positional: Any, keywords: Any) -> Any:
-        tensors = [*positional, *keywords.values()]
+        given = [*positional, *keywords.values()]
+        tensors = [one.base if isinstance(one, TensorDescriptor) else one for one in given]
         _arguments[:] = [_range(one) for one in tensors if isinstance(one, torch.Tensor)]
         return init_arguments(self, positional, keywords)
 

@@ -8,9 +8,11 @@ from tests.kernels.gpu.interpreter import install
 
 install()
 
+from kernels.gpu.lora import apply  # noqa: E402
 from tests.kernels.gpu import bf16  # noqa: E402
 from tests.worker.interpreted.device import Graphs, Interpreted  # noqa: E402
-from worker.runners import gpu_runner  # noqa: E402
+from worker.runners import gpu_batch, gpu_runner  # noqa: E402
+from worker.runners.warm_up import GraphLadder  # noqa: E402
 from worker.weights import model_weights  # noqa: E402
 
 
@@ -30,6 +32,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
         kind: type[Interpreted] = Interpreted,
     ) -> None:
         def runner(device, kernels, group, model, cache, bank, max_model_len):  # type: ignore[no-untyped-def]
+            ladder = GraphLadder(
+                cache.page_size, max_model_len, has_adapters=True, rows=(1, 4), lora_ranks=(0, 64)
+            )
             return gpu_runner.GpuRunner(
                 model,
                 cache,
@@ -38,6 +43,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
                 max_model_len=max_model_len,
                 capture=graphs,
                 pins_memory=False,
+                ladder=ladder,
             )
 
         monkeypatch.setattr(
@@ -52,6 +58,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
 @pytest.fixture(autouse=True)
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Padding is interpreted, too, and so is each start's test: keep them small."""
-    monkeypatch.setattr(gpu_runner, "CAPTURE_SIZES", (1, 4))
+    monkeypatch.setattr(gpu_runner, "warm_up_batches", lambda *_, **__: ())
+    for module in (apply, gpu_batch):  # each share is a program, most of which find nothing to do
+        monkeypatch.setattr(module, "NUM_SHARES", 6)
     monkeypatch.setattr(model_weights, "_BATCH_SIZES", (2, 3))
     yield

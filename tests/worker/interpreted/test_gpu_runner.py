@@ -99,16 +99,22 @@ def test_a_padded_graph_gives_the_bits_of_a_step_by_itself(tiny_model, start_gro
     assert [prompt.sampled for prompt in padded] == [prompt.sampled for prompt in alone]
 
 
-def test_a_graph_is_made_once_for_all_batches_that_fit(tiny_model, start_group, on_gpu) -> None:
+def test_graphs_are_made_before_the_first_step_and_never_again(
+    tiny_model, start_group, on_gpu
+) -> None:
+    """Of 1 and of 4 rows, with adapters and without; a batch of 5 runs by itself."""
     graphs = Graphs()
     on_gpu(graphs)
     group = start_group(tiny_model("llama").path)
+    assert (graphs.made, graphs.replayed) == (4, 0)
     group.generate([Prompt(random_tokens(5, seed)) for seed in range(3)], 4)
-    assert (graphs.made, graphs.replayed) == (1, 3)
+    assert graphs.replayed == 3
     group.generate([Prompt(random_tokens(9, seed)) for seed in range(4)], 3)
-    assert (graphs.made, graphs.replayed) == (1, 5)
+    assert graphs.replayed == 5
     group.generate([Prompt(random_tokens(9, 1))], 2)
-    assert graphs.made == 2
+    assert graphs.replayed == 6
+    group.generate([Prompt(random_tokens(9, seed)) for seed in range(5)], 2)
+    assert (graphs.made, graphs.replayed) == (4, 6)
 
 
 @pytest.mark.usefixtures("dots_are_chains")

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from kernels.gpu.batch_invariant_linear import batch_invariant_linear
+from kernels.gpu.batch_invariant.linear import batch_invariant_linear
 from tests.kernels.gpu.compiler import SHARED_LIMIT, Compiled, compiling
 
 FEW, MANY = 1, 300  # rows: for the tile of 64 and for that of 128

@@ -27,7 +27,8 @@ def compile_apply(
     with compiling(architecture) as found:
         lora_apply(y, x, tiles, table, widths, dtype, 64)
     for kernel in found:
-        assert kernel.stack_bytes == 0
+        # For Blackwell ptxas lays an address of Q, K and V's aside while the loops run.
+        assert kernel.stack_bytes <= (8 if architecture == 100 else 0)
         assert kernel.shared_bytes <= SHARED_LIMIT[architecture]
     return found
 
@@ -46,7 +47,7 @@ def test_models_are_read_16_bytes_at_a_time_by_many_blocks(
     # B and y, a half each; sums of planes stay narrow, since a module's lora_ranks start anywhere
     assert expand.load_bytes[16] >= 4 and 2 not in expand.load_bytes
     assert shrink.blocks_per_sm >= (4 if architecture == 80 else 6)
-    assert expand.blocks_per_sm >= (4 if inputs > 2000 else 6)  # more planes, more registers
+    assert expand.blocks_per_sm >= 4  # as many as there are programs for an SM
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -68,15 +69,18 @@ def test_odd_widths_compile(architecture: int) -> None:
 
 
 def test_the_inner_vector_is_multiplied_in_two_halves(architecture: int) -> None:
-    """Twice the instructions of one bfloat16 product: 16 ranks, 64 outputs, two halves of each."""
+    """Twice the instructions of one bfloat16 product: 16 ranks, 64 outputs of a warp, two halves.
+
+    And all that twice: for adapters of at most 16 ranks, and for others.
+    """
     _, expand = compile_apply(architecture, *SMALL_DOWN, BF16)
-    assert expand.num_matrix_instructions == 8
+    assert expand.num_matrix_instructions == 2 * 2 * 8
 
 
 def test_gain_and_shift_are_not_fused_into_one_rounding(architecture: int) -> None:
-    """A sum of its own for shift and for delta of each of a thread's 16 outputs; one part of K."""
+    """A sum of its own for shift and for delta of each of a thread's 32 outputs, on both ways."""
     _, expand = compile_apply(architecture, *SMALL_QKV, BF16)
     # Blackwell has instructions that do two of them.
     products = sum(2 if two else 1 for two in re.findall(r"\bFFMA(2?)\b", expand.sass))
     sums = sum(2 if two else 1 for two in re.findall(r"\bFADD(2?)\b", expand.sass))
-    assert products == 16 and sums >= 32
+    assert products == 2 * 32 and sums >= 2 * 64

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.lora.apply import cut_tiles, lora_apply
+from kernels.gpu.lora.apply import cut_tiles, lora_apply, share_tiles
 from tests.kernels.gpu.bounds import reachable
 
 GATES = {torch.float32: 1e-5, torch.float16: 8e-3, torch.bfloat16: 8e-3}
@@ -103,14 +103,18 @@ def apply(
     widths: tuple[int, ...],
     max_lora_rank: int | None = None,
     padding: Sequence[tuple[int, int, int]] = (),
+    with_shares: bool = False,
 ) -> Tensor:
     """Apply adapters, slot i the i-th, to a copy of y and return it."""
     table = torch.tensor([adapter.fields() for adapter in adapters])
     most = max(adapter.a.shape[0] for adapter in adapters)
-    tiles = torch.tensor([*cut_tiles(runs), *padding], dtype=torch.int32)
+    cut = cut_tiles(runs)
+    tiles = torch.tensor([*cut, *padding], dtype=torch.int32)
+    ranks = [adapters[slot].a.shape[0] for slot, _, _ in cut]
+    shares = torch.from_numpy(share_tiles(ranks)) if with_shares else None
     out = y.clone()
     with reachable(*(tensor for adapter in adapters for tensor in adapter.kept)):
-        lora_apply(out, x, tiles, table, widths, x.dtype, max_lora_rank or most)
+        lora_apply(out, x, tiles, table, widths, x.dtype, max_lora_rank or most, shares)
     return out
 
 

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from kernels import reference
-from kernels.gpu.batch_invariant_linear import batch_invariant_linear, num_tree_parts
+from kernels.gpu.batch_invariant.bulk import bulk_product, fits_bulk_copies
+from kernels.gpu.batch_invariant.linear import batch_invariant_linear, num_tree_parts
+from kernels.gpu.batch_invariant.split import SPLIT_ROWS, split_product
+from kernels.gpu.batch_invariant.tiles import tiled_product
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 GATES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-3}
@@ -90,6 +93,52 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
         place = int((rows == x[0]).all(dim=1).nonzero())
         out = batch_invariant_linear(rows, weight, bias, num_parts, torch.float32)
         assert torch.equal(out[place], alone[0])
+
+
+@pytest.mark.usefixtures("dots_are_chains")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("inputs", "num_parts"), [(128, 1), (128, 2), (256, 4), (512, 8), (1024, 8)]
+)
+def test_tiles_copied_in_bulk_make_the_bits_of_others(
+    inputs: int, num_parts: int, has_bias: bool
+) -> None:
+    """More blocks than programs, the last of rows and of outputs not full."""
+    x, weight, bias = make(LARGE + 20, inputs, 200, torch.bfloat16)
+    assert fits_bulk_copies(x, weight, num_parts)
+    wanted, out = (torch.empty(len(x), 200, dtype=torch.float32) for _ in range(2))
+    tiled_product(x, weight, bias if has_bias else None, wanted, num_parts)
+    bulk_product(x, weight, bias if has_bias else None, out, num_parts)
+    assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize(("inputs", "num_parts"), [(96, 1), (192, 2), (320, 4)])
+def test_parts_that_are_no_whole_tiles_are_not_copied_in_bulk(inputs: int, num_parts: int) -> None:
+    x, weight, _ = make(2, inputs, 16, torch.bfloat16)
+    assert not fits_bulk_copies(x, weight, num_parts)
+
+
+def test_rows_that_begin_anywhere_are_not_copied_in_bulk() -> None:
+    x, weight, _ = make(2, 128, 16, torch.bfloat16)
+    wide = torch.zeros(2, 132, dtype=torch.bfloat16)
+    assert fits_bulk_copies(x, weight, 1)
+    assert not fits_bulk_copies(wide[:, :128], weight, 1)
+    assert not fits_bulk_copies(torch.zeros(2, 144, dtype=torch.bfloat16)[:, 4:132], weight, 1)
+    assert not fits_bulk_copies(x.float(), weight.float(), 1)
+
+
+@pytest.mark.usefixtures("dots_are_chains")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "num_parts"), [(96, 2), (448, 4), (256, 8)])
+@pytest.mark.parametrize("num_rows", [1, 33, SPLIT_ROWS])
+def test_parts_beside_each_other_make_the_bits_of_one_after_the_other(
+    dtype: torch.dtype, inputs: int, num_parts: int, num_rows: int
+) -> None:
+    x, weight, bias = make(num_rows, inputs, 140, dtype)
+    wanted, out = (torch.empty(num_rows, 140, dtype=dtype) for _ in range(2))
+    tiled_product(x, weight, bias, wanted, num_parts)
+    split_product(x, weight, bias, out, num_parts)
+    assert torch.equal(out, wanted)
 
 
 @pytest.mark.usefixtures("dots_are_chains")

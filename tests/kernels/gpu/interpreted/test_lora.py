@@ -1,9 +1,10 @@
 """LoRA's kernels: what they add to which rows."""
 
+import numpy as np
 import pytest
 import torch
 
-from kernels.gpu.lora.apply import TILE_ROWS, cut_tiles, lora_apply
+from kernels.gpu.lora.apply import NUM_SHARES, TILE_ROWS, cut_tiles, lora_apply, share_tiles
 from tests.kernels.gpu.bounds import OutOfBounds, reachable
 from tests.kernels.gpu.interpreted.lora_cases import (
     GATES,
@@ -31,6 +32,19 @@ def test_runs_are_cut_into_tiles_of_at_most_sixteen_rows() -> None:
     assert TILE_ROWS == 16
     assert cut_tiles(runs) == tiles
     assert cut_tiles([]) == []
+
+
+@pytest.mark.parametrize("ranks", [[8], [16] * 64, [8, 64] * 30, [1, 256, 0, 17], [5] * 700])
+def test_shares_of_the_work_are_neighbours_and_cost_alike(ranks: list[int]) -> None:
+    places = share_tiles(ranks)
+    assert places[0] == 0 and places[-1] == len(ranks) << 16 and (np.diff(places) >= 0).all()
+    costs = np.maximum(1, -(-np.array(ranks) // 16))
+    done = np.interp(places / (1 << 16), np.arange(len(ranks) + 1), [0, *np.cumsum(costs)])
+    assert np.abs(np.diff(done) - costs.sum() / NUM_SHARES).max() < costs.max() / (1 << 14)
+
+
+def test_without_tiles_no_share_has_any_work() -> None:
+    assert (share_tiles([]) == 0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -64,6 +78,7 @@ def test_a_single_module_of_a_large_lora_rank(dtype: torch.dtype) -> None:
         (1536, (576,), (16,)),
         (1100, (136, 130), (3, 20)),
         (72, (72, 200), (16, 5)),
+        (72, (130, 40, 8, 24), (4, 20, 3, 1)),
     ],
 )
 def test_widths_of_models_and_odd_ones(

@@ -55,6 +55,17 @@ def test_the_bits_do_not_depend_on_max_lora_rank_or_on_the_slot(crowd: Crowd) ->
     assert torch.equal(out, apply(y, x, [(0, 3, 5), (1, 0, 3)], shuffled, widths, 48))
 
 
+@pytest.mark.usefixtures("dots_are_chains")
+def test_how_the_work_is_shared_changes_no_bit(crowd: Crowd) -> None:
+    """Nor does what lies behind the tiles that count."""
+    x, y, adapters, widths = crowd
+    for runs in ([(2, 0, 3), (0, 3, 5)], [(1, 0, 1), (2, 1, 40), (3, 40, 41), (0, 41, 64)]):
+        out = apply(y, x, runs, adapters, widths)
+        padding = [(-7, 0, 0), (1 << 20, 99, 99)]
+        shared = apply(y, x, runs, adapters, widths, padding=padding, with_shares=True)
+        assert torch.equal(out, shared)
+
+
 def test_a_neighbours_nan_stays_with_the_neighbour(
     crowd: Crowd,
 ) -> None:

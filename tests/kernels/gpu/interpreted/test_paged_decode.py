@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gpu.attention.paged_decode import num_splits, paged_decode
+from kernels.gpu.attention.paged_decode import most_splits, num_splits, paged_decode
 from tests.kernels.gpu.pages import (
     DTYPES,
     GARBAGE,
@@ -48,7 +48,7 @@ def decode(pool: Pool, sequences: Sequence[int], max_splits: int | None = None) 
         torch.tensor(lengths, dtype=torch.int32),
         pool.scale,
         out,
-        max(map(num_splits, lengths)) if max_splits is None else max_splits,
+        max(map(most_splits, lengths)) if max_splits is None else max_splits,
         pool.window,
         pool.sinks,
     )
@@ -109,10 +109,20 @@ def test_a_very_long_context_has_longer_splits(length: int) -> None:
 
 @pytest.mark.parametrize(
     ("length", "splits"),
-    [(0, 0), (1, 1), (512, 1), (513, 2), (32768, 64), (32769, 33), (65536, 64), (65537, 43)],
+    [
+        *((0, 0), (1, 1), (128, 1), (129, 2), (1024, 8), (1025, 5), (2048, 8), (2049, 6)),
+        *((4096, 8), (4097, 9), (32768, 64), (32769, 33), (65536, 64), (65537, 43)),
+    ],
 )
 def test_splits_are_counted_by_length_alone(length: int, splits: int) -> None:
     assert num_splits(length) == splits
+
+
+def test_no_shorter_context_has_more_splits_than_there_is_room_for() -> None:
+    most = 0
+    for length in range(70_000):
+        most = max(most, num_splits(length))
+        assert most_splits(length) == most
 
 
 @pytest.mark.parametrize(
@@ -147,13 +157,13 @@ def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_room_for_more_splits_changes_no_bit(dtype: torch.dtype) -> None:
     """With `max_splits` 1 nothing is merged at all."""
-    pool = make_pool([512, 0, 77, 1], dtype, (3, 1), 64, 64)
+    pool = make_pool([128, 0, 77, 1], dtype, (3, 1), 64, 64)
     once = decode(pool, range(4), 1)
     for max_splits in (2, 7, 64):
         more = decode(pool, range(4), max_splits)
         assert all(torch.equal(a, b) for a, b in zip(once, more, strict=True))
     split = make_pool([600, 33], dtype, (3, 1), 64, 64)
-    for a, b in zip(decode(split, range(2), 2), decode(split, range(2), 64), strict=True):
+    for a, b in zip(decode(split, range(2), 5), decode(split, range(2), 64), strict=True):
         assert torch.equal(a, b)
 
 
@@ -176,7 +186,7 @@ def test_sinks_join_the_softmax_once_whatever_splits_there_are(window: int, loud
 def test_company_and_room_for_splits_change_no_bit_beside_sinks(dtype: torch.dtype) -> None:
     pool = with_sinks(make_pool([600, 40, 0, 1], dtype, (3, 1), 64, 32))
     alone = [decode(pool, [i])[0] for i in (0, 1)]
-    for max_splits in (2, 7):
+    for max_splits in (5, 9):
         among = decode(pool, range(4), max_splits)
         assert torch.equal(among[0], alone[0]) and torch.equal(among[1], alone[1])
 

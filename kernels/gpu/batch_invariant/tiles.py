@@ -1,13 +1,4 @@
-"""A linear layer on a GPU whose every row has the same bits, whatever rows stand beside it.
-
-cuBLAS picks a kernel, and with it the order of the sums, by the number of rows; this is for the
-`deterministic` setting. The order of the sums is fixed also across ranks that hold parts of K.
-
-Why tiles of 64 and of 128 rows may stand beside each other: an element is one chain of sums over K
-that starts at zero, 16 at a time in each tensor core instruction, in the order of K. Both tiles
-keep that order and the BLOCK_INPUTS, and compile to instructions of one family (wgmma on Hopper,
-tcgen05 on Blackwell, mma.sync on Ampere), which differ in how many elements they make and not in
-how they make one. Tests compare their bits, and see which instructions come out.
+"""The batch-invariant product by tiles of rows and outputs, on any GPU; linear.py has the reasons.
 
 Shapes: T rows, K inputs, N outputs.
 """
@@ -19,60 +10,19 @@ from torch import Tensor
 
 from kernels.gpu.constants import LAUNCH_OPTIONS
 
-_FEW_ROWS = 256  # up to here the weight is what is waited for: small tiles, more programs
+FEW_ROWS = 256  # up to here the weight is what is waited for: small tiles, more programs
 _MANY_OUTPUTS = 8192  # from here small tiles of 64 outputs are enough for all SMs
-_MAX_PARTS = 8
-_MIN_PART = 16  # what one tensor core instruction takes of K
 
 
-def num_tree_parts(inputs: int) -> int:
-    """Return in how many parts K is cut for ranks to share: whatever divides it fits the tree."""
-    num_parts = _MAX_PARTS
-    while inputs % (num_parts * _MIN_PART):
-        num_parts //= 2
-        if num_parts == 1:
-            return 1
-    return num_parts
-
-
-def batch_invariant_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    num_parts: int = 1,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return x @ weight.T + bias, row i depending on row i of x alone.
-
-    K is cut in `num_parts` equal parts. Each is summed from zero in float32, and the parts are
-    added by a binary tree in float32, ((p0 + p1) + (p2 + p3)) + ...: a rank that holds a half of K
-    and takes half as many parts, with float32 results and no bias, computes a branch of the tree,
-    and ranks that add their results as the tree does have the bits of one rank. The bias is added
-    last, in float32, before the one rounding.
+def tiled_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, num_parts: int
+) -> None:
+    """Write the product into y; the arguments are those of `batch_invariant_linear`.
 
     Grid (blocks of rows times blocks of outputs), neighbours in groups of 8 blocks of rows so that
-    they share weights in L2. The idea of fixed tiles is of batch_invariant_ops, Thinking Machines.
-
-    Args:
-        x: [T, K] float32, float16 or bfloat16, each row contiguous; T may be 0.
-        weight: [N, K] of the same dtype, contiguous.
-        bias: [N], or None.
-        num_parts: a power of two up to 8; each of several parts a multiple of 16.
-        out_dtype: None: x's.
-
-    Returns:
-        [T, N] of out_dtype.
+    they share weights in L2.
     """
     (num_rows, inputs), outputs = x.shape, weight.shape[0]
-    assert x.dtype == weight.dtype, f"one dtype, not {x.dtype} and {weight.dtype}"
-    assert x.stride(1) == 1 and weight.is_contiguous(), "contiguous rows"
-    assert num_parts in (1, 2, 4, 8), f"{num_parts} parts: has to be a power of two up to 8"
-    assert num_parts == 1 or inputs % (num_parts * _MIN_PART) == 0, (
-        f"{inputs} inputs in {num_parts} parts: a part has to be a multiple of {_MIN_PART}"
-    )
-    y = torch.empty(num_rows, outputs, device=x.device, dtype=out_dtype or x.dtype)
-    if num_rows == 0:
-        return y
     block_rows, block_outputs, block_inputs, num_warps, num_stages = tile_sizes(
         x.dtype, num_rows, outputs, num_parts
     )
@@ -98,7 +48,6 @@ def batch_invariant_linear(
         num_stages=num_stages,
         **LAUNCH_OPTIONS,
     )
-    return y
 
 
 def tile_sizes(
@@ -107,7 +56,7 @@ def tile_sizes(
     """Return rows, outputs and inputs of a tile, warps and stages."""
     if dtype == torch.float32:  # no tensor cores: one tile for all, small enough for registers
         return 32, 64, 32, 4, 3
-    if num_rows <= _FEW_ROWS:
+    if num_rows <= FEW_ROWS:
         return 64, 64 if outputs >= _MANY_OUTPUTS else 32, 64, 4, 5
     # A tree over more parts keeps more sums in registers.
     return 128, 128 if num_parts <= 2 else 64, 64, 8, 3
@@ -166,6 +115,24 @@ def sum_parts(
 
 
 @triton.jit
+def block_of(
+    block,
+    num_rows,
+    OUTPUTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+):
+    """Return which block of rows and which of outputs a number means."""
+    GROUP: tl.constexpr = 8
+    blocks_of_outputs: tl.constexpr = (OUTPUTS + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
+    group = block // (GROUP * blocks_of_outputs)
+    in_group = block % (GROUP * blocks_of_outputs)
+    group_rows = tl.minimum(tl.cdiv(num_rows, BLOCK_ROWS) - group * GROUP, GROUP)
+    return group * GROUP + in_group % group_rows, in_group // group_rows
+
+
+# Batches differ in these, and a kernel of its own would be compiled while they wait.
+@triton.jit(do_not_specialize=["num_rows"])
 def product_tile(
     x_ptr,
     weight_ptr,
@@ -184,14 +151,9 @@ def product_tile(
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
 ):
-    GROUP: tl.constexpr = 8
-    blocks_of_outputs: tl.constexpr = (OUTPUTS + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
-    group = tl.program_id(0) // (GROUP * blocks_of_outputs)
-    in_group = tl.program_id(0) % (GROUP * blocks_of_outputs)
-    group_rows = tl.minimum(tl.cdiv(num_rows, BLOCK_ROWS) - group * GROUP, GROUP)
-    row_block = group * GROUP + in_group % group_rows
-    output_block = in_group // group_rows
-
+    row_block, output_block = block_of(
+        tl.program_id(0), num_rows, OUTPUTS, BLOCK_ROWS, BLOCK_OUTPUTS
+    )
     rows = (row_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
     outputs = (output_block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)).to(tl.int64)
     inner = tl.arange(0, BLOCK_INPUTS)

@@ -1,0 +1,113 @@
+"""What a GPU runs before its first plan, so that no request waits for a compiler or a capture.
+
+Triton compiles a kernel when it is first launched with arguments of a kind, and graphs are captured
+one by one: together that takes longer than any step may. Owns which batches and graph sizes traffic
+can ask for; kernels do not tell batches apart by anything that these do not vary.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kernels.gpu.attention.paged_decode import most_splits
+from kernels.gpu.batch_invariant.split import SPLIT_ROWS
+from kernels.gpu.batch_invariant.tiles import FEW_ROWS
+from worker.lora.adapter_bank import SlotRows
+from worker.models.forward_batch import InputBatch
+from worker.pools import PageCounts
+from worker.runners.gpu_batch import BatchSize
+
+# Rows of a graph; larger batches run by themselves.
+CAPTURE_SIZES = (1, 2, 4, *range(8, 33, 8), *range(48, 129, 16), *range(160, 257, 32))
+# Positions of the contexts of a graph: up to 4096 they have as many splits.
+_FIRST_CONTEXT, _CONTEXT_GROWTH = 4096, 4
+# Stacked lora_ranks of a graph: three modules of 16 that are fused have 48.
+CAPTURE_RANKS = (0, 64, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLadder:
+    """The sizes that graphs have on a rank."""
+
+    page_size: int
+    max_model_len: int  # positions that a sequence may have
+    has_adapters: bool  # whether there are slots for any
+    rows: tuple[int, ...] = CAPTURE_SIZES
+    lora_ranks: tuple[int, ...] = CAPTURE_RANKS
+
+    def all_sizes(self) -> Iterator[BatchSize]:
+        """Yield every size, the largest batches first: the others fit in the memory of those."""
+        for num_rows in reversed(self.rows):
+            for context in self._contexts():
+                for lora_rank in self.lora_ranks if self.has_adapters else self.lora_ranks[:1]:
+                    yield self._size(num_rows, context, lora_rank)
+
+    def size_for(self, exact: BatchSize, longest: int) -> BatchSize | None:
+        """Return the smallest size that takes a batch of decodes, None if none does.
+
+        Args:
+            exact: the size of the batch by itself.
+            longest: positions of its longest context.
+        """
+        rows = next((size for size in self.rows if size >= exact.rows), None)
+        lora_rank = next((size for size in self.lora_ranks if size >= exact.max_lora_rank), None)
+        if rows is None or lora_rank is None:
+            return None
+        context = next(size for size in self._contexts() if size >= longest)
+        return self._size(rows, context, lora_rank)
+
+    def _contexts(self) -> Sequence[int]:
+        contexts = [_FIRST_CONTEXT]
+        while contexts[-1] < self.max_model_len:
+            contexts.append(contexts[-1] * _CONTEXT_GROWTH)
+        return contexts
+
+    def _size(self, num_rows: int, context: int, lora_rank: int) -> BatchSize:
+        positions = min(context, self.max_model_len)
+        return BatchSize(
+            rows=num_rows,
+            samples=num_rows,
+            decodes=num_rows,
+            prefills=0,
+            blocks=0,
+            tiles=num_rows if lora_rank else 0,  # each row may be of another slot
+            pages=-(-positions // self.page_size),
+            max_splits=most_splits(positions),
+            max_lora_rank=lora_rank,
+        )
+
+
+def warm_up_batches(
+    pages: PageCounts, page_size: int, max_model_len: int, *, has_adapters: bool
+) -> Iterator[InputBatch]:
+    """Yield batches that between them launch every kernel in every way.
+
+    A prompt for each way that a product goes by the number of rows, and a decode whose context is
+    cut into splits; where there are slots for adapters each has rows of the base model and others.
+
+    Args:
+        pages: that there are; at least one of each pool that layers have.
+        page_size: positions of a page.
+        max_model_len: positions that a sequence may have.
+        has_adapters: whether there are slots for any.
+    """
+    most = min(max_model_len, page_size * max(pages.full, pages.window))
+    for num_rows in sorted({min(n, most) for n in (2, SPLIT_ROWS + 1, FEW_ROWS + 2)}):
+        yield _one_sequence(num_rows, num_rows, page_size, has_adapters)
+    yield _one_sequence(1, most, page_size, has_adapters)
+
+
+def _one_sequence(num_rows: int, length: int, page_size: int, has_adapters: bool) -> InputBatch:
+    """Return the last rows of a sequence, all but the first in slot 0 if there is one."""
+    table = list(range(-(-length // page_size)))
+    first = min(1, num_rows - 1)
+    return InputBatch(
+        token_ids=[0] * num_rows,
+        query_starts=[0, num_rows],
+        context_lens=[length],
+        page_tables=[table],
+        decodes=[num_rows == 1],
+        runs=(SlotRows(0, first, num_rows),) if has_adapters else (),
+        sample_rows=[num_rows - 1],
+        window_tables=[[0] * len(table)],
+        state_pages=[0],
+    )
