@@ -69,7 +69,7 @@ test-interpreted: $(BIN)/.installed-dev
 	TRITON_INTERPRET=1 $(PYTEST) $(QUICK) tests/kernels/gpu/interpreted tests/worker/interpreted $(ARGS)
 
 test-compiled: $(BIN)/.installed-dev
-	$(PYTEST) $(QUICK) tests/kernels/gpu/compiled $(ARGS)
+	$(PYTEST) $(QUICK) tests/kernels/gpu/compiled tests/worker/compiled $(ARGS)
 
 # The C library's tests with its code instrumented: what it does outside of memory, what is undefined
 # and which threads race. ARGS='--full' is all of them, ARGS='--only thread' one sanitizer.
@@ -88,7 +88,7 @@ test-random: $(BIN)/.installed-dev $(DEMO)/config.json
 test-grids: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(PYTEST) -m 'not gpu' tests/kernels tests/worker $(ARGS)
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels/gpu/interpreted tests/worker/interpreted $(ARGS)
-	$(PYTEST) tests/kernels/gpu/compiled $(ARGS)
+	$(PYTEST) tests/kernels/gpu/compiled tests/worker/compiled $(ARGS)
 
 # Every family of models with every number of ranks and both types.
 test-models: $(BIN)/.installed-dev

@@ -1,0 +1,83 @@
+"""Which graphs a rank has: every batch of decodes that may have one finds the smallest."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from kernels.gpu.attention.paged_decode import most_splits
+from worker.pools import PageCounts
+from worker.runners.gpu_batch import BatchSize
+from worker.runners.warm_up import (
+    CAPTURE_RANKS,
+    CAPTURE_SIZES,
+    GraphLadder,
+    warm_up_batches,
+)
+
+
+def decodes(num_rows: int, longest: int, lora_rank: int, page_size: int) -> BatchSize:
+    return BatchSize(
+        rows=num_rows,
+        samples=num_rows,
+        decodes=num_rows,
+        prefills=0,
+        blocks=0,
+        tiles=num_rows if lora_rank else 0,
+        pages=-(-longest // page_size),
+        max_splits=most_splits(longest),
+        max_lora_rank=lora_rank,
+    )
+
+
+def fields(size: BatchSize) -> Iterator[int]:
+    return (getattr(size, name) for name in BatchSize.__slots__)
+
+
+@given(
+    st.integers(1, CAPTURE_SIZES[-1]),
+    st.integers(1, 200_000),
+    st.integers(0, 200_000),
+    st.integers(0, CAPTURE_RANKS[-1]),
+    st.sampled_from((16, 64, 128)),
+)
+def test_a_batch_fits_a_graph_that_was_captured(
+    num_rows: int, longest: int, more: int, lora_rank: int, page_size: int
+) -> None:
+    ladder = GraphLadder(page_size, longest + more, has_adapters=True)
+    exact = decodes(num_rows, longest, lora_rank, page_size)
+    size = ladder.size_for(exact, longest)
+    assert size in set(ladder.all_sizes())
+    assert size is not None and all(
+        a <= b for a, b in zip(fields(exact), fields(size), strict=True)
+    )
+    assert (size.max_lora_rank == 0) == (lora_rank == 0)
+
+
+def test_batches_and_adapters_that_are_too_large_have_no_graph() -> None:
+    ladder = GraphLadder(16, 4096, has_adapters=True)
+    exact = decodes(CAPTURE_SIZES[-1], 100, CAPTURE_RANKS[-1], 16)
+    assert ladder.size_for(exact, 100) is not None
+    assert ladder.size_for(replace(exact, rows=CAPTURE_SIZES[-1] + 1), 100) is None
+    assert ladder.size_for(replace(exact, max_lora_rank=CAPTURE_RANKS[-1] + 1), 100) is None
+
+
+def test_a_rank_without_slots_has_no_graphs_of_adapters() -> None:
+    few = list(GraphLadder(16, 4096, has_adapters=False).all_sizes())
+    assert len(few) == len(CAPTURE_SIZES) and not any(size.max_lora_rank for size in few)
+    assert few[0].rows == CAPTURE_SIZES[-1], "the largest first: all others fit in its memory"
+
+
+@pytest.mark.parametrize(("num_pages", "max_model_len"), [(1, 4096), (2, 20), (40, 4096), (40, 7)])
+def test_batches_fit_the_pages_that_there_are(num_pages: int, max_model_len: int) -> None:
+    batches = list(warm_up_batches(PageCounts(num_pages), 16, max_model_len, has_adapters=True))
+    most = min(16 * num_pages, max_model_len)
+    assert any(batch.decodes == [True] for batch in batches)
+    for batch in batches:
+        (length,), (table,) = batch.context_lens, batch.page_tables
+        assert len(batch.token_ids) <= length <= most
+        assert len(table) * 16 >= length and max(table) < num_pages
