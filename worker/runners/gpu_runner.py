@@ -66,11 +66,9 @@ class GpuRunner:
         self._cache = cache
         self._bank = bank
         self._device = device
-        self._max_model_len = max_model_len
         self._capture = capture
-        self._has_adapters = bank.num_slots > 0
         self._ladder = ladder or GraphLadder(
-            cache.page_size, max_model_len, has_adapters=self._has_adapters
+            cache.page_size, max_model_len, has_adapters=bank.num_slots > 0
         )
         self._pins_memory = pins_memory
         self._block_rows = block_rows(model.group_size, model.head_dim)
@@ -100,7 +98,9 @@ class GpuRunner:
         with torch.inference_mode():
             self._cache.warm_up()
             for rows in self._warm_up_batches():
-                for lora_rank in CAPTURE_RANKS[:2] if self._has_adapters else CAPTURE_RANKS[:1]:
+                for lora_rank in (
+                    CAPTURE_RANKS[:2] if self._ladder.has_adapters else CAPTURE_RANKS[:1]
+                ):
                     output = self._run_once(rows, lora_rank)
             sizes = list(self._ladder.all_sizes()) if self._capture is not None else []
             for number, size in enumerate(sizes, 1):
@@ -112,9 +112,12 @@ class GpuRunner:
         return output
 
     def _warm_up_batches(self) -> Iterator[InputBatch]:
-        page_size = self._cache.page_size
+        ladder = self._ladder
         return warm_up_batches(
-            self._cache.num_pages, page_size, self._max_model_len, has_adapters=self._has_adapters
+            self._cache.num_pages,
+            ladder.page_size,
+            ladder.max_model_len,
+            has_adapters=ladder.has_adapters,
         )
 
     def _run_once(self, rows: InputBatch, lora_rank: int) -> ModelOutput:
@@ -173,7 +176,7 @@ class CudaCapture:
         torch.cuda.current_stream().wait_stream(side)
         output = None if result is None else self._output(result)
         graph = torch.cuda.CUDAGraph()
-        # Of this thread alone: adapters are loaded by others meanwhile, and NCCL has its own.
+        # Of this thread alone: NCCL has threads of its own.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = work()
             if logits is not None and output is not None:

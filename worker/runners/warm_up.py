@@ -2,7 +2,8 @@
 
 Triton compiles a kernel when it is first launched with arguments of a kind, and graphs are captured
 one by one: together that takes longer than any step may. Owns which batches and graph sizes traffic
-can ask for; kernels do not tell batches apart by anything that these do not vary.
+can ask for. Left out is one kernel of models with experts: products of prompts so long that experts
+have over FEW_ROWS rows each on average.
 """
 
 from collections.abc import Iterator, Sequence
@@ -91,23 +92,28 @@ def warm_up_batches(
         has_adapters: whether there are slots for any.
     """
     most = min(max_model_len, page_size * max(pages.full, pages.window))
-    for num_rows in sorted({min(n, most) for n in (2, SPLIT_ROWS + 1, FEW_ROWS + 2)}):
-        yield _one_sequence(num_rows, num_rows, page_size, has_adapters)
-    yield _one_sequence(1, most, page_size, has_adapters)
+    for num_rows in (2, SPLIT_ROWS + 1, FEW_ROWS + 2):
+        counts = [most] * (num_rows // most) + [num_rows % most] * (num_rows % most > 0)
+        if pages.state:  # each sequence has one of its own
+            counts = counts[: pages.state]
+        yield _batch(counts, counts, page_size, has_adapters)
+    yield _batch([1], [most], page_size, has_adapters)
 
 
-def _one_sequence(num_rows: int, length: int, page_size: int, has_adapters: bool) -> InputBatch:
-    """Return the last rows of a sequence, all but the first in slot 0 if there is one."""
-    table = list(range(-(-length // page_size)))
-    first = min(1, num_rows - 1)
+def _batch(
+    counts: Sequence[int], lengths: Sequence[int], page_size: int, has_adapters: bool
+) -> InputBatch:
+    """Return the last rows of sequences, in the same pages, all but the first in slot 0, if any."""
+    starts = [sum(counts[:i]) for i in range(len(counts) + 1)]
+    tables = [list(range(-(-length // page_size))) for length in lengths]
     return InputBatch(
-        token_ids=[0] * num_rows,
-        query_starts=[0, num_rows],
-        context_lens=[length],
-        page_tables=[table],
-        decodes=[num_rows == 1],
-        runs=(SlotRows(0, first, num_rows),) if has_adapters else (),
-        sample_rows=[num_rows - 1],
-        window_tables=[[0] * len(table)],
-        state_pages=[0],
+        token_ids=[0] * starts[-1],
+        query_starts=starts,
+        context_lens=list(lengths),
+        page_tables=tables,
+        decodes=[length > count for count, length in zip(counts, lengths, strict=True)],
+        runs=(SlotRows(0, min(1, starts[-1] - 1), starts[-1]),) if has_adapters else (),
+        sample_rows=[starts[-1] - 1],
+        window_tables=[[0] * len(table) for table in tables],
+        state_pages=range(len(counts)),
     )

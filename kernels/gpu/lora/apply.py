@@ -20,9 +20,7 @@ from kernels.gpu.constants import LAUNCH_OPTIONS
 from kernels.gpu.lora.shrink_expand import expand_blocks, shrink_tile
 
 TILE_ROWS = 16  # the least that tensor cores multiply, and so the least waste for one row
-NUM_SHARES = (
-    512  # of `lora_expand`: four for each SM of a Hopper or Blackwell; no bit depends on it
-)
+NUM_SHARES = 512  # of `lora_expand`: four for an SM of a Hopper; no bit depends on it
 
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _BLOCK_RANKS = 16  # small lora_ranks read nothing for others, large ones spread over more programs

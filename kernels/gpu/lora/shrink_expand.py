@@ -106,7 +106,7 @@ def sum_planes(
 ):
     """Return u [rows, ranks], the parts of K added in order.
 
-    Up to AT_ONCE are loaded at once; more would not fit the registers beside a loop over ranks.
+    Up to AT_ONCE are loaded at once, of more four: all would not fit the registers.
     """
     u = load_tile(u_ptrs, is_row, is_rank)
     if NUM_PARTS <= AT_ONCE:

@@ -76,8 +76,15 @@ def test_a_rank_without_slots_has_no_graphs_of_adapters() -> None:
 def test_batches_fit_the_pages_that_there_are(num_pages: int, max_model_len: int) -> None:
     batches = list(warm_up_batches(PageCounts(num_pages), 16, max_model_len, has_adapters=True))
     most = min(16 * num_pages, max_model_len)
-    assert any(batch.decodes == [True] for batch in batches)
+    assert batches[-1].context_lens == [most]
+    assert len({len(batch.token_ids) for batch in batches}) == 4, "every way, short as prompts are"
     for batch in batches:
-        (length,), (table,) = batch.context_lens, batch.page_tables
-        assert len(batch.token_ids) <= length <= most
-        assert len(table) * 16 >= length and max(table) < num_pages
+        assert max(batch.context_lens) <= most
+        assert batch.query_starts[-1] == len(batch.token_ids) <= max(batch.query_starts)
+        for length, table in zip(batch.context_lens, batch.page_tables, strict=True):
+            assert len(table) * 16 >= length and max(table) < num_pages
+
+
+def test_sequences_of_a_batch_have_states_of_their_own() -> None:
+    batches = list(warm_up_batches(PageCounts(40, state=3), 16, 7, has_adapters=False))
+    assert all(max(batch.state_pages) < 3 for batch in batches)
