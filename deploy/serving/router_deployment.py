@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Seconds that a router's event loop may stand still. HAProxy makes calls that it has not begun to
 # answer again at another one, which is to serve them within two seconds; where there is none,
 # whoever reads a stream is better served by a router that comes back.
-HANG_TIMEOUT = 1.7
+HANG_TIMEOUT = 1.2
 HANG_TIMEOUT_ALONE = 4.5
 
 
