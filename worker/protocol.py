@@ -215,6 +215,7 @@ class RankConfig:
     kv_host_memory_bytes: int = 0  # for pages that the device has no room for; 0: none
     num_slots: int
     max_model_len: int  # positions that one sequence may have
+    max_num_batched_tokens: int = 2048  # rows that one step may have
     quantization: Literal["int8", "int4"] | None = None  # of linears as they are loaded; None: none
     kv_cache_dtype: KVCacheDtype = "auto"  # of K and V in their pages; auto: `dtype`
     # On a GPU too, a row's bits do not depend on its batch; in int8, its linears' not on tp.

@@ -102,6 +102,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         kv_host_memory_bytes=config.kv_host_memory,
         num_slots=config.max_loras,
         max_model_len=checked.max_model_len,
+        max_num_batched_tokens=config.token_budget(checked.device),
         num_threads=checked.threads,
     )
     engine = EngineConfig(

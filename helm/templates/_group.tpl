@@ -12,7 +12,7 @@ spec:
       {{- include "topwork.container" . | nindent 6 }}
       env:
         {{- include "topwork.rayEnvironment" .root | nindent 8 }}
-        {{- include "topwork.environment" .root | trim | nindent 8 }}
+        {{- include "topwork.environment" . | trim | nindent 8 }}
       ports:
         - {name: serve, containerPort: {{ .root.Values.service.port }}}
         - {name: agent, containerPort: 52365}

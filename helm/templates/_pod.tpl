@@ -70,7 +70,13 @@
 {{- include "topwork.tlsEnvironment" . }}
 {{- end }}
 
+{{/* Environment of the container: dict "root" $ "flavour" "cuda". */}}
 {{- define "topwork.environment" -}}
+{{- if include "topwork.keepsKernels" . }}
+- name: TRITON_CACHE_DIR
+  value: /var/cache/topwork/kernels
+{{- end }}
+{{- with .root }}
 # A container may run as a user without a name.
 - name: HOME
   value: /home/topwork
@@ -92,6 +98,7 @@
 {{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -195,5 +202,5 @@ lifecycle:
       {{- end }}
 {{- /* Last, so that whoever includes this may add one. */}}
 volumeMounts:
-  {{- include "topwork.mounts" .root | trim | nindent 2 }}
+  {{- include "topwork.mounts" . | trim | nindent 2 }}
 {{- end }}

@@ -17,6 +17,13 @@
 {{- end }}
 {{- include "topwork.validateSource" (dict "name" "model" "values" .Values.model) }}
 {{- include "topwork.validateSource" (dict "name" "adapters" "values" .Values.adapters) }}
+{{- $kernels := .Values.kernelCache }}
+{{- if and (eq $kernels.source "hostPath") (not $kernels.hostPath) }}
+{{- fail "kernelCache.hostPath: kernelCache.source is hostPath, so say which directory" }}
+{{- end }}
+{{- if and (ne $kernels.source "none") (ne $topwork.device "cuda") }}
+{{- fail (printf "kernelCache.source: kernels are compiled on GPUs, and topwork.device is %s: leave it none" $topwork.device) }}
+{{- end }}
 {{- if and (eq .Values.model.source "hub") (not .Values.model.hubId) }}
 {{- fail "model.hubId: model.source is hub, so say which model" }}
 {{- end }}

@@ -47,6 +47,9 @@
         path: rules.yaml
 {{- end }}
 {{- end }}
+{{- if include "topwork.keepsKernels" . }}
+{{- include "topwork.kernelCacheVolume" .root }}
+{{- end }}
 {{- include "topwork.tlsVolumes" .root }}
 - name: probe
   configMap:
@@ -65,7 +68,31 @@
 {{- end }}
 {{- end }}
 
+{{/* Of pods on GPUs: what Triton compiles, if it is to outlive them; else it is in their home. */}}
+{{- define "topwork.keepsKernels" -}}
+{{- if and (eq .flavour "cuda") (ne .root.Values.kernelCache.source "none") }}yes{{ end }}
+{{- end }}
+
+{{- define "topwork.kernelCacheVolume" }}
+{{- $values := .Values.kernelCache }}
+- name: kernel-cache
+{{- if eq $values.source "pvc" }}
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-kernel-cache" (include "topwork.fullname" .)) $values.pvc.existingClaim | quote }}
+{{- else }}
+  hostPath:
+    path: {{ $values.hostPath | quote }}
+    type: Directory
+{{- end }}
+{{- end }}
+
+{{/* Mounts of the container: dict "root" $ "flavour" "cuda". */}}
 {{- define "topwork.mounts" -}}
+{{- if include "topwork.keepsKernels" . }}
+- name: kernel-cache
+  mountPath: /var/cache/topwork/kernels
+{{- end }}
+{{- with .root }}
 {{- if ne .Values.model.source "hub" }}
 - name: model
   mountPath: {{ .Values.model.mountPath | quote }}
@@ -98,6 +125,7 @@
   mountPath: /dev/shm
 {{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}
+{{- end }}
 {{- end }}
 {{- end }}
 

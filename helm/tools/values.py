@@ -21,6 +21,7 @@ from helm.tools.values_parts import (
     ConfigMapKey,
     GroupValues,
     ImageValues,
+    KernelCacheValues,
     Object,
     Part,
     ProbeValues,
@@ -135,6 +136,9 @@ class Values(Part):
     ] = ConfigMapKey()
     model: Annotated[ModelValues, Field(description="The base model.")] = ModelValues()
     adapters: Annotated[AdapterValues, Field(description="The adapters.")] = AdapterValues()
+    kernelCache: Annotated[
+        KernelCacheValues, Field(description="What GPU kernels are compiled to.")
+    ] = KernelCacheValues()
     service: Annotated[ServiceValues, Field(description="The service.")] = ServiceValues()
     head: Annotated[GroupValues, Field(description="The head: no model, no requests.")] = (
         GroupValues(resources=_resources("1", "4Gi"), disruptionBudget=False)

@@ -117,6 +117,25 @@ class SourceValues(Part):
     image: Annotated[ImageVolumeValues, Field(description="An image volume.")] = ImageVolumeValues()
 
 
+class KernelCacheValues(Part):
+    """Where pods on GPUs keep the kernels that they compile; only the block of `source` is read."""
+
+    source: Annotated[
+        Literal["none", "pvc", "hostPath"],
+        Field(description="What new pods find them on; none: each compiles, some 20 seconds."),
+    ] = "none"
+    pvc: Annotated[PvcValues, Field(description="A persistent volume claim.")] = PvcValues(
+        size="5Gi", keep=False
+    )
+    hostPath: Annotated[
+        str,
+        Field(
+            description="Directory of every node that the pods' user may write; Pod Security "
+            "`restricted` forbids it."
+        ),
+    ] = ""
+
+
 class ProbeValues(Part):
     """How patient the probes are, in seconds."""
 

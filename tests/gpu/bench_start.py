@@ -54,6 +54,7 @@ class _Bench:
             llama.bank,
             place.device,
             max_model_len=length,
+            max_num_batched_tokens=length,
             capture=self._count,
             pins_memory=not place.is_dry,
         )

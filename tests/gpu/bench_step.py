@@ -262,6 +262,7 @@ class _Bench:
                 llama.bank,
                 place.device,
                 max_model_len=length,
+                max_num_batched_tokens=length,
                 capture=self._clock.capture if with_graphs else None,
                 pins_memory=not place.is_dry,
                 ladder=GraphLadder(llama.page, length, has_adapters=True, rows=(1, self._rows(64))),

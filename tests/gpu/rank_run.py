@@ -71,6 +71,7 @@ def make_runner(
         bank,
         device,
         max_model_len=_MAX_POSITIONS,
+        max_num_batched_tokens=_MAX_POSITIONS,
         capture=make_capture(place) if with_graphs else None,
         pins_memory=not place.is_dry,
         ladder=GraphLadder(script.page, _MAX_POSITIONS, has_adapters=True, rows=_GRAPH_ROWS),

@@ -23,6 +23,7 @@ from tests.helm.charts import (
 )
 
 EVERY_SET = pytest.mark.parametrize("name", VALUES)
+KERNELS = "/var/cache/topwork/kernels"
 # Pod Security "restricted" takes these volumes; images are volumes of their own since 1.31.
 RESTRICTED_VOLUMES = {
     "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim",
@@ -68,9 +69,37 @@ def test_a_server_may_write_where_ray_and_its_home_are(name: str) -> None:
         for path in ("/tmp", "/dev/shm", environment["HOME"]):
             assert path is not None and where[path] in empty
         read_only = {one["mountPath"] for one in server["volumeMounts"] if one.get("readOnly")}
-        assert {path for path in where if path not in read_only} - {"/scratch"} == {
+        assert {path for path in where if path not in read_only} - {"/scratch", KERNELS} == {
             "/tmp", "/dev/shm", environment["HOME"],
         }  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["rayservice", "deployment"])
+@pytest.mark.parametrize("source", ["none", "pvc", "hostPath"])
+def test_pods_with_gpus_and_no_others_share_what_kernels_were_compiled_to(
+    source: str, mode: str
+) -> None:
+    values = values_of("gpu-one-host") | {"mode": mode}
+    values["kernelCache"] = {"source": source, "hostPath": "/srv/kernels"}
+    objects = render(values)
+    claims = {one["metadata"]["name"] for one in of_kind(objects, "PersistentVolumeClaim")}
+    assert ("demo-topwork-kernel-cache" in claims) == (source == "pvc")
+    for component, template in pod_templates(objects).items():
+        if component == "test":
+            continue
+        (server,) = template["spec"]["containers"]
+        volumes = {one["name"]: one for one in template["spec"]["volumes"]}
+        where = {one["mountPath"]: one for one in server["volumeMounts"]}
+        environment = {one["name"]: one.get("value") for one in server["env"]}
+        if source == "none" or component not in ("scheduler", "server"):
+            assert KERNELS not in where and "TRITON_CACHE_DIR" not in environment
+            continue
+        assert environment["TRITON_CACHE_DIR"] == KERNELS
+        assert where[KERNELS] == {"name": "kernel-cache", "mountPath": KERNELS}
+        assert set(volumes["kernel-cache"]) == {
+            "name",
+            "persistentVolumeClaim" if source == "pvc" else "hostPath",
+        }
 
 
 def test_the_autoscaler_beside_the_head_is_restricted_as_well() -> None:

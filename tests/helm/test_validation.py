@@ -23,6 +23,11 @@ MISTAKES: list[tuple[Object, list[str]]] = [
     ({"model": {"hubId": "org/name"}}, ["model.hubId", "source is pvc"]),
     ({"model": {"source": "hostPath"}}, ["model.hostPath"]),
     ({"model": {"source": "objectStore"}}, ["model.objectStore.source", "REMOTE:BUCKET/PATH"]),
+    ({"kernelCache": {"source": "pvc"}}, ["kernelCache.source", "topwork.device is cpu"]),
+    (
+        {"kernelCache": {"source": "hostPath"}, "topwork": {"device": "cuda"}},
+        ["kernelCache.hostPath"],
+    ),
     ({"adapters": {"source": "image"}}, ["adapters.image.reference"]),
     ({"adapters": {"watch": True}}, ["adapters.watch", "none"]),
     ({"adapters": {"served": {"pirate": "p"}}}, ["adapters.served", "pirate", "whole path"]),

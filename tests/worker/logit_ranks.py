@@ -112,7 +112,14 @@ class LogitRank:
             ]
             rows = replace(rows, sample_rows=sample_rows)
             runner = model_runner_for(
-                CPU, self.kernels, self.group, self.model, cache, self.bank, 256
+                CPU,
+                self.kernels,
+                self.group,
+                self.model,
+                cache,
+                self.bank,
+                max_model_len=256,
+                max_num_batched_tokens=2048,
             )
             found = runner.run(rows).logits
             assert found is not None, "every prompt samples"

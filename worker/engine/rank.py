@@ -108,7 +108,8 @@ class Rank:
             self._model,
             self._cache,
             self._bank,
-            config.max_model_len,
+            max_model_len=config.max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
         )
         self._pooler = PromptPooler(config.page_size, self._kernels)
         self._scorer = PromptScorer(self._model, self._bank, self._kernels)

@@ -23,7 +23,7 @@ from worker.lora.adapter_bank import AdaptedRows
 from worker.lora.adapter_weights import AdapterHead
 from worker.mixers.build import build_mixer
 from worker.mixers.mixer import Mixer
-from worker.model_config import ModelConfig
+from worker.model_config import ExpertsConfig, ModelConfig
 from worker.models.decoder_layer import DecoderLayer, LayerContext, LayerShape
 from worker.models.embedding import embed, head_logits
 from worker.models.experts import SparseMlp
@@ -57,6 +57,7 @@ class Model:
         self._embedding_scale = multiplier / unit
         self._eps = config.rms_norm_eps / unit**2
         self._logits_scaling = config.logits_scaling
+        self._experts = config.experts
         device = weights.embedding.device
         cos, sin = rope_tables(config.rope, config.head_dim, max_positions)
         scale, dim = config.attention_scale, config.head_dim
@@ -126,6 +127,11 @@ class Model:
     def group_size(self) -> int:
         """Query heads of this rank that share a KV head."""
         return self._shape.num_heads // self._shape.num_kv_heads
+
+    @property
+    def experts(self) -> ExpertsConfig | None:
+        """The experts of its sparse layers; None: it has none."""
+        return self._experts
 
     @property
     def score_head(self) -> Tensor | None:

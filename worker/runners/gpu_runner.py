@@ -20,7 +20,13 @@ from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch
 from worker.runners.gpu_batch import BatchSize, GpuBatch, cut_rows, exact_size
 from worker.runners.model_output import ModelOutput
-from worker.runners.warm_up import CAPTURE_RANKS, CAPTURE_SIZES, GraphLadder, warm_up_batches
+from worker.runners.warm_up import (
+    CAPTURE_RANKS,
+    CAPTURE_SIZES,
+    GraphLadder,
+    product_rows,
+    warm_up_batches,
+)
 
 Work = Callable[[], Tensor | None]
 Capture = Callable[[Work], Work]  # returns what does the same again, into the same tensor
@@ -46,6 +52,7 @@ class GpuRunner:
         device: torch.device,
         *,
         max_model_len: int,
+        max_num_batched_tokens: int,
         capture: Capture | None,
         pins_memory: bool = True,
         ladder: GraphLadder | None = None,
@@ -58,6 +65,7 @@ class GpuRunner:
             bank: the adapters, with a pointer table.
             device: of all these.
             max_model_len: positions that a sequence may have.
+            max_num_batched_tokens: rows that a step may have.
             capture: makes a graph of some work; None: no graphs.
             pins_memory: False only where there is no GPU.
             ladder: the sizes of graphs; None: those that traffic can ask for.
@@ -67,6 +75,7 @@ class GpuRunner:
         self._bank = bank
         self._device = device
         self._capture = capture
+        self._prompts = product_rows(model.experts, max_num_batched_tokens)
         self._ladder = ladder or GraphLadder(
             cache.page_size, max_model_len, has_adapters=bank.num_slots > 0
         )
@@ -114,6 +123,7 @@ class GpuRunner:
     def _warm_up_batches(self) -> Iterator[InputBatch]:
         ladder = self._ladder
         return warm_up_batches(
+            self._prompts,
             self._cache.num_pages,
             ladder.page_size,
             ladder.max_model_len,

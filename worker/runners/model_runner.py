@@ -77,13 +77,34 @@ def model_runner_for(
     model: Model,
     cache: KVCache,
     bank: AdapterBank,
+    *,
     max_model_len: int,
+    max_num_batched_tokens: int,
 ) -> ModelRunner:
-    """Return the model runner for a device, on which all the arguments are."""
+    """Return the model runner for a device, on which all the arguments are.
+
+    Args:
+        device: a CPU or a GPU.
+        kernels: for it.
+        group: all ranks of the model.
+        model: this rank's.
+        cache: the pages.
+        bank: the adapters.
+        max_model_len: positions that a sequence may have.
+        max_num_batched_tokens: rows that a step may have.
+    """
     if isinstance(kernels, NativeKernels):
         return NativeRunner(model, cache, bank, kernels, group)
     if device.type != "cuda":
         return TorchRunner(model, cache, bank)
     from worker.runners.gpu_runner import CudaCapture, GpuRunner  # with Triton
 
-    return GpuRunner(model, cache, bank, device, max_model_len=max_model_len, capture=CudaCapture())
+    return GpuRunner(
+        model,
+        cache,
+        bank,
+        device,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        capture=CudaCapture(),
+    )

@@ -2,8 +2,7 @@
 
 Triton compiles a kernel when it is first launched with arguments of a kind, and graphs are captured
 one by one: together that takes longer than any step may. Owns which batches and graph sizes traffic
-can ask for. Left out is one kernel of models with experts: products of prompts so long that experts
-have over FEW_ROWS rows each on average.
+can ask for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from kernels.gpu.attention.paged_decode import most_splits
 from kernels.gpu.batch_invariant.split import SPLIT_ROWS
 from kernels.gpu.batch_invariant.tiles import FEW_ROWS
 from worker.lora.adapter_bank import SlotRows
+from worker.model_config import ExpertsConfig
 from worker.models.forward_batch import InputBatch
 from worker.pools import PageCounts
 from worker.runners.gpu_batch import BatchSize
@@ -77,22 +77,43 @@ class GraphLadder:
         )
 
 
+def product_rows(experts: ExpertsConfig | None, max_num_batched_tokens: int) -> tuple[int, ...]:
+    """Return numbers of rows that between them have products computed in every way.
+
+    Args:
+        experts: of the model; None: it has none.
+        max_num_batched_tokens: rows that a step may have.
+    """
+    dense = (2, SPLIT_ROWS + 1, FEW_ROWS + 2)
+    if experts is None:
+        return dense
+    # So many that experts have over FEW_ROWS rows each on average.
+    many = -(-(FEW_ROWS + 1) * experts.num_experts // experts.top_k)
+    return (*dense, many) if many <= max_num_batched_tokens else dense
+
+
 def warm_up_batches(
-    pages: PageCounts, page_size: int, max_model_len: int, *, has_adapters: bool
+    prompts: Sequence[int],
+    pages: PageCounts,
+    page_size: int,
+    max_model_len: int,
+    *,
+    has_adapters: bool,
 ) -> Iterator[InputBatch]:
     """Yield batches that between them launch every kernel in every way.
 
-    A prompt for each way that a product goes by the number of rows, and a decode whose context is
-    cut into splits; where there are slots for adapters each has rows of the base model and others.
+    Prompts of so many rows together, and a decode whose context is cut into splits; where there are
+    slots for adapters each batch has rows of the base model and others.
 
     Args:
+        prompts: numbers of rows, as `product_rows` returns them.
         pages: that there are; at least one of each pool that layers have.
         page_size: positions of a page.
         max_model_len: positions that a sequence may have.
         has_adapters: whether there are slots for any.
     """
     most = min(max_model_len, page_size * max(pages.full, pages.window))
-    for num_rows in (2, SPLIT_ROWS + 1, FEW_ROWS + 2):
+    for num_rows in prompts:
         counts = [most] * (num_rows // most) + [num_rows % most] * (num_rows % most > 0)
         if pages.state:  # each sequence has one of its own
             counts = counts[: pages.state]

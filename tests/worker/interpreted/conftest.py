@@ -31,7 +31,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
         deterministic: bool = False,
         kind: type[Interpreted] = Interpreted,
     ) -> None:
-        def runner(device, kernels, group, model, cache, bank, max_model_len):  # type: ignore[no-untyped-def]
+        def runner(device, kernels, group, model, cache, bank, *, max_model_len, **options):  # type: ignore[no-untyped-def]
             ladder = GraphLadder(
                 cache.page_size, max_model_len, has_adapters=True, rows=(1, 4), lora_ranks=(0, 64)
             )
@@ -42,6 +42,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Graphs | None, bool], N
                 device,
                 max_model_len=max_model_len,
                 capture=graphs,
+                **options,
                 pins_memory=False,
                 ladder=ladder,
             )

@@ -10,14 +10,19 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from kernels.gpu.attention.paged_decode import most_splits
+from kernels.gpu.batch_invariant.tiles import FEW_ROWS
+from worker.model_config import ExpertsConfig
 from worker.pools import PageCounts
 from worker.runners.gpu_batch import BatchSize
 from worker.runners.warm_up import (
     CAPTURE_RANKS,
     CAPTURE_SIZES,
     GraphLadder,
+    product_rows,
     warm_up_batches,
 )
+
+ROWS = product_rows(None, 2048)
 
 
 def decodes(num_rows: int, longest: int, lora_rank: int, page_size: int) -> BatchSize:
@@ -74,7 +79,9 @@ def test_a_rank_without_slots_has_no_graphs_of_adapters() -> None:
 
 @pytest.mark.parametrize(("num_pages", "max_model_len"), [(1, 4096), (2, 20), (40, 4096), (40, 7)])
 def test_batches_fit_the_pages_that_there_are(num_pages: int, max_model_len: int) -> None:
-    batches = list(warm_up_batches(PageCounts(num_pages), 16, max_model_len, has_adapters=True))
+    batches = list(
+        warm_up_batches(ROWS, PageCounts(num_pages), 16, max_model_len, has_adapters=True)
+    )
     most = min(16 * num_pages, max_model_len)
     assert batches[-1].context_lens == [most]
     assert len({len(batch.token_ids) for batch in batches}) == 4, "every way, short as prompts are"
@@ -86,5 +93,12 @@ def test_batches_fit_the_pages_that_there_are(num_pages: int, max_model_len: int
 
 
 def test_sequences_of_a_batch_have_states_of_their_own() -> None:
-    batches = list(warm_up_batches(PageCounts(40, state=3), 16, 7, has_adapters=False))
+    batches = list(warm_up_batches(ROWS, PageCounts(40, state=3), 16, 7, has_adapters=False))
     assert all(max(batch.state_pages) < 3 for batch in batches)
+
+
+def test_prompts_of_many_rows_for_each_expert_come_where_a_step_may_have_them() -> None:
+    mixtral = ExpertsConfig(8, 2, 14336, renormalize=True, layers=(0,))
+    assert product_rows(mixtral, 1028) == (*ROWS, 1028)
+    assert product_rows(mixtral, 1027) == ROWS
+    assert 1028 * mixtral.top_k // mixtral.num_experts == FEW_ROWS + 1
