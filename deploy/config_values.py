@@ -43,6 +43,21 @@ ByteCountOrZero = Annotated[
 ]
 
 
+def parse_bytes_or_auto(value: object) -> object:
+    """Return None of "auto", else what `parse_bytes` does; raises as it does."""
+    return None if value == "auto" else parse_bytes(value)
+
+
+_BYTES_OR_AUTO = {"type": "string", "pattern": rf"{_BYTES_PATTERN}|^auto$"}
+ByteCountOrAuto = Annotated[
+    ByteCount | None,
+    BeforeValidator(parse_bytes_or_auto),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, _BYTES_OR_AUTO, {"type": "null"}]}
+    ),
+]
+
+
 def parse_object(value: object) -> object:
     """Return what JSON says, of a flag; a file has the object itself.
 

@@ -64,7 +64,7 @@ def check_model(config: ServeConfig) -> Checked:
     check_device(device, config.page_size, model.head_dim)
     check_quantization(config, device)
     check_kv_cache_dtype(config, device)
-    check_kv_memory(config, model)
+    check_kv_memory(config, model, device)
     return Checked(
         config=config,
         model_dir=model_dir,
@@ -76,11 +76,11 @@ def check_model(config: ServeConfig) -> Checked:
     )
 
 
-def longest_sequence(config: ServeConfig, model: ModelConfig) -> int:
-    """Return for how many tokens of one sequence the KV memory has pages."""
+def longest_sequence(config: ServeConfig, model: ModelConfig, num_bytes: int) -> int:
+    """Return for how many tokens of one sequence so many bytes of KV memory have pages."""
     kinds = _page_kinds(config, model)
     pages = largest_layer_page(config, model), largest_state_page(config, model)
-    counts = cut_budget(config.kv_cache_memory, kinds, *pages)
+    counts = cut_budget(num_bytes, kinds, *pages)
     if kinds.window and counts.window < kinds.window_pages_each:  # no window can move
         return min(counts.full, counts.window) * config.page_size
     return counts.full * config.page_size
@@ -90,8 +90,10 @@ def _page_kinds(config: ServeConfig, model: ModelConfig) -> PageKinds:
     return page_kinds(model, config.page_size, config.max_model_len or model.max_position)
 
 
-def check_kv_memory(config: ServeConfig, model: ModelConfig) -> None:
+def check_kv_memory(config: ServeConfig, model: ModelConfig, device: str) -> None:
     """Refuse KV memory without room for a page, or for the length that is asked for.
+
+    What a GPU has left is known when the ranks have loaded the model.
 
     Raises:
         ConfigError: with what a page takes.
@@ -102,16 +104,18 @@ def check_kv_memory(config: ServeConfig, model: ModelConfig) -> None:
     if kinds.state_layers:  # at least two of which there must be
         state = 2 * largest_state_page(config, model)
         is_page += f", and two pages of states {state}"
-    num_tokens = longest_sequence(config, model)
-    if num_tokens < 2:
-        raise ConfigError(f"kv_cache_memory: {config.kv_cache_memory} bytes are too few: {is_page}")
-    if config.max_model_len is not None and num_tokens < config.max_model_len:
-        longest = kinds.pages_each * len(kinds.full_layers)
-        longest += kinds.window_pages_each * len(kinds.window_layers)
-        raise ConfigError(
-            f"kv_cache_memory: {config.kv_cache_memory} bytes hold {num_tokens} tokens, less than "
-            f"max_model_len {config.max_model_len}, which takes {longest * layer + state}"
-        )
+    num_bytes = config.kv_memory_bytes(device)
+    if num_bytes is not None:
+        num_tokens = longest_sequence(config, model, num_bytes)
+        if num_tokens < 2:
+            raise ConfigError(f"kv_cache_memory: {num_bytes} bytes are too few: {is_page}")
+        if config.max_model_len is not None and num_tokens < config.max_model_len:
+            longest = kinds.pages_each * len(kinds.full_layers)
+            longest += kinds.window_pages_each * len(kinds.window_layers)
+            raise ConfigError(
+                f"kv_cache_memory: {num_bytes} bytes hold {num_tokens} tokens, less than "
+                f"max_model_len {config.max_model_len}, which takes {longest * layer + state}"
+            )
     if 0 < config.kv_host_memory < page + state:
         raise ConfigError(f"kv_host_memory: {config.kv_host_memory} bytes are too few: {is_page}")
 
@@ -147,7 +151,7 @@ def _scheduler_config(checked: Checked, digest: str) -> SchedulerConfig:
             max_model_len=checked.max_model_len,
             num_slots=config.max_loras,
             adapter_memory=config.adapter_memory,
-            max_running=config.max_num_seqs,
+            max_running=config.num_sequences(checked.device),
             max_waiting=config.max_waiting,
             token_budget=config.token_budget(checked.device),
             prefix_cache=config.prefix_cache,

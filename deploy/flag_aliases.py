@@ -57,7 +57,7 @@ def _no_switch(name: str, servers: str, why: str, use: str | None = None) -> Ali
     return Alias(name, servers, use, why, is_refused=True, takes_value=False)
 
 
-_SHARE = "a share of a device's memory says nothing of what fits: give bytes"
+_SHARE = "give the share of all that is in use, with what steps and graphs take"
 _COUNT = "adapters differ in size: give bytes"
 _TASK = "config.json says what a model does, and embeddings are served of any"
 _NO_SEED = "each request without a `seed` draws one: give `seed` in requests"
@@ -122,8 +122,7 @@ ALIASES = (
     _needless("--disable-log-stats", VLLM, "nothing is logged that /metrics tells"),
     _needless("--trust-remote-code", BOTH, "no code of a model is ever run, whatever is trusted"),
     # What cannot be had so.
-    _refused("--gpu-memory-utilization", VLLM, _SHARE, "kv_cache_memory"),
-    _refused("--mem-fraction-static", SGLANG, _SHARE, "kv_cache_memory"),
+    _refused("--mem-fraction-static", SGLANG, _SHARE, "gpu_memory_utilization"),
     _refused("--max-total-tokens", SGLANG, "give bytes", "kv_cache_memory"),
     _refused("--num-gpu-blocks-override", VLLM, "give bytes", "kv_cache_memory"),
     _refused("--kv-offloading-size", VLLM, "give bytes of each rank", "kv_host_memory"),
@@ -201,6 +200,7 @@ SAME: Mapping[str, str] = MappingProxyType(
         "port": BOTH,
         "max_model_len": VLLM,
         "max_num_seqs": VLLM,
+        "gpu_memory_utilization": VLLM,
         "max_num_batched_tokens": VLLM,
         "page_size": SGLANG,
         "max_loras": VLLM,

@@ -73,7 +73,10 @@ class LocalEngine:
         ]
         self._threads = ThreadPoolExecutor(rank.tp, thread_name_prefix="rank")
         infos = list(self._threads.map(Rank.load, self._ranks))
-        pages = _at_most(scheduler.pages, fewest(info.max_pages for info in infos))
+        max_pages = [info.max_pages for info in infos if info.max_pages is not None]
+        if len(max_pages) < len(infos):  # GPUs are asked once all have loaded
+            max_pages = list(self._threads.map(Rank.measure_pages, self._ranks))
+        pages = _at_most(scheduler.pages, fewest(max_pages))
         host_pages = _at_most(scheduler.host_pages, fewest(info.max_host_pages for info in infos))
         for one in self._ranks:
             one.allocate(pages, host_pages)

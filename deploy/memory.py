@@ -138,11 +138,13 @@ def rank_parts(
     )
     parts = [
         Part("weights", place, weights),
-        Part("KV cache", place, kv_bytes(config.kv_cache_memory)),
         Part("adapters in slots", place, config.adapter_memory, is_taken_at_start=False),
         Part("steps", place, step(config, model, part, item_bytes), is_taken_at_start=False),
         Part("rotary tables", place, _rotary_bytes(model, max_model_len)),
     ]
+    kv_memory = config.kv_memory_bytes(device)
+    if kv_memory is not None:  # else it is what all others leave
+        parts.insert(1, Part("KV cache", place, kv_bytes(kv_memory)))
     if config.kv_host_memory:
         parts.append(Part("KV in host memory", "host", kv_bytes(config.kv_host_memory)))
     if rank == 0:  # which draws
@@ -263,14 +265,18 @@ def _program_bytes(
         _grown(first, wanted)
         for first, wanted in zip(
             _FIRST,
-            (config.token_budget("cpu"), config.max_num_seqs, stacked * config.max_lora_rank),
+            (
+                config.token_budget("cpu"),
+                config.num_sequences("cpu"),
+                stacked * config.max_lora_rank,
+            ),
             strict=True,
         )
     )
     row = _row_bytes(model, part, item_bytes)
     sample = (3 * 4 + item_bytes) * model.hidden_size + 4 * len(part.vocab)
     programs = 2 * (rows * row + samples * sample) + rows * rank * 4
-    return programs + _beside_the_program(config, model, config.token_budget("cpu"), item_bytes)
+    return programs + _beside_the_program(config, model, "cpu", item_bytes)
 
 
 def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
@@ -316,12 +322,12 @@ def _exact_sums_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> i
 
 
 def _beside_the_program(
-    config: ServeConfig, model: ModelConfig, num_tokens: int, item_bytes: int
+    config: ServeConfig, model: ModelConfig, device: str, item_bytes: int
 ) -> int:
     """Return what a step allocates for itself: embeddings, the ranks' sums, logits to draw from."""
-    summed = num_tokens * model.hidden_size
+    summed = config.token_budget(device) * model.hidden_size
     sums = summed * (item_bytes + 4 * (config.tp if config.tp > 1 else 0))
-    return sums + 3 * 4 * config.max_num_seqs * model.vocab_size
+    return sums + 3 * 4 * config.num_sequences(device) * model.vocab_size
 
 
 def _torch_step_bytes(
@@ -330,8 +336,8 @@ def _torch_step_bytes(
     """Return what steps take on a GPU: the largest step by itself, and what graphs keep."""
     row = _row_bytes(model, part, item_bytes)
     graphs = _GRAPH_ROWS * (row + 4 * len(part.vocab) + 4 * model.vocab_size)
-    num_tokens = config.token_budget("cuda")
-    return num_tokens * row + graphs + _beside_the_program(config, model, num_tokens, item_bytes)
+    steps = config.token_budget("cuda") * row
+    return steps + graphs + _beside_the_program(config, model, "cuda", item_bytes)
 
 
 def _grown(capacity: int, wanted: int) -> int:

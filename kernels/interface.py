@@ -19,7 +19,7 @@ from kernels.experts import ExpertsWeight, RoutedRows, Routing
 from kernels.linear import LinearWeight
 from kernels.quantized import QuantizedLinears
 from kernels.recurrent.interface import RecurrentKernels, StateRows
-from kernels.sampling import RowSampling
+from kernels.sampling import RowDraws, RowSampling
 
 Numbers = Sequence[float] | npt.NDArray[Any]  # on the host, to be sent to a device
 AttentionRows = TypeVar("AttentionRows", contravariant=True)
@@ -315,8 +315,8 @@ class Kernels(
         """Copy the first positions of each source, and put zeros behind; no target is a source."""
         ...
 
-    def clear_pages(self, pool: Tensor, pages: Sequence[int]) -> None:
-        """Fill pages of a pool with zeros."""
+    def clear_pages(self, pool: Tensor, pages: Sequence[int] | Tensor) -> None:
+        """Fill pages of a pool with zeros; their numbers may be on the device already, in int32."""
         ...
 
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -330,7 +330,13 @@ class Kernels(
         """Set those of logits [V] float32 to -inf that `allowed` [V], on the host, is without."""
         ...
 
-    def sample_rows(self, logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
+    def send_draws(
+        self, rows: Sequence[int], draws: Sequence[RowSampling], device: torch.device
+    ) -> RowDraws:
+        """Return S draws, and the numbers of their rows in the step, on the device: in one copy."""
+        ...
+
+    def sample_rows(self, logits: Tensor, draws: RowDraws) -> Tensor:
         """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf.
 
         A row that holds NaN or +inf, or nothing but -inf, gets some token of the vocabulary.

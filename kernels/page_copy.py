@@ -35,7 +35,7 @@ def fork_pages(
         page[..., shared:, :] = 0
 
 
-def clear_pages(pool: Tensor, pages: Sequence[int]) -> None:
+def clear_pages(pool: Tensor, pages: Sequence[int] | Tensor) -> None:
     """Fill pages with zeros, one after the other: index_fill_ takes four times as long."""
     for page in pages:
         pool[:, :, page].zero_()

@@ -9,6 +9,7 @@ Shapes: S rows, V vocabulary.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +25,7 @@ _NUM_BINS = 128
 _MASS_MARGIN = 1e-4  # far above what the histogram's float32 exponentials can be off by
 
 
-@dataclass(frozen=True, slots=True)
-class RowSampling:
+class RowSampling(NamedTuple):
     """How the token of one row is sampled."""
 
     temperature: float
@@ -39,6 +39,15 @@ class RowSampling:
     def is_greedy(self) -> bool:
         """Whether the largest logit is taken, whatever the seed."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowDraws:
+    """How some rows of a step are sampled, as its kernels have it."""
+
+    rows: Tensor  # [S] int64 beside the logits: their numbers in the step
+    draws: Sequence[RowSampling]  # S
+    columns: tuple[Tensor, ...] = ()  # [S] each, of a GPU: the fields of the draws
 
 
 def sample_rows(

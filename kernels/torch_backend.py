@@ -39,7 +39,7 @@ from kernels.lora import LoraSegment, lora_apply
 from kernels.page_copy import clear_pages, fork_pages, restore_pages, save_pages
 from kernels.quantized import QuantizedLinears
 from kernels.recurrent.cpu_backend import CpuRecurrent
-from kernels.sampling import RowSampling, sample_rows, token_logprobs
+from kernels.sampling import RowDraws, RowSampling, sample_rows, token_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class CpuKernels(CpuRecurrent):
     ) -> None:
         fork_pages(pool, sources, targets, num_positions)
 
-    def clear_pages(self, pool: Tensor, pages: Sequence[int]) -> None:
+    def clear_pages(self, pool: Tensor, pages: Sequence[int] | Tensor) -> None:
         clear_pages(pool, pages)
 
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,8 +233,13 @@ class CpuKernels(CpuRecurrent):
     def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.bool_]) -> None:
         logits.masked_fill_(torch.tensor(allowed).logical_not_(), -torch.inf)
 
-    def sample_rows(self, logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
-        return sample_rows(logits, draws)
+    def send_draws(
+        self, rows: Sequence[int], draws: Sequence[RowSampling], device: torch.device
+    ) -> RowDraws:
+        return RowDraws(torch.tensor(rows, dtype=torch.int64), draws)
+
+    def sample_rows(self, logits: Tensor, draws: RowDraws) -> Tensor:
+        return sample_rows(logits, draws.draws)
 
     def token_logprobs(
         self, logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]

@@ -107,6 +107,11 @@ class WorkerActor:
         return replace(info, node_id=ray.get_runtime_context().get_node_id())
 
     @ray.method
+    def measure_pages(self) -> PageCounts:
+        """Return how many pages the GPU has left, in a step that all ranks run together."""
+        return self._ready_rank().measure_pages()
+
+    @ray.method
     def serve(self, pages: PageCounts, host_pages: PageCounts) -> tuple[str, int]:
         """Allocate the KV pages, warm up, start the step server and return its address."""
         rank = self._ready_rank()

@@ -211,11 +211,14 @@ class RankConfig:
     dtype: Literal["bfloat16", "float32"]
     device: str = "cpu"
     page_size: int = 64  # positions
-    kv_memory_bytes: int
+    kv_memory_bytes: int | None  # None: what a GPU has left
+    gpu_memory_utilization: float = 0.9  # share of a GPU's memory that may be in use then
+    adapter_memory_bytes: int = 0  # of that, for adapters in slots
     kv_host_memory_bytes: int = 0  # for pages that the device has no room for; 0: none
     num_slots: int
     max_model_len: int  # positions that one sequence may have
     max_num_batched_tokens: int = 2048  # rows that one step may have
+    max_num_seqs: int = 64  # sequences that run at the same time
     quantization: Literal["int8", "int4"] | None = None  # of linears as they are loaded; None: none
     kv_cache_dtype: KVCacheDtype = "auto"  # of K and V in their pages; auto: `dtype`
     # On a GPU too, a row's bits do not depend on its batch; in int8, its linears' not on tp.
@@ -229,7 +232,7 @@ class RankInfo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rank: int
     pid: int
     node_id: str  # "" without Ray
-    max_pages: PageCounts  # that fit this rank's memory budget together
+    max_pages: PageCounts | None  # that fit its memory budget together; None: not measured yet
     max_host_pages: PageCounts  # likewise in its budget of host memory; none: no host tier
     page_bytes: int  # of one of layers without a window
     weight_bytes: int

@@ -224,6 +224,7 @@ class Supervisor:
         self._lora_loader.restore_pins(self.scheduler)
         self._status.up()
         _log_ranks(executor)
+        self._warn_of_short_pages(executor)
         if self._giving_up is not None:
             self._giving_up.cancel()
             self._giving_up = None
@@ -272,6 +273,17 @@ class Supervisor:
         """End what waits for ranks that do not come back."""
         self._dispatcher.fail_all(error_info(self._status.unavailable()))
         self._lora_loader.answer_unloads()
+
+    def _warn_of_short_pages(self, executor: Executor) -> None:
+        """Say so if no sequence can be as long as configured: what GPUs have is known only now."""
+        config = self._config.scheduler
+        if executor.pages.full * config.page_size < config.max_model_len:
+            logger.warning(
+                "KV memory has room for %d tokens, and sequences may have %d: longer prompts are "
+                "refused, and answers end there",
+                executor.pages.full * config.page_size,
+                config.max_model_len,
+            )
 
     async def _end_ranks(self) -> None:
         self.scheduler = self._steps = None

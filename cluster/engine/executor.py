@@ -8,7 +8,7 @@ Processes are made and killed by a launcher: `deploy` and tests each have their 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -60,6 +60,7 @@ class RankHandle(Protocol):
 
     def rendezvous(self) -> Awaitable[tuple[str, int]]: ...
     def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]: ...
+    def measure_pages(self) -> Awaitable[PageCounts]: ...
     def serve(self, pages: PageCounts, host_pages: PageCounts) -> Awaitable[tuple[str, int]]: ...
     def load_adapter(
         self, slot: int, adapter: str, weights: tuple[float, ...], shards: tuple[Any, ...]
@@ -156,13 +157,20 @@ class Executor:
         store = await self._handles[0].rendezvous()
         self.infos = tuple(await asyncio.gather(*(h.load(store) for h in self._handles)))
         # All ranks must agree on the page numbers, so the smallest budget decides.
-        self.pages = fewest(info.max_pages for info in self.infos)
+        self.pages = fewest(await self._max_pages())
         self.host_pages = fewest(info.max_host_pages for info in self.infos)
         addresses = await asyncio.gather(
             *(handle.serve(self.pages, self.host_pages) for handle in self._handles)
         )
         for address in addresses:
             self._channels.append(await Channel.connect(address, self._launcher.secret))
+
+    async def _max_pages(self) -> Sequence[PageCounts]:
+        """Return the pages that each rank has memory for; GPUs are asked once all have loaded."""
+        known = [info.max_pages for info in self.infos if info.max_pages is not None]
+        if len(known) == len(self.infos):
+            return known
+        return await asyncio.gather(*(handle.measure_pages() for handle in self._handles))
 
     def send(self, frame: bytes, num_rows: int) -> None:
         """Send one plan, of so many rows, to every rank; `output` waits for what comes of it.

@@ -103,7 +103,10 @@ def _check_host(needs: Needs, machine: Machine) -> None:
 
 
 def _check_gpus(checked: Checked, needs: Needs, machine: Machine) -> None:
-    has, num_ranks = min(machine.gpu_memory), needs.replicas * checked.config.tp
+    config = checked.config
+    has, num_ranks = min(machine.gpu_memory), needs.replicas * config.tp
+    if config.kv_memory_bytes("cuda") is None:  # which is to find room as well
+        has = int(has * config.gpu_memory_utilization)
     if needs.on_device > has:
         rank = max(needs.ranks, key=lambda parts: total(parts, "device"))
         parts = [part for part in rank if part.place == "device"]

@@ -150,7 +150,10 @@ def _widened(checked: Checked) -> list[str]:
 
 
 def _short_kv_memory(checked: Checked) -> list[str]:
-    num_tokens = longest_sequence(checked.config, checked.model)
+    num_bytes = checked.config.kv_memory_bytes(checked.device)
+    if num_bytes is None:  # the scheduler's log tells, when the ranks know
+        return []
+    num_tokens = longest_sequence(checked.config, checked.model, num_bytes)
     if num_tokens >= checked.max_model_len:
         return []
     return [

@@ -6,18 +6,23 @@ from pydantic import Field
 
 from deploy.keys.base import Keys
 
-DEFAULT_TOKENS = {"cpu": 256, "cuda": 512}  # in one step, by device
+DEFAULT_TOKENS = {"cpu": 256, "cuda": 2048}  # in one step, by device
+DEFAULT_SEQUENCES = {"cpu": 64, "cuda": 256}  # that run at the same time, by device
 
 
 class SchedulingKeys(Keys):
     """Keys that `--help` shows under Scheduling."""
 
     max_num_seqs: Annotated[
-        int, Field(ge=1, description="Sequences that run at the same time.")
-    ] = 64
+        int | None,
+        Field(
+            ge=1,
+            description="Sequences that run at the same time; default: 256 on a GPU, 64 on a CPU.",
+        ),
+    ] = None
     max_num_batched_tokens: Annotated[
         int | None,
-        Field(ge=1, description="Tokens in one step; default: 512 on a GPU, 256 on a CPU."),
+        Field(ge=1, description="Tokens in one step; default: 2,048 on a GPU, 256 on a CPU."),
     ] = None
     max_waiting: Annotated[
         int, Field(ge=1, description="Requests that may wait; one more is answered 429.")
@@ -34,9 +39,13 @@ class SchedulingKeys(Keys):
         Field(
             gt=0,
             description="Seconds a step may take before its ranks are restarted, while none like "
-            "it was measured; then ten times what those took.",
+            "it was measured; then eight times what those took.",
         ),
     ] = 8.0
+
+    def num_sequences(self, device: str) -> int:
+        """Return how many sequences run at the same time on a device."""
+        return self.max_num_seqs or DEFAULT_SEQUENCES[device]
 
     def token_budget(self, device: str) -> int:
         """Return the tokens in one step of a device.

@@ -19,6 +19,7 @@ from cluster.router.tokenizer import Tokenizer
 from cluster.scheduler.config import SchedulerConfig
 from deploy.config import ConfigError
 from deploy.engine_config import Checked
+from deploy.keys.memory import CPU_KV_MEMORY
 from deploy.local_engine import LocalEngine
 from deploy.machine import Machine
 from deploy.memory import ITEM_BYTES, weight_bytes
@@ -164,6 +165,8 @@ def _served(checked: Checked) -> RankConfig:
         revision=None,
         tp=1,
         num_slots=num_slots,
+        # All that a GPU has left would be one engine's, and a window needs little.
+        kv_memory_bytes=rank.kv_memory_bytes or CPU_KV_MEMORY,
         kv_host_memory_bytes=0,
         max_model_len=checked.max_model_len,
     )
@@ -171,6 +174,7 @@ def _served(checked: Checked) -> RankConfig:
 
 def _reference(rank: RankConfig) -> RankConfig:
     """Return a rank of the same model in float32; what is not named is as it is by default."""
+    assert rank.kv_memory_bytes is not None, "that of a rank that is served"
     return RankConfig(
         model_dir=rank.model_dir,
         rank=0,
@@ -179,6 +183,9 @@ def _reference(rank: RankConfig) -> RankConfig:
         device=rank.device,
         page_size=rank.page_size,
         kv_memory_bytes=4 * rank.kv_memory_bytes,  # where those have one byte, these have four
+        adapter_memory_bytes=rank.adapter_memory_bytes,
+        max_num_batched_tokens=rank.max_num_batched_tokens,
+        max_num_seqs=rank.max_num_seqs,
         num_slots=rank.num_slots,
         max_model_len=rank.max_model_len,
         num_threads=rank.num_threads,

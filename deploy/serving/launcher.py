@@ -74,6 +74,9 @@ class ActorRank:
     def load(self, store: tuple[str, int]) -> Awaitable[RankInfo]:
         return cast(Awaitable[RankInfo], self.actor.load.remote(store))
 
+    def measure_pages(self) -> Awaitable[PageCounts]:
+        return cast(Awaitable[PageCounts], self.actor.measure_pages.remote())
+
     def serve(self, pages: PageCounts, host_pages: PageCounts) -> Awaitable[tuple[str, int]]:
         return cast(Awaitable[tuple[str, int]], self.actor.serve.remote(pages, host_pages))
 

@@ -98,11 +98,14 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         device=checked.device,
         deterministic=config.deterministic,
         page_size=config.page_size,
-        kv_memory_bytes=config.kv_cache_memory,
+        kv_memory_bytes=config.kv_memory_bytes(checked.device),
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        adapter_memory_bytes=config.adapter_memory,
         kv_host_memory_bytes=config.kv_host_memory,
         num_slots=config.max_loras,
         max_model_len=checked.max_model_len,
         max_num_batched_tokens=config.token_budget(checked.device),
+        max_num_seqs=config.num_sequences(checked.device),
         num_threads=checked.threads,
     )
     engine = EngineConfig(

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from kernels.interface import Numbers
 
+ALIGNMENT = 16  # bytes: what the widest load of a kernel asks for
+
 
 class DeviceEvent:
     """A point in the work that a device was given, for the host to wait for."""
@@ -57,6 +59,27 @@ def send_numbers(numbers: Numbers, dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cuda":
         return host.clone()
     return host.pin_memory().to(device, non_blocking=True)
+
+
+def send_columns(
+    columns: Sequence[tuple[Numbers, torch.dtype]], device: torch.device
+) -> list[Tensor]:
+    """Return columns of numbers on the device, sent in one copy as `send_numbers` sends one.
+
+    Each begins at a multiple of 16 bytes: Triton compiles anew for one that is aligned otherwise.
+    """
+    parts = [torch.as_tensor(numbers, dtype=dtype) for numbers, dtype in columns]
+    starts = [0]
+    for part in parts:
+        starts.append(starts[-1] + -(-part.nbytes // ALIGNMENT) * ALIGNMENT)
+    host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for part, start in zip(parts, starts, strict=False):
+        host[start : start + part.nbytes].view(part.dtype).copy_(part)
+    there = host.to(device, non_blocking=True)
+    return [
+        there[start : start + part.nbytes].view(part.dtype)
+        for part, start in zip(parts, starts, strict=False)
+    ]
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, RoutedRows, Routing
 from kernels.gpu.activation import gate_heads, gelu_tanh_and_mul, silu_and_mul, swigluoai_and_mul
-from kernels.gpu.async_copy import AsyncReadback, send_numbers
+from kernels.gpu.async_copy import AsyncReadback, send_columns, send_numbers
 from kernels.gpu.attention.paged_decode import paged_decode
 from kernels.gpu.attention.paged_prefill import paged_prefill
 from kernels.gpu.batch_invariant.linear import batch_invariant_linear, num_tree_parts
@@ -34,9 +34,10 @@ from kernels.gpu.wide_norm import square_sums, wide_norm
 from kernels.interface import Numbers
 from kernels.linear import LinearWeight
 from kernels.quantized import QuantizedLinears
-from kernels.sampling import RowSampling
+from kernels.sampling import RowDraws, RowSampling
 
 _SIGN = 1 << 63
+_MOST = (1 << 31) - 1
 _STAGED_PAGES = 8  # on their way between the tiers at once: tens of megabytes
 
 
@@ -296,8 +297,8 @@ class GpuKernels(GpuRecurrent):
         numbers = (_index(column, pool.device) for column in (sources, targets, num_positions))
         fork_pages(pool, *numbers)
 
-    def clear_pages(self, pool: Tensor, pages: Sequence[int]) -> None:
-        clear_pages(pool, _index(pages, pool.device))
+    def clear_pages(self, pool: Tensor, pages: Sequence[int] | Tensor) -> None:
+        clear_pages(pool, pages if isinstance(pages, Tensor) else _index(pages, pool.device))
 
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return argmax(logits)
@@ -306,21 +307,26 @@ class GpuKernels(GpuRecurrent):
         barred = send_numbers(~allowed, torch.bool, logits.device)
         logits.masked_fill_(barred, -torch.inf)
 
-    def sample_rows(self, logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
-        # Each column in memory of its own: Triton compiles anew for one that is aligned otherwise.
-        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
-            return send_numbers(values, dtype, logits.device)
-
-        return sample(
-            logits,
-            column([draw.temperature for draw in draws], torch.float32),
-            # Any number is a client's to send; more than there are tokens is all of them.
-            column([min(draw.top_k, logits.shape[1]) for draw in draws], torch.int32),
-            column([draw.top_p for draw in draws], torch.float32),
-            column([draw.min_p for draw in draws], torch.float32),
-            column([_signed(draw.seed) for draw in draws], torch.int64),
-            column([draw.position for draw in draws], torch.int64),
+    def send_draws(
+        self, rows: Sequence[int], draws: Sequence[RowSampling], device: torch.device
+    ) -> RowDraws:
+        row_ids, *columns = send_columns(
+            (
+                (rows, torch.int64),
+                ([draw.temperature for draw in draws], torch.float32),
+                # Any number is a client's to send; more than there are tokens is all of them.
+                ([min(draw.top_k, _MOST) for draw in draws], torch.int32),
+                ([draw.top_p for draw in draws], torch.float32),
+                ([draw.min_p for draw in draws], torch.float32),
+                ([_signed(draw.seed) for draw in draws], torch.int64),
+                ([draw.position for draw in draws], torch.int64),
+            ),
+            device,
         )
+        return RowDraws(row_ids, draws, tuple(columns))
+
+    def sample_rows(self, logits: Tensor, draws: RowDraws) -> Tensor:
+        return sample(logits, *draws.columns)
 
     def token_logprobs(
         self, logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]

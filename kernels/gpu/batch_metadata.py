@@ -68,21 +68,3 @@ def state_numbers(
     for index, run in enumerate(runs):
         row_runs[run.start : run.stop] = [index] * (run.stop - run.start)
     return [(run.start, run.stop, run.page, int(run.is_new)) for run in runs], row_runs
-
-
-def row_places(
-    rows: Sequence[tuple[int, int]], page_tables: Sequence[Sequence[int]], page_size: int
-) -> tuple[list[int], list[int]]:
-    """Return the positions and the places in the KV pages of all rows.
-
-    Args:
-        rows: of each sequence, its new rows and its positions, these included.
-        page_tables: of each sequence, pages that cover its positions.
-        page_size: positions of a page.
-    """
-    positions, places = [], []
-    for (count, length), pages in zip(rows, page_tables, strict=True):
-        for position in range(length - count, length):
-            positions.append(position)
-            places.append(pages[position // page_size] * page_size + position % page_size)
-    return positions, places

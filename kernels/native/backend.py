@@ -5,7 +5,6 @@ sampled as torch does it, but for draws from a whole vocabulary.
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +32,7 @@ from kernels.native.ops import (
 from kernels.native.program import Step, ThreadPool
 from kernels.native.recurrent import NativeRecurrent
 from kernels.quantized import QuantizedLinears
-from kernels.sampling import RowSampling, sample_rows
+from kernels.sampling import RowDraws, sample_rows
 
 _POPULATED = 2**26  # bytes; a smaller pool is taken unnoticed
 
@@ -275,9 +274,9 @@ class NativeKernels(NativeExperts, NativeRecurrent):
             logits.data_ptr(), allowed.ctypes.data, logits.shape[0]
         )
 
-    def sample_rows(self, logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
+    def sample_rows(self, logits: Tensor, draws: RowDraws) -> Tensor:
         argmax = functools.partial(gumbel_argmax_native, library=self.thread_pool.library)
-        return sample_rows(logits, draws, argmax)
+        return sample_rows(logits, draws.draws, argmax)
 
     def take_samples(self, x: Tensor) -> Tensor:
         """Record that the sampled rows of x [T, H] float32 are taken: [S, H]."""

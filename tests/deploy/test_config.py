@@ -105,7 +105,7 @@ def test_loopback_needs_no_keys_and_other_hosts_do(tmp_path: Path) -> None:
         ("--port", "port"),
         ("max_lora_ranks", "max_lora_rank"),
         ("tensor_parallel_size", "tp"),
-        ("gpu-memory-utilization", "kv_cache_memory"),
+        ("mem-fraction-static", "gpu_memory_utilization"),
         ("Adapter_Dirs", "adapter_dir"),
     ],
 )

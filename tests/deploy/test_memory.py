@@ -186,14 +186,16 @@ def test_in_int8_a_budget_has_room_for_nearly_twice_as_many_pages() -> None:
 
 
 def test_on_a_gpu_only_the_process_and_host_pages_are_in_host_memory() -> None:
-    config = ServeConfig(model="tiny", kv_host_memory="1MiB")
+    config = ServeConfig(model="tiny", kv_cache_memory=2**29, kv_host_memory="1MiB")
     parts = rank_parts(config, MODEL, 0, "cuda", 64)
     assert {part.name for part in parts if part.place == "host"} == {
         "process",
         "vocabulary of grammars",
         "KV in host memory",
     }
-    assert total(parts, "device") > config.kv_cache_memory + config.adapter_memory
+    assert total(parts, "device") > 2**29 + config.adapter_memory
+    rest = rank_parts(config.model_copy(update={"kv_cache_memory": None}), MODEL, 0, "cuda", 64)
+    assert {part.name for part in parts} - {part.name for part in rest} == {"KV cache"}
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, 1), (3, 1), (4, 2), (64, 2)])

@@ -83,7 +83,8 @@ def rows_alone(place: Place, vocab: int) -> Finding:
 
 
 def _draw(logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
-    return GpuKernels(deterministic=False).sample_rows(logits, draws)
+    kernels = GpuKernels(deterministic=False)
+    return kernels.sample_rows(logits, kernels.send_draws(range(len(draws)), draws, logits.device))
 
 
 def _logits(place: Place, count: int, vocab: int) -> Tensor:

@@ -103,7 +103,7 @@ class LogitRank:
         )
         table = SequenceTable(page_size=PAGE, pages=pages, max_model_len=256)
         with torch.inference_mode():
-            cache.clear(*table.apply(Plan(1, (), starts, chunks)))
+            table.apply(Plan(1, (), starts, chunks))
             rows = build_input_batch(chunks, table)
             sample_rows = [
                 row

@@ -94,11 +94,13 @@ class KVCache:
         for pool in self._pools.values():
             pool.warm_up()
 
-    def clear(self, pages: Sequence[int], window_pages: Sequence[int] = ()) -> None:
-        """Fill pages with zeros in all their layers."""
-        given: dict[PoolName, Sequence[int]] = {"full": pages, "window": window_pages}
+    def clear(
+        self, pages: Sequence[int] | Tensor, window_pages: Sequence[int] | Tensor = ()
+    ) -> None:
+        """Fill pages with zeros in all their layers; see `Kernels.clear_pages`."""
+        given: dict[PoolName, Sequence[int] | Tensor] = {"full": pages, "window": window_pages}
         for name, pool in self._pools.items():
-            if given[name]:
+            if len(given[name]):
                 self._kernels.clear_pages(pool.pages, given[name])
 
     def copy(self, copies: Sequence["PageCopy"]) -> None:

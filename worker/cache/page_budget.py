@@ -28,6 +28,15 @@ class PageKinds:
     window_pages_each: int  # that such a sequence holds at once, between two steps
     state_layers: tuple[int, ...] = ()  # that have mixers
 
+    def are_there(self, pages: PageCounts) -> bool:
+        """Tell whether there is a page of every kind that has layers."""
+        kinds = (
+            (self.full_layers, pages.full),
+            (self.window_layers, pages.window),
+            (self.state_layers, pages.state),
+        )
+        return all(count > 0 for layers, count in kinds if layers)
+
 
 def row_bytes(head_dim: int, item_bytes: int, kv_cache_dtype: KVCacheDtype) -> int:
     """Return what K, or V, of one head and position takes; activations have `item_bytes` each."""

@@ -47,16 +47,14 @@ class LoadedModel:
 
     def info(self) -> RankInfo:
         """Return what the scheduler is to know, with how many pages this rank has room for."""
-        config, kinds = self.config, self.kinds
-        width = row_bytes(self.model_config.head_dim, self.dtype.itemsize, config.kv_cache_dtype)
-        of_layer = page_num_bytes(1, len(self.part.kv_heads), config.page_size, width)
-        sizes = kinds, of_layer, self._state_page_bytes
-        host_pages = cut_budget(config.kv_host_memory_bytes, *sizes)
+        config, kinds, of_layer = self.config, self.kinds, self._layer_page_bytes
+        host_pages = self.pages_in(config.kv_host_memory_bytes)
+        kv_bytes = config.kv_memory_bytes
         return RankInfo(
             rank=config.rank,
             pid=os.getpid(),
             node_id="",
-            max_pages=cut_budget(config.kv_memory_bytes, *sizes),
+            max_pages=None if kv_bytes is None else self.pages_in(kv_bytes),
             max_host_pages=host_pages if kinds.full_layers else replace(host_pages, full=0),
             page_bytes=of_layer * len(kinds.full_layers),
             weight_bytes=self.model.num_bytes,
@@ -67,6 +65,16 @@ class LoadedModel:
             window_page_bytes=of_layer * len(kinds.window_layers),
             state_page_bytes=self._state_page_bytes,
         )
+
+    def pages_in(self, num_bytes: int) -> PageCounts:
+        """Return how many pages of each pool fit into so many bytes."""
+        return cut_budget(num_bytes, self.kinds, self._layer_page_bytes, self._state_page_bytes)
+
+    @property
+    def _layer_page_bytes(self) -> int:
+        item_bytes, dtype = self.dtype.itemsize, self.config.kv_cache_dtype
+        width = row_bytes(self.model_config.head_dim, item_bytes, dtype)
+        return page_num_bytes(1, len(self.part.kv_heads), self.config.page_size, width)
 
     @property
     def _state_page_bytes(self) -> int:

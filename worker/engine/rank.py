@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from kernels.interface import Readback
+from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
+from worker.engine.kv_memory import measured_pages
 from worker.engine.loaded_model import load_model
 from worker.engine.pooling import PoolingChunk, PromptPooler
 from worker.engine.prompt_scorer import PromptScorer, Target
@@ -93,6 +95,27 @@ class Rank:
         self._pending = PendingTokens(self._group, self._kernels, self._device)
         return loaded.info()
 
+    def measure_pages(self) -> PageCounts:
+        """Return how many pages a GPU has room for beside all else; all ranks at the same time.
+
+        Raises:
+            ValueError: if there is room for none.
+        """
+        return measured_pages(self._loaded, self._new_runner, self._sampler)
+
+    def _new_runner(self, cache: KVCache) -> ModelRunner:
+        config = self._config
+        return model_runner_for(
+            self._device,
+            self._kernels,
+            self._group,
+            self._model,
+            cache,
+            self._bank,
+            max_model_len=config.max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+
     def allocate(self, pages: PageCounts, host_pages: PageCounts = NO_PAGES) -> None:
         """Make all pages, on the device and in host memory; as many on every rank."""
         release_free_heap()  # what loading left
@@ -101,16 +124,7 @@ class Rank:
             torch.set_num_threads(1)
         config = self._config
         self._cache = self._loaded.new_cache(pages, host_pages)
-        self._runner: ModelRunner = model_runner_for(
-            self._device,
-            self._kernels,
-            self._group,
-            self._model,
-            self._cache,
-            self._bank,
-            max_model_len=config.max_model_len,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-        )
+        self._runner = self._new_runner(self._cache)
         self._pooler = PromptPooler(config.page_size, self._kernels)
         self._scorer = PromptScorer(self._model, self._bank, self._kernels)
         self._table = SequenceTable(
@@ -190,7 +204,7 @@ class Rank:
             self._last_step = plan.step
             with torch.inference_mode():
                 sampled, prompts = self._run(plan)
-                drawn = [c.seq_id for c in plan.chunks if draws(c, self._table)]
+                drawn = [c.seq_id for c in plan.chunks if draws(c, self._table[c.seq_id])]
                 self._pending.put(drawn, sampled)
                 if sampled is None:  # no token is read, but the end of the step is waited for
                     end = self._kernels.start_readback((), self._device)
@@ -217,10 +231,9 @@ class Rank:
 
     def _run(self, plan: Plan) -> tuple[SampledRows | None, PromptOutput]:
         pending = pending_sequences(plan.chunks)
-        new_pages, new_window_pages = self._table.apply(plan)
+        self._table.apply(plan)
         self._follow_grammars(plan)
         self._cache.copy(plan.copies)
-        self._cache.clear(new_pages, new_window_pages)
         for seq_id in plan.ends:
             self._pooler.end(seq_id)
         if not plan.chunks:
@@ -295,8 +308,8 @@ class Rank:
                 self._feed_grammar(seq_id)
 
     def _sample_requests(self, plan: Plan) -> list[SampleRequest]:
-        chunks = (chunk for chunk in plan.chunks if draws(chunk, self._table))
-        sequences = [(chunk.seq_id, self._table[chunk.seq_id]) for chunk in chunks]
+        chunks = ((chunk, self._table[chunk.seq_id]) for chunk in plan.chunks)
+        sequences = [(chunk.seq_id, one) for chunk, one in chunks if draws(chunk, one)]
         return [
             SampleRequest(
                 seq_id=seq_id,

@@ -68,12 +68,8 @@ class SequenceTable:
     def __getitem__(self, seq_id: int) -> RunningSequence:
         return self._by_id[seq_id]
 
-    def apply(self, plan: Plan) -> tuple[list[int], list[int]]:
-        """Bring the table to its state after a plan; return the pages given out, to be cleared.
-
-        Returns:
-            (pages, pages of layers with a window).
-        """
+    def apply(self, plan: Plan) -> None:
+        """Bring the table to its state after a plan."""
         for seq_id in plan.ends:
             assert seq_id in self._by_id, f"sequence {seq_id} ends without having started"
             del self._by_id[seq_id]
@@ -99,7 +95,6 @@ class SequenceTable:
         for given, in_use in ((new_pages, started_on), (new_window_pages, window_started_on)):
             assert len(set(given)) == len(given), "a page is given out twice"
             assert in_use.isdisjoint(given), "a page that a sequence starts on is given out again"
-        return new_pages, new_window_pages
 
     def _leave_pages_behind(self, sequence: RunningSequence) -> None:
         """Forget the pages that no position from the next one on sees: others may have them."""
@@ -233,13 +228,20 @@ def pending_sequences(chunks: Sequence[Chunk]) -> list[int]:
 
 
 def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBatch:
-    """Return the rows of a plan's chunks, at least one, once `table` has applied the plan."""
-    slots = [table[chunk.seq_id].slot for chunk in chunks]
-    order = sorted(range(len(chunks)), key=lambda i: (-1 if (s := slots[i]) is None else s, i))
+    """Return the rows of a plan's chunks, at least one, once `table` has applied the plan.
+
+    With the pages that the plan has given out.
+    """
+    planned = [table[chunk.seq_id] for chunk in chunks]
+    slots = [-1 if one.slot is None else one.slot for one in planned]
+    order = sorted(range(len(chunks)), key=slots.__getitem__)  # those of a slot in plan order
     ordered = [chunks[i] for i in order]
-    sequences = [table[chunk.seq_id] for chunk in ordered]
+    sequences = [planned[i] for i in order]
     bounds = list(accumulate((len(chunk.token_ids) for chunk in ordered), initial=0))
-    last_row = {chunk.seq_id: stop - 1 for chunk, stop in zip(ordered, bounds[1:], strict=True)}
+    last_rows = [0] * len(chunks)
+    for place, i in enumerate(order, 1):
+        last_rows[i] = bounds[place] - 1
+    in_plan_order = list(zip(chunks, planned, last_rows, strict=True))
     return InputBatch(
         token_ids=[token_id for chunk in ordered for token_id in chunk.token_ids],
         query_starts=bounds,
@@ -248,17 +250,19 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
         window_tables=[_window_table(one) for one in sequences] if table.window else (),
         state_pages=[one.state_page for one in sequences if one.state_page is not None],
         decodes=[_is_decode(c, s) for c, s in zip(ordered, sequences, strict=True)],
-        runs=_runs([slots[i] for i in order], bounds),
-        sample_rows=[last_row[chunk.seq_id] for chunk in chunks if draws(chunk, table)],
+        runs=_runs([one.slot for one in sequences], bounds),
+        sample_rows=[row for chunk, one, row in in_plan_order if draws(chunk, one)],
         pending_rows=[
-            last_row[chunk.seq_id] for chunk in chunks if chunk.token_ids == (PENDING_TOKEN,)
+            row for chunk, _, row in in_plan_order if chunk.token_ids == (PENDING_TOKEN,)
         ],
         hidden_rows=[
-            last_row[chunk.seq_id] + 1 - len(chunk.token_ids) + place
-            for chunk in chunks
-            if chunk.targets or table[chunk.seq_id].sampling.pooling
-            for place in hidden_places(chunk, table[chunk.seq_id])
+            row + 1 - len(chunk.token_ids) + place
+            for chunk, one, row in in_plan_order
+            if chunk.targets or one.sampling.pooling
+            for place in hidden_places(chunk, one)
         ],
+        new_pages=[page for chunk in chunks for page in chunk.new_pages],
+        new_window_pages=[page for chunk in chunks for page in chunk.new_window_pages],
     )
 
 
@@ -271,9 +275,9 @@ def _window_table(sequence: RunningSequence) -> "array[int]":
     return sequence.window_pages[:1] * sequence.first_window + sequence.window_pages
 
 
-def draws(chunk: Chunk, table: SequenceTable) -> bool:
-    """Tell whether a token is drawn behind a chunk."""
-    return chunk.samples and not table[chunk.seq_id].sampling.pooling
+def draws(chunk: Chunk, sequence: RunningSequence) -> bool:
+    """Tell whether a token is drawn behind a chunk of a sequence."""
+    return chunk.samples and not sequence.sampling.pooling
 
 
 def hidden_places(chunk: Chunk, sequence: RunningSequence) -> range:

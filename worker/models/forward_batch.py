@@ -35,6 +35,9 @@ class InputBatch:
     # sequence sees stands another one that is its own.
     window_tables: Sequence[Sequence[int]] = ()
     state_pages: Sequence[int] = ()  # of each sequence, if there are layers with states
+    # Pages that the step is the first to write to, of full and window layers: filled with zeros.
+    new_pages: Sequence[int] = ()
+    new_window_pages: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

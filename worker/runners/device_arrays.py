@@ -12,9 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.gpu.async_copy import DeviceEvent
+from kernels.gpu.async_copy import ALIGNMENT, DeviceEvent
 
-ALIGNMENT = 16  # bytes: what the widest load of a kernel asks for
 _DTYPES = {torch.int32: np.int32, torch.int64: np.int64}
 
 

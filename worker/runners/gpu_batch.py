@@ -6,8 +6,11 @@ graph can be captured once and replayed with other rows.
 Shapes: as in kernels.gpu.batch_metadata.
 """
 
+import weakref
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +24,18 @@ from kernels.gpu.batch_metadata import (
     ExpertLoraMetadata,
     LoraMetadata,
     StateMetadata,
-    row_places,
     state_numbers,
 )
 from kernels.gpu.lora.apply import NUM_SHARES, cut_tiles, share_tiles
 from kernels.recurrent.state_runs import state_runs
+from worker.cache.kv_cache import KVCache
 from worker.lora.adapter_bank import AdapterBank
 from worker.models.forward_batch import ForwardBatch, InputBatch
 from worker.pools import PoolName
 from worker.runners.device_arrays import DeviceArrays
 
 Array = npt.NDArray[np.integer]
+PageArray: TypeAlias = "array[int]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class BatchSize:
     pages: int  # of the widest page table
     max_splits: int  # of the longest context that decodes
     max_lora_rank: int  # 0: no adapters
+    new_pages: int  # of each pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ class GpuBatch:
         self._attended: Sequence[PoolName] = [pool for pool in pools if pool != "state"]
         self._has_states = "state" in pools
         self._bank = bank
+        # Of each row of each page table: the pages that it was filled with, and how many of them.
+        self._filled: dict[str, list[tuple[weakref.ref[PageArray], int] | None]] = {}
         int32, int64 = torch.int32, torch.int64
         self._arrays = DeviceArrays(
             {
@@ -89,6 +96,7 @@ class GpuBatch:
                 "row_slots": (int32, (size.rows,)),
             }
             | {f"{pool} kv_loc": (int64, (size.rows,)) for pool in self._attended}
+            | {f"{pool} new_pages": (int32, (size.new_pages,)) for pool in self._attended}
             | self._of_states(size)
             | {
                 f"{pool} {table}": (int32, (num_sequences, size.pages))
@@ -117,11 +125,10 @@ class GpuBatch:
         `pending` are the tokens [n] int64 of `rows.pending_rows`, on the device already.
         """
         host, size = self._arrays.writable(), self.size
-        starts = rows.query_starts
-        spans = list(zip(starts, starts[1:], rows.context_lens, strict=False))
+        starts, lengths = _numbers(rows.query_starts), _numbers(rows.context_lens)
         self._fill_places(host, rows, cut, page_size)
         if self._has_states:
-            runs = state_runs(starts, rows.context_lens, rows.state_pages)
+            runs = state_runs(rows.query_starts, rows.context_lens, rows.state_pages)
             numbers, row_runs = state_numbers(len(rows.token_ids), runs)
             host["runs"][:] = 0
             host["runs"][: len(numbers)] = np.array(numbers).reshape(-1, 4)
@@ -129,8 +136,8 @@ class GpuBatch:
         _fill(host["token_ids"], rows.token_ids, 0)
         _fill(host["pending_rows"], rows.pending_rows, 0)
         _fill(host["samples"], rows.sample_rows, 0)
-        _fill(host["decode_rows"], [spans[i][0] for i in cut.decodes], 0)
-        _fill(host["decode_lens"], [spans[i][2] for i in cut.decodes], 0)
+        _fill(host["decode_rows"], starts[cut.decodes], 0)
+        _fill(host["decode_lens"], lengths[cut.decodes], 0)
         assert len(cut.blocks) == size.blocks, "prefills are never padded"
         host["blocks"][:] = np.array(cut.blocks).reshape(-1, 4)
         host["tiles"][:] = 0
@@ -140,6 +147,8 @@ class GpuBatch:
         host["row_slots"][:] = -1
         for run in rows.runs:
             host["row_slots"][run.start : run.stop] = run.slot
+        for pool, pages in self._new_pages(rows).items():
+            host[f"{pool} new_pages"][: len(pages)] = pages
         self._arrays.send()
         if pending is not None:
             on_device = self._arrays.device
@@ -156,21 +165,65 @@ class GpuBatch:
         self, host: Mapping[str, Array], rows: InputBatch, cut: _Cut, page_size: int
     ) -> None:
         """Fill in where the rows are, in the pages of each kind of layers."""
-        starts = rows.query_starts
-        counts = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
-        spans = list(zip(counts, rows.context_lens, strict=True))
-        tables = {"full": rows.page_tables, "window": rows.window_tables}
+        starts, lengths = _numbers(rows.query_starts), _numbers(rows.context_lens)
+        decoding, tables = starts[cut.decodes], {"full": rows.page_tables}
+        tables["window"] = rows.window_tables
+        positions = np.zeros(len(rows.token_ids), np.int64)
+        positions[decoding] = lengths[cut.decodes] - 1
+        for i in cut.prefills:
+            positions[starts[i] : starts[i + 1]] = np.arange(
+                lengths[i] - (starts[i + 1] - starts[i]), lengths[i]
+            )
+        _fill(host["positions"], positions, 0)
         for pool in self._attended:
-            positions, kv_locs = row_places(spans, tables[pool], page_size)
-            _fill(host["positions"], positions, 0)
-            _fill(host[f"{pool} kv_loc"], kv_locs, -1)
-            for table, sequences in (
-                ("decode_table", cut.decodes),
-                ("prefill_table", cut.prefills),
-            ):
-                for row, i in enumerate(sequences):
-                    count = -(-rows.context_lens[i] // page_size)
-                    host[f"{pool} {table}"][row, :count] = np.asarray(tables[pool][i])[:count]
+            pages = np.zeros(len(rows.token_ids), np.int64)  # of each row
+            name = f"{pool} decode_table"
+            self._fill_table(host, name, tables[pool], cut.decodes, lengths, page_size)
+            at = positions[decoding] // page_size
+            pages[decoding] = host[name][np.arange(len(decoding)), at]
+            name = f"{pool} prefill_table"
+            self._fill_table(host, name, tables[pool], cut.prefills, lengths, page_size)
+            for row, i in enumerate(cut.prefills):
+                span = slice(starts[i], starts[i + 1])
+                pages[span] = host[name][row, positions[span] // page_size]
+            _fill(host[f"{pool} kv_loc"], pages * page_size + positions % page_size, -1)
+
+    def _fill_table(
+        self,
+        host: Mapping[str, Array],
+        name: str,
+        tables: Sequence[Sequence[int]],
+        sequences: Sequence[int],
+        lengths: Array,
+        page_size: int,
+    ) -> None:
+        """Fill in the pages of sequences, of those that were there in the last step the new ones.
+
+        Their arrays of pages only ever grow.
+        """
+        table = host[name]
+        filled = self._filled.setdefault(name, [None] * len(table))
+        counts = (-(-lengths[sequences] // page_size)).tolist()
+        for row, (i, count) in enumerate(zip(sequences, counts, strict=True)):
+            pages, before = tables[i], filled[row]
+            start = 0
+            if before is not None and before[0]() is pages:
+                start = min(before[1], count)
+            if start < count:
+                table[row, start:count] = np.asarray(pages)[start:count]
+                filled[row] = (weakref.ref(pages), count) if isinstance(pages, array) else None
+
+    def _new_pages(self, rows: InputBatch) -> Mapping[PoolName, Sequence[int]]:
+        """Return the pages of each pool that a step is the first to write to."""
+        given = {"full": rows.new_pages, "window": rows.new_window_pages}
+        return {pool: given[pool] for pool in self._attended}
+
+    def clear_new_pages(self, rows: InputBatch, cache: KVCache) -> None:
+        """Fill the pages with zeros that the step which was sent is the first to write to."""
+        pages: dict[str, Tensor | tuple[()]] = {"full": (), "window": ()}
+        for pool, numbers in self._new_pages(rows).items():
+            pages[pool] = self._arrays.device[f"{pool} new_pages"][: len(numbers)]
+        cache.clear(pages["full"], pages["window"])
 
     def forward_batch(self, rows: InputBatch) -> ForwardBatch:
         """Return the arrays on the device as a batch of `size.samples` samples."""
@@ -262,9 +315,14 @@ def exact_size(rows: InputBatch, cut: _Cut, bank: AdapterBank, page_size: int) -
         pages=-(-max(rows.context_lens) // page_size),
         max_splits=most_splits(longest) if longest else 0,
         max_lora_rank=table.max_lora_rank([run.slot for run in rows.runs]),
+        new_pages=max(len(rows.new_pages), len(rows.new_window_pages)),
     )
 
 
-def _fill(array: Array, values: Sequence[int], empty: int) -> None:
-    array[: len(values)] = values
-    array[len(values) :] = empty
+def _fill(target: Array, values: Sequence[int] | Array, empty: int) -> None:
+    target[: len(values)] = values
+    target[len(values) :] = empty
+
+
+def _numbers(values: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.array(values, dtype=np.int64)

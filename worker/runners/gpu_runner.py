@@ -24,6 +24,7 @@ from worker.runners.warm_up import (
     CAPTURE_RANKS,
     CAPTURE_SIZES,
     GraphLadder,
+    largest_batches,
     product_rows,
     warm_up_batches,
 )
@@ -75,6 +76,7 @@ class GpuRunner:
         self._bank = bank
         self._device = device
         self._capture = capture
+        self._max_num_batched_tokens = max_num_batched_tokens
         self._prompts = product_rows(model.experts, max_num_batched_tokens)
         self._ladder = ladder or GraphLadder(
             cache.page_size, max_model_len, has_adapters=bank.num_slots > 0
@@ -95,8 +97,10 @@ class GpuRunner:
         if graph is None:
             batch = self._new_batch(exact)
             batch.send(rows, cut, self._cache.page_size, pending)
+            batch.clear_new_pages(rows, self._cache)
             return self._model.forward(batch.forward_batch(rows), self._cache, rows.hidden_rows)
         graph.batch.send(rows, cut, self._cache.page_size, pending)
+        graph.batch.clear_new_pages(rows, self._cache)
         logits = graph.replay()
         return (None if logits is None else logits[: len(rows.sample_rows)]), None
 
@@ -111,14 +115,37 @@ class GpuRunner:
                     CAPTURE_RANKS[:2] if self._ladder.has_adapters else CAPTURE_RANKS[:1]
                 ):
                     output = self._run_once(rows, lora_rank)
-            sizes = list(self._ladder.all_sizes()) if self._capture is not None else []
-            for number, size in enumerate(sizes, 1):
-                self._graphs[size] = self._capture_graph(size)
-                if time.monotonic() - told > _TOLD_EVERY:
-                    told = time.monotonic()
-                    logger.info("warm-up: %d of %d graphs captured", number, len(sizes))
-        logger.info("warm-up: %d graphs in %.1f s", len(sizes), time.monotonic() - start)
+        for num_left in self.capture_graphs():
+            if time.monotonic() - told > _TOLD_EVERY:
+                told = time.monotonic()
+                logger.info("warm-up: %d graphs captured, %d to come", len(self._graphs), num_left)
+        logger.info("warm-up: %d graphs in %.1f s", len(self._graphs), time.monotonic() - start)
         return output
+
+    def capture_graphs(self) -> Iterator[int]:
+        """Capture one graph after the other, the largest first; yield how many are to come."""
+        sizes = list(self._ladder.all_sizes()) if self._capture is not None else []
+        for number, size in enumerate(sizes, 1):
+            with torch.inference_mode():
+                self._graphs[size] = self._capture_graph(size)
+            yield len(sizes) - number
+
+    def run_largest(self, max_num_seqs: int) -> ModelOutput:
+        """Run batches of which none takes more memory; return the logits of `max_num_seqs` rows."""
+        ladder = self._ladder
+        decodes, prompts = largest_batches(
+            self._max_num_batched_tokens,
+            max_num_seqs,
+            ladder.max_model_len,
+            ladder.page_size,
+            self._cache.num_pages.state,
+            has_adapters=ladder.has_adapters,
+        )
+        lora_rank = CAPTURE_RANKS[-1] if ladder.has_adapters else 0
+        with torch.inference_mode():
+            self._cache.warm_up()  # else attention would meet what was in that memory before
+            self._run_once(decodes, lora_rank)
+            return self._run_once(prompts, lora_rank)
 
     def _warm_up_batches(self) -> Iterator[InputBatch]:
         ladder = self._ladder

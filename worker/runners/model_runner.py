@@ -61,6 +61,7 @@ class TorchRunner:
     def run(self, rows: InputBatch, pending: Tensor | None = None) -> ModelOutput:
         """See `ModelRunner`."""
         cache = self._cache
+        cache.clear(rows.new_pages, rows.new_window_pages)
         batch = cpu_forward_batch(rows, self._bank, cache.page_size, pending, cache.pools)
         segments = self._bank.segments(rows.runs) or None
         logits, hidden = self._model.forward(

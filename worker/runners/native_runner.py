@@ -103,9 +103,9 @@ class NativeRunner:
 
     def run(self, rows: InputBatch, pending: Tensor | None = None) -> ModelOutput:
         """See `worker.runners.model_runner.ModelRunner`."""
-        thread_pool = self._kernels.thread_pool
+        cache, thread_pool = self._cache, self._kernels.thread_pool
+        cache.clear(rows.new_pages, rows.new_window_pages)
         thread_pool.wake()
-        cache = self._cache
         batch = cpu_forward_batch(rows, self._bank, cache.page_size, pending, cache.pools)
         runs = [(run.slot, run.start, run.stop) for run in rows.runs]
         full, window = batch.attention.get("full"), batch.attention.get("window")

@@ -37,9 +37,10 @@ class GraphLadder:
 
     def all_sizes(self) -> Iterator[BatchSize]:
         """Yield every size, the largest batches first: the others fit in the memory of those."""
+        lora_ranks = self.lora_ranks if self.has_adapters else self.lora_ranks[:1]
         for num_rows in reversed(self.rows):
-            for context in self._contexts():
-                for lora_rank in self.lora_ranks if self.has_adapters else self.lora_ranks[:1]:
+            for context in reversed(self._contexts()):
+                for lora_rank in reversed(lora_ranks):
                     yield self._size(num_rows, context, lora_rank)
 
     def size_for(self, exact: BatchSize, longest: int) -> BatchSize | None:
@@ -51,7 +52,7 @@ class GraphLadder:
         """
         rows = next((size for size in self.rows if size >= exact.rows), None)
         lora_rank = next((size for size in self.lora_ranks if size >= exact.max_lora_rank), None)
-        if rows is None or lora_rank is None:
+        if rows is None or lora_rank is None or exact.new_pages > rows:
             return None
         context = next(size for size in self._contexts() if size >= longest)
         return self._size(rows, context, lora_rank)
@@ -74,6 +75,7 @@ class GraphLadder:
             pages=-(-positions // self.page_size),
             max_splits=most_splits(positions),
             max_lora_rank=lora_rank,
+            new_pages=num_rows,  # a token takes one at most
         )
 
 
@@ -119,6 +121,48 @@ def warm_up_batches(
             counts = counts[: pages.state]
         yield _batch(counts, counts, page_size, has_adapters)
     yield _batch([1], [most], page_size, has_adapters)
+
+
+def largest_batches(
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    page_size: int,
+    num_states: int,
+    *,
+    has_adapters: bool,
+) -> Iterator[InputBatch]:
+    """Yield batches of which none takes more memory: decodes of the longest contexts, and prompts.
+
+    All are in page 0 of each pool, and in slot 0, if there are slots. Both draw as many tokens.
+
+    Args:
+        max_num_batched_tokens: rows that a step may have.
+        max_num_seqs: sequences that it may have.
+        max_model_len: positions that each may have.
+        page_size: positions of a page.
+        num_states: pages of states, of which each sequence has its own; 0: layers have none.
+        has_adapters: whether there are slots for any.
+    """
+    table = [0] * -(-max_model_len // page_size)
+    num_samples = min(max_num_seqs, max_num_batched_tokens)
+    num_whole, rest = divmod(max_num_batched_tokens, max_model_len)
+    prompts = [max_model_len] * num_whole + [rest] * (rest > 0)
+    decodes = [1] * num_samples
+    for counts, is_decode in ((decodes, True), (prompts, False)):
+        counts = counts[:num_states] if num_states else counts
+        starts = [sum(counts[:i]) for i in range(len(counts) + 1)]
+        yield InputBatch(
+            token_ids=[0] * starts[-1],
+            query_starts=starts,
+            context_lens=[max_model_len] * len(counts) if is_decode else counts,
+            page_tables=[table] * len(counts),
+            decodes=[is_decode] * len(counts),
+            runs=(SlotRows(0, 0, starts[-1]),) if has_adapters else (),
+            sample_rows=list(range(max(0, starts[-1] - num_samples), starts[-1])),
+            window_tables=[table] * len(counts),
+            state_pages=range(len(counts)),
+        )
 
 
 def _batch(

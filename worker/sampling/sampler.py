@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 FAILED = -1  # in place of a token, where there is none
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
+class SampleRequest(msgspec.Struct, frozen=True):
     """One row of logits and how to sample from it."""
 
     seq_id: int
@@ -88,16 +88,16 @@ class SampleRequest:
         )
 
     @property
+    def is_adjusted(self) -> bool:
+        """Whether the logits are changed before a token is drawn."""
+        return bool(self.params.logit_bias) or self.params.has_penalties or self.restricts
+
+    @property
     def is_plain_greedy(self) -> bool:
         """Whether the token is the largest raw logit and nothing else is asked."""
         params = self.params
-        return (
-            params.temperature < GREEDY_BELOW
-            and params.num_logprobs is None
-            and not params.logit_bias
-            and not params.has_penalties
-            and not self.restricts
-        )
+        is_greedy = params.temperature < GREEDY_BELOW and params.num_logprobs is None
+        return is_greedy and not self.is_adjusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,12 @@ class Sampler:
         logprob_rows: list[int] = []
         logprobs: Sequence[Tensor] = ()
         if logits is not None:
-            ids = kernels.sample_rows(
-                self._adjusted(logits, rows, requests), [requests[row].row_sampling for row in rows]
-            )
+            sampling = [requests[row].row_sampling for row in rows]
+            draws = kernels.send_draws(rows, sampling, device)
+            adjusted = self._adjusted(logits, draws.rows, [requests[row] for row in rows])
+            ids = kernels.sample_rows(adjusted, draws)
             if len(rows) < len(requests):
-                ids = token_ids.index_copy(0, kernels.send(rows, torch.int64, device), ids)
+                ids = token_ids.index_copy(0, draws.rows, ids)
             token_ids = ids
             counts = {
                 row: n for row in rows if (n := requests[row].params.num_logprobs) is not None
@@ -180,17 +181,13 @@ class Sampler:
                 parts.append(self._kernels.token_logprobs(same, some, ids, [0] * len(named))[0])
         return (torch.cat(parts),) if parts else ()
 
-    def _adjusted(
-        self, logits: Tensor, rows: Sequence[int], requests: Sequence[SampleRequest]
-    ) -> Tensor:
+    def _adjusted(self, logits: Tensor, rows: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
         """Return some rows [R, V] after logit bias, forbidden tokens and penalties."""
-        adjusted = (
-            logits.clone()
-            if len(rows) == len(logits)
-            else logits.index_select(0, self._ids(rows, logits))
-        )
-        for row, logits_V in zip(rows, adjusted, strict=True):
-            self._adjust(logits_V, requests[row])
+        is_whole = len(requests) == len(logits)
+        adjusted = logits.clone() if is_whole else logits.index_select(0, rows)
+        for row, request in enumerate(requests):
+            if request.is_adjusted:
+                self._adjust(adjusted[row], request)
         return adjusted
 
     def _adjust(self, logits: Tensor, request: SampleRequest) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from ray.exceptions import WorkerCrashedError
 
 from cluster.engine.executor import Executor, ExecutorFailed, FailureCause
@@ -28,6 +29,9 @@ class ScriptedRank:
 
     def __init__(self, index: int) -> None:
         self.fails_to_clear = False
+        self.measured: PageCounts | None = None  # what its GPU has left; None: it has no GPU
+        self.has_loaded = False
+        self.others: tuple[ScriptedRank, ...] = ()
         self._index = index
         self._server: asyncio.Server
         self._channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
@@ -36,7 +40,14 @@ class ScriptedRank:
         return "127.0.0.1", 1
 
     async def load(self, store: tuple[str, int]) -> RankInfo:
-        return FakeRank(page_size=4).load()
+        info = FakeRank(page_size=4).load()
+        self.has_loaded = True
+        return info if self.measured is None else replace(info, max_pages=None)
+
+    async def measure_pages(self) -> PageCounts:
+        assert self.measured is not None, "its pages are known"
+        assert all(other.has_loaded for other in self.others)
+        return self.measured
 
     async def serve(self, pages: PageCounts, host_pages: PageCounts) -> tuple[str, int]:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -126,6 +137,18 @@ async def test_a_group_says_what_an_adapter_holds_on_each_rank() -> None:
     assert await group.load_adapter(0, "cafe", (("cafe", "cafe"),)) == (100, 101)
     both = compose([("cafe", 2.0), ("fade", 1.0)])
     assert await group.load_adapter(1, both, (("cafe",) * 2, ("fade",) * 2)) == (200, 201)
+    await group.kill()
+
+
+async def test_gpus_are_asked_what_they_have_left_once_all_ranks_have_loaded() -> None:
+    """In a step of all ranks: none may wait for one that still loads."""
+    launcher = ScriptedLauncher()
+    for rank, num_pages in zip(launcher.ranks, (90, 80), strict=True):
+        rank.measured = PageCounts(num_pages)
+        rank.others = launcher.ranks
+    group = Executor(launcher, PATIENCE, StepLimit(PATIENCE))
+    await group.start()
+    assert group.pages == PageCounts(80)
     await group.kill()
 
 

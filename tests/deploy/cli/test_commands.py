@@ -43,7 +43,7 @@ def test_help_shows_the_flags_in_their_groups_and_no_alias_as_a_flag(command: st
     assert [title for title in titles if title in GROUPS] == list(GROUPS)
     shown = re.findall(r"^│ (--[a-z-]+)", said, re.MULTILINE)
     assert {f"--{key.replace('_', '-')}" for key in ServeConfig.model_fields} < set(shown)
-    assert not {"--tensor-parallel-size", "--gpu-memory-utilization"} & set(shown)
+    assert not {"--tensor-parallel-size", "--mem-fraction-static"} & set(shown)
     assert "Also --tensor-parallel-size, -tp, --tp-size." in " ".join(said.split())
 
 

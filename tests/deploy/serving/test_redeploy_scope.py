@@ -78,6 +78,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "deterministic": (True, ALL),
     "max_model_len": (512, "Router Scheduler"),
     "kv_cache_memory": (2**20, "Scheduler"),
+    "gpu_memory_utilization": (0.5, "Scheduler"),
     "kv_host_memory": (2**20, "Scheduler"),
     "page_size": (32, "Router Scheduler"),
     "max_num_seqs": (8, "Scheduler"),

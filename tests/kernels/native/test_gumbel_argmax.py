@@ -100,6 +100,7 @@ def test_a_full_draw_of_the_backend_asks_for_it_and_is_torchs(
         RowSampling(0.7, 5, 0.9, 0.0, 1, 3),
         RowSampling(0.8, 0, 1.0, 0.05, 1, 4),
     ]
-    drawn = NativeKernels(ThreadPool(library, 1)).sample_rows(logits, draws)
+    kernels = NativeKernels(ThreadPool(library, 1))
+    drawn = kernels.sample_rows(logits, kernels.send_draws(range(3), draws, logits.device))
     assert torch.equal(drawn, sample_rows(logits, draws))
     assert asked == [2, 4]

@@ -49,7 +49,7 @@ def draw(kernels: GpuKernels, num_rows: int, chance: random.Random) -> None:
         for _ in range(num_rows)
     ]
     kernels.argmax(logits)
-    kernels.sample_rows(logits, rows)
+    kernels.sample_rows(logits, kernels.send_draws(range(num_rows), rows, logits.device))
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,8 @@ FORK = PageCopy("fork", 1, 5, 1)
 
 def test_a_fork_starts_within_a_page_of_its_own(table):
     chunk = Chunk(2, 5, (5,), (), True)
-    assert table.apply(plan(starts=[start(2, (0, 5), 5)], copies=[FORK], chunks=[chunk])) == (
-        [],
-        [],
-    )
+    table.apply(plan(starts=[start(2, (0, 5), 5)], copies=[FORK], chunks=[chunk]))
+    assert build_input_batch([chunk], table).new_pages == []
     assert list(table[2].pages) == [0, 5]
     assert table[2].num_tokens == 6
 
@@ -50,7 +48,8 @@ def test_a_page_may_be_saved_and_given_out_in_one_plan(table):
     chunk = Chunk(2, 0, (1,), (1,), False)
     copies = [PageCopy("save", 1, 0, PAGE)]
     second = plan(ends=[1], starts=[start(2)], copies=copies, chunks=[chunk])
-    assert table.apply(second) == ([1], [])
+    table.apply(second)
+    assert build_input_batch([chunk], table).new_pages == [1]
 
 
 def test_a_page_may_be_restored_for_a_sequence_that_starts(table):
@@ -126,7 +125,9 @@ class TestWindows:
             window=5,
         )
         chunk = Chunk(1, 0, tuple(range(10)), (0, 1, 2), True, (), (3, 4, 5))
-        assert table.apply(plan(starts=[start(1)], chunks=[chunk])) == ([0, 1, 2], [3, 4, 5])
+        table.apply(plan(starts=[start(1)], chunks=[chunk]))
+        rows = build_input_batch([chunk], table)
+        assert (rows.new_pages, rows.new_window_pages) == ([0, 1, 2], [3, 4, 5])
         return table
 
     def test_a_table_has_no_page_that_no_row_sees(self, table):

@@ -144,10 +144,11 @@ def test_a_sequence_has_the_same_bits_in_any_company(tiny_model, start_group, on
 def test_a_top_k_beyond_all_bounds_means_all_tokens() -> None:
     """It comes from a client, and must not end a rank."""
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
-    sampled = [
-        int(Interpreted(False).sample_rows(logits, [RowSampling(1.0, top_k, 1.0, 0.0, 3, 4)]))
-        for top_k in (0, 300, 2**40)
-    ]
+    kernels, sampled = Interpreted(False), []
+    for top_k in (0, 300, 2**40):
+        draw = RowSampling(1.0, top_k, 1.0, 0.0, 3, 4)
+        draws = kernels.send_draws([0], [draw], logits.device)
+        sampled.append(int(kernels.sample_rows(logits, draws)))
     assert sampled[0] == sampled[1] == sampled[2]
 
 

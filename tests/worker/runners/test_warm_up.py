@@ -18,6 +18,7 @@ from worker.runners.warm_up import (
     CAPTURE_RANKS,
     CAPTURE_SIZES,
     GraphLadder,
+    largest_batches,
     product_rows,
     warm_up_batches,
 )
@@ -36,6 +37,7 @@ def decodes(num_rows: int, longest: int, lora_rank: int, page_size: int) -> Batc
         pages=-(-longest // page_size),
         max_splits=most_splits(longest),
         max_lora_rank=lora_rank,
+        new_pages=num_rows,
     )
 
 
@@ -102,3 +104,32 @@ def test_prompts_of_many_rows_for_each_expert_come_where_a_step_may_have_them() 
     assert product_rows(mixtral, 1028) == (*ROWS, 1028)
     assert product_rows(mixtral, 1027) == ROWS
     assert 1028 * mixtral.top_k // mixtral.num_experts == FEW_ROWS + 1
+
+
+@given(
+    *(st.integers(1, 5000), st.integers(1, 300), st.integers(2, 3000), st.integers(0, 3)),
+    st.booleans(),
+)
+def test_the_largest_batches_have_all_that_a_step_may_have(
+    num_tokens: int, max_num_seqs: int, max_model_len: int, num_states: int, has_adapters: bool
+) -> None:
+    decodes, prompts = largest_batches(
+        num_tokens, max_num_seqs, max_model_len, 16, num_states, has_adapters=has_adapters
+    )
+    num_samples = min(max_num_seqs, num_tokens)
+    assert all(decodes.decodes) and not any(prompts.decodes)
+    assert decodes.query_starts[-1] == min(num_samples, num_states or num_samples)
+    assert set(decodes.context_lens) == {max_model_len}
+    most = num_states * max_model_len or num_tokens
+    assert prompts.query_starts[-1] == min(num_tokens, most)
+    assert len(prompts.sample_rows) == min(num_samples, most)
+    for batch in (decodes, prompts):
+        assert len(batch.token_ids) == batch.query_starts[-1]
+        assert batch.sample_rows[-1] == len(batch.token_ids) - 1 and batch.sample_rows[0] >= 0
+        assert max(batch.context_lens) <= max_model_len
+        assert all(len(table) * 16 >= max_model_len for table in batch.page_tables)
+        assert {page for table in batch.page_tables for page in table} == {0}
+        assert len(batch.state_pages) <= (num_states or len(batch.state_pages))
+        assert sum(run.stop - run.start for run in batch.runs) == (
+            len(batch.token_ids) if has_adapters else 0
+        )
