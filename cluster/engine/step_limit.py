@@ -4,7 +4,7 @@ A flat limit must suit the longest prompt, and then lets a hung decode stand for
 """
 
 LEAST = 1.5  # seconds: a process may stand still for so long on a busy machine
-FACTOR = 8  # times the longest step of its kind
+FACTOR = 7  # times the longest step of its kind
 # Of what is remembered of a kind, with one step of it: one that stood still, as on a busy machine,
 # says little of others, and if it is the first of many they have their time all the same.
 GROWTH = 3

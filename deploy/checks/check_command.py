@@ -17,7 +17,7 @@ from deploy.checks.memory_needs import Needs
 from deploy.checks.start_check import look, mistakes_of_adapters, print_warnings
 from deploy.config import ServeConfig
 from deploy.config_errors import Mistake
-from deploy.engine_config import Checked, adapter_limits, rank_memory
+from deploy.engine_config import Checked, adapter_limits, longest_sequence, rank_memory
 from deploy.generation_config import shown_defaults
 from deploy.memory import total
 from worker.weights.partition import partition
@@ -42,6 +42,8 @@ def check_all(config: ServeConfig, console: Console) -> Checked:
     with console.status("looking at the model") as status:
         start = look(config, look_at_adapters)
     console.print(_table(start.checked, start.needs))
+    if start.left_for_kv is not None:
+        console.print(_shown_kv(start.checked, start.left_for_kv), highlight=False)
     console.print(_shown_output(start.checked), highlight=False)
     print_warnings(start.warnings, console)
     checked, replicas = start.checked, start.needs.replicas
@@ -80,6 +82,15 @@ def known_adapters(config: ServeConfig) -> Iterator[tuple[str, str]]:
     for name, found in sorted(scan(config.adapter_dir).found.items()):
         if name not in named:
             yield name, found.path
+
+
+def _shown_kv(checked: Checked, num_bytes: int) -> str:
+    """Return what a GPU leaves for KV, in words."""
+    num_tokens = longest_sequence(checked.config, checked.model, num_bytes)
+    return (
+        f"of a GPU about {num_bytes / _MIB:,.0f} MiB are left for KV, {num_tokens:,} tokens; "
+        "ranks measure it when they start"
+    )
 
 
 def _shown_output(checked: Checked) -> str:

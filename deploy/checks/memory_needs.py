@@ -87,6 +87,17 @@ def verdict(checked: Checked, needs: Needs, machine: Machine) -> list[str]:
     return warnings
 
 
+def left_for_kv(checked: Checked, needs: Needs, machine: Machine) -> int | None:
+    """Return about how many bytes the smallest GPU leaves for KV.
+
+    None if they are given by the configuration, or nobody says what GPUs there are.
+    """
+    config = checked.config
+    if config.kv_memory_bytes(checked.device) is not None or not machine.gpu_memory:
+        return None
+    return int(min(machine.gpu_memory) * config.gpu_memory_utilization) - needs.on_device
+
+
 def _check_host(needs: Needs, machine: Machine) -> None:
     """Refuse what this machine, which is to have all of it, cannot hold."""
     parts = needs.on_one_host
@@ -104,13 +115,15 @@ def _check_host(needs: Needs, machine: Machine) -> None:
 
 def _check_gpus(checked: Checked, needs: Needs, machine: Machine) -> None:
     config = checked.config
-    has, num_ranks = min(machine.gpu_memory), needs.replicas * config.tp
+    where, has = "a GPU", min(machine.gpu_memory)
+    num_ranks = needs.replicas * config.tp
     if config.kv_memory_bytes("cuda") is None:  # which is to find room as well
         has = int(has * config.gpu_memory_utilization)
+        where += f" of which gpu_memory_utilization gives {config.gpu_memory_utilization:.0%}"
     if needs.on_device > has:
         rank = max(needs.ranks, key=lambda parts: total(parts, "device"))
         parts = [part for part in rank if part.place == "device"]
-        text = _too_much("a GPU", "would have to hold", needs.on_device, has, parts)
+        text = _too_much(where, "would have to hold", needs.on_device, has, parts)
         raise ConfigError(f"memory: {text}")
     if num_ranks > len(machine.gpu_memory):
         raise ConfigError(

@@ -18,7 +18,7 @@ from cluster.adapters.versions import check_name_form
 from cluster.errors import NotFound, TopworkError
 from deploy.checks.address_checks import look_at_addresses
 from deploy.checks.file_checks import look_at_files
-from deploy.checks.memory_needs import Needs, needs_of, verdict
+from deploy.checks.memory_needs import Needs, left_for_kv, needs_of, verdict
 from deploy.checks.tls_check import look_at_certificate
 from deploy.checks.tokenizer_check import looking_at_tokenizer
 from deploy.checks.traces_check import look_at_traces
@@ -46,6 +46,7 @@ class Start:
     checked: Checked
     needs: Needs
     warnings: tuple[str, ...]
+    left_for_kv: int | None  # about how many bytes of a GPU; None: they are given, or not known
 
 
 def check_start(config: ServeConfig, console: Console) -> Checked:
@@ -79,10 +80,11 @@ def look(config: ServeConfig, look_at_adapters: LookAtAdapters) -> Start:
             *look_at_adapters(checked),
         ]
         warnings = [*_widened(checked), *_short_kv_memory(checked)]
+        machine = Machine.here()
         try:
             if config.ray_address is not None:
                 check_ray_address(config.ray_address)
-            warnings += verdict(checked, needs, Machine.here())
+            warnings += verdict(checked, needs, machine)
         except ConfigError as error:
             mistakes.append(Mistake(str(error)))
         found = tokenizer()
@@ -95,7 +97,7 @@ def look(config: ServeConfig, look_at_adapters: LookAtAdapters) -> Start:
         mistakes = [one for one in mistakes if not one.is_absent]
     if mistakes:
         raise ConfigError("\n".join(one.text for one in mistakes))
-    return Start(checked, needs, tuple(warnings))
+    return Start(checked, needs, tuple(warnings), left_for_kv(checked, needs, machine))
 
 
 def outline_adapters(checked: Checked) -> Iterator[Mistake]:

@@ -39,7 +39,7 @@ class SchedulingKeys(Keys):
         Field(
             gt=0,
             description="Seconds a step may take before its ranks are restarted, while none like "
-            "it was measured; then eight times what those took.",
+            "it was measured; then seven times what those took.",
         ),
     ] = 8.0
 

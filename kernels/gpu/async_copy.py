@@ -7,12 +7,15 @@ done at once.
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kernels.interface import Numbers
 
 ALIGNMENT = 16  # bytes: what the widest load of a kernel asks for
+_DTYPES = {np.int32: torch.int32, np.int64: torch.int64, np.float32: torch.float32}
 
 
 class DeviceEvent:
@@ -61,24 +64,28 @@ def send_numbers(numbers: Numbers, dtype: torch.dtype, device: torch.device) -> 
     return host.pin_memory().to(device, non_blocking=True)
 
 
-def send_columns(
-    columns: Sequence[tuple[Numbers, torch.dtype]], device: torch.device
-) -> list[Tensor]:
+def send_columns(columns: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[Tensor]:
     """Return columns of numbers on the device, sent in one copy as `send_numbers` sends one.
 
     Each begins at a multiple of 16 bytes: Triton compiles anew for one that is aligned otherwise.
+
+    Args:
+        columns: of int32, int64 or float32.
+        device: where to.
     """
-    parts = [torch.as_tensor(numbers, dtype=dtype) for numbers, dtype in columns]
     starts = [0]
-    for part in parts:
-        starts.append(starts[-1] + -(-part.nbytes // ALIGNMENT) * ALIGNMENT)
+    for column in columns:
+        starts.append(starts[-1] + -(-column.nbytes // ALIGNMENT) * ALIGNMENT)
     host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for part, start in zip(parts, starts, strict=False):
-        host[start : start + part.nbytes].view(part.dtype).copy_(part)
+    spans = [
+        slice(start, start + column.nbytes) for column, start in zip(columns, starts, strict=False)
+    ]
+    for column, span in zip(columns, spans, strict=True):
+        host.numpy()[span] = column.view(np.uint8)
     there = host.to(device, non_blocking=True)
     return [
-        there[start : start + part.nbytes].view(part.dtype)
-        for part, start in zip(parts, starts, strict=False)
+        there[span].view(_DTYPES[column.dtype.type])
+        for column, span in zip(columns, spans, strict=True)
     ]
 
 

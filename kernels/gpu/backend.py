@@ -36,7 +36,6 @@ from kernels.linear import LinearWeight
 from kernels.quantized import QuantizedLinears
 from kernels.sampling import RowDraws, RowSampling
 
-_SIGN = 1 << 63
 _MOST = (1 << 31) - 1
 _STAGED_PAGES = 8  # on their way between the tiers at once: tens of megabytes
 
@@ -312,14 +311,14 @@ class GpuKernels(GpuRecurrent):
     ) -> RowDraws:
         row_ids, *columns = send_columns(
             (
-                (rows, torch.int64),
-                ([draw.temperature for draw in draws], torch.float32),
+                np.array(rows, np.int64),
+                np.array([draw.temperature for draw in draws], np.float32),
                 # Any number is a client's to send; more than there are tokens is all of them.
-                ([min(draw.top_k, _MOST) for draw in draws], torch.int32),
-                ([draw.top_p for draw in draws], torch.float32),
-                ([draw.min_p for draw in draws], torch.float32),
-                ([_signed(draw.seed) for draw in draws], torch.int64),
-                ([draw.position for draw in draws], torch.int64),
+                np.array([min(draw.top_k, _MOST) for draw in draws], np.int32),
+                np.array([draw.top_p for draw in draws], np.float32),
+                np.array([draw.min_p for draw in draws], np.float32),
+                np.array([draw.seed for draw in draws], np.uint64).view(np.int64),
+                np.array([draw.position for draw in draws], np.int64),
             ),
             device,
         )
@@ -337,8 +336,3 @@ class GpuKernels(GpuRecurrent):
 
 def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
     return send_numbers(numbers, torch.int32, device)
-
-
-def _signed(x: int) -> int:
-    """Return the int64 with the same 64 bits."""
-    return x - (_SIGN << 1) if x >= _SIGN else x

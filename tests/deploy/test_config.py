@@ -114,6 +114,17 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(key: str, meant: str) -
         load_config(None, {"model": "m", key: 1})
 
 
+def test_kv_memory_that_is_not_given_is_the_gpus_to_say_and_little_on_a_cpu() -> None:
+    for values in ({}, {"kv_cache_memory": "auto"}, {"kv_cache_memory": None}):
+        config = load_config(None, {"model": "m", **values})
+        assert (config.kv_memory_bytes("cpu"), config.kv_memory_bytes("cuda")) == (2**29, None)
+    given = load_config(None, {"model": "m", "kv_cache_memory": "3GiB"})
+    assert given.kv_memory_bytes("cpu") == given.kv_memory_bytes("cuda") == 3 * 2**30
+    for share in (0, 1.01):
+        with pytest.raises(ConfigError, match="gpu_memory_utilization"):
+            load_config(None, {"model": "m", "gpu_memory_utilization": share})
+
+
 def test_a_key_like_no_other_has_no_nearest_one() -> None:
     assert nearest("zzzzzz", ServeConfig.model_fields) is None
     with pytest.raises(ConfigError, match="zzzzzz: there is no such key; `topwork serve --help`"):
@@ -190,6 +201,7 @@ def test_the_committed_json_schema_is_in_step() -> None:
     [
         ({"model": "m", "tp": 2, "kv_cache_memory": "512MiB", "adapter": ["a=b"]}, True),
         ({"model": "m", "kv_host_memory": 0, "adapter_memory": " 1.5 gib "}, True),
+        ({"model": "m", "kv_cache_memory": "auto"}, True),
         ({"model": "m", "adapter_memory": 0}, False),
         ({"model": "m", "kv_cache_memory": "lots"}, False),
         ({"model": "m", "dtype": "int3"}, False),

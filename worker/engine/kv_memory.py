@@ -46,13 +46,8 @@ def measured_pages(
     """
     config, memory = loaded.config, CudaMemory(loaded.device)
     assert config.kv_memory_bytes is None, "it is known how many fit"
-    before = memory.allocated()
-    cache = loaded.new_cache(_FEW_PAGES, NO_PAGES)
-    pages_bytes = memory.allocated() - before
-    runner = new_runner(cache)
-    assert isinstance(runner, ProfiledRunner), "what a host has is not asked for"
-    steps = LargestSteps(runner, sampler, config.max_num_seqs)
-    use = measure_use(memory, steps, pages_bytes, config.adapter_memory_bytes)
+    use = _measured_use(loaded, new_runner, sampler, memory)
+    memory.free()  # what the steps had is given back
     told = use.describe(config.gpu_memory_utilization)
     logger.info("rank %d: %s", config.rank, told)
     pages = loaded.pages_in(max(0, use.left(config.gpu_memory_utilization)))
@@ -62,6 +57,21 @@ def measured_pages(
             "max_num_batched_tokens or max_num_seqs, or take more ranks"
         )
     return pages
+
+
+def _measured_use(
+    loaded: LoadedModel,
+    new_runner: Callable[[KVCache], object],
+    sampler: Sampler,
+    memory: "DeviceMemory",
+) -> "MemoryUse":
+    before = memory.allocated()
+    cache = loaded.new_cache(_FEW_PAGES, NO_PAGES)
+    pages_bytes = memory.allocated() - before
+    runner = new_runner(cache)
+    assert isinstance(runner, ProfiledRunner), "what a host has is not asked for"
+    steps = LargestSteps(runner, sampler, loaded.config.max_num_seqs)
+    return measure_use(memory, steps, pages_bytes, loaded.config.adapter_memory_bytes)
 
 
 class DeviceMemory(Protocol):

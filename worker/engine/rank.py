@@ -302,7 +302,7 @@ class Rank:
         """Put pending tokens into the histories that sampling needs; this alone waits for them."""
         for seq_id in pending:
             sequence = self._table[seq_id]
-            if sequence.sampling.needs_history:
+            if sequence.needs_history:
                 sequence.history[-1] = self._pending.on_host(seq_id)
             if sequence.sampling.grammar:
                 self._feed_grammar(seq_id)

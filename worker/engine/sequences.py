@@ -30,8 +30,10 @@ from worker.protocol import (
 class RunningSequence:
     """A sequence between its start and its end."""
 
+    serial: int  # of its start, among all of its table
     slot: int | None
     sampling: SamplingParams
+    needs_history: bool  # as `sampling` says, asked once
     num_prompt_tokens: int
     num_tokens: int  # positions whose K and V are, or in this step will be, in the pages
     pages: "array[int]"  # int32, so that a step copies it as it lies
@@ -64,6 +66,7 @@ class SequenceTable:
         self.window = window
         self._max_model_len = max_model_len
         self._by_id: dict[int, RunningSequence] = {}
+        self._num_started = 0
 
     def __getitem__(self, seq_id: int) -> RunningSequence:
         return self._by_id[seq_id]
@@ -159,9 +162,12 @@ class SequenceTable:
         assert len(start.history) == (start.num_cached_tokens if needs_history else 0), (
             f"history of {len(start.history)} tokens"
         )
+        self._num_started += 1
         self._by_id[start.seq_id] = RunningSequence(
+            serial=self._num_started,
             slot=start.slot,
             sampling=start.sampling,
+            needs_history=needs_history,
             num_prompt_tokens=start.num_prompt_tokens,
             num_tokens=start.num_cached_tokens,
             pages=array("i", start.pages),
@@ -203,15 +209,16 @@ class SequenceTable:
         assert start == sequence.num_tokens, f"chunk at {start}, not {sequence.num_tokens}"
         sequence.num_tokens += len(token_ids)
         assert sequence.num_tokens <= self._max_model_len, f"{sequence.num_tokens} positions"
-        self._check_pages(chunk.new_pages, "full")
-        sequence.pages.extend(chunk.new_pages)
+        if chunk.new_pages:
+            self._check_pages(chunk.new_pages, "full")
+            sequence.pages.extend(chunk.new_pages)
         if self.window or chunk.new_window_pages:
             num_new = len(chunk.new_pages) if self.window else 0
             assert len(chunk.new_window_pages) == num_new, "page tables of unequal lengths"
             self._check_pages(chunk.new_window_pages, "window")
             sequence.window_pages.extend(chunk.new_window_pages)
         assert len(sequence.pages) * self._page_size >= sequence.num_tokens, "too few pages"
-        if sequence.sampling.needs_history:
+        if sequence.needs_history:
             sequence.history += token_ids
 
     def _check_pages(self, pages: tuple[int, ...], pool: PoolName) -> None:
@@ -247,9 +254,14 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
         query_starts=bounds,
         context_lens=[sequence.num_tokens for sequence in sequences],
         page_tables=[sequence.pages for sequence in sequences],
+        serials=[sequence.serial for sequence in sequences],
         window_tables=[_window_table(one) for one in sequences] if table.window else (),
         state_pages=[one.state_page for one in sequences if one.state_page is not None],
-        decodes=[_is_decode(c, s) for c, s in zip(ordered, sequences, strict=True)],
+        # An output token, not a piece of a prompt that happens to be one token long.
+        decodes=[
+            len(chunk.token_ids) == 1 and chunk.start >= one.num_prompt_tokens
+            for chunk, one in zip(ordered, sequences, strict=True)
+        ],
         runs=_runs([one.slot for one in sequences], bounds),
         sample_rows=[row for chunk, one, row in in_plan_order if draws(chunk, one)],
         pending_rows=[
@@ -291,11 +303,6 @@ def hidden_places(chunk: Chunk, sequence: RunningSequence) -> range:
     num_pooled = {"": 0, "last": last, "mean": len(chunk.token_ids), "classify": last}
     count = num_pooled[sequence.sampling.pooling]
     return range(len(chunk.token_ids) - count, len(chunk.token_ids))
-
-
-def _is_decode(chunk: Chunk, sequence: RunningSequence) -> bool:
-    """Tell an output token from a piece of a prompt that happens to be one token long."""
-    return len(chunk.token_ids) == 1 and chunk.start >= sequence.num_prompt_tokens
 
 
 def _runs(slots: Sequence[int | None], bounds: Sequence[int]) -> tuple[SlotRows, ...]:

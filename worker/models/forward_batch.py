@@ -35,6 +35,8 @@ class InputBatch:
     # sequence sees stands another one that is its own.
     window_tables: Sequence[Sequence[int]] = ()
     state_pages: Sequence[int] = ()  # of each sequence, if there are layers with states
+    # Of each sequence a number of its own, or none of any: its page table has only grown since.
+    serials: Sequence[int] = ()
     # Pages that the step is the first to write to, of full and window layers: filled with zeros.
     new_pages: Sequence[int] = ()
     new_window_pages: Sequence[int] = ()

@@ -6,11 +6,8 @@ graph can be captured once and replayed with other rows.
 Shapes: as in kernels.gpu.batch_metadata.
 """
 
-import weakref
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +30,9 @@ from worker.lora.adapter_bank import AdapterBank
 from worker.models.forward_batch import ForwardBatch, InputBatch
 from worker.pools import PoolName
 from worker.runners.device_arrays import DeviceArrays
+from worker.runners.page_table_rows import PageTableRows
 
 Array = npt.NDArray[np.integer]
-PageArray: TypeAlias = "array[int]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +76,6 @@ class GpuBatch:
         self._attended: Sequence[PoolName] = [pool for pool in pools if pool != "state"]
         self._has_states = "state" in pools
         self._bank = bank
-        # Of each row of each page table: the pages that it was filled with, and how many of them.
-        self._filled: dict[str, list[tuple[weakref.ref[PageArray], int] | None]] = {}
         int32, int64 = torch.int32, torch.int64
         self._arrays = DeviceArrays(
             {
@@ -109,6 +104,12 @@ class GpuBatch:
             device,
             pins_memory,
         )
+        host = self._arrays.writable()
+        self._tables = {
+            name: PageTableRows(host[name])
+            for pool in self._attended
+            for name in (f"{pool} decode_table", f"{pool} prefill_table")
+        }
 
     def _of_states(self, size: BatchSize) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the arrays of layers with states, if there are any."""
@@ -166,52 +167,36 @@ class GpuBatch:
     ) -> None:
         """Fill in where the rows are, in the pages of each kind of layers."""
         starts, lengths = _numbers(rows.query_starts), _numbers(rows.context_lens)
-        decoding, tables = starts[cut.decodes], {"full": rows.page_tables}
-        tables["window"] = rows.window_tables
-        positions = np.zeros(len(rows.token_ids), np.int64)
-        positions[decoding] = lengths[cut.decodes] - 1
-        for i in cut.prefills:
-            positions[starts[i] : starts[i + 1]] = np.arange(
-                lengths[i] - (starts[i + 1] - starts[i]), lengths[i]
-            )
+        positions = _positions(starts, lengths, cut)
         _fill(host["positions"], positions, 0)
+        decoding, counts = starts[cut.decodes], -(-lengths // page_size)
+        serials = _numbers(rows.serials) if rows.serials else None
+        tables = {"full": rows.page_tables, "window": rows.window_tables}
+        known = {"full": serials, "window": None}  # of a window, tables change where they begin
         for pool in self._attended:
-            pages = np.zeros(len(rows.token_ids), np.int64)  # of each row
-            name = f"{pool} decode_table"
-            self._fill_table(host, name, tables[pool], cut.decodes, lengths, page_size)
-            at = positions[decoding] // page_size
-            pages[decoding] = host[name][np.arange(len(decoding)), at]
-            name = f"{pool} prefill_table"
-            self._fill_table(host, name, tables[pool], cut.prefills, lengths, page_size)
+            pages = np.zeros(len(positions), np.int64)  # of each row
+            of_pool = tables[pool], counts, known[pool]
+            table = self._filled(f"{pool} decode_table", cut.decodes, *of_pool)
+            pages[decoding] = table[np.arange(len(decoding)), positions[decoding] // page_size]
+            table = self._filled(f"{pool} prefill_table", cut.prefills, *of_pool)
             for row, i in enumerate(cut.prefills):
                 span = slice(starts[i], starts[i + 1])
-                pages[span] = host[name][row, positions[span] // page_size]
+                pages[span] = table[row, positions[span] // page_size]
             _fill(host[f"{pool} kv_loc"], pages * page_size + positions % page_size, -1)
 
-    def _fill_table(
+    def _filled(
         self,
-        host: Mapping[str, Array],
         name: str,
-        tables: Sequence[Sequence[int]],
         sequences: Sequence[int],
-        lengths: Array,
-        page_size: int,
-    ) -> None:
-        """Fill in the pages of sequences, of those that were there in the last step the new ones.
-
-        Their arrays of pages only ever grow.
-        """
-        table = host[name]
-        filled = self._filled.setdefault(name, [None] * len(table))
-        counts = (-(-lengths[sequences] // page_size)).tolist()
-        for row, (i, count) in enumerate(zip(sequences, counts, strict=True)):
-            pages, before = tables[i], filled[row]
-            start = 0
-            if before is not None and before[0]() is pages:
-                start = min(before[1], count)
-            if start < count:
-                table[row, start:count] = np.asarray(pages)[start:count]
-                filled[row] = (weakref.ref(pages), count) if isinstance(pages, array) else None
+        tables: Sequence[Sequence[int]],
+        counts: Array,
+        serials: Array | None,
+    ) -> Array:
+        """Return a page table in whose first rows are the pages of some of a step's sequences."""
+        rows = self._tables[name]
+        own = None if serials is None else serials[sequences]
+        rows.fill([tables[i] for i in sequences], counts[sequences], own)
+        return rows.table
 
     def _new_pages(self, rows: InputBatch) -> Mapping[PoolName, Sequence[int]]:
         """Return the pages of each pool that a step is the first to write to."""
@@ -326,3 +311,13 @@ def _fill(target: Array, values: Sequence[int] | Array, empty: int) -> None:
 
 def _numbers(values: Sequence[int]) -> npt.NDArray[np.int64]:
     return np.array(values, dtype=np.int64)
+
+
+def _positions(starts: Array, lengths: Array, cut: _Cut) -> npt.NDArray[np.int64]:
+    """Return the position of each row."""
+    positions = np.zeros(starts[-1], np.int64)
+    positions[starts[cut.decodes]] = lengths[cut.decodes] - 1
+    for i in cut.prefills:
+        count = starts[i + 1] - starts[i]
+        positions[starts[i] : starts[i + 1]] = np.arange(lengths[i] - count, lengths[i])
+    return positions

@@ -27,7 +27,7 @@ def test_one_slow_step_is_forgotten_after_many() -> None:
 
 
 def test_a_step_that_stood_still_once_gives_those_behind_it_little_more() -> None:
-    """Else a hang after it would be one for as long as eight such steps."""
+    """Else a hang after it would be one for as long as seven such steps."""
     limit = StepLimit(8.0)
     limit.measured(1, 0.1)
     limit.measured(1, 2.0)

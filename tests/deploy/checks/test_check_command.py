@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Type
 from rich.console import Console
 
 from deploy.checks.check_command import check_all
-from deploy.checks.memory_needs import needs_of, verdict
+from deploy.checks.memory_needs import left_for_kv, needs_of, verdict
 from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import Checked
 from deploy.machine import Machine
@@ -92,6 +92,23 @@ def test_a_rank_must_fit_into_its_gpu() -> None:
     with pytest.raises(ConfigError, match="a GPU would have to hold"):
         judged(replace(LARGE, gpu_memory=(80 * GIB, 80 * GIB)), config, "cuda")
     assert judged(replace(LARGE, gpu_memory=(140 * GIB, 140 * GIB)), config, "cuda") == []
+
+
+def test_what_a_gpu_leaves_for_kv_is_told_unless_bytes_are_given() -> None:
+    checked, machine = tiny(CONFIG, "cuda"), replace(LARGE, gpu_memory=(80 * GIB, 60 * GIB))
+    needs = needs_of(checked)
+    left = left_for_kv(checked, needs, machine)
+    assert left == int(0.9 * 60 * GIB) - needs.on_device and left > 50 * GIB
+    assert left_for_kv(checked, needs, LARGE) is None
+    given = tiny(CONFIG.model_copy(update={"kv_cache_memory": GIB}), "cuda")
+    assert left_for_kv(given, needs_of(given), machine) is None
+    assert left_for_kv(tiny(CONFIG, "cpu"), needs, machine) is None
+
+
+def test_all_but_the_kv_must_fit_into_the_share_of_a_gpu_that_may_be_in_use() -> None:
+    config = CONFIG.model_copy(update={"gpu_memory_utilization": 0.01})
+    with pytest.raises(ConfigError, match="a GPU of which gpu_memory_utilization gives 1% would"):
+        judged(replace(LARGE, gpu_memory=(80 * GIB, 80 * GIB)), config, "cuda")
 
 
 def test_each_rank_needs_a_gpu_of_its_own() -> None:
