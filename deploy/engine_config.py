@@ -40,10 +40,11 @@ class Checked:
     sampling_defaults: SamplingDefaults = SamplingDefaults()
 
 
-def check_model(config: ServeConfig) -> Checked:
+def check_model(config: ServeConfig, device: str | None = None) -> Checked:
     """Find the model, look at all its files but the tokenizer's, compare the configuration with it.
 
-    Of weights the headers are read, and nothing else.
+    Of weights the headers are read, and nothing else. `device` is the ranks', where it is decided;
+    None: `find_device` decides.
 
     Raises:
         ConfigError: naming the key at fault.
@@ -60,7 +61,7 @@ def check_model(config: ServeConfig) -> Checked:
     longest = model.max_position
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(f"max_model_len: {config.max_model_len} is over the model's {longest}")
-    device = find_device(config.device)
+    device = device or find_device(config.device)
     check_device(device, config.page_size, model.head_dim)
     check_quantization(config, device)
     check_kv_cache_dtype(config, device)

@@ -93,7 +93,8 @@ def left_for_kv(checked: Checked, needs: Needs, machine: Machine) -> int | None:
     None if they are given by the configuration, or nobody says what GPUs there are.
     """
     config = checked.config
-    if config.kv_memory_bytes(checked.device) is not None or not machine.gpu_memory:
+    is_here = config.ray_address is None and machine.gpu_memory
+    if config.kv_memory_bytes(checked.device) is not None or not is_here:
         return None
     return int(min(machine.gpu_memory) * config.gpu_memory_utilization) - needs.on_device
 

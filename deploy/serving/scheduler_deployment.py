@@ -21,7 +21,6 @@ from cluster.engine.kv_event_publisher import offset_port
 from cluster.errors import Unavailable
 from cluster.messages import SchedulerAddress
 from deploy.config import ServeConfig
-from deploy.engine_config import find_device
 from deploy.serving.cluster_tls import ranks_stay_on_one_host
 from deploy.serving.launcher import ActorLauncher, LaunchConfig
 from deploy.serving.lifecycle.watchdog import Watchdog
@@ -167,7 +166,7 @@ def _replica_count(config: ServeConfig) -> dict[str, Any]:
         "autoscaling_config": AutoscalingConfig(
             min_replicas=config.replicas,
             max_replicas=config.max_replicas,
-            target_ongoing_requests=config.num_sequences(find_device(config.device)),
+            target_ongoing_requests=config.num_sequences(config.device),
             upscale_delay_s=config.scale_up_delay,
             downscale_delay_s=config.scale_down_delay,
             look_back_period_s=12.0,  # Serve wants more than its ten seconds of an interval

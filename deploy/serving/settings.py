@@ -3,7 +3,7 @@
 The model is looked for on that node: each has it at the same path, or fetches it from the hub.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from math import inf
 
@@ -19,7 +19,6 @@ from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import (
     Checked,
     adapter_limits,
-    check_device,
     check_model,
     rank_memory,
     scheduler_config,
@@ -50,11 +49,9 @@ def check_on_this_node(config: ServeConfig) -> Checked:
     assert config.device != "auto", "deploy.serving.app has resolved it"
     try:
         # The device is the ranks': this node may have none, and need none.
-        checked = check_model(config.model_copy(update={"device": "cpu"}))
-        check_device(config.device, config.page_size, checked.model.head_dim)
+        return check_model(config, config.device)
     except ConfigError as error:
         raise ConfigError(f"{error} (on node {node_ip()})") from error
-    return replace(checked, config=config, device=config.device)
 
 
 def pool_config(checked: Checked, adapter_dirs: tuple[str, ...]) -> AdapterPoolConfig:

@@ -135,7 +135,7 @@ def _plans(num_seqs: int, context: int, page_size: int, steps: int) -> list[Plan
     )
     plans = [Plan(1, (), starts, ())]
     for step in range(steps):
-        # One in `page_size` sequences grows onto a new page, each at another step.
+        # All grow onto a new page at first.
         chunks = tuple(
             Chunk(
                 i,

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from deploy.config import ServeConfig
+from deploy import engine_config
+from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import Checked
-from deploy.serving import settings
+from deploy.keys import memory
+from deploy.serving import scheduler_deployment, settings
 from tests.cluster.adapters.tiny import MODEL
+from tests.deploy.checks.small_model import make_model
 
 
 def checked(keys: dict[str, int], cores: int, device: str = "cpu") -> Checked:
@@ -53,3 +56,27 @@ def test_only_servers_without_keys_look_at_who_a_browser_says_it_asks(
     config = ServeConfig.model_validate({"model": "tiny", **keys})
     made = settings.router_config(Checked(config, Path("tiny"), MODEL, 64, "cpu", 1))
     assert (made.allowed_hosts, made.allowed_origins) == (hosts, origins)
+
+
+def test_what_a_gpu_has_for_kv_is_not_asked_of_a_node_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it taken for what a CPU has: routers and the head look at the configuration, too."""
+    monkeypatch.setattr(memory, "CPU_KV_MEMORY", 1)
+    monkeypatch.setattr(settings, "node_ip", lambda: "10.0.0.1")
+    monkeypatch.setattr(engine_config, "HEAD_DIMS", range(1, 257))
+    model = str(make_model(tmp_path / "model"))
+    config = ServeConfig(model=model, device="cuda", max_model_len=200)
+    found = settings.check_on_this_node(config)
+    assert (found.config, found.device, found.max_model_len) == (config, "cuda", 200)
+    assert settings.scheduler_settings(found).rank.kv_memory_bytes is None
+    with pytest.raises(ConfigError, match="kv_cache_memory: 1 bytes are too few"):
+        settings.check_on_this_node(config.model_copy(update={"device": "cpu"}))
+
+
+def test_the_autoscaler_aims_at_what_the_ranks_device_runs_at_once() -> None:
+    """Also where Serve asks on a node that has none."""
+    for device, aim in (("cuda", 256), ("cpu", 64)):
+        config = ServeConfig(model="tiny", device=device, max_replicas=2)
+        scaling = scheduler_deployment._replica_count(config)["autoscaling_config"]
+        assert scaling.target_ongoing_requests == aim

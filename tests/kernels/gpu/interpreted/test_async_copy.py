@@ -14,8 +14,7 @@ TYPES = st.sampled_from((np.int32, np.int64, np.float32))
 def test_columns_arrive_as_they_were_each_where_kernels_may_load_it_at_its_widest(
     shapes: list[tuple[type[np.generic], int]],
 ) -> None:
-    columns = [np.arange(count).astype(dtype) * 3 - 7 for dtype, count in shapes]
-    columns = [column.astype(dtype) for column, (dtype, _) in zip(columns, shapes, strict=True)]
+    columns = [(np.arange(count) * 3 - 7).astype(dtype) for dtype, count in shapes]
     sent = send_columns(columns, torch.device("cpu"))
     assert len(sent) == len(columns)
     for there, column in zip(sent, columns, strict=True):
