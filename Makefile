@@ -14,7 +14,7 @@ QUICK  := -m 'not slow and not gpu'
 comma  := ,
 ADAPTERS ?= $(if $(filter $(MODEL),$(DEMO)),$(subst $() ,$(comma),$(foreach d,$(wildcard deploy/demo/adapters/*),$(notdir $(d))=$(d))),)
 
-.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-random test-grids test-models test-engines test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-slow-clients bench-peers bench-limits bench-tenancy bench-tenants probe-tenants bench-strangers clean
+.PHONY: install serve test test-serving test-control test-computing test-kernels test-interpreted test-compiled test-sanitizers test-slow test-random test-grids test-models test-engines test-servers test-clients test-cluster test-vllm chaos fuzz check demo-model bench-scheduler bench-adapters bench-trainer bench-structured bench-slow-clients bench-peers bench-limits bench-tenancy bench-tenants probe-tenants bench-strangers clean
 
 # torch first and pinned, and of its build for CPUs: PyPI's brings gigabytes of CUDA. Where that index
 # cannot be reached, pip takes what it finds elsewhere.
@@ -76,7 +76,7 @@ test-compiled: $(BIN)/.installed-dev
 test-sanitizers: $(BIN)/.installed-dev $(DEMO)/config.json
 	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m tests.kernels.sanitizers $(ARGS)
 
-# Everything that `make test` leaves out, but for kernels of GPUs: hours. The next four are parts of it.
+# Everything that `make test` leaves out, but for kernels of GPUs: hours. The next five are parts of it.
 test-slow: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(PYTEST) -m slow $(ARGS)
 
@@ -98,6 +98,11 @@ test-models: $(BIN)/.installed-dev
 test-engines: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(PYTEST) $(addprefix tests/end_to_end/test_,$(addsuffix .py,engine_tokens exact_sums structured_output \
 	  forbidden_tokens thinking_budget enforced_calls classify embeddings prompt_logprobs)) $(ARGS)
+
+# Servers over the demo model, struck, filled and asked for all that they are asked for: half an hour.
+test-servers: $(BIN)/.installed-dev $(DEMO)/config.json
+	$(PYTEST) tests/end_to_end/test_server*.py $(addprefix tests/end_to_end/test_,$(addsuffix .py,small_memory \
+	  request_log observability ends faults pool_recovery commands)) $(ARGS)
 
 # Clients that others wrote, each installed once (9 GB in ~/.cache/topwork), against a server.
 # ARGS='--only langchain,aiperf' takes some, ARGS='-k stream' goes to pytest.

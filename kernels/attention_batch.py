@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -86,32 +87,26 @@ class AttentionBatch:
             page_tables: S page lists, each covering its context; what lies beyond is ignored.
             page_size: positions of a page.
         """
-        num_rows = [b - a for a, b in zip(query_starts, query_starts[1:], strict=False)]
-        assert len(num_rows) == len(context_lens) == len(page_tables), "lists of unequal length"
-        num_pages = [-(-length // page_size) for length in context_lens]
-        for rows, length, needed, table in zip(
-            num_rows, context_lens, num_pages, page_tables, strict=True
-        ):
-            assert 0 < rows <= length, f"{rows} rows in a context of {length}"
-            assert needed <= len(table), f"{len(table)} pages cannot hold {length} positions"
-        positions = [
-            position
-            for rows, length in zip(num_rows, context_lens, strict=True)
-            for position in range(length - rows, length)
-        ]
-        sequence_of_row = [i for i, rows in enumerate(num_rows) for _ in range(rows)]
-        kv_loc = [
-            page_tables[i][position // page_size] * page_size + position % page_size
-            for i, position in zip(sequence_of_row, positions, strict=True)
-        ]
-        sequences = list(zip(query_starts, num_rows, context_lens, strict=False))
+        # By NumPy: a step waits for this, and each of torch's calls takes several times as long.
+        starts, lengths = np.array(query_starts, np.int64), np.array(context_lens, np.int64)
+        sequences = np.empty((len(lengths), 3), np.int64)
+        assert len(starts) - 1 == len(lengths) == len(page_tables), "lists of unequal length"
+        sequences[:, 0] = starts[:-1]
+        sequences[:, 1] = num_rows = starts[1:] - starts[:-1]
+        sequences[:, 2] = lengths
+        are_there = (num_rows > 0) & (num_rows <= lengths)
+        assert are_there.all(), f"{num_rows.tolist()} rows in contexts of {context_lens}"
+        pages = _page_matrix(page_tables, -(-lengths // page_size))
+        sequence_of_row = np.repeat(np.arange(len(lengths)), num_rows)
+        positions = np.arange(len(sequence_of_row)) + (lengths - starts[1:])[sequence_of_row]
+        of_row = pages[sequence_of_row, positions // page_size]
         return cls(
             query_starts=tuple(query_starts),
             context_lens=tuple(context_lens),
-            page_table=_page_matrix(page_tables, num_pages),
-            kv_loc=torch.tensor(kv_loc, dtype=torch.int64),
-            positions=torch.tensor(positions, dtype=torch.int64),
-            sequences=torch.tensor(sequences, dtype=torch.int64).view(-1, 3),
+            page_table=torch.from_numpy(pages),
+            kv_loc=torch.from_numpy(of_row * page_size + positions % page_size),
+            positions=torch.from_numpy(positions),
+            sequences=torch.from_numpy(sequences),
             page_size=page_size,
         )
 
@@ -189,9 +184,12 @@ def _resize(pages: Tensor, num_pages: int) -> Tensor:
     return F.pad(pages, (0, num_pages - pages.shape[1]))
 
 
-def _page_matrix(page_tables: Sequence[Sequence[int]], counts: Sequence[int]) -> Tensor:
-    """Return the first pages of each list as [S, most of the counts] int64, then page 0."""
-    matrix = np.zeros((len(counts), max(counts, default=0)), np.int64)
-    for row, table, count in zip(matrix, page_tables, counts, strict=True):
-        row[:count] = np.asarray(table)[:count]
-    return torch.from_numpy(matrix)
+def _page_matrix(
+    page_tables: Sequence[Sequence[int]], counts: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the first pages of each list as [S, most of the counts], then page 0."""
+    matrix = np.zeros((len(counts), int(counts.max(initial=0))), np.int64)
+    for row, table, count in zip(matrix, page_tables, counts.tolist(), strict=True):
+        assert count <= len(table), f"{len(table)} pages cannot hold what needs {count}"
+        row[:count] = table[:count]
+    return matrix

@@ -331,9 +331,13 @@ class Kernels(
         ...
 
     def send_draws(
-        self, rows: Sequence[int], draws: Sequence[RowSampling], device: torch.device
+        self,
+        rows: Sequence[int],
+        draws: Sequence[RowSampling],
+        positions: Sequence[int],
+        device: torch.device,
     ) -> RowDraws:
-        """Return S draws, and the numbers of their rows in the step, on the device: in one copy."""
+        """Return S draws, their rows and positions in a step, on the device: sent in one copy."""
         ...
 
     def sample_rows(self, logits: Tensor, draws: RowDraws) -> Tensor:

@@ -8,9 +8,9 @@ Shapes: S rows, V vocabulary.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,20 +20,40 @@ GREEDY_BELOW = 1e-5  # lower temperatures are greedy: dividing by them only over
 # Given finite or -inf scores [V], seed and position: `gumbel_argmax`, by whatever means.
 GumbelArgmax = Callable[[Tensor, int, int], int]
 _LOWEST = torch.finfo(torch.float32).min
+_MOST_TOKENS = np.iinfo(np.int32).max
 _BINS_PER_NAT = 4  # top_p: width and number of the bins in which it adds the mass up
 _NUM_BINS = 128
 _MASS_MARGIN = 1e-4  # far above what the histogram's float32 exponentials can be off by
 
 
-class RowSampling(NamedTuple):
-    """How the token of one row is sampled."""
+# A `RowSampling` in memory, as a GPU's kernels take its fields.
+RECORD = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("temperature", np.float32),
+        ("top_k", np.int32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How a row's token is sampled: the same for all tokens of a sequence, so made once for it."""
 
     temperature: float
     top_k: int  # 0: all tokens
     top_p: float
     min_p: float
     seed: int  # 64 bits, unsigned
-    position: int  # of the token in its sequence
+    record: bytes = field(init=False, repr=False, compare=False)  # a RECORD
+
+    def __post_init__(self) -> None:
+        # Any number is a client's to send; more than there are tokens is all of them.
+        top_k = min(self.top_k, _MOST_TOKENS)
+        values = (self.seed, self.temperature, top_k, self.top_p, self.min_p)
+        object.__setattr__(self, "record", np.array(values, RECORD).tobytes())
 
     @property
     def is_greedy(self) -> bool:
@@ -47,17 +67,22 @@ class RowDraws:
 
     rows: Tensor  # [S] int64 beside the logits: their numbers in the step
     draws: Sequence[RowSampling]  # S
-    columns: tuple[Tensor, ...] = ()  # [S] each, of a GPU: the fields of the draws
+    positions: Sequence[int]  # S: of the tokens in their sequences
+    columns: tuple[Tensor, ...] = ()  # [S] each, of a GPU: the fields of the draws, the positions
 
 
 def sample_rows(
-    logits: Tensor, draws: Sequence[RowSampling], argmax: GumbelArgmax = gumbel_argmax
+    logits: Tensor,
+    draws: Sequence[RowSampling],
+    positions: Sequence[int],
+    argmax: GumbelArgmax = gumbel_argmax,
 ) -> Tensor:
     """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf.
 
     A row that holds NaN or +inf, or nothing but -inf, gets the id of its largest, NaN above all.
     """
-    return torch.tensor([_draw(row, draw, argmax) for row, draw in zip(logits, draws, strict=True)])
+    rows = zip(logits, draws, positions, strict=True)
+    return torch.tensor([_draw(row, draw, position, argmax) for row, draw, position in rows])
 
 
 def token_logprobs(
@@ -95,8 +120,8 @@ def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return ids[order][:count], values[:count]
 
 
-def _draw(logits: Tensor, draw: RowSampling, argmax: GumbelArgmax) -> int:
-    """Return the token drawn from one row [V]."""
+def _draw(logits: Tensor, draw: RowSampling, position: int, argmax: GumbelArgmax) -> int:
+    """Return the token drawn from one row [V] for a position."""
     if draw.is_greedy or not math.isfinite(best := logits.max()):
         return int(logits.argmax())
     scores = (logits - best) / draw.temperature  # the best is 0: nothing can overflow
@@ -110,9 +135,9 @@ def _draw(logits: Tensor, draw: RowSampling, argmax: GumbelArgmax) -> int:
     elif draw.top_p < 1.0:
         ids, kept = _nucleus(scores, draw.top_p)
     else:
-        return argmax(scores, draw.seed, draw.position)
+        return argmax(scores, draw.seed, position)
     ids, order = ids[: kept.shape[0]].sort()  # the lowest id wins a tie, as in a full draw
-    noise = gumbel_noise_at(draw.seed, draw.position, ids)
+    noise = gumbel_noise_at(draw.seed, position, ids)
     return int(ids[(kept[order] + noise).argmax()])
 
 

@@ -234,12 +234,16 @@ class CpuKernels(CpuRecurrent):
         logits.masked_fill_(torch.tensor(allowed).logical_not_(), -torch.inf)
 
     def send_draws(
-        self, rows: Sequence[int], draws: Sequence[RowSampling], device: torch.device
+        self,
+        rows: Sequence[int],
+        draws: Sequence[RowSampling],
+        positions: Sequence[int],
+        device: torch.device,
     ) -> RowDraws:
-        return RowDraws(torch.tensor(rows, dtype=torch.int64), draws)
+        return RowDraws(torch.tensor(rows, dtype=torch.int64), draws, positions)
 
     def sample_rows(self, logits: Tensor, draws: RowDraws) -> Tensor:
-        return sample_rows(logits, draws.draws)
+        return sample_rows(logits, draws.draws, draws.positions)
 
     def token_logprobs(
         self, logits: Tensor, rows: Sequence[int], token_ids: Tensor, counts: Sequence[int]

@@ -16,10 +16,8 @@ from zlib import crc32
 import pytest
 
 FOLDERS = {
-    "tests/kernels": "pairs",
-    "tests/kernels/gpu/compiled": "values",
-    "tests/kernels/gpu/interpreted": "values",
-    "tests/worker": "pairs",
+    "tests/kernels": "values",
+    "tests/worker": "values",
     "tests/worker/models/families": "one",
 }
 SIZES = {"values": 1, "pairs": 2}

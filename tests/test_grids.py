@@ -68,7 +68,7 @@ def test_a_mark_says_how_many_are_quick(rule: str, count: int) -> None:
 
 def test_without_a_mark_the_innermost_folder_says_it() -> None:
     assert len(quick("tests/cluster/test_a.py::test_a")) == 6
-    assert len(quick("tests/kernels/test_a.py::test_a")) == 6
+    assert len(quick("tests/kernels/test_a.py::test_a")) == 3
     assert len(quick("tests/kernels/gpu/compiled/test_a.py::test_a")) == 3
     assert len(quick("tests/worker/models/families/test_a.py::TestA::test_a")) == 1
 

@@ -82,12 +82,12 @@ class StepProfile:
         """Look at all steps that an engine of this process runs meanwhile."""
         with ExitStack() as stack:
             for name, owner, function in _OF_SCHEDULER:
-                stack.enter_context(_wrapped(owner, function, self._timed(name, 1.0)))
+                stack.enter_context(wrapped(owner, function, self._timed(name, 1.0)))
             for name, owner, function in _OF_RANKS:
-                stack.enter_context(_wrapped(owner, function, self._timed(name, 1 / self._tp)))
-            stack.enter_context(_wrapped(Scheduler, "schedule", self._planned))
-            stack.enter_context(_wrapped(ThreadPool, "run", self._program))
-            stack.enter_context(_wrapped(LocalEngine, "step", self._stepped))
+                stack.enter_context(wrapped(owner, function, self._timed(name, 1 / self._tp)))
+            stack.enter_context(wrapped(Scheduler, "schedule", self._planned))
+            stack.enter_context(wrapped(ThreadPool, "run", self._program))
+            stack.enter_context(wrapped(LocalEngine, "step", self._stepped))
             yield
 
     def _add(self, name: str, seconds: float) -> None:
@@ -151,7 +151,7 @@ class StepProfile:
 
 
 @contextmanager
-def _wrapped(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> Iterator[None]:
+def wrapped(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> Iterator[None]:
     """Put a wrapper in the place of a function of a class or module, for a while."""
     inner = getattr(owner, name)
     setattr(owner, name, wrap(inner))

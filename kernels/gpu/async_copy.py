@@ -80,8 +80,9 @@ def send_columns(columns: Sequence[npt.NDArray[np.generic]], device: torch.devic
     spans = [
         slice(start, start + column.nbytes) for column, start in zip(columns, starts, strict=False)
     ]
+    staging = host.numpy()
     for column, span in zip(columns, spans, strict=True):
-        host.numpy()[span] = column.view(np.uint8)
+        staging[span] = np.ascontiguousarray(column).view(np.uint8)
     there = host.to(device, non_blocking=True)
     return [
         there[span].view(_DTYPES[column.dtype.type])

@@ -34,9 +34,8 @@ from kernels.gpu.wide_norm import square_sums, wide_norm
 from kernels.interface import Numbers
 from kernels.linear import LinearWeight
 from kernels.quantized import QuantizedLinears
-from kernels.sampling import RowDraws, RowSampling
+from kernels.sampling import RECORD, RowDraws, RowSampling
 
-_MOST = (1 << 31) - 1
 _STAGED_PAGES = 8  # on their way between the tiers at once: tens of megabytes
 
 
@@ -307,22 +306,26 @@ class GpuKernels(GpuRecurrent):
         logits.masked_fill_(barred, -torch.inf)
 
     def send_draws(
-        self, rows: Sequence[int], draws: Sequence[RowSampling], device: torch.device
+        self,
+        rows: Sequence[int],
+        draws: Sequence[RowSampling],
+        positions: Sequence[int],
+        device: torch.device,
     ) -> RowDraws:
+        records = np.frombuffer(b"".join([draw.record for draw in draws]), RECORD)
         row_ids, *columns = send_columns(
             (
                 np.array(rows, np.int64),
-                np.array([draw.temperature for draw in draws], np.float32),
-                # Any number is a client's to send; more than there are tokens is all of them.
-                np.array([min(draw.top_k, _MOST) for draw in draws], np.int32),
-                np.array([draw.top_p for draw in draws], np.float32),
-                np.array([draw.min_p for draw in draws], np.float32),
-                np.array([draw.seed for draw in draws], np.uint64).view(np.int64),
-                np.array([draw.position for draw in draws], np.int64),
+                records["temperature"],
+                records["top_k"],
+                records["top_p"],
+                records["min_p"],
+                records["seed"].view(np.int64),
+                np.array(positions, np.int64),
             ),
             device,
         )
-        return RowDraws(row_ids, draws, tuple(columns))
+        return RowDraws(row_ids, draws, positions, tuple(columns))
 
     def sample_rows(self, logits: Tensor, draws: RowDraws) -> Tensor:
         return sample(logits, *draws.columns)

@@ -276,7 +276,7 @@ class NativeKernels(NativeExperts, NativeRecurrent):
 
     def sample_rows(self, logits: Tensor, draws: RowDraws) -> Tensor:
         argmax = functools.partial(gumbel_argmax_native, library=self.thread_pool.library)
-        return sample_rows(logits, draws.draws, argmax)
+        return sample_rows(logits, draws.draws, draws.positions, argmax)
 
     def take_samples(self, x: Tensor) -> Tensor:
         """Record that the sampled rows of x [T, H] float32 are taken: [S, H]."""

@@ -132,6 +132,7 @@ def test_quantized_weights_of_every_rank_are_told_to_the_byte(
             assert held.num_bytes == weight_bytes(model, exact, 4, is_packed=True, method=method)
 
 
+@pytest.mark.slow  # half a minute
 @pytest.mark.model
 def test_a_rank_that_has_been_as_busy_as_it_can_be_takes_no_more_than_was_told() -> None:
     """All pages and all rows of both programs have been used by then.

@@ -142,6 +142,7 @@ def test_nothing_in_the_wheel_imports_fakes_or_tests_anywhere_in_a_file(unpacked
                 assert not foreign, f"{file.relative_to(unpacked)} imports {name}"
 
 
+@pytest.mark.slow  # a process for each
 def test_every_module_of_the_wheel_can_be_imported_from_it(unpacked: Path) -> None:
     modules = [
         ".".join(Path(path).with_suffix("").parts).removesuffix(".__init__")

@@ -17,7 +17,11 @@ from tests.end_to_end.engines import GREEDY, EngineMaker, companies, random_prom
 from tests.end_to_end.server import MODEL_DIR
 from worker.protocol import SamplingParams
 
-pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.slow,  # `make test-engines`; in the quick run servers see it
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
 LENGTHS = (1, 64, 150)
 NUM_LABELS = {BASE: 3, "one": 1, "five": 5}  # of the model and of adapters
 SIZES = [

@@ -89,6 +89,7 @@ def test_embeddings_are_those_of_transformers_and_peft(
                 assert abs(ratio - 1) < limit, (adapter, pooling, length)
 
 
+@pytest.mark.slow  # `make test-engines`
 @pytest.mark.parametrize("scheduler", companies(num_pages=4))
 def test_company_chunks_and_caches_change_no_bit(
     make: EngineMaker, alone: list[bytes], scheduler: dict[str, Any]

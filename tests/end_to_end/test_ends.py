@@ -108,6 +108,7 @@ def test_new_calls_are_served_at_once_when_haproxy_has_died(victim: Server) -> N
         haproxy_of(victim, other_than=pid)
 
 
+@pytest.mark.slow  # `make test-servers`
 def test_no_stream_notices_that_the_manager_of_haproxy_dies(victim: Server) -> None:
     (manager,) = [p for p in victim.processes() if "HAProxyManager" in title(p)]
     pid = haproxy_of(victim)

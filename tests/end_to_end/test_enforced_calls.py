@@ -16,7 +16,7 @@ from tests.end_to_end.engines import EngineMaker, companies
 from tests.end_to_end.server import MODEL_DIR, adapter_dirs
 from worker.protocol import SamplingParams
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]  # `make test-engines`
 
 EOS = 2
 FUNCTIONS: dict[str, dict[str, Any]] = {
@@ -105,7 +105,6 @@ def test_required_calls_are_valid_in_every_syntax(
     assert num_whole >= len(asked) // 2
 
 
-@pytest.mark.slow  # in the quick run other grammars see it
 @pytest.mark.parametrize("scheduler", companies(num_pages=10))
 def test_company_chunks_and_preemption_change_no_token_of_a_call(
     make: EngineMaker, alone: list[list[int]], tokenizer: Tokenizer, scheduler: dict[str, Any]

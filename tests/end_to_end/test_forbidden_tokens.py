@@ -94,6 +94,7 @@ def test_what_is_forbidden_never_comes_and_would_have(
             assert set(tokens) <= ALLOWED
 
 
+@pytest.mark.slow  # `make test-engines`
 @pytest.mark.parametrize("scheduler", companies(num_pages=5))
 def test_company_chunks_and_preemption_change_no_token(
     make: EngineMaker,
@@ -108,6 +109,7 @@ def test_company_chunks_and_preemption_change_no_token(
         assert engine.scheduler.stats().counters.preemptions > 0
 
 
+@pytest.mark.slow  # `make test-engines`
 def test_steps_that_are_planned_ahead_change_no_token(
     make: EngineMaker, said: list[list[int]], alone: list[list[int]]
 ) -> None:
@@ -118,6 +120,7 @@ def test_steps_that_are_planned_ahead_change_no_token(
     assert num_ahead > 5
 
 
+@pytest.mark.slow  # `make test-engines`
 def test_a_request_goes_on_behind_any_token_with_the_same_ones(
     make: EngineMaker, said: list[list[int]], alone: list[list[int]]
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_call_is_seen_from_its_caller_to_its_ranks(
     assert call.resource["service.name"] == "topwork"
 
 
+@pytest.mark.slow  # `make test-servers`
 def test_a_trace_goes_on_when_a_rank_dies_and_health_tells_of_it(
     victim: Server, receiver: Receiver
 ) -> None:

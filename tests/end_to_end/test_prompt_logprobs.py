@@ -87,6 +87,7 @@ def test_a_token_has_the_log_probability_as_prompt_that_it_had_as_output(
     assert [logprob for logprob, _, _ in again.prompt_logprobs[-40:]] == output.logprobs
 
 
+@pytest.mark.slow  # `make test-engines`
 @pytest.mark.parametrize("scheduler", companies(num_pages=4))
 def test_company_chunks_and_caches_change_no_bit(
     make: EngineMaker,

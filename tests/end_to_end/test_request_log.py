@@ -16,7 +16,7 @@ from tests.end_to_end.conftest import KEY
 from tests.end_to_end.server import Server
 from tests.patience import PATIENCE
 
-pytestmark = [pytest.mark.model, pytest.mark.ray]
+pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]  # `make test-servers`
 
 WRONG = "sk-WRONGMARK-0123456789"
 MARK = b"MARK"  # in each secret

@@ -41,6 +41,7 @@ def test_greedy_tokens_over_http_are_those_of_transformers_and_peft(
         assert not demo_reference().wrong_tokens(adapter, prompt, answer, "bfloat16")
 
 
+@pytest.mark.slow  # `make test-servers`; in the quick run engines see it
 def test_sixteen_at_once_get_what_each_gets_alone(server: Server) -> None:
     prompts = [chat_prompt(t) + random_prompt(50 * i) for i, t in enumerate(QUESTIONS)]
     asked = [(MODELS[i % 4], prompts[i % 8]) for i in range(16)]
@@ -53,6 +54,7 @@ def test_sixteen_at_once_get_what_each_gets_alone(server: Server) -> None:
     assert together == alone
 
 
+@pytest.mark.slow  # `make test-servers`; in the quick run engines see it
 def test_a_shared_prompt_is_found_under_its_own_adapter_only(server: Server) -> None:
     shared = random_prompt(1100)[76:]
     assert len(shared) == 1024

@@ -102,6 +102,7 @@ def first_tokens(chunks: Iterator[dict[str, Any]], count: int) -> list[int]:
     return ids[:count]
 
 
+@pytest.mark.slow  # `make test-servers`
 def test_thirty_adapters_loaded_at_once_are_thirty_and_answer_as_alone(
     server: Server, many: list[Path]
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_load_in_place_answers_as_the_new_bytes_and_the_same_bytes_stay_warm(
     assert (tokens(warm), cached(warm)) == (new, 128)
 
 
+@pytest.mark.slow  # `make test-servers`
 def test_all_slots_but_one_are_pinned_one_more_is_refused_and_all_others_are_served(
     server: Server, many: list[Path]
 ) -> None:
@@ -269,6 +271,7 @@ def test_an_adapter_that_a_full_disk_cut_short_is_refused(
     assert ask(server, "cut").status_code == 404
 
 
+@pytest.mark.slow  # `make test-servers`
 def test_a_directory_that_goes_while_a_request_waits_for_its_slot_fails_that_request_alone(
     keyed: Server, many: list[Path], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.end_to_end.engines import random_prompt
 from tests.end_to_end.server import MODELS, Server
 from tests.end_to_end.terminal import ServerInTerminal
 
-pytestmark = [pytest.mark.model, pytest.mark.ray]
+pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow]  # `make test-servers`
 
 
 def test_answers_with_24_pages_of_kv_are_those_with_plenty_and_can_be_replayed(

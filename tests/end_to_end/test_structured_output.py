@@ -119,6 +119,7 @@ def test_company_chunks_and_preemption_change_no_token(
         assert engine.scheduler.stats().counters.preemptions > 0
 
 
+@pytest.mark.slow  # `make test-engines`
 def test_steps_that_are_planned_ahead_change_no_token(
     make: EngineMaker, alone: list[list[int]]
 ) -> None:
@@ -150,6 +151,7 @@ def run_ahead(engine: LocalEngine) -> int:
             engine._answers[seq_id].take(event)
 
 
+@pytest.mark.slow  # `make test-engines`
 def test_log_probabilities_change_no_token_and_there_is_one_for_each(
     make: EngineMaker, alone: list[list[int]]
 ) -> None:
@@ -160,6 +162,7 @@ def test_log_probabilities_change_no_token_and_there_is_one_for_each(
     assert engine.scheduler.stats().counters.forced_tokens == 0
 
 
+@pytest.mark.slow  # `make test-engines`
 @pytest.mark.parametrize(
     "count", [13, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 5, 8))]
 )

@@ -20,6 +20,7 @@ from worker.distributed.communicator import SingleRank
 from worker.models.forward_batch import InputBatch
 from worker.sampling.pending_tokens import PendingTokens
 from worker.sampling.sampler import SampledRows, Sampler, SampleRequest
+from worker.sampling.sequence_sampling import SequenceSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +149,6 @@ class _Steps:
         for i, _, end in self._script.steps[step]:
             sequence, params = self._script.sequences[i], _PARAMS[i % len(_PARAMS)]
             history = sequence.token_ids[:end] if params.needs_history else ()
-            requests.append(SampleRequest(i, params, end, sequence.num_prompt, history))
+            sampling = SequenceSampling.of(params)
+            requests.append(SampleRequest(i, sampling, end, sequence.num_prompt, history))
         return requests

@@ -58,9 +58,10 @@ def drawn_rows(place: Place, vocab: int, kind: str) -> Finding:
     temperature, top_k, top_p, min_p = _KINDS[kind]
     count = place.pick(128, 4)
     logits = _logits(place, count, vocab)
-    draws = [RowSampling(temperature, top_k, top_p, min_p, _seed(i), 7 * i) for i in range(count)]
-    found = _draw(logits, draws).tolist()
-    wanted = sample_rows(logits.cpu(), draws).tolist()
+    draws = [RowSampling(temperature, top_k, top_p, min_p, _seed(i)) for i in range(count)]
+    positions = [7 * i for i in range(count)]
+    found = _draw(logits, draws, positions).tolist()
+    wanted = sample_rows(logits.cpu(), draws, positions).tolist()
     others = sum(a != b for a, b in zip(found, wanted, strict=True))
     most = 0 if draws[0].is_greedy else int(_MOST_OTHERS * count)
     expect(others <= most, f"{others} of {count} rows have another token")
@@ -71,20 +72,23 @@ def rows_alone(place: Place, vocab: int) -> Finding:
     """Every row's token among 64 rows of all kinds, alone, and turned around."""
     count, kinds = place.pick(64, 4), list(_KINDS.values())
     logits = _logits(place, count, vocab)
-    draws = [RowSampling(*kinds[i % len(kinds)], _seed(i), i) for i in range(count)]
-    whole = _draw(logits, draws)
-    turned = _draw(logits.flip(0).contiguous(), draws[::-1]).flip(0)
+    draws = [RowSampling(*kinds[i % len(kinds)], _seed(i)) for i in range(count)]
+    positions = range(count)
+    whole = _draw(logits, draws, positions)
+    turned = _draw(logits.flip(0).contiguous(), draws[::-1], positions[::-1]).flip(0)
     expect_same(turned.contiguous(), whole, "turned around")
     for first in place.pick(range(0, count, 7), (1,)):
         for size in (1, 2, 17):
             rows = slice(first, first + size)
-            expect_same(_draw(logits[rows], draws[rows]), whole[rows], f"{size} rows from {first}")
+            some = _draw(logits[rows], draws[rows], positions[rows])
+            expect_same(some, whole[rows], f"{size} rows from {first}")
     return {"note": f"1, 2, 17 and {count} rows"}
 
 
-def _draw(logits: Tensor, draws: Sequence[RowSampling]) -> Tensor:
+def _draw(logits: Tensor, draws: Sequence[RowSampling], positions: Sequence[int]) -> Tensor:
     kernels = GpuKernels(deterministic=False)
-    return kernels.sample_rows(logits, kernels.send_draws(range(len(draws)), draws, logits.device))
+    sent = kernels.send_draws(range(len(draws)), draws, positions, logits.device)
+    return kernels.sample_rows(logits, sent)
 
 
 def _logits(place: Place, count: int, vocab: int) -> Tensor:

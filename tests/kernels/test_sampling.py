@@ -13,12 +13,12 @@ from kernels.sampling import RowSampling, sample_rows, token_logprobs
 Logprobs = tuple[Tensor, Tensor, Tensor]
 
 SAMPLINGS = {
-    "greedy": RowSampling(0.0, 0, 1.0, 0.0, 1, 2),
-    "full": RowSampling(1.0, 0, 1.0, 0.0, 1, 2),
-    "top_k": RowSampling(0.7, 5, 1.0, 0.0, 1, 2),
-    "top_k and top_p": RowSampling(0.7, 5, 0.9, 0.0, 1, 2),
-    "top_p": RowSampling(1.0, 0, 0.9, 0.0, 1, 2),
-    "min_p": RowSampling(1.0, 0, 1.0, 0.05, 1, 2),
+    "greedy": RowSampling(0.0, 0, 1.0, 0.0, 1),
+    "full": RowSampling(1.0, 0, 1.0, 0.0, 1),
+    "top_k": RowSampling(0.7, 5, 1.0, 0.0, 1),
+    "top_k and top_p": RowSampling(0.7, 5, 0.9, 0.0, 1),
+    "top_p": RowSampling(1.0, 0, 0.9, 0.0, 1),
+    "min_p": RowSampling(1.0, 0, 1.0, 0.05, 1),
 }
 
 
@@ -35,11 +35,11 @@ def rows_of(spoilt: float) -> Tensor:
 def test_a_row_that_is_not_finite_gives_some_token_and_changes_no_other(
     spoilt: float, kind: str
 ) -> None:
-    logits, draws = rows_of(spoilt), [SAMPLINGS[kind]] * 3
-    drawn = sample_rows(logits, draws)
+    logits, draws, positions = rows_of(spoilt), [SAMPLINGS[kind]] * 3, [2] * 3
+    drawn = sample_rows(logits, draws, positions)
     assert drawn.dtype == torch.int64
     assert ((drawn >= 0) & (drawn < 1000)).all()
-    assert drawn[2] == sample_rows(logits[2:], draws[2:])[0]
+    assert drawn[2] == sample_rows(logits[2:], draws[2:], positions[2:])[0]
 
 
 def both(

@@ -21,6 +21,7 @@ from worker.pools import NO_PAGES, PageCounts
 from worker.protocol import SamplingParams
 from worker.runners.model_output import ModelOutput
 from worker.sampling.sampler import Sampler, SampleRequest
+from worker.sampling.sequence_sampling import SequenceSampling
 
 logger = logging.getLogger("topwork.worker")
 
@@ -195,7 +196,8 @@ class LargestSteps:
         if logits is None:  # a model that classifies
             return
         with torch.inference_mode():
-            requests = [SampleRequest(row, _DRAWN, 1, 1, []) for row in range(len(logits.part))]
+            drawn = SequenceSampling.of(_DRAWN)
+            requests = [SampleRequest(row, drawn, 1, 1, []) for row in range(len(logits.part))]
             sampled = self._sampler.sample(logits, requests)
             if sampled is not None:
                 sampled.readback.read()

@@ -5,10 +5,10 @@ is at the one before it: the tokens that one samples stay on the device. Runs in
 thread, without Ray.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -47,10 +47,10 @@ from worker.protocol import (
     decode_plan,
 )
 from worker.runners.model_runner import ModelRunner, model_runner_for
-from worker.sampling.forbidden_tokens import Mask
 from worker.sampling.grammar_masks import GrammarMasks
 from worker.sampling.pending_tokens import PendingTokens
 from worker.sampling.sampler import SampledRows, Sampler, SampleRequest
+from worker.sampling.sequence_sampling import SequenceSampling
 from worker.weights.loader import release_free_heap
 
 # That between them take every way through a sampler's kernels.
@@ -73,6 +73,7 @@ class Rank:
         self._config = config
         self._group = group
         self._device = torch.device(config.device)
+        self._leaving_on_failure = _LeavingOnFailure(group)
         self._digest = GENESIS
         self._last_step = 0
 
@@ -142,7 +143,9 @@ class Rank:
             return
         with torch.inference_mode():
             for params in _WARM_UP_SAMPLING:
-                request = SampleRequest(0, params, 1, 1, [0] if params.needs_history else [])
+                sampling = SequenceSampling.of(params)
+                history = [0] if sampling.needs_history else []
+                request = SampleRequest(0, sampling, 1, 1, history)
                 sampled = self._sampler.sample(output.logits, [request])
                 if sampled is not None:
                     sampled.readback.read()
@@ -199,30 +202,21 @@ class Rank:
                 chain.
             GroupBroken: if another rank fails.
         """
-        with self._leaving_on_failure():
+        with self._leaving_on_failure:
             plan, self._digest = decode_plan(frame, self._digest, self._last_step + 1)
             self._last_step = plan.step
             with torch.inference_mode():
                 sampled, prompts = self._run(plan)
-                drawn = [c.seq_id for c in plan.chunks if draws(c, self._table[c.seq_id])]
-                self._pending.put(drawn, sampled)
                 if sampled is None:  # no token is read, but the end of the step is waited for
                     end = self._kernels.start_readback((), self._device)
                 else:
                     end = sampled.readback
         return StartedStep(end.is_ready, partial(self._reply, plan.step, end, sampled, prompts))
 
-    @contextmanager
-    def _leaving_on_failure(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.callback(self._group.close)  # on failure the other ranks must not wait for us
-            yield
-            stack.pop_all()
-
     def _reply(
         self, step: int, end: Readback, sampled: SampledRows | None, prompts: PromptOutput
     ) -> StepReply:
-        with self._leaving_on_failure():
+        with self._leaving_on_failure:
             end.read()
             is_first = self._config.rank == 0
             if not is_first:
@@ -237,6 +231,7 @@ class Rank:
         for seq_id in plan.ends:
             self._pooler.end(seq_id)
         if not plan.chunks:
+            self._pending.put((), None)
             return None, NO_PROMPTS
         rows = build_input_batch(plan.chunks, self._table)
         for run in rows.runs:
@@ -244,9 +239,9 @@ class Rank:
         logits, hidden = self._runner.run(rows, self._pending.on_device(pending))
         if self._config.rank == 0:  # no other rank samples, and so needs a history
             self._complete_histories(pending)
-        sampled = None
-        if logits is not None:
-            sampled = self._sampler.sample(logits, self._sample_requests(plan))
+        requests = self._sample_requests(plan)
+        sampled = None if logits is None else self._sampler.sample(logits, requests)
+        self._pending.put([request.seq_id for request in requests], sampled)
         return sampled, NO_PROMPTS if hidden is None else self._prompt_output(plan, rows, hidden)
 
     def _prompt_output(self, plan: Plan, rows: InputBatch, hidden: Tensor) -> PromptOutput:
@@ -256,7 +251,7 @@ class Rank:
         first = 0
         for chunk in plan.chunks:
             sequence = self._table[chunk.seq_id]
-            count, sampling = len(hidden_places(chunk, sequence)), sequence.sampling
+            count, sampling = len(hidden_places(chunk, sequence)), sequence.sampling.params
             if chunk.targets:
                 num_best = sampling.prompt_logprobs or 0
                 targets += (
@@ -288,8 +283,11 @@ class Rank:
         for start in plan.starts:
             if start.sampling.grammar:
                 grammars.start(start.seq_id, start.sampling.grammar)
-        for chunk in plan.chunks:
-            if self._table[chunk.seq_id].sampling.grammar and PENDING_TOKEN not in chunk.token_ids:
+        if not self._table.with_history:  # who follows a grammar has one
+            return
+        sequences = self._table.of_chunks(plan.chunks)
+        for chunk, sequence in zip(plan.chunks, sequences, strict=True):
+            if sequence.sampling.params.grammar and PENDING_TOKEN not in chunk.token_ids:
                 self._feed_grammar(chunk.seq_id)
 
     def _feed_grammar(self, seq_id: int) -> None:
@@ -300,36 +298,64 @@ class Rank:
 
     def _complete_histories(self, pending: Sequence[int]) -> None:
         """Put pending tokens into the histories that sampling needs; this alone waits for them."""
-        for seq_id in pending:
+        if not self._table.with_history:
+            return
+        for seq_id in filter(self._table.with_history.__contains__, pending):
             sequence = self._table[seq_id]
-            if sequence.needs_history:
-                sequence.history[-1] = self._pending.on_host(seq_id)
-            if sequence.sampling.grammar:
+            sequence.history[-1] = self._pending.on_host(seq_id)
+            if sequence.sampling.params.grammar:
                 self._feed_grammar(seq_id)
 
     def _sample_requests(self, plan: Plan) -> list[SampleRequest]:
-        chunks = ((chunk, self._table[chunk.seq_id]) for chunk in plan.chunks)
-        sequences = [(chunk.seq_id, one) for chunk, one in chunks if draws(chunk, one)]
+        sequences = self._table.of_chunks(plan.chunks)
         return [
-            SampleRequest(
-                seq_id=seq_id,
-                params=sequence.sampling,
-                position=sequence.num_tokens,
-                num_prompt_tokens=sequence.num_prompt_tokens,
-                history=sequence.history,
-                allowed=self._allowed(seq_id, sequence.sampling),
-                forced=self._forced(seq_id, sequence),
-            )
-            for seq_id, sequence in sequences
+            self._sample_request(chunk.seq_id, sequence)
+            for chunk, sequence in zip(plan.chunks, sequences, strict=True)
+            if draws(chunk, sequence)
         ]
 
-    def _allowed(self, seq_id: int, params: SamplingParams) -> Mask | None:
-        if self._grammars is None or not params.grammar:
-            return None
-        return self._grammars.mask(seq_id)
+    def _sample_request(self, seq_id: int, sequence: RunningSequence) -> SampleRequest:
+        sampling, allowed, forced = sequence.sampling, None, None
+        if sampling.is_guided and self._grammars is not None:
+            allowed = self._grammars.mask(seq_id) if sampling.params.grammar else None
+            forced = self._forced(seq_id, sequence)
+        # By place: a step makes hundreds, and names take as long again.
+        return SampleRequest(
+            seq_id,
+            sampling,
+            sequence.num_tokens,
+            sequence.num_prompt_tokens,
+            sequence.history,
+            allowed,
+            forced,
+        )
 
     def _forced(self, seq_id: int, sequence: RunningSequence) -> int | None:
-        budget = sequence.sampling.thinking
-        if self._grammars is None or budget is None:
+        """Return the token that a budget of thoughts wants next, if any."""
+        budget = sequence.sampling.params.thinking
+        if budget is None:
             return None
+        assert self._grammars is not None, "rank 0 draws"
         return self._grammars.forced(seq_id, budget, sequence.history, sequence.num_prompt_tokens)
+
+
+class _LeavingOnFailure:
+    """Leaves the group when a step fails: the other ranks must not wait for this one.
+
+    A class, as every step is entered twice, and a generator's context takes several times as long.
+    """
+
+    def __init__(self, group: Communicator) -> None:
+        self._group = group
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._group.close()

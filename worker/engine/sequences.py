@@ -11,7 +11,6 @@ no result.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from worker.lora.adapter_bank import SlotRows
 from worker.models.forward_batch import InputBatch
@@ -21,9 +20,11 @@ from worker.protocol import (
     Chunk,
     PageCopy,
     Plan,
-    SamplingParams,
     SequenceStart,
 )
+from worker.sampling.sequence_sampling import SequenceSampling
+
+_PENDING = (PENDING_TOKEN,)  # all tokens of a chunk whose token is not known yet
 
 
 @dataclass(slots=True)
@@ -32,8 +33,7 @@ class RunningSequence:
 
     serial: int  # of its start, among all of its table
     slot: int | None
-    sampling: SamplingParams
-    needs_history: bool  # as `sampling` says, asked once
+    sampling: SequenceSampling
     num_prompt_tokens: int
     num_tokens: int  # positions whose K and V are, or in this step will be, in the pages
     pages: "array[int]"  # int32, so that a step copies it as it lies
@@ -66,16 +66,23 @@ class SequenceTable:
         self.window = window
         self._max_model_len = max_model_len
         self._by_id: dict[int, RunningSequence] = {}
+        self.with_history: set[int] = set()  # the sequences whose sampling needs theirs
         self._num_started = 0
 
     def __getitem__(self, seq_id: int) -> RunningSequence:
         return self._by_id[seq_id]
+
+    def of_chunks(self, chunks: Sequence[Chunk]) -> list[RunningSequence]:
+        """Return the sequence of each chunk."""
+        by_id = self._by_id
+        return [by_id[chunk.seq_id] for chunk in chunks]
 
     def apply(self, plan: Plan) -> None:
         """Bring the table to its state after a plan."""
         for seq_id in plan.ends:
             assert seq_id in self._by_id, f"sequence {seq_id} ends without having started"
             del self._by_id[seq_id]
+            self.with_history.discard(seq_id)
         if self.window:
             for sequence in self._by_id.values():
                 self._leave_pages_behind(sequence)
@@ -87,12 +94,12 @@ class SequenceTable:
         window_started_on = {page for sequence in started for page in sequence.window_pages}
         new_pages: list[int] = []
         new_window_pages: list[int] = []
-        grown: set[int] = set()
+        ids = [chunk.seq_id for chunk in plan.chunks]
+        assert len(set(ids)) == len(ids), f"a sequence has two chunks: {ids}"
         for chunk in plan.chunks:
-            assert chunk.seq_id in self._by_id, f"sequence {chunk.seq_id} has not started"
-            assert chunk.seq_id not in grown, f"sequence {chunk.seq_id} has two chunks"
-            grown.add(chunk.seq_id)
-            self._grow(self._by_id[chunk.seq_id], chunk)
+            grown = self._by_id.get(chunk.seq_id)
+            assert grown is not None, f"sequence {chunk.seq_id} has not started"
+            self._grow(grown, chunk)
             new_pages += chunk.new_pages
             new_window_pages += chunk.new_window_pages
         for given, in_use in ((new_pages, started_on), (new_window_pages, window_started_on)):
@@ -158,16 +165,16 @@ class SequenceTable:
             self._check_fork(start, start.pages[-1], rest, forks["full"])
             if self.window:
                 self._check_fork(start, start.window_pages[-1], rest, forks["window"])
-        needs_history = start.sampling.needs_history
-        assert len(start.history) == (start.num_cached_tokens if needs_history else 0), (
-            f"history of {len(start.history)} tokens"
-        )
+        sampling = SequenceSampling.of(start.sampling)
+        num_known = start.num_cached_tokens if sampling.needs_history else 0
+        assert len(start.history) == num_known, f"history of {len(start.history)} tokens"
+        if sampling.needs_history:
+            self.with_history.add(start.seq_id)
         self._num_started += 1
         self._by_id[start.seq_id] = RunningSequence(
             serial=self._num_started,
             slot=start.slot,
-            sampling=start.sampling,
-            needs_history=needs_history,
+            sampling=sampling,
             num_prompt_tokens=start.num_prompt_tokens,
             num_tokens=start.num_cached_tokens,
             pages=array("i", start.pages),
@@ -218,7 +225,7 @@ class SequenceTable:
             self._check_pages(chunk.new_window_pages, "window")
             sequence.window_pages.extend(chunk.new_window_pages)
         assert len(sequence.pages) * self._page_size >= sequence.num_tokens, "too few pages"
-        if sequence.needs_history:
+        if sequence.sampling.needs_history:
             sequence.history += token_ids
 
     def _check_pages(self, pages: tuple[int, ...], pool: PoolName) -> None:
@@ -230,7 +237,7 @@ def pending_sequences(chunks: Sequence[Chunk]) -> list[int]:
     """Return the sequences of a plan whose token the step before it samples, in plan order."""
     unknown = [chunk for chunk in chunks if PENDING_TOKEN in chunk.token_ids]
     for chunk in unknown:
-        assert chunk.token_ids == (PENDING_TOKEN,), f"of {chunk.seq_id} not all tokens are known"
+        assert chunk.token_ids == _PENDING, f"of {chunk.seq_id} not all tokens are known"
     return [chunk.seq_id for chunk in unknown]
 
 
@@ -239,38 +246,37 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
 
     With the pages that the plan has given out.
     """
-    planned = [table[chunk.seq_id] for chunk in chunks]
+    planned = table.of_chunks(chunks)
     slots = [-1 if one.slot is None else one.slot for one in planned]
     order = sorted(range(len(chunks)), key=slots.__getitem__)  # those of a slot in plan order
-    ordered = [chunks[i] for i in order]
     sequences = [planned[i] for i in order]
-    bounds = list(accumulate((len(chunk.token_ids) for chunk in ordered), initial=0))
-    last_rows = [0] * len(chunks)
-    for place, i in enumerate(order, 1):
-        last_rows[i] = bounds[place] - 1
+    token_ids: list[int] = []
+    starts, decodes, last_rows = [0], [], [0] * len(chunks)
+    for i, sequence in zip(order, sequences, strict=True):
+        chunk = chunks[i]
+        token_ids += chunk.token_ids
+        last_rows[i] = len(token_ids) - 1
+        starts.append(len(token_ids))
+        # An output token, not a piece of a prompt that happens to be one token long.
+        is_decode = len(chunk.token_ids) == 1 and chunk.start >= sequence.num_prompt_tokens
+        decodes.append(is_decode)
     in_plan_order = list(zip(chunks, planned, last_rows, strict=True))
     return InputBatch(
-        token_ids=[token_id for chunk in ordered for token_id in chunk.token_ids],
-        query_starts=bounds,
+        token_ids=token_ids,
+        query_starts=starts,
         context_lens=[sequence.num_tokens for sequence in sequences],
         page_tables=[sequence.pages for sequence in sequences],
         serials=[sequence.serial for sequence in sequences],
         window_tables=[_window_table(one) for one in sequences] if table.window else (),
         state_pages=[one.state_page for one in sequences if one.state_page is not None],
-        # An output token, not a piece of a prompt that happens to be one token long.
-        decodes=[
-            len(chunk.token_ids) == 1 and chunk.start >= one.num_prompt_tokens
-            for chunk, one in zip(ordered, sequences, strict=True)
-        ],
-        runs=_runs([one.slot for one in sequences], bounds),
+        decodes=decodes,
+        runs=_runs([one.slot for one in sequences], starts) if max(slots) >= 0 else (),
         sample_rows=[row for chunk, one, row in in_plan_order if draws(chunk, one)],
-        pending_rows=[
-            row for chunk, _, row in in_plan_order if chunk.token_ids == (PENDING_TOKEN,)
-        ],
+        pending_rows=[row for chunk, _, row in in_plan_order if chunk.token_ids == _PENDING],
         hidden_rows=[
             row + 1 - len(chunk.token_ids) + place
             for chunk, one, row in in_plan_order
-            if chunk.targets or one.sampling.pooling
+            if chunk.targets or one.sampling.params.pooling
             for place in hidden_places(chunk, one)
         ],
         new_pages=[page for chunk in chunks for page in chunk.new_pages],
@@ -289,7 +295,7 @@ def _window_table(sequence: RunningSequence) -> "array[int]":
 
 def draws(chunk: Chunk, sequence: RunningSequence) -> bool:
     """Tell whether a token is drawn behind a chunk of a sequence."""
-    return chunk.samples and not sequence.sampling.pooling
+    return chunk.samples and not sequence.sampling.params.pooling
 
 
 def hidden_places(chunk: Chunk, sequence: RunningSequence) -> range:
@@ -301,7 +307,7 @@ def hidden_places(chunk: Chunk, sequence: RunningSequence) -> range:
         return range(stop - len(chunk.targets), stop)
     last = int(chunk.samples)
     num_pooled = {"": 0, "last": last, "mean": len(chunk.token_ids), "classify": last}
-    count = num_pooled[sequence.sampling.pooling]
+    count = num_pooled[sequence.sampling.params.pooling]
     return range(len(chunk.token_ids) - count, len(chunk.token_ids))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,15 +76,15 @@ def cpu_forward_batch(
     }
     if "state" in pools:
         attention["state"] = state_runs(starts, lengths, rows.state_pages)
-    token_ids = torch.tensor(rows.token_ids, dtype=torch.int64)
+    token_ids = np.array(rows.token_ids, np.int64)
     if pending is not None:
-        token_ids[list(rows.pending_rows)] = pending
+        token_ids[list(rows.pending_rows)] = pending.numpy()
     return ForwardBatch(
-        token_ids=token_ids,
+        token_ids=torch.from_numpy(token_ids),
         attention=attention,
         loras=None,
         embeddings=bank.embeddings(rows.runs),
         heads=bank.heads(rows.runs),
-        sample_index=torch.tensor(rows.sample_rows, dtype=torch.int64),
+        sample_index=torch.from_numpy(np.array(rows.sample_rows, np.int64)),
         sample_rows=rows.sample_rows,
     )

@@ -55,8 +55,8 @@ class BatchSize:
 class _Cut:
     """A step's rows, cut for the kernels."""
 
-    decodes: list[int]  # sequences
-    prefills: list[int]
+    decodes: npt.NDArray[np.int64]  # sequences
+    prefills: npt.NDArray[np.int64]
     blocks: list[tuple[int, int, int, int]]
     tiles: list[tuple[int, int, int]]
 
@@ -179,7 +179,7 @@ class GpuBatch:
             table = self._filled(f"{pool} decode_table", cut.decodes, *of_pool)
             pages[decoding] = table[np.arange(len(decoding)), positions[decoding] // page_size]
             table = self._filled(f"{pool} prefill_table", cut.prefills, *of_pool)
-            for row, i in enumerate(cut.prefills):
+            for row, i in enumerate(cut.prefills.tolist()):
                 span = slice(starts[i], starts[i + 1])
                 pages[span] = table[row, positions[span] // page_size]
             _fill(host[f"{pool} kv_loc"], pages * page_size + positions % page_size, -1)
@@ -187,7 +187,7 @@ class GpuBatch:
     def _filled(
         self,
         name: str,
-        sequences: Sequence[int],
+        sequences: npt.NDArray[np.int64],
         tables: Sequence[Sequence[int]],
         counts: Array,
         serials: Array | None,
@@ -195,7 +195,7 @@ class GpuBatch:
         """Return a page table in whose first rows are the pages of some of a step's sequences."""
         rows = self._tables[name]
         own = None if serials is None else serials[sequences]
-        rows.fill([tables[i] for i in sequences], counts[sequences], own)
+        rows.fill([tables[i] for i in sequences.tolist()], counts[sequences], own)
         return rows.table
 
     def _new_pages(self, rows: InputBatch) -> Mapping[PoolName, Sequence[int]]:
@@ -282,12 +282,12 @@ def cut_rows(rows: InputBatch, rows_each: int) -> _Cut:
         rows_each,
     )
     tiles = cut_tiles([(run.slot, run.start, run.stop) for run in rows.runs])
-    return _Cut(decodes, prefills, blocks, tiles)
+    return _Cut(_numbers(decodes), _numbers(prefills), blocks, tiles)
 
 
 def exact_size(rows: InputBatch, cut: _Cut, bank: AdapterBank, page_size: int) -> BatchSize:
     """Return the size of a step and no more."""
-    longest = max((rows.context_lens[i] for i in cut.decodes), default=0)
+    longest = max([rows.context_lens[i] for i in cut.decodes.tolist()], default=0)
     table = bank.table
     assert table is not None, "a bank for a GPU keeps a table"
     return BatchSize(
@@ -317,7 +317,7 @@ def _positions(starts: Array, lengths: Array, cut: _Cut) -> npt.NDArray[np.int64
     """Return the position of each row."""
     positions = np.zeros(starts[-1], np.int64)
     positions[starts[cut.decodes]] = lengths[cut.decodes] - 1
-    for i in cut.prefills:
+    for i in cut.prefills.tolist():
         count = starts[i + 1] - starts[i]
         positions[starts[i] : starts[i + 1]] = np.arange(lengths[i] - count, lengths[i])
     return positions

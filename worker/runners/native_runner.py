@@ -5,7 +5,7 @@ adapters than it can take. It is to a CPU what a CUDA graph is to a GPU.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -38,6 +38,24 @@ class _Recording:
     # Of this rank, where no adapter changes the head; None: the model has no lm_head.
     logits: Tensor | None  # [samples, V] float32
     argmax: Argmax | None
+    _inputs: dict[int, Tensor] = field(default_factory=dict)
+    _sampled: dict[int, tuple[Tensor, Argmax]] = field(default_factory=dict)
+
+    def input(self, num_rows: int) -> Tensor:
+        """Return the first rows of what goes in; the same view each time, as one takes a while."""
+        found = self._inputs.get(num_rows)
+        if found is None:
+            found = self._inputs[num_rows] = self.x[:num_rows]
+        return found
+
+    def sampled(self, num_samples: int) -> tuple[Tensor, Argmax]:
+        """Return the first rows of the logits, and of their argmax, likewise."""
+        found = self._sampled.get(num_samples)
+        if found is None:
+            assert self.logits is not None and self.argmax is not None, "no lm_head"
+            values, ids = (of_all[:num_samples] for of_all in self.argmax)
+            found = self._sampled[num_samples] = self.logits[:num_samples], (values, ids)
+        return found
 
 
 class RecordedGroup:
@@ -118,20 +136,19 @@ class NativeRunner:
             window=window,
         )
         recording = self._recording(step, [slot for slot, _, _ in runs])
-        recording.x[: step.num_rows].copy_(self._model.embed(batch))
+        recording.input(step.num_rows).copy_(self._model.embed(batch))
         recording.program.run(thread_pool, step)
-        x, residual = (of_all[: step.num_rows] for of_all in recording.out)
-        hidden = self._model.hidden(x, residual, rows.hidden_rows)
+        hidden = None
+        if rows.hidden_rows or batch.heads:
+            x, residual = (of_all[: step.num_rows] for of_all in recording.out)
+            hidden = self._model.hidden(x, residual, rows.hidden_rows)
+            if rows.sample_rows and batch.heads:
+                logits = self._model.logits(x, residual, batch)
+                of_rows = None if logits is None else self._model.row_logits(logits)
+                return ModelOutput(of_rows, hidden)
         if not rows.sample_rows:
             return ModelOutput(None, hidden)
-        if batch.heads:
-            logits = self._model.logits(x, residual, batch)
-            return ModelOutput(None if logits is None else self._model.row_logits(logits), hidden)
-        assert recording.logits is not None and recording.argmax is not None, "no lm_head"
-        logits, values, ids = (
-            of_all[: step.num_samples] for of_all in (recording.logits, *recording.argmax)
-        )
-        return ModelOutput(self._model.row_logits(logits, (values, ids)), hidden)
+        return ModelOutput(self._model.row_logits(*recording.sampled(step.num_samples)), hidden)
 
     def _recording(self, step: Step, slots: Sequence[int]) -> _Recording:
         """Return a recording large enough for a step; without adapters it has fewer ops."""

@@ -41,9 +41,13 @@ class PendingTokens:
 
         One all-reduce, and the host does not wait for it.
         """
-        rows = [self._row(seq_id) for seq_id in seq_ids]
-        if not rows:
+        if not seq_ids:
             return None
+        by_sequence = self._row_by_sequence
+        rows = [by_sequence.get(seq_id, -1) for seq_id in seq_ids]
+        assert min(rows) >= 0, (
+            f"sequence {seq_ids[rows.index(-1)]} sampled nothing in the last step"
+        )
         if self._rows is None:
             token_ids = torch.zeros(len(rows), dtype=torch.int64, device=self._device)
         else:

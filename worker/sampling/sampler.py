@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AnyKernels, Numbers, Readback
-from kernels.sampling import GREEDY_BELOW, RowSampling
 from worker.sampling.forbidden_tokens import Mask, completing, forbidden_tokens, mask_of
 from worker.sampling.row_logits import Argmax, RowLogits
+from worker.sampling.sequence_sampling import SequenceSampling
 
 if TYPE_CHECKING:
     from worker.protocol import SamplingParams
@@ -34,12 +34,17 @@ class SampleRequest(msgspec.Struct, frozen=True):
     """One row of logits and how to sample from it."""
 
     seq_id: int
-    params: "SamplingParams"
+    sampling: SequenceSampling
     position: int  # of the token to be sampled
     num_prompt_tokens: int
     history: Sequence[int]  # tokens [0, position) if params.needs_history, else empty
     allowed: Mask | None = None  # [V], by the grammar; None: anything
     forced: int | None = None  # that comes next unless a grammar forbids it; only on rank 0
+
+    @property
+    def params(self) -> "SamplingParams":
+        """What the client asked for."""
+        return self.sampling.params
 
     @property
     def output_index(self) -> int:
@@ -54,10 +59,7 @@ class SampleRequest(msgspec.Struct, frozen=True):
     @property
     def restricts(self) -> bool:
         """Whether some tokens cannot be drawn; the same on every rank."""
-        params = self.params
-        if params.thinking is not None and self.output_index >= params.thinking.num_tokens:
-            return True
-        return bool(params.grammar or params.bad_words or params.allowed_tokens or self.held_back)
+        return self.sampling.restricts(self.output_index)
 
     def restrictions(self, vocab_size: int) -> tuple[Mask | None, list[int]]:
         """Return (what may be drawn if not all of it, tokens that are forbidden besides)."""
@@ -75,29 +77,15 @@ class SampleRequest(msgspec.Struct, frozen=True):
         return allowed, forbidden_tokens(allowed, bad, self.held_back, vocab_size)
 
     @property
-    def row_sampling(self) -> RowSampling:
-        """How to sample from the row once it is adjusted."""
-        params = self.params
-        return RowSampling(
-            params.temperature,
-            params.top_k,
-            params.top_p,
-            params.min_p,
-            params.seed,
-            self.position,
-        )
-
-    @property
     def is_adjusted(self) -> bool:
         """Whether the logits are changed before a token is drawn."""
-        return bool(self.params.logit_bias) or self.params.has_penalties or self.restricts
+        sampling = self.sampling
+        return sampling.may_adjust and sampling.adjusts(self.output_index)
 
     @property
     def is_plain_greedy(self) -> bool:
         """Whether the token is the largest raw logit and nothing else is asked."""
-        params = self.params
-        is_greedy = params.temperature < GREEDY_BELOW and params.num_logprobs is None
-        return is_greedy and not self.is_adjusted
+        return self.sampling.takes_largest and not self.is_adjusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +115,13 @@ class Sampler:
             row_logits: of S rows, not changed.
             requests: S, in the order of the rows; their histories only on rank 0.
         """
-        assert len(row_logits.part) == len(requests), "one request for each row of logits"
-        rows = [row for row, request in enumerate(requests) if not request.is_plain_greedy]
+        assert row_logits.part.shape[0] == len(requests), "one request for each row of logits"
+        # Most are asked nothing but their sampling: a step has hundreds.
+        rows = [
+            row
+            for row, request in enumerate(requests)
+            if not request.sampling.takes_largest or request.is_adjusted
+        ]
         argmax = row_logits.argmax()
         logits = row_logits.whole() if rows else None
         return None if argmax is None else self._sample(argmax, logits, rows, requests)
@@ -146,15 +139,22 @@ class Sampler:
         logprob_rows: list[int] = []
         logprobs: Sequence[Tensor] = ()
         if logits is not None:
-            sampling = [requests[row].row_sampling for row in rows]
-            draws = kernels.send_draws(rows, sampling, device)
-            adjusted = self._adjusted(logits, draws.rows, [requests[row] for row in rows])
+            drawn = [requests[row] for row in rows]
+            draws = kernels.send_draws(
+                rows,
+                [request.sampling.draw for request in drawn],
+                [request.position for request in drawn],
+                device,
+            )
+            adjusted = self._adjusted(logits, draws.rows, drawn)
             ids = kernels.sample_rows(adjusted, draws)
             if len(rows) < len(requests):
                 ids = token_ids.index_copy(0, draws.rows, ids)
             token_ids = ids
             counts = {
-                row: n for row in rows if (n := requests[row].params.num_logprobs) is not None
+                row: request.sampling.num_logprobs
+                for row, request in zip(rows, drawn, strict=True)
+                if request.sampling.num_logprobs is not None
             }
             logprob_rows = list(counts)
             if logprob_rows:
@@ -162,8 +162,9 @@ class Sampler:
                     logits, logprob_rows, token_ids, list(counts.values())
                 )
                 logprobs = *best, *self._named(logits, logprob_rows, requests)
-        # NaN and +inf win any maximum, and a row of -inf has no other: one pass finds all three.
-        token_ids = token_ids.masked_fill(values.isfinite().logical_not_(), FAILED)
+        # NaN and +inf win any maximum, and a row of -inf has no other: one pass finds all three,
+        # which alone are not equal to themselves once they are taken from themselves.
+        token_ids = token_ids.masked_fill((values - values).ne(0), FAILED)
         readback = kernels.start_readback((token_ids, *logprobs), device)
         return SampledRows(requests, token_ids, logprob_rows, readback)
 
@@ -183,10 +184,10 @@ class Sampler:
 
     def _adjusted(self, logits: Tensor, rows: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
         """Return some rows [R, V] after logit bias, forbidden tokens and penalties."""
-        is_whole = len(requests) == len(logits)
+        is_whole = len(requests) == logits.shape[0]
         adjusted = logits.clone() if is_whole else logits.index_select(0, rows)
         for row, request in enumerate(requests):
-            if request.is_adjusted:
+            if request.sampling.may_adjust and request.is_adjusted:
                 self._adjust(adjusted[row], request)
         return adjusted
 

@@ -33,7 +33,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
 }
 
 # The command starts a process each time, and what it asks is asked by other tests as well.
-QUICK = ("much KV", "value")
+QUICK = ("value",)
 
 
 def run(command: str, model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -80,13 +80,12 @@ def test_a_broken_model_ends_the_command_with_one_line(
     ("command", "kind"),
     [
         *(("serve", kind) for kind in QUICK),
-        ("check", "keys"),
         *(
             pytest.param("serve", kind, marks=pytest.mark.slow)
             for kind in FLAGS
             if kind not in QUICK
         ),
-        pytest.param("check", "much KV", marks=pytest.mark.slow),
+        *(pytest.param("check", kind, marks=pytest.mark.slow) for kind in ("keys", "much KV")),
     ],
 )
 def test_a_wrong_flag_ends_the_command_with_one_line(
@@ -105,6 +104,7 @@ def test_a_good_model_is_all_good(tmp_path: Path) -> None:
     assert not (tmp_path / "ray").exists()
 
 
+@pytest.mark.slow  # each is a process that loads all
 def test_a_command_line_of_vllm_is_taken_as_it_stands(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     flags = ["--tensor-parallel-size", "2", "--enable-lora", "--max-lora-rank", "32"]

@@ -18,6 +18,8 @@ from tests.deploy.checks.small_model import make_model, shard
 from tests.deploy.checks.spoilt_models import BY_HEADERS, BY_TOKENIZER, content
 from tests.worker.quantization.packing import FORMATS, quantize_checkpoint
 
+QUICK = ("no tokenizer", "tokenizer is cut", "tokens beyond the embedding")
+
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -54,7 +56,14 @@ def test_a_whole_model_has_no_mistake(tmp_path: Path, is_sharded: bool) -> None:
     assert (start.checked.max_model_len, start.warnings) == (256, ())
 
 
-@pytest.mark.parametrize("kind", [*BY_HEADERS, *BY_TOKENIZER])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *BY_HEADERS,
+        *QUICK,  # each of them loads a tokenizer in a process of its own
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in BY_TOKENIZER if kind not in QUICK),
+    ],
+)
 def test_a_model_that_cannot_be_served_is_told_in_one_line(tmp_path: Path, kind: str) -> None:
     spoil, fault = (BY_HEADERS | BY_TOKENIZER)[kind]
     model = make_model(tmp_path / "model")

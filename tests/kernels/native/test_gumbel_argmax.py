@@ -96,11 +96,13 @@ def test_a_full_draw_of_the_backend_asks_for_it_and_is_torchs(
     monkeypatch.setattr(backend, "gumbel_argmax_native", noted)
     logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(3))
     draws = [
-        RowSampling(1.0, 0, 1.0, 0.0, 1, 2),
-        RowSampling(0.7, 5, 0.9, 0.0, 1, 3),
-        RowSampling(0.8, 0, 1.0, 0.05, 1, 4),
+        RowSampling(1.0, 0, 1.0, 0.0, 1),
+        RowSampling(0.7, 5, 0.9, 0.0, 1),
+        RowSampling(0.8, 0, 1.0, 0.05, 1),
     ]
+    positions = [2, 3, 4]
     kernels = NativeKernels(ThreadPool(library, 1))
-    drawn = kernels.sample_rows(logits, kernels.send_draws(range(3), draws, logits.device))
-    assert torch.equal(drawn, sample_rows(logits, draws))
+    sent = kernels.send_draws(range(3), draws, positions, logits.device)
+    drawn = kernels.sample_rows(logits, sent)
+    assert torch.equal(drawn, sample_rows(logits, draws, positions))
     assert asked == [2, 4]

@@ -44,12 +44,12 @@ def draw(kernels: GpuKernels, num_rows: int, chance: random.Random) -> None:
             top_p=chance.choice((0.5, 1.0)),
             min_p=chance.choice((0.0, 0.1)),
             seed=chance.getrandbits(64),
-            position=chance.randrange(1, 1000),
         )
         for _ in range(num_rows)
     ]
     kernels.argmax(logits)
-    kernels.sample_rows(logits, kernels.send_draws(range(num_rows), rows, logits.device))
+    positions = [chance.randrange(1, 1000) for _ in rows]
+    kernels.sample_rows(logits, kernels.send_draws(range(num_rows), rows, positions, logits.device))
 
 
 @pytest.mark.parametrize(

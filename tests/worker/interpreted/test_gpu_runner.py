@@ -146,8 +146,8 @@ def test_a_top_k_beyond_all_bounds_means_all_tokens() -> None:
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
     kernels, sampled = Interpreted(False), []
     for top_k in (0, 300, 2**40):
-        draw = RowSampling(1.0, top_k, 1.0, 0.0, 3, 4)
-        draws = kernels.send_draws([0], [draw], logits.device)
+        draw = RowSampling(1.0, top_k, 1.0, 0.0, 3)
+        draws = kernels.send_draws([0], [draw], [4], logits.device)
         sampled.append(int(kernels.sample_rows(logits, draws)))
     assert sampled[0] == sampled[1] == sampled[2]
 

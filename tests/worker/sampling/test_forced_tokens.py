@@ -14,6 +14,7 @@ from worker.protocol import SamplingParams, ThinkingBudget
 from worker.sampling.grammar_masks import GrammarMasks
 from worker.sampling.row_logits import RowLogits
 from worker.sampling.sampler import Sampler, SampleRequest
+from worker.sampling.sequence_sampling import SequenceSampling
 
 BUDGET = ThinkingBudget(3, "<t>", "</t>", (5, 6), is_open=True)
 
@@ -21,7 +22,7 @@ BUDGET = ThinkingBudget(3, "<t>", "</t>", (5, 6), is_open=True)
 def forced(params: SamplingParams, token_id: int | None, **fields: Any) -> SampleRequest:
     made = request(structs.replace(params, thinking=BUDGET), position=8, num_prompt_tokens=4)
     history = [1, 2, 3, 3, 0, 0, 0, 0]
-    return SampleRequest(made.seq_id, made.params, 8, 4, history, forced=token_id, **fields)
+    return SampleRequest(made.seq_id, made.sampling, 8, 4, history, forced=token_id, **fields)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +65,9 @@ def test_rows_beside_it_are_drawn_as_if_it_were_not_there() -> None:
 def test_all_ranks_gather_the_same_rows_though_one_alone_knows_what_is_forced(
     position: int,
 ) -> None:
-    params = structs.replace(GREEDY, thinking=BUDGET)
-    of_first = SampleRequest(1, params, position, 4, [0] * position, forced=5)
-    of_other = SampleRequest(1, params, position, 4, [0] * position)
+    sampling = SequenceSampling.of(structs.replace(GREEDY, thinking=BUDGET))
+    of_first = SampleRequest(1, sampling, position, 4, [0] * position, forced=5)
+    of_other = SampleRequest(1, sampling, position, 4, [0] * position)
     assert of_first.is_plain_greedy is of_other.is_plain_greedy is (position < 7)
 
 
@@ -94,8 +95,8 @@ def test_a_sequence_is_followed_from_wherever_it_starts_until_it_ends() -> None:
 
 def test_nothing_is_gathered_for_a_thought_that_cannot_be_spent_yet() -> None:
     found = RowLogits(LOGITS.unsqueeze(0), [8], SingleRank(), CpuKernels())
-    params = structs.replace(GREEDY, thinking=BUDGET)
-    row = SampleRequest(1, params, 6, 4, [0] * 6)
+    sampling = SequenceSampling.of(structs.replace(GREEDY, thinking=BUDGET))
+    row = SampleRequest(1, sampling, 6, 4, [0] * 6)
     rows = Sampler(CpuKernels()).sample(found, [row])
     assert rows is not None
     assert row.is_plain_greedy

@@ -15,6 +15,7 @@ from worker.distributed.thread_group import ThreadGroup
 from worker.protocol import SamplingParams
 from worker.sampling.row_logits import RowLogits
 from worker.sampling.sampler import FAILED, SampledRows, Sampler, SampleRequest
+from worker.sampling.sequence_sampling import SequenceSampling
 
 KERNELS = CpuKernels()
 LOGITS = st.sampled_from([0.0, -0.0, 1.0, 1.5, -3.0, torch.inf, -torch.inf, torch.nan])
@@ -54,7 +55,8 @@ def on_ranks(
 
 
 def requests(*params: SamplingParams) -> list[SampleRequest]:
-    return [SampleRequest(row, of_row, 4, 4, ()) for row, of_row in enumerate(params)]
+    samplings = [SequenceSampling.of(of_row) for of_row in params]
+    return [SampleRequest(row, of_row, 4, 4, ()) for row, of_row in enumerate(samplings)]
 
 
 def sample(

@@ -12,6 +12,7 @@ from worker.engine.step_output import build_step_output
 from worker.protocol import SampledToken, SamplingParams
 from worker.sampling.row_logits import RowLogits
 from worker.sampling.sampler import SampledRows, Sampler, SampleRequest
+from worker.sampling.sequence_sampling import SequenceSampling
 
 KERNELS = CpuKernels()
 GREEDY = SamplingParams(temperature=0.0)
@@ -25,7 +26,8 @@ def request(
     num_prompt_tokens: int = 4,
     history: Sequence[int] = (),
 ) -> SampleRequest:
-    return SampleRequest(seq_id, params, position, num_prompt_tokens, history)
+    sampling = SequenceSampling.of(params)
+    return SampleRequest(seq_id, sampling, position, num_prompt_tokens, history)
 
 
 def drawn_from(logits: Tensor, requests: Sequence[SampleRequest]) -> SampledRows:

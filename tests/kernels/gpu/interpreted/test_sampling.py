@@ -42,8 +42,8 @@ def on_cpu(logits: Tensor, row: Row) -> int:
     """Draw as the CPU does, from the parameters as float32 holds them."""
     temperature, top_k, top_p, min_p, seed, position = row
     single = torch.tensor([temperature, top_p, min_p]).tolist()
-    draw = RowSampling(single[0], top_k, single[1], single[2], seed, position)
-    return int(sample_rows(logits.unsqueeze(0), [draw]))
+    draw = RowSampling(single[0], top_k, single[1], single[2], seed)
+    return int(sample_rows(logits.unsqueeze(0), [draw], [position]))
 
 
 def check(logits: Tensor, rows: list[Row]) -> None:
