@@ -155,7 +155,8 @@ def train(model: PeftModel, seed: int = 0) -> None:
 def make_adapter_dir(base: PreTrainedModel, kind: str, folder: Path) -> None:
     """Write an adapter of some kind for a model."""
     torch.manual_seed(list(_ALL_KINDS).index(kind))
-    keys = {"r": 4, "lora_alpha": 3, **_ALL_KINDS[kind]}
+    # A copy: PEFT takes modules out of the list that it is given, which other kinds share.
+    keys = {"r": 4, "lora_alpha": 3, **copy.deepcopy(_ALL_KINDS[kind])}
     with _patterns_of_parameters():
         model = get_peft_model(copy.deepcopy(base), LoraConfig(init_lora_weights=False, **keys))
     train(model)
