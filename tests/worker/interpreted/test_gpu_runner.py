@@ -24,9 +24,9 @@ def assert_close(found: list[Prompt], wanted: list[Prompt], tolerance: float) ->
 @pytest.mark.parametrize(
     ("model", "tp"),
     [
-        pytest.param("llama", 2, marks=pytest.mark.slow),  # all but its experts mixtral has, too
+        ("llama", 2),
         ("qwen3", 1),
-        ("mixtral", 2),
+        pytest.param("mixtral", 2, marks=pytest.mark.slow),  # half a minute
     ],
 )
 def test_a_gpu_says_what_a_cpu_says(tiny_model, start_group, on_gpu, model: str, tp: int) -> None:

@@ -28,7 +28,7 @@ CASES = {
     [
         pytest.param("correctness", marks=pytest.mark.slow),  # a model: twenty seconds of a core
         "kernels",
-        "step",
+        pytest.param("step", marks=pytest.mark.slow),  # steps of models: minutes
     ],
 )
 def test_a_dry_run_needs_only_torch_and_triton_and_finds_nothing_wrong(
