@@ -99,7 +99,7 @@ test-engines: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(PYTEST) $(addprefix tests/end_to_end/test_,$(addsuffix .py,engine_tokens exact_sums structured_output \
 	  forbidden_tokens thinking_budget enforced_calls classify embeddings prompt_logprobs)) $(ARGS)
 
-# Servers over the demo model, struck, filled and asked for all that they are asked for: half an hour.
+# Servers over the demo model, struck, filled and asked for all that they can be asked for.
 test-servers: $(BIN)/.installed-dev $(DEMO)/config.json
 	$(PYTEST) tests/end_to_end/test_server*.py $(addprefix tests/end_to_end/test_,$(addsuffix .py,small_memory \
 	  request_log observability ends faults pool_recovery commands)) $(ARGS)
