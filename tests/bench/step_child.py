@@ -1,12 +1,11 @@
 """An engine of any commit that runs a step when it is asked to, for `tests.bench.steps`.
 
 Run as a file by the commit's own Python, in its own tree. A line in, a line out: "adapters" or
-"base" starts requests of that kind, "step" runs one step, each answered by the seconds that it took
-and the CPU seconds of this process.
+"base" starts requests of that kind and is answered by how many, "step" runs one step and is
+answered by whether there was one and the seconds that it took.
 """
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -38,12 +37,11 @@ def main() -> None:
             number += 1
             for ask in load.asks(number):
                 engine._engine.submit(engine._request(ask))
-            print(json.dumps(os.getpid()), flush=True)
+            print(json.dumps(CLIENTS), flush=True)
             continue
-        wall, cpu = time.perf_counter(), time.process_time()
+        begin = time.perf_counter()
         is_running = engine._engine.step()
-        took = time.perf_counter() - wall, time.process_time() - cpu
-        print(json.dumps([is_running, *took]), flush=True)
+        print(json.dumps([is_running, time.perf_counter() - begin]), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ Ray and several ranks cost. The decodes of eight requests; their prompts are tol
 import json
 import os
 import subprocess
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 
@@ -27,18 +27,8 @@ NUM_PROMPT_STEPS = 8  # at most, in which prompts are computed
 class Engine:
     """An engine of one tree, in a process of its own."""
 
-    def __init__(self, root: Path, model: Path, threads: int, adapters: list[Path]) -> None:
-        child = ROOT / "tests/bench/step_child.py"
-        command = [root / ".venv/bin/python", child, model, str(threads), *adapters]
-        environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-        self._process = subprocess.Popen(
-            [str(part) for part in command],
-            cwd=root,
-            env={**os.environ, **environment, "PYTHONPATH": str(root)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
 
     def ask(self, what: str) -> Any:
         """Return the answer to a line."""
@@ -49,17 +39,22 @@ class Engine:
         assert line, f"the engine has ended with {self._process.wait()}"
         return json.loads(line)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.terminate()
-        self._process.wait()
+@contextmanager
+def _engine(root: Path, model: Path, threads: int, adapters: list[Path]) -> Iterator[Engine]:
+    """Start an engine, which ends when nobody asks it any more."""
+    child = ROOT / "tests/bench/step_child.py"
+    command = [root / ".venv/bin/python", child, model, str(threads), *adapters]
+    environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    with subprocess.Popen(
+        [str(part) for part in command],
+        cwd=root,
+        env={**os.environ, **environment, "PYTHONPATH": str(root)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield Engine(process)
 
 
 def main(
@@ -75,7 +70,7 @@ def main(
     for start in range(starts):
         with ExitStack() as stack:
             engines = [
-                stack.enter_context(Engine(root, model, threads, adapters))
+                stack.enter_context(_engine(root, model, threads, adapters))
                 for root in ((ROOT, other.resolve()) if start % 2 else (other.resolve(), ROOT))
             ]
             this, that = engines if start % 2 else engines[::-1]

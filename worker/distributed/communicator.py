@@ -5,6 +5,7 @@ same bits, whatever the transport and the number of rows.
 """
 
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Protocol
 
 import torch
@@ -68,6 +69,28 @@ class SingleRank:
 
     def close(self) -> None:
         """Do nothing: no rank waits."""
+
+
+class LeavingOnFailure:
+    """Leaves the group when a rank's step fails: the other ranks must not wait for this one.
+
+    A class, as every step is entered twice, and a generator's context takes several times as long.
+    """
+
+    def __init__(self, group: Communicator) -> None:
+        self._group = group
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._group.close()
 
 
 def summed_as(x: Tensor) -> Tensor:

@@ -8,14 +8,13 @@ thread, without Ray.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from kernels.interface import Readback
 from worker.cache.kv_cache import KVCache
-from worker.distributed.communicator import Communicator
+from worker.distributed.communicator import Communicator, LeavingOnFailure
 from worker.engine.kv_memory import measured_pages
 from worker.engine.loaded_model import load_model
 from worker.engine.pooling import PoolingChunk, PromptPooler
@@ -73,7 +72,7 @@ class Rank:
         self._config = config
         self._group = group
         self._device = torch.device(config.device)
-        self._leaving_on_failure = _LeavingOnFailure(group)
+        self._leaving_on_failure = LeavingOnFailure(group)
         self._digest = GENESIS
         self._last_step = 0
 
@@ -337,25 +336,3 @@ class Rank:
             return None
         assert self._grammars is not None, "rank 0 draws"
         return self._grammars.forced(seq_id, budget, sequence.history, sequence.num_prompt_tokens)
-
-
-class _LeavingOnFailure:
-    """Leaves the group when a step fails: the other ranks must not wait for this one.
-
-    A class, as every step is entered twice, and a generator's context takes several times as long.
-    """
-
-    def __init__(self, group: Communicator) -> None:
-        self._group = group
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            self._group.close()

@@ -43,11 +43,7 @@ class PendingTokens:
         """
         if not seq_ids:
             return None
-        by_sequence = self._row_by_sequence
-        rows = [by_sequence.get(seq_id, -1) for seq_id in seq_ids]
-        assert min(rows) >= 0, (
-            f"sequence {seq_ids[rows.index(-1)]} sampled nothing in the last step"
-        )
+        rows = self._rows_of(seq_ids)
         if self._rows is None:
             token_ids = torch.zeros(len(rows), dtype=torch.int64, device=self._device)
         else:
@@ -63,10 +59,12 @@ class PendingTokens:
     def on_host(self, seq_id: int) -> int:
         """Return the token of a sequence on rank 0; waits for the last step."""
         assert self._rows is not None, "only rank 0 samples"
-        return max(0, int(self._rows.readback.read()[0][self._row(seq_id)]))
+        return max(0, int(self._rows.readback.read()[0][self._rows_of((seq_id,))[0]]))
 
-    def _row(self, seq_id: int) -> int:
-        assert seq_id in self._row_by_sequence, (
-            f"sequence {seq_id} sampled nothing in the last step"
+    def _rows_of(self, seq_ids: Sequence[int]) -> list[int]:
+        """Return the row that each of some sequences, at least one, had in the last step."""
+        rows = [self._row_by_sequence.get(seq_id, -1) for seq_id in seq_ids]
+        assert min(rows) >= 0, (
+            f"sequence {seq_ids[rows.index(-1)]} sampled nothing in the last step"
         )
-        return self._row_by_sequence[seq_id]
+        return rows

@@ -79,8 +79,7 @@ class SampleRequest(msgspec.Struct, frozen=True):
     @property
     def is_adjusted(self) -> bool:
         """Whether the logits are changed before a token is drawn."""
-        sampling = self.sampling
-        return sampling.may_adjust and sampling.adjusts(self.output_index)
+        return self.sampling.may_adjust and self.sampling.adjusts(self.output_index)
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -116,12 +115,7 @@ class Sampler:
             requests: S, in the order of the rows; their histories only on rank 0.
         """
         assert row_logits.part.shape[0] == len(requests), "one request for each row of logits"
-        # Most are asked nothing but their sampling: a step has hundreds.
-        rows = [
-            row
-            for row, request in enumerate(requests)
-            if not request.sampling.takes_largest or request.is_adjusted
-        ]
+        rows = [row for row, request in enumerate(requests) if not request.is_plain_greedy]
         argmax = row_logits.argmax()
         logits = row_logits.whole() if rows else None
         return None if argmax is None else self._sample(argmax, logits, rows, requests)
@@ -152,9 +146,9 @@ class Sampler:
                 ids = token_ids.index_copy(0, draws.rows, ids)
             token_ids = ids
             counts = {
-                row: request.sampling.num_logprobs
+                row: n
                 for row, request in zip(rows, drawn, strict=True)
-                if request.sampling.num_logprobs is not None
+                if (n := request.sampling.params.num_logprobs) is not None
             }
             logprob_rows = list(counts)
             if logprob_rows:
@@ -162,8 +156,8 @@ class Sampler:
                     logits, logprob_rows, token_ids, list(counts.values())
                 )
                 logprobs = *best, *self._named(logits, logprob_rows, requests)
-        # NaN and +inf win any maximum, and a row of -inf has no other: one pass finds all three,
-        # which alone are not equal to themselves once they are taken from themselves.
+        # NaN and +inf win any maximum, and a row of -inf has no other: one pass finds all three.
+        # A finite number less itself is 0, those are NaN.
         token_ids = token_ids.masked_fill((values - values).ne(0), FAILED)
         readback = kernels.start_readback((token_ids, *logprobs), device)
         return SampledRows(requests, token_ids, logprob_rows, readback)
@@ -187,7 +181,7 @@ class Sampler:
         is_whole = len(requests) == logits.shape[0]
         adjusted = logits.clone() if is_whole else logits.index_select(0, rows)
         for row, request in enumerate(requests):
-            if request.sampling.may_adjust and request.is_adjusted:
+            if request.is_adjusted:
                 self._adjust(adjusted[row], request)
         return adjusted
 

@@ -16,7 +16,6 @@ class SequenceSampling:
     params: "SamplingParams"
     draw: RowSampling  # how to sample from a row once it is adjusted
     needs_history: bool  # as `params` says
-    num_logprobs: int | None  # as `params` says
     always_restricts: bool  # whether some tokens can at no place be drawn
     always_adjusts: bool  # whether logits are changed at every place before a token is drawn
     may_adjust: bool  # whether they are at any
@@ -36,7 +35,6 @@ class SequenceSampling:
             params,
             draw,
             needs_history=params.needs_history,
-            num_logprobs=params.num_logprobs,
             always_restricts=restricts,
             always_adjusts=adjusts,
             may_adjust=adjusts or holds_back or params.thinking is not None,
@@ -55,4 +53,4 @@ class SequenceSampling:
 
     def adjusts(self, output_index: int) -> bool:
         """Whether logits are changed before the output's token of this number is drawn."""
-        return self.may_adjust and (self.always_adjusts or self.restricts(output_index))
+        return self.always_adjusts or self.restricts(output_index)
