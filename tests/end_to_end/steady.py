@@ -8,7 +8,6 @@ import httpx
 
 from tests.chaos.traffic import Answer, Ask, answer_of, make_asks
 from tests.end_to_end.asking import Endpoint, wait_for
-from tests.patience import PATIENCE
 
 
 def mixed_asks(models: list[str], count: int, seed: int) -> list[Ask]:
@@ -109,7 +108,7 @@ class Steady:
     def _run(self, ask: Ask, expected: Answer) -> None:
         while not self._stopping.is_set():
             # A connection for each call: the hardest case for whoever comes and goes.
-            with httpx.Client(base_url=self._server.url, timeout=PATIENCE) as client:
+            with self._server.client() as client:
                 self._take(ask, answered(client, ask), expected)
 
     def _take(self, ask: Ask, answer: Answer, expected: Answer) -> None:

@@ -45,6 +45,10 @@ LOCK_INTERVAL = 0.05
 TASK = "adapter_state"
 
 
+class StateInUse(Unavailable):
+    """Another pool has the file: the same call may be made again when that one has ended."""
+
+
 class PoolState:
     """Keeps a file, or nothing if there is no `path`; `on_failure` counts tasks that fail.
 
@@ -90,6 +94,7 @@ class PoolState:
         `roots` are those of adapters that calls have loaded.
 
         Raises:
+            StateInUse: if another pool has it and does not end.
             Unavailable: with the reason, if it cannot be used.
         """
         if self._path is None or self.writer is not None:
@@ -101,6 +106,8 @@ class PoolState:
             except StateError:
                 file.close()
                 raise
+        except StateLocked as error:
+            raise StateInUse(str(error)) from error
         except StateError as error:
             raise Unavailable(str(error)) from error
         refreshed = await self._bring_back(state, roots)

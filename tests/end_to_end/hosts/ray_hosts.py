@@ -24,6 +24,7 @@ BIN = Path(sys.executable).parent
 HEAD = "head"
 ROUTER = "ray::ServeReplica:topwork:Router"
 SCHEDULER = "ray::ServeReplica:topwork:Scheduler"
+POOL = "ray::ServeReplica:topwork:AdapterPool"
 RANK = "ray::WorkerActor"
 PORT = 8000
 GCS_PORT = 6379

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from cluster.adapters.records import AdapterRecord
 from cluster.adapters.service import pool_state, state_writer
+from cluster.adapters.service.pool_state import StateInUse
 from cluster.adapters.sharding import RankMemory
 from cluster.adapters.state_file import StateFile
 from cluster.errors import InvalidAdapter, NotFound, Replaced, Unavailable
@@ -239,15 +240,20 @@ async def test_what_was_being_unloaded_and_is_loaded_again_is_let_in_everywhere(
     late.lease(digest)
 
 
-async def test_a_damaged_state_is_told_and_a_locked_one(
+async def test_a_damaged_state_is_told_and_one_that_another_pool_has_until_that_ends(
     restart: Restart, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_state, "LOCK_TIMEOUT", 0.1)
     actor = await restart()
     for name in "abc":
         await actor.load(name, str(write(tmp_path / name, 1)), False, False)
-    with pytest.raises(Unavailable, match="in use by another adapter pool"):
-        await make(state=str(tmp_path / "state")).start({})
+    other = make(state=str(tmp_path / "state"))
+    with pytest.raises(StateInUse, match="in use by another adapter pool"):
+        await other.start({})
+    await actor.close()
+    await other.start({})
+    assert [record.name for record in await other.records()] == ["a", "b", "c"]
+    await other.close()
     lines = (tmp_path / "state").read_bytes().splitlines(keepends=True)
     (tmp_path / "state").write_bytes(b"".join([*lines[:1], b"0" + lines[1][1:], *lines[2:]]))
     with pytest.raises(Unavailable, match=r"state, line 2 at byte 24: it is damaged.*move it away"):
