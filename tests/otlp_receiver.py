@@ -125,7 +125,7 @@ def receiving() -> Iterator[Receiver]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     receivers.append(Receiver(f"http://127.0.0.1:{server.server_address[1]}/v1/traces"))
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield receivers[0]

@@ -21,6 +21,7 @@ from cluster.router.testing.fake_backend import FakeBackend
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from cluster.router.tokenizer import Tokenizer
 from tests.patience import PATIENCE
+from tests.quick_server import QuickServer
 
 TEMPLATE = (
     "{% for m in messages %}"
@@ -76,7 +77,7 @@ class Serving:
         self.loop = asyncio.new_event_loop()
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._server = uvicorn.Server(
+        self._server = QuickServer(
             uvicorn.Config(create_app(self.router), log_level="critical", lifespan="off")
         )
         self._thread = threading.Thread(target=self._run)
@@ -91,7 +92,7 @@ class Serving:
     def stop(self) -> None:
         for client in self._clients:  # the collector would find their sockets open
             client.close()
-        self._server.should_exit = True
+        self.loop.call_soon_threadsafe(self._server.end)
         self._serving.result(PATIENCE)
         self.run(self._close())
         self.loop.call_soon_threadsafe(self.loop.stop)

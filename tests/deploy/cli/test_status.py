@@ -147,7 +147,7 @@ def stranger() -> Iterator[Callable[[bytes], str]]:
                 pass
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_address[1]}"
 
