@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from ray.exceptions import RayTaskError
-from ray.serve.exceptions import RayServeException
 
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.pins import Limits
@@ -25,7 +24,7 @@ from tests.cluster.adapters.service.pools import eventually, write
 from tests.cluster.adapters.service.replicas import connector
 from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL
 
-LIVE: dict[str, Any] = {"log_level": "info", "adapters": {}, "adapter_dirs": ()}
+LIVE: dict[str, Any] = {"log_level": "INFO", "adapters": {}, "adapter_dirs": ()}
 
 
 class Remote:
@@ -50,13 +49,20 @@ class Process:
         self.pool = AdapterPoolActor(
             config, AdapterCatalog("tiny", limits), connector(), lambda x: x
         )
-        self.number = number
+        self._actor_id = number.to_bytes(8, "little")  # has hex(), as Ray's have
 
     def __getattr__(self, name: str) -> Remote:
         async def identify() -> int:
-            return self.number
+            return 0
 
         return Remote(identify if name == "identify" else getattr(self.pool, name))
+
+
+class Replica(PoolReplica):
+    """One that Serve's worker ends, and not whoever collects garbage."""
+
+    def __del__(self) -> None:  # type: ignore[override]
+        pass
 
 
 class Cluster:
@@ -72,17 +78,17 @@ class Cluster:
         return self.processes[-1]
 
     def handle(self, name: str) -> Any:
-        """Return the deployment's handle, which calls the replica that runs."""
-        if not self.replicas:
-            raise RayServeException("there is no replica")
+        """Return the deployment's handle, which calls the replica that runs, or waits for one."""
 
         class Handle:
-            hand_over = Remote(self.replicas[0].hand_over)
+            hand_over = Remote(
+                self.replicas[0].hand_over if self.replicas else asyncio.Event().wait
+            )
 
         return Handle()
 
     async def start(self) -> PoolReplica:
-        replica = PoolReplica(ServeConfig(model="tiny"))
+        replica = Replica(ServeConfig(model="tiny"))
         await replica.reconfigure(LIVE)
         self.replicas.append(replica)
         return replica
@@ -99,14 +105,15 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     made = Cluster(tmp_path / "state")
     monkeypatch.setattr(pool_state, "LOCK_TIMEOUT", 0.02)
     monkeypatch.setattr(pool_deployment, "HAND_OVER_TIMEOUT", 0.1)
+    monkeypatch.setattr(pool_deployment, "set_log_level", lambda level: None)
     monkeypatch.setattr(pool_deployment, "model_fingerprint", lambda config: "model")
     monkeypatch.setattr(pool_deployment, "check_on_this_node", lambda config: config)
-    monkeypatch.setattr(PoolReplica, "_start_process", made.start_process)
+    monkeypatch.setattr(Replica, "_start_process", made.start_process)
     monkeypatch.setattr(pool_deployment.serve, "get_deployment_handle", made.handle)
     monkeypatch.setattr(pool_deployment.ray, "kill", lambda actor: None)
     yield made
     for replica in made.replicas:
-        await replica.__del__()
+        await PoolReplica.__del__(replica)
     for process in made.processes:
         await process.pool.close()
 
@@ -155,7 +162,7 @@ async def test_a_replica_that_has_let_go_of_the_file_goes_on_if_nobody_takes_it(
 async def test_the_file_of_another_server_is_not_asked_for(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    other = Process(-1, cluster.state)
+    other = Process(99, cluster.state)
     await other.pool.start({})
     with pytest.raises(StateInUse, match="each server needs a file of its own"):
         await cluster.start()
@@ -172,7 +179,7 @@ async def test_a_bug_while_a_replica_tries_to_go_on_is_told_to_whoever_looks_aft
     def fail(*_: object) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(PoolReplica, "_start_process", fail)
+    monkeypatch.setattr(Replica, "_start_process", fail)
     with pytest.raises(RuntimeError, match="no memory"):
         while True:
             await replica.check_health()
