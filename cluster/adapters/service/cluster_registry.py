@@ -2,6 +2,7 @@
 
 import time
 
+from cluster.adapters.service.in_flight_calls import InFlightCalls, pool_query
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.registry import SchedulerRegistry
 from cluster.adapters.service.usage_file import UsageFile
@@ -14,6 +15,7 @@ from cluster.tenancy.leases import LeaseCall, LeaseReply
 class ClusterRegistry:
     """Methods of the pool's actor."""
 
+    _calls: InFlightCalls
     _state: PoolState
     _registry: SchedulerRegistry
     _left_at: float | None = None  # on the monotonic clock: when a scheduler left in order
@@ -21,9 +23,9 @@ class ClusterRegistry:
     _ledger: BudgetLedger
     _usage: UsageFile
 
+    @pool_query
     async def attach(self, address: SchedulerAddress) -> None:
         """Make a scheduler replica known; the latest address of a replica counts."""
-        self._state.check_open()
         await self._registry.attach(address)
 
     async def detach(self, replica: str) -> None:
@@ -31,9 +33,9 @@ class ClusterRegistry:
         self._left_at = time.monotonic()
         await self._registry.detach(replica)
 
+    @pool_query
     async def schedulers(self) -> AttachedSchedulers:
         """Return all attached scheduler replicas."""
-        self._state.check_open()
         since = None if self._left_at is None else time.monotonic() - self._left_at
         return AttachedSchedulers(self._registry.addresses, since)
 
@@ -46,17 +48,17 @@ class ClusterRegistry:
         """Take in what a router says of its limits' accounts; grant what it claims."""
         return self._ledger.lease(call, time.monotonic())
 
+    @pool_query
     async def drain(self) -> None:
         """Let all routers of the cluster refuse new calls, later ones too."""
-        self._state.check_open()
         await self._state.drain(is_drained=True)
 
+    @pool_query
     async def undrain(self) -> None:
         """Let routers take calls again."""
-        self._state.check_open()
         await self._state.drain(is_drained=False)
 
+    @pool_query
     async def is_drained(self) -> bool:
         """Return whether routers are to refuse new calls."""
-        self._state.check_open()
         return self._state.is_drained

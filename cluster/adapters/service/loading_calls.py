@@ -10,6 +10,7 @@ from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.peft.files import copy_regular_file, narrowed
 from cluster.adapters.records import AdapterRecord, LoadOptions, Source
 from cluster.adapters.service.directory_watcher import NameLocks
+from cluster.adapters.service.in_flight_calls import InFlightCalls, pool_call, pool_query
 from cluster.adapters.service.pool_config import AdapterPoolConfig
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.read_threads import RateLimiter, ReadThreads
@@ -27,6 +28,7 @@ class LoadingCalls:
     """Methods of the pool's actor."""
 
     _config: AdapterPoolConfig
+    _calls: InFlightCalls
     _catalog: AdapterCatalog
     _fetcher: Fetcher
     _locks: NameLocks
@@ -37,6 +39,7 @@ class LoadingCalls:
     _threads: ReadThreads
     _uploads: Uploads
 
+    @pool_call
     async def load(
         self,
         name: str,
@@ -63,7 +66,6 @@ class LoadingCalls:
             Unavailable: if it cannot be fetched, or what has changed cannot be saved, as for all
                 calls that change something.
         """
-        self._state.check_open()
         options = LoadOptions(load_inplace, pinned, sha256, caller=caller)
         address = None if root is not None else self._fetcher.address(path)
         if address is not None:
@@ -76,6 +78,7 @@ class LoadingCalls:
         source = Source(str(Path(path).absolute()), narrowed(self._roots, root))
         return await self._publish(name, source, options)
 
+    @pool_call
     async def begin_upload(
         self, name: str, load_inplace: bool, num_bytes: int | None, caller: Caller | None = None
     ) -> str:
@@ -88,11 +91,11 @@ class LoadingCalls:
             Overloaded: if too many uploads are under way.
             Unavailable: if the disk refuses.
         """
-        self._state.check_open()
         self._catalog.check_name(name, load_inplace=load_inplace)
         self._catalog.check_room(name, caller, pinned=False)
         return await self._uploads.begin(num_bytes)
 
+    @pool_call
     async def upload_piece(self, upload: str, offset: int, data: bytes) -> None:
         """Take in a piece of an upload, which follows the one before.
 
@@ -102,10 +105,12 @@ class LoadingCalls:
         """
         await self._uploads.write(upload, offset, data)
 
+    @pool_query
     async def abort_upload(self, upload: str) -> None:
         """Delete what has come of an upload."""
         await self._uploads.abort(upload)
 
+    @pool_call
     async def finish_upload(
         self, upload: str, name: str, config: bytes | None, options: LoadOptions
     ) -> AdapterRecord:
@@ -115,10 +120,10 @@ class LoadingCalls:
             InvalidRequest, InvalidAdapter, Forbidden: as `load`.
             Unavailable: if the upload was lost, or as `load`.
         """
-        self._state.check_open()
         async with self._uploads.finished(upload, config, options.sha256) as incoming:
             return await self._publish_incoming(name, incoming, options)
 
+    @pool_call
     async def load_tensors(
         self, name: str, path: str, config: bytes, options: LoadOptions
     ) -> AdapterRecord:
@@ -128,7 +133,6 @@ class LoadingCalls:
             InvalidAdapter: if it lies outside of adapter_roots, or of /dev/shm if there are none.
             InvalidRequest, Forbidden, Unavailable: as `load`.
         """
-        self._state.check_open()
         roots = narrowed(self._roots or (SHARED_MEMORY,), options.root)
         limit = self._config.max_upload
         upload = await self.begin_upload(name, options.load_inplace, None, options.caller)

@@ -25,6 +25,7 @@ from cluster.adapters.service.cluster_registry import ClusterRegistry
 from cluster.adapters.service.configured import ConfiguredAdapters
 from cluster.adapters.service.directory_watcher import DirectoryWatcher, NameLocks
 from cluster.adapters.service.garbage_collector import AdapterGC, AdapterUnloads
+from cluster.adapters.service.in_flight_calls import InFlightCalls, pool_call, pool_query
 from cluster.adapters.service.loading_calls import LoadingCalls
 from cluster.adapters.service.pool_config import AdapterPoolConfig
 from cluster.adapters.service.pool_state import PoolState
@@ -126,6 +127,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
             self._configured,
             self._count_failure,
         )
+        self._calls = InFlightCalls(self._state.check_open)
         self._unloads = AdapterUnloads(catalog, self._watcher, self._collector, self._send_pins)
         self._usage = UsageFile(config.usage_file, _today, self._count_failure)
         self._ledger = BudgetLedger(secrets.token_hex(8))
@@ -173,8 +175,9 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
 
     @ray.method
     async def close(self) -> None:
-        """Take no more calls, and end all work in the background."""
+        """Take no more calls, end those that run, and all work in the background."""
         self._state.end()
+        await self._calls.end()
         await self._configured.close()
         await self._collector.close()
         await self._uploads.close()
@@ -186,6 +189,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         await self._usage.close()
 
     @ray.method
+    @pool_call
     async def unload(self, name: str, force: bool) -> UnloadResult:
         """Take a name out of the catalogue; wait until what only it stood for is gone everywhere.
 
@@ -195,12 +199,12 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         Raises:
             NotFound: if there is no such name.
         """
-        self._state.check_open()
         result = await self._unloads.unload(name, force=force)
         await self._state.saved()
         return result
 
     @ray.method
+    @pool_query
     async def resolve(self, name: str, request_id: str) -> ResolvedAdapter:
         """Return what one request gets for a name; read its tensors if none has needed them yet.
 
@@ -209,7 +213,6 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
             InvalidAdapter: if its directory fails a check that needs the tensors.
             Unavailable: if its directory was there before the pool restarted, and is missing.
         """
-        self._state.check_open()
         while True:
             if name not in self._catalog and self._watcher.is_watching:
                 await self._watcher.find(name)
@@ -223,13 +226,13 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         return resolved
 
     @ray.method
+    @pool_query
     async def record(self, name: str) -> AdapterRecord:
         """Return what is known of a name.
 
         Raises:
             NotFound: if there is no such name.
         """
-        self._state.check_open()
         if name not in self._catalog and self._watcher.is_watching:
             await self._watcher.find(name)
         record = self._catalog.record(name)
@@ -237,23 +240,24 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         return record
 
     @ray.method
+    @pool_query
     async def absent(self, names: tuple[str, ...]) -> frozenset[str]:
         """Return which of these names stand for nothing now.
 
         One whose directory fails a check is not among them: `resolve` says why.
         """
-        self._state.check_open()
         return frozenset([name for name in names if not await self._is_there(name)])
 
     @ray.method
+    @pool_query
     async def records(self) -> tuple[AdapterRecord, ...]:
         """Return the whole catalogue by name."""
-        self._state.check_open()
         records = self._catalog.records()
         await self._state.settled()
         return records
 
     @ray.method
+    @pool_query
     async def shards(self, adapter: str) -> tuple[Shards, ...]:
         """Return the shards of each part of an adapter, in shared memory: a handle for each rank.
 
@@ -266,6 +270,7 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         return await self._obtain(adapter)
 
     @ray.method
+    @pool_query
     async def prefetch(self, adapter: str) -> None:
         """Bring an adapter to host memory, because it will be wanted; raises as `shards` does."""
         await self._obtain(adapter)
@@ -290,7 +295,6 @@ class AdapterPoolActor(LoadingCalls, VersionCalls, ClusterRegistry):
         return has_brought_back
 
     async def _obtain(self, adapter: str) -> tuple[Shards, ...]:
-        self._state.check_open()
         digests = [digest for digest, _ in parts_of(adapter)]
         for digest in digests:
             if self._collector.is_closed(digest):
