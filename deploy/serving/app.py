@@ -22,14 +22,14 @@ from deploy.models import commit_of
 from deploy.serving.cluster_tls import check_rank_hosts
 from deploy.serving.haproxy.front_door import KEYS as FRONT_DOOR_KEYS
 from deploy.serving.haproxy.front_door import FrontDoor
-from deploy.serving.pool_deployment import pool_deployment
+from deploy.serving.pool.deployment import pool_deployment
 from deploy.serving.redeploy_scope import (
     POOL_KEYS,
     ROUTER_KEYS,
     SCHEDULER_KEYS,
     with_own_version,
 )
-from deploy.serving.router_deployment import router_deployment
+from deploy.serving.router.deployment import router_deployment
 from deploy.serving.scheduler_deployment import scheduler_deployment
 
 NAME = "topwork"

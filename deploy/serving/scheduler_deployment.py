@@ -24,7 +24,7 @@ from deploy.config import ServeConfig
 from deploy.serving.cluster_tls import ranks_stay_on_one_host
 from deploy.serving.launcher import ActorLauncher, LaunchConfig
 from deploy.serving.lifecycle.watchdog import Watchdog
-from deploy.serving.pool_client import PoolClient
+from deploy.serving.pool.client import PoolClient
 from deploy.serving.process_setup import ONE_CPU, restore_cpu_priority, set_log_level
 from deploy.serving.redeploy_scope import model_fingerprint
 from deploy.serving.settings import check_on_this_node, scheduler_settings

@@ -19,7 +19,7 @@
 - name: RAY_SERVE_PROXY_USE_GRPC
   value: "0"
 - name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
-  value: "deploy.serving.router_middleware:middlewares"
+  value: "deploy.serving.router.middleware:middlewares"
 - name: RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH
   value: "deploy.serving.haproxy.manager:install"
 - name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S

@@ -24,7 +24,7 @@ NODE_CHECKS = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "4",
 }
-MIDDLEWARES = "deploy.serving.router_middleware:middlewares"  # what Serve puts around all HTTP
+MIDDLEWARES = "deploy.serving.router.middleware:middlewares"  # what Serve puts around all HTTP
 MANAGER = "deploy.serving.haproxy.manager:install"  # what Serve's controller calls when it starts
 
 _SCRIPT_HEAD = """#!/bin/sh

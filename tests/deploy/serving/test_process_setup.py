@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from deploy.config import ServeConfig
-from deploy.serving.pool_deployment import pool_deployment
+from deploy.serving.pool.deployment import pool_deployment
 from deploy.serving.process_setup import lower_cpu_priority, restore_cpu_priority
-from deploy.serving.router_deployment import router_deployment
+from deploy.serving.router.deployment import router_deployment
 from deploy.serving.scheduler_deployment import scheduler_deployment
 
 ASK = "import os; print(os.sched_getscheduler(0))"

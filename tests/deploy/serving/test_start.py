@@ -19,7 +19,7 @@ def imported_with(module: str) -> frozenset[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["command", "pool_deployment", "scheduler_deployment", "router_deployment", "launcher"],
+    ["command", "pool.deployment", "scheduler_deployment", "router.deployment", "launcher"],
 )
 def test_only_the_ranks_import_torch(module: str) -> None:
     assert "torch" not in imported_with(f"deploy.serving.{module}")
@@ -30,7 +30,7 @@ def test_the_ranks_do_import_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["command", "pool_deployment", "scheduler_deployment", "launcher"]
+    "module", ["command", "pool.deployment", "scheduler_deployment", "launcher"]
 )
 def test_only_routers_import_tokenizers(module: str) -> None:
     assert "transformers" not in imported_with(f"deploy.serving.{module}")

@@ -1,4 +1,4 @@
-"""deploy.serving.running_calls: what a drain waits for, and memory that is given back."""
+"""deploy.serving.router.running_calls: what a drain waits for, and memory that is given back."""
 
 import asyncio
 import os
@@ -10,15 +10,15 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from deploy.config import ServeConfig
-from deploy.serving.router_deployment import router_deployment
-from deploy.serving.running_calls import RETURNING_ALLOCATOR, Calls, CountCalls
+from deploy.serving.router.deployment import router_deployment
+from deploy.serving.router.running_calls import RETURNING_ALLOCATOR, Calls, CountCalls
 from tests.patience import PATIENCE
 
 # Each call makes many small objects of a large body, as a parser does, and one in a thousand stays.
 _FLOOD = """
 import asyncio, os
-from deploy.serving import running_calls
-from deploy.serving.running_calls import Calls, CountCalls
+from deploy.serving.router import running_calls
+from deploy.serving.router.running_calls import Calls, CountCalls
 
 kept = []
 

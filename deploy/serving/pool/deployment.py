@@ -25,8 +25,8 @@ from cluster.router.engine_client import EngineClient
 from deploy.config import ServeConfig
 from deploy.engine_config import Checked
 from deploy.serving.launcher import end_process
-from deploy.serving.pool_process import PoolProcess
-from deploy.serving.pool_state_file import pool_state_file, server_id
+from deploy.serving.pool.process import PoolProcess
+from deploy.serving.pool.state_file import pool_state_file, server_id
 from deploy.serving.process_setup import POOL_CPU, set_log_level
 from deploy.serving.redeploy_scope import model_fingerprint
 from deploy.serving.settings import adapter_catalog, check_on_this_node, pool_config

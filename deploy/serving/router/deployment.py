@@ -11,10 +11,10 @@ from ray.serve.handle import DeploymentHandle
 
 from deploy.config import ServeConfig
 from deploy.serving.lifecycle.watchdog import Watchdog
-from deploy.serving.pool_client import PoolClient
+from deploy.serving.pool.client import PoolClient
 from deploy.serving.process_setup import ONE_CPU, give_way_soon, set_log_level
 from deploy.serving.redeploy_scope import model_fingerprint
-from deploy.serving.running_calls import CALLS, RETURNING_ALLOCATOR
+from deploy.serving.router.running_calls import CALLS, RETURNING_ALLOCATOR
 from deploy.serving.settings import check_on_this_node, router_config
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from cluster.errors import NotFound, Replaced, TopworkError, Unavailable
-from deploy.serving.pool_client import PoolClient
+from deploy.serving.pool.client import PoolClient
 
 
 class Remote:
@@ -81,7 +81,7 @@ async def test_until_there_is_one_that_replaces_it_calls_wait() -> None:
 
 
 async def test_where_none_comes_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.serving.pool_client.LOCATE_TIMEOUT", 0.2)
+    monkeypatch.setattr("deploy.serving.pool.client.LOCATE_TIMEOUT", 0.2)
     client = PoolClient(FakeHandle(ENDING), "model")  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="the adapter pool is down"):
         await client.records()

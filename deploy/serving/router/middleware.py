@@ -8,8 +8,8 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.api.http import REQUEST_ID_HEADER, safe_id
-from deploy.serving.router_tls import demand_certificates
-from deploy.serving.running_calls import CALLS, CountCalls
+from deploy.serving.router.running_calls import CALLS, CountCalls
+from deploy.serving.router.tls import demand_certificates
 
 
 class SafeRequestIds:

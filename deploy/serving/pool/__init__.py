@@ -1,0 +1,1 @@
+"""The adapter pool: its replica, its process, its state file, and how others call it."""
