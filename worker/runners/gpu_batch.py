@@ -55,6 +55,8 @@ class BatchSize:
 class _Cut:
     """A step's rows, cut for the kernels."""
 
+    starts: npt.NDArray[np.int64]  # of each sequence's rows, and where the last one's end
+    lengths: npt.NDArray[np.int64]  # positions of each sequence
     decodes: npt.NDArray[np.int64]  # sequences
     prefills: npt.NDArray[np.int64]
     blocks: list[tuple[int, int, int, int]]
@@ -126,7 +128,6 @@ class GpuBatch:
         `pending` are the tokens [n] int64 of `rows.pending_rows`, on the device already.
         """
         host, size = self._arrays.writable(), self.size
-        starts, lengths = _numbers(rows.query_starts), _numbers(rows.context_lens)
         self._fill_places(host, rows, cut, page_size)
         if self._has_states:
             runs = state_runs(rows.query_starts, rows.context_lens, rows.state_pages)
@@ -137,8 +138,8 @@ class GpuBatch:
         _fill(host["token_ids"], rows.token_ids, 0)
         _fill(host["pending_rows"], rows.pending_rows, 0)
         _fill(host["samples"], rows.sample_rows, 0)
-        _fill(host["decode_rows"], starts[cut.decodes], 0)
-        _fill(host["decode_lens"], lengths[cut.decodes], 0)
+        _fill(host["decode_rows"], cut.starts[cut.decodes], 0)
+        _fill(host["decode_lens"], cut.lengths[cut.decodes], 0)
         assert len(cut.blocks) == size.blocks, "prefills are never padded"
         host["blocks"][:] = np.array(cut.blocks).reshape(-1, 4)
         host["tiles"][:] = 0
@@ -166,10 +167,9 @@ class GpuBatch:
         self, host: Mapping[str, Array], rows: InputBatch, cut: _Cut, page_size: int
     ) -> None:
         """Fill in where the rows are, in the pages of each kind of layers."""
-        starts, lengths = _numbers(rows.query_starts), _numbers(rows.context_lens)
-        positions = _positions(starts, lengths, cut)
+        positions = _positions(cut)
         _fill(host["positions"], positions, 0)
-        decoding, counts = starts[cut.decodes], -(-lengths // page_size)
+        decoding, counts = cut.starts[cut.decodes], -(-cut.lengths // page_size)
         serials = _numbers(rows.serials) if rows.serials else None
         tables = {"full": rows.page_tables, "window": rows.window_tables}
         known = {"full": serials, "window": None}  # of a window, tables change where they begin
@@ -180,7 +180,7 @@ class GpuBatch:
             pages[decoding] = table[np.arange(len(decoding)), positions[decoding] // page_size]
             table = self._filled(f"{pool} prefill_table", cut.prefills, *of_pool)
             for row, i in enumerate(cut.prefills.tolist()):
-                span = slice(starts[i], starts[i + 1])
+                span = slice(cut.starts[i], cut.starts[i + 1])
                 pages[span] = table[row, positions[span] // page_size]
             _fill(host[f"{pool} kv_loc"], pages * page_size + positions % page_size, -1)
 
@@ -195,7 +195,7 @@ class GpuBatch:
         """Return a page table in whose first rows are the pages of some of a step's sequences."""
         rows = self._tables[name]
         own = None if serials is None else serials[sequences]
-        rows.fill([tables[i] for i in sequences.tolist()], counts[sequences], own)
+        rows.fill(tables, sequences, counts[sequences], own)
         return rows.table
 
     def _new_pages(self, rows: InputBatch) -> Mapping[PoolName, Sequence[int]]:
@@ -272,22 +272,22 @@ class GpuBatch:
 
 def cut_rows(rows: InputBatch, rows_each: int) -> _Cut:
     """Cut a step for the kernels; `rows_each` is what one block of prefill takes."""
-    starts = rows.query_starts
-    decodes = [i for i, is_decode in enumerate(rows.decodes) if is_decode]
-    prefills = [i for i, is_decode in enumerate(rows.decodes) if not is_decode]
+    starts, lengths = _numbers(rows.query_starts), _numbers(rows.context_lens)
+    are_decodes = np.array(rows.decodes, dtype=np.bool_)
+    decodes, prefills = np.flatnonzero(are_decodes), np.flatnonzero(~are_decodes)
     blocks = cut_prefill(
-        [starts[i] for i in prefills],
-        [starts[i + 1] - starts[i] for i in prefills],
-        [rows.context_lens[i] for i in prefills],
+        starts[prefills].tolist(),
+        (starts[prefills + 1] - starts[prefills]).tolist(),
+        lengths[prefills].tolist(),
         rows_each,
     )
     tiles = cut_tiles([(run.slot, run.start, run.stop) for run in rows.runs])
-    return _Cut(_numbers(decodes), _numbers(prefills), blocks, tiles)
+    return _Cut(starts, lengths, decodes, prefills, blocks, tiles)
 
 
 def exact_size(rows: InputBatch, cut: _Cut, bank: AdapterBank, page_size: int) -> BatchSize:
     """Return the size of a step and no more."""
-    longest = max([rows.context_lens[i] for i in cut.decodes.tolist()], default=0)
+    longest = int(cut.lengths[cut.decodes].max(initial=0))
     table = bank.table
     assert table is not None, "a bank for a GPU keeps a table"
     return BatchSize(
@@ -297,7 +297,7 @@ def exact_size(rows: InputBatch, cut: _Cut, bank: AdapterBank, page_size: int) -
         prefills=len(cut.prefills),
         blocks=len(cut.blocks),
         tiles=len(cut.tiles),
-        pages=-(-max(rows.context_lens) // page_size),
+        pages=-(-int(cut.lengths.max()) // page_size),
         max_splits=most_splits(longest) if longest else 0,
         max_lora_rank=table.max_lora_rank([run.slot for run in rows.runs]),
         new_pages=max(len(rows.new_pages), len(rows.new_window_pages)),
@@ -313,8 +313,9 @@ def _numbers(values: Sequence[int]) -> npt.NDArray[np.int64]:
     return np.array(values, dtype=np.int64)
 
 
-def _positions(starts: Array, lengths: Array, cut: _Cut) -> npt.NDArray[np.int64]:
+def _positions(cut: _Cut) -> npt.NDArray[np.int64]:
     """Return the position of each row."""
+    starts, lengths = cut.starts, cut.lengths
     positions = np.zeros(starts[-1], np.int64)
     positions[starts[cut.decodes]] = lengths[cut.decodes] - 1
     for i in cut.prefills.tolist():

@@ -22,21 +22,26 @@ class PageTableRows:
         self._counts = np.zeros(len(table), np.int64)
 
     def fill(
-        self, tables: Sequence[Sequence[int]], counts: Array, serials: Array | None = None
+        self,
+        tables: Sequence[Sequence[int]],
+        sequences: Array,
+        counts: Array,
+        serials: Array | None = None,
     ) -> None:
         """Have the first rows hold the pages of sequences.
 
         Args:
-            tables: of each sequence, its pages.
-            counts: of each sequence, how many of them.
-            serials: of each sequence, a number from 1 on that no other has, while its pages are
+            tables: of every sequence of a step, its pages.
+            sequences: which of them this table is of, by row.
+            counts: of each row, how many of the pages.
+            serials: of each row, a number from 1 on that no other sequence has, while its pages are
                 only ever added to; None: all are written.
         """
-        first, starts = slice(0, len(tables)), np.zeros(len(tables), np.int64)
+        first, starts = slice(0, len(sequences)), np.zeros(len(sequences), np.int64)
         if serials is not None:
             starts = self._counts[first] * (self._serials[first] == serials)
         self._serials[first] = 0 if serials is None else serials
         self._counts[first] = counts
         for row in np.flatnonzero(starts < counts).tolist():
             span = slice(starts[row], counts[row])
-            self.table[row, span] = np.asarray(tables[row])[span]
+            self.table[row, span] = np.asarray(tables[sequences[row]])[span]

@@ -34,22 +34,25 @@ def test_rows_hold_the_pages_of_their_sequences(data: st.DataObject) -> None:
                 if len(one.pages) < PAGES:
                     one.pages.append(next_page)
                     next_page += 1
-        step = data.draw(st.permutations(running), label="step")
+        order = data.draw(st.permutations(range(len(running))), label="order")
+        order = order[: data.draw(st.integers(0, len(order)), label="rows")]
+        step = [running[number] for number in order]
         counts = np.array([len(one.pages) for one in step], np.int64)
         knows = data.draw(st.booleans(), label="are told apart")
         serials = np.array([one.serial for one in step], np.int64) if knows else None
-        rows.fill([one.pages for one in step], counts, serials)
+        tables = [one.pages for one in running]
+        rows.fill(tables, np.array(order, np.int64), counts, serials)
         for row, one in zip(rows.table, step, strict=False):
             assert row[: len(one.pages)].tolist() == list(one.pages)
 
 
 def test_of_a_sequence_that_was_there_the_new_pages_alone_are_written() -> None:
     rows = PageTableRows(np.zeros((2, 4), np.int32))
-    pages = [array("i", [7, 8]), array("i", [5])]
-    rows.fill(pages, np.array([2, 1]), np.array([1, 2]))
+    pages, both = [array("i", [7, 8]), array("i", [5])], np.arange(2)
+    rows.fill(pages, both, np.array([2, 1]), np.array([1, 2]))
     rows.table[:] = -1
     pages[0].append(9)
-    rows.fill(pages, np.array([3, 1]), np.array([1, 2]))
+    rows.fill(pages, both, np.array([3, 1]), np.array([1, 2]))
     assert rows.table.tolist() == [[-1, -1, 9, -1], [-1, -1, -1, -1]]
-    rows.fill(pages, np.array([3, 1]), np.array([1, 3]))
+    rows.fill(pages, both, np.array([3, 1]), np.array([1, 3]))
     assert rows.table.tolist() == [[-1, -1, 9, -1], [5, -1, -1, -1]]
