@@ -26,7 +26,7 @@ from worker.lora.shard import (
     is_summed,
 )
 from worker.spans import Span
-from worker.weights.partition import Partition, partition
+from worker.weights.partition import Partition, partitions
 
 ALIGNMENT = 64  # bytes; every tensor starts on a cache line, but for stacked A's
 
@@ -154,6 +154,5 @@ def _place_tables(buffer: _Buffer, adapter: Adapter, part: Partition) -> tuple[T
 
 def cut_all(adapter: Adapter, tp: int, *, has_exact_sums: bool = False) -> tuple[AdapterShard, ...]:
     """Return the shards of all `tp` ranks, in rank order."""
-    model = adapter.model
-    parts = (partition(model, tp, rank, has_exact_sums=has_exact_sums) for rank in range(tp))
+    parts = partitions(adapter.model, tp, has_exact_sums=has_exact_sums)
     return tuple(cut(adapter, part) for part in parts)

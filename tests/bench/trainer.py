@@ -69,6 +69,7 @@ class Trainer:
         self.num_begun = self.num_done = 0
         self.seconds: list[float] = []  # that each post took
         self.num_refused = 0  # damaged ones
+        self.ended = 0.0  # when the last one was there, by perf_counter
 
     async def post(self, content: Content, name: str = NAME) -> None:
         """Post a version."""
@@ -90,7 +91,8 @@ class Trainer:
             self.num_begun += 1
             await self.post(content)
             self.num_done += 1
-            self.seconds.append(time.perf_counter() - began)
+            self.ended = time.perf_counter()
+            self.seconds.append(self.ended - began)
 
     def allowed(self, first: int, last: int) -> set[int]:
         """Return the contents of versions with these numbers, both included."""
@@ -233,7 +235,7 @@ async def measure(
             before = tree.memory_bytes()
             posted_before, began = trainer.num_done, time.perf_counter()
             beside = await phase(True, seconds)
-            elapsed = time.perf_counter() - began
+            elapsed = trainer.ended - began
             after = tree.memory_bytes()
             entry = server.adapter(NAME)
             await asyncio.sleep(3)

@@ -41,6 +41,10 @@ class Partition:
     mixer_rows: Mapping[str, tuple[Span, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
+    # What `slices` has returned: loads of adapters ask for each module of each layer.
+    _known_slices: dict[str, tuple[tuple[Span, ...], Span]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def slices(self, module: str) -> tuple[tuple[Span, ...], Span]:
         """Return (output rows, input columns) of a linear module that this rank holds.
@@ -48,10 +52,13 @@ class Partition:
         The rows are one span for each part of the module's outputs, in their order; of query heads
         with gates all gates come first, a span for each head, and then the heads likewise.
         """
-        linear = self.linear(module)
-        spans = self.mixer_rows.get(module) or self._spans(linear)
-        everything = Span(0, self.hidden)
-        return (spans, everything) if linear.axis == "column" else ((everything,), spans[0])
+        known = self._known_slices.get(module)
+        if known is None:
+            linear, everything = self.linear(module), Span(0, self.hidden)
+            spans = self.mixer_rows.get(module) or self._spans(linear)
+            known = (spans, everything) if linear.axis == "column" else ((everything,), spans[0])
+            self._known_slices[module] = known
+        return known
 
     def linear(self, module: str) -> Linear:
         """Return what the list of linears says of a module."""
@@ -191,6 +198,13 @@ def partition(
         in_groups=_in_groups(config),
         has_exact_sums=has_exact_sums and tp > 1,
     )
+
+
+def partitions(
+    config: ModelConfig, tp: int, *, has_exact_sums: bool = False
+) -> tuple[Partition, ...]:
+    """Return the slices of all ranks, in rank order."""
+    return tuple(partition(config, tp, rank, has_exact_sums=has_exact_sums) for rank in range(tp))
 
 
 def _in_groups(config: ModelConfig) -> frozenset[Unit]:

@@ -19,11 +19,12 @@ from cluster.adapters.peft.checks import PARAM
 from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.records import Facts, Outline, Source
 from cluster.adapters.service.read_threads import ReadThreads
-from cluster.adapters.sharding import RankMemory, cut_all
+from cluster.adapters.sharding import RankMemory, cut
 from cluster.adapters.versions import Version
 from cluster.errors import Conflict, InvalidAdapter, NotFound, TopworkError, Unavailable
 from worker.lora.memory import claimed_bytes
-from worker.weights.partition import partition
+from worker.model_config import ModelConfig
+from worker.weights.partition import Partition, partitions
 
 STORE_RETRY_SECONDS = 5
 
@@ -39,6 +40,14 @@ class ShardBuilder:
         self._memory = memory
         self._put = put
         self._layout = layout
+        self._ranks: tuple[ModelConfig, tuple[Partition, ...]] | None = None
+
+    def _parts(self, model: ModelConfig) -> tuple[Partition, ...]:
+        """Return what each rank holds of a model; all adapters are of the same one."""
+        if self._ranks is None or self._ranks[0] is not model:
+            memory = self._memory
+            self._ranks = model, partitions(model, memory.tp, has_exact_sums=memory.has_exact_sums)
+        return self._ranks[1]
 
     def load(self, outline: Outline, adapter: Adapter) -> LoadedAdapter:
         """Cut an adapter.
@@ -47,17 +56,11 @@ class ShardBuilder:
             InvalidAdapter: if it takes more than the device memory of all adapters together.
             Unavailable: if there is no room for its shards.
         """
-        memory = self._memory
-        is_exact = memory.has_exact_sums
-        shards = cut_all(adapter, memory.tp, has_exact_sums=is_exact)
+        memory, parts = self._memory, self._parts(adapter.model)
+        shards = tuple(cut(adapter, part) for part in parts)
         claims = [
-            claimed_bytes(
-                shard,
-                partition(adapter.model, memory.tp, shard.rank, has_exact_sums=is_exact),
-                memory.adapter_item_bytes,
-                memory.model_item_bytes,
-            )
-            for shard in shards
+            claimed_bytes(shard, part, memory.adapter_item_bytes, memory.model_item_bytes)
+            for shard, part in zip(shards, parts, strict=True)
         ]
         device_bytes = max(claims)
         if memory.adapter_bytes is not None and device_bytes > memory.adapter_bytes:
