@@ -186,7 +186,9 @@ class _Document:
         if operation.events:
             events = [self._answer_schemas[one] for one in operation.events]
             content[EVENTS] = {
-                "schema": {"type": "string"},
+                # Some tools take it for the whole stream, which is text, others for each event, an
+                # object: before OpenAPI 3.2 nothing says which.
+                "schema": {"type": ["string", "object"]},
                 # OpenAPI 3.2's itemSchema: of the data of each event, but for [DONE].
                 "x-itemSchema": events[0] if len(events) == 1 else {"anyOf": events},
             }

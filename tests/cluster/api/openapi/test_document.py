@@ -54,6 +54,22 @@ def test_without_keys_it_is_a_valid_openapi_document(document: dict[str, Any]) -
     OpenAPIV31SpecValidator(document).validate()
 
 
+def test_streams_suit_tools_that_look_at_all_of_one_and_such_that_look_at_each_event(
+    document: dict[str, Any],
+) -> None:
+    """schemathesis 4.32 is of the second kind."""
+    streams = [
+        content["text/event-stream"]["schema"]
+        for _, operation in operations(document)
+        for response in operation["responses"].values()
+        if "text/event-stream" in (content := response.get("content", {}))
+    ]
+    assert len(streams) > 5
+    for schema in streams:
+        for value in ("event: a\ndata: {}\n\n", {"event": "a", "data": "{}"}):
+            assert Draft202012Validator(schema).is_valid(value), (schema, value)
+
+
 def test_its_schemas_are_valid_and_say_something(document: dict[str, Any]) -> None:
     for name, schema in document["components"]["schemas"].items():
         Draft202012Validator.check_schema(schema)
