@@ -53,6 +53,9 @@ def test_each_schema_is_asked_of_base_and_an_adapter_greedy_and_drawn() -> None:
         ({}, '{"a":', "no JSON"),
         ({}, '"\\ud800"', "no JSON"),
         (False, "1", "False schema"),
+        ({"patternProperties": {r"^\p{Letter}+$": {"type": "null"}}}, '{"π":1}', "not of type"),
+        ({"patternProperties": {r"^\p{Letter}+$": {"type": "null"}}}, '{"7":1}', ""),
+        ({"propertyNames": {"pattern": r"^\p{L}"}}, '{"7":1}', "does not match"),
         ({"properties": {"foo": {"type": "null"}}}, '{"\\u0066oo":1}', "not of type"),
     ],
 )

@@ -12,8 +12,13 @@ from typing import Any
 import httpx
 import jsonschema
 import pydantic_core
+import regex  # comes with transformers
+from jsonschema import _keywords, _utils
 
 from tests.bench.structured.schemas import Case
+
+# Patterns of JSON Schema may say \p{Letter}, which Python's own `re` does not know.
+_keywords.re = _utils.re = regex
 
 KINDS = ("valid", "refused", "cut", "invalid", "failed")
 
