@@ -24,7 +24,7 @@ from worker.linears import all_products
 from worker.mixers.config import Mamba2Config, mixer_bytes, state_bytes
 from worker.model_config import ModelConfig
 from worker.spans import total_length
-from worker.weights.partition import Partition, partition
+from worker.weights.partition import Partition, partition, partitions
 
 Place = Literal["device", "host", "store"]  # "store": shared memory of the Ray object store
 
@@ -69,7 +69,7 @@ def _layer_page_bytes(config: ServeConfig, model: ModelConfig, num_kv_heads: int
 
 def largest_layer_page(config: ServeConfig, model: ModelConfig) -> int:
     """Return those bytes on the rank with the most KV heads; all have as many pages."""
-    ranks = (partition(model, config.tp, rank) for rank in range(config.tp))
+    ranks = partitions(model, config.tp)
     return _layer_page_bytes(config, model, max(len(part.kv_heads) for part in ranks))
 
 

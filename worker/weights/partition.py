@@ -143,7 +143,7 @@ def check_groups(config: ModelConfig, tp: int) -> None:
         ValueError: there are fewer groups of some than ranks, or equal shares divide some.
     """
     shared = [linear for linear in config.linears if linear.axis == "row"]
-    for part in (partition(config, tp, rank) for rank in range(tp)):
+    for part in partitions(config, tp):
         for linear in shared:
             columns = part.slices(linear.name)[1]
             is_divided = any(edge % GROUP for edge in (columns.start, columns.stop))

@@ -21,19 +21,19 @@ from cluster.adapters.peft.strict_json import shown
 from cluster.adapters.records import AdapterRecord, ResolvedAdapter, UnloadResult
 from cluster.adapters.saved_state import name_entry
 from cluster.adapters.service import configured, garbage_collector, pool_state, usage_file
-from cluster.adapters.service.cluster_registry import ClusterRegistry
+from cluster.adapters.service.calls.cluster_registry import ClusterRegistry
+from cluster.adapters.service.calls.in_flight import InFlightCalls, pool_call, pool_query
+from cluster.adapters.service.calls.loading import LoadingCalls
+from cluster.adapters.service.calls.versions import VersionCalls
 from cluster.adapters.service.configured import ConfiguredAdapters
 from cluster.adapters.service.directory_watcher import DirectoryWatcher, NameLocks
 from cluster.adapters.service.garbage_collector import AdapterGC, AdapterUnloads
-from cluster.adapters.service.in_flight_calls import InFlightCalls, pool_call, pool_query
-from cluster.adapters.service.loading_calls import LoadingCalls
 from cluster.adapters.service.pool_config import AdapterPoolConfig
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.read_threads import RateLimiter, ReadThreads
 from cluster.adapters.service.registry import Connect, SchedulerRegistry
 from cluster.adapters.service.store import AdapterStore, ShardBuilder
 from cluster.adapters.service.usage_file import UsageFile
-from cluster.adapters.service.version_calls import VersionCalls
 from cluster.adapters.sources import staged
 from cluster.adapters.sources.allow_list import AllowList
 from cluster.adapters.sources.fetcher import Fetcher

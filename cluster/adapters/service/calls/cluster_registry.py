@@ -2,7 +2,7 @@
 
 import time
 
-from cluster.adapters.service.in_flight_calls import InFlightCalls, pool_query
+from cluster.adapters.service.calls.in_flight import InFlightCalls, pool_query
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.registry import SchedulerRegistry
 from cluster.adapters.service.usage_file import UsageFile

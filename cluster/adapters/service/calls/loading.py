@@ -9,8 +9,8 @@ from pathlib import Path
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.peft.files import copy_regular_file, narrowed
 from cluster.adapters.records import AdapterRecord, LoadOptions, Source
+from cluster.adapters.service.calls.in_flight import InFlightCalls, pool_call, pool_query
 from cluster.adapters.service.directory_watcher import NameLocks
-from cluster.adapters.service.in_flight_calls import InFlightCalls, pool_call, pool_query
 from cluster.adapters.service.pool_config import AdapterPoolConfig
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.read_threads import RateLimiter, ReadThreads

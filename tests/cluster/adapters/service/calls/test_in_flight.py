@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.adapters.records import LoadOptions
-from cluster.adapters.service import in_flight_calls
+from cluster.adapters.service.calls import in_flight
 from cluster.errors import Replaced, Unavailable
 from tests.cluster.adapters.service.pools import Make, write
 from tests.cluster.adapters.service.replicas import Replica
@@ -16,7 +16,7 @@ from tests.patience import PATIENCE
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_flight_calls, "END_TIMEOUT", 0.05)
+    monkeypatch.setattr(in_flight, "END_TIMEOUT", 0.05)
 
 
 async def begun(call: Any) -> "asyncio.Task[Any]":

@@ -2,8 +2,8 @@
 
 from cluster.adapters.catalog import AdapterCatalog
 from cluster.adapters.records import AdapterRecord
+from cluster.adapters.service.calls.in_flight import InFlightCalls, pool_call
 from cluster.adapters.service.directory_watcher import DirectoryWatcher, NameLocks
-from cluster.adapters.service.in_flight_calls import InFlightCalls, pool_call
 from cluster.adapters.service.pool_state import PoolState
 from cluster.adapters.service.store import AdapterStore
 from cluster.tenancy.owners import Caller
