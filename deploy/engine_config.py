@@ -16,7 +16,8 @@ from deploy.config_errors import one_line
 from deploy.generation_config import sampling_defaults
 from deploy.local_model import base_digest
 from deploy.machine import num_cores
-from deploy.memory import ITEM_BYTES, largest_layer_page, largest_state_page
+from deploy.memory.estimate import largest_layer_page, largest_state_page
+from deploy.memory.weights import ITEM_BYTES
 from deploy.models import find_model
 from kernels.gpu.constants import HEAD_DIMS, PAGE_SIZES
 from kernels.native.build import BuildError, check_machine

@@ -343,7 +343,8 @@ class Kernels(
     def sample_rows(self, logits: Tensor, draws: RowDraws) -> Tensor:
         """Return the token [S] int64 drawn from each row of [S, V] float32, finite or -inf.
 
-        A row that holds NaN or +inf, or nothing but -inf, gets some token of the vocabulary.
+        The logits are not changed. A row that holds NaN or +inf, or nothing but -inf, gets some
+        token of the vocabulary.
         """
         ...
 

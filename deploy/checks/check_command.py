@@ -19,7 +19,7 @@ from deploy.config import ServeConfig
 from deploy.config_errors import Mistake
 from deploy.engine_config import Checked, adapter_limits, longest_sequence, rank_memory
 from deploy.generation_config import shown_defaults
-from deploy.memory import total
+from deploy.memory.estimate import total
 from worker.weights.partition import partition
 
 _MIB = 2**20

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from deploy.config import ConfigError
 from deploy.engine_config import Checked
 from deploy.machine import Machine
-from deploy.memory import Part, Place, host_parts, max_replicas_of, rank_parts, total
+from deploy.memory.estimate import Part, Place, host_parts, max_replicas_of, rank_parts, total
 
 _MIB = 2**20
 _NUM_CULPRITS = 3

@@ -22,7 +22,7 @@ from deploy.engine_config import Checked
 from deploy.keys.memory import CPU_KV_MEMORY
 from deploy.local_engine import LocalEngine
 from deploy.machine import Machine
-from deploy.memory import ITEM_BYTES, weight_bytes
+from deploy.memory.weights import ITEM_BYTES, weight_bytes
 from deploy.quality.distance import Distance
 from deploy.serving.settings import scheduler_settings
 from worker.protocol import RankConfig, SamplingParams

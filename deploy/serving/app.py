@@ -17,7 +17,7 @@ from cluster.router.config import STANDARD_ERROR
 from deploy.config import ConfigError, ServeConfig, load_config
 from deploy.config_values import is_loopback
 from deploy.engine_config import find_device
-from deploy.memory import max_replicas_of
+from deploy.memory.estimate import max_replicas_of
 from deploy.models import commit_of
 from deploy.serving.cluster_tls import check_rank_hosts
 from deploy.serving.haproxy.front_door import KEYS as FRONT_DOOR_KEYS

@@ -22,7 +22,7 @@ from ray.serve.schema import ApplicationStatus
 from deploy.checks.start_failure import start_failure
 from deploy.config import ConfigError, ServeConfig
 from deploy.engine_config import Checked
-from deploy.memory import num_routers
+from deploy.memory.estimate import num_routers
 from deploy.serving.app import NAME, build
 from deploy.serving.haproxy.front_door import KEYS as FRONT_DOOR_KEYS
 from deploy.serving.haproxy.front_door import FrontDoor

@@ -16,7 +16,7 @@ from rich.console import Console
 from deploy.checks.start_check import check_start
 from deploy.config import ServeConfig
 from deploy.engine_config import Checked
-from deploy.memory import max_replicas_of, num_routers, object_store_bytes
+from deploy.memory.estimate import max_replicas_of, num_routers, object_store_bytes
 from deploy.serving.lifecycle.leftovers import MARK
 from deploy.serving.lifecycle.loss import ClusterWatch
 from deploy.serving.lifecycle.supervisor import Orders, ignore_signals

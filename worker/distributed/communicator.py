@@ -104,8 +104,19 @@ def sum_in_pairs(parts: Sequence[Tensor]) -> Tensor:
     A binary tree, so that two ranks' sums can be branches of what one rank would have added up.
     The caller decides where to round.
     """
-    sums = [summed_as(part) for part in parts]
+    if len(parts) == 1:
+        return summed_as(parts[0])
+    pairs = zip(parts[::2], parts[1::2], strict=False)
+    sums = [_sum_of(left, right) for left, right in pairs]
+    sums += parts[2 * len(sums) :]  # one without a neighbour, which is never a left one again
     while len(sums) > 1:
-        pairs = [left + right for left, right in zip(sums[::2], sums[1::2], strict=False)]
-        sums = pairs + sums[2 * len(pairs) :]
+        for left, right in zip(sums[::2], sums[1::2], strict=False):
+            left.add_(right)
+        sums = sums[::2]
     return sums[0]
+
+
+def _sum_of(left: Tensor, right: Tensor) -> Tensor:
+    """Return a new tensor, and make no other beside it."""
+    wide = summed_as(left)
+    return wide + right if wide is left else wide.add_(right)

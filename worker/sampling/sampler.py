@@ -177,12 +177,18 @@ class Sampler:
         return (torch.cat(parts),) if parts else ()
 
     def _adjusted(self, logits: Tensor, rows: Tensor, requests: Sequence[SampleRequest]) -> Tensor:
-        """Return some rows [R, V] after logit bias, forbidden tokens and penalties."""
-        is_whole = len(requests) == logits.shape[0]
-        adjusted = logits.clone() if is_whole else logits.index_select(0, rows)
-        for row, request in enumerate(requests):
-            if request.is_adjusted:
-                self._adjust(adjusted[row], request)
+        """Return some rows [R, V] after logit bias, forbidden tokens and penalties.
+
+        The logits themselves where all rows are drawn from as they are: a copy of them would take
+        as long as a good part of the draw.
+        """
+        adjusting = [row for row, request in enumerate(requests) if request.is_adjusted]
+        if len(requests) < logits.shape[0]:
+            adjusted = logits.index_select(0, rows)
+        else:
+            adjusted = logits.clone() if adjusting else logits
+        for row in adjusting:
+            self._adjust(adjusted[row], requests[row])
         return adjusted
 
     def _adjust(self, logits: Tensor, request: SampleRequest) -> None:

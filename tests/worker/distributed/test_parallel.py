@@ -9,7 +9,7 @@ import torch
 
 from tests.patience import PATIENCE
 from tests.worker.distributed.group_member import WIDTHS, part_of, run_member
-from worker.distributed.communicator import SingleRank
+from worker.distributed.communicator import SingleRank, sum_in_pairs
 from worker.distributed.parallel import TorchGroup, join_group
 from worker.distributed.thread_group import ThreadGroup
 from worker.errors import GroupBroken
@@ -33,6 +33,19 @@ def test_a_single_rank_gets_its_own_values_back():
     x = part_of(0)
     assert SingleRank().all_reduce(x) is x
     assert SingleRank().gather_first(x, [7]) is x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("size", range(1, 10))
+def test_parts_of_a_sum_stay_as_they_are(size, dtype):
+    parts = [(part_of(rank) * 100).to(dtype) for rank in range(size)]
+    before = [part.clone() for part in parts]
+    total = sum_in_pairs(parts)
+    sums = [part if dtype == torch.int32 else part.float() for part in before]
+    while len(sums) > 1:
+        sums = [sum(sums[i : i + 2][1:], sums[i]) for i in range(0, len(sums), 2)]
+    assert torch.equal(total, sums[0]) and total.dtype == sums[0].dtype
+    assert all(map(torch.equal, parts, before))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -272,6 +272,18 @@ def test_what_was_drawn_does_not_change_when_the_logits_are_overwritten() -> Non
     assert build_step_output(1, rows) == wanted
 
 
+@pytest.mark.parametrize("some", [slice(None), slice(1), slice(1, 4), slice(4, 5)])
+def test_the_logits_stay_as_they_are_however_tokens_are_drawn(some: slice) -> None:
+    """Of rows that are drawn from as they are there is no copy."""
+    params = PARAMS[some]
+    logits = torch.randn(len(params), 50, generator=torch.Generator().manual_seed(3))
+    before = logits.clone()
+    drawn_from(
+        logits, [request(p, history=[1, 2, 1, 3] if p.needs_history else []) for p in params]
+    )
+    assert torch.equal(logits, before)
+
+
 def test_a_row_draws_the_same_token_in_any_company() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 3000, generator=generator) * 3

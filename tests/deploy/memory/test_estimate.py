@@ -12,16 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from deploy import memory
 from deploy.config import ServeConfig
-from deploy.memory import (
-    ITEM_BYTES,
-    Part,
-    largest_layer_page,
-    rank_parts,
-    total,
-    weight_bytes,
-)
+from deploy.memory import estimate
+from deploy.memory.estimate import Part, largest_layer_page, rank_parts, total
+from deploy.memory.weights import ITEM_BYTES, weight_bytes
 from kernels.experts import ExpertsWeight, PrepareExperts
 from kernels.linear import LinearWeight, Prepare
 from kernels.native.backend import NativeKernels
@@ -203,6 +197,6 @@ def test_on_a_gpu_only_the_process_and_host_pages_are_in_host_memory() -> None:
 def test_a_server_of_its_own_has_two_routers_where_ranks_do_not_miss_the_core(
     monkeypatch: pytest.MonkeyPatch, cores: int, expected: int
 ) -> None:
-    monkeypatch.setattr(memory, "num_cores", lambda: cores)
-    assert memory.num_routers(ServeConfig(model="some/model")) == expected
-    assert memory.num_routers(ServeConfig(model="some/model", routers=3)) == 3
+    monkeypatch.setattr(estimate, "num_cores", lambda: cores)
+    assert estimate.num_routers(ServeConfig(model="some/model")) == expected
+    assert estimate.num_routers(ServeConfig(model="some/model", routers=3)) == 3

@@ -1,0 +1,1 @@
+"""How much memory a configuration will take, estimated before anything starts."""

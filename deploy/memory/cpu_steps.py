@@ -1,0 +1,87 @@
+"""What steps write to on a CPU: the buffers of two recorded programs, and what is drawn from."""
+
+from deploy.config import ServeConfig
+from deploy.memory.weights import up_to
+from worker.linears import all_products
+from worker.mixers.config import Mamba2Config
+from worker.model_config import ModelConfig
+from worker.spans import total_length
+from worker.weights.partition import Partition
+
+_FIRST = 64, 16, 16  # rows, samples and lora_rank that worker.runners.native_runner starts with
+
+
+def program_bytes(config: ServeConfig, model: ModelConfig, part: Partition, item_bytes: int) -> int:
+    """Return what steps write to on a CPU: two programs, of which one has adapters, and logits."""
+    stacked = max(map(len, all_products(model.linears)))  # LoRAs of a product
+    rows, samples, rank = (
+        _grown(first, wanted)
+        for first, wanted in zip(
+            _FIRST,
+            (
+                config.token_budget("cpu"),
+                config.num_sequences("cpu"),
+                stacked * config.max_lora_rank,
+            ),
+            strict=True,
+        )
+    )
+    row = _row_bytes(model, part, item_bytes)
+    sample = (3 * 4 + item_bytes) * model.hidden_size + 4 * len(part.vocab)
+    programs = 2 * (rows * row + samples * sample) + rows * rank * 4
+    return programs + _beside_the_program(config, model, item_bytes)
+
+
+def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
+    """Return what a row takes in the layers: what goes in, each op's output and the residual."""
+    heads = len(part.q_heads) * model.head_dim
+    qkv = heads * (1 + model.has_attention_gate) + 2 * len(part.kv_heads) * model.head_dim
+    has_normed_blocks = model.norms.after_attention is not None
+    in_float32 = (3 + has_normed_blocks) * model.hidden_size + qkv + 2 * len(part.mlp)
+    in_float32 += 2 * model.qk_norm_is_wide  # the squares of Q and K
+    dense = 4 * in_float32 + item_bytes * (model.hidden_size + 2 * heads + len(part.mlp))
+    if part.mixer is not None:  # what it projects, convolves and remembers, and what comes of that
+        outputs = len(part.mixer.out_columns)
+        widths = total_length(part.mixer.in_rows), total_length(part.mixer.channels)
+        dense += 4 * (sum(widths) + outputs) + item_bytes * outputs
+    experts = model.experts
+    if part.has_exact_sums:
+        dense += _exact_sums_bytes(model, part, item_bytes)
+    if experts is None:
+        return dense
+    # Of each pair: its number, weight, place and row; the products, and what goes into them.
+    pair = 3 * 8 + 4 + 4 * (2 * len(part.expert_mlp) + model.hidden_size)
+    pair += item_bytes * (model.hidden_size + len(part.expert_mlp))
+    logits = experts.num_experts + experts.has_shared_gate
+    return dense + experts.top_k * pair + 4 * (logits + model.hidden_size)
+
+
+def _exact_sums_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
+    """Return what a row takes where ranks add up integers, and gather what else they would sum."""
+    dense, pair = set(), 0
+    for linear in model.linears:
+        if linear.axis == "row" and linear.expert is None:
+            dense.add(part.all_inputs(linear.name))
+        elif linear.axis == "row":
+            pair = 4 * (model.hidden_size + part.tp)
+            pair += up_to(item_bytes * part.all_inputs(linear.name), 4)
+    row = 4 * (model.hidden_size + part.tp)
+    row += sum(up_to(item_bytes * width, 4) for width in dense)
+    if model.qk_norm and model.qk_norm_is_wide:
+        row += 4 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    if isinstance(model.mixer, Mamba2Config):
+        row += 2 * 4 * len(model.mixer.part(1, 0).out_columns)
+    return row + pair * (0 if model.experts is None else model.experts.top_k)
+
+
+def _beside_the_program(config: ServeConfig, model: ModelConfig, item_bytes: int) -> int:
+    """Return what a step allocates for itself: embeddings, the ranks' sums, logits to draw from."""
+    summed = config.token_budget("cpu") * model.hidden_size
+    sums = summed * (item_bytes + 4 * (config.tp if config.tp > 1 else 0))
+    return sums + 3 * 4 * config.num_sequences("cpu") * model.vocab_size
+
+
+def _grown(capacity: int, wanted: int) -> int:
+    while capacity < wanted:
+        capacity *= 2
+    return capacity

@@ -1,0 +1,88 @@
+"""What steps take on a GPU: the largest one by itself, and CUDA graphs, with their indices."""
+
+from math import ceil
+
+from deploy.config import ServeConfig
+from deploy.memory.step_tensors import StepMemory, StepShape, num_splits
+from worker.linears import all_products
+from worker.model_config import ModelConfig
+from worker.weights.partition import Partition
+
+# As worker.runners.warm_up has it: rows and stacked lora_ranks of graphs, and contexts.
+GRAPH_SIZES: tuple[int, ...] = (
+    1,
+    2,
+    4,
+    *range(8, 33, 8),
+    *range(48, 129, 16),
+    *range(160, 257, 32),
+)
+GRAPH_RANKS = (0, 64, 256)
+_FIRST_CONTEXT, _CONTEXT_GROWTH = 4096, 4
+# What the driver keeps of a layer of a graph: what 102 graphs of 32 layers took on an H200 beyond
+# their tensors (docs/performance.md, "On a GPU").
+_GRAPH_LAYER = 384 * 2**10
+_FIXED_INDICES = 16384  # the shares of LoRA's work, and gaps between arrays
+
+
+def gpu_step_bytes(
+    config: ServeConfig, model: ModelConfig, part: Partition, item_bytes: int, max_model_len: int
+) -> int:
+    """Return what steps take on a GPU: the largest step by itself, and what graphs keep."""
+    stacked = max(map(len, all_products(model.linears)))  # LoRAs of a product
+    lora_rank = max(GRAPH_RANKS[-1], stacked * config.max_lora_rank) if config.max_loras else 0
+    steps = StepMemory(model, part, item_bytes, deterministic=config.deterministic)
+    rows, sequences = config.token_budget("cuda"), config.num_sequences("cuda")
+    largest = largest_step(steps, rows, sequences, max_model_len, lora_rank)
+    indices = index_bytes(rows, sequences, ceil(max_model_len / config.page_size))
+    graphs = graph_bytes(steps, max_model_len, config.page_size, has_adapters=lora_rank > 0)
+    return largest + indices + graphs + steps.branches
+
+
+def largest_step(
+    steps: StepMemory, rows: int, samples: int, max_model_len: int, lora_rank: int
+) -> int:
+    """Return the most bytes that the tensors of a step of at most so many take.
+
+    Args:
+        steps: of a rank.
+        rows: of a batch.
+        samples: sequences, each with a token to draw.
+        max_model_len: positions of the longest.
+        lora_rank: of the LoRAs of a product together; 0: there are no slots.
+    """
+    samples = min(rows, samples)
+    prompts = StepShape(rows, samples, 0, 0, lora_rank)
+    decodes = StepShape(samples, samples, samples, num_splits(max_model_len), lora_rank)
+    return max(steps.peak(prompts), steps.peak(decodes), steps.draw_peak(samples))
+
+
+def index_bytes(rows: int, sequences: int, pages: int) -> int:
+    """Return what the arrays of a batch of at most so many take, of two pools of pages.
+
+    Of each row its token, position, places and slot, and of a prompt's or an adapter's a tile; of
+    each sequence a page table, and how its token is drawn.
+    """
+    return rows * 84 + sequences * (64 + 2 * 4 * pages) + _FIXED_INDICES
+
+
+def graph_bytes(
+    steps: StepMemory, max_model_len: int, page_size: int, *, has_adapters: bool
+) -> int:
+    """Return what the CUDA graphs of decodes keep: one step's memory, and what each has of its own.
+
+    They share the memory of the largest and a buffer for logits.
+    """
+    lora_ranks = GRAPH_RANKS if has_adapters else GRAPH_RANKS[:1]
+    contexts = [_FIRST_CONTEXT]
+    while contexts[-1] < max_model_len:
+        contexts.append(_CONTEXT_GROWTH * contexts[-1])
+    pages = [ceil(min(context, max_model_len) / page_size) for context in contexts]
+    own = sum(
+        index_bytes(rows, rows, count) + steps.num_layers * _GRAPH_LAYER
+        for rows in GRAPH_SIZES
+        for count in pages
+    )
+    rows, splits = GRAPH_SIZES[-1], num_splits(max_model_len)
+    largest = steps.peak(StepShape(rows, rows, rows, splits, lora_ranks[-1]))
+    return largest + 4 * rows * steps.num_logits + len(lora_ranks) * own
