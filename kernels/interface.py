@@ -8,6 +8,7 @@ rank, k of a row, and pairs, T k of a row and one of its experts.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -66,6 +67,14 @@ class Kernels(
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which adapters of a model served in `dtype` lie on the device."""
+        ...
+
+    def loading(self, device: torch.device) -> AbstractContextManager[None]:
+        """Queue what is queued inside beside the steps; at its end it is done.
+
+        It begins when the steps that are queued by then are done. Whoever enters waits, and no step
+        does.
+        """
         ...
 
     def empty_pool(
@@ -303,6 +312,14 @@ class Kernels(
         self, host: Tensor, sources: Sequence[int], pool: Tensor, targets: Sequence[int]
     ) -> None:
         """Copy host pages to pages of a pool."""
+        ...
+
+    def save_states(self, page: Tensor, host: Tensor) -> None:
+        """Copy a page of states [n] float32 to a host page."""
+        ...
+
+    def restore_states(self, host: Tensor, page: Tensor) -> None:
+        """Copy a host page to a page of states."""
         ...
 
     def fork_pages(

@@ -1,6 +1,7 @@
 """The functions of a forward pass on a CPU, by torch alone."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,9 @@ class CpuKernels(CpuRecurrent):
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32  # deltas are computed in it: widened once, not at every step
+
+    def loading(self, device: torch.device) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def empty_pool(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -213,6 +217,12 @@ class CpuKernels(CpuRecurrent):
         self, host: Tensor, sources: Sequence[int], pool: Tensor, targets: Sequence[int]
     ) -> None:
         restore_pages(host, sources, pool, targets)
+
+    def save_states(self, page: Tensor, host: Tensor) -> None:
+        host.copy_(page)
+
+    def restore_states(self, host: Tensor, page: Tensor) -> None:
+        page.copy_(host)
 
     def fork_pages(
         self,

@@ -3,7 +3,8 @@
 Matrix products are cuBLAS's, unless a row's bits must not depend on its batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from kernels.gpu.attention.paged_decode import paged_decode
 from kernels.gpu.attention.paged_prefill import paged_prefill
 from kernels.gpu.batch_invariant.linear import batch_invariant_linear, num_tree_parts
 from kernels.gpu.batch_metadata import AttentionMetadata, ExpertLoraMetadata, LoraMetadata
+from kernels.gpu.copy_stream import CopyStream
 from kernels.gpu.experts.grouped_linear import grouped_linear
 from kernels.gpu.experts.pair_tiles import cut_pair_tiles
 from kernels.gpu.experts.routing import route
@@ -51,6 +53,8 @@ class GpuKernels(GpuRecurrent):
         self._deterministic = deterministic
         self._tp = tp
         self._side = SideStream()
+        # Pages would wait for adapters on one stream.
+        self._page_copies, self._loads = CopyStream(), CopyStream()
 
     @property
     def quantized(self) -> QuantizedLinears | None:
@@ -58,6 +62,13 @@ class GpuKernels(GpuRecurrent):
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
+
+    @contextmanager
+    def loading(self, device: torch.device) -> Iterator[None]:
+        self._loads.follow_steps(device)
+        with self._loads.beside(device):
+            yield
+        self._loads.finish(device)
 
     def empty_pool(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -270,20 +281,46 @@ class GpuKernels(GpuRecurrent):
                 (len(pages), *host.shape[1:]), dtype=pool.dtype, device=pool.device
             )
             gather_pages(pool, pages, staged)
-            for page, target in zip(staged, targets[start:], strict=False):
-                host[target].copy_(page, non_blocking=True)
+            self._save(staged, [host[target] for target in targets[start : start + len(pages)]])
 
     def restore_pages(
         self, host: Tensor, sources: Sequence[int], pool: Tensor, targets: Sequence[int]
     ) -> None:
         for start in range(0, len(targets), _STAGED_PAGES):
             pages = _index(targets[start : start + _STAGED_PAGES], pool.device)
-            staged = torch.empty(
-                (len(pages), *host.shape[1:]), dtype=pool.dtype, device=pool.device
-            )
-            for page, source in zip(staged, sources[start:], strict=False):
-                page.copy_(host[source], non_blocking=True)
-            scatter_pages(staged, pool, pages)
+            wanted = [host[source] for source in sources[start : start + len(pages)]]
+            with self._restored(wanted, pool.device) as staged:
+                scatter_pages(staged, pool, pages)
+
+    def save_states(self, page: Tensor, host: Tensor) -> None:
+        self._save(page.clone().unsqueeze(0), [host])
+
+    def restore_states(self, host: Tensor, page: Tensor) -> None:
+        with self._restored([host], page.device) as staged:
+            page.copy_(staged[0])
+
+    def _save(self, staged: Tensor, targets: Sequence[Tensor]) -> None:
+        """Copy what steps have queued to be made to the host, beside the steps that come."""
+        self._page_copies.follow_steps(staged.device)
+        with self._page_copies.beside(staged.device):
+            for page, target in zip(staged, targets, strict=True):
+                target.copy_(page, non_blocking=True)
+        self._page_copies.keep(staged)
+
+    @contextmanager
+    def _restored(self, sources: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
+        """Give copies of host pages, one behind the other, to what steps queue inside.
+
+        They are copied beside the steps before: only what is queued from here on waits for them.
+        """
+        with self._page_copies.beside(device):
+            shape = len(sources), *sources[0].shape
+            staged = torch.empty(shape, dtype=sources[0].dtype, device=device)
+            for page, source in zip(staged, sources, strict=True):
+                page.copy_(source, non_blocking=True)
+        self._page_copies.lead_steps(device)
+        yield staged
+        self._page_copies.lend(staged)
 
     def fork_pages(
         self,

@@ -151,8 +151,8 @@ class _Pool:
     def copy(self, run: Sequence["PageCopy"]) -> None:
         """Make copies of one kind that may be made at once.
 
-        On a GPU all of this is queued on the stream that the forward pass uses, in this order,
-        and the CPU never looks at a host page: there is nothing to wait for.
+        On a GPU all of this is queued, in this order, and what crosses the bus beside the steps;
+        the CPU never looks at a host page: there is nothing to wait for.
         """
         sources, targets = [one.source for one in run], [one.target for one in run]
         match run[0].kind:

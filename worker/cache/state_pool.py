@@ -34,6 +34,7 @@ class StatePool:
         kernels: AnyKernels,
     ) -> None:
         """Make the pages, in each of them states of these shapes for each layer."""
+        self._kernels = kernels
         sizes = [state_size(shape) for shape in shapes]
         size = num_layers * sum(sizes)
         self.pages = kernels.empty_pool((num_pages, size), torch.float32, device)
@@ -54,11 +55,14 @@ class StatePool:
         )
 
     def copy(self, copies: Sequence["PageCopy"]) -> None:
-        """Make copies one after the other; a fork is of all that a page has.
-
-        On a GPU they are queued on the stream that the forward pass uses.
-        """
+        """Make copies one after the other; a fork is of all that a page has."""
         for one in copies:
-            source = self.host_pages if one.kind == "restore" else self.pages
-            target = self.host_pages if one.kind == "save" else self.pages
-            target[one.target].copy_(source[one.source], non_blocking=True)
+            match one.kind:
+                case "save":
+                    self._kernels.save_states(self.pages[one.source], self.host_pages[one.target])
+                case "restore":
+                    self._kernels.restore_states(
+                        self.host_pages[one.source], self.pages[one.target]
+                    )
+                case "fork":
+                    self.pages[one.target].copy_(self.pages[one.source])

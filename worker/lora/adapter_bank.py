@@ -4,7 +4,8 @@ A bank does not know which slots are in use: the caller must not touch one that 
 names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from worker.lora.base_weights import BaseWeights
 
 OwnWeights = TypeVar("OwnWeights")
+Loading = Callable[[torch.device], AbstractContextManager[None]]
 # Of one layer, by fused linear, then by those of experts.
 LayerSegments = Sequence[Sequence[LoraSegment] | Sequence[ExpertLoraRun]]
 
@@ -66,6 +68,7 @@ class AdapterBank:
         prepare: Prepare = prepare_linear,
         base: "BaseWeights | None" = None,
         table: PointerTable | None = None,
+        loading: Loading = lambda device: nullcontext(),
     ) -> None:
         """Make the slots.
 
@@ -78,6 +81,7 @@ class AdapterBank:
             prepare: packs an adapter's own head.
             base: without it, adapters with DoRA or tables cannot be loaded.
             table: addresses of the LoRAs in the slots, for kernels that ask for them.
+            loading: in which all of a load is queued; see `kernels.interface.Kernels`.
         """
         self._part = part
         self._num_experts = len(by_expert(part.linears)[0])
@@ -87,6 +91,7 @@ class AdapterBank:
         self._device = device
         self._prepare = prepare
         self._base = base
+        self._loading = loading
         self._slots: list[AdapterWeights | None] = [None] * num_slots
         self.num_slots = num_slots
 
@@ -109,20 +114,21 @@ class AdapterBank:
         """
         assert 0 <= slot < len(self._slots), f"slot {slot} of {len(self._slots)}"
         self.clear(slot)  # before anything new takes memory
-        loaded = build_adapter_weights(
-            adapter,
-            weights,
-            shards,
-            self._part,
-            num_layers=self.num_layers,
-            dtype=self.dtype,
-            device=self._device,
-            prepare=self._prepare,
-            base=self._base,
-        )
+        with self._loading(self._device):
+            loaded = build_adapter_weights(
+                adapter,
+                weights,
+                shards,
+                self._part,
+                num_layers=self.num_layers,
+                dtype=self.dtype,
+                device=self._device,
+                prepare=self._prepare,
+                base=self._base,
+            )
+            if self.table is not None:
+                self.table.put(slot, loaded)
         self._slots[slot] = loaded
-        if self.table is not None:
-            self.table.put(slot, loaded)
         return loaded.num_bytes
 
     def clear(self, slot: int) -> None:
@@ -230,4 +236,5 @@ def bank_for(
         prepare=kernels.prepare_linear,
         base=base,
         table=table,
+        loading=kernels.loading,
     )

@@ -242,9 +242,11 @@ def packed_weights(
 def _scaled(shard: AdapterShard, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the shard's buffer on the device, every B times its scaling."""
     stored = DTYPES[shard.dtype]
-    raw = torch.empty(len(shard.data) // stored.itemsize, dtype=stored)
-    raw.view(torch.uint8).numpy()[:] = shard.data  # a copy: theirs is read-only
-    data = raw.to(device, torch.promote_types(stored, dtype))
+    # A copy: theirs is read-only, and no GPU reads it without a copy on its way.
+    is_gpu = device.type == "cuda"
+    raw = torch.empty(len(shard.data) // stored.itemsize, dtype=stored, pin_memory=is_gpu)
+    raw.view(torch.uint8).numpy()[:] = shard.data
+    data = raw.to(device, non_blocking=True).to(torch.promote_types(stored, dtype))
     all_b = data[shard.entries[0].b_offset // stored.itemsize :]
     scalings = {entry.scaling for entry in shard.entries}
     if len(scalings) == 1:

@@ -5,6 +5,8 @@ fused linear of each layer, with the fields that kernels.gpu.lora.apply reads.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
 
 import torch
 from torch import Tensor
@@ -31,18 +33,25 @@ class PointerTable:
         def widths(modules: Sequence[Linear]) -> tuple[int, ...]:
             return tuple(num_outputs(part, linear.name) for linear in modules)
 
-        def table(modules: Sequence[Linear], *shape: int) -> Tensor:
-            fields = _HEAD + _PER_MODULE * len(modules)
-            shape = num_layers, num_slots, *shape, fields
-            return torch.zeros(shape, dtype=torch.int64, device=device)
+        def shape(modules: Sequence[Linear], *experts: int) -> tuple[int, ...]:
+            return num_layers, num_slots, *experts, _HEAD + _PER_MODULE * len(modules)
 
-        fused = by_fused(part.linears)
+        fused, sparse = by_fused(part.linears), [one for one in experts if one]
         self.widths = tuple(map(widths, fused))
-        self._tables = [table(modules) for modules in fused]
-        self.expert_widths = tuple(widths(of_expert[0]) for of_expert in experts if of_expert)
-        self._expert_tables = [
-            table(of_expert[0], len(of_expert)) for of_expert in experts if of_expert
+        self.expert_widths = tuple(widths(of_expert[0]) for of_expert in sparse)
+        shapes = [
+            *map(shape, fused),
+            *(shape(of_expert[0], len(of_expert)) for of_expert in sparse),
         ]
+        sizes = [prod(one) for one in shapes]
+        self._numbers = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+        pieces = _pieces(self._numbers, shapes)
+        self._tables, self._expert_tables = pieces[: len(fused)], pieces[len(fused) :]
+        # Where the numbers of slot 0 are, and how far those of the next slot are from each.
+        places = _pieces(torch.arange(sum(sizes)), shapes)
+        firsts = [piece[:, :1].flatten() for piece in places]
+        steps = [torch.full_like(p, prod(one[2:])) for p, one in zip(firsts, shapes, strict=True)]
+        self._first, self._step = torch.cat(firsts).to(device), torch.cat(steps).to(device)
         self._max_lora_ranks = [0] * num_slots
 
     def table(self, layer: int, linear: int) -> Tensor:
@@ -59,23 +68,36 @@ class PointerTable:
 
     def put(self, slot: int, weights: AdapterWeights) -> None:
         """Point a slot at an adapter, whose tensors must stay as long as the slot holds it."""
+        numbers: list[int] = []
         for linear, (table, widths) in enumerate(zip(self._tables, self.widths, strict=True)):
-            rows = [_fields(layer[linear], widths, table.shape[-1]) for layer in weights.layers]
-            table[:, slot] = torch.tensor(rows, dtype=torch.int64)
+            for layer in weights.layers:
+                numbers += _fields(layer[linear], widths, table.shape[-1])
         first = len(FUSED_LINEARS)
         for table, widths in zip(self._expert_tables, self.expert_widths, strict=True):
-            own, fields = slice(first, first + self._num_experts), table.shape[-1]
-            lines = [[_fields(e, widths, fields) for e in layer[own]] for layer in weights.layers]
-            table[:, slot] = torch.tensor(lines, dtype=torch.int64)
+            for layer in weights.layers:
+                for lora in layer[first : first + self._num_experts]:
+                    numbers += _fields(lora, widths, table.shape[-1])
             first += self._num_experts
+        # One copy for all tables: a device takes longer to be sent to than to be sent much.
+        sent = torch.tensor(numbers, dtype=torch.int64).to(self._numbers.device)
+        self._numbers.index_copy_(0, self._first + slot * self._step, sent)
         ranks = (len(lora.a) for layer in weights.layers for lora in layer if lora is not None)
         self._max_lora_ranks[slot] = max(ranks, default=0)
 
     def clear(self, slot: int) -> None:
         """Point a slot at nothing."""
-        for table in (*self._tables, *self._expert_tables):
-            table[:, slot] = 0
+        self._numbers.index_fill_(0, self._first + slot * self._step, 0)
         self._max_lora_ranks[slot] = 0
+
+
+def _pieces(numbers: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return views of such shapes, one behind the other."""
+    ends = list(accumulate(map(prod, shapes)))
+    starts = [0, *ends[:-1]]
+    return [
+        numbers[start:end].view(shape)
+        for start, end, shape in zip(starts, ends, shapes, strict=True)
+    ]
 
 
 def _fields(lora: LoraLayerWeights | None, widths: tuple[int, ...], num_fields: int) -> list[int]:
