@@ -343,8 +343,13 @@ class Kernels(
         """
         ...
 
-    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.bool_]) -> None:
-        """Set those of logits [V] float32 to -inf that `allowed` [V], on the host, is without."""
+    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.uint8]) -> None:
+        """Set those of logits [V] float32 to -inf whose bit in `allowed`, on the host, is 0.
+
+        Args:
+            logits: changed in place.
+            allowed: [ceil(V / 8)]; the first token has the lowest bit of the first byte.
+        """
         ...
 
     def send_draws(

@@ -240,8 +240,9 @@ class CpuKernels(CpuRecurrent):
         values, ids = logits.max(dim=-1)
         return values, ids
 
-    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.bool_]) -> None:
-        logits.masked_fill_(torch.tensor(allowed).logical_not_(), -torch.inf)
+    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.uint8]) -> None:
+        barred = np.unpackbits(~allowed, count=len(logits), bitorder="little")
+        logits.masked_fill_(torch.from_numpy(barred.view(np.bool_)), -torch.inf)
 
     def send_draws(
         self,

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits
 
 from worker.grammar_tokens import read_tokens
+from worker.token_mask import Mask, mask_of, nothing, only
 
 MAX_GRAMMAR_BYTES = 256 * 1024  # of a grammar as text
 NUM_KEPT = 64  # grammars that were compiled last
@@ -125,20 +124,15 @@ class GrammarState:
         if not self._forced:
             self._force()
 
-    def allowed(self) -> npt.NDArray[np.bool_]:
-        """Return [V], which tokens may come next; all False after an error."""
-        vocabulary = self._vocabulary
+    def allowed(self) -> Mask:
+        """Return which tokens may come next; none after an error."""
+        num_tokens = self._vocabulary.num_tokens
         if self.error:
-            return np.zeros(vocabulary.num_tokens, dtype=np.bool_)
+            return nothing(num_tokens)
         if self._forced:
-            allowed = np.zeros(vocabulary.num_tokens, dtype=np.bool_)
-            allowed[self._forced[0]] = True
-            return allowed
-        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        if self.error:
-            return np.zeros(vocabulary.num_tokens, dtype=np.bool_)
-        bits = np.unpackbits(mask, bitorder="little", count=vocabulary.num_tokens)
-        return bits.view(np.bool_)
+            return only(self._forced[0], num_tokens)
+        bits = self._matcher.compute_bitmask()
+        return nothing(num_tokens) if self.error else mask_of(bits, num_tokens)
 
     def _force(self) -> None:
         matcher = self._matcher

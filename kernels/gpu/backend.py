@@ -338,9 +338,9 @@ class GpuKernels(GpuRecurrent):
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return argmax(logits)
 
-    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.bool_]) -> None:
-        barred = send_numbers(~allowed, torch.bool, logits.device)
-        logits.masked_fill_(barred, -torch.inf)
+    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.uint8]) -> None:
+        barred = np.unpackbits(~allowed, count=len(logits), bitorder="little").view(np.bool_)
+        logits.masked_fill_(send_numbers(barred, torch.bool, logits.device), -torch.inf)
 
     def send_draws(
         self,

@@ -267,9 +267,9 @@ class NativeKernels(NativeExperts, NativeRecurrent):
         self._do("argmax", op, num_rows, (logits, values, ids), alone=True)
         return values, ids
 
-    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.bool_]) -> None:
+    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.uint8]) -> None:
         assert logits.is_contiguous() and logits.dtype == torch.float32, "a row of logits"
-        assert allowed.flags.c_contiguous and allowed.shape == logits.shape, "a byte for each token"
+        assert allowed.flags.c_contiguous and len(allowed) == -(-len(logits) // 8), "all bits"
         self.thread_pool.library.keep_allowed(
             logits.data_ptr(), allowed.ctypes.data, logits.shape[0]
         )

@@ -40,7 +40,8 @@ class Cut:
     def head(self) -> bytes:
         """What goes before the body."""
         told = (
-            f"{self.method} {self.path} HTTP/1.1\r\nHost: cut\r\nContent-Type: application/json\r\n"
+            f"{self.method} {self.path} HTTP/1.1\r\nHost: localhost\r\n"
+            "Content-Type: application/json\r\n"
         )
         return f"{told}Content-Length: {len(self.body)}\r\n\r\n".encode()
 

@@ -45,10 +45,12 @@ def test_what_clients_asked_who_have_left_is_not_computed(
 ) -> None:
     """They leave after half a second: 16 run, and the others wait for their first token."""
     gate = threading.Barrier(NUM_CLIENTS + 1)
+    left = victim.metric("topwork_client_disconnects_total")
 
     def leave(index: int) -> None:
         body = json.dumps(long_call(index, stream=is_streamed)).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        told = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        head = f"{told}Content-Length: {len(body)}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", victim.port), PATIENCE) as client:
             client.sendall(head.encode())
             time.sleep(0.002)  # as most clients do, that send head and body apart
@@ -69,6 +71,7 @@ def test_what_clients_asked_who_have_left_is_not_computed(
     assert victim.metric("topwork_engine_step") - steps <= 6
     assert is_idle(victim)
     assert time.monotonic() - began < SOON
+    assert victim.metric("topwork_client_disconnects_total") - left > NUM_CLIENTS / 2
 
 
 def haproxy_of(server: Server, *, other_than: int = 0) -> int:

@@ -7,16 +7,7 @@ preemption and resumption change nothing of it. Knows nothing of logits but how 
 from collections.abc import Sequence
 from itertools import product
 
-import numpy as np
-import numpy.typing as npt
-
-Mask = npt.NDArray[np.bool_]  # [V]
-
-
-def mask_of(bits: bytes, vocab_size: int) -> Mask:
-    """Return [V] what a bit for each token says; those beyond the end are 0."""
-    packed = np.frombuffer(bits, dtype=np.uint8)
-    return np.unpackbits(packed, count=vocab_size, bitorder="little").astype(np.bool_)
+from worker.token_mask import Mask, allows, num_allowed
 
 
 def completing(bad_words: Sequence[Sequence[int]], output: Sequence[int]) -> frozenset[int]:
@@ -54,4 +45,4 @@ def forbidden_tokens(
 
 def _left(allowed: Mask, forbidden: Sequence[int]) -> int:
     """Return how many tokens are allowed and not forbidden."""
-    return int(np.count_nonzero(allowed)) - int(np.count_nonzero(allowed[list(forbidden)]))
+    return num_allowed(allowed) - sum(allows(allowed, token) for token in forbidden)

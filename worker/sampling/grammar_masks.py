@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from worker.grammar import GrammarState, GrammarVocabulary
 from worker.protocol import ThinkingBudget
-from worker.sampling.forbidden_tokens import Mask
 from worker.thoughts import BudgetedThought
+from worker.token_mask import Mask
 
 
 class _Following:
@@ -113,7 +113,7 @@ class GrammarMasks:
             return following.state.error
 
     def mask(self, seq_id: int) -> Mask:
-        """Return [V], which tokens may be drawn behind all that were fed."""
+        """Return which tokens may be drawn behind all that were fed."""
         mask = self._following[seq_id].mask
         assert mask is not None, f"sequence {seq_id} has not started"
         self.num_masks += 1

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from kernels.interface import AnyKernels, Numbers, Readback
-from worker.sampling.forbidden_tokens import Mask, completing, forbidden_tokens, mask_of
+from worker.sampling.forbidden_tokens import completing, forbidden_tokens
 from worker.sampling.row_logits import Argmax, RowLogits
 from worker.sampling.sequence_sampling import SequenceSampling
+from worker.token_mask import Mask, allows, mask_of, only
 
 if TYPE_CHECKING:
     from worker.protocol import SamplingParams
@@ -38,7 +39,7 @@ class SampleRequest(msgspec.Struct, frozen=True):
     position: int  # of the token to be sampled
     num_prompt_tokens: int
     history: Sequence[int]  # tokens [0, position) if params.needs_history, else empty
-    allowed: Mask | None = None  # [V], by the grammar; None: anything
+    allowed: Mask | None = None  # by the grammar; None: anything
     forced: int | None = None  # that comes next unless a grammar forbids it; only on rank 0
 
     @property
@@ -64,10 +65,8 @@ class SampleRequest(msgspec.Struct, frozen=True):
     def restrictions(self, vocab_size: int) -> tuple[Mask | None, list[int]]:
         """Return (what may be drawn if not all of it, tokens that are forbidden besides)."""
         params, allowed = self.params, self.allowed
-        if self.forced is not None and (allowed is None or allowed[self.forced]):
-            only = np.zeros(vocab_size, dtype=np.bool_)
-            only[self.forced] = True
-            return only, []
+        if self.forced is not None and (allowed is None or allows(allowed, self.forced)):
+            return only(self.forced, vocab_size), []
         if params.allowed_tokens:
             assert allowed is None, "a grammar says which tokens may come"
             allowed = mask_of(params.allowed_tokens, vocab_size)

@@ -1,5 +1,6 @@
 """keep_allowed: by C, torch and the GPU's form, what may not come is taken out of a row."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,8 +18,11 @@ def test_what_is_not_allowed_goes_and_nothing_else_changes(
     generator = torch.Generator().manual_seed(num_tokens)
     logits = torch.randn(3, num_tokens, generator=generator)
     logits[1, -1], logits[1, 0] = torch.inf, torch.nan
-    allowed = (torch.rand(num_tokens, generator=generator) < 0.5).numpy()
-    expected = torch.where(torch.from_numpy(allowed), logits[1], -torch.inf)
+    # Runs of bits that are equal, and others.
+    share = torch.randint(0, 5, (num_tokens // 16 + 1,), generator=generator).repeat_interleave(16)
+    may_come = torch.rand(num_tokens, generator=generator) < share[:num_tokens] / 4
+    expected = torch.where(may_come, logits[1], -torch.inf)
+    allowed = np.packbits(may_come.numpy(), bitorder="little")
     kinds = NativeKernels(ThreadPool(library, 1)), CpuKernels(), GpuKernels(False)
     for kernels in kinds:
         changed = logits.clone()

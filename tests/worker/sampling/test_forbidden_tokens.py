@@ -12,9 +12,10 @@ from kernels.torch_backend import CpuKernels
 from tests.worker.sampling.test_sampler import GREEDY, LOGITS, counts, draw, request, sample
 from worker.distributed.communicator import SingleRank
 from worker.protocol import SamplingParams
-from worker.sampling.forbidden_tokens import completing, forbidden_tokens, mask_of
+from worker.sampling.forbidden_tokens import completing, forbidden_tokens
 from worker.sampling.row_logits import RowLogits
 from worker.sampling.sampler import Sampler
+from worker.token_mask import allowed_tokens, mask_of
 
 
 def bits(*token_ids: int) -> bytes:
@@ -153,7 +154,7 @@ def test_something_is_always_left_and_as_much_is_forbidden_as_can_be(
     mask = None
     if allowed:
         mask = mask_of(bits(*allowed), 10)
-        assert np.flatnonzero(mask).tolist() == sorted(allowed)
+        assert allowed_tokens(mask).tolist() == sorted(allowed)
     of_all = allowed or set(range(10))
     forbidden = set(forbidden_tokens(mask, frozenset(bad), tuple(held_back), 10))
     assert of_all - forbidden
