@@ -248,19 +248,35 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
     """
     planned = table.of_chunks(chunks)
     slots = [-1 if one.slot is None else one.slot for one in planned]
-    order = sorted(range(len(chunks)), key=slots.__getitem__)  # those of a slot in plan order
+    has_slots = max(slots) >= 0
+    order: Sequence[int] = range(len(chunks))
+    if has_slots:  # those of a slot in plan order
+        order = sorted(order, key=slots.__getitem__)
     sequences = [planned[i] for i in order]
     token_ids: list[int] = []
     starts, decodes, last_rows = [0], [], [0] * len(chunks)
     for i, sequence in zip(order, sequences, strict=True):
         chunk = chunks[i]
+        count = len(chunk.token_ids)
         token_ids += chunk.token_ids
-        last_rows[i] = len(token_ids) - 1
-        starts.append(len(token_ids))
+        end = starts[-1] + count
+        last_rows[i] = end - 1
+        starts.append(end)
         # An output token, not a piece of a prompt that happens to be one token long.
-        is_decode = len(chunk.token_ids) == 1 and chunk.start >= sequence.num_prompt_tokens
-        decodes.append(is_decode)
-    in_plan_order = list(zip(chunks, planned, last_rows, strict=True))
+        decodes.append(count == 1 and chunk.start >= sequence.num_prompt_tokens)
+    sample_rows, pending_rows, hidden_rows = [], [], []
+    new_pages: list[int] = []
+    new_window_pages: list[int] = []
+    for chunk, sequence, row in zip(chunks, planned, last_rows, strict=True):
+        if draws(chunk, sequence):
+            sample_rows.append(row)
+        if chunk.token_ids == _PENDING:
+            pending_rows.append(row)
+        if chunk.targets or sequence.sampling.is_pooled:
+            first = row + 1 - len(chunk.token_ids)
+            hidden_rows += [first + place for place in hidden_places(chunk, sequence)]
+        new_pages += chunk.new_pages
+        new_window_pages += chunk.new_window_pages
     return InputBatch(
         token_ids=token_ids,
         query_starts=starts,
@@ -270,17 +286,12 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
         window_tables=[_window_table(one) for one in sequences] if table.window else (),
         state_pages=[one.state_page for one in sequences if one.state_page is not None],
         decodes=decodes,
-        runs=_runs([one.slot for one in sequences], starts) if max(slots) >= 0 else (),
-        sample_rows=[row for chunk, one, row in in_plan_order if draws(chunk, one)],
-        pending_rows=[row for chunk, _, row in in_plan_order if chunk.token_ids == _PENDING],
-        hidden_rows=[
-            row + 1 - len(chunk.token_ids) + place
-            for chunk, one, row in in_plan_order
-            if chunk.targets or one.sampling.params.pooling
-            for place in hidden_places(chunk, one)
-        ],
-        new_pages=[page for chunk in chunks for page in chunk.new_pages],
-        new_window_pages=[page for chunk in chunks for page in chunk.new_window_pages],
+        runs=_runs([one.slot for one in sequences], starts) if has_slots else (),
+        sample_rows=sample_rows,
+        pending_rows=pending_rows,
+        hidden_rows=hidden_rows,
+        new_pages=new_pages,
+        new_window_pages=new_window_pages,
     )
 
 
@@ -295,7 +306,7 @@ def _window_table(sequence: RunningSequence) -> "array[int]":
 
 def draws(chunk: Chunk, sequence: RunningSequence) -> bool:
     """Tell whether a token is drawn behind a chunk of a sequence."""
-    return chunk.samples and not sequence.sampling.params.pooling
+    return chunk.samples and not sequence.sampling.is_pooled
 
 
 def hidden_places(chunk: Chunk, sequence: RunningSequence) -> range:

@@ -25,16 +25,16 @@ class PendingTokens:
         self._group = group
         self._kernels = kernels
         self._device = device
-        self._row_by_sequence: dict[int, int] = {}
+        self._seq_ids: Sequence[int] = ()  # by row
         self._rows: SampledRows | None = None
 
     def put(self, seq_ids: Sequence[int], rows: SampledRows | None) -> None:
         """Keep what a step samples, in place of the tokens of the step before.
 
-        `rows` are those of `seq_ids` in this order; None on other ranks than 0, or of no sequence.
+        `rows` are those of `seq_ids` in this order, which nobody changes; None on other ranks than
+        0, or of no sequence.
         """
-        self._row_by_sequence = {seq_id: row for row, seq_id in enumerate(seq_ids)}
-        self._rows = rows
+        self._seq_ids, self._rows = seq_ids, rows
 
     def on_device(self, seq_ids: Sequence[int]) -> Tensor | None:
         """Return the tokens [n] int64 of sequences on the device; None of no sequence.
@@ -43,12 +43,13 @@ class PendingTokens:
         """
         if not seq_ids:
             return None
-        rows = self._rows_of(seq_ids)
+        is_all = seq_ids == self._seq_ids  # as in most steps: no row has to be looked for
+        rows = () if is_all else self._rows_of(seq_ids)
         if self._rows is None:
-            token_ids = torch.zeros(len(rows), dtype=torch.int64, device=self._device)
+            token_ids = torch.zeros(len(seq_ids), dtype=torch.int64, device=self._device)
         else:
             token_ids = self._rows.token_ids
-            if rows != list(range(len(token_ids))):
+            if not is_all:
                 index = self._kernels.send(rows, torch.int64, self._device)
                 token_ids = token_ids.index_select(0, index)
             token_ids = token_ids.clamp(min=0)
@@ -63,7 +64,8 @@ class PendingTokens:
 
     def _rows_of(self, seq_ids: Sequence[int]) -> list[int]:
         """Return the row that each of some sequences, at least one, had in the last step."""
-        rows = [self._row_by_sequence.get(seq_id, -1) for seq_id in seq_ids]
+        row_of = {seq_id: row for row, seq_id in enumerate(self._seq_ids)}
+        rows = [row_of.get(seq_id, -1) for seq_id in seq_ids]
         assert min(rows) >= 0, (
             f"sequence {seq_ids[rows.index(-1)]} sampled nothing in the last step"
         )

@@ -78,7 +78,8 @@ class SampleRequest(msgspec.Struct, frozen=True):
     @property
     def is_adjusted(self) -> bool:
         """Whether the logits are changed before a token is drawn."""
-        return self.sampling.may_adjust and self.sampling.adjusts(self.output_index)
+        sampling = self.sampling
+        return sampling.may_adjust and sampling.adjusts(self.output_index)
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -114,7 +115,11 @@ class Sampler:
             requests: S, in the order of the rows; their histories only on rank 0.
         """
         assert row_logits.part.shape[0] == len(requests), "one request for each row of logits"
-        rows = [row for row, request in enumerate(requests) if not request.is_plain_greedy]
+        rows = [  # `is_plain_greedy`, without a call for each row that is drawn
+            row
+            for row, request in enumerate(requests)
+            if not request.sampling.takes_largest or not request.is_plain_greedy
+        ]
         argmax = row_logits.argmax()
         logits = row_logits.whole() if rows else None
         return None if argmax is None else self._sample(argmax, logits, rows, requests)
@@ -147,7 +152,7 @@ class Sampler:
             counts = {
                 row: n
                 for row, request in zip(rows, drawn, strict=True)
-                if (n := request.sampling.params.num_logprobs) is not None
+                if (n := request.sampling.num_logprobs) is not None
             }
             logprob_rows = list(counts)
             if logprob_rows:
@@ -181,7 +186,11 @@ class Sampler:
         The logits themselves where all rows are drawn from as they are: a copy of them would take
         as long as a good part of the draw.
         """
-        adjusting = [row for row, request in enumerate(requests) if request.is_adjusted]
+        adjusting = [
+            row
+            for row, request in enumerate(requests)
+            if request.sampling.may_adjust and request.is_adjusted
+        ]
         if len(requests) < logits.shape[0]:
             adjusted = logits.index_select(0, rows)
         else:

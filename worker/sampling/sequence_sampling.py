@@ -21,6 +21,8 @@ class SequenceSampling:
     may_adjust: bool  # whether they are at any
     takes_largest: bool  # whether the token is the largest logit, where it is not adjusted
     is_guided: bool  # whether the tokens before say which may come, or which must
+    num_logprobs: int | None  # as `params` says
+    is_pooled: bool  # whether the prompt's states are wanted in place of tokens
 
     @classmethod
     def of(cls, params: "SamplingParams") -> "SequenceSampling":
@@ -40,6 +42,8 @@ class SequenceSampling:
             may_adjust=adjusts or holds_back or params.thinking is not None,
             takes_largest=params.temperature < GREEDY_BELOW and params.num_logprobs is None,
             is_guided=bool(params.grammar) or params.thinking is not None,
+            num_logprobs=params.num_logprobs,
+            is_pooled=bool(params.pooling),
         )
 
     def restricts(self, output_index: int) -> bool:
