@@ -15,14 +15,14 @@ from tests.end_to_end.reference import demo_reference
 from tests.end_to_end.server import adapter_dirs
 from worker.protocol import Pooling, SamplingParams
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]  # `make test-engines`
 POOLINGS: tuple[Pooling, ...] = ("last", "mean")
 LENGTHS = (1, 64, 150)
 
 
 SIZES = [
     pytest.param((2, "float32"), id="tp2"),
-    pytest.param((1, "bfloat16"), id="tp1", marks=pytest.mark.slow),
+    pytest.param((1, "bfloat16"), id="tp1"),
 ]
 
 
@@ -89,7 +89,6 @@ def test_embeddings_are_those_of_transformers_and_peft(
                 assert abs(ratio - 1) < limit, (adapter, pooling, length)
 
 
-@pytest.mark.slow  # `make test-engines`
 @pytest.mark.parametrize("scheduler", companies(num_pages=4))
 def test_company_chunks_and_caches_change_no_bit(
     make: EngineMaker, alone: list[bytes], scheduler: dict[str, Any]

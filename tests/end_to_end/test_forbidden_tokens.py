@@ -14,7 +14,7 @@ from tests.end_to_end.server import adapter_dirs
 from tests.end_to_end.test_structured_output import run_ahead
 from worker.protocol import SamplingParams
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]  # `make test-engines`
 
 NUM_TOKENS = 24
 # Half of the vocabulary, in which are the tokens that models of English like best.
@@ -27,7 +27,7 @@ def bits(token_ids: frozenset[int]) -> bytes:
     return np.packbits(flags, bitorder="little").tobytes()
 
 
-SIZES = [pytest.param(2, id="tp2"), pytest.param(1, id="tp1", marks=pytest.mark.slow)]
+SIZES = [pytest.param(2, id="tp2"), pytest.param(1, id="tp1")]
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -94,7 +94,6 @@ def test_what_is_forbidden_never_comes_and_would_have(
             assert set(tokens) <= ALLOWED
 
 
-@pytest.mark.slow  # `make test-engines`
 @pytest.mark.parametrize("scheduler", companies(num_pages=5))
 def test_company_chunks_and_preemption_change_no_token(
     make: EngineMaker,
@@ -109,7 +108,6 @@ def test_company_chunks_and_preemption_change_no_token(
         assert engine.scheduler.stats().counters.preemptions > 0
 
 
-@pytest.mark.slow  # `make test-engines`
 def test_steps_that_are_planned_ahead_change_no_token(
     make: EngineMaker, said: list[list[int]], alone: list[list[int]]
 ) -> None:
@@ -120,7 +118,6 @@ def test_steps_that_are_planned_ahead_change_no_token(
     assert num_ahead > 5
 
 
-@pytest.mark.slow  # `make test-engines`
 def test_a_request_goes_on_behind_any_token_with_the_same_ones(
     make: EngineMaker, said: list[list[int]], alone: list[list[int]]
 ) -> None:

@@ -14,14 +14,14 @@ from tests.end_to_end.reference import demo_reference
 from tests.end_to_end.server import adapter_dirs
 from worker.protocol import SamplingParams, TokenLogprobs
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]  # `make test-engines`
 LENGTHS = (1, 65, 150)
 NUM_BEST = 3
 
 
 SIZES = [
     pytest.param((2, "float32"), id="tp2"),
-    pytest.param((1, "bfloat16"), id="tp1", marks=pytest.mark.slow),
+    pytest.param((1, "bfloat16"), id="tp1"),
 ]
 
 
@@ -87,7 +87,6 @@ def test_a_token_has_the_log_probability_as_prompt_that_it_had_as_output(
     assert [logprob for logprob, _, _ in again.prompt_logprobs[-40:]] == output.logprobs
 
 
-@pytest.mark.slow  # `make test-engines`
 @pytest.mark.parametrize("scheduler", companies(num_pages=4))
 def test_company_chunks_and_caches_change_no_bit(
     make: EngineMaker,

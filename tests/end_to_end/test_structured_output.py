@@ -108,6 +108,7 @@ def test_every_answer_is_valid_and_ends_by_itself(alone: list[list[int]], tokeni
             jsonschema.validate(json.loads(tokenizer.decode_str(token_ids[:-1])), schema)
 
 
+@pytest.mark.slow  # `make test-engines`
 @pytest.mark.parametrize("scheduler", companies(num_pages=5))
 def test_company_chunks_and_preemption_change_no_token(
     make: EngineMaker, alone: list[list[int]], scheduler: dict[str, Any]

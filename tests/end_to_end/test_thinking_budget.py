@@ -171,6 +171,7 @@ def test_a_form_begins_behind_it(
         jsonschema.validate(json.loads(message.content), SCHEMA)
 
 
+@pytest.mark.slow  # `make test-engines`
 @pytest.mark.parametrize("scheduler", companies(num_pages=12, token_budget=24, max_chunk=16))
 def test_company_chunks_and_preemption_change_no_token(
     make: Make,
@@ -186,6 +187,7 @@ def test_company_chunks_and_preemption_change_no_token(
         assert engine.scheduler.stats().counters.preemptions > 0
 
 
+@pytest.mark.slow  # `make test-engines`
 def test_steps_that_are_planned_ahead_change_no_token(
     make: Make, closing: tuple[int, ...], alone: list[list[int]]
 ) -> None:
@@ -218,6 +220,7 @@ def test_a_request_goes_on_behind_any_token_with_the_same_ones(
         assert [answer.token_ids for answer in answers] == expected
 
 
+@pytest.mark.slow  # `make test-engines`
 def test_choices_of_one_prompt_think_as_long_as_if_each_were_asked_alone(
     make: Make, closing: tuple[int, ...]
 ) -> None:

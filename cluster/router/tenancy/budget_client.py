@@ -1,8 +1,10 @@
 """A router's side of the budget ledger: leases, asked for together and ahead of demand.
 
 A call that finds what it needs leased waits for nothing. Others share the next message; there is
-one on its way at a time. A ledger that does not answer is done without: `LocalAccount` has the
-rule, which holds for a minute. After that calls of limited keys are refused until it is back.
+one on its way at a time. Places that come free are told of at once only where few are left, else
+with what is said next, in a second at the latest. A ledger that does not answer is done without:
+`LocalAccount` has the rule, which holds for a minute. After that calls of limited keys are refused
+until it is back.
 """
 
 import asyncio
@@ -111,7 +113,9 @@ class BudgetClient:
             one.give_back(amount, slot)
             if not one.is_rate:
                 one.left_after(slot_of(self._clock()) - slot)
-            if not one.is_rate and self._lost_at is None:  # others may wait for the place
+            # Else the ledger hears of it with the next message: one for each place that comes free
+            # would be most of what limits cost.
+            if not one.is_rate and one.is_scarce and self._lost_at is None:
                 self._begin_exchange()
 
     def owe(self, want: Want, amount: int) -> None:

@@ -43,6 +43,11 @@ class LocalAccount:
         return not (self.returned or self.owed) and self.in_use == self.told_in_use
 
     @property
+    def is_scarce(self) -> bool:
+        """Whether others may wait for a place that comes free, as far as is known here."""
+        return self.remaining is None or 2 * self.remaining < self.limit
+
+    @property
     def is_in_use(self) -> bool:
         """Whether there has been use of it here lately, or there is a view to be made good."""
         return self.history.total > 0 or self.in_use > 0 or self.cap is not None
@@ -156,6 +161,8 @@ class LocalAccount:
             seconds = self.history.slots_until(slot, used) * SLOT_SECONDS if self.is_rate else 0.0
             return max(0, min(self.cap, self.limit) - used), seconds
         left = self.limit if self.remaining is None else self.remaining
+        if not self.is_rate:  # with what the ledger has not been told of yet
+            left = min(self.limit, left + self.told_in_use - self.in_use)
         age = (slot - self.seen_slot) * SLOT_SECONDS
         return left + self.ahead, max(0.0, self.reset - age)
 

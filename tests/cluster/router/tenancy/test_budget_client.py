@@ -87,6 +87,29 @@ async def test_a_place_is_free_for_all_routers_when_its_answer_has_ended() -> No
     assert is_granted(await other.acquire([want(1, 1, "concurrency")]))
 
 
+async def test_a_place_that_comes_free_among_many_is_told_of_with_what_is_said_next() -> None:
+    cluster = Cluster(2)
+    one, other = cluster.clients
+    account = Account("key:k", "concurrency")
+    grants = [await one.acquire([want(1, 10, "concurrency")]) for _ in range(4)]
+    before, last = cluster.num_messages, grants[-1]
+    assert isinstance(last, Grant)
+    one.give_back(account, 2, last.slot)
+    await asyncio.sleep(0)
+    assert cluster.num_messages == before
+    assert one.remaining(want(1, 10, "concurrency"))[0] == 8  # known here all the same
+    await cluster.pass_time(1)
+    assert is_granted(await other.acquire([want(8, 10, "concurrency")]))
+    assert isinstance(await one.acquire([want(1, 10, "concurrency")]), Refusal)
+    # Now that few are left, others may be waiting for it.
+    before = cluster.num_messages
+    one.give_back(account, 1, last.slot)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert cluster.num_messages > before
+    assert is_granted(await other.acquire([want(1, 10, "concurrency")]))
+
+
 async def test_places_of_a_router_that_died_come_back() -> None:
     cluster = Cluster(2)
     dead, alive = cluster.clients
