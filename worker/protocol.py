@@ -216,6 +216,7 @@ class RankConfig:
     adapter_memory_bytes: int = 0  # of that, for adapters in slots
     kv_host_memory_bytes: int = 0  # for pages that the device has no room for; 0: none
     num_slots: int
+    max_lora_rank: int = 64  # of a module of an adapter
     max_model_len: int  # positions that one sequence may have
     max_num_batched_tokens: int = 2048  # rows that one step may have
     max_num_seqs: int = 64  # sequences that run at the same time

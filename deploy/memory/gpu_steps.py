@@ -29,14 +29,19 @@ def gpu_step_bytes(
     config: ServeConfig, model: ModelConfig, part: Partition, item_bytes: int, max_model_len: int
 ) -> int:
     """Return what steps take on a GPU: the largest step by itself, and what graphs keep."""
-    stacked = max(map(len, all_products(model.linears)))  # LoRAs of a product
-    lora_rank = max(GRAPH_RANKS[-1], stacked * config.max_lora_rank) if config.max_loras else 0
+    lora_rank = largest_lora_rank(model, config.max_lora_rank) if config.max_loras else 0
     steps = StepMemory(model, part, item_bytes, deterministic=config.deterministic)
     rows, sequences = config.token_budget("cuda"), config.num_sequences("cuda")
     largest = largest_step(steps, rows, sequences, max_model_len, lora_rank)
     indices = index_bytes(rows, sequences, ceil(max_model_len / config.page_size))
     graphs = graph_bytes(steps, max_model_len, config.page_size, has_adapters=lora_rank > 0)
     return largest + indices + graphs + steps.branches
+
+
+def largest_lora_rank(model: ModelConfig, max_lora_rank: int) -> int:
+    """Return the most of the modules of a product together, and of a graph."""
+    stacked = max(map(len, all_products(model.linears)))
+    return max(GRAPH_RANKS[-1], stacked * max_lora_rank)
 
 
 def largest_step(

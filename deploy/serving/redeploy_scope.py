@@ -64,7 +64,7 @@ SCHEDULER_KEYS = (
             *("generation_config", "override_generation_config", "lenient_parameters"),
             *("trust_request_chat_template", "enable_prompt_tokens_details"),
             *("body_timeout", "allowed_host", "allowed_origin"),
-            *("max_lora_rank", "host_adapter_memory", "adapter_root", "adapter_state"),
+            *("host_adapter_memory", "adapter_root", "adapter_state"),
             *("adapter_staging", "adapter_sources", "max_upload", "usage_file"),
         }
     )

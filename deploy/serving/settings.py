@@ -100,6 +100,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         adapter_memory_bytes=config.adapter_memory,
         kv_host_memory_bytes=config.kv_host_memory,
         num_slots=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
         max_model_len=checked.max_model_len,
         max_num_batched_tokens=config.token_budget(checked.device),
         max_num_seqs=config.num_sequences(checked.device),

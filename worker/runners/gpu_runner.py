@@ -55,6 +55,7 @@ class GpuRunner:
         max_model_len: int,
         max_num_batched_tokens: int,
         capture: Capture | None,
+        max_lora_rank: int = 64,
         pins_memory: bool = True,
         ladder: GraphLadder | None = None,
     ) -> None:
@@ -68,6 +69,7 @@ class GpuRunner:
             max_model_len: positions that a sequence may have.
             max_num_batched_tokens: rows that a step may have.
             capture: makes a graph of some work; None: no graphs.
+            max_lora_rank: that a module of an adapter may have.
             pins_memory: False only where there is no GPU.
             ladder: the sizes of graphs; None: those that traffic can ask for.
         """
@@ -76,6 +78,7 @@ class GpuRunner:
         self._bank = bank
         self._device = device
         self._capture = capture
+        self._max_lora_rank = max_lora_rank
         self._max_num_batched_tokens = max_num_batched_tokens
         self._prompts = product_rows(model.experts, max_num_batched_tokens)
         self._ladder = ladder or GraphLadder(
@@ -141,11 +144,18 @@ class GpuRunner:
             self._cache.num_pages.state,
             has_adapters=ladder.has_adapters,
         )
-        lora_rank = CAPTURE_RANKS[-1] if ladder.has_adapters else 0
+        lora_rank = self._largest_lora_rank() if ladder.has_adapters else 0
         with torch.inference_mode():
             self._cache.warm_up()  # else attention would meet what was in that memory before
             self._run_once(decodes, lora_rank)
             return self._run_once(prompts, lora_rank)
+
+    def _largest_lora_rank(self) -> int:
+        """Return the most of a product's modules together, and of a graph."""
+        table = self._bank.table
+        assert table is not None, "a bank for a GPU keeps a table"
+        num_modules = max(map(len, (*table.widths, *table.expert_widths)))
+        return max(CAPTURE_RANKS[-1], num_modules * self._max_lora_rank)
 
     def _warm_up_batches(self) -> Iterator[InputBatch]:
         ladder = self._ladder

@@ -137,6 +137,7 @@ class Limits:
     max_num_batched_tokens: int
     max_num_seqs: int
     num_slots: int = 0
+    max_lora_rank: int = 16
     deterministic: bool = False
 
 
@@ -197,6 +198,7 @@ class MetaRank:
             META,
             max_model_len=limits.max_model_len,
             max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_lora_rank=limits.max_lora_rank,
             capture=None,
             pins_memory=False,
             ladder=self._ladder,

@@ -21,6 +21,7 @@ from deploy.memory.gpu_steps import (
     GRAPH_SIZES,
     graph_bytes,
     index_bytes,
+    largest_lora_rank,
     largest_step,
 )
 from deploy.memory.step_tensors import StepMemory, StepShape, num_splits
@@ -159,7 +160,7 @@ def check(
     """Run the largest steps of a rank and a draw, and compare with what is told of them."""
     on_meta = MetaRank(model, tp, rank, dtype, limits)
     steps = StepMemory(model, on_meta.part, dtype.itemsize, deterministic=limits.deterministic)
-    lora_rank = GRAPH_RANKS[-1] if limits.num_slots else 0
+    lora_rank = largest_lora_rank(model, limits.max_lora_rank) if limits.num_slots else 0
     ran, drew = on_meta.run_largest(), on_meta.draw()
     rows, samples = limits.max_num_batched_tokens, limits.max_num_seqs
     prompts = StepShape(rows, samples, 0, 0, lora_rank)
@@ -187,7 +188,7 @@ def test_so_it_is_of_models_that_people_serve(tmp_path: Path, name: str) -> None
     large = LARGE_MODELS[name]
     model = large_model(large, tmp_path)
     check(model, large.tp, 0, large.limits)
-    check(model, large.tp, large.tp - 1, replace(large.limits, num_slots=8))
+    check(model, large.tp, large.tp - 1, replace(large.limits, num_slots=8, max_lora_rank=128))
 
 
 def test_long_contexts_that_decode_take_more_than_prompts(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "request_timeout": (9.0, "Scheduler"),
     "max_loras": (2, "AdapterPool Scheduler"),
     "adapter_memory": (2**20, "AdapterPool Scheduler"),
-    "max_lora_rank": (8, "AdapterPool"),
+    "max_lora_rank": (8, "AdapterPool Scheduler"),
     "host_adapter_memory": (2**20, "AdapterPool"),
     "threads_per_rank": (1, "Scheduler"),
     "overlap": ("off", "Scheduler"),
