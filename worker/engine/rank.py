@@ -289,6 +289,7 @@ class Rank:
         for chunk, sequence in zip(plan.chunks, sequences, strict=True):
             if sequence.sampling.params.grammar and PENDING_TOKEN not in chunk.token_ids:
                 self._feed_grammar(chunk.seq_id)
+        grammars.begin()
 
     def _feed_grammar(self, seq_id: int) -> None:
         """Take a sequence's grammar to the end of the tokens that are known."""
@@ -305,6 +306,8 @@ class Rank:
             sequence.history[-1] = self._pending.on_host(seq_id)
             if sequence.sampling.params.grammar:
                 self._feed_grammar(seq_id)
+        if self._grammars is not None:
+            self._grammars.begin()
 
     def _sample_requests(self, plan: Plan) -> list[SampleRequest]:
         sequences = self._table.of_chunks(plan.chunks)

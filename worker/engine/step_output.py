@@ -56,7 +56,10 @@ def build_step_output(
             failed.append(request.seq_id)
         else:
             tokens.append(SampledToken(request.seq_id, token_id, logprob, top_logprobs, forced))
-    num_masks, num_late = (0, 0) if grammars is None else grammars.take_counts()
+    num_masks = num_late = 0
+    if grammars is not None:
+        grammars.begin()
+        num_masks, num_late = grammars.take_counts()
     failed += sorted(not_finite.difference(failed))
     return StepOutput(
         step, tuple(tokens), tuple(failed), tuple(errors), scored, num_masks, num_late, pooled

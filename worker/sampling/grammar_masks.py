@@ -1,7 +1,8 @@
 """The grammars and budgeted thoughts of a rank's running sequences: what may be drawn next.
 
-A mask is computed in a thread of its own, while the ranks compute the step in whose end it is
-needed: it is asked for as soon as the token before it is known. Only rank 0 draws, and has masks.
+Masks are computed in a thread of their own, while the ranks compute the step in whose end they are
+needed: they are begun as soon as the tokens before them are known. Only rank 0 draws, and has
+masks.
 """
 
 import threading
@@ -20,7 +21,8 @@ class _Following:
 
     def __init__(self, grammar: str, vocabulary: Future[GrammarVocabulary]) -> None:
         self.lock = threading.Lock()  # tokens are fed where they become known first
-        self.mask: Future[Mask] | None = None  # behind all tokens that were fed
+        self.mask: Mask | None = None  # behind all tokens that were fed, once `work` is done
+        self.work: Future[None] | None = None  # None: it has not begun
         self.num_fed = 0  # output tokens
         self.unfed: deque[int] = deque()  # of them, that the state has not been fed
         self._grammar = grammar
@@ -54,6 +56,8 @@ class GrammarMasks:
         self._preparing: dict[str, Future[object]] = {}
         self._following: dict[int, _Following] = {}
         self._thoughts: dict[int, BudgetedThought] = {}
+        self._lock = threading.Lock()  # steps are started in one thread and answered in another
+        self._wanted: list[_Following] = []  # whose masks are to be computed
 
     def prepare(self, grammar: str, seconds: float) -> bool:
         """Compile a grammar that sequences will follow, away from all steps.
@@ -71,8 +75,10 @@ class GrammarMasks:
 
     def start(self, seq_id: int, grammar: str) -> None:
         """Follow a sequence, that has no output yet."""
-        self._following[seq_id] = following = _Following(grammar, self._vocabulary)
-        self._compute(following)
+        following = _Following(grammar, self._vocabulary)
+        with self._lock:
+            self._following[seq_id] = following
+            self._wanted.append(following)
 
     def end(self, seq_id: int) -> None:
         """Follow a sequence no more; nothing happens if it was not followed."""
@@ -82,29 +88,37 @@ class GrammarMasks:
     def feed(self, seq_id: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         """Take in the tokens of a sequence, prompt and output, as far as they are not yet."""
         following = self._following[seq_id]
-        new = token_ids[num_prompt_tokens + following.num_fed :]
-        if not new:
-            return
-        following.num_fed += len(new)
-        following.unfed += new
+        with self._lock:
+            new = token_ids[num_prompt_tokens + following.num_fed :]
+            if not new:
+                return
+            self._take_in(following, new)
         if following.is_compiled:  # or else it is fed in the thread
             with following.lock:
                 assert following.state.num_fed == following.num_fed
-        self._compute(following)
 
     def sampled(self, seq_id: int, index: int, token_id: int) -> tuple[int, ...]:
         """Take in an output token, unless it is already; return those that follow for certain."""
         following = self._following[seq_id]
-        assert index <= following.num_fed <= index + 1, f"output token {index} is out of turn"
-        is_new = following.num_fed == index
-        if is_new:
-            following.num_fed += 1
-            following.unfed.append(token_id)
+        with self._lock:
+            assert index <= following.num_fed <= index + 1, f"output token {index} is out of turn"
+            if following.num_fed == index:
+                self._take_in(following, (token_id,))
         with following.lock:
-            forced = following.state.forced
-        if is_new:
-            self._compute(following)
-        return forced
+            return following.state.forced
+
+    def begin(self) -> None:
+        """Let masks be computed: of all that has started or got tokens since the last call.
+
+        Together, for a thread is woken once then, and does not compete with this one meanwhile.
+        """
+        with self._lock:
+            if not self._wanted:
+                return
+            wanted, self._wanted = self._wanted, []
+            work = self._thread.submit(_compute, wanted)
+            for following in wanted:
+                following.work = work
 
     def error(self, seq_id: int) -> str:
         """Return why the grammar of a sequence can be followed no further, or nothing."""
@@ -114,11 +128,14 @@ class GrammarMasks:
 
     def mask(self, seq_id: int) -> Mask:
         """Return which tokens may be drawn behind all that were fed."""
-        mask = self._following[seq_id].mask
-        assert mask is not None, f"sequence {seq_id} has not started"
+        following = self._following[seq_id]
+        while (work := following.work) is None:
+            self.begin()
         self.num_masks += 1
-        self.num_late += not mask.done()
-        return mask.result()
+        self.num_late += not work.done()
+        work.result()
+        assert following.mask is not None, "it has been computed"
+        return following.mask
 
     def forced(
         self,
@@ -154,9 +171,15 @@ class GrammarMasks:
         self._compiler.shutdown(cancel_futures=True)
         self._thread.shutdown(cancel_futures=True)
 
-    def _compute(self, following: _Following) -> None:
-        def compute() -> Mask:
-            with following.lock:
-                return following.state.allowed()
+    def _take_in(self, following: _Following, token_ids: Sequence[int]) -> None:
+        """Note output tokens, and that another mask is wanted; with the lock."""
+        following.num_fed += len(token_ids)
+        following.unfed += token_ids
+        following.work = None
+        self._wanted.append(following)
 
-        following.mask = self._thread.submit(compute)
+
+def _compute(wanted: Sequence[_Following]) -> None:
+    for following in wanted:
+        with following.lock:
+            following.mask = following.state.allowed()
