@@ -178,7 +178,7 @@ class StepMemory:
             mixed = self._attend(normed, kinds, shape)
         mixed = self._block_norm(mixed, model.norms.after_attention)
         heap.give_back(normed.size)
-        before, normed_mlp = own_residual, None
+        before = own_residual
         own_residual, normed_mlp = self._normed_sum(mixed)
         heap.give_back(before, mixed.size)
         out = self._block_norm(self._mlp(normed_mlp, index, kinds), model.norms.after_mlp)
