@@ -105,8 +105,9 @@ def flags() -> frozenset[str]:
         commands += getattr(one, "commands", {}).values()
         for parameter in one.params:
             found.update((*parameter.opts, *parameter.secondary_opts, "--help"))
-    for module in ("bench/adapters", "bench/peers", "bench/scheduler", "chaos", "gpu", "kernels"):
-        for file in (ROOT / "tests" / module).glob("*.py"):
+    folders = "bench", "bench/*", "chaos", "gpu", "kernels"
+    for folder in folders:
+        for file in (ROOT / "tests").glob(f"{folder}/*.py"):
             found.update(re.findall(r'"(--[a-z][a-z-]*)"', file.read_text()))
             options = re.findall(r"^    (\w+): Annotated\[", file.read_text(), re.MULTILINE)
             found.update(f"--{name.replace('_', '-')}" for name in options)
