@@ -81,7 +81,7 @@ def model_runner_for(
     *,
     max_model_len: int,
     max_num_batched_tokens: int,
-    max_lora_rank: int,
+    max_lora_rank: int = 64,
 ) -> ModelRunner:
     """Return the model runner for a device, on which all the arguments are.
 
