@@ -150,7 +150,7 @@ class GpuKernels(GpuRecurrent):
         with self._side.beside(x.device):
             planes = lora_shrink(x, lora.tiles, lora.table, lora.max_lora_rank)
         y = product()
-        self._side.join(x.device)
+        self._side.lead_steps(x.device)
         lora_expand(y, planes, lora.tiles, lora.table, lora.widths, lora.dtype, lora.shares)
         return y
 

@@ -22,7 +22,7 @@ class _Following:
     def __init__(self, grammar: str, vocabulary: Future[GrammarVocabulary]) -> None:
         self.lock = threading.Lock()  # tokens are fed where they become known first
         self.mask: Mask | None = None  # behind all tokens that were fed, once `work` is done
-        self.work: Future[None] | None = None  # None: it has not begun
+        self.work: Future[None] | None = None  # None: it is wanted, and has not begun
         self.num_fed = 0  # output tokens
         self.unfed: deque[int] = deque()  # of them, that the state has not been fed
         self._grammar = grammar
@@ -175,8 +175,9 @@ class GrammarMasks:
         """Note output tokens, and that another mask is wanted; with the lock."""
         following.num_fed += len(token_ids)
         following.unfed += token_ids
-        following.work = None
-        self._wanted.append(following)
+        if following.work is not None:  # else it is among those that are wanted
+            following.work = None
+            self._wanted.append(following)
 
 
 def _compute(wanted: Sequence[_Following]) -> None:

@@ -26,6 +26,7 @@ class PendingTokens:
         self._kernels = kernels
         self._device = device
         self._seq_ids: Sequence[int] = ()  # by row
+        self._row_by_sequence: dict[int, int] = {}  # empty until a row is looked for
         self._rows: SampledRows | None = None
 
     def put(self, seq_ids: Sequence[int], rows: SampledRows | None) -> None:
@@ -35,6 +36,7 @@ class PendingTokens:
         0, or of no sequence.
         """
         self._seq_ids, self._rows = seq_ids, rows
+        self._row_by_sequence = {}
 
     def on_device(self, seq_ids: Sequence[int]) -> Tensor | None:
         """Return the tokens [n] int64 of sequences on the device; None of no sequence.
@@ -64,8 +66,9 @@ class PendingTokens:
 
     def _rows_of(self, seq_ids: Sequence[int]) -> list[int]:
         """Return the row that each of some sequences, at least one, had in the last step."""
-        row_of = {seq_id: row for row, seq_id in enumerate(self._seq_ids)}
-        rows = [row_of.get(seq_id, -1) for seq_id in seq_ids]
+        if not self._row_by_sequence:
+            self._row_by_sequence = {seq_id: row for row, seq_id in enumerate(self._seq_ids)}
+        rows = [self._row_by_sequence.get(seq_id, -1) for seq_id in seq_ids]
         assert min(rows) >= 0, (
             f"sequence {seq_ids[rows.index(-1)]} sampled nothing in the last step"
         )

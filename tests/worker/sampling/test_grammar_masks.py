@@ -10,9 +10,9 @@ from llguidance import LLMatcher
 
 from tests.end_to_end.server import MODEL_DIR
 from tests.patience import PATIENCE
-from worker.grammar import GrammarVocabulary
+from worker.grammar import GrammarState, GrammarVocabulary
 from worker.sampling.grammar_masks import GrammarMasks
-from worker.token_mask import allowed_tokens, allows
+from worker.token_mask import Mask, allowed_tokens, allows
 
 pytestmark = pytest.mark.model
 
@@ -85,6 +85,24 @@ def test_sequences_of_one_grammar_do_not_touch_each_other(
     masks.sampled(1, 0, no)
     assert not allows(masks.mask(1), no)
     assert allows(masks.mask(2), no)
+
+
+def test_of_a_sequence_that_comes_back_with_its_tokens_one_mask_is_computed(
+    masks: GrammarMasks, vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[GrammarState] = []
+    allowed = GrammarState.allowed
+
+    def noting(state: GrammarState) -> Mask:
+        computed.append(state)
+        return allowed(state)
+
+    monkeypatch.setattr(GrammarState, "allowed", noting)
+    (no,) = vocabulary.tokenizer.tokenize_str("no")
+    masks.start(1, YES_OR_NO)
+    masks.feed(1, [*PROMPT, no], len(PROMPT))
+    assert allowed_tokens(masks.mask(1)).tolist() == [2]
+    assert len(computed) == 1
 
 
 def test_a_mask_that_a_step_waits_for_is_counted(vocabulary: GrammarVocabulary) -> None:
