@@ -10,18 +10,16 @@ from worker.weights.partition import Partition
 
 # As worker.runners.warm_up has it: rows and stacked lora_ranks of graphs, and contexts.
 GRAPH_SIZES: tuple[int, ...] = (
-    1,
-    2,
-    4,
+    *(1, 2, 4),
     *range(8, 33, 8),
     *range(48, 129, 16),
-    *range(160, 257, 32),
+    *(192, 256, 384, 512),
 )
 GRAPH_RANKS = (0, 64, 256)
-_FIRST_CONTEXT, _CONTEXT_GROWTH = 4096, 4
-# What the driver keeps of a layer of a graph: what 102 graphs of 32 layers took on an H200 beyond
-# their tensors (docs/performance.md, "On a GPU").
-_GRAPH_LAYER = 384 * 2**10
+GRAPH_CONTEXTS, CONTEXT_GROWTH = (4096, 16384), 8
+# What the driver keeps of a layer of a graph: what graphs of 32 layers took on an H200 beyond their
+# tensors (docs/performance.md, "On a GPU").
+GRAPH_LAYER = 416 * 2**10
 _FIXED_INDICES = 16384  # the shares of LoRA's work, and gaps between arrays
 
 
@@ -34,7 +32,9 @@ def gpu_step_bytes(
     rows, sequences = config.token_budget("cuda"), config.num_sequences("cuda")
     largest = largest_step(steps, rows, sequences, max_model_len, lora_rank)
     indices = index_bytes(rows, sequences, ceil(max_model_len / config.page_size))
-    graphs = graph_bytes(steps, max_model_len, config.page_size, has_adapters=lora_rank > 0)
+    graphs = graph_bytes(
+        steps, sequences, max_model_len, config.page_size, has_adapters=lora_rank > 0
+    )
     return largest + indices + graphs + steps.branches
 
 
@@ -71,23 +71,36 @@ def index_bytes(rows: int, sequences: int, pages: int) -> int:
     return rows * 84 + sequences * (64 + 2 * 4 * pages) + _FIXED_INDICES
 
 
+def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Return the rows of graphs where at most so many sequences run."""
+    return GRAPH_SIZES[: sum(size < max_num_seqs for size in GRAPH_SIZES) + 1]
+
+
+def graph_contexts(max_model_len: int) -> list[int]:
+    """Return the positions of the contexts of graphs; the last takes all."""
+    contexts = [GRAPH_CONTEXTS[0]]
+    while contexts[-1] < max_model_len:
+        grown = CONTEXT_GROWTH * contexts[-1]
+        contexts.append(next((one for one in GRAPH_CONTEXTS if one > contexts[-1]), grown))
+    return contexts
+
+
 def graph_bytes(
-    steps: StepMemory, max_model_len: int, page_size: int, *, has_adapters: bool
+    steps: StepMemory, max_num_seqs: int, max_model_len: int, page_size: int, *, has_adapters: bool
 ) -> int:
     """Return what the CUDA graphs of decodes keep: one step's memory, and what each has of its own.
 
     They share the memory of the largest and a buffer for logits.
     """
     lora_ranks = GRAPH_RANKS if has_adapters else GRAPH_RANKS[:1]
-    contexts = [_FIRST_CONTEXT]
-    while contexts[-1] < max_model_len:
-        contexts.append(_CONTEXT_GROWTH * contexts[-1])
-    pages = [ceil(min(context, max_model_len) / page_size) for context in contexts]
+    pages = [
+        ceil(min(context, max_model_len) / page_size) for context in graph_contexts(max_model_len)
+    ]
     own = sum(
-        index_bytes(rows, rows, count) + steps.num_layers * _GRAPH_LAYER
-        for rows in GRAPH_SIZES
+        index_bytes(rows, rows, count) + steps.num_layers * GRAPH_LAYER
+        for rows in graph_sizes(max_num_seqs)
         for count in pages
     )
-    rows, splits = GRAPH_SIZES[-1], num_splits(max_model_len)
+    rows, splits = graph_sizes(max_num_seqs)[-1], num_splits(max_model_len)
     largest = steps.peak(StepShape(rows, rows, rows, splits, lora_ranks[-1]))
     return largest + 4 * rows * steps.num_logits + len(lora_ranks) * own

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.interface import Numbers
 
+_PIECE = 4 << 20  # bytes: a tenth of a millisecond
 ALIGNMENT = 16  # bytes: what the widest load of a kernel asks for
 _DTYPES = {np.int32: torch.int32, np.int64: torch.int64, np.float32: torch.float32}
 
@@ -88,6 +89,29 @@ def send_columns(columns: Sequence[npt.NDArray[np.generic]], device: torch.devic
         there[span].view(_DTYPES[column.dtype.type])
         for column, span in zip(columns, spans, strict=True)
     ]
+
+
+def send_in_pieces(host: Tensor, device: torch.device) -> Tensor:
+    """Return a contiguous tensor on the device, the caller waiting for each piece of it.
+
+    A GPU makes the copies of all streams one after the other, as they become ready. What a step
+    sends would wait for all of a large copy; so it waits for one piece at most.
+
+    Args:
+        host: pinned, unless there is no GPU; returned itself then.
+        device: where to, on whose current stream no step may run.
+    """
+    if device.type != "cuda":
+        return host
+    there = torch.empty_like(host, device=device, pin_memory=False)
+    sent = DeviceEvent(device)
+    source, target = host.view(torch.uint8), there.view(torch.uint8)
+    for start in range(0, source.numel(), _PIECE):
+        piece = slice(start, start + _PIECE)
+        target[piece].copy_(source[piece], non_blocking=True)
+        sent.record()
+        sent.synchronize()
+    return there
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

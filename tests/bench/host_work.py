@@ -115,6 +115,7 @@ def _rank(num_seqs: int, context: int, page_size: int, steps: int, grammars: Gra
         place.device,
         max_model_len=longest,
         max_num_batched_tokens=num_seqs,
+        max_num_seqs=num_seqs,
         capture=lambda _: lambda: logits,
         pins_memory=False,
         ladder=GraphLadder(page_size, longest, has_adapters=False, rows=(num_seqs,)),

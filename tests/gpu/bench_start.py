@@ -55,6 +55,7 @@ class _Bench:
             place.device,
             max_model_len=length,
             max_num_batched_tokens=length,
+            max_num_seqs=256,
             capture=self._count,
             pins_memory=not place.is_dry,
         )

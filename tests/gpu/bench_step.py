@@ -263,6 +263,7 @@ class _Bench:
                 place.device,
                 max_model_len=length,
                 max_num_batched_tokens=length,
+                max_num_seqs=llama.num_rows,
                 capture=self._clock.capture if with_graphs else None,
                 pins_memory=not place.is_dry,
                 ladder=GraphLadder(llama.page, length, has_adapters=True, rows=(1, self._rows(64))),

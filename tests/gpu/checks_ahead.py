@@ -1,12 +1,11 @@
 """Steps that are asked for while the device is at the one before, as a rank starts them.
 
 The host must not wait while it asks, and the tokens are those of steps one by one. The product's
-runner, sampler and way of the tokens; frames and plans are left out, whose packages are not here.
+runner, sampler and way of the tokens, without frames and plans.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
@@ -18,49 +17,18 @@ from tests.gpu.report import Case, Finding
 from tests.gpu.script import Script, make_script
 from worker.distributed.communicator import SingleRank
 from worker.models.forward_batch import InputBatch
+from worker.protocol import SamplingParams
 from worker.sampling.pending_tokens import PendingTokens
 from worker.sampling.sampler import SampledRows, Sampler, SampleRequest
 from worker.sampling.sequence_sampling import SequenceSampling
 
-
-@dataclass(frozen=True, slots=True)
-class _Params:
-    """What `worker.protocol.SamplingParams` says."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 7
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
-    held_back: tuple[int, ...] = ()
-    num_logprobs: int | None = None
-    grammar: str = ""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    allowed_tokens: bytes = b""
-    thinking: None = None
-    logprob_token_ids: tuple[int, ...] = ()
-
-    @property
-    def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1.0
-
-    @property
-    def needs_history(self) -> bool:
-        return self.has_penalties
-
-
-_PARAMS: tuple[Any, ...] = (
-    _Params(temperature=0.0),
-    _Params(temperature=0.0, num_logprobs=5),
-    _Params(top_p=0.9, num_logprobs=0),
-    _Params(top_k=20, min_p=0.01, logit_bias=((3, 2.0), (5, -1.0))),
-    _Params(min_tokens=100, held_back=(1, 2)),
-    _Params(repetition_penalty=1.2, frequency_penalty=0.1, num_logprobs=20),
+_PARAMS = (
+    SamplingParams(seed=7, temperature=0.0),
+    SamplingParams(seed=7, temperature=0.0, num_logprobs=5),
+    SamplingParams(seed=7, top_p=0.9, num_logprobs=0),
+    SamplingParams(seed=7, top_k=20, min_p=0.01, logit_bias=((3, 2.0), (5, -1.0))),
+    SamplingParams(seed=7, min_tokens=100, held_back=(1, 2)),
+    SamplingParams(seed=7, repetition_penalty=1.2, frequency_penalty=0.1, num_logprobs=20),
 )
 
 

@@ -15,6 +15,7 @@ from kernels.gpu.activation import (
     silu_and_mul,
     swigluoai_and_mul,
 )
+from kernels.gpu.async_copy import send_in_pieces
 from kernels.gpu.backend import GpuKernels
 from kernels.gpu.norm import add_rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
@@ -47,6 +48,15 @@ def cases(place: Place) -> Iterator[Case]:
             yield f"wide norm {name} D{head_dim}", lambda args=args: norm_of_all_heads(*args)
     yield "copies of pages", lambda: page_copies(place)
     yield "pages to the host and back", lambda: host_pages(place)
+    yield "a tensor in pieces", lambda: in_pieces(place)
+
+
+def in_pieces(place: Place) -> Finding:
+    """A tensor that is sent piece by piece, the last of them short."""
+    host = torch.randn(place.pick(10_000_003, 30))
+    host = host if place.is_dry else host.pin_memory()
+    expect_same(send_in_pieces(host, place.device).cpu(), host, "a tensor in pieces")
+    return {"note": f"{host.nbytes:,} bytes"}
 
 
 def norm(place: Place, dtype: torch.dtype, hidden: int) -> Finding:

@@ -72,6 +72,7 @@ def make_runner(
         device,
         max_model_len=_MAX_POSITIONS,
         max_num_batched_tokens=_MAX_POSITIONS,
+        max_num_seqs=_GRAPH_ROWS[-1],
         capture=make_capture(place) if with_graphs else None,
         pins_memory=not place.is_dry,
         ladder=GraphLadder(script.page, _MAX_POSITIONS, has_adapters=True, rows=_GRAPH_ROWS),

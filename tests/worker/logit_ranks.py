@@ -120,6 +120,7 @@ class LogitRank:
                 self.bank,
                 max_model_len=256,
                 max_num_batched_tokens=2048,
+                max_num_seqs=64,
             )
             found = runner.run(rows).logits
             assert found is not None, "every prompt samples"

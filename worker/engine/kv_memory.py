@@ -25,7 +25,9 @@ from worker.sampling.sequence_sampling import SequenceSampling
 
 logger = logging.getLogger("topwork.worker")
 
-_SAMPLED_GRAPHS = 4
+# The first has the memory of all; the others tell what each has of its own, which the driver takes
+# in pieces of 16 MiB.
+_SAMPLED_GRAPHS = 13
 # In which the largest step is run; a state is megabytes, and each sequence has one.
 _FEW_PAGES = PageCounts(1, window=1, state=8)
 _DRAWN = SamplingParams(top_p=0.9, top_k=20)
@@ -71,7 +73,7 @@ def _measured_use(
     pages_bytes = memory.allocated() - before
     runner = new_runner(cache)
     assert isinstance(runner, ProfiledRunner), "what a host has is not asked for"
-    steps = LargestSteps(runner, sampler, loaded.config.max_num_seqs)
+    steps = LargestSteps(runner, sampler)
     return measure_use(memory, steps, pages_bytes, loaded.config.adapter_memory_bytes)
 
 
@@ -104,8 +106,12 @@ class DeviceMemory(Protocol):
 class ProfiledRunner(Protocol):
     """The model runner of a GPU."""
 
-    def run_largest(self, max_num_seqs: int) -> ModelOutput:
-        """Run batches of which none takes more memory, the last with `max_num_seqs` samples."""
+    def compile_kernels(self) -> None:
+        """Launch every kernel in every way."""
+        ...
+
+    def run_largest(self) -> ModelOutput:
+        """Run batches of which none takes more memory, the last with a sample of each sequence."""
         ...
 
     def capture_graphs(self) -> Iterable[int]:
@@ -185,14 +191,14 @@ def _graph_bytes(memory: DeviceMemory, steps: ProfiledSteps) -> int:
 class LargestSteps:
     """See `ProfiledSteps`; all ranks run them at the same time."""
 
-    def __init__(self, runner: ProfiledRunner, sampler: Sampler, max_num_seqs: int) -> None:
+    def __init__(self, runner: ProfiledRunner, sampler: Sampler) -> None:
         self._runner = runner
         self._sampler = sampler
-        self._max_num_seqs = max_num_seqs
 
     def run_largest(self) -> None:
         """See `ProfiledSteps`."""
-        logits = self._runner.run_largest(self._max_num_seqs).logits
+        self._runner.compile_kernels()  # or what they take would be counted for each graph
+        logits = self._runner.run_largest().logits
         if logits is None:  # a model that classifies
             return
         with torch.inference_mode():

@@ -114,6 +114,7 @@ class Rank:
             self._bank,
             max_model_len=config.max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
             max_lora_rank=config.max_lora_rank,
         )
 

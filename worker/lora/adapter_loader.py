@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels.gpu.async_copy import send_in_pieces
 from kernels.linear import Prepare, prepare_linear
 from kernels.lora import join_blocks
 from worker.errors import UnusableAdapter
@@ -246,7 +247,7 @@ def _scaled(shard: AdapterShard, dtype: torch.dtype, device: torch.device) -> Te
     is_gpu = device.type == "cuda"
     raw = torch.empty(len(shard.data) // stored.itemsize, dtype=stored, pin_memory=is_gpu)
     raw.view(torch.uint8).numpy()[:] = shard.data
-    data = raw.to(device, non_blocking=True).to(torch.promote_types(stored, dtype))
+    data = send_in_pieces(raw, device).to(torch.promote_types(stored, dtype))
     all_b = data[shard.entries[0].b_offset // stored.itemsize :]
     scalings = {entry.scaling for entry in shard.entries}
     if len(scalings) == 1:

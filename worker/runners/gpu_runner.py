@@ -22,8 +22,8 @@ from worker.runners.gpu_batch import BatchSize, GpuBatch, cut_rows, exact_size
 from worker.runners.model_output import ModelOutput
 from worker.runners.warm_up import (
     CAPTURE_RANKS,
-    CAPTURE_SIZES,
     GraphLadder,
+    capture_sizes,
     largest_batches,
     product_rows,
     warm_up_batches,
@@ -54,6 +54,7 @@ class GpuRunner:
         *,
         max_model_len: int,
         max_num_batched_tokens: int,
+        max_num_seqs: int,
         capture: Capture | None,
         max_lora_rank: int = 64,
         pins_memory: bool = True,
@@ -68,6 +69,7 @@ class GpuRunner:
             device: of all these.
             max_model_len: positions that a sequence may have.
             max_num_batched_tokens: rows that a step may have.
+            max_num_seqs: sequences that a step may have.
             capture: makes a graph of some work; None: no graphs.
             max_lora_rank: that a module of an adapter may have.
             pins_memory: False only where there is no GPU.
@@ -80,9 +82,13 @@ class GpuRunner:
         self._capture = capture
         self._max_lora_rank = max_lora_rank
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_seqs = max_num_seqs
         self._prompts = product_rows(model.experts, max_num_batched_tokens)
         self._ladder = ladder or GraphLadder(
-            cache.page_size, max_model_len, has_adapters=bank.num_slots > 0
+            cache.page_size,
+            max_model_len,
+            has_adapters=bank.num_slots > 0,
+            rows=capture_sizes(max_num_seqs),
         )
         self._pins_memory = pins_memory
         self._block_rows = block_rows(model.group_size, model.head_dim)
@@ -110,20 +116,26 @@ class GpuRunner:
     def warm_up(self) -> ModelOutput | None:
         """See `worker.runners.model_runner.ModelRunner`."""
         start = told = time.monotonic()
-        output = None
-        with torch.inference_mode():
-            self._cache.warm_up()
-            for rows in self._warm_up_batches():
-                for lora_rank in (
-                    CAPTURE_RANKS[:2] if self._ladder.has_adapters else CAPTURE_RANKS[:1]
-                ):
-                    output = self._run_once(rows, lora_rank)
+        self.compile_kernels()
         for num_left in self.capture_graphs():
             if time.monotonic() - told > _TOLD_EVERY:
                 told = time.monotonic()
                 logger.info("warm-up: %d graphs captured, %d to come", len(self._graphs), num_left)
         logger.info("warm-up: %d graphs in %.1f s", len(self._graphs), time.monotonic() - start)
+        output = None
+        for decode in list(self._warm_up_batches())[-1:]:  # goes the way of all decodes
+            with torch.inference_mode():
+                output = self.run(replace(decode, runs=()))
         return output
+
+    def compile_kernels(self) -> None:
+        """Launch every kernel in every way."""
+        lora_ranks = CAPTURE_RANKS[:2] if self._ladder.has_adapters else CAPTURE_RANKS[:1]
+        with torch.inference_mode():
+            self._cache.warm_up()
+            for rows in self._warm_up_batches():
+                for lora_rank in lora_ranks:
+                    self._run_once(rows, lora_rank)
 
     def capture_graphs(self) -> Iterator[int]:
         """Capture one graph after the other, the largest first; yield how many are to come."""
@@ -133,12 +145,12 @@ class GpuRunner:
                 self._graphs[size] = self._capture_graph(size)
             yield len(sizes) - number
 
-    def run_largest(self, max_num_seqs: int) -> ModelOutput:
-        """Run batches of which none takes more memory; return the logits of `max_num_seqs` rows."""
+    def run_largest(self) -> ModelOutput:
+        """Run batches of which none takes more memory; return logits of all sequences."""
         ladder = self._ladder
         decodes, prompts = largest_batches(
             self._max_num_batched_tokens,
-            max_num_seqs,
+            self._max_num_seqs,
             ladder.max_model_len,
             ladder.page_size,
             self._cache.num_pages.state,
@@ -211,17 +223,18 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # [CAPTURE_SIZES[-1], V of this rank], made when first needed
-        self._logits: Tensor | None = None
+        self._logits: Tensor | None = None  # [most rows of a graph, V of this rank]
 
     def __call__(self, work: Work) -> Work:
-        """Run the work once, so that its kernels are compiled, and then capture it."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            result = work()
-        torch.cuda.current_stream().wait_stream(side)
+        """Run the work once, so that its kernels are compiled, and then capture it.
+
+        The largest first: the logits of others are in its buffer.
+        """
+        # On the stream of the steps: on each other one that products run on, cuBLAS keeps a
+        # workspace of 32 MiB.
+        result = work()
         output = None if result is None else self._output(result)
+        del result  # or the graph's memory would come beside it
         graph = torch.cuda.CUDAGraph()
         # Of this thread alone: NCCL has threads of its own.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -229,6 +242,7 @@ class CudaCapture:
             if logits is not None and output is not None:
                 output.copy_(logits)
         del logits
+        graph.replay()  # with its first launch a graph is sent to the device, which takes a while
 
         def replay() -> Tensor | None:
             graph.replay()
@@ -239,5 +253,6 @@ class CudaCapture:
     def _output(self, logits: Tensor) -> Tensor:
         """Return the part of the common buffer that takes logits of this shape."""
         if self._logits is None:
-            self._logits = logits.new_empty((CAPTURE_SIZES[-1], logits.shape[1]))
-        return self._logits[: logits.shape[0]]
+            self._logits = torch.empty_like(logits)
+        assert len(logits) <= len(self._logits), "the largest graph comes first"
+        return self._logits[: len(logits)]

@@ -81,6 +81,7 @@ def model_runner_for(
     *,
     max_model_len: int,
     max_num_batched_tokens: int,
+    max_num_seqs: int,
     max_lora_rank: int = 64,
 ) -> ModelRunner:
     """Return the model runner for a device, on which all the arguments are.
@@ -94,6 +95,7 @@ def model_runner_for(
         bank: the adapters.
         max_model_len: positions that a sequence may have.
         max_num_batched_tokens: rows that a step may have.
+        max_num_seqs: sequences that a step may have.
         max_lora_rank: that a module of an adapter may have.
     """
     if isinstance(kernels, NativeKernels):
@@ -109,6 +111,7 @@ def model_runner_for(
         device,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
         max_lora_rank=max_lora_rank,
         capture=CudaCapture(),
     )

@@ -17,12 +17,24 @@ from worker.models.forward_batch import InputBatch
 from worker.pools import PageCounts
 from worker.runners.gpu_batch import BatchSize
 
-# Rows of a graph; larger batches run by themselves.
-CAPTURE_SIZES = (1, 2, 4, *range(8, 33, 8), *range(48, 129, 16), *range(160, 257, 32))
-# Positions of the contexts of a graph: up to 4096 they have as many splits.
-_FIRST_CONTEXT, _CONTEXT_GROWTH = 4096, 4
+# Rows of a graph; larger batches run by themselves. Tiles of products have up to 128 rows.
+CAPTURE_SIZES = (
+    *(1, 2, 4),
+    *range(8, 33, 8),
+    *range(48, 129, 16),
+    *(192, 256, 384, 512),
+)
+# Positions of the contexts of a graph. Up to the first, and over twice the second, contexts have as
+# many splits, and only page tables become wider.
+CAPTURE_CONTEXTS, CONTEXT_GROWTH = (4096, 16384), 8
 # Stacked lora_ranks of a graph: three modules of 16 that are fused have 48.
 CAPTURE_RANKS = (0, 64, 256)
+
+
+def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Return the rows of the graphs of a rank on which at most so many sequences run."""
+    smaller = sum(size < max_num_seqs for size in CAPTURE_SIZES)
+    return CAPTURE_SIZES[: smaller + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +44,7 @@ class GraphLadder:
     page_size: int
     max_model_len: int  # positions that a sequence may have
     has_adapters: bool  # whether there are slots for any
-    rows: tuple[int, ...] = CAPTURE_SIZES
+    rows: tuple[int, ...]  # see `capture_sizes`
     lora_ranks: tuple[int, ...] = CAPTURE_RANKS
 
     def all_sizes(self) -> Iterator[BatchSize]:
@@ -58,9 +70,10 @@ class GraphLadder:
         return self._size(rows, context, lora_rank)
 
     def _contexts(self) -> Sequence[int]:
-        contexts = [_FIRST_CONTEXT]
+        contexts = [CAPTURE_CONTEXTS[0]]
         while contexts[-1] < self.max_model_len:
-            contexts.append(contexts[-1] * _CONTEXT_GROWTH)
+            grown = CONTEXT_GROWTH * contexts[-1]
+            contexts.append(next((one for one in CAPTURE_CONTEXTS if one > contexts[-1]), grown))
         return contexts
 
     def _size(self, num_rows: int, context: int, lora_rank: int) -> BatchSize:

@@ -29,7 +29,7 @@ from worker.models.decoder import Model
 from worker.pools import PageCounts
 from worker.protocol import SamplingParams
 from worker.runners.gpu_runner import GpuRunner
-from worker.runners.warm_up import GraphLadder
+from worker.runners.warm_up import GraphLadder, capture_sizes
 from worker.sampling.row_logits import RowLogits
 from worker.sampling.sampler import Sampler, SampleRequest
 from worker.sampling.sequence_sampling import SequenceSampling
@@ -189,7 +189,10 @@ class MetaRank:
             device=META,
         )
         self._ladder = GraphLadder(
-            PAGE_SIZE, limits.max_model_len, has_adapters=limits.num_slots > 0
+            PAGE_SIZE,
+            limits.max_model_len,
+            has_adapters=limits.num_slots > 0,
+            rows=capture_sizes(limits.max_num_seqs),
         )
         self._runner = GpuRunner(
             model,
@@ -198,6 +201,7 @@ class MetaRank:
             META,
             max_model_len=limits.max_model_len,
             max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_seqs=limits.max_num_seqs,
             max_lora_rank=limits.max_lora_rank,
             capture=None,
             pins_memory=False,
@@ -207,7 +211,7 @@ class MetaRank:
     def run_largest(self) -> CountedTensors:
         """Run the steps of which none takes more."""
         with _launches_that_do_nothing(), CountedTensors() as counted:
-            self._runner.run_largest(self._limits.max_num_seqs)
+            self._runner.run_largest()
         return counted
 
     def make_graph_batches(self) -> CountedTensors:

@@ -79,6 +79,7 @@ def runner(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuRunner]
             torch.device("cpu"),
             max_model_len=config.max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
             capture=None,
             pins_memory=False,
         )

@@ -94,9 +94,10 @@ def test_pages_fill_what_may_be_in_use_once_all_else_is_there(
 
 def test_few_graphs_are_captured_and_the_others_taken_to_be_like_them() -> None:
     gpu = Gpu(1 << 40)
-    steps = Steps(gpu, 0, 0, [2048 * MIB, 26 * MIB, 24 * MIB, 22 * MIB, *[20 * MIB] * 98])
-    assert measure_use(gpu, steps, 0, 0).graphs == (2048 + 72 + 98 * 24) * MIB
-    assert len(gpu.graphs) == 4
+    few = [16 * MIB, 0, 17 * MIB] * 4
+    steps = Steps(gpu, 0, 0, [2048 * MIB, *few, *[5 * MIB] * 89])
+    assert measure_use(gpu, steps, 0, 0).graphs == (2048 + 11 * (12 + 89)) * MIB
+    assert len(gpu.graphs) == 13
 
 
 def test_what_is_used_is_told_in_words() -> None:

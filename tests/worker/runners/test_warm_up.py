@@ -18,6 +18,7 @@ from worker.runners.warm_up import (
     CAPTURE_RANKS,
     CAPTURE_SIZES,
     GraphLadder,
+    capture_sizes,
     largest_batches,
     product_rows,
     warm_up_batches,
@@ -47,15 +48,18 @@ def fields(size: BatchSize) -> Iterator[int]:
 
 @given(
     st.integers(1, CAPTURE_SIZES[-1]),
+    st.integers(0, 300),
     st.integers(1, 200_000),
     st.integers(0, 200_000),
     st.integers(0, CAPTURE_RANKS[-1]),
     st.sampled_from((16, 64, 128)),
 )
 def test_a_batch_fits_a_graph_that_was_captured(
-    num_rows: int, longest: int, more: int, lora_rank: int, page_size: int
+    num_rows: int, fewer: int, longest: int, more: int, lora_rank: int, page_size: int
 ) -> None:
-    ladder = GraphLadder(page_size, longest + more, has_adapters=True)
+    ladder = GraphLadder(
+        page_size, longest + more, has_adapters=True, rows=capture_sizes(num_rows + fewer)
+    )
     exact = decodes(num_rows, longest, lora_rank, page_size)
     size = ladder.size_for(exact, longest)
     assert size in set(ladder.all_sizes())
@@ -66,7 +70,7 @@ def test_a_batch_fits_a_graph_that_was_captured(
 
 
 def test_batches_and_adapters_that_are_too_large_have_no_graph() -> None:
-    ladder = GraphLadder(16, 4096, has_adapters=True)
+    ladder = GraphLadder(16, 4096, has_adapters=True, rows=CAPTURE_SIZES)
     exact = decodes(CAPTURE_SIZES[-1], 100, CAPTURE_RANKS[-1], 16)
     assert ladder.size_for(exact, 100) is not None
     assert ladder.size_for(replace(exact, rows=CAPTURE_SIZES[-1] + 1), 100) is None
@@ -74,9 +78,17 @@ def test_batches_and_adapters_that_are_too_large_have_no_graph() -> None:
 
 
 def test_a_rank_without_slots_has_no_graphs_of_adapters() -> None:
-    few = list(GraphLadder(16, 4096, has_adapters=False).all_sizes())
+    few = list(GraphLadder(16, 4096, has_adapters=False, rows=CAPTURE_SIZES).all_sizes())
     assert len(few) == len(CAPTURE_SIZES) and not any(size.max_lora_rank for size in few)
     assert few[0].rows == CAPTURE_SIZES[-1], "the largest first: all others fit in its memory"
+
+
+@given(st.integers(1, 2000))
+def test_graphs_are_of_as_many_rows_as_there_may_be_sequences(max_num_seqs: int) -> None:
+    sizes = capture_sizes(max_num_seqs)
+    assert sizes == CAPTURE_SIZES[: len(sizes)]
+    assert sizes[-1] >= min(max_num_seqs, CAPTURE_SIZES[-1])
+    assert all(size < max_num_seqs for size in sizes[:-1])
 
 
 @pytest.mark.parametrize(("num_pages", "max_model_len"), [(1, 4096), (2, 20), (40, 4096), (40, 7)])

@@ -15,7 +15,7 @@ from tests.gpu.report import DeviceLost, Report, results
 from tests.gpu.table import table
 
 ROOT = Path(__file__).parents[4]
-ABSENT = ("ray", "msgspec", "safetensors", "transformers", "rich", "typer", "fastapi", "pydantic")
+ABSENT = ("ray", "safetensors", "transformers", "rich", "typer", "fastapi", "pydantic")
 CASES = {
     "correctness": ["eager and graphs", "steps ahead", "LoRA bfloat16", "best of"],
     "kernels": ["norm"],
@@ -31,7 +31,7 @@ CASES = {
         pytest.param("step", marks=pytest.mark.slow),  # steps of models: minutes
     ],
 )
-def test_a_dry_run_needs_only_torch_and_triton_and_finds_nothing_wrong(
+def test_a_dry_run_needs_only_torch_triton_and_msgspec_and_finds_nothing_wrong(
     section: str, tmp_path: Path
 ) -> None:
     without = tmp_path / "without"
