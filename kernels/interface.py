@@ -343,12 +343,16 @@ class Kernels(
         """
         ...
 
-    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.uint8]) -> None:
-        """Set those of logits [V] float32 to -inf whose bit in `allowed`, on the host, is 0.
+    def keep_allowed(
+        self, logits: Tensor, rows: Sequence[int], allowed: Sequence[npt.NDArray[np.uint8]]
+    ) -> None:
+        """Set logits of some rows to -inf whose bit in `allowed`, on the host, is 0.
 
         Args:
-            logits: changed in place.
-            allowed: [ceil(V / 8)]; the first token has the lowest bit of the first byte.
+            logits: [S, V] float32, changed in place.
+            rows: at least one.
+            allowed: of each of them [ceil(V / 8)]; the first token has the lowest bit of the first
+                byte, and bits behind the last token are 0.
         """
         ...
 

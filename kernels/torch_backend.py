@@ -240,9 +240,12 @@ class CpuKernels(CpuRecurrent):
         values, ids = logits.max(dim=-1)
         return values, ids
 
-    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.uint8]) -> None:
-        barred = np.unpackbits(~allowed, count=len(logits), bitorder="little")
-        logits.masked_fill_(torch.from_numpy(barred.view(np.bool_)), -torch.inf)
+    def keep_allowed(
+        self, logits: Tensor, rows: Sequence[int], allowed: Sequence[npt.NDArray[np.uint8]]
+    ) -> None:
+        for row, bits in zip(rows, allowed, strict=True):
+            barred = np.unpackbits(~bits, count=logits.shape[1], bitorder="little")
+            logits[row].masked_fill_(torch.from_numpy(barred.view(np.bool_)), -torch.inf)
 
     def send_draws(
         self,

@@ -5,7 +5,6 @@ Matrix products are cuBLAS's, unless a row's bits must not depend on its batch.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, RoutedRows, Routing
 from kernels.gpu.activation import gate_heads, gelu_tanh_and_mul, silu_and_mul, swigluoai_and_mul
-from kernels.gpu.async_copy import AsyncReadback, send_columns, send_numbers
+from kernels.gpu.async_copy import AsyncReadback, send_numbers
 from kernels.gpu.attention.paged_decode import paged_decode
 from kernels.gpu.attention.paged_prefill import paged_prefill
 from kernels.gpu.batch_invariant.linear import batch_invariant_linear, num_tree_parts
@@ -27,9 +26,11 @@ from kernels.gpu.experts.routing import route
 from kernels.gpu.experts.unpermute import unpermute
 from kernels.gpu.lora.apply import lora_apply, lora_expand, lora_shrink
 from kernels.gpu.norm import add_rms_norm, rms_norm
-from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
+from kernels.gpu.pages import GpuPages
 from kernels.gpu.recurrent.backend import GpuRecurrent
 from kernels.gpu.rope import rope_and_write
+from kernels.gpu.sampling.allowed import keep_allowed
+from kernels.gpu.sampling.draws import DrawsSender
 from kernels.gpu.sampling.logprobs import token_logprobs
 from kernels.gpu.sampling.sampler import argmax, sample
 from kernels.gpu.side_stream import SideStream
@@ -37,20 +38,10 @@ from kernels.gpu.wide_norm import square_sums, wide_norm
 from kernels.interface import Numbers
 from kernels.linear import LinearWeight
 from kernels.quantized import QuantizedLinears
-from kernels.sampling import RECORD, RowDraws, RowSampling
-
-_STAGED_PAGES = 8  # on their way between the tiers at once: tens of megabytes
+from kernels.sampling import RowDraws, RowSampling
 
 
-@dataclass(frozen=True, slots=True)
-class _SentDraws:
-    """How a step's rows were drawn, and where that is on the device."""
-
-    rows: Sequence[int]
-    draws: RowDraws
-
-
-class GpuKernels(GpuRecurrent):
+class GpuKernels(GpuRecurrent, GpuPages):
     """See `kernels.interface.Kernels`."""
 
     pins_memory = True
@@ -59,12 +50,12 @@ class GpuKernels(GpuRecurrent):
     products = "CUDA"
 
     def __init__(self, deterministic: bool, tp: int = 1) -> None:
+        super().__init__()
         self._deterministic = deterministic
         self._tp = tp
         self._side = SideStream()
-        self._last_draws: _SentDraws | None = None
-        # Pages would wait for adapters on one stream.
-        self._page_copies, self._loads = CopyStream(), CopyStream()
+        self._draws = DrawsSender()
+        self._loads = CopyStream()  # not that of pages: these would wait for adapters
 
     @property
     def quantized(self) -> QuantizedLinears | None:
@@ -282,75 +273,13 @@ class GpuKernels(GpuRecurrent):
         assert gate_up.dtype == dtype, "products on a GPU have the weights' dtype"
         return swigluoai_and_mul(gate_up, alpha, limit)
 
-    def save_pages(
-        self, pool: Tensor, sources: Sequence[int], host: Tensor, targets: Sequence[int]
-    ) -> None:
-        for start in range(0, len(sources), _STAGED_PAGES):
-            pages = _index(sources[start : start + _STAGED_PAGES], pool.device)
-            staged = torch.empty(
-                (len(pages), *host.shape[1:]), dtype=pool.dtype, device=pool.device
-            )
-            gather_pages(pool, pages, staged)
-            self._save(staged, [host[target] for target in targets[start : start + len(pages)]])
-
-    def restore_pages(
-        self, host: Tensor, sources: Sequence[int], pool: Tensor, targets: Sequence[int]
-    ) -> None:
-        for start in range(0, len(targets), _STAGED_PAGES):
-            pages = _index(targets[start : start + _STAGED_PAGES], pool.device)
-            wanted = [host[source] for source in sources[start : start + len(pages)]]
-            with self._restored(wanted, pool.device) as staged:
-                scatter_pages(staged, pool, pages)
-
-    def save_states(self, page: Tensor, host: Tensor) -> None:
-        self._save(page.clone().unsqueeze(0), [host])
-
-    def restore_states(self, host: Tensor, page: Tensor) -> None:
-        with self._restored([host], page.device) as staged:
-            page.copy_(staged[0])
-
-    def _save(self, staged: Tensor, targets: Sequence[Tensor]) -> None:
-        """Copy what steps have queued to be made to the host, beside the steps that come."""
-        self._page_copies.follow_steps(staged.device)
-        with self._page_copies.beside(staged.device):
-            for page, target in zip(staged, targets, strict=True):
-                target.copy_(page, non_blocking=True)
-        self._page_copies.keep(staged)
-
-    @contextmanager
-    def _restored(self, sources: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
-        """Give copies of host pages, one behind the other, to what steps queue inside.
-
-        They are copied beside the steps before: only what is queued from here on waits for them.
-        """
-        with self._page_copies.beside(device):
-            shape = len(sources), *sources[0].shape
-            staged = torch.empty(shape, dtype=sources[0].dtype, device=device)
-            for page, source in zip(staged, sources, strict=True):
-                page.copy_(source, non_blocking=True)
-        self._page_copies.lead_steps(device)
-        yield staged
-        self._page_copies.lend(staged)
-
-    def fork_pages(
-        self,
-        pool: Tensor,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        num_positions: Sequence[int],
-    ) -> None:
-        numbers = (_index(column, pool.device) for column in (sources, targets, num_positions))
-        fork_pages(pool, *numbers)
-
-    def clear_pages(self, pool: Tensor, pages: Sequence[int] | Tensor) -> None:
-        clear_pages(pool, pages if isinstance(pages, Tensor) else _index(pages, pool.device))
-
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return argmax(logits)
 
-    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.uint8]) -> None:
-        barred = np.unpackbits(~allowed, count=len(logits), bitorder="little").view(np.bool_)
-        logits.masked_fill_(send_numbers(barred, torch.bool, logits.device), -torch.inf)
+    def keep_allowed(
+        self, logits: Tensor, rows: Sequence[int], allowed: Sequence[npt.NDArray[np.uint8]]
+    ) -> None:
+        keep_allowed(logits, rows, allowed)
 
     def send_draws(
         self,
@@ -359,28 +288,7 @@ class GpuKernels(GpuRecurrent):
         positions: Sequence[int],
         device: torch.device,
     ) -> RowDraws:
-        last, ids = self._last_draws, np.array(positions, np.int64)
-        if last is not None and rows == last.rows and draws == last.draws.draws:
-            # As in most steps: all that has changed is where the tokens come.
-            (places,) = send_columns((ids,), device)
-            columns = (*last.draws.columns[:-1], places)
-            return replace(last.draws, positions=positions, columns=columns)
-        records = np.frombuffer(b"".join([draw.record for draw in draws]), RECORD)
-        row_ids, *sent = send_columns(
-            (
-                np.array(rows, np.int64),
-                records["temperature"],
-                records["top_k"],
-                records["top_p"],
-                records["min_p"],
-                records["seed"].view(np.int64),
-                ids,
-            ),
-            device,
-        )
-        made = RowDraws(row_ids, draws, positions, tuple(sent))
-        self._last_draws = _SentDraws(rows, made)
-        return made
+        return self._draws.send(rows, draws, positions, device)
 
     def sample_rows(self, logits: Tensor, draws: RowDraws) -> Tensor:
         return sample(logits, *draws.columns)
@@ -390,7 +298,3 @@ class GpuKernels(GpuRecurrent):
     ) -> tuple[Tensor, Tensor, Tensor]:
         row_ids = send_numbers(rows, torch.int64, logits.device)
         return token_logprobs(logits, row_ids, token_ids, max(counts))
-
-
-def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
-    return send_numbers(numbers, torch.int32, device)

@@ -5,6 +5,7 @@ sampled as torch does it, but for draws from a whole vocabulary.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -267,12 +268,14 @@ class NativeKernels(NativeExperts, NativeRecurrent):
         self._do("argmax", op, num_rows, (logits, values, ids), alone=True)
         return values, ids
 
-    def keep_allowed(self, logits: Tensor, allowed: npt.NDArray[np.uint8]) -> None:
-        assert logits.is_contiguous() and logits.dtype == torch.float32, "a row of logits"
-        assert allowed.flags.c_contiguous and len(allowed) == -(-len(logits) // 8), "all bits"
-        self.thread_pool.library.keep_allowed(
-            logits.data_ptr(), allowed.ctypes.data, logits.shape[0]
-        )
+    def keep_allowed(
+        self, logits: Tensor, rows: Sequence[int], allowed: Sequence[npt.NDArray[np.uint8]]
+    ) -> None:
+        assert logits.is_contiguous() and logits.dtype == torch.float32, "rows of logits"
+        width = logits.shape[1]
+        for row, bits in zip(rows, allowed, strict=True):
+            assert bits.flags.c_contiguous and len(bits) == -(-width // 8), "all bits"
+            self.thread_pool.library.keep_allowed(logits[row].data_ptr(), bits.ctypes.data, width)
 
     def sample_rows(self, logits: Tensor, draws: RowDraws) -> Tensor:
         argmax = functools.partial(gumbel_argmax_native, library=self.thread_pool.library)

@@ -5,6 +5,7 @@ Shapes: S rows, V vocabulary.
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,7 @@ def cases(place: Place) -> Iterator[Case]:
         for kind in place.pick(list(_KINDS), ["greedy", "top_k and top_p"]):
             yield f"sample {kind} of {vocab}", lambda v=vocab, k=kind: drawn_rows(place, v, k)
         yield f"sample rows alone of {vocab}", lambda vocab=vocab: rows_alone(place, vocab)
+        yield f"allowed of {vocab}", lambda vocab=vocab: allowed(place, vocab)
 
 
 def best_rows(place: Place, vocab: int) -> Finding:
@@ -51,6 +53,20 @@ def best_rows(place: Place, vocab: int) -> Finding:
     others = at != 2
     expect_same(values[others], logits[at, ids][others], "values")
     return {}
+
+
+def allowed(place: Place, vocab: int) -> Finding:
+    """Some rows in another order, and no number of theirs changes but those that may not come."""
+    count = place.pick(64, 3)
+    logits = place.randn(count, vocab)
+    may_come = torch.rand(count, vocab) < 0.3
+    rows = list(range(count - 1, 0, -1))
+    masks = [np.packbits(may_come[row].numpy(), bitorder="little") for row in rows]
+    wanted = torch.where(may_come.to(place.device), logits, -torch.inf)
+    wanted[0] = logits[0]
+    GpuKernels(deterministic=False).keep_allowed(logits, rows, masks)
+    expect_same(logits, wanted, "rows of which some tokens may come")
+    return {"note": f"{len(rows)} of {count} rows"}
 
 
 def drawn_rows(place: Place, vocab: int, kind: str) -> Finding:

@@ -56,7 +56,7 @@ from worker.weights.loader import release_free_heap
 _WARM_UP_SAMPLING = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.0, num_logprobs=5, repetition_penalty=1.1),
-    SamplingParams(top_p=0.9, top_k=20, logit_bias=((0, 1.0),)),
+    SamplingParams(top_p=0.9, top_k=20, logit_bias=((0, 1.0),), allowed_tokens=b"\xff"),
 )
 PREPARE_SECONDS = 0.05  # that a compiling grammar keeps loads of adapters waiting at a time
 

@@ -195,16 +195,22 @@ class Sampler:
             adjusted = logits.index_select(0, rows)
         else:
             adjusted = logits.clone() if adjusting else logits
+        restrictions = {
+            row: requests[row].restrictions(adjusted.shape[1])
+            for row in adjusting
+            if requests[row].restricts
+        }
+        masks = {row: mask for row, (mask, _) in restrictions.items() if mask is not None}
+        if masks:
+            self._kernels.keep_allowed(adjusted, list(masks), list(masks.values()))
         for row in adjusting:
-            self._adjust(adjusted[row], requests[row])
+            _, forbidden = restrictions.get(row, (None, ()))
+            self._adjust(adjusted[row], requests[row], forbidden)
         return adjusted
 
-    def _adjust(self, logits: Tensor, request: SampleRequest) -> None:
+    def _adjust(self, logits: Tensor, request: SampleRequest, forbidden: Sequence[int]) -> None:
         """Apply logit bias, forbidden tokens and penalties to a row [V] in place."""
         params = request.params
-        may_come, forbidden = request.restrictions(len(logits)) if request.restricts else (None, [])
-        if may_come is not None:
-            self._kernels.keep_allowed(logits, may_come)
         if params.logit_bias:
             ids, biases = zip(*params.logit_bias, strict=True)
             logits.index_add_(0, self._ids(ids, logits), self._values(biases, logits))

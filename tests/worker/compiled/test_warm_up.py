@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,6 +49,8 @@ def draw(kernels: GpuKernels, num_rows: int, chance: random.Random) -> None:
         for _ in range(num_rows)
     ]
     kernels.argmax(logits)
+    masks = [np.full(-(-VOCABULARY // 8), chance.randrange(256), np.uint8) for _ in rows]
+    kernels.keep_allowed(logits, range(num_rows), masks)
     positions = [chance.randrange(1, 1000) for _ in rows]
     kernels.sample_rows(logits, kernels.send_draws(range(num_rows), rows, positions, logits.device))
 

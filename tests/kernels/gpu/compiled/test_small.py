@@ -1,5 +1,6 @@
 """The small kernels as compiled: nothing spilled, wide loads, blocks on an SM as planned."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from kernels.gpu.activation import (
 from kernels.gpu.norm import add_rms_norm, rms_norm
 from kernels.gpu.page_copy import clear_pages, fork_pages, gather_pages, scatter_pages
 from kernels.gpu.rope import rope_and_write
+from kernels.gpu.sampling.allowed import keep_allowed
 from kernels.gpu.sampling.sampler import argmax, sample
 from kernels.gpu.wide_norm import square_sums, wide_norm
 from tests.kernels.gpu.compiler import SHARED_LIMIT, Compiled, compiling
@@ -133,6 +135,8 @@ def test_sampling_reads_logits_16_bytes_at_a_time_and_does_not_spill(
     with compiling(architecture) as found:
         argmax(logits)
         sample(logits, ones, counts.int(), ones, ones, counts, counts)
+        keep_allowed(logits, [1], [np.zeros(vocab // 8, np.uint8)])
+    check([found.pop()])
     surveys, (draw, finish) = [found[0], found[2]], found[3:]
     check(surveys, num_blocks=8)
     check([draw], num_blocks=2)  # of 8 warps

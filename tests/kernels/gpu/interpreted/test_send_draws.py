@@ -44,7 +44,7 @@ def test_of_the_same_draws_only_the_positions_are_sent(monkeypatch) -> None:
         sent.append(len(columns))
         return [torch.from_numpy(column.copy()) for column in columns]
 
-    monkeypatch.setattr("kernels.gpu.backend.send_columns", send)
+    monkeypatch.setattr("kernels.gpu.sampling.draws.send_columns", send)
     for positions in ([4, 9], [5, 10], [6, 11]):
         kernels.send_draws([0, 1], DRAWS[:2], positions, CPU)
     kernels.send_draws([0, 1], DRAWS[1:3], [7, 12], CPU)
