@@ -98,11 +98,9 @@ def send_in_pieces(host: Tensor, device: torch.device) -> Tensor:
     sends would wait for all of a large copy; so it waits for one piece at most.
 
     Args:
-        host: pinned, unless there is no GPU; returned itself then.
+        host: pinned, unless there is no GPU.
         device: where to, on whose current stream no step may run.
     """
-    if device.type != "cuda":
-        return host
     there = torch.empty_like(host, device=device, pin_memory=False)
     sent = DeviceEvent(device)
     source, target = host.view(torch.uint8), there.view(torch.uint8)

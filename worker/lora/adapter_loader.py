@@ -247,7 +247,8 @@ def _scaled(shard: AdapterShard, dtype: torch.dtype, device: torch.device) -> Te
     is_gpu = device.type == "cuda"
     raw = torch.empty(len(shard.data) // stored.itemsize, dtype=stored, pin_memory=is_gpu)
     raw.view(torch.uint8).numpy()[:] = shard.data
-    data = send_in_pieces(raw, device).to(torch.promote_types(stored, dtype))
+    there = send_in_pieces(raw, device) if is_gpu else raw
+    data = there.to(torch.promote_types(stored, dtype))
     all_b = data[shard.entries[0].b_offset // stored.itemsize :]
     scalings = {entry.scaling for entry in shard.entries}
     if len(scalings) == 1:
