@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from kernels.gpu import backend
+from kernels.gpu import backend, pages
+from kernels.gpu.sampling import allowed, draws
 from tests.worker.group import PAGE, Prompt, random_tokens
 from tests.worker.interpreted.device import Graphs
 from worker.engine.rank import Rank
@@ -34,8 +35,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return start(rank, frame)
 
     monkeypatch.setattr(Rank, "start", start_counting)
-    for name in ("send_numbers", "send_columns"):
-        monkeypatch.setattr(backend, name, counting(getattr(backend, name)))
+    for room, name in (
+        (backend, "send_numbers"),
+        (pages, "send_numbers"),
+        (draws, "send_columns"),
+        (allowed, "send_columns"),
+    ):
+        monkeypatch.setattr(room, name, counting(getattr(room, name)))
     monkeypatch.setattr(DeviceArrays, "send", counting(DeviceArrays.send))
     return counts
 
