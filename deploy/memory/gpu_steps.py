@@ -6,17 +6,9 @@ from deploy.config import ServeConfig
 from deploy.memory.step_tensors import StepMemory, StepShape, num_splits
 from worker.linears import all_products
 from worker.model_config import ModelConfig
+from worker.runners.capture_sizes import CAPTURE_RANKS, capture_contexts, capture_sizes
 from worker.weights.partition import Partition
 
-# As worker.runners.warm_up has it: rows and stacked lora_ranks of graphs, and contexts.
-GRAPH_SIZES: tuple[int, ...] = (
-    *(1, 2, 4),
-    *range(8, 33, 8),
-    *range(48, 129, 16),
-    *(192, 256, 384, 512),
-)
-GRAPH_RANKS = (0, 64, 256)
-GRAPH_CONTEXTS, CONTEXT_GROWTH = (4096, 16384), 8
 # What the driver keeps of a layer of a graph: what graphs of 32 layers took on an H200 beyond their
 # tensors (docs/performance.md, "On a GPU").
 GRAPH_LAYER = 416 * 2**10
@@ -41,7 +33,7 @@ def gpu_step_bytes(
 def largest_lora_rank(model: ModelConfig, max_lora_rank: int) -> int:
     """Return the most of the modules of a product together, and of a graph."""
     stacked = max(map(len, all_products(model.linears)))
-    return max(GRAPH_RANKS[-1], stacked * max_lora_rank)
+    return max(CAPTURE_RANKS[-1], stacked * max_lora_rank)
 
 
 def largest_step(
@@ -71,20 +63,6 @@ def index_bytes(rows: int, sequences: int, pages: int) -> int:
     return rows * 84 + sequences * (64 + 2 * 4 * pages) + _FIXED_INDICES
 
 
-def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Return the rows of graphs where at most so many sequences run."""
-    return GRAPH_SIZES[: sum(size < max_num_seqs for size in GRAPH_SIZES) + 1]
-
-
-def graph_contexts(max_model_len: int) -> list[int]:
-    """Return the positions of the contexts of graphs; the last takes all."""
-    contexts = [GRAPH_CONTEXTS[0]]
-    while contexts[-1] < max_model_len:
-        grown = CONTEXT_GROWTH * contexts[-1]
-        contexts.append(next((one for one in GRAPH_CONTEXTS if one > contexts[-1]), grown))
-    return contexts
-
-
 def graph_bytes(
     steps: StepMemory, max_num_seqs: int, max_model_len: int, page_size: int, *, has_adapters: bool
 ) -> int:
@@ -92,15 +70,15 @@ def graph_bytes(
 
     They share the memory of the largest and a buffer for logits.
     """
-    lora_ranks = GRAPH_RANKS if has_adapters else GRAPH_RANKS[:1]
+    lora_ranks = CAPTURE_RANKS if has_adapters else CAPTURE_RANKS[:1]
     pages = [
-        ceil(min(context, max_model_len) / page_size) for context in graph_contexts(max_model_len)
+        ceil(min(context, max_model_len) / page_size) for context in capture_contexts(max_model_len)
     ]
     own = sum(
         index_bytes(rows, rows, count) + steps.num_layers * GRAPH_LAYER
-        for rows in graph_sizes(max_num_seqs)
+        for rows in capture_sizes(max_num_seqs)
         for count in pages
     )
-    rows, splits = graph_sizes(max_num_seqs)[-1], num_splits(max_model_len)
+    rows, splits = capture_sizes(max_num_seqs)[-1], num_splits(max_model_len)
     largest = steps.peak(StepShape(rows, rows, rows, splits, lora_ranks[-1]))
     return largest + 4 * rows * steps.num_logits + len(lora_ranks) * own

@@ -18,12 +18,11 @@ from worker.cache.kv_cache import KVCache
 from worker.lora.adapter_bank import AdapterBank
 from worker.models.decoder import Model
 from worker.models.forward_batch import InputBatch
+from worker.runners.capture_sizes import CAPTURE_RANKS, capture_sizes
 from worker.runners.gpu_batch import BatchSize, GpuBatch, cut_rows, exact_size
 from worker.runners.model_output import ModelOutput
 from worker.runners.warm_up import (
-    CAPTURE_RANKS,
     GraphLadder,
-    capture_sizes,
     largest_batches,
     product_rows,
     warm_up_batches,

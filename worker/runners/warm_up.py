@@ -15,26 +15,8 @@ from worker.lora.adapter_bank import SlotRows
 from worker.model_config import ExpertsConfig
 from worker.models.forward_batch import InputBatch
 from worker.pools import PageCounts
+from worker.runners.capture_sizes import CAPTURE_RANKS, capture_contexts
 from worker.runners.gpu_batch import BatchSize
-
-# Rows of a graph; larger batches run by themselves. Tiles of products have up to 128 rows.
-CAPTURE_SIZES = (
-    *(1, 2, 4),
-    *range(8, 33, 8),
-    *range(48, 129, 16),
-    *(192, 256, 384, 512),
-)
-# Positions of the contexts of a graph. Up to the first, and over twice the second, contexts have as
-# many splits, and only page tables become wider.
-CAPTURE_CONTEXTS, CONTEXT_GROWTH = (4096, 16384), 8
-# Stacked lora_ranks of a graph: three modules of 16 that are fused have 48.
-CAPTURE_RANKS = (0, 64, 256)
-
-
-def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Return the rows of the graphs of a rank on which at most so many sequences run."""
-    smaller = sum(size < max_num_seqs for size in CAPTURE_SIZES)
-    return CAPTURE_SIZES[: smaller + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +33,7 @@ class GraphLadder:
         """Yield every size, the largest batches first: the others fit in the memory of those."""
         lora_ranks = self.lora_ranks if self.has_adapters else self.lora_ranks[:1]
         for num_rows in reversed(self.rows):
-            for context in reversed(self._contexts()):
+            for context in reversed(capture_contexts(self.max_model_len)):
                 for lora_rank in reversed(lora_ranks):
                     yield self._size(num_rows, context, lora_rank)
 
@@ -66,15 +48,8 @@ class GraphLadder:
         lora_rank = next((size for size in self.lora_ranks if size >= exact.max_lora_rank), None)
         if rows is None or lora_rank is None or exact.new_pages > rows:
             return None
-        context = next(size for size in self._contexts() if size >= longest)
+        context = next(size for size in capture_contexts(self.max_model_len) if size >= longest)
         return self._size(rows, context, lora_rank)
-
-    def _contexts(self) -> Sequence[int]:
-        contexts = [CAPTURE_CONTEXTS[0]]
-        while contexts[-1] < self.max_model_len:
-            grown = CONTEXT_GROWTH * contexts[-1]
-            contexts.append(next((one for one in CAPTURE_CONTEXTS if one > contexts[-1]), grown))
-        return contexts
 
     def _size(self, num_rows: int, context: int, lora_rank: int) -> BatchSize:
         positions = min(context, self.max_model_len)

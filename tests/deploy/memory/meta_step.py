@@ -28,8 +28,9 @@ from worker.model_config import ModelConfig
 from worker.models.decoder import Model
 from worker.pools import PageCounts
 from worker.protocol import SamplingParams
+from worker.runners.capture_sizes import capture_sizes
 from worker.runners.gpu_runner import GpuRunner
-from worker.runners.warm_up import GraphLadder, capture_sizes
+from worker.runners.warm_up import GraphLadder
 from worker.sampling.row_logits import RowLogits
 from worker.sampling.sampler import Sampler, SampleRequest
 from worker.sampling.sequence_sampling import SequenceSampling

@@ -17,13 +17,8 @@ from transformers import (
 )
 
 from deploy.memory.gpu_steps import (
-    CONTEXT_GROWTH,
-    GRAPH_CONTEXTS,
     GRAPH_LAYER,
-    GRAPH_RANKS,
-    GRAPH_SIZES,
     graph_bytes,
-    graph_sizes,
     index_bytes,
     largest_lora_rank,
     largest_step,
@@ -34,8 +29,7 @@ from tests.deploy.memory.meta_step import PAGE_SIZE, Limits, MetaRank
 from tests.worker.models.families.tiny import tiny_family
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
-from worker.runners import warm_up
-from worker.runners.warm_up import CAPTURE_CONTEXTS, CAPTURE_RANKS, CAPTURE_SIZES, capture_sizes
+from worker.runners.capture_sizes import CAPTURE_RANKS, capture_sizes
 
 FAMILIES = [
     *("llama", "gemma3", "olmo2", "phi3", "mixtral", "qwen3_moe", "gpt_oss", "lfm2"),
@@ -214,15 +208,12 @@ def test_contexts_have_as_many_splits_as_kernels_cut_them_into(context: int) -> 
 def test_graphs_share_the_memory_of_a_step_and_have_arrays_of_their_own(
     tmp_path: Path, num_slots: int
 ) -> None:
-    assert (GRAPH_SIZES, GRAPH_RANKS) == (CAPTURE_SIZES, CAPTURE_RANKS)
-    assert (GRAPH_CONTEXTS, CONTEXT_GROWTH) == (CAPTURE_CONTEXTS, warm_up.CONTEXT_GROWTH)
     model = large_model(LARGE_MODELS["a Llama of 8B"], tmp_path)
     on_meta = MetaRank(model, 1, 0, torch.bfloat16, replace(LARGE, num_slots=num_slots))
     arrays = on_meta.make_graph_batches().most_indices
     steps = StepMemory(model, on_meta.part, 2)
-    sizes = graph_sizes(LARGE.max_num_seqs)
-    assert sizes == capture_sizes(LARGE.max_num_seqs)
-    rows, lora_rank = sizes[-1], GRAPH_RANKS[-1] if num_slots else 0
+    sizes = capture_sizes(LARGE.max_num_seqs)
+    rows, lora_rank = sizes[-1], CAPTURE_RANKS[-1] if num_slots else 0
     one = steps.peak(StepShape(rows, rows, rows, num_splits(LARGE.max_model_len), lora_rank))
     told = graph_bytes(
         steps, LARGE.max_num_seqs, LARGE.max_model_len, PAGE_SIZE, has_adapters=num_slots > 0

@@ -13,12 +13,10 @@ from kernels.gpu.attention.paged_decode import most_splits
 from kernels.gpu.batch_invariant.tiles import FEW_ROWS
 from worker.model_config import ExpertsConfig
 from worker.pools import PageCounts
+from worker.runners.capture_sizes import CAPTURE_RANKS, CAPTURE_SIZES, capture_sizes
 from worker.runners.gpu_batch import BatchSize
 from worker.runners.warm_up import (
-    CAPTURE_RANKS,
-    CAPTURE_SIZES,
     GraphLadder,
-    capture_sizes,
     largest_batches,
     product_rows,
     warm_up_batches,

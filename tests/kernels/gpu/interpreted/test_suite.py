@@ -49,6 +49,16 @@ def test_a_dry_run_needs_only_torch_triton_and_msgspec_and_finds_nothing_wrong(
     assert "A dry run" in (tmp_path / "out" / "table.txt").read_text()
 
 
+def test_a_dry_run_takes_a_whole_rank_through_all_its_plans(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.gpu.suite", "--out", str(tmp_path), "--dry-run"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command += ["--only", "rank"]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    found = [line for line in results(tmp_path) if line["section"] == "rank"]
+    assert len(found) == 7, run.stdout + run.stderr
+    assert all(line["status"] == "ok" for line in found), found
+
+
 def raising(error: Exception) -> None:
     raise error
 
