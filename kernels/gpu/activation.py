@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.constants import LAUNCH_OPTIONS
+from kernels.gpu.dependent_launch import dependent_options, start_dependents, wait_for_prior
 
 _ELEMENTS_OF_A_THREAD = 8  # 16 bytes of bfloat16
 
@@ -60,7 +60,7 @@ def gate_heads(x: Tensor, gates: Tensor) -> None:
         WIDTH=width,
         BLOCK=block,
         num_warps=block // (32 * _ELEMENTS_OF_A_THREAD),
-        **LAUNCH_OPTIONS,
+        **dependent_options(),
     )
 
 
@@ -87,7 +87,7 @@ def _gate_and_mul(gate_up: Tensor, kind: str, alpha: float = 1.0, limit: float =
         ALPHA=alpha,
         LIMIT=limit,
         num_warps=block // (32 * _ELEMENTS_OF_A_THREAD),
-        **LAUNCH_OPTIONS,
+        **dependent_options(),
     )
     return out
 
@@ -100,6 +100,8 @@ def _block(width: int) -> int:
 
 @triton.jit
 def _gate_heads_piece(x_ptr, gates_ptr, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    start_dependents()
+    wait_for_prior()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < WIDTH
@@ -121,6 +123,8 @@ def _gate_piece(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
+    start_dependents()
+    wait_for_prior()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < INTERMEDIATE

@@ -139,7 +139,7 @@ class GpuKernels(GpuRecurrent, GpuPages):
         if lora is None or lora.max_lora_rank == 0 or lora.tiles.shape[0] == 0:
             return product()
         with self._side.beside(x.device):
-            planes = lora_shrink(x, lora.tiles, lora.table, lora.max_lora_rank)
+            planes = lora_shrink(x, lora.tiles, lora.table, lora.max_lora_rank, are_sent=True)
         y = product()
         self._side.lead_steps(x.device)
         lora_expand(y, planes, lora.tiles, lora.table, lora.widths, lora.dtype, lora.shares)

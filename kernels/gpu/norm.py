@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.elementwise import result_dtype
-from kernels.gpu.constants import LAUNCH_OPTIONS
+from kernels.gpu.dependent_launch import dependent_options, start_dependents, wait_for_prior
 
 _ELEMENTS_OF_A_THREAD = 8  # 16 bytes of bfloat16
 _MAX_WARPS = 16
@@ -78,7 +78,7 @@ def _norm(
         HIDDEN=hidden,
         BLOCK=block,
         num_warps=num_warps,
-        **LAUNCH_OPTIONS,
+        **dependent_options(),
     )
 
 
@@ -94,9 +94,13 @@ def _norm_row(
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    start_dependents()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < HIDDEN
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    wait_for_prior()
     total = tl.load(x_ptr + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
     if residual_ptr is not None:
         total += tl.load(residual_ptr + row * HIDDEN + at, mask=mask, other=0.0)
@@ -104,7 +108,6 @@ def _norm_row(
         tl.store(total_ptr + row * HIDDEN + at, total, mask=mask)
     normed = total
     if weight_ptr is not None:
-        weight = tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
         scale = tl.math.rsqrt(tl.sum(total * total) / HIDDEN + eps)
         normed = total * scale * weight
     tl.store(out_ptr + row * HIDDEN + at, normed.to(out_ptr.dtype.element_ty), mask=mask)

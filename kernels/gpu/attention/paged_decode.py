@@ -17,7 +17,7 @@ from kernels.gpu.attention.online_softmax import (
     load_tile,
     tile_positions,
 )
-from kernels.gpu.constants import LAUNCH_OPTIONS
+from kernels.gpu.dependent_launch import dependent_options, start_dependents, wait_for_prior
 
 # Positions of a split, multiples of every page size: few sequences of short contexts would leave
 # most of a GPU idle if splits were long, and many of long ones are read faster by long splits.
@@ -125,7 +125,7 @@ def paged_decode(
         HAS_SINKS=sinks is not None,
         num_warps=4,
         num_stages=2,
-        **LAUNCH_OPTIONS,
+        **dependent_options(),
     )
     if max_splits > 1:
         _merge_splits[(num_sequences, num_heads)](
@@ -139,7 +139,7 @@ def paged_decode(
             DIM_BLOCK=triton.next_power_of_2(head_dim),
             WINDOW=window,
             num_warps=2,
-            **LAUNCH_OPTIONS,
+            **dependent_options(),
         )
 
 
@@ -182,21 +182,21 @@ def _attend_split(
     HAS_SINKS: tl.constexpr,
 ):
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start_dependents()
     length = tl.load(lengths_ptr + sequence)
     size = _split_size(length)
     first = split * size
-    if first >= length:
-        return
     end = tl.minimum(first + size, length)
     seen = 0
     if WINDOW > 0:
         seen = tl.maximum(length - WINDOW, 0)  # the first position that is
-        if end <= seen:
-            return
         first = tl.maximum(first, seen // TILE * TILE)
     row = tl.load(rows_ptr + sequence).to(tl.int64)
     table_ptr += sequence.to(tl.int64) * table_stride
-    page = tl.load(table_ptr + first // PAGE)
+    page = tl.load(table_ptr + first // PAGE, mask=first < end, other=0)
+    wait_for_prior()
+    if (first >= end) | (end <= seen):
+        return
 
     heads, dims = tl.arange(0, BLOCK_HEADS), tl.arange(0, DIM_BLOCK)
     in_group = heads < GROUP
@@ -275,8 +275,11 @@ def _merge_splits(
 ):
     sequence, head = tl.program_id(0), tl.program_id(1)
     num_sequences, num_heads = tl.num_programs(0), tl.num_programs(1)
+    start_dependents()
     length = tl.load(lengths_ptr + sequence)
+    row = tl.load(rows_ptr + sequence).to(tl.int64)
     size = _split_size(length)
+    wait_for_prior()
     if length <= size:  # empty, or done already
         return
     count = tl.cdiv(length, size)
@@ -303,7 +306,6 @@ def _merge_splits(
             is_there = is_there & (dims < HEAD_DIM)[None, :]
         part = tl.load(part_pointers, mask=is_there, other=0.0)
         acc += tl.sum(part * tl.exp2((peak - largest) * scale)[:, None], 0)
-    row = tl.load(rows_ptr + sequence).to(tl.int64)
     out_pointers = out_ptr + (row * num_heads + head) * HEAD_DIM + dims
     out_value = tl.div_rn(acc, total).to(out_ptr.dtype.element_ty)
     if DIM_BLOCK > HEAD_DIM:

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.constants import LAUNCH_OPTIONS
+from kernels.gpu.dependent_launch import dependent_options
 from kernels.gpu.lora.shrink_expand import expand_blocks, shrink_tile
 
 TILE_ROWS = 16  # the least that tensor cores multiply, and so the least waste for one row
@@ -92,7 +93,8 @@ def lora_apply(
         dtype: of A and B, that of x.
         max_lora_rank: at least the R of every slot that a tile names. Bounds grid and scratch.
         shares: [NUM_SHARES + 1] int32 of `share_tiles` for the tiles that are not empty, which come
-            first; None: all tiles cost the same.
+            first, both from the host; None: all tiles cost the same, and a kernel may have made
+            them.
     """
     assert x.dtype == dtype and y.dtype in (dtype, torch.float32), (
         f"one dtype for all, not {x.dtype}, {y.dtype}, {dtype}"
@@ -100,15 +102,18 @@ def lora_apply(
     assert table.shape[1] == _FIELDS + _MODULE_FIELDS * len(widths), "a row of the table per slot"
     if tiles.shape[0] == 0 or max_lora_rank == 0:
         return
-    planes = lora_shrink(x, tiles, table, max_lora_rank)
+    planes = lora_shrink(x, tiles, table, max_lora_rank, are_sent=shares is not None)
     lora_expand(y, planes, tiles, table, widths, dtype, shares)
 
 
-def lora_shrink(x: Tensor, tiles: Tensor, table: Tensor, max_lora_rank: int) -> Tensor:
+def lora_shrink(
+    x: Tensor, tiles: Tensor, table: Tensor, max_lora_rank: int, *, are_sent: bool
+) -> Tensor:
     """Return A x of every row in a tile, as partial sums [parts, T, max_lora_rank] float32.
 
     u[t, r] = sum over parts of planes[part, t, r]; other elements are not written. Needs no y: it
-    can run beside the product that makes y. The arguments are those of `lora_apply`.
+    can run beside the product that makes y. The arguments are those of `lora_apply`; `are_sent`
+    says that the tiles come from the host, so that they can be read before kernels are done.
 
     Grid (tiles, blocks of 16 lora_ranks, parts of K). The parts depend on K and the dtype alone.
     """
@@ -137,7 +142,7 @@ def lora_shrink(x: Tensor, tiles: Tensor, table: Tensor, max_lora_rank: int) -> 
         TILE_ROWS=TILE_ROWS,
         num_warps=2 if inputs % 16 == 0 else 4,  # what is read number by number takes registers
         num_stages=3,
-        **LAUNCH_OPTIONS,
+        **(dependent_options() if are_sent else LAUNCH_OPTIONS),
     )
     return planes
 
@@ -188,5 +193,5 @@ def lora_expand(
         TILE_ROWS=TILE_ROWS,
         num_warps=2 if y.dtype != torch.float32 else 4,
         num_stages=3,
-        **LAUNCH_OPTIONS,
+        **(LAUNCH_OPTIONS if shares is None else dependent_options()),
     )

@@ -9,6 +9,8 @@ A table's row says where a slot's A and B lie: [A, lora_rank, gain, shift] and f
 import triton
 import triton.language as tl
 
+from kernels.gpu.dependent_launch import start_dependents, wait_for_prior
+
 
 @triton.jit
 def pointer_at(field_ptr, dtype: tl.constexpr):
@@ -37,14 +39,17 @@ def shrink_tile(
     TILE_ROWS: tl.constexpr,
 ):
     """planes[part, rows, ranks] = x[rows, part] A[ranks, part] transposed."""
+    start_dependents()
     tile_ptr = tiles_ptr + 3 * tl.program_id(0)
     first_row, end_row = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
-    if first_row >= end_row:  # before its slot is looked at, which may be anything
-        return
-    slot_ptr = table_ptr + tl.load(tile_ptr).to(tl.int64) * FIELDS
+    # The slot of an empty tile may be anything.
+    slot = tl.where(first_row < end_row, tl.load(tile_ptr), 0)
+    slot_ptr = table_ptr + slot.to(tl.int64) * FIELDS
     lora_rank = tl.load(slot_ptr + 1)
+    a_ptr = pointer_at(slot_ptr, x_ptr.dtype.element_ty)
+    wait_for_prior()
     first_rank = tl.program_id(1) * BLOCK_RANKS
-    if first_rank >= lora_rank:
+    if (first_row >= end_row) | (first_rank >= lora_rank):
         return
     rows = (first_row + tl.arange(0, TILE_ROWS)).to(tl.int64)
     ranks = first_rank + tl.arange(0, BLOCK_RANKS)
@@ -52,7 +57,7 @@ def shrink_tile(
     part = tl.program_id(2)
     inner = tl.arange(0, BLOCK_INPUTS)
     x_ptrs = x_ptr + rows[:, None] * x_stride + inner[None, :]
-    a_ptrs = pointer_at(slot_ptr, x_ptr.dtype.element_ty) + ranks[None, :] * INPUTS + inner[:, None]
+    a_ptrs = a_ptr + ranks[None, :] * INPUTS + inner[:, None]
     total = tl.zeros((TILE_ROWS, BLOCK_RANKS), tl.float32)
     for step in range(STEPS):
         start = (part * STEPS + step) * BLOCK_INPUTS
@@ -160,6 +165,7 @@ def expand_blocks(
     ends1: tl.constexpr = blocks0 + blocks1
     ends2: tl.constexpr = ends1 + blocks2
     each: tl.constexpr = ends2 + blocks3
+    start_dependents()
     program = tl.program_id(0)
     if shares_ptr is not None:
         at = _block_at(tl.load(shares_ptr + program), each)
@@ -200,16 +206,24 @@ def expand_blocks(
         row_ptrs = y_ptr + offset + rows[:, None] * y_stride
         if lora_rank <= BLOCK_RANKS:
             is_rank = ranks < lora_rank
+            b_ptrs = b_ptr + ranks[:, None] * width
+            outputs = start + tl.arange(0, BLOCK)
+            b = load_tile(b_ptrs + outputs[None, :], is_rank, outputs < tl.minimum(width, stop))
+            wait_for_prior()
             u = sum_planes(u_ptrs + ranks[None, :], part_stride, is_row, is_rank, NUM_PARTS, 4)
             for left in range(start, stop, BLOCK):
                 outputs = left + tl.arange(0, BLOCK)
                 is_output = outputs < width
-                b = load_tile(b_ptr + ranks[:, None] * width + outputs[None, :], is_rank, is_output)
+                later = outputs + BLOCK
+                is_later = later < tl.minimum(width, stop)
+                next_b = load_tile(b_ptrs + later[None, :], is_rank, is_later)
                 y = load_tile(row_ptrs + outputs[None, :], is_row, is_output)
                 delta = add_product(tl.zeros((TILE_ROWS, BLOCK), tl.float32), u, b)
                 y_ptrs, columns = row_ptrs + outputs[None, :], offset + outputs
                 store_tile(y_ptrs, y, delta, slot_ptr, columns, offset + width, is_row)
+                b = next_b
         else:
+            wait_for_prior()
             for left in range(start, stop, BLOCK):
                 outputs = left + tl.arange(0, BLOCK)
                 is_output = outputs < width
@@ -227,6 +241,8 @@ def expand_blocks(
                 y = load_tile(row_ptrs + outputs[None, :], is_row, is_output)
                 y_ptrs, columns = row_ptrs + outputs[None, :], offset + outputs
                 store_tile(y_ptrs, y, delta, slot_ptr, columns, offset + width, is_row)
+
+    wait_for_prior()  # of programs without a share
 
 
 @triton.jit

@@ -20,6 +20,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from kernels.gpu.dependent_launch import dependent_options
+
 ARCHITECTURES = (80, 90, 100)
 SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # bytes one block may use
 REGISTERS_PER_SM = 65536
@@ -41,6 +43,7 @@ class Compiled:
     shared_bytes: int  # of one block
     registers: int  # of one thread
     stack_bytes: int  # of one thread: what was spilled
+    is_dependent: bool  # its programs start before the kernel before it is done
     cubin: bytes
 
     @property
@@ -91,6 +94,12 @@ class _Driver:
         return 0
 
 
+def set_gpu(architecture: int) -> None:
+    """Let Triton and the kernels take this architecture for the GPU's."""
+    driver.set_active(_Driver(architecture))
+    dependent_options.cache_clear()
+
+
 @contextmanager
 def compiling(architecture: int) -> Iterator[list[Compiled]]:
     """Compile what is launched inside; give what came out, in order of the launches."""
@@ -105,7 +114,7 @@ def compiling(architecture: int) -> Iterator[list[Compiled]]:
         found.append(_compile(self, architecture, original, arguments, options))
 
     original = JITFunction.run
-    driver.set_active(_Driver(architecture))
+    set_gpu(architecture)
     JITFunction.run = run
     try:
         yield found
@@ -136,6 +145,7 @@ def _compile(
         compiled.metadata.shared,
         registers,
         stack,
+        compiled.metadata.launch_pdl,
         cubin,
     )
 

@@ -6,10 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tests.kernels.gpu.compiler import _Driver
+from tests.kernels.gpu.compiler import set_gpu
 from worker.lora.adapter_bank import SlotRows
 from worker.models.forward_batch import InputBatch
 
@@ -37,7 +36,7 @@ def compiled_kernels() -> Iterator[Ways]:
                 argument.zero_()
 
     original = JITFunction.run
-    driver.set_active(_Driver(90))
+    set_gpu(90)
     JITFunction.run = run
     try:
         yield found
