@@ -135,12 +135,17 @@ class GpuKernels(GpuRecurrent, GpuPages):
     def _with_lora(
         self, product: Callable[[], Tensor], x: Tensor, lora: LoraMetadata | None
     ) -> Tensor:
-        """Return a product of x with LoRA added, whose smaller half runs beside the product."""
+        """Return a product of x with LoRA added, whose smaller half runs beside the product.
+
+        It is the product that goes to the other stream, where kernels start later after what they
+        wait for: by then the smaller half, which starts at once, is done with the SMs that both
+        want.
+        """
         if lora is None or lora.max_lora_rank == 0 or lora.tiles.shape[0] == 0:
             return product()
         with self._side.beside(x.device):
-            planes = lora_shrink(x, lora.tiles, lora.table, lora.max_lora_rank, are_sent=True)
-        y = product()
+            y = product()
+        planes = lora_shrink(x, lora.tiles, lora.table, lora.max_lora_rank, are_sent=True)
         self._side.lead_steps(x.device)
         lora_expand(y, planes, lora.tiles, lora.table, lora.widths, lora.dtype, lora.shares)
         return y

@@ -34,7 +34,7 @@ class LoraMetadata:
     """The rows of a batch that have a LoRA of one fused linear."""
 
     tiles: Tensor  # [tiles, 3] int32 (slot, first row, end row)
-    shares: Tensor  # [NUM_SHARES + 1] int32, see kernels.gpu.lora.apply.share_tiles
+    shares: Tensor  # [NUM_SHARES + 1, 4] int32, see kernels.gpu.lora.apply.share_tiles
     table: Tensor  # [slots, 4 + 3 modules] int64, see kernels.gpu.lora.apply
     widths: tuple[int, ...]  # output features of each module
     dtype: torch.dtype  # of A and B

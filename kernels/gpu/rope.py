@@ -11,9 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.constants import LAUNCH_OPTIONS
+from kernels.gpu.dependent_launch import dependent_options, start_dependents, wait_for_prior
 
 # One warp whose threads hold 8 elements of either half of a head: 16 bytes of bfloat16 each.
 _ELEMENTS_OF_A_PROGRAM = 512
+# Programs of more rows than these are too many to run at once, and too small to wait for what is
+# before them one by one: of 2,048 rows, that took 30 us in place of 17.
+_FEW_ROWS = 256
 
 
 def rope_and_write(
@@ -63,6 +67,7 @@ def rope_and_write(
     q = torch.empty((num_rows, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_rows == 0:
         return q
+    are_few = num_rows <= _FEW_ROWS
     half_block = triton.next_power_of_2(head_dim // 2)
     group = max(1, _ELEMENTS_OF_A_PROGRAM // (2 * half_block))
     num_groups = triton.cdiv(num_heads, group) + 2 * triton.cdiv(num_kv_heads, group)
@@ -86,8 +91,9 @@ def rope_and_write(
         HALF_BLOCK=half_block,
         TURNED=cos.shape[1],
         GROUP=group,
+        IS_DEPENDENT=are_few,
         num_warps=1,
-        **LAUNCH_OPTIONS,
+        **(dependent_options() if are_few else LAUNCH_OPTIONS),
     )
     return q
 
@@ -113,12 +119,16 @@ def _rotate_group(
     HALF_BLOCK: tl.constexpr,
     TURNED: tl.constexpr,
     GROUP: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     Q_GROUPS: tl.constexpr = (HQ + GROUP - 1) // GROUP
     K_GROUPS: tl.constexpr = (HK + GROUP - 1) // GROUP
     IN_PAGE: tl.constexpr = PAGE * 2 * HALF
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(positions_ptr + row)
+    if IS_DEPENDENT:
+        start_dependents()
+        wait_for_prior()
     heads = qkv_ptr + row * row_stride
     if group < Q_GROUPS:
         at, mask = _head_offsets(group, HQ, 2 * HALF, HALF, HALF_BLOCK, GROUP)

@@ -93,7 +93,7 @@ def _one_layer(place: Place, num_rows: int, lora_ranks: Sequence[int]) -> Call:
     count = len(lora_ranks)
     bounds = [num_rows * i // count for i in range(count + 1)]
     cut = cut_tiles([(i, bounds[i], bounds[i + 1]) for i in range(count)])
-    shares = place.int32(share_tiles([lora_ranks[slot] for slot, _, _ in cut]))
+    shares = place.int32(share_tiles(cut, [lora_ranks[slot] for slot, _, _ in cut]))
     room = num_rows if num_rows <= 64 else len(cut)  # as in a graph
     tiles = place.int32(cut + [(0, 0, 0)] * (room - len(cut)))
     work: list[tuple[torch.Tensor, torch.Tensor, Slots]] = []

@@ -89,7 +89,7 @@ class GpuBatch:
                 "decode_lens": (int32, (size.decodes,)),
                 "blocks": (int32, (size.blocks, 4)),
                 "tiles": (int32, (size.tiles, 3)),
-                "shares": (int32, (NUM_SHARES + 1,)),
+                "shares": (int32, (NUM_SHARES + 1, 4)),
                 "row_slots": (int32, (size.rows,)),
             }
             | {f"{pool} kv_loc": (int64, (size.rows,)) for pool in self._attended}
@@ -161,7 +161,7 @@ class GpuBatch:
         """Return `share_tiles` of a step's tiles."""
         table = self._bank.table
         assert table is not None, "a bank for a GPU keeps a table"
-        return share_tiles([table.max_lora_rank((slot,)) for slot, _, _ in cut.tiles])
+        return share_tiles(cut.tiles, [table.max_lora_rank((slot,)) for slot, _, _ in cut.tiles])
 
     def _fill_places(
         self, host: Mapping[str, Array], rows: InputBatch, cut: _Cut, page_size: int

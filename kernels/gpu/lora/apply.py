@@ -41,24 +41,32 @@ def cut_tiles(runs: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]
     ]
 
 
-def share_tiles(lora_ranks: Sequence[int]) -> npt.NDArray[np.int32]:
+def share_tiles(
+    tiles: Sequence[tuple[int, int, int]], lora_ranks: Sequence[int]
+) -> npt.NDArray[np.int32]:
     """Return where each share of `lora_expand`'s work begins, and where the last one ends.
 
     A tile takes as long as its adapter has blocks of ranks; cut evenly, tiles of large ranks would
-    be waited for.
+    be waited for. With each place comes the tile that is there, so that a program needs to read
+    one place of memory less before it can begin.
 
     Args:
+        tiles: those of `cut_tiles`.
         lora_ranks: of each tile's adapter.
 
     Returns:
-        [NUM_SHARES + 1] int32, in tiles times 2^16.
+        [NUM_SHARES + 1, 4] int32: a place in tiles times 2^16, and its tile; of the last the place.
     """
     assert len(lora_ranks) < 1 << 15, "places in tiles times 2^16 are int32"
     costs = -(-np.maximum(lora_ranks, 1) // _BLOCK_RANKS)
     ends = np.concatenate(([0], np.cumsum(costs))).astype(np.float64)
     wanted = np.linspace(0.0, ends[-1], NUM_SHARES + 1)
     places: npt.NDArray[np.float64] = np.interp(wanted, ends, np.arange(len(ends)))
-    return np.floor(places * (1 << 16)).astype(np.int32)
+    shares = np.zeros((NUM_SHARES + 1, 4), np.int32)
+    shares[:, 0] = np.floor(places * (1 << 16))
+    if tiles:
+        shares[:-1, 1:] = np.array(tiles)[np.minimum(shares[:-1, 0] >> 16, len(tiles) - 1)]
+    return shares
 
 
 def lora_apply(
@@ -92,9 +100,9 @@ def lora_apply(
         widths: outputs of the M modules; N is their sum.
         dtype: of A and B, that of x.
         max_lora_rank: at least the R of every slot that a tile names. Bounds grid and scratch.
-        shares: [NUM_SHARES + 1] int32 of `share_tiles` for the tiles that are not empty, which come
-            first, both from the host; None: all tiles cost the same, and a kernel may have made
-            them.
+        shares: [NUM_SHARES + 1, 4] int32 of `share_tiles` for the tiles that are not empty, which
+            come first, both from the host; None: all tiles cost the same, and a kernel may have
+            made them.
     """
     assert x.dtype == dtype and y.dtype in (dtype, torch.float32), (
         f"one dtype for all, not {x.dtype}, {y.dtype}, {dtype}"

@@ -88,17 +88,18 @@ def load_tile(ptrs, is_row, is_output):
 
 
 @triton.jit
-def load_vector(field_ptr, at, end, other):
-    """Read float32 numbers from the address in a field, `other` from `end` on or if it is 0."""
-    end = tl.where(tl.load(field_ptr) == 0, 0, end)
-    return tl.load(pointer_at(field_ptr, tl.float32) + at, mask=at < end, other=other)
+def load_vector(address, at, end, other):
+    """Read float32 numbers from an address, `other` from `end` on or if it is 0."""
+    end = tl.where(address == 0, 0, end)
+    pointer = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
+    return tl.load(pointer + at, mask=at < end, other=other)
 
 
 @triton.jit
-def store_tile(ptrs, y, delta, slot_ptr, outputs, end, is_row):
+def store_tile(ptrs, y, delta, gain_at, shift_at, outputs, end, is_row):
     """Store gain y + shift + delta of outputs before `end`, product and sums rounded one by one."""
-    gain = load_vector(slot_ptr + 2, outputs, end, 1.0)
-    shift = load_vector(slot_ptr + 3, outputs, end, 0.0)
+    gain = load_vector(gain_at, outputs, end, 1.0)
+    shift = load_vector(shift_at, outputs, end, 0.0)
     # An fma with zero rounds the product by itself; a plain one would be fused with the sum.
     product = tl.fma(y.to(tl.float32), gain[None, :], tl.zeros_like(delta))
     changed = (product + shift[None, :] + delta).to(y.dtype)
@@ -155,7 +156,9 @@ def expand_blocks(
 
     For this program's share of the blocks of outputs of all tiles: neighbours, of one tile and
     module as long as there are such, so that their sum of planes is made once. A share begins where
-    shares_ptr says, in tiles times 2^16; without it, all tiles are alike.
+    shares_ptr says, in tiles times 2^16; without it, all tiles are alike. What a block needs is
+    read as early as its address is known: most programs have but one, and take as long as the reads
+    that wait for one another.
     """
     blocks0: tl.constexpr = (WIDTH0 + BLOCK - 1) // BLOCK
     blocks1: tl.constexpr = (WIDTH1 + BLOCK - 1) // BLOCK
@@ -168,21 +171,20 @@ def expand_blocks(
     start_dependents()
     program = tl.program_id(0)
     if shares_ptr is not None:
-        at = _block_at(tl.load(shares_ptr + program), each)
-        last = _block_at(tl.load(shares_ptr + program + 1), each)
+        share_ptr = shares_ptr + 4 * program
+        at = _block_at(tl.load(share_ptr), each)
+        last = _block_at(tl.load(share_ptr + 4), each)
+        slot, first_row, end_row = _load_tile_fields(share_ptr + 1, True)
     else:
         total, count = num_tiles.to(tl.int64) * each, tl.num_programs(0)
         at = (program * total // count).to(tl.int32)
         last = ((program + 1) * total // count).to(tl.int32)
+        slot, first_row, end_row = _load_tile_fields(tiles_ptr + 3 * (at // each), at < last)
     ranks = tl.arange(0, BLOCK_RANKS)
     while at < last:
-        tile = at // each
-        block = at - tile * each
-        tile_ptr = tiles_ptr + 3 * tile
-        first_row, end_row = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
+        block = at % each
         # The slot of an empty tile may be anything.
-        slot = tl.where(first_row < end_row, tl.load(tile_ptr), 0)
-        slot_ptr = table_ptr + slot.to(tl.int64) * FIELDS
+        slot_ptr = table_ptr + tl.where(first_row < end_row, slot, 0).to(tl.int64) * FIELDS
         # Which module: its blocks are those from `first` to `end`, `offset` outputs lie before it.
         module = tl.where(
             block < blocks0, 0, tl.where(block < ends1, 1, tl.where(block < ends2, 2, 3))
@@ -204,24 +206,26 @@ def expand_blocks(
         is_row = rows < end_row
         u_ptrs = planes_ptr + tl.load(module_ptr + 1) + rows[:, None] * plane_stride
         row_ptrs = y_ptr + offset + rows[:, None] * y_stride
+        gain_at, shift_at = tl.load(slot_ptr + 2), tl.load(slot_ptr + 3)
         if lora_rank <= BLOCK_RANKS:
             is_rank = ranks < lora_rank
             b_ptrs = b_ptr + ranks[:, None] * width
             outputs = start + tl.arange(0, BLOCK)
-            b = load_tile(b_ptrs + outputs[None, :], is_rank, outputs < tl.minimum(width, stop))
+            is_first = outputs < tl.minimum(width, stop)
+            b = load_tile(b_ptrs + outputs[None, :], is_rank, is_first)
             wait_for_prior()
+            y = load_tile(row_ptrs + outputs[None, :], is_row, is_first)
             u = sum_planes(u_ptrs + ranks[None, :], part_stride, is_row, is_rank, NUM_PARTS, 4)
             for left in range(start, stop, BLOCK):
                 outputs = left + tl.arange(0, BLOCK)
-                is_output = outputs < width
                 later = outputs + BLOCK
                 is_later = later < tl.minimum(width, stop)
                 next_b = load_tile(b_ptrs + later[None, :], is_rank, is_later)
-                y = load_tile(row_ptrs + outputs[None, :], is_row, is_output)
+                next_y = load_tile(row_ptrs + later[None, :], is_row, is_later)
                 delta = add_product(tl.zeros((TILE_ROWS, BLOCK), tl.float32), u, b)
                 y_ptrs, columns = row_ptrs + outputs[None, :], offset + outputs
-                store_tile(y_ptrs, y, delta, slot_ptr, columns, offset + width, is_row)
-                b = next_b
+                store_tile(y_ptrs, y, delta, gain_at, shift_at, columns, offset + width, is_row)
+                b, y = next_b, next_y
         else:
             wait_for_prior()
             for left in range(start, stop, BLOCK):
@@ -240,9 +244,18 @@ def expand_blocks(
                     delta = add_product(delta, u, b)
                 y = load_tile(row_ptrs + outputs[None, :], is_row, is_output)
                 y_ptrs, columns = row_ptrs + outputs[None, :], offset + outputs
-                store_tile(y_ptrs, y, delta, slot_ptr, columns, offset + width, is_row)
+                store_tile(y_ptrs, y, delta, gain_at, shift_at, columns, offset + width, is_row)
 
+        slot, first_row, end_row = _load_tile_fields(tiles_ptr + 3 * (at // each), at < last)
     wait_for_prior()  # of programs without a share
+
+
+@triton.jit
+def _load_tile_fields(tile_ptr, is_there):
+    """Return slot, first row and end row of a tile."""
+    slot = tl.load(tile_ptr, mask=is_there, other=0)
+    first_row = tl.load(tile_ptr + 1, mask=is_there, other=0)
+    return slot, first_row, tl.load(tile_ptr + 2, mask=is_there, other=0)
 
 
 @triton.jit

@@ -111,7 +111,7 @@ def apply(
     cut = cut_tiles(runs)
     tiles = torch.tensor([*cut, *padding], dtype=torch.int32)
     ranks = [adapters[slot].a.shape[0] for slot, _, _ in cut]
-    shares = torch.from_numpy(share_tiles(ranks)) if with_shares else None
+    shares = torch.from_numpy(share_tiles(cut, ranks)) if with_shares else None
     out = y.clone()
     with reachable(*(tensor for adapter in adapters for tensor in adapter.kept)):
         lora_apply(out, x, tiles, table, widths, x.dtype, max_lora_rank or most, shares)

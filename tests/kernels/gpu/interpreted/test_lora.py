@@ -36,15 +36,18 @@ def test_runs_are_cut_into_tiles_of_at_most_sixteen_rows() -> None:
 
 @pytest.mark.parametrize("ranks", [[8], [16] * 64, [8, 64] * 30, [1, 256, 0, 17], [5] * 700])
 def test_shares_of_the_work_are_neighbours_and_cost_alike(ranks: list[int]) -> None:
-    places = share_tiles(ranks)
+    tiles = [(number % 5, 16 * number, 16 * number + 9) for number in range(len(ranks))]
+    shares = share_tiles(tiles, ranks)
+    places = shares[:, 0]
     assert places[0] == 0 and places[-1] == len(ranks) << 16 and (np.diff(places) >= 0).all()
     costs = np.maximum(1, -(-np.array(ranks) // 16))
     done = np.interp(places / (1 << 16), np.arange(len(ranks) + 1), [0, *np.cumsum(costs)])
     assert np.abs(np.diff(done) - costs.sum() / NUM_SHARES).max() < costs.max() / (1 << 14)
+    assert shares[:-1, 1:].tolist() == [list(tiles[place >> 16]) for place in places[:-1]]
 
 
 def test_without_tiles_no_share_has_any_work() -> None:
-    assert (share_tiles([]) == 0).all()
+    assert (share_tiles([], []) == 0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
