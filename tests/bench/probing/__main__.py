@@ -32,6 +32,7 @@ from tests.bench.probing.timing import Verdict, classify, collect, measured
 
 MAX_SHOWN = 20
 SAID_EVERY = 250  # probes
+TIMED_LINES = 14  # of a prompt whose time is taken: some pages
 
 
 class Timer:
@@ -65,15 +66,27 @@ class Timer:
 
 
 def time_all(url: str, victim: Victim, count: int) -> list[Verdict]:
-    """Return what times tell the spy; last, that of one who may know tells him all."""
+    """Return what times tell the spy; last, that of one who may know tells him all.
+
+    Before each time of a prompt the victim asks one of its own: what it asked long ago has left the
+    cache, and of that no time tells anything.
+    """
     spy, partner = Timer(url, SPY_KEY, "spy"), Timer(url, PARTNER_KEY, "partner")
     names = list(ADAPTERS)
-    for number in range(100, 100 + count):
-        victim.complete("smollm2", prompt(number), 1)
+
+    def asked(number: int) -> str:
+        text = prompt(number, TIMED_LINES)
+        victim.complete("smollm2", text, 1)
+        return text
+
+    def not_asked(number: int) -> str:
+        asked(number)
+        return nobodys_prompt(number, TIMED_LINES)
+
     cases = {
         "prompts that the victim has cached": (
-            lambda i: spy.fresh(prompt(100 + i)),
-            lambda i: spy.fresh(nobodys_prompt(100 + i)),
+            lambda i: spy.fresh(asked(100 + i)),
+            lambda i: spy.fresh(not_asked(1100 + i)),
         ),
         "names of the victim's adapters": (
             lambda i: spy.name(names[i % len(names)]),
@@ -85,8 +98,8 @@ def time_all(url: str, victim: Victim, count: int) -> list[Verdict]:
         for seed, (name, (first, second)) in enumerate(cases.items())
     ]
     control = collect(
-        lambda i: partner.prompt(prompt(100 + count - 1 - i % 20)),
-        lambda i: partner.prompt(nobodys_prompt(20_000 + i)),
+        lambda i: partner.prompt(asked(2100 + i)),
+        lambda i: partner.prompt(not_asked(3100 + i)),
         min(count, 40),
         seed=7,
     )
