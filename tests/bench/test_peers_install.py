@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tests.bench.peers.adapters import LORA_RANKS, make_adapters
 from tests.bench.peers.environments import InstallError, run_logged
 from tests.bench.peers.gguf import gguf_model
 from tests.bench.peers.install import needed
 from tests.bench.peers.llama_source import find_link
+from tests.bench.peers.random_models import Model, random_config
 from tests.cluster.adapters.tiny import MODEL
+from worker.model_config_reader import read_model_config
 
 PAGE = """<!DOCTYPE html><html><body>
 <a href="https://files.example/aa/bin-1.0.0.tar.gz#sha256=00ff" data-requires-python="&gt;=3.9">
@@ -96,3 +99,11 @@ def test_eight_adapters_of_four_sizes_are_made_once_and_are_the_same_everywhere(
     files["a0-r8"].write_bytes(b"kept")
     make_adapters(MODEL, tmp_path / "first")
     assert files["a0-r8"].read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Model if kind is not Model.DEMO])
+def test_a_random_model_is_one_that_we_serve(kind: Model, tmp_path: Path) -> None:
+    config = random_config(kind)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    config.save_pretrained(tmp_path)
+    assert read_model_config(tmp_path).vocab_size == config.vocab_size

@@ -50,6 +50,7 @@ from worker.sampling.grammar_masks import GrammarMasks
 from worker.sampling.pending_tokens import PendingTokens
 from worker.sampling.sampler import SampledRows, Sampler, SampleRequest
 from worker.sampling.sequence_sampling import SequenceSampling
+from worker.token_mask import Mask
 from worker.weights.loader import release_free_heap
 
 # That between them take every way through a sampler's kernels.
@@ -312,27 +313,27 @@ class Rank:
 
     def _sample_requests(self, plan: Plan) -> list[SampleRequest]:
         sequences = self._table.of_chunks(plan.chunks)
+        # By place: a step makes hundreds, and names take as long again.
         return [
-            self._sample_request(chunk.seq_id, sequence)
+            SampleRequest(
+                chunk.seq_id,
+                sequence.sampling,
+                sequence.num_tokens,
+                sequence.num_prompt_tokens,
+                sequence.history,
+                *(self._guidance(chunk.seq_id, sequence) if sequence.sampling.is_guided else ()),
+            )
             for chunk, sequence in zip(plan.chunks, sequences, strict=True)
             if draws(chunk, sequence)
         ]
 
-    def _sample_request(self, seq_id: int, sequence: RunningSequence) -> SampleRequest:
-        sampling, allowed, forced = sequence.sampling, None, None
-        if sampling.is_guided and self._grammars is not None:
-            allowed = self._grammars.mask(seq_id) if sampling.params.grammar else None
-            forced = self._forced(seq_id, sequence)
-        # By place: a step makes hundreds, and names take as long again.
-        return SampleRequest(
-            seq_id,
-            sampling,
-            sequence.num_tokens,
-            sequence.num_prompt_tokens,
-            sequence.history,
-            allowed,
-            forced,
-        )
+    def _guidance(self, seq_id: int, sequence: RunningSequence) -> tuple[Mask | None, int | None]:
+        """Return what a grammar allows next, and which token a budget of thoughts wants."""
+        if self._grammars is None:  # on another rank than 0, which draws
+            return None, None
+        has_grammar = bool(sequence.sampling.params.grammar)
+        allowed = self._grammars.mask(seq_id) if has_grammar else None
+        return allowed, self._forced(seq_id, sequence)
 
     def _forced(self, seq_id: int, sequence: RunningSequence) -> int | None:
         """Return the token that a budget of thoughts wants next, if any."""

@@ -92,16 +92,14 @@ class SequenceTable:
         started = [self._by_id[start.seq_id] for start in plan.starts]
         started_on = {page for sequence in started for page in sequence.pages}
         window_started_on = {page for sequence in started for page in sequence.window_pages}
-        new_pages: list[int] = []
-        new_window_pages: list[int] = []
         ids = [chunk.seq_id for chunk in plan.chunks]
         assert len(set(ids)) == len(ids), f"a sequence has two chunks: {ids}"
         for chunk in plan.chunks:
             grown = self._by_id.get(chunk.seq_id)
             assert grown is not None, f"sequence {chunk.seq_id} has not started"
             self._grow(grown, chunk)
-            new_pages += chunk.new_pages
-            new_window_pages += chunk.new_window_pages
+        new_pages = [page for chunk in plan.chunks for page in chunk.new_pages]
+        new_window_pages = [page for chunk in plan.chunks for page in chunk.new_window_pages]
         for given, in_use in ((new_pages, started_on), (new_window_pages, window_started_on)):
             assert len(set(given)) == len(given), "a page is given out twice"
             assert in_use.isdisjoint(given), "a page that a sequence starts on is given out again"
@@ -214,8 +212,8 @@ class SequenceTable:
         token_ids, start = chunk.token_ids, chunk.start
         assert token_ids, "a chunk has at least one token"
         assert start == sequence.num_tokens, f"chunk at {start}, not {sequence.num_tokens}"
-        sequence.num_tokens += len(token_ids)
-        assert sequence.num_tokens <= self._max_model_len, f"{sequence.num_tokens} positions"
+        sequence.num_tokens = num_tokens = start + len(token_ids)
+        assert num_tokens <= self._max_model_len, f"{num_tokens} positions"
         if chunk.new_pages:
             self._check_pages(chunk.new_pages, "full")
             sequence.pages.extend(chunk.new_pages)
@@ -224,7 +222,7 @@ class SequenceTable:
             assert len(chunk.new_window_pages) == num_new, "page tables of unequal lengths"
             self._check_pages(chunk.new_window_pages, "window")
             sequence.window_pages.extend(chunk.new_window_pages)
-        assert len(sequence.pages) * self._page_size >= sequence.num_tokens, "too few pages"
+        assert len(sequence.pages) * self._page_size >= num_tokens, "too few pages"
         if sequence.sampling.needs_history:
             sequence.history += token_ids
 
@@ -235,10 +233,11 @@ class SequenceTable:
 
 def pending_sequences(chunks: Sequence[Chunk]) -> list[int]:
     """Return the sequences of a plan whose token the step before it samples, in plan order."""
-    unknown = [chunk for chunk in chunks if PENDING_TOKEN in chunk.token_ids]
-    for chunk in unknown:
-        assert chunk.token_ids == _PENDING, f"of {chunk.seq_id} not all tokens are known"
-    return [chunk.seq_id for chunk in unknown]
+    for chunk in chunks:
+        token_ids = chunk.token_ids
+        is_known = len(token_ids) == 1 or PENDING_TOKEN not in token_ids
+        assert is_known, f"of {chunk.seq_id} not all tokens are known"
+    return [chunk.seq_id for chunk in chunks if chunk.token_ids == _PENDING]
 
 
 def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBatch:
@@ -265,8 +264,6 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
         # An output token, not a piece of a prompt that happens to be one token long.
         decodes.append(count == 1 and chunk.start >= sequence.num_prompt_tokens)
     sample_rows, pending_rows, hidden_rows = [], [], []
-    new_pages: list[int] = []
-    new_window_pages: list[int] = []
     for chunk, sequence, row in zip(chunks, planned, last_rows, strict=True):
         if draws(chunk, sequence):
             sample_rows.append(row)
@@ -275,8 +272,6 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
         if chunk.targets or sequence.sampling.is_pooled:
             first = row + 1 - len(chunk.token_ids)
             hidden_rows += [first + place for place in hidden_places(chunk, sequence)]
-        new_pages += chunk.new_pages
-        new_window_pages += chunk.new_window_pages
     return InputBatch(
         token_ids=token_ids,
         query_starts=starts,
@@ -290,8 +285,8 @@ def build_input_batch(chunks: Sequence[Chunk], table: SequenceTable) -> InputBat
         sample_rows=sample_rows,
         pending_rows=pending_rows,
         hidden_rows=hidden_rows,
-        new_pages=new_pages,
-        new_window_pages=new_window_pages,
+        new_pages=[page for chunk in chunks for page in chunk.new_pages],
+        new_window_pages=[page for chunk in chunks for page in chunk.new_window_pages],
     )
 
 

@@ -44,7 +44,7 @@ def build_step_output(
     for row, (request, token_id) in enumerate(zip(rows.requests, token_ids.tolist(), strict=True)):
         logprob, top_logprobs = of_row.get(row, (None, ()))
         forced: tuple[int, ...] = ()
-        if request.params.grammar:
+        if request.sampling.is_guided and request.params.grammar:
             assert grammars is not None, "rank 0 draws"
             if error := grammars.error(request.seq_id):
                 errors.append((request.seq_id, error))

@@ -101,7 +101,7 @@ class GpuRunner:
     def _run(self, rows: InputBatch, pending: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         cut = cut_rows(rows, self._block_rows)
         exact = exact_size(rows, cut, self._bank, self._cache.page_size)
-        graph = self._graph_for(rows, exact)
+        graph = self._graph_for(rows, exact, int(cut.lengths.max()))
         if graph is None:
             batch = self._new_batch(exact)
             batch.send(rows, cut, self._cache.page_size, pending)
@@ -188,15 +188,15 @@ class GpuRunner:
         logits, hidden = self._model.forward(batch.forward_batch(rows), self._cache)
         return ModelOutput(None if logits is None else self._model.row_logits(logits), hidden)
 
-    def _graph_for(self, rows: InputBatch, exact: BatchSize) -> _Graph | None:
-        """Return the graph that runs these rows, None if they run by themselves."""
+    def _graph_for(self, rows: InputBatch, exact: BatchSize, longest: int) -> _Graph | None:
+        """Return the graph of rows of contexts so long, None if they run by themselves."""
         only_decodes = exact.decodes == exact.rows == exact.samples
         if not self._graphs or not only_decodes:
             return None
         assert not rows.hidden_rows, "prompts are pooled, not what follows them"
         if self._bank.embeddings(rows.runs) or self._bank.heads(rows.runs):
             return None
-        size = self._ladder.size_for(exact, max(rows.context_lens))
+        size = self._ladder.size_for(exact, longest)
         return None if size is None else self._graphs[size]
 
     def _new_batch(self, size: BatchSize) -> GpuBatch:

@@ -137,7 +137,8 @@ class Sampler:
         logprob_rows: list[int] = []
         logprobs: Sequence[Tensor] = ()
         if logits is not None:
-            drawn = [requests[row] for row in rows]
+            is_all = len(rows) == len(requests)
+            drawn = requests if is_all else [requests[row] for row in rows]
             draws = kernels.send_draws(
                 rows,
                 [request.sampling.draw for request in drawn],
@@ -146,7 +147,7 @@ class Sampler:
             )
             adjusted = self._adjusted(logits, draws.rows, drawn)
             ids = kernels.sample_rows(adjusted, draws)
-            if len(rows) < len(requests):
+            if not is_all:
                 ids = token_ids.index_copy(0, draws.rows, ids)
             token_ids = ids
             counts = {
