@@ -17,10 +17,11 @@ from cluster.tenancy.leases import (
     LeaseCall,
     LeaseReply,
     Verdict,
+    is_scarce,
+    most_ahead,
 )
 from cluster.tenancy.sliding_window import SLOT_SECONDS, SlidingWindow, slot_of
 
-AHEAD = 100  # a router holds this part of a limit ahead of demand, or less if there are others
 SILENCE = 5.0  # seconds until a router without a sign of life has ended, and its places are free
 
 
@@ -136,9 +137,10 @@ class BudgetLedger:
         self, router: _Router, state: AccountState, slot: int, *, leases_ahead: bool
     ) -> AccountView:
         account, ahead = state.account, 0
-        if leases_ahead and account.meter in RATES:
-            piece = max(0, state.limit // AHEAD // len(self._routers) - state.ahead)
-            if self._used(account, slot) + piece <= state.limit:
+        if leases_ahead:
+            piece = max(0, most_ahead(state.limit, len(self._routers)) - state.ahead)
+            left = state.limit - self._used(account, slot) - piece
+            if left >= 0 and (account.meter in RATES or not is_scarce(left, state.limit)):
                 ahead = piece
                 self._grant(router, account, piece, slot)
         used = self._used(account, slot)

@@ -14,6 +14,18 @@ Meter = Literal["requests", "tokens", "concurrency", "waiting"]
 RATES: tuple[Meter, ...] = ("requests", "tokens")
 Spent = tuple[tuple[int, int], ...]  # (age in slots, amount)
 
+AHEAD = 100  # routers together hold this part of a limit ahead of demand, at most
+
+
+def most_ahead(limit: int, num_routers: int) -> int:
+    """Return how much of a limit one of some routers may hold ahead of demand."""
+    return limit // AHEAD // num_routers
+
+
+def is_scarce(remaining: int, limit: int) -> bool:
+    """Tell whether few of the places of a limit are free: then none is held ahead of demand."""
+    return 2 * remaining < limit
+
 
 class Account(msgspec.Struct, frozen=True):
     """What is counted."""
@@ -28,7 +40,7 @@ class AccountState(msgspec.Struct, frozen=True):
     account: Account
     limit: int
     held: int = 0  # places, those in use and those ahead of demand
-    ahead: int = 0  # of a rate: leased, and not asked for so far
+    ahead: int = 0  # leased, and not asked for so far
     returned: Spent = ()  # leased then and not used
     owed: int = 0  # used without a lease
     spent: Spent = ()  # all of the last minute; only for a ledger that has just begun

@@ -2,7 +2,8 @@
 
 A call that finds what it needs leased waits for nothing. Others share the next message; there is
 one on its way at a time. Places that come free are told of at once only where few are left, else
-with what is said next, in a second at the latest. A ledger that does not answer is done without:
+they are kept for the next call, as far as a router may hold some ahead of demand, or told of with
+what is said next, in a second at the latest. A ledger that does not answer is done without:
 `LocalAccount` has the rule, which holds for a minute. After that calls of limited keys are refused
 until it is back.
 """
@@ -110,7 +111,7 @@ class BudgetClient:
         """Give back what a grant of that slot has leased and nobody has used."""
         if amount:
             one = self._accounts[account]
-            one.give_back(amount, slot)
+            one.give_back(amount, slot, self._num_routers)
             if not one.is_rate:
                 one.left_after(slot_of(self._clock()) - slot)
             # Else the ledger hears of it with the next message: one for each place that comes free
@@ -172,7 +173,9 @@ class BudgetClient:
         one = self._accounts.get(want.account)
         if one is None:
             one = self._accounts[want.account] = LocalAccount(want.account, want.limit)
-        one.limit = want.limit
+        if one.limit != want.limit:  # what there was room for ahead of demand there may not be now
+            one.limit = want.limit
+            one.put_back_ahead()
         return one
 
     def _begin_exchange(self) -> None:
@@ -256,7 +259,7 @@ class BudgetClient:
         self._num_routers = max(1, reply.num_routers)
         slot = slot_of(self._clock())
         for one, view in zip(chosen, reply.views, strict=True):
-            one.see(view, slot)
+            one.see(view, slot, self._num_routers)
         for (wants, future), verdict in zip(waiting, reply.verdicts, strict=True):
             outcome = self._outcome(wants, verdict, slot)
             if future.done():

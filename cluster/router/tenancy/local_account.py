@@ -7,7 +7,15 @@ had the same news. Knows no clock and no connection.
 
 from dataclasses import dataclass, field
 
-from cluster.tenancy.leases import RATES, Account, AccountState, AccountView, Spent
+from cluster.tenancy.leases import (
+    RATES,
+    Account,
+    AccountState,
+    AccountView,
+    Spent,
+    is_scarce,
+    most_ahead,
+)
 from cluster.tenancy.sliding_window import SLOT_SECONDS, SlidingWindow
 
 _WEIGHT = 0.1  # of the latest in a mean
@@ -20,9 +28,9 @@ class LocalAccount:
     account: Account
     limit: int
     ahead: int = 0  # leased and not used
-    ahead_slot: int = 0  # when that was
+    ahead_slot: int = 0  # when that was; of places, when one was taken out of it last
     in_use: int = 0  # places
-    told_in_use: int = 0  # by the ledger's last news
+    told_held: int = 0  # places in use or ahead, as the ledger knows
     owed: int = 0
     returned: dict[int, int] = field(default_factory=dict)  # by slot of its lease
     history: SlidingWindow = field(default_factory=SlidingWindow)  # of what was used here
@@ -40,12 +48,13 @@ class LocalAccount:
     @property
     def is_quiet(self) -> bool:
         """Whether the ledger has nothing to learn of it."""
-        return not (self.returned or self.owed) and self.in_use == self.told_in_use
+        is_known = self.is_rate or self.in_use + self.ahead == self.told_held
+        return is_known and not (self.returned or self.owed)
 
     @property
     def is_scarce(self) -> bool:
         """Whether others may wait for a place that comes free, as far as is known here."""
-        return self.remaining is None or 2 * self.remaining < self.limit
+        return self.remaining is None or is_scarce(self.remaining, self.limit)
 
     @property
     def is_in_use(self) -> bool:
@@ -55,7 +64,11 @@ class LocalAccount:
     def take(self, amount: int, slot: int) -> None:
         """Use what is leased ahead."""
         self.ahead -= amount
-        self.use(amount, slot)
+        if self.is_rate:
+            self.use(amount, slot)
+        else:
+            self.in_use += amount
+            self.ahead_slot = slot
 
     def use(self, amount: int, slot: int) -> None:
         """Use an amount that is leased."""
@@ -64,12 +77,18 @@ class LocalAccount:
             self.history.spend(slot, amount)
         else:
             self.in_use += amount
-            self.told_in_use += amount
+            self.told_held += amount
 
-    def give_back(self, amount: int, slot: int) -> None:
-        """Give back what was used, at that slot, for nothing."""
+    def give_back(self, amount: int, slot: int, num_routers: int) -> None:
+        """Give back what was used, at that slot, for nothing.
+
+        Of places that are not scarce one of several routers keeps its part ahead of demand.
+        """
         if not self.is_rate:
             self.in_use -= amount
+            if self.cap is None and not self.is_scarce:
+                room = most_ahead(self.limit, num_routers) - self.ahead
+                self.ahead += max(0, min(amount, room))
             return
         found = self.history.give_back(slot, amount)
         forgiven = min(found, self.owed) if self.cap is not None else 0
@@ -97,8 +116,9 @@ class LocalAccount:
         """Return what the ledger is to know; it is known then."""
         self.history.advance(slot)
         if not self.is_rate:
-            self.told_in_use = self.in_use
-            return AccountState(self.account, self.limit, held=self.in_use)
+            self.ahead = 0 if has_new_ledger else self.ahead
+            self.told_held = self.in_use + self.ahead
+            return AccountState(self.account, self.limit, held=self.told_held, ahead=self.ahead)
         returned = tuple((slot - one, amount) for one, amount in sorted(self.returned.items()))
         owed = self.owed
         spent: Spent = ()
@@ -111,11 +131,14 @@ class LocalAccount:
             self.account, self.limit, ahead=self.ahead, returned=returned, owed=owed, spent=spent
         )
 
-    def see(self, view: AccountView, slot: int) -> None:
-        """Take in what the ledger says."""
+    def see(self, view: AccountView, slot: int, num_routers: int) -> None:
+        """Take in what the ledger says, of so many routers."""
         if view.ahead:
             self.ahead += view.ahead
             self.ahead_slot = slot
+            self.told_held += 0 if self.is_rate else view.ahead
+        if not self.is_rate:  # the part is a smaller one since there are more routers
+            self.ahead = min(self.ahead, most_ahead(self.limit, num_routers))
         self.remaining, self.reset, self.seen_slot = view.remaining, view.reset, slot
         self.cap = None
 
@@ -152,7 +175,7 @@ class LocalAccount:
         if self.is_rate:
             self.owed += amount
         else:
-            self.told_in_use -= amount
+            self.told_held -= amount
 
     def remaining_at(self, slot: int) -> tuple[int, float]:
         """Return (what is left, seconds until nothing is used), as far as is known here."""
@@ -162,7 +185,7 @@ class LocalAccount:
             return max(0, min(self.cap, self.limit) - used), seconds
         left = self.limit if self.remaining is None else self.remaining
         if not self.is_rate:  # with what the ledger has not been told of yet
-            left = min(self.limit, left + self.told_in_use - self.in_use)
+            return min(self.limit, left + self.told_held - self.in_use), 0.0
         age = (slot - self.seen_slot) * SLOT_SECONDS
         return left + self.ahead, max(0.0, self.reset - age)
 

@@ -67,6 +67,14 @@ def test_routers_lease_a_hundredth_ahead_together(ledger: BudgetLedger) -> None:
     assert ledger.used(REQUESTS, 0.0) == 19
 
 
+def test_places_are_leased_ahead_only_while_most_are_free(ledger: BudgetLedger) -> None:
+    router = Router(ledger, "r")
+    assert router.say(0.0, AccountState(PLACES, 1000), 490).views[0].ahead == 10
+    state = AccountState(PLACES, 1000, held=500, ahead=10)
+    assert router.say(0.0, state, 1).views[0].ahead == 0
+    assert ledger.used(PLACES, 0.0) == 501
+
+
 def test_places_of_a_router_that_is_silent_come_back_and_what_it_spent_does_not(
     ledger: BudgetLedger,
 ) -> None:

@@ -110,6 +110,34 @@ async def test_a_place_that_comes_free_among_many_is_told_of_with_what_is_said_n
     assert is_granted(await other.acquire([want(1, 10, "concurrency")]))
 
 
+async def test_places_that_few_ask_for_are_held_ahead_of_demand_and_need_no_message() -> None:
+    cluster = Cluster(2)
+    one, other = cluster.clients
+    account, places = Account("key:k", "concurrency"), want(1, 1000, "concurrency")
+    await other.acquire([want(1, 1000, "concurrency")])
+    grants = [await one.acquire([places])]
+    before = cluster.num_messages
+    for _ in range(20):
+        last = await one.acquire([places])
+        assert isinstance(last, Grant)
+        one.give_back(account, 1, last.slot)
+    await asyncio.sleep(0)
+    # Of the others the second router has one, and ten ahead of demand.
+    assert (cluster.num_messages, one.remaining(places)[0]) == (before, 988)
+    # Nobody asks any more: another router may have all that are free.
+    await cluster.pass_time(3)
+    assert all(map(is_granted, grants))
+    assert is_granted(await other.acquire([want(998, 1000, "concurrency")]))
+    assert not is_granted(await other.acquire([places]))
+
+
+async def test_a_limit_that_is_lowered_holds_although_places_were_held_ahead() -> None:
+    cluster = Cluster()
+    (client,) = cluster.clients
+    assert is_granted(await client.acquire([want(1, 1000, "concurrency")]))
+    assert not is_granted(await client.acquire([want(1, 1, "concurrency")]))
+
+
 async def test_places_of_a_router_that_died_come_back() -> None:
     cluster = Cluster(2)
     dead, alive = cluster.clients
