@@ -26,7 +26,7 @@ _GROUPS_IN_ANY_PANEL = 2
 def encode_panels(
     packed: LinearWeight, thread_pool: ThreadPool, memory: HugePages
 ) -> LinearWeight | None:
-    """Return a weight in coded panels; None if this machine or this weight does without.
+    """Return a weight in coded panels; None if this weight does without.
 
     Args:
         packed: of `pack_panels`.
@@ -34,7 +34,7 @@ def encode_panels(
         memory: where it is to lie.
     """
     assert packed.layout == "panels" and packed.code is None, "a weight is coded once, in panels"
-    if packed.dtype != torch.bfloat16 or not thread_pool.library.can_code():
+    if packed.dtype != torch.bfloat16:
         return None
     num_panels, num_steps, _ = packed.data.shape
     num_groups = -(-num_steps // _GROUP_STEPS)

@@ -80,7 +80,6 @@ class Library:
     run: Callable[..., int]
     all_reduce: Callable[[int, int, int, int, int], int]  # state, x, out, count, kind of number
     gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
-    can_code: Callable[[], int]  # whether linears are computed from coded panels
     products: str  # by what linears are computed: AMX, AVX512-BF16, AVX-512 or AVX2
     op: Callable[[str], OpFunction]  # by its name in C, without topwork_
 
@@ -145,7 +144,6 @@ def open_library(
             ctypes.c_int,
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
         ),
-        can_code=_signed(loaded.topwork_can_code, ctypes.c_int),
         products=_signed(loaded.topwork_products, ctypes.c_char_p)().decode(),
         op=functools.cache(functools.partial(_op, loaded)),
     )

@@ -25,8 +25,6 @@ def library(library_of_products: Library) -> Library:
 
 @pytest.fixture
 def thread_pool(library: Library) -> ThreadPool:
-    if not library.can_code():
-        pytest.skip("without AVX-512 no panel is coded")
     return ThreadPool(library, 2)
 
 
@@ -106,8 +104,6 @@ def test_a_rare_number_may_stand_in_any_group(
 def test_not_a_bit_of_any_number_is_lost(
     library: Library, scales: list[int], outliers: list[tuple[int, int, int]], seed: int
 ) -> None:
-    if not library.can_code():
-        pytest.skip("without AVX-512 no panel is coded")
     thread_pool = ThreadPool(library, 1)
     generator = torch.Generator().manual_seed(seed)
     exponents = torch.tensor(scales)[torch.randint(len(scales), (40, 128), generator=generator)]

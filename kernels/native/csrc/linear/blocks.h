@@ -10,8 +10,10 @@
 #include "simd/vector.h"
 
 enum {
-    PANEL = 32,               /* outputs */
-    BLOCK_BYTES = 512 * 1024, /* of x, which stay in a core's cache for all panels */
+    PANEL = 32, /* outputs */
+    PANEL_VECTORS = PANEL / LANES,
+    TILE_VECTORS = TILE_COLUMNS / LANES, /* all of a panel in AVX-512, half of it in AVX2 */
+    BLOCK_BYTES = 512 * 1024,            /* of x, which stay in a core's cache for all panels */
 };
 
 /* Some rows of x and the panel for them, which has another number among those of all experts. */

@@ -4,6 +4,7 @@
 
 enum {
     STEP_WORDS = GROUP_WORDS / GROUP_STEPS,
+    STEP_BYTES = STEP_WORDS * 2, /* upper or lower ones */
     NUM_COUNTS = 4, /* of each byte: the same one again and again would wait for its own sum */
 };
 
@@ -16,39 +17,32 @@ struct coding {
     int64_t num_steps, max_outliers;
 };
 
-/* Tell whether products are computed from coded panels here. */
-int topwork_can_code(void) { return CAN_CODE; }
-
 int64_t topwork_encode_panels_scratch(const void *op)
 {
     (void)op;
     return 0;
 }
 
-#if CAN_CODE
-
-/* The bytes of a step, as a group has them. */
-INLINE __m512i lower_bytes(const uint32_t *words)
+/* Give a byte of each bfloat16 of a step, the lower or the upper one, as a group has them. */
+INLINE void bytes_of_step(const uint32_t *words, int shift, uint8_t to[STEP_BYTES])
 {
-    __m512i mask = _mm512_set1_epi16(0xff);
-    return _mm512_packus_epi16(_mm512_and_si512(_mm512_loadu_si512(words), mask),
-                               _mm512_and_si512(_mm512_loadu_si512(words + LANES), mask));
-}
-
-INLINE __m512i upper_bytes(const uint32_t *words)
-{
-    return _mm512_packus_epi16(_mm512_srli_epi16(_mm512_loadu_si512(words), 8),
-                               _mm512_srli_epi16(_mm512_loadu_si512(words + LANES), 8));
+    uint16_t halves[STEP_BYTES];
+    memcpy(halves, words, sizeof halves);
+    for (int quarter = 0; quarter < 4; quarter++)
+        for (int i = 0; i < 8; i++) {
+            to[quarter * 16 + i] = (uint8_t)(halves[quarter * 8 + i] >> shift);
+            to[quarter * 16 + 8 + i] = (uint8_t)(halves[STEP_WORDS + quarter * 8 + i] >> shift);
+        }
 }
 
 /* Fill the table with the bytes that there are most of, of two as many the smaller first. */
 static void choose_codes(const uint32_t *panel, int64_t num_steps, uint8_t table[NUM_CODES])
 {
     uint32_t counts[NUM_COUNTS][256] = {0};
-    uint8_t bytes[64];
+    uint8_t bytes[STEP_BYTES];
     for (int64_t step = 0; step < num_steps; step++) {
-        _mm512_storeu_si512(bytes, upper_bytes(panel + step * STEP_WORDS));
-        for (int i = 0; i < 64; i++)
+        bytes_of_step(panel + step * STEP_WORDS, 8, bytes);
+        for (int i = 0; i < STEP_BYTES; i++)
             counts[i % NUM_COUNTS][bytes[i]]++;
     }
     for (int byte = 0; byte < 256; byte++)
@@ -65,32 +59,28 @@ static void choose_codes(const uint32_t *panel, int64_t num_steps, uint8_t table
     }
 }
 
-/* Return the codes of upper bytes, and which bytes the table does not have. */
-INLINE __m512i find_codes(__m512i upper, const uint8_t *table, uint64_t *is_outlier)
-{
-    __m512i codes = _mm512_setzero_si512();
-    __mmask64 is_found = 0;
-    for (int code = 0; code < NUM_CODES; code++) {
-        __mmask64 is_this = _mm512_cmpeq_epi8_mask(upper, _mm512_set1_epi8((char)table[code]));
-        codes = _mm512_mask_mov_epi8(codes, is_this, _mm512_set1_epi8((char)code));
-        is_found |= is_this;
-    }
-    *is_outlier = ~is_found;
-    return codes;
-}
-
 /* Write a step's share of its group; return which of its words have to be in the list. */
 static uint32_t code_step(const uint32_t *words, const uint8_t *table, int half, uint8_t *group)
 {
-    uint64_t is_outlier;
-    __m512i codes = find_codes(upper_bytes(words), table, &is_outlier);
-    if (half == 1)
-        codes = _mm512_or_si512(_mm512_slli_epi16(codes, 4), _mm512_loadu_si512(group + 128));
-    _mm512_storeu_si512(group + 64 * half, lower_bytes(words));
-    _mm512_storeu_si512(group + 128, codes);
+    uint8_t upper[STEP_BYTES], codes[STEP_BYTES] = {0}, is_known[STEP_BYTES] = {0};
+    bytes_of_step(words, 0, group + STEP_BYTES * half);
+    bytes_of_step(words, 8, upper);
+    for (int code = 0; code < NUM_CODES; code++)
+        for (int i = 0; i < STEP_BYTES; i++) {
+            uint8_t is_this = upper[i] == table[code] ? 0xff : 0;
+            codes[i] = (uint8_t)(codes[i] | (is_this & code));
+            is_known[i] |= is_this;
+        }
+    uint8_t *to = group + GROUP_STEPS * STEP_BYTES, all_known = 0xff;
+    for (int i = 0; i < STEP_BYTES; i++) {
+        to[i] = half == 0 ? codes[i] : (uint8_t)(to[i] | codes[i] << 4);
+        all_known &= is_known[i];
+    }
     uint32_t outlier_words = 0;
-    for (int word = 0; is_outlier != 0 && word < STEP_WORDS; word++)
-        outlier_words |= (uint32_t)(is_outlier >> byte_of_word(word) & 3 ? 1 : 0) << word;
+    for (int word = 0; !all_known && word < STEP_WORDS; word++) {
+        const uint8_t *of_word = is_known + byte_of_word(word);
+        outlier_words |= (uint32_t)(of_word[0] && of_word[1] ? 0 : 1) << word;
+    }
     return outlier_words;
 }
 
@@ -119,16 +109,6 @@ static void code_panel(const struct coding *p, int64_t panel)
     }
     p->num_outliers[panel] = num_outliers;
 }
-
-#else
-
-static void code_panel(const struct coding *p, int64_t panel)
-{
-    (void)p, (void)panel;
-    __builtin_unreachable(); /* nothing is coded here */
-}
-
-#endif
 
 /* The step's rows are the panels. */
 void topwork_encode_panels(const void *op, struct worker *worker)

@@ -16,15 +16,10 @@
 
 #include "simd/words.h"
 
-#if LANES == 16
-#define CAN_CODE 1
-#else
-#define CAN_CODE 0 /* products in AVX2 take longer than reading their weights */
-#endif
-
 enum {
     GROUP_STEPS = 2,
     GROUP_WORDS = 64, /* of two bfloat16: first step, outputs 0 to 31, then second step */
+    GROUP_VECTORS = GROUP_WORDS / LANES,
     GROUP_BYTES = 192,
     NUM_CODES = 16,
 };
@@ -49,15 +44,17 @@ INLINE int64_t byte_of_word(int64_t word)
     return word % 16 / 4 * 16 + word / 16 * 8 + word % 4 * 2;
 }
 
-#if CAN_CODE
+#if LANES == 16
 
-INLINE __m512i load_table(const uint8_t *table)
+typedef __m512i code_table;
+
+INLINE code_table load_table(const uint8_t *table)
 {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
 }
 
 /* Return the upper bytes of 64 codes in the lower halves of bytes. */
-INLINE __m512i look_up(__m512i codes, __m512i table)
+INLINE __m512i look_up(__m512i codes, code_table table)
 {
 #if defined(__AVX512VBMI__) /* looks at six bits, and the table stands there four times */
     return _mm512_permutexvar_epi8(codes, table);
@@ -66,9 +63,9 @@ INLINE __m512i look_up(__m512i codes, __m512i table)
 #endif
 }
 
-/* Give the words of a group but for those in the list: outputs 0 to 15 and 16 to 31 of the first
- * step, then of the second. */
-INLINE void load_group(const uint8_t *group, __m512i table, u32v words[4])
+/* Give the words of a group but for those in the list: the first step's by output, then the
+ * second's. */
+INLINE void load_group(const uint8_t *group, code_table table, u32v words[GROUP_VECTORS])
 {
     __m512i codes = _mm512_loadu_si512(group + 128);
     for (int step = 0; step < GROUP_STEPS; step++) {
@@ -79,9 +76,40 @@ INLINE void load_group(const uint8_t *group, __m512i table, u32v words[4])
     }
 }
 
+#else
+
+typedef __m256i code_table;
+
+INLINE code_table load_table(const uint8_t *table)
+{
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+}
+
+INLINE __m256i load_bytes(const uint8_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
+
+/* The same, where two quarters of a step's bytes are a register. */
+INLINE void load_group(const uint8_t *group, code_table table, u32v words[GROUP_VECTORS])
+{
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        __m256i codes = load_bytes(group + 128 + 32 * half);
+#pragma GCC unroll 2
+        for (int step = 0; step < GROUP_STEPS; step++) {
+            __m256i lower = load_bytes(group + 64 * step + 32 * half);
+            __m256i own = _mm256_and_si256(step == 0 ? codes : _mm256_srli_epi16(codes, 4),
+                                           _mm256_set1_epi8(15));
+            __m256i upper = _mm256_shuffle_epi8(table, own);
+            words[4 * step + half] = (u32v)_mm256_unpacklo_epi8(lower, upper);
+            words[4 * step + 2 + half] = (u32v)_mm256_unpackhi_epi8(lower, upper);
+        }
+    }
+}
+
+#endif
+
 /* Put the words of the list into their group; return the first that is of another one. */
 INLINE const struct outlier *patch_group(const struct outlier *outlier, const struct outlier *end,
-                                         int64_t group, u32v words[4])
+                                         int64_t group, u32v words[GROUP_VECTORS])
 {
     uint32_t all[GROUP_WORDS] __attribute__((aligned(64)));
     memcpy(all, words, sizeof all);
@@ -91,5 +119,4 @@ INLINE const struct outlier *patch_group(const struct outlier *outlier, const st
     return outlier;
 }
 
-#endif
 #endif

@@ -34,7 +34,20 @@ static __attribute__((noinline)) void plain_bf16(const struct job *job)
 
 static __attribute__((noinline)) void coded_bf16(const struct job *job)
 {
-    multiply_rows(CODED, job);
+    if (PANEL_VECTORS == TILE_VECTORS) /* else rows are widened, but for one by itself */
+        multiply_rows(CODED, job);
+}
+
+/* A row by itself has the sums of a whole panel in registers, which is read as it lies then; of so
+ * few sums as a tile's each product would wait for the one before. */
+static __attribute__((noinline)) void whole_panel(enum form form, const struct job *job)
+{
+    if (form == CODED)
+        multiply_tile(1, PANEL_VECTORS, CODED, job);
+    else if (form == PLAIN_BF16)
+        multiply_tile(1, PANEL_VECTORS, PLAIN_BF16, job);
+    else
+        multiply_tile(1, PANEL_VECTORS, PLAIN_F32, job);
 }
 
 INLINE int64_t num_steps(const struct linear *p)
@@ -108,6 +121,10 @@ static void pad(struct job *job, char *padding)
 /* Multiply a tile of rows. */
 static void multiply(enum form form, struct job job)
 {
+    if (job.num_rows == 1 && PANEL_VECTORS > TILE_VECTORS) {
+        whole_panel(form, &job);
+        return;
+    }
     if (form == CODED) {
         coded_bf16(&job);
         return;
@@ -184,7 +201,8 @@ static void multiply_block(const struct linear *p, struct block block, struct me
     }
     if (is_widened(p))
         widen_rows(&job, first_row, &memory->widening);
-    if (is_widened(p) && job.num_rows > MAX_TILE) { /* weights are widened for all tiles at once */
+    if (is_widened(p)
+        && job.num_rows > MAX_PAIRS_TILE) { /* weights are widened for all tiles at once */
         struct parts parts = parts_of(&job);
         for (struct job part; next_part(&parts, &memory->widening, &part);)
             multiply_rows_of(PLAIN_F32, part, memory->padding);

@@ -12,9 +12,12 @@
 #include "linear/exponent_coding.h"
 
 enum {
-    MAX_TILE = LANES == 16 ? 12 : 4, /* rows whose sums stay in registers, two vectors each */
-    AHEAD = 16,                      /* steps of a panel that are fetched before their use */
-    AHEAD_GROUPS = 12,               /* of a coded one */
+    MAX_TILE = LANES == 16 ? 12 : 6, /* rows whose sums stay in registers, TILE_VECTORS each */
+    /* Rows for which a step's words become floats where they are multiplied; those of more rows are
+     * widened first, which in AVX2 is sooner done for two rows already. */
+    MAX_PAIRS_TILE = LANES == 16 ? 12 : 1,
+    AHEAD = 16,        /* steps of a panel that are fetched before their use */
+    AHEAD_GROUPS = 12, /* of a coded one */
 };
 
 enum form { PLAIN_F32, PLAIN_BF16, CODED };
@@ -43,53 +46,62 @@ INLINE u32v splat_word(const char *from)
 }
 
 /* Add the products of one step. */
-INLINE void add_step(int num_rows, enum form form, const char *x, int64_t row_size, u32v left,
-                     u32v right, f32v sums[][2])
+INLINE void add_step(int num_rows, int num_vectors, enum form form, const char *x, int64_t row_size,
+                     const u32v *words, f32v sums[][PANEL_VECTORS])
 {
     if (form == PLAIN_F32 || HAS_DOTS) {
 #pragma GCC unroll 12
         for (int row = 0; row < num_rows; row++) {
             u32v inputs = splat_word(x + row * row_size);
-            sums[row][0] = add_words(sums[row][0], inputs, left, form != PLAIN_F32);
-            sums[row][1] = add_words(sums[row][1], inputs, right, form != PLAIN_F32);
+#pragma GCC unroll 4
+            for (int i = 0; i < num_vectors; i++)
+                sums[row][i] = add_words(sums[row][i], inputs, words[i], form != PLAIN_F32);
         }
         return;
     }
-    f32v second[2] = {second_floats(left), second_floats(right)};
-    f32v first[2] = {first_floats(left), first_floats(right)};
+    f32v second[PANEL_VECTORS], first[PANEL_VECTORS];
+#pragma GCC unroll 4
+    for (int i = 0; i < num_vectors; i++) {
+        second[i] = second_floats(words[i]);
+        first[i] = first_floats(words[i]);
+    }
 #pragma GCC unroll 12
     for (int row = 0; row < num_rows; row++) {
         f32v inputs = (f32v)splat_word(x + row * row_size);
-        sums[row][0] = multiply_add(inputs, second[0], sums[row][0]);
-        sums[row][1] = multiply_add(inputs, second[1], sums[row][1]);
+#pragma GCC unroll 4
+        for (int i = 0; i < num_vectors; i++)
+            sums[row][i] = multiply_add(inputs, second[i], sums[row][i]);
         inputs = (f32v)splat_word(x + row * row_size + 4);
-        sums[row][0] = multiply_add(inputs, first[0], sums[row][0]);
-        sums[row][1] = multiply_add(inputs, first[1], sums[row][1]);
+#pragma GCC unroll 4
+        for (int i = 0; i < num_vectors; i++)
+            sums[row][i] = multiply_add(inputs, first[i], sums[row][i]);
     }
 }
 
-INLINE void add_plain(int num_rows, enum form form, const struct job *job, f32v sums[][2])
+INLINE void add_plain(int num_rows, int num_vectors, enum form form, const struct job *job,
+                      f32v sums[][PANEL_VECTORS])
 {
     const char *x = job->x;
     for (int64_t k = 0; k < job->num_steps; k++, x += input_bytes(form)) {
-        const char *weights = job->weights + k * PANEL * 4;
-        for (int i = 0; i < TILE_COLUMNS * 4; i += 64)
+        u32v words[PANEL_VECTORS];
+        for (int i = 0; i < num_vectors * LANES * 4; i += 64)
             prefetch((const void *)job->ahead, k * job->ahead_size + i);
-        add_step(num_rows, form, x, job->row_size, load_words(weights),
-                 load_words(weights + LANES * 4), sums);
+#pragma GCC unroll 4
+        for (int i = 0; i < num_vectors; i++)
+            words[i] = load_words(job->weights + k * PANEL * 4 + i * LANES * 4);
+        add_step(num_rows, num_vectors, form, x, job->row_size, words, sums);
     }
 }
 
-#if CAN_CODE
-INLINE void add_coded(int num_rows, const struct job *job, f32v sums[][2])
+INLINE void add_coded(int num_rows, const struct job *job, f32v sums[][PANEL_VECTORS])
 {
     const struct coded_panel *p = job->coded;
-    __m512i table = load_table(p->table);
+    code_table table = load_table(p->table);
     const struct outlier *outlier = p->outliers, *end = outlier + p->num_outliers;
     const char *x = job->x;
     int64_t num_groups = job->num_steps / GROUP_STEPS, row_size = job->row_size;
     int64_t size = input_bytes(CODED);
-    u32v words[4];
+    u32v words[GROUP_VECTORS];
     for (int64_t group = 0;; group++, x += size * GROUP_STEPS) {
         int64_t stop = outlier < end ? outlier->place / GROUP_WORDS : num_groups;
         for (; group < stop; group++, x += size * GROUP_STEPS) {
@@ -97,66 +109,57 @@ INLINE void add_coded(int num_rows, const struct job *job, f32v sums[][2])
             for (int i = 0; i < GROUP_BYTES; i += 64)
                 prefetch(from, AHEAD_GROUPS * GROUP_BYTES + i);
             load_group(from, table, words);
-            add_step(num_rows, CODED, x, row_size, words[0], words[1], sums);
-            add_step(num_rows, CODED, x + size, row_size, words[2], words[3], sums);
+            add_step(num_rows, PANEL_VECTORS, CODED, x, row_size, words, sums);
+            add_step(num_rows, PANEL_VECTORS, CODED, x + size, row_size, words + PANEL_VECTORS,
+                     sums);
         }
         if (group * GROUP_STEPS == job->num_steps)
             return;
         load_group(p->groups + group * GROUP_BYTES, table, words);
         outlier = patch_group(outlier, end, group, words);
-        add_step(num_rows, CODED, x, row_size, words[0], words[1], sums);
+        add_step(num_rows, PANEL_VECTORS, CODED, x, row_size, words, sums);
         if (group == num_groups) /* half a group */
             return;
-        add_step(num_rows, CODED, x + size, row_size, words[2], words[3], sums);
+        add_step(num_rows, PANEL_VECTORS, CODED, x + size, row_size, words + PANEL_VECTORS, sums);
     }
 }
-#else
-INLINE void add_coded(int num_rows, const struct job *job, f32v sums[][2])
-{
-    (void)num_rows, (void)job, (void)sums;
-    __builtin_unreachable(); /* nothing is coded here */
-}
-#endif
 
-/* Compute the outputs of TILE_COLUMNS, all that are in the panel in AVX-512. */
-INLINE void multiply_tile(int num_rows, enum form form, const struct job *job)
+/* Compute some vectors of outputs: TILE_VECTORS, which are all of a panel in AVX-512, or all. */
+INLINE void multiply_tile(int num_rows, int num_vectors, enum form form, const struct job *job)
 {
-    f32v sums[MAX_TILE][2];
+    f32v sums[MAX_TILE][PANEL_VECTORS];
 #pragma GCC unroll 12
     for (int row = 0; row < num_rows; row++) {
         const float *from = job->bias == NULL ? job->sums + row * PANEL : job->bias;
-        sums[row][0] = load_f32(from);
-        sums[row][1] = load_f32(from + LANES);
+#pragma GCC unroll 4
+        for (int i = 0; i < num_vectors; i++)
+            sums[row][i] = load_f32(from + i * LANES);
     }
     if (form == CODED)
         add_coded(num_rows, job, sums);
     else
-        add_plain(num_rows, form, job, sums);
+        add_plain(num_rows, num_vectors, form, job, sums);
     float *y = job->y;
 #pragma GCC unroll 12
     for (int row = 0; row < num_rows; row++, y += job->y_stride)
-        if (job->num_outputs >= TILE_COLUMNS) {
-            store_f32(y, sums[row][0]);
-            store_f32(y + LANES, sums[row][1]);
-        } else {
-            store_some(y, 0, job->num_outputs, false, sums[row][0]);
-            if (job->num_outputs > LANES)
-                store_some(y, LANES, job->num_outputs - LANES, false, sums[row][1]);
-        }
+#pragma GCC unroll 4
+        for (int i = 0; i < num_vectors; i++)
+            if (job->num_outputs > i * LANES)
+                store_some(y, i * LANES, job->num_outputs - i * LANES, false, sums[row][i]);
 }
 
 INLINE void multiply_rows(enum form form, const struct job *job)
 {
 #define ROWS(n) \
-    case n: multiply_tile(n, form, job); break;
+    case n: multiply_tile(n, TILE_VECTORS, form, job); break;
     switch (job->num_rows) {
         ROWS(1)
         ROWS(2)
         ROWS(3)
         ROWS(4)
-#if LANES == 16
         ROWS(5)
         ROWS(6)
+#if LANES == 16
         ROWS(7)
         ROWS(8)
         ROWS(9)

@@ -59,47 +59,44 @@ INLINE void widen_row(const char *from, int64_t num_inputs, float *to)
     }
 }
 
-INLINE void widen_step(u32v left, u32v right, float *to)
+/* Write the floats of a step's words. */
+INLINE void widen_step(const u32v words[PANEL_VECTORS], float *to)
 {
-    store_f32(to, second_floats(left));
-    store_f32(to + LANES, second_floats(right));
-    store_f32(to + PANEL, first_floats(left));
-    store_f32(to + PANEL + LANES, first_floats(right));
+#pragma GCC unroll 4
+    for (int i = 0; i < PANEL_VECTORS; i++) {
+        store_f32(to + i * LANES, second_floats(words[i]));
+        store_f32(to + PANEL + i * LANES, first_floats(words[i]));
+    }
 }
 
 static void widen_plain(const char *weights, int64_t num_steps, float *to)
 {
-    for (int64_t k = 0; k < num_steps; k++, weights += PANEL * 4, to += 2 * PANEL)
-        for (int i = 0; i < PANEL; i += TILE_COLUMNS)
-            widen_step(load_words(weights + i * 4), load_words(weights + (i + LANES) * 4), to + i);
+    for (int64_t k = 0; k < num_steps; k++, weights += PANEL * 4, to += 2 * PANEL) {
+        u32v words[PANEL_VECTORS];
+#pragma GCC unroll 4
+        for (int i = 0; i < PANEL_VECTORS; i++)
+            words[i] = load_words(weights + i * LANES * 4);
+        widen_step(words, to);
+    }
 }
 
-#if CAN_CODE
 /* Widen a coded panel from a group on; return the first outlier word behind. */
 static const struct outlier *widen_coded(const struct coded_panel *p, const struct outlier *outlier,
                                          int64_t group, int64_t num_steps, float *to)
 {
     const struct outlier *end = p->outliers + p->num_outliers;
-    __m512i table = load_table(p->table);
-    u32v words[4];
+    code_table table = load_table(p->table);
+    u32v words[GROUP_VECTORS];
     for (int64_t step = 0; step < num_steps; step += GROUP_STEPS, group++, to += 4 * PANEL) {
         load_group(p->groups + group * GROUP_BYTES, table, words);
         if (outlier < end && outlier->place / GROUP_WORDS == group)
             outlier = patch_group(outlier, end, group, words);
-        widen_step(words[0], words[1], to);
+        widen_step(words, to);
         if (step + 1 < num_steps)
-            widen_step(words[2], words[3], to + 2 * PANEL);
+            widen_step(words + PANEL_VECTORS, to + 2 * PANEL);
     }
     return outlier;
 }
-#else
-static const struct outlier *widen_coded(const struct coded_panel *p, const struct outlier *outlier,
-                                         int64_t group, int64_t num_steps, float *to)
-{
-    (void)p, (void)outlier, (void)group, (void)num_steps, (void)to;
-    __builtin_unreachable(); /* nothing is coded here */
-}
-#endif
 
 /* Make rows of a job those of pairs' floats; they are kept while the first of them is the same. */
 static void widen_rows(struct job *job, int64_t first_row, struct widening *widening)

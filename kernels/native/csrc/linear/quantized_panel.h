@@ -11,7 +11,6 @@
 #include "linear/quantized_rows.h"
 
 enum {
-    PANEL_VECTORS = PANEL / LANES, /* of a step, which is four inputs */
     /* Rows of a tile: as many as have their sums in registers, in int8 for all vectors, in int4 for
      * two, for what is done to weights first is done once for all rows. */
     INT8_TILE = LANES == 16 ? 6 : 2,
