@@ -11,6 +11,7 @@ from cluster.api.middleware.rate_limits import RateLimits
 from cluster.api.middleware.request_log import LogRequests
 from cluster.api.middleware.token_keys import FreshTokenKeys
 from cluster.api.middleware.tracing import TraceCalls
+from cluster.api.middleware.turns import TakeTurns
 from cluster.api.middleware.unexpected import CatchUnexpected
 from cluster.api.middleware.web_pages import RefuseStrangers
 from cluster.api.openapi.document import openapi_document
@@ -71,7 +72,8 @@ def create_app(
             router=router.router_id,
             has_content=router.config.request_log_content,
         )
-    # Outside of what counts: it knows how bodies are sent.
+    app.add_middleware(TakeTurns)
+    # Outside of what counts: it knows how bodies are sent, and when calls have come.
     app.add_middleware(RequestContext, sends_ids=sends_ids)
     add_error_handlers(app, shapes, sends_ids=sends_ids)
     keys = Authenticator(router)

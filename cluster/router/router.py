@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from functools import cached_property, partial
 from math import ceil
@@ -64,6 +64,10 @@ INLINE_WEIGHT = 512  # of a conversation, with its tools and documents
 # the cores, too.
 NUM_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 NICENESS = 5  # of these threads alone, on Linux: they hold no lock, and the cores are the ranks'
+# Calls to the pool for adapters that lie on its host, which it reads one by one: hundreds at once
+# would only keep this loop and the pool's from running streams. What the pool fetches from
+# elsewhere may take minutes, and it bounds that itself.
+LOADS_AT_ONCE = 4
 MEAN_WEIGHT = 0.1  # of the latest call in how long calls take
 T = TypeVar("T")
 
@@ -119,6 +123,7 @@ class Router:
         self._threads = ThreadPoolExecutor(
             NUM_THREADS, "tokenize", initializer=os.nice, initargs=(NICENESS,)
         )
+        self._load_turns = asyncio.Semaphore(LOADS_AT_ONCE)
         self.bodies = BodyReader(config.body_memory, config.retry_after)
         self.tracer = _tracer(config, self.router_id)
         self.request_log: RequestLog | None = None
@@ -341,9 +346,11 @@ class Router:
         """
         self._refuse_base_name(name)
         load_inplace, pinned = options.load_inplace, options.pinned
-        return await self.backend.load(
-            name, path, load_inplace, pinned, options.sha256, options.root, options.caller
-        )
+        is_at_pool = Path(path).is_absolute()
+        async with self._load_turns if is_at_pool else nullcontext():
+            return await self.backend.load(
+                name, path, load_inplace, pinned, options.sha256, options.root, options.caller
+            )
 
     async def upload(self, name: str, parts: AsyncIterator[bytes], upload: Upload) -> AdapterRecord:
         """Give an adapter whose weights come in parts a name; raises as `load`."""
@@ -355,7 +362,8 @@ class Router:
     ) -> AdapterRecord:
         """Give a safetensors file in the pool's shared memory a name; raises as `load`."""
         self._refuse_base_name(name)
-        return await self.backend.load_tensors(name, path, config, options)
+        async with self._load_turns:
+            return await self.backend.load_tensors(name, path, config, options)
 
     async def unload(self, name: str, force: bool = False) -> UnloadResult:
         """Take a name away; wait until what it stood for is gone, if no other name does.

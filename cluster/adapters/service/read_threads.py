@@ -1,11 +1,10 @@
 """Reads adapters and cuts them into shards in threads, away from the event loop.
 
-Who asks for a directory that is being read already waits for that read. The threads are niced, so
-that loading takes what the ranks leave; and loads that nobody waits for are kept apart in time.
+Who asks for a directory that is being read already waits for that read. Loads that nobody waits for
+are kept apart in time.
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +20,6 @@ from cluster.histogram import LOAD_BUCKETS, Histogram
 
 T = TypeVar("T")
 
-NICENESS = 10
-
 
 class ReadThreads:
     """Adapter directories, read in the background; `num_bytes` of weights at a time."""
@@ -37,9 +34,7 @@ class ReadThreads:
         self.room = ReadRoom(num_bytes)
         self._reader = reader
         self._cut = cut
-        self._threads = ThreadPoolExecutor(
-            num_threads, thread_name_prefix="adapters", initializer=_be_nice
-        )
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="adapters")
         self._under_way: dict[Source, asyncio.Task[LoadedAdapter]] = {}
         self.seconds = Histogram(LOAD_BUCKETS)
         self.results = {"ok": 0, "failed": 0}  # of whole reads
@@ -91,10 +86,6 @@ class ReadThreads:
         del self._under_way[source]
         if not done.cancelled():
             done.exception()  # all who waited may have gone
-
-
-def _be_nice() -> None:
-    os.nice(NICENESS)  # on Linux, of this thread alone
 
 
 class RateLimiter:

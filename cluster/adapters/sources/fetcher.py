@@ -6,7 +6,6 @@ where the operator allows it.
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,6 @@ logger = logging.getLogger("topwork.pool")
 FETCH_SECONDS = 900.0  # that one adapter may take
 MAX_FETCHES = 4  # at a time
 MAX_WAITING = 32
-NICENESS = 10  # of its threads alone: the cores are the ranks'
 
 Open = Callable[[Address, str], AbstractContextManager[Iterator[bytes]]]
 
@@ -40,9 +38,7 @@ class Fetcher:
         self._max_bytes = max_bytes
         self._num_fetches = 0  # under way or waiting
         # Apart from those that read directories: a slow host holds nobody else up.
-        self._threads = ThreadPoolExecutor(
-            MAX_FETCHES, thread_name_prefix="fetch", initializer=os.nice, initargs=(NICENESS,)
-        )
+        self._threads = ThreadPoolExecutor(MAX_FETCHES, thread_name_prefix="fetch")
 
     def address(self, path: str) -> Address | None:
         """Return where a path leads; None if it is one on this host.

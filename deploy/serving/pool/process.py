@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from cluster.adapters.service.pool_actor import AdapterPoolActor
-from deploy.serving.process_setup import set_log_level
+from deploy.serving.process_setup import set_log_level, yield_cores
 from worker.actor import ProcessIdentity, node_ip, start_ticks
 
 
@@ -19,6 +19,7 @@ class PoolActor(AdapterPoolActor):
 
     def __init__(self, log_level: str, *arguments: Any) -> None:
         set_log_level(log_level)
+        yield_cores()
         super().__init__(*arguments)
 
     @ray.method

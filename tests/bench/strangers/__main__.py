@@ -24,12 +24,15 @@ from tests.bench.strangers.bodies import bodies
 from tests.bench.strangers.sender import READY
 from tests.bench.strangers.watching import Memory, Watch, told
 
+LOADS = "loads"
 GAP_GOAL_MS = 200.0
 RATIO_GOAL = 1.3  # of the 99th percentile of gaps, over that alone
 MEMORY_GOAL_MB = 32.0  # that a part may hold more after the last pass than after the one before it
 PASSES = 3  # what the first leaves behind is caches, stacks of threads, processes kept for the next
 MEBIBYTE = 2**20
-STREAM_TOKENS = 2000
+# A step takes longer the more tokens are before it, so each phase is to see all lengths many times.
+STREAM_TOKENS = 200
+ALONE_SECONDS = 20.0  # as long as 200 loads take, whose longest gap is compared with that alone
 SETTLE_SECONDS = 5.0
 
 
@@ -42,6 +45,12 @@ class Bench:
         self.memory = Memory(server.pid)
         self.watch = Watch(server.url, BASE, num_streams, STREAM_TOKENS)
         self.results: dict[str, Any] = {}
+
+    def note(self, name: str, gaps: list[float]) -> None:
+        """Note the gaps of all passes together."""
+        median, high, longest = told(gaps)
+        seen = self.results.get(name, {})
+        self.results[name] = seen | {"p50": median, "p99": high, "longest": longest}
 
     @asynccontextmanager
     async def sender(
@@ -66,8 +75,18 @@ class Bench:
         async with self.sender(calls) as process:
             return await _told_by(process)
 
-    async def phase(self, name: str, calls: list[tuple[str, Path]], alone: list[float]) -> None:
-        """Send calls beside the streams and note what came of it."""
+    async def alone(self) -> list[float]:
+        """Return the gaps of streams that nobody disturbs."""
+        self.watch.forget()
+        gaps = await self.watch.during(asyncio.sleep(ALONE_SECONDS))
+        median, high, longest = told(gaps)
+        print(f"{'alone':36} longest {longest:6.0f} ms  p99 {high:6.0f} ms  p50 {median:.0f} ms")
+        return gaps
+
+    async def phase(
+        self, name: str, calls: list[tuple[str, Path]], alone: list[float]
+    ) -> list[float]:
+        """Send calls beside the streams and note what came of it; return the gaps."""
         answers: dict[str, Any] = {}
         async with self.sender(calls) as process:
             await asyncio.sleep(1.0)  # its start is over
@@ -89,6 +108,7 @@ class Bench:
             f"{common[:90]}",
             flush=True,
         )
+        return gaps
 
     def body_calls(self, kind: str, path: str, body: bytes, count: int) -> list[tuple[str, Path]]:
         """Return calls of one body."""
@@ -129,21 +149,20 @@ async def measure(server: BenchServer, folder: Path, options: dict[str, Any]) ->
         await bench.send(first)  # the processes that read are there
         await asyncio.sleep(1)
         before = bench.memory.now()
-        bench.watch.forget()
-        alone = await bench.watch.during(asyncio.sleep(10))
-        median, high, longest = told(alone)
-        bench.results["alone"] = {"p50": median, "p99": high, "longest": longest}
-        print(f"{'alone':36} longest {longest:6.0f} ms  p99 {high:6.0f} ms  p50 {median:.0f} ms")
-        held = [before]
+        held, alone, beside_loads = [before], [], []
         for _ in range(PASSES):
+            alone += await bench.alone()
             for kind in kinds:
                 calls = bench.body_calls(kind, *made[kind], options["at_once"])
                 await bench.phase(kind, calls, alone)
             if loads:
-                await bench.phase(f"{len(loads)} loads", loads, alone)
+                beside_loads += await bench.phase(LOADS, loads, alone)
             assert not streams.done(), "the streams go on"
             await asyncio.sleep(SETTLE_SECONDS)
             held.append(bench.memory.now())
+        bench.note("alone", alone)
+        if loads:
+            bench.note(LOADS, beside_loads)
         bench.results["memory"] = {
             part: {"held": [one[part] for one in held], "most": bench.memory.most[part]}
             for part in before
@@ -159,8 +178,7 @@ def report(results: dict[str, Any]) -> None:
     """Print the table of goals."""
     memory = results.pop("memory")
     alone = results.pop("alone")
-    loads = [name for name in results if name.endswith(" loads")]
-    of_loads = [results.pop(name) for name in loads]
+    of_loads = results.pop(LOADS, None)
     print(f"\n{'':44}{'goal':>10}{'figure':>12}")
     if results:
         worst = max(results, key=lambda kind: results[kind]["longest"])
@@ -168,12 +186,11 @@ def report(results: dict[str, Any]) -> None:
             f"{'longest gap beside bodies, ms':44}{GAP_GOAL_MS:10.0f}"
             f"{results[worst]['longest']:12.0f}  ({worst}; alone {alone['longest']:.0f})"
         )
-    for one in of_loads:
-        for name in ("p50", "p99", "longest"):
-            print(
-                f"{f'{name} of gaps beside loads, over alone':44}{RATIO_GOAL:10.1f}"
-                f"{one[name] / alone[name]:12.2f}  ({one[name]:.0f} ms)"
-            )
+    for name in ("p50", "p99", "longest") if of_loads is not None else ():
+        print(
+            f"{f'{name} of gaps beside loads, over alone':44}{RATIO_GOAL:10.1f}"
+            f"{of_loads[name] / alone[name]:12.2f}  ({of_loads[name]:.0f} ms)"
+        )
     for part, told_of in memory.items():
         before, *after = (one / MEBIBYTE for one in told_of["held"])
         passes = ", ".join(f"{one:.0f}" for one in after)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cluster import supervision
-from cluster.errors import Unavailable
-from cluster.router.router import Router
+from cluster.adapters.records import LoadOptions
+from cluster.errors import InvalidAdapter, Unavailable
+from cluster.router.router import LOADS_AT_ONCE, Router
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from tests.patience import PATIENCE
 
@@ -81,3 +82,41 @@ def test_a_drain_that_the_pool_could_not_hear_of_is_told_again(serve: Callable[.
     serving.backend.drain = back
     serving.run(told.wait())
     assert serving.router.is_draining and serving.run(serving.backend.is_drained())
+
+
+def test_few_loads_of_what_lies_at_the_pool_are_with_it_at_once_and_fetches_wait_for_none(
+    serve: Callable[..., Any],
+) -> None:
+    serving = serve(FakeScheduler())
+    router: Router = serving.router
+    works, may_end = serving.backend.load, asyncio.Event()
+    running: list[str] = []
+    most: list[int] = []
+
+    async def held(name: str, path: str, *args: Any) -> Any:
+        running.append(path)
+        most.append(sum(one.startswith("/") for one in running))
+        await may_end.wait()
+        running.remove(path)
+        return await works(name, path, *args)
+
+    serving.backend.load = held
+    at_pool = [f"/adapters/{number}" for number in range(3 * LOADS_AT_ONCE)]
+    broken = [f"/broken/{number}" for number in range(LOADS_AT_ONCE)]
+    elsewhere = [f"hf://someone/{number}" for number in range(3)]
+
+    async def load_all() -> list[Any]:
+        loads = [
+            asyncio.create_task(router.load(f"n{number}", path, LoadOptions()))
+            for number, path in enumerate([*broken, *at_pool, *elsewhere])
+        ]
+        await until(lambda: len(running) == LOADS_AT_ONCE + len(elsewhere))
+        loads[-len(elsewhere) - 1].cancel()  # one that waits goes away
+        may_end.set()
+        return await asyncio.gather(*loads, return_exceptions=True)
+
+    results = serving.run(load_all())
+    assert max(most) == LOADS_AT_ONCE
+    refused, done = results[: len(broken)], results[len(broken) :]
+    assert all(isinstance(one, InvalidAdapter) for one in refused)
+    assert [isinstance(one, BaseException) for one in done].count(True) == 1

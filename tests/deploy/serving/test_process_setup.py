@@ -62,6 +62,23 @@ def _is_equal(policy: int) -> None:
     assert os.sched_getscheduler(0) == policy
 
 
+def test_all_threads_of_a_process_that_yields_its_cores_are_nice_and_those_it_starts_later() -> (
+    None
+):
+    program = """
+import os, threading
+from deploy.serving.process_setup import NICENESS, yield_cores
+may_end = threading.Event()
+threading.Thread(target=may_end.wait).start()
+yield_cores()
+threading.Thread(target=may_end.wait).start()
+nice = [os.getpriority(os.PRIO_PROCESS, int(tid)) for tid in os.listdir("/proc/self/task")]
+may_end.set()
+assert len(nice) >= 3 and set(nice) == {NICENESS}, nice
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_a_sandbox_that_forbids_it_leaves_all_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("seccomp")
