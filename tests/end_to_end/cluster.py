@@ -18,8 +18,9 @@ import yaml
 
 from tests.end_to_end.asking import Endpoint, wait_for
 from tests.end_to_end.processes import program, title
-from tests.end_to_end.server import MODEL_DIR, ROOT, free_port
+from tests.end_to_end.server import MODEL_DIR, ROOT
 from tests.patience import PATIENCE
+from tests.ports import free_port
 
 BIN = Path(sys.executable).parent
 

@@ -11,8 +11,9 @@ import httpx
 import yaml
 
 from tests.end_to_end.asking import wait_for
-from tests.end_to_end.server import ROOT, free_port
+from tests.end_to_end.server import ROOT
 from tests.patience import PATIENCE
+from tests.ports import free_port
 
 OBSERVABILITY = ROOT / "deploy" / "observability"
 

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from tests.end_to_end.asking import Endpoint, wait_for
 from tests.end_to_end.processes import family, title
 from tests.patience import PATIENCE
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 MODEL_DIR = Path.home() / ".cache" / "topwork" / "models" / "SmolLM2-135M-Instruct"
@@ -24,12 +24,6 @@ def adapter_dirs() -> dict[str, Path]:
 
 
 MODELS = ["smollm2", *adapter_dirs()]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def serve_command(port: int, *flags: str) -> list[str]:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.end_to_end.asking import wait_for
-from tests.end_to_end.server import Server, free_port, serve_command
+from tests.end_to_end.server import Server, serve_command
 from tests.patience import PATIENCE
+from tests.ports import free_port
 
 _WRITTEN = re.compile(r"\x1b\[(?P<number>[?\d;]*)(?P<control>[A-Za-z])|(?P<text>.)", re.DOTALL)
 

@@ -1,7 +1,6 @@
 """The two programs that the chart brings along, run as pods run them, against real servers."""
 
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.helm.charts import CHART, pod_templates, render, rendered, values_of
+from tests.ports import free_port
 
 PROBE = CHART / "files" / "probe.py"
 
@@ -46,13 +46,6 @@ def server(answers: dict[str, tuple[int, Any]]) -> Iterator[tuple[int, list[Any]
         thread.join()
 
 
-def nobody() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
-
-
 def fault(mode: str, port: int, raylet_port: int) -> str:
     namespace: dict[str, Any] = {"__name__": "probe"}
     exec(compile(PROBE.read_text(), str(PROBE), "exec"), namespace)
@@ -78,15 +71,15 @@ def test_a_probe_tells_progress(mode: str, health: int, reason: str) -> None:
 
 def test_a_pod_in_which_nobody_serves_lives_unless_it_should_serve() -> None:
     with server({"/api/healthz": (200, {})}) as (raylet, _):
-        assert fault("ranks", nobody(), raylet) == ""
-        assert fault("proxy", nobody(), raylet) == "Serve does not answer"
-    assert fault("server", nobody(), nobody()) == "the server does not answer"
+        assert fault("ranks", free_port(), raylet) == ""
+        assert fault("proxy", free_port(), raylet) == "Serve does not answer"
+    assert fault("server", free_port(), free_port()) == "the server does not answer"
 
 
 @pytest.mark.parametrize("mode", ["ranks", "proxy"])
 def test_a_pod_whose_raylet_is_gone_does_not_live(mode: str) -> None:
     with server({"/health": (200, {}), "/-/healthz": (200, {})}) as (port, _):
-        assert fault(mode, port, nobody()) == "the raylet does not answer"
+        assert fault(mode, port, free_port()) == "the raylet does not answer"
 
 
 def test_the_probe_runs_as_the_pod_runs_it() -> None:

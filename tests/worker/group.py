@@ -1,6 +1,5 @@
 """A group of ranks in threads, driven by plans that a test writes or that `generate` writes."""
 
-import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from msgspec import structs
 from torch import Tensor
 
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from worker.distributed.communicator import Communicator, SingleRank
 from worker.distributed.parallel import join_group
 from worker.distributed.thread_group import ThreadGroup
@@ -296,8 +296,7 @@ def random_tokens(length: int, seed: int) -> tuple[int, ...]:
 
 def free_address() -> str:
     """Return an address where a store can be opened."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def join_in_threads(size: int, timeout: float) -> list[Communicator]:

@@ -72,6 +72,9 @@ class Checkpoint:
     ) -> Tensor:
         """Return rows, columns and so on of a tensor of that whole shape, as stored.
 
+        They are a copy: a tensor that stays would keep its whole file mapped, which then counts as
+        memory of the process for good.
+
         Args:
             name: of the tensor.
             shape: that it must have.
@@ -94,13 +97,13 @@ class Checkpoint:
             raise ValueError(f"tensor {name} is of type {whole.get_dtype()}, not {dtypes}")
         if shape == (1,):
             scalar: Tensor = file.get_tensor(written)
-            return scalar.view(1)
+            return scalar.view(1).clone()
         spans = [rows, *others]
         # A slice that keeps whole rows is one run of bytes in the file.
         while len(spans) > 1 and len(spans[-1]) == shape[len(spans) - 1]:
             spans.pop()
         part: Tensor = whole[tuple(slice(span.start, span.stop) for span in spans)]
-        return part
+        return part.clone()
 
 
 AnyCheckpoint = Checkpoint | GgufCheckpoint

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 import termios
@@ -22,6 +21,7 @@ import httpx
 from deploy.bench.http_target import BenchError
 from tests.bench.adapters.counts import Counts, count_tiers, read_counts
 from tests.bench.process_tree import ProcessTree
+from tests.ports import free_port
 
 BASE = "smollm2"
 REGISTERED, READY = "loading the model", "Ctrl-C takes it down"  # begins, then
@@ -161,10 +161,3 @@ def plain_text(output: bytes) -> str:
 def cpu_used(before: dict[int, float], after: dict[int, float]) -> float:
     """Return the CPU seconds between two looks, of the processes that the second one found."""
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port

@@ -19,13 +19,14 @@ from deploy.bench.http_target import OPENAI, BenchError, Count, Dialect, HttpTar
 from deploy.bench.peft_target import PeftTarget
 from deploy.bench.workload import Ask
 from kernels.quantized import QuantizationMethod
-from tests.bench.adapters.server import BASE, BenchServer, free_port
+from tests.bench.adapters.server import BASE, BenchServer
 from tests.bench.peers.environments import PEERS_DIR, log_tail
 from tests.bench.peers.gguf import UNQUANTIZED, gguf_adapter, gguf_model
 from tests.bench.peers.install import PEFT_PYTHON, VLLM_BINARIES
 from tests.bench.peers.llama_source import BINARIES, SERVER
 from tests.bench.peers.target import Target, child, http, wait_until_healthy
 from tests.bench.process_tree import ProcessTree
+from tests.ports import free_port
 
 MAX_MODEL_LEN = 8192
 MAX_SEQUENCES = 16

@@ -5,7 +5,6 @@ and what wraps the application are Serve's own; the scheduler is the one at the 
 """
 
 import asyncio
-import socket
 import sys
 
 import msgspec
@@ -20,6 +19,7 @@ from cluster.messages import SchedulerAddress
 from cluster.router.config import RouterConfig
 from cluster.router.router import Router
 from cluster.router.testing.fake_backend import FakeBackend
+from tests.ports import free_port
 
 
 def as_direct_ingress(app: ASGIApp) -> ASGIApp:
@@ -44,13 +44,6 @@ def as_direct_ingress(app: ASGIApp) -> ASGIApp:
             answering.cancel()
 
     return serve
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 async def _serve(directory: str, address: SchedulerAddress) -> None:

@@ -26,9 +26,9 @@ from cluster.router.testing.fake_backend import FakeBackend
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from deploy.demo.model import demo_model
 from deploy.serving.process_setup import give_way_soon
-from tests.bench.router.serving import free_port
 from tests.bench.strangers.bodies import bodies
 from tests.bench.strangers.watching import resident_bytes
+from tests.ports import free_port
 
 WAKE_SECONDS = 0.005
 MODEL = "model"

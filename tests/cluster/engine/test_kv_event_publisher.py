@@ -1,7 +1,6 @@
 """KV events over real ZeroMQ sockets, read as a subscriber of vLLM's reads them."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,14 +22,14 @@ from cluster.scheduler.kv_cache.prefix_cache import PrefixCache
 from cluster.scheduler.kv_cache.radix_tree import namespace
 from tests.cluster.kv_mirror import Mirror, as_vllm
 from tests.patience import PATIENCE
+from tests.ports import free_port
 
 PLAIN = namespace("model", BASE, "")
 END = b"\xff" * 8
 
 
 def free_endpoint() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 class World:

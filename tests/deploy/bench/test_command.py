@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deploy.cli.commands import app
-from tests.end_to_end.server import MODEL_DIR, free_port
+from tests.end_to_end.server import MODEL_DIR
+from tests.ports import free_port
 
 pytestmark = pytest.mark.model
 

@@ -17,7 +17,8 @@ from deploy.engine_config import Checked
 from deploy.machine import Machine
 from tests.cluster.adapters.tiny import MODEL
 from tests.deploy.checks.small_model import make_model
-from tests.end_to_end.server import MODEL_DIR, adapter_dirs, free_port
+from tests.end_to_end.server import MODEL_DIR, adapter_dirs
+from tests.ports import free_port
 from tests.worker.weights.gguf.tiny_models import build
 from tests.worker.weights.gguf.writing import write_model
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy.checks.small_model import make_model
 from tests.deploy.checks.spoilt_models import BY_HEADERS, BY_TOKENIZER
-from tests.end_to_end.server import free_port
+from tests.ports import free_port
 
 TOPWORK = Path(sys.executable).with_name("topwork")
 # Of the tables, which other tests go through, those that the review of the first release met.

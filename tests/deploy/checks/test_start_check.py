@@ -16,15 +16,10 @@ from deploy.config import ConfigError, ServeConfig
 from tests.deploy.certificates import DAY, write_certificate
 from tests.deploy.checks.small_model import make_model, shard
 from tests.deploy.checks.spoilt_models import BY_HEADERS, BY_TOKENIZER, content
+from tests.ports import free_port
 from tests.worker.quantization.packing import FORMATS, quantize_checkpoint
 
 QUICK = ("no tokenizer", "tokenizer is cut", "tokens beyond the embedding")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def looked(model: Path, **values: Any) -> Start:

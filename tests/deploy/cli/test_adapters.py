@@ -11,7 +11,7 @@ import pytest
 from cluster.router.testing.fake_scheduler import FakeScheduler
 from deploy.cli import client
 from tests.deploy.cli.command_line import topwork
-from tests.end_to_end.server import free_port
+from tests.ports import free_port
 
 
 @pytest.fixture

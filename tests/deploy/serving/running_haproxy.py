@@ -17,8 +17,8 @@ from deploy.serving.haproxy.environment import server_environment
 from deploy.serving.haproxy.front_door import FrontDoor
 from deploy.serving.haproxy.ports import claimed_ports
 from tests.end_to_end.asking import wait_for
-from tests.end_to_end.server import free_port
 from tests.patience import PATIENCE
+from tests.ports import free_port
 
 # What Serve's manager does, in a process of its own: Ray's code reads its environment when it is
 # imported. Each line that it is given has HAProxy reloaded, as Serve does when a router comes.

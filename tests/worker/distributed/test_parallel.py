@@ -1,13 +1,13 @@
 """Sums and gathers over threads and processes."""
 
 import multiprocessing
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.worker.distributed.group_member import WIDTHS, part_of, run_member
 from worker.distributed.communicator import SingleRank, sum_in_pairs
 from worker.distributed.parallel import TorchGroup, join_group
@@ -92,8 +92,7 @@ def test_a_thread_that_never_comes_is_not_waited_for_forever():
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 @pytest.mark.parametrize("size", [2, 3])

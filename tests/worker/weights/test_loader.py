@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,6 +57,15 @@ def test_a_slice_is_read_from_a_sharded_checkpoint(tiny_model):
 def test_weights_are_converted_to_the_dtype_of_the_run(editable):
     path = editable(lambda t: t.update({k: v.half() for k, v in t.items()}))
     assert load(path, dtype=torch.bfloat16).embedding.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+def test_no_file_stays_mapped_once_its_weights_are_loaded(tiny_model, kind):
+    path = tiny_model(kind).path
+    weights = load(path)
+    mapped = Path("/proc/self/maps").read_text()
+    assert not [line for line in mapped.splitlines() if str(path) in line]
+    assert weights.embedding.shape[1] == read_model_config(path).hidden_size
 
 
 def test_half_the_bits_are_half_the_bytes(tiny_model):
