@@ -1,7 +1,7 @@
 """Calls begin one at a time: one in each turn of the event loop.
 
-All calls that come at once would else be begun, a millisecond or so for each, before the loop looked
-again at the tokens of running streams. Once a call has begun, nothing holds it.
+All calls that come at once would else be begun, a millisecond or so for each, before the loop
+looked again at the tokens of running streams. Once a call has begun, nothing holds it.
 """
 
 import asyncio
