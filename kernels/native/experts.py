@@ -24,7 +24,6 @@ from kernels.native.ops import (
     SortPairsOp,
     UnpermuteOp,
     linear_op,
-    quantized_linear_op,
 )
 from kernels.native.packing import PANEL, pack_quantized
 from kernels.native.program import Step
@@ -108,9 +107,10 @@ class NativeExperts(NativeLinears):
         y = self._out("grouped", x.shape[0], (weight.out_features,), torch.float32)
         counts = at(routed.starts), weight.num_experts
         if all_experts.is_quantized:
-            quantized, tensors = quantized_linear_op(x, all_experts, y)
+            quantized, of_quantized = self._quantized_op(x, all_experts, y)
             grouped = GroupedQuantizedLinearOp(quantized, *counts)
-            self._do("grouped_quantized_linear", grouped, x.shape[0], (*tensors, routed.starts))
+            of_grouped = (*of_quantized, routed.starts)
+            self._do("grouped_quantized_linear", grouped, x.shape[0], of_grouped)
             return y
         linear, tensors = linear_op(x, all_experts, y)
         linear.num_outputs = weight.out_features

@@ -80,6 +80,7 @@ class Library:
     run: Callable[..., int]
     all_reduce: Callable[[int, int, int, int, int], int]  # state, x, out, count, kind of number
     gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
+    coded_row_bytes: Callable[[ctypes.Structure], int]  # of a QuantizedLinearOp
     products: str  # by what linears are computed: AMX, AVX512-BF16, AVX-512 or AVX2
     op: Callable[[str], OpFunction]  # by its name in C, without topwork_
 
@@ -116,6 +117,7 @@ def open_library(
     """
     flags = (*os.environ.get(_MORE_FLAGS, "").split(), *extra_flags)
     loaded = ctypes.CDLL(str(build(directory, compiler, flags)))
+    coded_row_bytes = _signed(loaded.topwork_coded_row_bytes, ctypes.c_int64, ctypes.c_void_p)
     return Library(
         gumbel_candidates=_signed(
             loaded.topwork_gumbel_candidates, ctypes.c_int, ctypes.POINTER(CandidateSearch)
@@ -144,6 +146,7 @@ def open_library(
             ctypes.c_int,
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
         ),
+        coded_row_bytes=lambda op: coded_row_bytes(ctypes.byref(op)),
         products=_signed(loaded.topwork_products, ctypes.c_char_p)().decode(),
         op=functools.cache(functools.partial(_op, loaded)),
     )

@@ -17,6 +17,7 @@ from kernels.native.op_runner import OpRunner, at, is_bf16
 from kernels.native.ops import (
     MOST_PIECES,
     GroupedQuantizedLinearOp,
+    QuantizedLinearOp,
     RowLargestOp,
     ScaleSumsOp,
     SpreadOp,
@@ -74,12 +75,22 @@ class NativeLinears(OpRunner):
     def _product(self, name: str, x: Tensor, weight: LinearWeight) -> Tensor:
         y = self._out(name, x.shape[0], (weight.out_features,), torch.float32)
         if weight.is_quantized:
-            quantized, tensors = quantized_linear_op(x, weight, y)
-            self._do("quantized_linear", quantized, x.shape[0], tensors)
+            quantized, of_quantized = self._quantized_op(x, weight, y)
+            self._do("quantized_linear", quantized, x.shape[0], of_quantized)
             return y
         op, tensors = linear_op(x, weight, y)
         self._do("linear", op, x.shape[0], tensors)
         return y
+
+    def _quantized_op(
+        self, x: Tensor, weight: LinearWeight, y: Tensor, largest: Tensor | None = None
+    ) -> tuple[QuantizedLinearOp, tuple[Tensor | None, ...]]:
+        """Return what `quantized_linear_op` does, with memory for rows in int8."""
+        op, tensors = quantized_linear_op(x, weight, y, largest)
+        num_bytes = self.thread_pool.library.coded_row_bytes(op)
+        coded = self._out("coded", x.shape[0], (num_bytes,), torch.uint8)
+        op.coded = at(coded)
+        return op, (*tensors, coded)
 
     def row_largest(self, x: Tensor, rank: int, num_ranks: int) -> Tensor:
         assert x.stride(1) == 1, "the inputs of a row must be contiguous"
@@ -97,7 +108,7 @@ class NativeLinears(OpRunner):
     ) -> Tensor:
         panels = _panels_of(weight)
         sums = self._out("sums", x.shape[0], (weight.out_features,), torch.int32)
-        op, tensors = quantized_linear_op(x, panels, sums, largest)
+        op, tensors = self._quantized_op(x, panels, sums, largest)
         if not isinstance(weight, ExpertsWeight):
             self._do("quantized_linear", op, x.shape[0], tensors)
             return sums

@@ -58,10 +58,13 @@ def linear_op(
 
 
 class QuantizedLinearOp(ctypes.Structure):
-    """`struct quantized_linear`: the same of int8 panels with `scales` [N], or of int4 panels."""
+    """`struct quantized_linear`: the same of int8 panels with `scales` [N], or of int4 panels.
+
+    `coded` [T, as many bytes as the library says] is memory for rows in int8.
+    """
 
     _fields_ = [
-        *_pointers("x", "weight", "scales", "bias", "y", "largest"),
+        *_pointers("x", "weight", "scales", "bias", "y", "largest", "coded"),
         *_counts("num_ranks", "x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
         *_counts("max_exponent"),
     ]
@@ -70,7 +73,7 @@ class QuantizedLinearOp(ctypes.Structure):
 def quantized_linear_op(
     x: Tensor, weight: LinearWeight, y: Tensor, largest: Tensor | None = None
 ) -> tuple[QuantizedLinearOp, tuple[Tensor | None, ...]]:
-    """Return what `linear_op` does, of a quantized weight.
+    """Return what `linear_op` does, of a quantized weight; `coded` is still to be set.
 
     With `largest` [T, ranks] float32, what all ranks have found in a row, y is int32 sums.
     """
@@ -80,6 +83,7 @@ def quantized_linear_op(
     tensors = x, weight.data, weight.scales, weight.bias, y, largest
     op = QuantizedLinearOp(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+        None,
         0 if largest is None else largest.shape[1],
         x.stride(0),
         y.stride(0),

@@ -17,7 +17,7 @@ VARIANTS = {
     "dots": ("-mno-amx-tile",),
     "floats": ("-mno-avx512bf16",),
     "avx2": ("-march=haswell",),
-    "pairs": ("-mno-avx512vnni", "-mno-avxvnni"),
+    "pairs": ("-mno-amx-tile", "-mno-avx512vnni", "-mno-avxvnni"),
     "emulated": (
         *("-march=haswell", "-include", str(EMULATED_DOTS)),
         f"-DEMULATION={crc32(EMULATED_DOTS.read_bytes())}",  # another file, another build
@@ -104,7 +104,7 @@ def library(request: pytest.FixtureRequest) -> Library:
     return built(request)
 
 
-@pytest.fixture(params=["native", "pairs", "avx2", "emulated"], scope="session")
+@pytest.fixture(params=["native", "dots", "pairs", "avx2", "emulated"], scope="session")
 def library_of_codes(request: pytest.FixtureRequest) -> Library:
     """Return all builds that multiply codes in different ways."""
     return built(request)

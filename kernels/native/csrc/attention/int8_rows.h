@@ -42,7 +42,7 @@ INLINE void widen_int8_row(const char *from, int64_t head_dim, void *to, bool is
             memcpy(&codes, from + i, sizeof codes);
         else
             memcpy(&codes, from + i, (size_t)(head_dim - i));
-        f32v x = words_to_floats(__builtin_convertvector(codes, i32v)) * scale;
+        f32v x = words_to_floats(widen_bytes(codes)) * scale;
         store_some(to, i, head_dim - i, is_bf16, x);
     }
 }

@@ -1,9 +1,12 @@
 /* What products by AMX have in common: tiles of up to 16 rows of 64 bytes.
  *
- * A product of tiles adds 32 products of bfloat16 to each of 16 x 16 sums, in 16 cycles; a dot
- * product of vectors adds two to each of 16, in one or two. Of the 32, AMX adds up those with even
- * numbers and those with odd ones apart, then both to the sum: other bits than those of dot
- * products, the same for an element whatever stands beside it.
+ * In a product of tiles 0 to 3 are sums, 4 and 5 inputs, 6 and 7 weights: two tiles of outputs for
+ * two of inputs, or for one.
+ *
+ * Of bfloat16 a product of tiles adds 32 products of bfloat16 to each of 16 x 16 sums, in 16
+ * cycles; a dot product of vectors adds two to each of 16, in one or two. Of the 32, AMX adds up
+ * those with even numbers and those with odd ones apart, then both to the sum: other bits than
+ * those of dot products, the same for an element whatever stands beside it.
  */
 #ifndef TOPWORK_LINEAR_AMX_H
 #define TOPWORK_LINEAR_AMX_H
@@ -20,11 +23,23 @@
 #define HAS_TILES 0
 #endif
 
+#if HAS_TILES && defined(__AMX_INT8__)
+#define HAS_BYTE_TILES 1
+#else
+#define HAS_BYTE_TILES 0
+#endif
+
 enum {
     TILE_ROWS = 16,
     TILE_LINE = 64,   /* bytes of a row */
     TILE_INPUTS = 32, /* bfloat16 of a row */
     NUM_TILES = 8,
+    TILE_STEPS = 16, /* words of a line: the rows of a tile of weights */
+};
+
+/* How many rows a thread's tiles of inputs have, as it has told them. */
+struct tile_rows {
+    int64_t first, second;
 };
 
 enum { ASK_FOR_STATE = 0x1023, TILE_DATA = 18 }; /* of arch_prctl */
@@ -58,6 +73,23 @@ struct tile_shape {
 INLINE void settle_memory(void) { __asm__ volatile("" ::: "memory"); }
 
 INLINE void release_tiles(void) { _tile_release(); }
+
+/* Tell the tiles how many rows of inputs and of sums there are. */
+static void shape_tiles(struct tile_rows *told, int64_t first_rows, int64_t second_rows)
+{
+    struct tile_shape shape = {.palette = 1};
+    if (told->first == first_rows && told->second == second_rows)
+        return;
+    *told = (struct tile_rows){first_rows, second_rows};
+    for (int tile = 0; tile < NUM_TILES; tile++) {
+        bool is_second = tile == 2 || tile == 3 || tile == 5;
+        shape.line_bytes[tile] = TILE_LINE;
+        shape.rows[tile] = (uint8_t)(tile >= 6 ? TILE_STEPS : is_second ? second_rows : first_rows);
+        if (shape.rows[tile] == 0)
+            shape.rows[tile] = 1; /* not used then */
+    }
+    _tile_loadconfig(&shape);
+}
 
 #else
 

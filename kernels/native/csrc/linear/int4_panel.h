@@ -57,7 +57,7 @@ INLINE void multiply_int4_part(int num_rows, int num_vectors, const struct job *
 {
     f32v totals[INT4_TILE][PANEL_VECTORS] = {0};
     const char *from = job->weights;
-    const int8_t *x = job->x;
+    const int8_t *x = codes_of_row(job, 0);
     int64_t groups = num_groups(job->num_inputs);
     for (int64_t group = 0; group < groups; group++, from += INT4_GROUP, x += GROUP) {
         u32v sums[INT4_TILE][PANEL_VECTORS];
@@ -70,14 +70,14 @@ INLINE void multiply_int4_part(int num_rows, int num_vectors, const struct job *
             for (int i = 0; i < num_vectors; i++)
                 sums[row][i] = (u32v){0};
         const char *codes = from + INT4_CODES + at * LANES * QUAD;
-        add_int4_group(num_rows, num_vectors, codes, x, job->row_size, sums);
+        add_int4_group(num_rows, num_vectors, codes, x, job->form.row_bytes, sums);
 #pragma GCC unroll 4
         for (int i = 0; i < num_vectors; i++) {
             f32v scales = load_whole(from + (at + i) * LANES * 2, true);
             f32v offsets = load_whole(from + INT4_OFFSETS + (at + i) * LANES * 2, true);
 #pragma GCC unroll 6
             for (int row = 0; row < num_rows; row++) {
-                struct scaled_group of_row = job->groups[row * groups + group].scaled;
+                struct scaled_group of_row = groups_of_row(job, row)[group].scaled;
                 f32v sum = words_to_floats(small_sums(sums[row][i]));
                 f32v total = multiply_add(offsets, splat(of_row.sum), totals[row][i]);
                 totals[row][i] = multiply_add(sum, scales * splat(of_row.scale), total);

@@ -29,12 +29,11 @@ INLINE f32v int8_outputs(i32v sums, float row_scale, const float *scales, const 
 INLINE void add_int8_group(int num_rows, const struct job *job, int64_t group, const char *from,
                            int64_t num_steps, i32v totals[][PANEL_VECTORS])
 {
-    const int8_t *x = job->x + group * GROUP;
-    int64_t groups = num_groups(job->num_inputs);
+    const int8_t *x = codes_of_row(job, 0) + group * GROUP;
     i32v sums[INT8_TILE][PANEL_VECTORS], powers[INT8_TILE];
 #pragma GCC unroll 6
     for (int row = 0; row < num_rows; row++) {
-        struct shifted_group of_row = job->groups[row * groups + group].shifted;
+        struct shifted_group of_row = groups_of_row(job, row)[group].shifted;
         powers[row] = shift_factor(of_row.shift);
 #pragma GCC unroll 4
         for (int i = 0; i < PANEL_VECTORS; i++)
@@ -49,7 +48,7 @@ INLINE void add_int8_group(int num_rows, const struct job *job, int64_t group, c
             weights[i] = load_words(from + i * LANES * QUAD);
 #pragma GCC unroll 6
         for (int row = 0; row < num_rows; row++) {
-            struct quad inputs = splat_quad(x + row * job->row_size);
+            struct quad inputs = splat_quad(x + row * job->form.row_bytes);
 #pragma GCC unroll 4
             for (int i = 0; i < PANEL_VECTORS; i++)
                 sums[row][i] = dot_quads(sums[row][i], inputs, weights[i], powers[row]);
@@ -77,7 +76,7 @@ INLINE void multiply_int8_tile(int num_rows, const struct job *job)
     for (int row = 0; row < num_rows; row++)
 #pragma GCC unroll 4
         for (int i = 0; i < PANEL_VECTORS; i++) {
-            f32v y = int8_outputs(sums[row][i], job->row_scales[row], job->scales + i * LANES,
+            f32v y = int8_outputs(sums[row][i], scale_of_row(job, row), job->scales + i * LANES,
                                   job->bias + i * LANES);
             store_outputs(job, row, i * LANES, job->wants_sums ? (f32v)sums[row][i] : y);
         }

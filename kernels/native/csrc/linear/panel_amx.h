@@ -12,7 +12,6 @@
 #include "linear/amx.h"
 
 enum {
-    TILE_STEPS = TILE_INPUTS / 2,
     PASS_ROWS = 2 * TILE_ROWS, /* whose sums stay in tiles, with all outputs of a panel */
     STEP_BYTES = PANEL * 4,
     PART_BYTES = TILE_STEPS * STEP_BYTES, /* of a panel: two tiles */
@@ -24,7 +23,7 @@ struct tiling {
     char *rest;  /* [PASS_ROWS, TILE_LINE]: the last inputs of some rows */
     float *y;    /* [PASS_ROWS, PANEL]: outputs of a panel that is cut */
     char *parts; /* [parts, PART_BYTES] */
-    int64_t first_rows, second_rows;
+    struct tile_rows rows;
 };
 
 INLINE int64_t num_parts(int64_t num_steps) { return round_up(num_steps, TILE_STEPS) / TILE_STEPS; }
@@ -44,25 +43,6 @@ INLINE struct tiling make_tiling(char *scratch)
 }
 
 #if HAS_TILES
-
-/* Tell the tiles how many rows there are: sums 0 and 1 and inputs 4 have the first, sums 2 and 3
- * and inputs 5 the second; 6 and 7 are weights. */
-static void shape_tiles(struct tiling *tiling, int64_t first_rows, int64_t second_rows)
-{
-    struct tile_shape shape = {.palette = 1};
-    if (tiling->first_rows == first_rows && tiling->second_rows == second_rows)
-        return;
-    tiling->first_rows = first_rows;
-    tiling->second_rows = second_rows;
-    for (int tile = 0; tile < NUM_TILES; tile++) {
-        bool is_second = tile == 2 || tile == 3 || tile == 5;
-        shape.line_bytes[tile] = TILE_LINE;
-        shape.rows[tile] = (uint8_t)(tile >= 6 ? TILE_STEPS : is_second ? second_rows : first_rows);
-        if (shape.rows[tile] == 0)
-            shape.rows[tile] = 1; /* not used then */
-    }
-    _tile_loadconfig(&shape);
-}
 
 INLINE void add_part(bool has_second, const char *x, int64_t row_size, const char *part)
 {
@@ -232,7 +212,7 @@ static void multiply_in_tiles(struct job job, struct tiling *tiling)
     for (bool is_first = true; num_passes > 0; num_passes--, is_first = false) {
         job.num_rows = (rows_left + num_passes - 1) / num_passes;
         int64_t first = smaller(job.num_rows, TILE_ROWS);
-        shape_tiles(tiling, first, job.num_rows - first);
+        shape_tiles(&tiling->rows, first, job.num_rows - first);
         (job.num_rows > TILE_ROWS ? pass_of_two_tiles : pass_of_one_tile)(is_first, num_passes == 1,
                                                                           &job, tiling, &fetching);
         job.x += job.num_rows * job.row_size;

@@ -1,14 +1,17 @@
 /* A linear layer whose weights stand in panels of int8 or of 4 bits, and those of many experts.
  *
- * A thread brings each row that it multiplies into int8 once for all its panels.
+ * Few rows each thread brings into int8 for itself, once for all its panels. Of more each thread
+ * brings some there, and all of them meet before they multiply.
  *
  * Where ranks share the inputs of a linear in int8, its outputs can have the bits that one rank
  * with all inputs would give them, in four ops: each rank finds the largest of its inputs; all know
  * those of all, and multiply by one scale; their sums are added up, as integers; what they stand
  * for is the same on all ranks.
  */
+#define _GNU_SOURCE /* syscall */
 #include "linear/int4_panel.h"
 #include "linear/int8_panel.h"
+#include "linear/int8_tiles.h"
 #include "runtime/thread_pool.h"
 
 struct quantized_linear {
@@ -19,10 +22,13 @@ struct quantized_linear {
     float *y;            /* [T, N]; int32 sums if there is `largest` */
     /* [T, num_ranks]: the largest sizes that ranks have found in a row; or null */
     const float *largest;
+    char *coded; /* [T, coded rows' bytes]: of no meaning before or afterwards */
     int64_t num_ranks;
     int64_t x_stride, y_stride, num_inputs, num_outputs, is_bf16;
     int64_t max_exponent; /* of a group of inputs; of int8 */
 };
+
+enum { FEW_ROWS = 16 }; /* that each thread brings into int8 for itself */
 
 static __attribute__((noinline)) void multiply_int8(const struct job *job)
 {
@@ -49,45 +55,72 @@ INLINE int64_t panel_bytes(const struct quantized_linear *p)
     return is_int8(p) ? int8_panel_bytes(p->num_inputs) : int4_panel_bytes(p->num_inputs);
 }
 
+/* Tell whether products are computed in tiles of AMX. */
+INLINE bool is_tiled(const struct quantized_linear *p)
+{
+    return HAS_BYTE_TILES && is_int8(p) && may_use_amx();
+}
+
+INLINE struct coded_form form_of(const struct quantized_linear *p)
+{
+    return coded_form(p->num_inputs, p->max_exponent, is_tiled(p));
+}
+
+/* Return how many bytes of memory `coded` has for each row. */
+int64_t topwork_coded_row_bytes(const void *op) { return form_of(op).row_bytes; }
+
 /* Return how many rows of x a core works on for all panels. */
 INLINE int64_t block_rows(const struct quantized_linear *p)
 {
-    int64_t rows = BLOCK_BYTES / coded_row_bytes(p->num_inputs) / MAX_TILE * MAX_TILE;
+    int64_t rows = BLOCK_BYTES / form_of(p).row_bytes / MAX_TILE * MAX_TILE;
     return rows > MAX_TILE ? rows : MAX_TILE;
 }
 
-int64_t topwork_quantized_linear_scratch(const void *op)
+/* Bring rows into int8. */
+static void code_rows(const struct quantized_linear *p, int64_t first_row, int64_t end_row,
+                      char *to)
 {
-    const struct quantized_linear *p = op;
-    return coded_rows_bytes(block_rows(p), p->num_inputs);
-}
-
-/* Bring the rows of a block into int8; they are kept while the first of them is the same. */
-static void code_rows(const struct quantized_linear *p, const struct block *block,
-                      struct coded_rows *coded)
-{
+    struct coded_form form = form_of(p);
     int64_t row_size = p->x_stride * (p->is_bf16 ? 2 : 4);
-    if (coded->first_row == block->first_row)
-        return;
-    for (int64_t row = block->first_row, i = 0; row < block->end_row; row++, i++) {
+    for (int64_t row = first_row; row < end_row; row++, to += form.row_bytes) {
         const char *from = (const char *)p->x + row * row_size;
-        int8_t *codes = coded->codes + i * coded_row_bytes(p->num_inputs);
-        union group *groups = coded->groups + i * num_groups(p->num_inputs);
         if (!is_int8(p)) {
-            code_groups(from, p->num_inputs, p->is_bf16, codes, groups);
+            code_groups(from, p->num_inputs, p->is_bf16, &form, to);
             continue;
         }
         int32_t largest = p->largest == NULL
                               ? largest_bits(from, p->num_inputs, p->is_bf16)
                               : largest_of_ranks(p->largest + row * p->num_ranks, p->num_ranks);
-        coded->scales[i] =
-            code_row(from, p->num_inputs, p->is_bf16, largest, p->max_exponent, codes, groups);
+        float scale = code_row(from, p->num_inputs, p->is_bf16, largest, p->max_exponent,
+                               is_tiled(p), &form, to);
+        memcpy(to + form.scale_at, &scale, sizeof scale);
     }
-    coded->first_row = block->first_row;
+}
+
+/* The rows of a step in int8, where a thread finds them. */
+struct coded_rows {
+    const char *rows; /* [rows, row_bytes] */
+    int64_t row_bytes;
+};
+
+/* Return the first rows of a step in int8. */
+static struct coded_rows code_first(const struct quantized_linear *p, int64_t num_rows,
+                                    const struct worker *worker)
+{
+    int64_t row_bytes = form_of(p).row_bytes;
+    if (num_rows <= FEW_ROWS) {
+        code_rows(p, 0, num_rows, worker->scratch);
+        return (struct coded_rows){worker->scratch, row_bytes};
+    }
+    int64_t first = begin_of_share(worker, worker->index, num_rows);
+    int64_t end = begin_of_share(worker, worker->index + 1, num_rows);
+    code_rows(p, first, end, p->coded + first * row_bytes);
+    topwork_meet(worker);
+    return (struct coded_rows){p->coded, row_bytes};
 }
 
 static void multiply_block(const struct quantized_linear *p, struct block block,
-                           struct coded_rows *coded)
+                           struct coded_rows coded, struct byte_tiling *tiling)
 {
     int64_t first = block.panel * PANEL, num_outputs = smaller(PANEL, p->num_outputs - first);
     size_t size = (size_t)num_outputs * sizeof(float);
@@ -96,34 +129,40 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
         memcpy(scales, p->scales + block.weight_panel * PANEL, size);
     if (p->bias != NULL)
         memcpy(bias, p->bias + block.weight_panel * PANEL, size);
-    code_rows(p, &block, coded);
     struct job job = {
-        .x = coded->codes,
-        .row_scales = coded->scales,
-        .groups = coded->groups,
+        .x = coded.rows + block.first_row * coded.row_bytes,
+        .form = form_of(p),
         .weights = p->weight + block.weight_panel * panel_bytes(p),
         .scales = scales,
         .bias = bias,
         .y = p->y + block.first_row * p->y_stride + first,
-        .row_size = coded_row_bytes(p->num_inputs),
         .wants_sums = p->largest != NULL,
         .y_stride = p->y_stride,
         .num_inputs = p->num_inputs,
         .num_outputs = num_outputs,
     };
+    int64_t most = is_tiled(p) ? int8_pass_rows(&job.form) : is_int8(p) ? INT8_TILE : INT4_TILE;
     for (int64_t left = block.end_row - block.first_row; left > 0; left -= job.num_rows) {
-        job.num_rows = smaller(left, is_int8(p) ? INT8_TILE : INT4_TILE);
-        (is_int8(p) ? multiply_int8 : multiply_int4)(&job);
-        job.x += job.num_rows * job.row_size;
-        job.row_scales += job.num_rows;
-        job.groups += job.num_rows * num_groups(p->num_inputs);
+        job.num_rows = smaller(left, most);
+        if (is_tiled(p))
+            multiply_int8_pass(&job, tiling);
+        else
+            (is_int8(p) ? multiply_int8 : multiply_int4)(&job);
+        job.x += job.num_rows * job.form.row_bytes;
         job.y += job.num_rows * job.y_stride;
     }
 }
 
-INLINE struct coded_rows make_memory(const struct quantized_linear *p, char *scratch)
+int64_t topwork_quantized_linear_scratch(const void *op)
 {
-    return make_coded_rows(scratch, block_rows(p), p->num_inputs);
+    const struct quantized_linear *p = op;
+    int64_t few = FEW_ROWS * form_of(p).row_bytes;
+    return few + (is_tiled(p) ? (int64_t)BYTE_TILING : 0);
+}
+
+INLINE struct byte_tiling make_byte_tiling(const struct quantized_linear *p, char *scratch)
+{
+    return (struct byte_tiling){.memory = scratch + FEW_ROWS * form_of(p).row_bytes};
 }
 
 void topwork_quantized_linear(const void *op, struct worker *worker)
@@ -131,9 +170,12 @@ void topwork_quantized_linear(const void *op, struct worker *worker)
     const struct quantized_linear *p = op;
     struct rows_and_panels all = {worker->step->num_rows, block_rows(p),
                                   num_panels(p->num_outputs)};
-    struct coded_rows memory = make_memory(p, worker->scratch);
+    struct coded_rows coded = code_first(p, all.num_rows, worker);
+    struct byte_tiling tiling = make_byte_tiling(p, worker->scratch);
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;)
-        multiply_block(p, nth_block(&all, task), &memory);
+        multiply_block(p, nth_block(&all, task), coded, &tiling);
+    if (is_tiled(p))
+        release_tiles();
 }
 
 struct grouped_quantized_linear {
@@ -153,8 +195,11 @@ void topwork_grouped_quantized_linear(const void *op, struct worker *worker)
     const struct quantized_linear *p = &g->linear;
     struct experts experts = {g->starts, g->num_experts, block_rows(p), num_panels(p->num_outputs)};
     int64_t num_tasks = tasks_of_experts(&experts);
-    struct coded_rows memory = make_memory(p, worker->scratch);
+    struct coded_rows coded = code_first(p, g->starts[g->num_experts], worker);
+    struct byte_tiling tiling = make_byte_tiling(p, worker->scratch);
     struct expert_cursor cursor = {0};
     for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;)
-        multiply_block(p, block_of_task(&experts, &cursor, task), &memory);
+        multiply_block(p, block_of_task(&experts, &cursor, task), coded, &tiling);
+    if (is_tiled(p))
+        release_tiles();
 }

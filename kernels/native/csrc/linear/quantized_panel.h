@@ -20,16 +20,33 @@ enum {
 
 /* What a panel does to some rows. */
 struct job {
-    const int8_t *x;           /* [rows, row_size] */
-    const float *row_scales;   /* [rows]; of int8 */
-    const union group *groups; /* [rows, groups] */
-    const char *weights;       /* a panel of the format */
-    const float *scales;       /* [PANEL]; of int8 */
-    const float *bias;         /* [PANEL] */
-    float *y;                  /* [rows, y_stride]; or int32 sums, if these are wanted */
-    bool wants_sums;           /* of int8 */
-    int64_t num_rows, row_size, y_stride, num_inputs, num_outputs;
+    const char *x; /* [rows, form's] */
+    struct coded_form form;
+    const char *weights; /* a panel of the format */
+    const float *scales; /* [PANEL]; of int8 */
+    const float *bias;   /* [PANEL] */
+    float *y;            /* [rows, y_stride]; or int32 sums, if these are wanted */
+    bool wants_sums;     /* of int8 */
+    int64_t num_rows, y_stride, num_inputs, num_outputs;
 };
+
+INLINE const int8_t *codes_of_row(const struct job *job, int64_t row)
+{
+    return (const int8_t *)(job->x + row * job->form.row_bytes);
+}
+
+INLINE const union group *groups_of_row(const struct job *job, int64_t row)
+{
+    return (const union group *)(job->x + row * job->form.row_bytes + job->form.groups_at);
+}
+
+/* Return a row's scale; of int8. */
+INLINE float scale_of_row(const struct job *job, int64_t row)
+{
+    float scale;
+    memcpy(&scale, job->x + row * job->form.row_bytes + job->form.scale_at, sizeof scale);
+    return scale;
+}
 
 /* Store LANES outputs of a row, from `first` on. */
 INLINE void store_outputs(const struct job *job, int64_t row, int64_t first, f32v y)

@@ -34,29 +34,32 @@ union group {
     struct scaled_group scaled;
 };
 
-/* A thread's own memory. */
-struct coded_rows {
-    int8_t *codes;       /* [rows of a block, row_bytes] */
-    float *scales;       /* [rows of a block]; of int8 */
-    union group *groups; /* [rows of a block, groups] */
-    int64_t first_row;   /* that is there; -1: none */
+enum {
+    TILE_INPUTS_INT8 = 64, /* of a line of a tile */
+    PLANE_BITS = 7,        /* of a shifted code that the first plane has */
+};
+
+/* Where a row's parts lie. Codes that are multiplied in tiles are shifted first: their lower bits
+ * are one plane, the others, with the sign, a second one. */
+struct coded_form {
+    int64_t plane_bytes, num_planes;
+    int64_t groups_at, scale_at; /* bytes before them */
+    int64_t row_bytes;
 };
 
 INLINE int64_t num_groups(int64_t num_inputs) { return round_up(num_inputs, GROUP) / GROUP; }
 
-INLINE int64_t coded_row_bytes(int64_t num_inputs) { return round_up(num_inputs, GROUP); }
-
-INLINE int64_t coded_rows_bytes(int64_t num_rows, int64_t num_inputs)
+INLINE struct coded_form coded_form(int64_t num_inputs, int64_t max_exponent, bool is_tiled)
 {
-    int64_t groups = num_groups(num_inputs) * (int64_t)sizeof(union group);
-    return num_rows * (coded_row_bytes(num_inputs) + groups + (int64_t)sizeof(float));
-}
-
-INLINE struct coded_rows make_coded_rows(char *scratch, int64_t num_rows, int64_t num_inputs)
-{
-    union group *groups = (union group *)(scratch + num_rows * coded_row_bytes(num_inputs));
-    float *scales = (float *)(groups + num_rows * num_groups(num_inputs));
-    return (struct coded_rows){(int8_t *)scratch, scales, groups, -1};
+    struct coded_form form = {
+        .plane_bytes = round_up(num_inputs, is_tiled ? TILE_INPUTS_INT8 : GROUP),
+        .num_planes = is_tiled && max_exponent > 0 ? 2 : 1,
+    };
+    form.groups_at = form.num_planes * form.plane_bytes;
+    int64_t groups = is_tiled ? 0 : num_groups(num_inputs);
+    form.scale_at = form.groups_at + groups * (int64_t)sizeof(union group);
+    form.row_bytes = round_up(form.scale_at + (int64_t)sizeof(float), LINE);
+    return form;
 }
 
 /* Load LANES of a row's numbers, zeros behind its end. */
@@ -100,58 +103,103 @@ INLINE int32_t load_group(const char *from, int64_t first, int64_t num_inputs, b
     return largest_word(largest);
 }
 
+/* Return the codes of some numbers. */
+INLINE i32v codes_of(f32v x, float inverse) { return nearest_words(x * inverse); }
+
+INLINE void store_bytes(int8_t *to, i32v words)
+{
+    i8v bytes = narrow_to_bytes(words);
+    memcpy(to, &bytes, sizeof bytes);
+}
+
 /* Write the codes of a group and return their sums by lanes. */
 INLINE i32v code_group(const f32v x[GROUP_VECTORS], float inverse, int8_t *to)
 {
     i32v sum = {0};
     for (int i = 0; i < GROUP_VECTORS; i++) {
-        i32v codes = nearest_words(x[i] * inverse);
-        i8v bytes = narrow_to_bytes(codes);
-        memcpy(to + i * LANES, &bytes, sizeof bytes);
+        i32v codes = codes_of(x[i], inverse);
+        store_bytes(to + i * LANES, codes);
         sum += codes;
     }
     return sum;
 }
 
+/* Write the codes of a group, shifted, to the planes of a row. */
+INLINE void code_planes(const f32v x[GROUP_VECTORS], float inverse, int32_t shift,
+                        const struct coded_form *form, int8_t *to)
+{
+    for (int i = 0; i < GROUP_VECTORS; i++, to += LANES) {
+        i32v codes = (i32v)((u32v)codes_of(x[i], inverse) << (uint32_t)shift);
+        if (form->num_planes == 1) {
+            store_bytes(to, codes);
+            continue;
+        }
+        store_bytes(to, codes & ((1 << PLANE_BITS) - 1));
+        store_bytes(to + form->plane_bytes, codes >> PLANE_BITS);
+    }
+}
+
+enum { MOST_HALVINGS = 3 };
+
+/* Return how often a size fits, doubled, into another, up to the most that a linear may ask for:
+ * without a branch, which would be taken at random. */
+INLINE int32_t num_halvings(float own, float size)
+{
+    int32_t count = 0;
+    for (int i = 1; i <= MOST_HALVINGS; i++)
+        count += own * (float)(1 << i) <= size;
+    return count;
+}
+
 /* Write the codes of a row whose largest size is given by its bits, and return the scale of what is
  * summed. */
 INLINE float code_row(const char *from, int64_t num_inputs, bool is_bf16, int32_t largest,
-                      int64_t max_exponent, int8_t *to, union group *groups)
+                      int64_t max_exponent, bool is_tiled, const struct coded_form *form, char *to)
 {
+    int8_t *codes = (int8_t *)to;
+    union group *groups = (union group *)(to + form->groups_at);
     float scale = scale_of(largest), size = float_of(largest);
     float inverse = (float)LARGEST_BYTE / size;
     if (!(scale > 0)) {
-        memset(to, 0, (size_t)coded_row_bytes(num_inputs));
-        memset(groups, 0, (size_t)num_groups(num_inputs) * sizeof *groups);
+        memset(to, 0, (size_t)form->scale_at);
         return scale;
     }
-    for (int64_t first = 0; first < num_inputs; first += GROUP, to += GROUP, groups++) {
+    for (int64_t first = 0; first < num_inputs; first += GROUP, codes += GROUP, groups++) {
         f32v x[GROUP_VECTORS];
         float own = float_of(load_group(from, first, num_inputs, is_bf16, x));
-        int32_t exponent = 0;
-        while (exponent < max_exponent && own * (float)(2 << exponent) <= size)
-            exponent++;
-        i32v sums = code_group(x, inverse * (float)(1 << exponent), to);
+        int32_t exponent = (int32_t)smaller(num_halvings(own, size), max_exponent);
+        float of_group = inverse * (float)(1 << exponent);
+        int32_t shift = (int32_t)max_exponent - exponent;
+        if (is_tiled) {
+            code_planes(x, of_group, shift, form, codes);
+            continue;
+        }
+        i32v sums = code_group(x, of_group, codes);
         int32_t sum = HAS_BYTE_DOTS ? sum_of_words(sums) : 0; /* nothing else asks for it */
-        groups->shifted = (struct shifted_group){(int32_t)max_exponent - exponent, sum};
+        groups->shifted = (struct shifted_group){shift, sum};
     }
+    if (is_tiled && num_groups(num_inputs) * GROUP < form->plane_bytes)
+        for (int64_t plane = 0; plane < form->num_planes; plane++)
+            memset(codes + plane * form->plane_bytes, 0, GROUP);
     return scale / (float)(1 << max_exponent);
 }
 
 /* Write the codes of a row's groups, each with a scale of its own. */
-INLINE void code_groups(const char *from, int64_t num_inputs, bool is_bf16, int8_t *to,
-                        union group *groups)
+INLINE void code_groups(const char *from, int64_t num_inputs, bool is_bf16,
+                        const struct coded_form *form, char *to)
 {
-    for (int64_t first = 0; first < num_inputs; first += GROUP, to += GROUP, groups++) {
+    int8_t *codes = (int8_t *)to;
+    union group *groups = (union group *)(to + form->groups_at);
+    for (int64_t first = 0; first < num_inputs; first += GROUP, codes += GROUP, groups++) {
         f32v x[GROUP_VECTORS];
         int32_t largest = load_group(from, first, num_inputs, is_bf16, x);
         float scale = scale_of(largest);
         if (!(scale > 0)) {
-            memset(to, 0, GROUP);
+            memset(codes, 0, GROUP);
             groups->scaled = (struct scaled_group){scale, scale};
             continue;
         }
-        int32_t sum = sum_of_words(code_group(x, (float)LARGEST_BYTE / float_of(largest), to));
+        int32_t sum = sum_of_words(code_group(x, (float)LARGEST_BYTE / float_of(largest), codes));
         groups->scaled = (struct scaled_group){scale, scale * (float)sum};
     }
 }

@@ -72,6 +72,12 @@ static void barrier(struct thread_pool *pool)
             sched_yield();
 }
 
+void topwork_meet(const struct worker *worker)
+{
+    if (worker->num_threads > 1)
+        barrier(worker->pool);
+}
+
 static int64_t now(void)
 {
     struct timespec time;
@@ -93,6 +99,7 @@ static int64_t run_program(struct thread_pool *pool, int64_t index, int64_t num_
     struct worker worker = {
         .index = index,
         .num_threads = num_threads,
+        .pool = pool,
         .scratch = pool->scratch == NULL ? NULL : pool->scratch + index * pool->scratch_bytes,
     };
     int64_t *nanoseconds = index == 0 ? pool->nanoseconds : NULL;

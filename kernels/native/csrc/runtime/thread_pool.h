@@ -47,7 +47,12 @@ struct worker {
     int64_t index, num_threads;
     int64_t is_halted; /* an op sets it to end the program, on all threads, after itself */
     void *scratch;     /* this thread's own, 64-byte aligned, of the program's size */
+    struct thread_pool *pool;
 };
+
+/* Return when all threads that run the op have come here, and see what each has written. All of
+ * them have to come, once or more, for the same reason. */
+void topwork_meet(const struct worker *worker);
 
 typedef void (*op_function)(const void *op, struct worker *worker);
 
@@ -60,6 +65,7 @@ struct entry {
     int64_t rows_each; /* that the op sees for each of them: k for pairs of rows and experts */
 };
 
+/* Return the first of the tasks of a thread. */
 static inline int64_t begin_of_share(const struct worker *worker, int64_t index, int64_t num_tasks)
 {
     return num_tasks * index / worker->num_threads;

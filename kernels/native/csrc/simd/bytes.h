@@ -140,7 +140,31 @@ INLINE i32v larger_words(i32v a, i32v b)
 #endif
 }
 
-INLINE i8v narrow_to_bytes(i32v x) { return __builtin_convertvector(x, i8v); }
+/* Return the lowest byte of each word. GCC makes scalars of __builtin_convertvector here, and of
+ * its opposite. */
+INLINE i8v narrow_to_bytes(i32v x)
+{
+#if LANES == 16
+    return (i8v)_mm512_cvtepi32_epi8((__m512i)x);
+#else
+    const __m256i lowest = _mm256_set1_epi32(0x0c080400);
+    __m256i of_halves = _mm256_shuffle_epi8((__m256i)x, lowest);
+    __m128i upper = _mm256_extracti128_si256(of_halves, 1);
+    __m128i all = _mm_unpacklo_epi32(_mm256_castsi256_si128(of_halves), upper);
+    i8v bytes;
+    _mm_storel_epi64((__m128i *)&bytes, all);
+    return bytes;
+#endif
+}
+
+INLINE i32v widen_bytes(i8v x)
+{
+#if LANES == 16
+    return (i32v)_mm512_cvtepi8_epi32((__m128i)x);
+#else
+    return (i32v)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)&x));
+#endif
+}
 
 INLINE f32v words_to_floats(i32v x) { return __builtin_convertvector(x, f32v); }
 

@@ -1,0 +1,131 @@
+/* Rows of int8 times one panel of a weight in int8 in tiles of AMX.
+ *
+ * Sums are those of int8_panel.h: integers. A panel's steps are the rows of a tile as they lie. A
+ * pass has the rows of two tiles, or those of one in two planes, whose sums are put together at its
+ * end.
+ */
+#ifndef TOPWORK_LINEAR_INT8_TILES_H
+#define TOPWORK_LINEAR_INT8_TILES_H
+
+#include "linear/amx.h"
+#include "linear/int8_panel.h"
+
+enum {
+    BYTE_PART = TILE_STEPS * INT8_STEP, /* of a panel: two tiles */
+    BYTE_SUMS = 2 * TILE_ROWS * PANEL * (int)sizeof(int32_t),
+    BYTE_TILING = BYTE_PART + BYTE_SUMS,
+    BYTE_AHEAD = 2, /* parts that are fetched before their use */
+};
+
+/* A thread's own memory, and what it has told its tiles. */
+struct byte_tiling {
+    char *memory; /* [BYTE_TILING]: a panel's last part, with zeros behind it, and sums */
+    struct tile_rows rows;
+};
+
+/* Return how many rows a pass has at most. */
+INLINE int64_t int8_pass_rows(const struct coded_form *form)
+{
+    return form->num_planes == 2 ? TILE_ROWS : 2 * TILE_ROWS;
+}
+
+#if HAS_BYTE_TILES
+
+/* Return where a part of a panel lies whole. */
+INLINE const char *whole_part(const struct job *job, int64_t part, char *to)
+{
+    int64_t num_bytes = int8_panel_bytes(job->num_inputs) - part * BYTE_PART;
+    const char *from = job->weights + part * BYTE_PART;
+    for (int i = 0; i < BYTE_PART; i += LINE)
+        prefetch(from, BYTE_AHEAD * BYTE_PART + i);
+    if (num_bytes >= BYTE_PART)
+        return from;
+    memcpy(to, from, (size_t)num_bytes);
+    memset(to + num_bytes, 0, (size_t)(BYTE_PART - num_bytes));
+    settle_memory();
+    return to;
+}
+
+/* Add the products of all inputs to sums that are zero; `second` is where the second tile's are. */
+INLINE void add_parts(bool has_second, const struct job *job, const char *second, char *memory)
+{
+    int64_t row_size = job->form.row_bytes, count = job->form.plane_bytes / TILE_LINE;
+    _tile_zero(0);
+    _tile_zero(1);
+    if (has_second) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t part = 0; part < count; part++) {
+        const char *weights = whole_part(job, part, memory);
+        _tile_loadd(6, weights, INT8_STEP);
+        _tile_loadd(7, weights + TILE_LINE, INT8_STEP);
+        _tile_loadd(4, job->x + part * TILE_LINE, row_size);
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        if (has_second) {
+            _tile_loadd(5, second + part * TILE_LINE, row_size);
+            _tile_dpbssd(2, 5, 6);
+            _tile_dpbssd(3, 5, 7);
+        }
+    }
+}
+
+/* Store what sums stand for; `sums` are those of the second plane behind those of the first, or
+ * those of all rows. */
+INLINE void store_int8_sums(const struct job *job, const int32_t *sums)
+{
+    const int32_t *upper = sums + TILE_ROWS * PANEL;
+    for (int64_t row = 0; row < job->num_rows; row++) {
+        float scale = scale_of_row(job, row);
+        for (int i = 0; i < PANEL; i += LANES) {
+            u32v total = load_words(sums + row * PANEL + i);
+            if (job->form.num_planes == 2)
+                total += load_words(upper + row * PANEL + i) << PLANE_BITS;
+            f32v y = int8_outputs((i32v)total, scale, job->scales + i, job->bias + i);
+            store_outputs(job, row, i, job->wants_sums ? (f32v)total : y);
+        }
+    }
+}
+
+INLINE void multiply_in_pass(bool has_second, const struct job *job, const char *second,
+                             struct byte_tiling *tiling)
+{
+    int32_t *sums = (int32_t *)(tiling->memory + BYTE_PART);
+    settle_memory();
+    add_parts(has_second, job, second, tiling->memory);
+    _tile_stored(0, sums, PANEL * 4);
+    _tile_stored(1, sums + TILE_ROWS, PANEL * 4);
+    if (has_second) {
+        _tile_stored(2, sums + TILE_ROWS * PANEL, PANEL * 4);
+        _tile_stored(3, sums + TILE_ROWS * PANEL + TILE_ROWS, PANEL * 4);
+    }
+    settle_memory();
+    store_int8_sums(job, sums);
+}
+
+/* Multiply up to `int8_pass_rows` rows by a panel. */
+static __attribute__((noinline)) void multiply_int8_pass(const struct job *job,
+                                                         struct byte_tiling *tiling)
+{
+    int64_t first = smaller(job->num_rows, TILE_ROWS);
+    bool has_planes = job->form.num_planes == 2;
+    shape_tiles(&tiling->rows, first, has_planes ? first : job->num_rows - first);
+    if (has_planes)
+        multiply_in_pass(true, job, job->x + job->form.plane_bytes, tiling);
+    else if (job->num_rows > first)
+        multiply_in_pass(true, job, job->x + TILE_ROWS * job->form.row_bytes, tiling);
+    else
+        multiply_in_pass(false, job, NULL, tiling);
+}
+
+#else
+
+INLINE void multiply_int8_pass(const struct job *job, struct byte_tiling *tiling)
+{
+    (void)job, (void)tiling;
+    __builtin_unreachable(); /* there are none */
+}
+
+#endif
+#endif
