@@ -52,6 +52,7 @@ class ExchangeState(ctypes.Structure):
         *((n, ctypes.c_uint64) for n in ("sequence", "settled")),
         *((n, ctypes.c_int64) for n in ("num_done", "is_published")),
         ("missing", ctypes.c_uint64),
+        ("left_at", ctypes.c_int64),
     ]
 
 

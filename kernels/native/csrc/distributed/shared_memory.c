@@ -13,10 +13,9 @@
  * takes, never where this rank reads or writes.
  */
 #define _GNU_SOURCE /* sched_getcpu */
-#include <sched.h>
 #include <stdatomic.h>
-#include <time.h>
 
+#include "runtime/cores.h"
 #include "runtime/thread_pool.h"
 #include "simd/vector.h"
 
@@ -34,6 +33,7 @@ struct exchange {
     int64_t num_done;     /* elements or bytes of the call under way that are finished */
     int64_t is_published; /* the segment under way is */
     uint64_t missing;     /* after NOT_YET: a bit for each rank that is waited for */
+    int64_t left_at;      /* when this rank has last left a core for another, in nanoseconds */
 };
 
 enum {
@@ -59,13 +59,6 @@ static char *place_of(const struct exchange *e, int64_t rank, uint64_t sequence)
 {
     int64_t place = (int64_t)(sequence % 2) * e->size + rank;
     return e->region + e->size * (int64_t)sizeof(struct header) + place * e->segment_bytes;
-}
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
 /* Note which other ranks have not published segment `sequence`. */
@@ -96,6 +89,15 @@ static bool is_in_the_way(const struct exchange *e)
     return false;
 }
 
+/* Leave this core; return whether there was another. */
+static bool make_room(struct exchange *e)
+{
+    if (!leave_core(e->size, &e->left_at))
+        return false;
+    atomic_store_explicit(&header_of(e, e->rank)->core, sched_getcpu(), memory_order_relaxed);
+    return true;
+}
+
 /* Wait for about a millisecond until all have published segment `sequence`. */
 static int await_all(struct exchange *e, uint64_t sequence)
 {
@@ -108,7 +110,7 @@ static int await_all(struct exchange *e, uint64_t sequence)
             e->settled = sequence;
             return DONE;
         }
-        if (i == 0 && is_in_the_way(e))
+        if (i == 0 && is_in_the_way(e) && !make_room(e))
             num_spins = 0;
         if (i < num_spins) {
             __builtin_ia32_pause();

@@ -3,19 +3,25 @@
  * Between two programs they sleep; within one they pass a barrier after every op, a hundred and
  * more times in a few milliseconds, so there they spin for a while before they yield.
  */
-#define _POSIX_C_SOURCE 199309L /* clock_gettime */
+#define _GNU_SOURCE /* sched_getcpu */
 
 #include "runtime/thread_pool.h"
 
 #include <pthread.h>
-#include <sched.h>
-#include <stdbool.h>
 #include <stdlib.h>
-#include <time.h>
+
+#include "runtime/cores.h"
 
 enum {
+    BRIEF = 64,    /* pauses before a thread that waits looks where the others are */
     SPINS = 4000,  /* pauses before a thread that waits for the others yields its core */
     YIELDS = 1000, /* then, before one that was woken for nothing sleeps again */
+};
+
+/* Where a thread was at its last barrier, and when it last left a core that another was on. */
+struct seat {
+    _Alignas(64) _Atomic int64_t core;
+    int64_t left_at;
 };
 
 struct thread_pool {
@@ -34,6 +40,7 @@ struct thread_pool {
     int64_t num_runs;       /* begun so far; read before a thread's first barrier in a run */
     _Atomic int64_t halted; /* the last halt: HALTED_AT */
     struct share *shares;   /* [2, num_threads]: of ops in turns */
+    struct seat *seats;     /* [num_threads] */
     char *scratch;          /* [num_threads, scratch_bytes] */
     _Atomic int64_t num_arrived, num_barriers; /* threads at the barrier; barriers passed */
 };
@@ -54,10 +61,30 @@ static inline void pause_core(void)
 #endif
 }
 
+static void take_seat(struct seat *seat)
+{
+    atomic_store_explicit(&seat->core, sched_getcpu(), memory_order_relaxed);
+}
+
+/* Leave this core if another thread was last seen on it. */
+static void make_room(struct thread_pool *pool, int64_t index)
+{
+    struct seat *own = pool->seats + index;
+    int64_t core = sched_getcpu();
+    for (int64_t i = 0; i < pool->num_threads; i++)
+        if (i != index
+            && atomic_load_explicit(&pool->seats[i].core, memory_order_relaxed) == core) {
+            if (leave_core(pool->num_threads, &own->left_at))
+                take_seat(own);
+            return;
+        }
+}
+
 /* Return when all threads have come; what any of them wrote before is seen by all. */
-static void barrier(struct thread_pool *pool)
+static void barrier(struct thread_pool *pool, int64_t index)
 {
     int64_t passed = atomic_load_explicit(&pool->num_barriers, memory_order_relaxed);
+    take_seat(pool->seats + index);
     if (atomic_fetch_add_explicit(&pool->num_arrived, 1, memory_order_acq_rel) + 1
         == pool->num_threads) {
         atomic_store_explicit(&pool->num_arrived, 0, memory_order_relaxed);
@@ -65,24 +92,20 @@ static void barrier(struct thread_pool *pool)
         return;
     }
     for (int64_t i = 0; atomic_load_explicit(&pool->num_barriers, memory_order_acquire) == passed;
-         i++)
+         i++) {
+        if (i == BRIEF)
+            make_room(pool, index);
         if (i < SPINS)
             pause_core();
         else
             sched_yield();
+    }
 }
 
 void topwork_meet(const struct worker *worker)
 {
     if (worker->num_threads > 1)
-        barrier(worker->pool);
-}
-
-static int64_t now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000 + time.tv_nsec;
+        barrier(worker->pool, worker->index);
 }
 
 static struct share *shares_of(struct thread_pool *pool, int64_t entry)
@@ -105,7 +128,7 @@ static int64_t run_program(struct thread_pool *pool, int64_t index, int64_t num_
     int64_t *nanoseconds = index == 0 ? pool->nanoseconds : NULL;
     int64_t run = pool->num_runs;
     for (int64_t i = pool->first_entry; i < num_entries; i++) {
-        int64_t begin = nanoseconds != NULL ? now() : 0;
+        int64_t begin = nanoseconds != NULL ? now_ns() : 0;
         struct step step = pool->steps[entries[i].kind];
         step.num_rows *= entries[i].rows_each;
         worker.step = &step;
@@ -116,9 +139,9 @@ static int64_t run_program(struct thread_pool *pool, int64_t index, int64_t num_
         if (worker.is_halted)
             atomic_store_explicit(&pool->halted, HALTED_AT(run, i), memory_order_relaxed);
         if (num_threads > 1)
-            barrier(pool);
+            barrier(pool, index);
         if (nanoseconds != NULL)
-            nanoseconds[i] += now() - begin;
+            nanoseconds[i] += now_ns() - begin;
         int64_t halted = atomic_load_explicit(&pool->halted, memory_order_relaxed);
         if (halted == HALTED_AT(run, i) || halted >= HALTED_AT(run + 1, 0))
             return i + 1;
@@ -127,9 +150,11 @@ static int64_t run_program(struct thread_pool *pool, int64_t index, int64_t num_
 }
 
 /* Wait for a program without sleeping; return whether one has begun. */
-static int await_program(struct thread_pool *pool, int64_t num_seen)
+static int await_program(struct thread_pool *pool, int64_t index, int64_t num_seen)
 {
     for (int64_t i = 0; i < SPINS + YIELDS; i++) {
+        if (i == BRIEF)
+            make_room(pool, index); /* the caller's, perhaps */
         if (atomic_load_explicit(&pool->num_programs, memory_order_acquire) != num_seen)
             return 1;
         if (i < SPINS)
@@ -155,7 +180,7 @@ static void *run_thread(void *argument)
         pthread_mutex_unlock(&pool->mutex);
         if (is_closing)
             return NULL;
-        if (!await_program(pool, num_seen))
+        if (!await_program(pool, thread.index, num_seen))
             continue;
         num_seen++; /* the next cannot begin before this thread has passed this one's barriers */
         run_program(pool, thread.index, pool->num_threads);
@@ -175,6 +200,7 @@ void topwork_thread_pool_free(struct thread_pool *pool)
     pthread_mutex_destroy(&pool->mutex);
     free(pool->threads);
     free(pool->shares);
+    free(pool->seats);
     free(pool->scratch);
     free(pool);
 }
@@ -188,9 +214,12 @@ struct thread_pool *topwork_thread_pool_new(int64_t num_threads)
     pool->num_threads = 1;
     pool->threads = calloc((size_t)num_threads, sizeof *pool->threads);
     pool->shares = aligned_alloc(64, 2 * (size_t)num_threads * sizeof *pool->shares);
+    pool->seats = aligned_alloc(64, (size_t)num_threads * sizeof *pool->seats);
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->changed, NULL);
-    bool has_memory = pool->threads != NULL && pool->shares != NULL;
+    bool has_memory = pool->threads != NULL && pool->shares != NULL && pool->seats != NULL;
+    for (int64_t i = 0; has_memory && i < num_threads; i++)
+        pool->seats[i] = (struct seat){.core = -1};
     for (int64_t i = 1; has_memory && i < num_threads; i++) {
         struct thread *thread = malloc(sizeof *thread);
         if (thread == NULL)
