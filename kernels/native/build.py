@@ -21,6 +21,8 @@ _SOURCE_DIR = Path(__file__).parent / "csrc"
 _SLOWEST_FIRST = ("expand", "linear", "paged_attention", "shrink")  # to compile; the rest is short
 _FLAGS = (
     "-std=c11",
+    "-D_GNU_SOURCE",  # what asks for cores and for AMX
+    "-Werror=implicit-function-declaration",  # else a library that cannot be loaded
     "-O3",
     "-march=native",
     "-mprefer-vector-width=512",  # else GCC widens bfloat16 in halves

@@ -97,6 +97,7 @@ def core_of(thread: int) -> int:
     return int(fields[36])
 
 
+@pytest.mark.skipif("TOPWORK_NATIVE_CFLAGS" in os.environ, reason="a sanitizer has own threads")
 def test_threads_of_a_pool_that_were_woken_on_one_core_part() -> None:
     library: Library | None = native_library()
     assert library is not None

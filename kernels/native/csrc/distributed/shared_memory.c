@@ -12,7 +12,6 @@
  * What lies in the region is another process's word: it decides what a sum is and how long it
  * takes, never where this rank reads or writes.
  */
-#define _GNU_SOURCE /* sched_getcpu */
 #include <stdatomic.h>
 
 #include "runtime/cores.h"

@@ -3,7 +3,6 @@
  *
  * A panel for a block of rows is a task, in tiles of rows.
  */
-#define _GNU_SOURCE /* syscall */
 #include "linear/blocks.h"
 #include "linear/panel_amx.h"
 #include "linear/panel_floats.h"

@@ -8,7 +8,6 @@
  * those of all, and multiply by one scale; their sums are added up, as integers; what they stand
  * for is the same on all ranks.
  */
-#define _GNU_SOURCE /* syscall */
 #include "linear/int4_panel.h"
 #include "linear/int8_panel.h"
 #include "linear/int8_tiles.h"

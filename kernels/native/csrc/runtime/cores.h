@@ -5,8 +5,6 @@
  * (SCHED_IDLE) stays out of both's sight for seconds. So who is going to wait looks where the
  * others were last, and leaves a core that one of them needs. A mask that held threads to cores for
  * good would also hold them to those that other processes take.
- *
- * Whoever includes this defines _GNU_SOURCE first.
  */
 #ifndef TOPWORK_RUNTIME_CORES_H
 #define TOPWORK_RUNTIME_CORES_H

@@ -3,8 +3,6 @@
  * Between two programs they sleep; within one they pass a barrier after every op, a hundred and
  * more times in a few milliseconds, so there they spin for a while before they yield.
  */
-#define _GNU_SOURCE /* sched_getcpu */
-
 #include "runtime/thread_pool.h"
 
 #include <pthread.h>
