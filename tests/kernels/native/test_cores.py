@@ -19,8 +19,12 @@ SOURCE = """
 #define _GNU_SOURCE
 #include "runtime/cores.h"
 
-int64_t leave(int64_t num_needed, int64_t *left_at) { return leave_core(num_needed, left_at); }
-int64_t core(void) { return sched_getcpu(); }
+int64_t leave(int64_t num_needed, int64_t *left_at)
+{
+    int before = sched_getcpu();
+    bool has_moved = leave_core(num_needed, left_at);
+    return has_moved && sched_getcpu() != before;
+}
 """
 
 pytestmark = pytest.mark.skipif(
@@ -50,15 +54,14 @@ def leave(cores: ctypes.CDLL, num_needed: int, left_at: ctypes.c_int64) -> bool:
     return bool(cores.leave(ctypes.c_int64(num_needed), ctypes.byref(left_at)))
 
 
-def stay(cores: ctypes.CDLL) -> int:
-    """Bring this thread to one of its cores, which it may leave; return which."""
+def come_to_one_core() -> None:
+    """Bring this thread to one of its cores, which it may leave."""
     os.sched_setaffinity(0, {min(ALLOWED)})
     os.sched_setaffinity(0, ALLOWED)
-    return int(cores.core())
 
 
 def test_a_thread_goes_to_another_core_and_may_use_all_afterwards(cores: ctypes.CDLL) -> None:
-    stay(cores)
+    come_to_one_core()
     assert leave(cores, 2, ctypes.c_int64(0))
     assert os.sched_getaffinity(0) == ALLOWED
 
@@ -70,13 +73,13 @@ def test_a_thread_that_may_use_one_core_stays(cores: ctypes.CDLL) -> None:
 
 
 def test_where_there_are_fewer_cores_than_threads_none_moves(cores: ctypes.CDLL) -> None:
-    stay(cores)
+    come_to_one_core()
     assert not leave(cores, len(ALLOWED) + 1, ctypes.c_int64(0))
 
 
 def test_a_thread_that_has_just_moved_stays(cores: ctypes.CDLL) -> None:
     left_at = ctypes.c_int64(0)
-    stay(cores)
+    come_to_one_core()
     assert leave(cores, 2, left_at)
     moved_at = left_at.value
     assert moved_at > 0

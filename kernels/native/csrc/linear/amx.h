@@ -3,10 +3,10 @@
  * In a product of tiles 0 to 3 are sums, 4 and 5 inputs, 6 and 7 weights: two tiles of outputs for
  * two of inputs, or for one.
  *
- * Of bfloat16 a product of tiles adds 32 products of bfloat16 to each of 16 x 16 sums, in 16
- * cycles; a dot product of vectors adds two to each of 16, in one or two. Of the 32, AMX adds up
- * those with even numbers and those with odd ones apart, then both to the sum: other bits than
- * those of dot products, the same for an element whatever stands beside it.
+ * Of bfloat16 it adds 32 products to each of 16 x 16 sums, in 16 cycles; a dot product of vectors
+ * adds two to each of 16, in one or two. Of the 32, AMX adds up those with even numbers and those
+ * with odd ones apart, then both to the sum: other bits than those of dot products, the same for an
+ * element whatever stands beside it.
  */
 #ifndef TOPWORK_LINEAR_AMX_H
 #define TOPWORK_LINEAR_AMX_H
@@ -89,6 +89,20 @@ static void shape_tiles(struct tile_rows *told, int64_t first_rows, int64_t seco
             shape.rows[tile] = 1; /* not used then */
     }
     _tile_loadconfig(&shape);
+}
+
+/* Store the sums of all tiles, of 4 bytes each. */
+INLINE void store_tiles(bool has_second, void *sums, int64_t row_bytes)
+{
+    char *to = sums;
+    _tile_stored(0, to, row_bytes);
+    _tile_stored(1, to + TILE_LINE, row_bytes);
+    if (has_second) {
+        to += TILE_ROWS * row_bytes;
+        _tile_stored(2, to, row_bytes);
+        _tile_stored(3, to + TILE_LINE, row_bytes);
+    }
+    settle_memory();
 }
 
 #else

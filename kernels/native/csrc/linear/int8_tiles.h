@@ -17,6 +17,8 @@ enum {
     BYTE_AHEAD = 2, /* parts that are fetched before their use */
 };
 
+_Static_assert((int)TILE_INPUTS_INT8 == (int)TILE_LINE, "a plane is whole lines of tiles");
+
 /* A thread's own memory, and what it has told its tiles. */
 struct byte_tiling {
     char *memory; /* [BYTE_TILING]: a panel's last part, with zeros behind it, and sums */
@@ -94,13 +96,7 @@ INLINE void multiply_in_pass(bool has_second, const struct job *job, const char 
     int32_t *sums = (int32_t *)(tiling->memory + BYTE_PART);
     settle_memory();
     add_parts(has_second, job, second, tiling->memory);
-    _tile_stored(0, sums, PANEL * 4);
-    _tile_stored(1, sums + TILE_ROWS, PANEL * 4);
-    if (has_second) {
-        _tile_stored(2, sums + TILE_ROWS * PANEL, PANEL * 4);
-        _tile_stored(3, sums + TILE_ROWS * PANEL + TILE_ROWS, PANEL * 4);
-    }
-    settle_memory();
+    store_tiles(has_second, sums, PANEL * 4);
     store_int8_sums(job, sums);
 }
 

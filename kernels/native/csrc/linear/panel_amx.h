@@ -152,13 +152,7 @@ INLINE void store_sums(bool has_second, const struct job *job, const struct tili
     bool is_cut = job->num_outputs < PANEL;
     float *y = is_cut ? tiling->y : job->y;
     int64_t stride = is_cut ? PANEL : job->y_stride;
-    _tile_stored(0, y, stride * 4);
-    _tile_stored(1, y + TILE_ROWS, stride * 4);
-    if (has_second) {
-        _tile_stored(2, y + TILE_ROWS * stride, stride * 4);
-        _tile_stored(3, y + TILE_ROWS * stride + TILE_ROWS, stride * 4);
-    }
-    settle_memory();
+    store_tiles(has_second, y, stride * 4);
     for (int64_t row = 0; is_cut && row < job->num_rows; row++)
         memcpy(job->y + row * job->y_stride, y + row * PANEL, (size_t)job->num_outputs * 4);
 }

@@ -5,6 +5,9 @@
  * (SCHED_IDLE) stays out of both's sight for seconds. So who is going to wait looks where the
  * others were last, and leaves a core that one of them needs. A mask that held threads to cores for
  * good would also hold them to those that other processes take.
+ *
+ * A mask that somebody changes at the moment of a move is lost, and a thread that has moved keeps
+ * to the cores that it had when its cgroup is given more.
  */
 #ifndef TOPWORK_RUNTIME_CORES_H
 #define TOPWORK_RUNTIME_CORES_H

@@ -50,8 +50,8 @@ struct worker {
     struct thread_pool *pool;
 };
 
-/* Return when all threads that run the op have come here, and see what each has written. All of
- * them have to come, once or more, for the same reason. */
+/* Return when all threads that run the op have come here, and see what each has written: either
+ * all of them come, or none. */
 void topwork_meet(const struct worker *worker);
 
 typedef void (*op_function)(const void *op, struct worker *worker);
