@@ -1,13 +1,13 @@
 /* K and V of 64 positions, out of their pages and as products want them: K as columns, and V,
  * where pairs of bfloat16 are multiplied as they are, in words of two positions. Elsewhere all
  * words are floats. The rows of the next block are asked of memory meanwhile, but for their first
- * lines, which products ask for.
+ * lines, which products ask for where they are not of tiles.
  */
 #ifndef TOPWORK_ATTENTION_KV_BLOCK_H
 #define TOPWORK_ATTENTION_KV_BLOCK_H
 
 #include "attention/int8_rows.h"
-#include "simd/words.h"
+#include "simd/amx.h"
 
 enum {
     BLOCK = 64, /* positions whose softmax is taken at once; part of the result's definition */
@@ -35,18 +35,32 @@ struct block {
     int64_t count, offsets[BLOCK];
 };
 
-/* Tell whether products are of pairs of bfloat16. */
-INLINE bool in_pairs(bool is_bf16) { return is_bf16 && HAS_DOTS; }
+/* The words that products are of: float32, bfloat16 widened to it, or pairs of bfloat16, which dot
+ * products of vectors multiply or tiles. Of no two are the bits the same. */
+enum form { OF_FLOATS, OF_WIDENED, OF_PAIRS, OF_TILES };
 
-/* Return the words of a row of q or K in memory, and as products want it. */
+INLINE enum form form_of(const struct attention *op)
+{
+    if (!op->is_bf16)
+        return OF_FLOATS;
+    return !HAS_DOTS ? OF_WIDENED : HAS_TILES && may_use_amx() ? OF_TILES : OF_PAIRS;
+}
+
+INLINE bool is_bf16(enum form form) { return form != OF_FLOATS; }
+
+INLINE bool in_pairs(enum form form) { return form == OF_PAIRS || form == OF_TILES; }
+
+/* Return the words of a row of q or K in memory, and as products want it, zeros at its end. */
 INLINE int64_t row_words(const struct attention *op)
 {
     return op->is_bf16 ? op->head_dim / 2 : op->head_dim;
 }
 
-INLINE int64_t row_depth(const struct attention *op)
+INLINE int64_t row_depth(const struct attention *op, enum form form)
 {
-    return in_pairs(op->is_bf16) ? op->head_dim / 2 : op->head_dim;
+    if (form == OF_TILES)
+        return round_up(op->head_dim / 2, TILE_STEPS);
+    return form == OF_PAIRS ? op->head_dim / 2 : op->head_dim;
 }
 
 /* Return the bytes of a row of K or V in its page. */
@@ -91,7 +105,7 @@ INLINE void find_block(const struct attention *op, const struct task *task, int6
 /* Write the rows of a block in int8 as those of another dtype would lie in memory, K and V, and
  * find them there; the next block's are asked of memory. */
 INLINE void widen_block(const struct attention *op, const struct block *block,
-                        const struct block *next, char *keys, char *values, bool is_bf16,
+                        const struct block *next, char *keys, char *values, enum form form,
                         struct block *widened)
 {
     int64_t size = row_words(op) * 4;
@@ -107,60 +121,60 @@ INLINE void widen_block(const struct attention *op, const struct block *block,
         }
         const char *k = (const char *)op->k_pages + block->offsets[j];
         const char *v = (const char *)op->v_pages + block->offsets[j];
-        widen_int8_row(k, op->head_dim, keys + at, is_bf16);
-        widen_int8_row(v, op->head_dim, values + at, is_bf16);
+        widen_int8_row(k, op->head_dim, keys + at, is_bf16(form));
+        widen_int8_row(v, op->head_dim, values + at, is_bf16(form));
     }
 }
 
 /* Lay out up to LANES words of as many rows of K as columns. */
 INLINE void pack_square(const char *pages, const int64_t *offsets, const int64_t *next,
-                        int64_t num_words, bool is_first, bool is_widened, uint32_t *keys)
+                        int64_t num_words, bool asks, enum form form, uint32_t *keys)
 {
     f32v square[LANES];
 #pragma GCC unroll 16
     for (int j = 0; j < LANES; j++) {
-        if (!is_first)
+        if (asks)
             prefetch(pages, next[j]);
         square[j] = (f32v)load_some_words(pages + offsets[j], num_words);
     }
     transpose(square);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++)
-        if (i < num_words && is_widened) {
+        if (i < num_words && form == OF_WIDENED) {
             store_words(keys + 2 * i * BLOCK, (u32v)first_floats((u32v)square[i]));
             store_words(keys + (2 * i + 1) * BLOCK, (u32v)second_floats((u32v)square[i]));
-        } else if (i < num_words) {
+        } else if (i < num_words || form == OF_TILES) {
             store_words(keys + i * BLOCK, (u32v)square[i]);
         }
 }
 
 /* Lay out a block's K as [depth, position]. */
 INLINE void pack_keys(const struct attention *op, const struct block *block,
-                      const struct block *next, uint32_t *keys, bool is_bf16)
+                      const struct block *next, uint32_t *keys, enum form form)
 {
-    bool is_widened = is_bf16 && !in_pairs(is_bf16);
     int64_t num_words = row_words(op);
     for (int64_t j = 0; j < block->count; j += LANES)
         for (int64_t at = 0; at < num_words; at += LANES) {
             const char *pages = (const char *)op->k_pages + at * 4;
             const int64_t *offsets = block->offsets + j, *later = next->offsets + j;
-            uint32_t *to = keys + at * (is_widened ? 2 : 1) * BLOCK + j;
+            uint32_t *to = keys + at * (form == OF_WIDENED ? 2 : 1) * BLOCK + j;
+            bool asks = at != 0 || form == OF_TILES;
             if (num_words - at >= LANES)
-                pack_square(pages, offsets, later, LANES, at == 0, is_widened, to);
+                pack_square(pages, offsets, later, LANES, asks, form, to);
             else
-                pack_square(pages, offsets, later, num_words - at, at == 0, is_widened, to);
+                pack_square(pages, offsets, later, num_words - at, asks, form, to);
         }
 }
 
 /* Lay out the rows of V of two positions as words of both. */
 INLINE void pack_pair(const char *pages, const int64_t *offsets, const int64_t *next,
-                      int64_t num_words, uint32_t *values)
+                      int64_t num_words, enum form form, uint32_t *values)
 {
     for (int64_t at = 0; at < num_words; at += LANES, pages += LANES * 4, values += LANES * 2) {
         int64_t rest = num_words - at;
         u32v first = load_some_words(pages + offsets[0], rest);
         u32v second = load_some_words(pages + offsets[1], rest);
-        if (at != 0) {
+        if (at != 0 || form == OF_TILES) {
             prefetch(pages, next[0]);
             prefetch(pages, next[1]);
         }
@@ -172,30 +186,30 @@ INLINE void pack_pair(const char *pages, const int64_t *offsets, const int64_t *
 
 /* Lay out one position's row of V as floats. */
 INLINE void pack_floats(const char *pages, int64_t offset, int64_t next, int64_t head_dim,
-                        bool is_bf16, uint32_t *values)
+                        enum form form, uint32_t *values)
 {
-    int64_t size = is_bf16 ? 2 : 4;
+    int64_t size = is_bf16(form) ? 2 : 4;
     for (int64_t at = 0; at < head_dim; at += LANES) {
         if (at != 0)
             prefetch(pages, next + at * size);
-        f32v x = load_some(pages + offset, at, head_dim - at, is_bf16);
+        f32v x = load_some(pages + offset, at, head_dim - at, is_bf16(form));
         store_words(values + at, (u32v)x);
     }
 }
 
 /* Lay out a block's V as [position or pair of them, width]. */
 INLINE void pack_values(const struct attention *op, const struct block *block,
-                        const struct block *next, uint32_t *values, bool is_bf16)
+                        const struct block *next, uint32_t *values, enum form form)
 {
     const char *pages = op->v_pages;
     int64_t width = row_width(op);
-    int step = in_pairs(is_bf16) ? 2 : 1;
+    int step = in_pairs(form) ? 2 : 1;
     for (int64_t j = 0; j < block->count; j += step, values += width) {
         const int64_t *offsets = block->offsets + j, *later = next->offsets + j;
-        if (in_pairs(is_bf16))
-            pack_pair(pages, offsets, later, row_words(op), values);
+        if (in_pairs(form))
+            pack_pair(pages, offsets, later, row_words(op), form, values);
         else
-            pack_floats(pages, *offsets, *later, op->head_dim, is_bf16, values);
+            pack_floats(pages, *offsets, *later, op->head_dim, form, values);
     }
 }
 

@@ -16,7 +16,8 @@
 #include "attention/gemm.h"
 
 enum {
-    TASK_ROWS = 192, /* rows that share one packing of K and V; decides speed only */
+    TASK_ROWS = 192,            /* rows that share one packing of K and V; decides speed only */
+    TILED_ROWS = 2 * TILE_ROWS, /* rows that attend together in tiles at most */
 };
 
 static const double LOG2_E = 1.4426950408889634;
@@ -26,14 +27,15 @@ struct workspace {
     uint32_t *keys;      /* [depth, BLOCK] */
     uint32_t *values;    /* [BLOCK, width], in pairs half of it */
     uint32_t *half;      /* [width]: values of a pair whose second position is hidden */
-    uint32_t *weights;   /* [PRODUCT_ROWS, BLOCK], in pairs the first half of a row */
-    float *scores;       /* [PRODUCT_ROWS, BLOCK] */
+    float *scores;       /* [rows that attend together, BLOCK] */
+    uint32_t *weights;   /* the same, in pairs the first half of a row */
     float *sums;         /* [rows, width]: unnormalised output */
     float *denominators; /* [rows, LANES] */
     float *maxima;       /* [rows] */
     int64_t *positions;  /* [rows] */
     void *widened_keys;  /* [BLOCK, head_dim] of the dtype of q; only where pages are in int8 */
     void *widened_values;
+    struct tile_rows *told; /* what the thread has told its tiles */
 };
 
 INLINE int64_t group_size(const struct attention *op) { return op->num_heads / op->num_kv_heads; }
@@ -56,14 +58,16 @@ static void *take_words(char *memory, int64_t *used, int64_t num_words)
 /* Cut scratch memory into the workspace; return its bytes. */
 static int64_t cut_scratch(const struct attention *op, char *memory, struct workspace *w)
 {
-    int64_t rows = task_tokens(op) * group_size(op), depth = row_depth(op), width = row_width(op);
-    int64_t used = 0;
+    enum form form = form_of(op);
+    int64_t rows = task_tokens(op) * group_size(op), width = row_width(op);
+    int64_t depth = row_depth(op, form), used = 0;
     w->queries = take_words(memory, &used, rows * depth);
     w->keys = take_words(memory, &used, depth * BLOCK);
-    w->values = take_words(memory, &used, (in_pairs(op->is_bf16) ? BLOCK / 2 : BLOCK) * width);
+    w->values = take_words(memory, &used, (in_pairs(form) ? BLOCK / 2 : BLOCK) * width);
     w->half = take_words(memory, &used, width);
-    w->weights = take_words(memory, &used, PRODUCT_ROWS * BLOCK);
-    w->scores = take_words(memory, &used, PRODUCT_ROWS * BLOCK);
+    int64_t pass_rows = form == OF_TILES ? TILED_ROWS : PRODUCT_ROWS;
+    w->scores = take_words(memory, &used, pass_rows * BLOCK);
+    w->weights = take_words(memory, &used, pass_rows * BLOCK);
     w->sums = take_words(memory, &used, rows * width);
     w->denominators = take_words(memory, &used, rows * LANES);
     w->maxima = take_words(memory, &used, rows);
@@ -74,12 +78,18 @@ static int64_t cut_scratch(const struct attention *op, char *memory, struct work
     return used;
 }
 
+/* Return what the products of q and K are multiplied by. */
+INLINE float score_scale(const struct attention *op, enum form form)
+{
+    return (float)(is_bf16(form) ? op->scale * LOG2_E : op->scale);
+}
+
 /* Bring what a row has summed to a new maximum. */
 INLINE void rescale(const struct attention *op, const struct workspace *w, int64_t row,
-                    float maximum, bool is_bf16)
+                    float maximum, enum form form)
 {
     f32v x = splat(w->maxima[row] - maximum);
-    f32v decay = is_bf16 ? exp2_nonpositive(x) : exp_nonpositive(x);
+    f32v decay = is_bf16(form) ? exp2_nonpositive(x) : exp_nonpositive(x);
     float *sums = w->sums + row * row_width(op), *denominators = w->denominators + row * LANES;
     for (int64_t d = 0; d < row_width(op); d += LANES)
         store_f32(sums + d, load_f32(sums + d) * decay);
@@ -88,13 +98,12 @@ INLINE void rescale(const struct attention *op, const struct workspace *w, int64
 }
 
 /* Keep a row's weights for the products with values, and sum them as they are kept. */
-INLINE void store_weights(const struct workspace *w, int64_t index, int64_t row,
-                          const f32v weights[BLOCK / LANES], bool is_bf16)
+INLINE void store_weights(const struct workspace *w, uint32_t *to, int64_t row,
+                          const f32v weights[BLOCK / LANES], enum form form)
 {
     const u32v ones = (u32v){0} + 0x3f803f80;
-    uint32_t *to = w->weights + index * BLOCK;
     f32v denominator = load_f32(w->denominators + row * LANES);
-    if (in_pairs(is_bf16))
+    if (in_pairs(form))
         for (int i = 0; i < BLOCK / LANES; i += 2, to += LANES) {
             u32v words = narrow_to_words(weights[i], weights[i + 1]);
             denominator = add_words(denominator, words, ones, true);
@@ -102,7 +111,7 @@ INLINE void store_weights(const struct workspace *w, int64_t index, int64_t row,
         }
     else
         for (int i = 0; i < BLOCK / LANES; i++, to += LANES) {
-            f32v weight = is_bf16 ? round_floats(weights[i]) : weights[i];
+            f32v weight = is_bf16(form) ? round_floats(weights[i]) : weights[i];
             denominator += weight;
             store_words(to, (u32v)weight);
         }
@@ -110,33 +119,50 @@ INLINE void store_weights(const struct workspace *w, int64_t index, int64_t row,
 }
 
 /* Turn a row's scores into weights and bring what it has summed to the new maximum. The row sees
- * positions [first, stop) of the block. Weights behind are below 2^-123, no number beside a
- * denominator of at least 1, and are not multiplied by values; those before `first` are, and are
- * zeros. */
-INLINE void soften(const struct attention *op, const struct workspace *w, int64_t index,
-                   int64_t row, int64_t first, int64_t stop, bool is_bf16, bool is_whole)
+ * positions [first, stop) of the block; all others have a weight of zero. */
+INLINE void soften(const struct attention *op, const struct workspace *w, const float *from,
+                   uint32_t *to, int64_t row, int64_t first, int64_t stop, enum form form,
+                   bool is_whole)
 {
-    const i32v lane = lane_numbers();
-    const float *from = w->scores + index * BLOCK;
+    const float scale = form == OF_TILES ? score_scale(op, form) : 1.0f; /* else applied already */
     f32v scores[BLOCK / LANES], top = splat(w->maxima[row]);
+    i32v is_seen[BLOCK / LANES];
     for (int i = 0; i < BLOCK / LANES; i++) {
-        scores[i] = load_f32(from + i * LANES);
+        i32v position = lane_numbers() + i * LANES;
+        is_seen[i] = (position < (int32_t)stop) & (position >= (int32_t)first);
+        scores[i] = load_f32(from + i * LANES) * scale;
         if (!is_whole)
-            scores[i] = select_lanes((lane + i * LANES < (int32_t)stop)
-                                         & (lane + i * LANES >= (int32_t)first),
-                                     scores[i], splat(-INFINITY));
+            scores[i] = select_lanes(is_seen[i], scores[i], splat(-INFINITY));
         top = larger(scores[i], top);
     }
     f32v maximum = splat(largest_of(top));
     if (maximum[0] != w->maxima[row])
-        rescale(op, w, row, maximum[0], is_bf16);
+        rescale(op, w, row, maximum[0], form);
     for (int i = 0; i < BLOCK / LANES; i++) {
         f32v x = scores[i] - maximum;
-        scores[i] = is_bf16 ? exp2_nonpositive(x) : exp_nonpositive(x);
+        scores[i] = is_bf16(form) ? exp2_nonpositive(x) : exp_nonpositive(x);
         if (!is_whole)
-            scores[i] = select_lanes(lane + i * LANES >= (int32_t)first, scores[i], splat(0));
+            scores[i] = select_lanes(is_seen[i], scores[i], splat(0));
     }
-    store_weights(w, index, row, scores, is_bf16);
+    store_weights(w, to, row, scores, form);
+}
+
+/* Return how many positions of a block, which begins at `start`, are up to a row's own. */
+INLINE int64_t num_visible(const struct workspace *w, int64_t row, int64_t start)
+{
+    return smaller(w->positions[row] - start + 1, BLOCK);
+}
+
+/* Soften the scores of a row with a block, which begins at position `start`. */
+INLINE void soften_row(const struct attention *op, const struct workspace *w, const float *from,
+                       uint32_t *to, int64_t row, int64_t start, enum form form)
+{
+    int64_t last = w->positions[row] - start, stop = num_visible(w, row, start);
+    int64_t first = op->window > 0 && last + 1 > op->window ? last + 1 - op->window : 0;
+    if (stop == BLOCK && first == 0)
+        soften(op, w, from, to, row, 0, BLOCK, form, true);
+    else
+        soften(op, w, from, to, row, first, stop, form, false);
 }
 
 /* Return the element of q's or out's row of a task where its head begins. */
@@ -159,18 +185,20 @@ static void begin_with_sinks(const struct attention *op, const struct task *task
     }
 }
 
-static void begin(const struct attention *op, const struct task *task, const struct workspace *w)
+static void begin(const struct attention *op, const struct task *task, const struct workspace *w,
+                  enum form form)
 {
-    int64_t depth = row_depth(op), size = op->is_bf16 ? 2 : 4;
+    int64_t depth = row_depth(op, form), words = row_words(op), size = is_bf16(form) ? 2 : 4;
     int64_t num_rows = task->num_tokens * group_size(op);
     for (int64_t row = 0; row < num_rows; row++) {
         const char *from = (const char *)op->q + head_start(op, task, row, op->q_stride) * size;
-        if (depth == row_words(op))
-            memcpy(w->queries + row * depth, from, (size_t)depth * 4);
-        else
-            for (int64_t d = 0; d < depth; d += LANES)
-                store_some(w->queries + row * depth, d, depth - d, false,
-                           load_some(from, d, depth - d, true));
+        uint32_t *to = w->queries + row * depth;
+        for (int64_t d = 0; form == OF_WIDENED && d < depth; d += LANES)
+            store_some(to, d, depth - d, false, load_some(from, d, depth - d, true));
+        if (form != OF_WIDENED) {
+            memcpy(to, from, (size_t)words * 4);
+            memset(to + words, 0, (size_t)(depth - words) * 4);
+        }
         w->positions[row] = task->first_position + row / group_size(op);
         w->maxima[row] = -INFINITY;
     }

@@ -9,20 +9,19 @@
  * is not full. Blocks that no row of a task sees are not read.
  */
 #include "runtime/thread_pool.h"
-#include "attention/online_softmax.h"
+#include "attention/tiles.h"
 
 /* Rows of a task that attend together: `index` counts them from 0, `row` from the task's first. */
 struct tile {
     int64_t row, num_rows;
-    const int64_t *values;       /* bytes to rows of V where they are read as they lie; else NULL */
-    int64_t first[PRODUCT_ROWS]; /* position of the block that a row sees first */
+    const int64_t *values; /* bytes to rows of V where they are read as they lie; else NULL */
     int64_t visible[PRODUCT_ROWS]; /* positions of the block up to the row's own, at least one */
 };
 
 /* Tell whether V is not packed: it would be read but once, and is whole vectors of floats. */
-INLINE bool reads_values(const struct attention *op, int64_t num_rows, bool is_bf16)
+INLINE bool reads_values(const struct attention *op, int64_t num_rows, enum form form)
 {
-    return !in_pairs(is_bf16) && num_rows <= PRODUCT_ROWS && op->head_dim % LANES == 0;
+    return !in_pairs(form) && num_rows <= PRODUCT_ROWS && op->head_dim % LANES == 0;
 }
 
 /* Return what products ask of memory, or nothing without a next block. */
@@ -34,28 +33,30 @@ INLINE struct ahead look_ahead(const void *pages, const struct block *next, int6
 }
 
 INLINE void score(const struct attention *op, const struct workspace *w, const struct tile *tile,
-                  const struct block *next, bool is_bf16)
+                  const struct block *next, enum form form)
 {
+    int64_t depth = row_depth(op, form);
     struct product product = {
         .c = w->scores,
-        .a = w->queries + tile->row * row_depth(op),
+        .a = w->queries + tile->row * depth,
         .b = w->keys,
         .ldc = BLOCK,
-        .lda = row_depth(op),
+        .lda = depth,
         .ldb = BLOCK,
-        .depth = row_depth(op),
-        .scale = (float)(is_bf16 ? op->scale * LOG2_E : op->scale),
+        .depth = depth,
+        .scale = score_scale(op, form),
         .ahead = look_ahead(op->k_pages, next, 1),
     };
     int64_t num_vectors = (tile->visible[tile->num_rows - 1] + LANES - 1) / LANES;
-    (in_pairs(is_bf16) ? scaled_product_pairs : scaled_product_floats)(tile->num_rows, num_vectors,
-                                                                       &product);
+    (in_pairs(form) ? scaled_product_pairs : scaled_product_floats)(tile->num_rows, num_vectors,
+                                                                    &product);
 }
 
 /* Add words [first, stop) of the block's values to the sums of `num_rows` rows from `index` on. */
 INLINE void add_words_of_values(const struct attention *op, const struct workspace *w,
                                 const struct tile *tile, int64_t index, int64_t num_rows,
-                                int64_t first, int64_t stop, const struct block *next, bool is_bf16)
+                                int64_t first, int64_t stop, const struct block *next,
+                                enum form form)
 {
     int64_t width = row_width(op);
     struct product product = {
@@ -70,15 +71,15 @@ INLINE void add_words_of_values(const struct attention *op, const struct workspa
     };
     if (first >= stop)
         return;
-    if (in_pairs(is_bf16)) {
+    if (in_pairs(form)) {
         add_product_pairs(num_rows, width / LANES, &product);
     } else if (tile->values == NULL) {
         add_product_floats(num_rows, width / LANES, &product);
     } else {
         product.rows = op->v_pages;
         product.offsets = tile->values + first;
-        (is_bf16 ? add_product_of_bf16_rows : add_product_of_f32_rows)(num_rows, width / LANES,
-                                                                       &product);
+        (is_bf16(form) ? add_product_of_bf16_rows
+                       : add_product_of_f32_rows)(num_rows, width / LANES, &product);
     }
 }
 
@@ -100,25 +101,19 @@ INLINE void add_half(const struct attention *op, const struct workspace *w, cons
 
 /* Attend to the packed block, which begins at position `start`. */
 INLINE void attend_tile(const struct attention *op, const struct workspace *w, struct tile tile,
-                        int64_t start, const struct block *next, bool is_bf16)
+                        int64_t start, const struct block *next, enum form form)
 {
-    int64_t row = tile.row, num_rows = tile.num_rows, step = in_pairs(is_bf16) ? 2 : 1;
-    for (int64_t i = 0; i < num_rows; i++) {
-        int64_t last = w->positions[row + i] - start;
-        tile.visible[i] = smaller(last + 1, BLOCK);
-        tile.first[i] = op->window > 0 && last + 1 > op->window ? last + 1 - op->window : 0;
-    }
-    score(op, w, &tile, next, is_bf16);
+    int64_t row = tile.row, num_rows = tile.num_rows, step = in_pairs(form) ? 2 : 1;
     for (int64_t i = 0; i < num_rows; i++)
-        if (tile.visible[i] == BLOCK && tile.first[i] == 0)
-            soften(op, w, i, row + i, 0, BLOCK, is_bf16, true);
-        else
-            soften(op, w, i, row + i, tile.first[i], tile.visible[i], is_bf16, false);
+        tile.visible[i] = num_visible(w, row + i, start);
+    score(op, w, &tile, next, form);
+    for (int64_t i = 0; i < num_rows; i++)
+        soften_row(op, w, w->scores + i * BLOCK, w->weights + i * BLOCK, row + i, start, form);
     int64_t shared = tile.visible[0] / step;
-    add_words_of_values(op, w, &tile, 0, num_rows, 0, shared, next, is_bf16);
+    add_words_of_values(op, w, &tile, 0, num_rows, 0, shared, next, form);
     for (int64_t i = 0; i < num_rows; i++) {
         int64_t stop = tile.visible[i] / step;
-        add_words_of_values(op, w, &tile, i, 1, shared, stop, NULL, is_bf16);
+        add_words_of_values(op, w, &tile, i, 1, shared, stop, NULL, form);
         if (tile.visible[i] % step != 0)
             add_half(op, w, &tile, i);
     }
@@ -136,7 +131,7 @@ INLINE int64_t rows_that_see(const struct attention *op, const struct task *task
 
 /* `after` is the block that this thread is likely to need behind the task's. */
 INLINE void attend(const struct attention *op, const struct task *task, const struct block *after,
-                   const struct workspace *w, bool is_bf16, bool is_int8)
+                   const struct workspace *w, enum form form, bool is_int8)
 {
     struct attention of_widened = *op;
     of_widened.k_pages = w->widened_keys;
@@ -147,7 +142,7 @@ INLINE void attend(const struct attention *op, const struct task *task, const st
     int64_t num_positions = positions_of(task);
     struct block blocks[2], *block = &blocks[0], *next = &blocks[1];
     int64_t first = first_block(op, task);
-    begin(op, task, w);
+    begin(op, task, w, form);
     find_block(op, task, first, num_positions, block);
     for (int64_t start = first; start < num_positions; start += BLOCK) {
         if (start + BLOCK < num_positions)
@@ -155,20 +150,22 @@ INLINE void attend(const struct attention *op, const struct task *task, const st
         else
             *next = *after;
         if (is_int8)
-            widen_block(op, block, next, w->widened_keys, w->widened_values, is_bf16, &widened);
+            widen_block(op, block, next, w->widened_keys, w->widened_values, form, &widened);
         const struct block *rows = is_int8 ? &widened : block, *later = is_int8 ? rows : next;
-        pack_keys(read, rows, later, w->keys, is_bf16);
+        pack_keys(read, rows, later, w->keys, form);
         struct tile tile = {0};
-        if (reads_values(op, num_rows, is_bf16))
+        if (reads_values(op, num_rows, form))
             tile.values = rows->offsets;
         else
-            pack_values(read, rows, later, w->values, is_bf16);
+            pack_values(read, rows, later, w->values, form);
         int64_t hidden = start - task->first_position; /* tokens before the block */
         int64_t stop = rows_that_see(op, task, start);
-        for (tile.row = hidden > 0 ? hidden * group : 0; tile.row < stop;
-             tile.row += PRODUCT_ROWS) {
+        tile.row = hidden > 0 ? hidden * group : 0;
+        if (form == OF_TILES)
+            attend_in_tiles(op, w, tile.row, stop, start, block->count);
+        for (; form != OF_TILES && tile.row < stop; tile.row += PRODUCT_ROWS) {
             tile.num_rows = smaller(PRODUCT_ROWS, stop - tile.row);
-            attend_tile(read, w, tile, start, tile.row == 0 && !is_int8 ? next : NULL, is_bf16);
+            attend_tile(read, w, tile, start, tile.row == 0 && !is_int8 ? next : NULL, form);
         }
         struct block *done = block;
         block = next;
@@ -177,28 +174,43 @@ INLINE void attend(const struct attention *op, const struct task *task, const st
     finish(op, task, w);
 }
 
-static void attend_bf16(const struct attention *op, const struct task *task,
-                        const struct block *after, const struct workspace *w)
-{
-    attend(op, task, after, w, true, false);
-}
+#define DEFINE_ATTEND(name, form, is_int8)                                 \
+    static void name(const struct attention *op, const struct task *task,  \
+                     const struct block *after, const struct workspace *w) \
+    {                                                                      \
+        attend(op, task, after, w, form, is_int8);                         \
+    }
+DEFINE_ATTEND(attend_floats, OF_FLOATS, false)
+DEFINE_ATTEND(attend_floats_over_int8, OF_FLOATS, true)
+#if HAS_DOTS
+DEFINE_ATTEND(attend_pairs, OF_PAIRS, false)
+DEFINE_ATTEND(attend_pairs_over_int8, OF_PAIRS, true)
+#else
+DEFINE_ATTEND(attend_widened, OF_WIDENED, false)
+DEFINE_ATTEND(attend_widened_over_int8, OF_WIDENED, true)
+#endif
+#if HAS_TILES
+DEFINE_ATTEND(attend_tiles, OF_TILES, false)
+DEFINE_ATTEND(attend_tiles_over_int8, OF_TILES, true)
+#endif
 
-static void attend_f32(const struct attention *op, const struct task *task,
-                       const struct block *after, const struct workspace *w)
-{
-    attend(op, task, after, w, false, false);
-}
+typedef void (*attend_function)(const struct attention *, const struct task *, const struct block *,
+                                const struct workspace *);
 
-static void attend_bf16_over_int8(const struct attention *op, const struct task *task,
-                                  const struct block *after, const struct workspace *w)
+static attend_function attend_of(const struct attention *op)
 {
-    attend(op, task, after, w, true, true);
-}
-
-static void attend_f32_over_int8(const struct attention *op, const struct task *task,
-                                 const struct block *after, const struct workspace *w)
-{
-    attend(op, task, after, w, false, true);
+    switch (form_of(op)) {
+    case OF_FLOATS: return op->is_int8 ? attend_floats_over_int8 : attend_floats;
+#if HAS_DOTS
+    case OF_PAIRS: return op->is_int8 ? attend_pairs_over_int8 : attend_pairs;
+#else
+    case OF_WIDENED: return op->is_int8 ? attend_widened_over_int8 : attend_widened;
+#endif
+#if HAS_TILES
+    case OF_TILES: return op->is_int8 ? attend_tiles_over_int8 : attend_tiles;
+#endif
+    default: __builtin_unreachable();
+    }
 }
 
 /* Return the runs of tokens into which a sequence's rows are cut. */
@@ -246,7 +258,10 @@ void topwork_paged_attention(const void *pointer, struct worker *worker)
     struct workspace w;
     struct task task, later;
     struct block after;
+    struct tile_rows told = {0};
+    attend_function run = attend_of(op);
     cut_scratch(op, worker->scratch, &w);
+    w.told = &told;
     int64_t count = num_tasks(op, worker->step), found = -1; /* the index of `later` */
     for (int64_t index; (index = take_task(worker, count)) >= 0;) {
         if (index == found)
@@ -256,9 +271,8 @@ void topwork_paged_attention(const void *pointer, struct worker *worker)
         found = smaller(index + 1, count - 1);
         find_task(op, worker->step, found, &later);
         find_block(op, &later, first_block(op, &later), positions_of(&later), &after);
-        if (op->is_int8)
-            (op->is_bf16 ? attend_bf16_over_int8 : attend_f32_over_int8)(op, &task, &after, &w);
-        else
-            (op->is_bf16 ? attend_bf16 : attend_f32)(op, &task, &after, &w);
+        run(op, &task, &after, &w);
     }
+    if (form_of(op) == OF_TILES)
+        release_tiles();
 }

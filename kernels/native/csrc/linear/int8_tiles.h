@@ -7,7 +7,7 @@
 #ifndef TOPWORK_LINEAR_INT8_TILES_H
 #define TOPWORK_LINEAR_INT8_TILES_H
 
-#include "linear/amx.h"
+#include "simd/amx.h"
 #include "linear/int8_panel.h"
 
 enum {

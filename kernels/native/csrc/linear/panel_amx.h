@@ -9,7 +9,7 @@
 #define TOPWORK_LINEAR_PANEL_AMX_H
 
 #include "linear/panel.h"
-#include "linear/amx.h"
+#include "simd/amx.h"
 
 enum {
     PASS_ROWS = 2 * TILE_ROWS, /* whose sums stay in tiles, with all outputs of a panel */

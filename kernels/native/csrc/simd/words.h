@@ -119,10 +119,20 @@ INLINE float largest_of(f32v x)
     return x[0];
 }
 
-/* exp2(x) for x <= 0, exactly 1 at 0, NaN at NaN; what lies below -125 gives exp2(-125).
- * A polynomial of degree 4, for what is rounded to bfloat16: relative error below 3e-6. */
+/* exp2(x) for x <= 0, exactly 1 at 0, NaN at NaN: for what is rounded to bfloat16, with a relative
+ * error below 3e-6 by a polynomial of degree 4. Below -125 it gives exp2(-125), or with AVX-512
+ * what that is or less, at -infinity zero. */
 INLINE f32v exp2_nonpositive(f32v x)
 {
+#if LANES == 16
+    const int down = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+    f32v r = (f32v)_mm512_reduce_ps((__m512)x, down); /* x less the integer below it */
+    f32v p = multiply_add(r, splat(0.0134266857f), splat(0.0522424728f));
+    p = multiply_add(p, r, splat(0.241280213f));
+    p = multiply_add(p, r, splat(0.693044841f));
+    p = multiply_add(p, r, splat(1.0f));
+    return (f32v)_mm512_scalef_ps((__m512)p, (__m512)x); /* times 2 to that integer */
+#else
     const float shift = 0x1.8p23f; /* adding it leaves the nearest integer in the low bits */
     x = larger(splat(-125.0f), x);
     f32v shifted = x + shift;
@@ -132,6 +142,7 @@ INLINE f32v exp2_nonpositive(f32v x)
     p = multiply_add(p, r, splat(0.693124193f));
     p = multiply_add(p, r, splat(1.0f));
     return (f32v)((u32v)p + ((u32v)shifted << 23));
+#endif
 }
 
 #endif

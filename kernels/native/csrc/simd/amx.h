@@ -8,8 +8,8 @@
  * with odd ones apart, then both to the sum: other bits than those of dot products, the same for an
  * element whatever stands beside it.
  */
-#ifndef TOPWORK_LINEAR_AMX_H
-#define TOPWORK_LINEAR_AMX_H
+#ifndef TOPWORK_SIMD_AMX_H
+#define TOPWORK_SIMD_AMX_H
 
 #include <pthread.h>
 #include <sys/syscall.h>
