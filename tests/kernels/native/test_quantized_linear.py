@@ -72,7 +72,7 @@ def test_a_product_is_the_references_bit_for_bit(
     weight = some_weight(num_outputs, num_inputs, method)
     bias = randn(num_outputs, seed=2, dtype=dtype) if has_bias else None
     packed = kernels.prepare_quantized_linear(weight, bias, dtype)
-    for num_rows in (0, 1, 2, 3, 6, 7, 40):
+    for num_rows in (*range(18), 40):
         x = some_rows(num_rows, num_inputs, seed=100 + num_rows).to(dtype)
         y = kernels.linear(x, packed)
         assert y.dtype == torch.float32

@@ -147,7 +147,7 @@ static void attend_in_passes(const struct attention *op, const struct workspace 
     for (int64_t row = first, num_rows; row < stop; row += num_rows, num_passes--) {
         num_rows = (stop - row + num_passes - 1) / num_passes;
         int64_t first_tile = smaller(num_rows, TILE_ROWS);
-        shape_tiles(w->told, first_tile, num_rows - first_tile);
+        shape_tiles(w->told, first_tile, num_rows - first_tile, TILE_LINE);
         score_in_tiles(op, w, row, num_rows, num_visible(w, row + num_rows - 1, start));
         for (int64_t i = 0; i < num_rows; i++)
             soften_row(op, w, w->scores + i * BLOCK, w->weights + i * BLOCK, row + i, start,

@@ -106,7 +106,7 @@ static __attribute__((noinline)) void multiply_int8_pass(const struct job *job,
 {
     int64_t first = smaller(job->num_rows, TILE_ROWS);
     bool has_planes = job->form.num_planes == 2;
-    shape_tiles(&tiling->rows, first, has_planes ? first : job->num_rows - first);
+    shape_tiles(&tiling->rows, first, has_planes ? first : job->num_rows - first, TILE_LINE);
     if (has_planes)
         multiply_in_pass(true, job, job->x + job->form.plane_bytes, tiling);
     else if (job->num_rows > first)

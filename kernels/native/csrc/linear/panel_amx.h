@@ -206,7 +206,7 @@ static void multiply_in_tiles(struct job job, struct tiling *tiling)
     for (bool is_first = true; num_passes > 0; num_passes--, is_first = false) {
         job.num_rows = (rows_left + num_passes - 1) / num_passes;
         int64_t first = smaller(job.num_rows, TILE_ROWS);
-        shape_tiles(&tiling->rows, first, job.num_rows - first);
+        shape_tiles(&tiling->rows, first, job.num_rows - first, TILE_LINE);
         (job.num_rows > TILE_ROWS ? pass_of_two_tiles : pass_of_one_tile)(is_first, num_passes == 1,
                                                                           &job, tiling, &fetching);
         job.x += job.num_rows * job.row_size;

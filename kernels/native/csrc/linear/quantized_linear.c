@@ -8,9 +8,7 @@
  * those of all, and multiply by one scale; their sums are added up, as integers; what they stand
  * for is the same on all ranks.
  */
-#include "linear/int4_panel.h"
-#include "linear/int8_panel.h"
-#include "linear/int8_tiles.h"
+#include "linear/int4_tiles.h"
 #include "runtime/thread_pool.h"
 
 struct quantized_linear {
@@ -58,6 +56,12 @@ INLINE int64_t panel_bytes(const struct quantized_linear *p)
 INLINE bool is_tiled(const struct quantized_linear *p)
 {
     return HAS_BYTE_TILES && is_int8(p) && may_use_amx();
+}
+
+/* Tell whether those of some rows with codes of 4 bits are. */
+INLINE bool has_int4_tiles(const struct quantized_linear *p, int64_t num_rows)
+{
+    return HAS_BYTE_TILES && !is_int8(p) && num_rows > FEW_FOR_TILES && may_use_amx();
 }
 
 INLINE struct coded_form form_of(const struct quantized_linear *p)
@@ -140,6 +144,11 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
         .num_inputs = p->num_inputs,
         .num_outputs = num_outputs,
     };
+    if (has_int4_tiles(p, block.end_row - block.first_row)) {
+        job.num_rows = block.end_row - block.first_row;
+        multiply_int4_in_tiles(job, tiling);
+        return;
+    }
     int64_t most = is_tiled(p) ? int8_pass_rows(&job.form) : is_int8(p) ? INT8_TILE : INT4_TILE;
     for (int64_t left = block.end_row - block.first_row; left > 0; left -= job.num_rows) {
         job.num_rows = smaller(left, most);
@@ -156,7 +165,9 @@ int64_t topwork_quantized_linear_scratch(const void *op)
 {
     const struct quantized_linear *p = op;
     int64_t few = FEW_ROWS * form_of(p).row_bytes;
-    return few + (is_tiled(p) ? (int64_t)BYTE_TILING : 0);
+    if (!HAS_BYTE_TILES || !may_use_amx())
+        return few;
+    return few + (is_int8(p) ? (int64_t)BYTE_TILING : int4_tiling_bytes(p->num_inputs));
 }
 
 INLINE struct byte_tiling make_byte_tiling(const struct quantized_linear *p, char *scratch)
@@ -173,7 +184,7 @@ void topwork_quantized_linear(const void *op, struct worker *worker)
     struct byte_tiling tiling = make_byte_tiling(p, worker->scratch);
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;)
         multiply_block(p, nth_block(&all, task), coded, &tiling);
-    if (is_tiled(p))
+    if (tiling.rows.first > 0)
         release_tiles();
 }
 
@@ -199,6 +210,6 @@ void topwork_grouped_quantized_linear(const void *op, struct worker *worker)
     struct expert_cursor cursor = {0};
     for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;)
         multiply_block(p, block_of_task(&experts, &cursor, task), coded, &tiling);
-    if (is_tiled(p))
+    if (tiling.rows.first > 0)
         release_tiles();
 }

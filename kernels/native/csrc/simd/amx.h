@@ -37,9 +37,9 @@ enum {
     TILE_STEPS = 16, /* words of a line: the rows of a tile of weights */
 };
 
-/* How many rows a thread's tiles of inputs have, as it has told them. */
+/* How many rows a thread's tiles of inputs have, and of how many bytes, as it has told them. */
 struct tile_rows {
-    int64_t first, second;
+    int64_t first, second, num_bytes;
 };
 
 enum { ASK_FOR_STATE = 0x1023, TILE_DATA = 18 }; /* of arch_prctl */
@@ -74,17 +74,21 @@ INLINE void settle_memory(void) { __asm__ volatile("" ::: "memory"); }
 
 INLINE void release_tiles(void) { _tile_release(); }
 
-/* Tell the tiles how many rows of inputs and of sums there are. */
-static void shape_tiles(struct tile_rows *told, int64_t first_rows, int64_t second_rows)
+/* Tell the tiles how many rows of inputs and of sums there are, and how many bytes of inputs. */
+static void shape_tiles(struct tile_rows *told, int64_t first_rows, int64_t second_rows,
+                        int64_t num_bytes)
 {
+    struct tile_rows rows = {first_rows, second_rows, num_bytes};
     struct tile_shape shape = {.palette = 1};
-    if (told->first == first_rows && told->second == second_rows)
+    if (memcmp(told, &rows, sizeof rows) == 0)
         return;
-    *told = (struct tile_rows){first_rows, second_rows};
+    *told = rows;
     for (int tile = 0; tile < NUM_TILES; tile++) {
-        bool is_second = tile == 2 || tile == 3 || tile == 5;
-        shape.line_bytes[tile] = TILE_LINE;
-        shape.rows[tile] = (uint8_t)(tile >= 6 ? TILE_STEPS : is_second ? second_rows : first_rows);
+        bool is_input = tile == 4 || tile == 5, is_second = tile == 2 || tile == 3 || tile == 5;
+        shape.line_bytes[tile] = (uint16_t)(is_input ? num_bytes : TILE_LINE);
+        shape.rows[tile] = (uint8_t)(tile >= 6   ? num_bytes / 4
+                                     : is_second ? second_rows
+                                                 : first_rows);
         if (shape.rows[tile] == 0)
             shape.rows[tile] = 1; /* not used then */
     }
