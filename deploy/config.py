@@ -67,6 +67,12 @@ class ServeConfig(
                     f"{name}: HAProxy on the nodes of a cluster is told of it before `ray start`: "
                     f"`topwork environment --{name.replace('_', '-')}`"
                 )
+        if self.lora_dtype == "int8" and self.has_exact_sums and self.tp > 1:
+            raise ValueError(
+                "lora_dtype: in int8 each rank scales its own part of B, so answers would depend "
+                "on tp, which deterministic with quantization int8 promises they do not: leave out "
+                "lora_dtype or deterministic, or set tp to 1"
+            )
         return self
 
     @property

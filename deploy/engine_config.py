@@ -66,6 +66,7 @@ def check_model(config: ServeConfig, device: str | None = None) -> Checked:
     check_device(device, config.page_size, model.head_dim)
     check_quantization(config, device)
     check_kv_cache_dtype(config, device)
+    check_lora_dtype(config, device)
     check_kv_memory(config, model, device)
     return Checked(
         config=config,
@@ -129,7 +130,7 @@ def scheduler_config(checked: Checked) -> SchedulerConfig:
         ConfigError: as `check_limits`.
     """
     config = checked.config
-    kind = config.dtype, config.quantization, config.kv_cache_dtype
+    kind = config.dtype, config.quantization, config.kv_cache_dtype, config.lora_dtype
     digest = base_digest(checked.model_dir, *kind)
     return _scheduler_config(checked, digest)
 
@@ -221,6 +222,23 @@ def check_kv_cache_dtype(config: ServeConfig, device: str) -> None:
         )
 
 
+def check_lora_dtype(config: ServeConfig, device: str) -> None:
+    """Refuse adapters in fewer bits on CPUs that cannot read them; GPUs hold them as dtype says.
+
+    Raises:
+        ConfigError: with what is missing.
+    """
+    if config.lora_dtype == "auto" or device != "cpu" or config.ray_address is not None:
+        return
+    try:
+        check_machine()
+    except BuildError as error:
+        raise ConfigError(
+            f"lora_dtype: {config.lora_dtype} is read by the C library alone, which cannot be made "
+            f"here: {one_line(error)}; leave it out"
+        ) from error
+
+
 def check_quantization(config: ServeConfig, device: str) -> None:
     """Refuse fewer bits where they cannot be computed; other hosts' ranks see for themselves.
 
@@ -252,12 +270,16 @@ def _listed(numbers: tuple[int, ...]) -> str:
 def rank_memory(checked: Checked) -> RankMemory:
     """Return what of adapters the ranks hold."""
     item_bytes = ITEM_BYTES[checked.config.dtype]
+    adapter_item_bytes = item_bytes
+    if checked.device == "cpu":
+        # Ranks on a CPU hold adapters in the model's dtype, or in float32 where there is no C
+        # compiler. Which is known only when they start, so the larger is claimed; int8
+        # needs one.
+        adapter_item_bytes = 1 if checked.config.lora_dtype == "int8" else 4
     return RankMemory(
         tp=checked.config.tp,
         has_exact_sums=checked.config.has_exact_sums,
-        # Ranks on a CPU hold adapters in the model's dtype, or in float32 where there is no C
-        # compiler. Which is known only when they start, so the larger is claimed.
-        adapter_item_bytes=4 if checked.device == "cpu" else item_bytes,
+        adapter_item_bytes=adapter_item_bytes,
         model_item_bytes=item_bytes,
         adapter_bytes=checked.config.adapter_memory,
     )

@@ -138,7 +138,6 @@ ALIASES = (
         "--scheduling-policy", VLLM, "say --no-fairness for first come", neutral=("priority",)
     ),
     _refused("--schedule-policy", SGLANG, "say --no-fairness for first come"),
-    _refused("--lora-dtype", VLLM, "adapters have the type of the model", neutral=("auto",)),
     _refused("--lora-backend", SGLANG, "kernels are chosen by device"),
     _refused("--lora-eviction-policy", SGLANG, "the least recently used goes", neutral=("lru",)),
     _no_switch("--fully-sharded-loras", VLLM, "A and B are cut in one way only"),
@@ -205,6 +204,7 @@ SAME: Mapping[str, str] = MappingProxyType(
         "page_size": SGLANG,
         "max_loras": VLLM,
         "max_lora_rank": BOTH,
+        "lora_dtype": VLLM,
         "generation_config": VLLM,
         "override_generation_config": VLLM,
         "trust_request_chat_template": VLLM,

@@ -63,18 +63,23 @@ def _check_files(model: Path) -> None:
 
 
 def base_digest(
-    model_dir: Path, dtype: str, quantization: str | None = None, kv_cache_dtype: str = "auto"
+    model_dir: Path,
+    dtype: str,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    lora_dtype: str = "auto",
 ) -> str:
     """Return what tells one base model from another: the same on every host with the same files.
 
     Made of config.json, of a GGUF file as its metadata says it, and, for each weight file, its
     name, its size and three samples: to hash all of a large model would take minutes at every
     start. The type that the KV is kept in is part of it, because the KV of one type is not that of
-    another, and so is what computes it.
+    another, and so is what computes it, an adapter's LoRA too.
     """
     digest = blake2b(b"topwork base 1", digest_size=32)
     kv = None if kv_cache_dtype == "auto" else f"KV in {kv_cache_dtype}"
-    digest.update(" ".join(filter(None, (dtype, quantization, kv))).encode())
+    lora = None if lora_dtype == "auto" else f"LoRA in {lora_dtype}"
+    digest.update(" ".join(filter(None, (dtype, quantization, kv, lora))).encode())
     digest.update(read_file(model_dir, CONFIG))
     of_gguf = is_gguf(model_dir)
     files = gguf_files(model_dir) if of_gguf else sorted(model_dir.glob("*.safetensors"))

@@ -57,6 +57,7 @@ class Kernels(
 
     pins_memory: bool  # whether host memory that the device copies from is to stay in place
     uses_pointer_tables: bool  # whether LoRAs are found by a table of addresses
+    has_int8_lora: bool  # whether those of linears may lie in int8
     uses_torch_threads: bool  # whether steps are computed by those of torch, on a CPU
     products: str  # by what matrix products are computed, for people to read
 

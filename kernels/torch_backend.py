@@ -62,6 +62,7 @@ class CpuKernels(CpuRecurrent):
 
     pins_memory = False
     uses_pointer_tables = False
+    has_int8_lora = False
     uses_torch_threads = True
     products = "torch"
 

@@ -222,6 +222,7 @@ class RankConfig:
     max_num_seqs: int = 64  # sequences that run at the same time
     quantization: Literal["int8", "int4"] | None = None  # of linears as they are loaded; None: none
     kv_cache_dtype: KVCacheDtype = "auto"  # of K and V in their pages; auto: `dtype`
+    lora_dtype: Literal["auto", "int8"] = "auto"  # of linears' A and B in slots; auto: `dtype`
     # On a GPU too, a row's bits do not depend on its batch; in int8, its linears' not on tp.
     deterministic: bool = False
     num_threads: int | None  # compute threads of this process; None: torch's own choice

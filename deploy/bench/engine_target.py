@@ -26,6 +26,7 @@ class EngineTarget:
         dtype: str,
         threads: int | None = None,
         quantization: Literal["int8", "int4"] | None = None,
+        lora_dtype: Literal["auto", "int8"] = "auto",
     ) -> None:
         self.label = f"topwork engine, tp {tp}, {quantization or dtype}"
         rank = RankConfig(
@@ -34,6 +35,7 @@ class EngineTarget:
             tp=tp,
             dtype=cast(Literal["bfloat16", "float32"], dtype),
             quantization=quantization,
+            lora_dtype=lora_dtype,
             kv_memory_bytes=2**29,
             num_slots=8,
             max_model_len=4096,
@@ -92,6 +94,7 @@ class EngineProcess(ChildTarget):
         dtype: str,
         threads: int,
         quantization: Literal["int8", "int4"] | None = None,
+        lora_dtype: Literal["auto", "int8"] = "auto",
         log: Path | None = None,
     ) -> None:
         super().__init__(
@@ -105,6 +108,7 @@ class EngineProcess(ChildTarget):
                 "dtype": dtype,
                 "threads": threads,
                 "quantization": quantization,
+                "lora_dtype": lora_dtype,
             },
             environment={"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"},
             log=log,

@@ -19,7 +19,7 @@ def report(checked: Checked, text: str, as_json: bool) -> None:
     with console.status("reading the text") as status:
         found = measure(checked, text, known_adapters(checked.config), status.update)
     if as_json:
-        names = ("dtype", "quantization", "kv_cache_dtype")
+        names = ("dtype", "quantization", "kv_cache_dtype", "lora_dtype")
         formats = {name: getattr(checked.config, name) for name in names}
         print_json(formats | {"quality": [one.as_json() for one in found]})
     else:

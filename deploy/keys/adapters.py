@@ -1,7 +1,7 @@
-"""Which adapters there are, where they may come from, and how many."""
+"""Which adapters there are, where they may come from, how many, and how they are held."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -52,6 +52,13 @@ class AdapterKeys(Keys):
     max_lora_rank: Annotated[
         int, Field(ge=1, le=1024, description="Largest lora_rank that is accepted.")
     ] = 64
+    lora_dtype: Annotated[
+        Literal["auto", "int8"],
+        Field(
+            description="Type of A and B of linears in slots: that of dtype, or, on CPUs, int8 "
+            "with a scale for each lora_rank, which takes half of the memory of bfloat16."
+        ),
+    ] = "auto"
 
     @model_validator(mode="after")
     def _check_adapters(self) -> "AdapterKeys":

@@ -31,7 +31,7 @@ LIVE_KEYS = frozenset(
 MODEL_KEYS = frozenset(
     {
         *("model", "revision", "dtype", "tp", "device"),
-        *("quantization", "deterministic", "kv_cache_dtype"),
+        *("quantization", "deterministic", "kv_cache_dtype", "lora_dtype"),
     }
 )
 ROUTER_KEYS = MODEL_KEYS | {

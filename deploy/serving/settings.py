@@ -92,6 +92,7 @@ def scheduler_settings(checked: Checked) -> SchedulerSettings:
         dtype=config.dtype,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
+        lora_dtype=config.lora_dtype,
         device=checked.device,
         deterministic=config.deterministic,
         page_size=config.page_size,

@@ -29,6 +29,7 @@ from kernels.native.ops import (
     RopeOp,
     TakeOp,
     WideNormOp,
+    lora_item,
 )
 from kernels.native.program import Step, ThreadPool
 from kernels.native.recurrent import NativeRecurrent
@@ -60,6 +61,7 @@ class NativeKernels(NativeExperts, NativeRecurrent):
     """See `kernels.interface.Kernels`."""
 
     uses_pointer_tables = True
+    has_int8_lora = True
     uses_torch_threads = False
 
     def __init__(self, thread_pool: ThreadPool) -> None:
@@ -155,7 +157,7 @@ class NativeKernels(NativeExperts, NativeRecurrent):
             x.shape[1],
             rows.module_widths.shape[0],
             is_bf16(x),
-            rows.dtype == torch.bfloat16,
+            lora_item(rows.dtype),
             at(inner),
             inner.stride(0),
         )

@@ -24,6 +24,7 @@ from kernels.native.ops import (
     SortPairsOp,
     UnpermuteOp,
     linear_op,
+    lora_item,
 )
 from kernels.native.packing import PANEL, pack_quantized
 from kernels.native.program import Step
@@ -134,7 +135,7 @@ class NativeExperts(NativeLinears):
             x.shape[1],
             rows.module_widths.shape[0],
             is_bf16(x),
-            rows.dtype == torch.bfloat16,
+            lora_item(rows.dtype),
             at(inner),
             inner.stride(0),
         )

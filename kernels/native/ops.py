@@ -237,14 +237,19 @@ def number_of(dtype: torch.dtype) -> int:
     return {torch.float32: 0, torch.bfloat16: 1, torch.int32: 2}[dtype]
 
 
+def lora_item(dtype: torch.dtype) -> int:
+    """Return what csrc/lora/lora.h calls a dtype of A and B."""
+    return {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}[dtype]
+
+
 class LoraOp(ctypes.Structure):
     """`struct lora`, of two ops: y [T, N] float32 = gain y + shift + B (A x), by each row's slot.
 
     `table` [slots, fields] int64 is what worker.lora.pointer_table keeps: address of A [R, K],
-    R, addresses of gain [N] and shift [N] float32 or 0; then for each module of the fused linear,
-    whose outputs stand side by side and are `module_widths` [num_modules] int64 wide, the address
-    of B transposed [ranks, width], its first lora_rank and its number of lora_ranks. A and B are
-    bfloat16 or float32, as `is_lora_bf16` says of all slots, and start at any element.
+    R, addresses of gain [N], shift [N] and scales [R], float32 or 0; then for each module of the
+    fused linear, whose outputs stand side by side and are `module_widths` [num_modules] int64 wide,
+    the address of B transposed [ranks, width], its first lora_rank and its number of lora_ranks.
+    A and B of all slots are what `item` says (`lora_item`), and start at any element.
 
     lora_shrink writes A x to `inner` [T, inner_stride] float32, where lora_expand reads it; no slot
     has an R above inner_stride.
@@ -253,7 +258,7 @@ class LoraOp(ctypes.Structure):
     _fields_ = [
         *_pointers("x", "y", "table", "module_widths"),
         *_counts("x_stride", "y_stride", "num_inputs", "num_modules"),
-        *_counts("is_bf16", "is_lora_bf16"),
+        *_counts("is_bf16", "item"),
         *_pointers("inner"),
         *_counts("inner_stride"),
     ]

@@ -46,6 +46,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ({"model": "m", "tq": 1}, "tq"),
         ({"model": "m", "tp": 0}, "tp"),
         ({"model": "m", "dtype": "int3"}, "dtype"),
+        ({"model": "m", "lora_dtype": "int4"}, "lora_dtype"),
         ({"model": "m", "kv_cache_memory": "lots"}, "kv_cache_memory"),
         ({"model": "m", "adapter": ["nameless"]}, "NAME=DIR"),
         ({"model": "m", "adapter": ["a=x", "a=y"]}, "twice"),
@@ -72,6 +73,15 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 def test_a_wrong_key_or_value_is_refused_by_name(values: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         load_config(None, values)
+
+
+def test_adapters_in_int8_are_refused_where_answers_may_not_depend_on_the_number_of_ranks() -> None:
+    exact = {"model": "m", "quantization": "int8", "deterministic": True, "tp": 2}
+    with pytest.raises(ConfigError, match=r"lora_dtype: in int8 .* set tp to 1"):
+        load_config(None, {**exact, "lora_dtype": "int8"})
+    others = ({"lora_dtype": "auto"}, {"tp": 1}, {"deterministic": False}, {"quantization": "int4"})
+    for other in others:
+        load_config(None, {**exact, "lora_dtype": "int8", **other})
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from deploy.engine_config import (
     Checked,
     check_device,
     check_kv_cache_dtype,
+    check_lora_dtype,
     check_quantization,
     check_ray_address,
     rank_memory,
@@ -59,6 +60,19 @@ def test_kv_in_fewer_bits_is_refused_on_a_gpu() -> None:
     check_kv_cache_dtype(ServeConfig(model="tiny"), "cuda")
 
 
+def test_adapters_in_fewer_bits_are_refused_on_a_cpu_that_does_not_read_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A GPU holds them in the model's type."""
+    config = ServeConfig(model="tiny", lora_dtype="int8")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="lora_dtype: .* there is no C compiler named 'cc'"):
+        check_lora_dtype(config, "cpu")
+    check_lora_dtype(config, "cuda")
+    check_lora_dtype(config.model_copy(update={"ray_address": "10.0.0.1:1"}), "cpu")
+    check_lora_dtype(ServeConfig(model="tiny"), "cpu")
+
+
 def test_a_ray_cluster_where_nobody_listens_is_refused_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -89,3 +103,21 @@ def test_no_rank_holds_larger_elements_of_an_adapter_than_are_claimed(
     of_model = getattr(torch, dtype)
     held = CpuKernels().adapter_dtype(of_model) if device == "cpu" else of_model
     assert rank_memory(checked).adapter_item_bytes == held.itemsize
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "num_bytes"),
+    [
+        ("cpu", "bfloat16", 1),
+        ("cpu", "float32", 1),
+        ("cuda", "bfloat16", 2),
+        ("cuda", "float32", 4),
+    ],
+)
+def test_an_adapter_in_int8_is_claimed_by_the_byte_on_a_cpu_and_as_the_model_on_a_gpu(
+    device: str, dtype: str, num_bytes: int
+) -> None:
+    config = ServeConfig.model_validate({"model": "tiny", "dtype": dtype, "lora_dtype": "int8"})
+    memory = rank_memory(Checked(config, Path("tiny"), MODEL, 64, device, 1))
+    of_model = getattr(torch, dtype).itemsize
+    assert (memory.adapter_item_bytes, memory.model_item_bytes) == (num_bytes, of_model)

@@ -50,6 +50,8 @@ def test_another_type_or_other_weights_are_another_model(tmp_path: Path) -> None
     assert base_digest(made, "bfloat16", "int8") not in (first, base_digest(made, "float32"))
     in_int8 = base_digest(made, "bfloat16", None, "int8")
     assert in_int8 not in (first, base_digest(made, "bfloat16", "int8"))
+    of_lora = base_digest(made, "bfloat16", None, "auto", "int8")
+    assert of_lora not in (first, in_int8, base_digest(made, "bfloat16", "int8"))
     (made / "model.safetensors").write_bytes(b"Weights")
     assert base_digest(made, "bfloat16") != first
 

@@ -230,7 +230,7 @@ class ExpertAdapter:
     def line(self) -> list[int]:
         """Return its line of a table of addresses."""
         a, b = self.segment.a, self.segment.b
-        line = [a.data_ptr(), len(a), 0, 0]
+        line = [a.data_ptr(), len(a), 0, 0, 0]
         for first_rank, end_rank, _, _, element in self.segment.blocks.tolist():
             line += [b.data_ptr() + element * b.itemsize, first_rank, end_rank - first_rank]
         return line

@@ -18,7 +18,7 @@ from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator, SingleRank
 from worker.distributed.thread_group import ThreadGroup
 from worker.engine.sequences import SequenceTable, build_input_batch
-from worker.lora.adapter_bank import bank_for
+from worker.lora.adapter_bank import LoraDtype, bank_for
 from worker.lora.base_weights import BaseWeights
 from worker.model_config import ModelConfig
 from worker.model_config_reader import read_model_config
@@ -47,6 +47,7 @@ class LogitRank:
         method: QuantizationMethod | None = None,
         has_exact_sums: bool = False,
         kv_cache_dtype: KVCacheDtype = "auto",
+        lora_dtype: LoraDtype = "auto",
     ) -> None:
         self._kv_cache_dtype = kv_cache_dtype
         self.config = config
@@ -69,6 +70,7 @@ class LogitRank:
             dtype=dtype,
             device=CPU,
             base=BaseWeights(path, config, self.part, dtype, quantizer),
+            lora_dtype=lora_dtype,
         )
 
     def forward(self, prompts: Sequence[Prompt]) -> Tensor | None:
@@ -138,6 +140,7 @@ class LogitRanks:
         method: QuantizationMethod | None = None,
         has_exact_sums: bool = False,
         kv_cache_dtype: KVCacheDtype = "auto",
+        lora_dtype: LoraDtype = "auto",
     ) -> None:
         self.config = read_model_config(path)
         groups: Sequence[Communicator] = (
@@ -145,7 +148,10 @@ class LogitRanks:
         )
         self._threads = ThreadPoolExecutor(tp)
         self.ranks = [
-            LogitRank(path, self.config, group, dtype, method, has_exact_sums, kv_cache_dtype)
+            LogitRank(
+                *(path, self.config, group, dtype, method),
+                *(has_exact_sums, kv_cache_dtype, lora_dtype),
+            )
             for group in groups
         ]
 

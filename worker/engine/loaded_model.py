@@ -138,6 +138,7 @@ def load_model(config: RankConfig, model_config: ModelConfig, group: Communicato
         dtype=dtype,
         device=device,
         base=BaseWeights(model_dir, model_config, part, dtype, quantizer),
+        lora_dtype=config.lora_dtype,
     )
     return LoadedModel(
         config=config,

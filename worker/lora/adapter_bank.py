@@ -4,10 +4,11 @@ A bank does not know which slots are in use: the caller must not touch one that 
 names.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from worker.lora.adapter_weights import (
     AdapterHead,
     AdapterWeights,
 )
+from worker.lora.int8 import in_int8
 from worker.lora.pointer_table import PointerTable
 from worker.lora.shard import AdapterShard
 from worker.weights.partition import Partition
@@ -30,7 +32,9 @@ from worker.weights.partition import Partition
 if TYPE_CHECKING:
     from worker.lora.base_weights import BaseWeights
 
+logger = logging.getLogger("topwork.worker")
 OwnWeights = TypeVar("OwnWeights")
+LoraDtype = Literal["auto", "int8"]
 Loading = Callable[[torch.device], AbstractContextManager[None]]
 # Of one layer, by fused linear, then by those of experts.
 LayerSegments = Sequence[Sequence[LoraSegment] | Sequence[ExpertLoraRun]]
@@ -69,6 +73,7 @@ class AdapterBank:
         base: "BaseWeights | None" = None,
         table: PointerTable | None = None,
         loading: Loading = lambda device: nullcontext(),
+        is_int8: bool = False,
     ) -> None:
         """Make the slots.
 
@@ -76,17 +81,19 @@ class AdapterBank:
             part: the slices of this rank.
             num_layers: of the model.
             num_slots: how many.
-            dtype: of A and B.
+            dtype: of A and B, but for `is_int8`.
             device: of all of them.
             prepare: packs an adapter's own head.
             base: without it, adapters with DoRA or tables cannot be loaded.
             table: addresses of the LoRAs in the slots, for kernels that ask for them.
             loading: in which all of a load is queued; see `kernels.interface.Kernels`.
+            is_int8: those of linears lie in 8 bits, for kernels that say so.
         """
         self._part = part
         self._num_experts = len(by_expert(part.linears)[0])
         self.num_layers = num_layers
-        self.dtype = dtype
+        self.dtype = torch.int8 if is_int8 else dtype  # of the linears' A and B
+        self._built_dtype = dtype
         self.table = table
         self._device = device
         self._prepare = prepare
@@ -121,11 +128,13 @@ class AdapterBank:
                 shards,
                 self._part,
                 num_layers=self.num_layers,
-                dtype=self.dtype,
+                dtype=self._built_dtype,
                 device=self._device,
                 prepare=self._prepare,
                 base=self._base,
             )
+            if self.dtype == torch.int8:
+                loaded = in_int8(loaded)
             if self.table is not None:
                 self.table.put(slot, loaded)
         self._slots[slot] = loaded
@@ -222,8 +231,21 @@ def bank_for(
     dtype: torch.dtype,
     device: torch.device,
     base: "BaseWeights | None" = None,
+    lora_dtype: LoraDtype = "auto",
 ) -> AdapterBank:
-    """Return a bank whose adapters lie as the kernels want them; `dtype` is the model's."""
+    """Return a bank whose adapters lie as the kernels want them; `dtype` is the model's.
+
+    Raises:
+        ValueError: a CPU cannot hold them in int8 here.
+    """
+    is_int8 = lora_dtype == "int8" and kernels.has_int8_lora
+    if lora_dtype == "int8" and not is_int8:
+        if device.type == "cpu":
+            raise ValueError(
+                f"lora_dtype: {lora_dtype} is read on CPUs by the C library alone, and rank "
+                f"{part.rank} has none; leave it out"
+            )
+        logger.warning("adapters lie in %s: GPUs have no LoRA in int8", dtype)
     table = None
     if kernels.uses_pointer_tables:
         table = PointerTable(part, num_layers=num_layers, num_slots=num_slots, device=device)
@@ -237,4 +259,5 @@ def bank_for(
         base=base,
         table=table,
         loading=kernels.loading,
+        is_int8=is_int8,
     )

@@ -23,14 +23,16 @@ QKV, OUT, GATE_UP, DOWN, ROUTER, MIXER_IN, MIXER_OUT, EXPERT_GATE_UP, EXPERT_DOW
 class LoraLayerWeights:
     """One adapter's LoRA of one fused linear, or of the head."""
 
-    a: Tensor  # [R, K]
-    b: Tensor  # [elements], one block for each module, times scaling, weight and gain
+    a: Tensor  # [R, K]; int8 if there are scales
+    b: Tensor  # [elements], one block for each module, times scaling, weight and gain; likewise
     blocks: Tensor  # [modules, 5] int64 on the host, as LoraSegment wants them
     gain: Tensor | None  # [N] float32, of DoRA; None: 1
     shift: Tensor | None  # [N] float32, added so that the gain spares the bias; None: 0
+    scales: Tensor | None = None  # [R] float32: what a code of A times one of B stands for
 
     def segment(self, start: int, stop: int) -> LoraSegment:
         """Return it as the LoRA of rows [start, stop) of a batch."""
+        assert self.scales is None, "codes are found by a table of addresses"
         return LoraSegment(start, stop, self.a, self.b, self.blocks, self.gain, self.shift)
 
 
@@ -84,5 +86,5 @@ class AdapterWeights:
                 tensors.append(self.head.weight.data)
         for lora in loras:
             if lora is not None:
-                tensors += (lora.a, lora.b, lora.gain, lora.shift)
+                tensors += (lora.a, lora.b, lora.gain, lora.shift, lora.scales)
         return (tensor for tensor in tensors if tensor is not None)

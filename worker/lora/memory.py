@@ -20,6 +20,7 @@ from worker.weights.partition import Partition
 _LINE = 64  # bytes: where a block of B starts, and what a packed weight's inputs are padded to
 _MAX_PACKED_OUTPUTS = 64  # that a packed weight's outputs may be padded to a multiple of
 _GAIN_BYTES = 4  # of one output: DoRA's gains and shifts are float32
+_CODE_BYTES, _SCALE_BYTES = 1, 4  # of an element in int8, and of a lora_rank's scale
 _SCORE_BYTES = 4  # of an element of a classification head: float32
 _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -29,7 +30,7 @@ def claimed_bytes(
 ) -> int:
     """Return the most bytes that an adapter will hold on the device of a rank.
 
-    What it holds is the same but for less than 64 bytes for each adapted module, for tables that
+    What it holds is the same but for the padding to lines of each adapted module, for tables that
     turn out to be the base model's, for the padding of a head of its own, and for DoRA's gains of
     exactly 1 and its shifts of modules without a bias; these are not known before. A sum holds no
     more than its parts would hold together.
@@ -37,7 +38,8 @@ def claimed_bytes(
     Args:
         shard: of the adapter, cut for the rank of `part`.
         part: what the rank holds.
-        device_item_bytes: size of an element of A and B on the device.
+        device_item_bytes: size of an element of the linears' A and B on the device; 1: they are
+            codes, with a scale in float32 for each lora_rank.
         model_item_bytes: size of an element of the weights that are served.
     """
     num_elements = len(shard.data) // _ITEM_BYTES[shard.dtype]
@@ -51,20 +53,23 @@ def _built_bytes(
     """Return the most bytes of weights that `adapter_loader` builds module by module."""
     entries = {(entry.layer, entry.module): entry for entry in shard.entries}
     products = _products(part)
+    is_coded = device_item_bytes == _CODE_BYTES
+    vocabulary_item_bytes = model_item_bytes if is_coded else device_item_bytes
     by_linear: dict[tuple[int, tuple[str, ...]], list[LoraEntry]] = defaultdict(list)
     for (layer, module), entry in entries.items():
         if module != EMBEDDING:
             by_linear[layer, products[module]].append(entry)
     total = 0
     for (_, modules), fused in by_linear.items():
-        total += sum(_lora_bytes(part, entry, device_item_bytes) for entry in fused)
+        item_bytes = vocabulary_item_bytes if modules == (HEAD,) else device_item_bytes
+        total += sum(_lora_bytes(part, entry, item_bytes) for entry in fused)
         if any(entry.magnitude_offset is not None for entry in fused):
             outputs = sum(num_outputs(part, module) for module in modules)
             has_bias = modules != (HEAD,)
             total += outputs * _GAIN_BYTES * (1 + has_bias)
     embedding = entries.get((0, EMBEDDING))
     if embedding is not None:
-        total += _lora_bytes(part, embedding, device_item_bytes)
+        total += _lora_bytes(part, embedding, vocabulary_item_bytes)
         total += part.hidden * _GAIN_BYTES * (embedding.magnitude_offset is not None)
     if shard.score is not None:
         total += shard.score.shape[0] * shard.score.shape[1] * _SCORE_BYTES
@@ -80,6 +85,8 @@ def _products(part: Partition) -> dict[str, tuple[str, ...]]:
 def _lora_bytes(part: Partition, entry: LoraEntry, item_bytes: int) -> int:
     _, columns = adapted_slices(part, entry.module)
     a_bytes = entry.lora_rank * len(columns) * item_bytes
+    if item_bytes == _CODE_BYTES:
+        a_bytes = _round_up(a_bytes) + _round_up(entry.lora_rank * _SCALE_BYTES)
     return a_bytes + _round_up(entry.lora_rank * num_outputs(part, entry.module) * item_bytes)
 
 

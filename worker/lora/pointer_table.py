@@ -16,7 +16,7 @@ from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
 from worker.lora.shard import num_outputs
 from worker.weights.partition import Partition
 
-_HEAD = 4  # address of A, lora_rank, addresses of gain and shift
+_HEAD = 5  # address of A, lora_rank, addresses of gain, shift and scales
 _PER_MODULE = 3  # address of B, first lora_rank, lora_rank
 ADDRESS_ALIGNMENT = 16  # bytes
 
@@ -110,6 +110,7 @@ def _fields(lora: LoraLayerWeights | None, widths: tuple[int, ...], num_fields: 
         len(lora.a),
         0 if lora.gain is None else _address(lora.gain),
         0 if lora.shift is None else _address(lora.shift),
+        0 if lora.scales is None else lora.scales.data_ptr(),
     )
     firsts = [sum(widths[:index]) for index in range(len(widths))]
     for first_rank, end_rank, output, _, element in lora.blocks.tolist():

@@ -28,7 +28,7 @@ _BLOCK_RANKS = 16  # small lora_ranks read nothing for others, large ones spread
 _BLOCK_OUTPUTS = 128
 _STEPS_PER_PART = 4  # fewer would leave more planes for `lora_expand` to add up
 _MAX_PARTS = 8
-_FIELDS = 4  # of a slot, before those of its modules
+_FIELDS = 5  # of a slot, before those of its modules
 _MODULE_FIELDS = 3
 
 
@@ -93,10 +93,10 @@ def lora_apply(
         x: [T, K] float32, float16 or bfloat16, each row contiguous.
         tiles: [num_tiles, 3] int32 of `cut_tiles`, (slot, first row, end row), rows disjoint; one
             with end row = first row does nothing, whatever its slot.
-        table: [num_slots, 4 + 3 M] int64, of each slot (address of A [R, K], R, address of gain
-            [N] float32 or 0, address of shift [N] float32 or 0) and of each module (address of its
-            block of B [its lora_rank, width], its first lora_rank in R, its lora_rank). R = 0: the
-            slot leaves all as it is. A and blocks of B are contiguous, start on 16 bytes.
+        table: [num_slots, 5 + 3 M] int64, of each slot (address of A [R, K], R, address of gain
+            [N] float32 or 0, address of shift [N] float32 or 0, 0) and of each module (address of
+            its block of B [its lora_rank, width], its first lora_rank in R, its lora_rank). R = 0:
+            the slot leaves all as it is. A and blocks of B are contiguous, start on 16 bytes.
         widths: outputs of the M modules; N is their sum.
         dtype: of A and B, that of x.
         max_lora_rank: at least the R of every slot that a tile names. Bounds grid and scratch.

@@ -2,7 +2,7 @@
 
 apply.py chooses grids and sizes.
 
-A table's row says where a slot's A and B lie: [A, lora_rank, gain, shift] and for each module
+A table's row says where a slot's A and B lie: [A, lora_rank, gain, shift, 0] and for each module
 [B, first lora_rank, lora_rank], addresses as integers.
 """
 
@@ -199,7 +199,7 @@ def expand_blocks(
         start = (block - first) * BLOCK
         stop = tl.where(is_adapted, start + count * BLOCK, start)
 
-        module_ptr = slot_ptr + 4 + 3 * module
+        module_ptr = slot_ptr + 5 + 3 * module
         b_ptr = pointer_at(module_ptr, DTYPE)
         lora_rank = tl.load(module_ptr + 2).to(tl.int32)
         rows = (first_row + tl.arange(0, TILE_ROWS)).to(tl.int64)

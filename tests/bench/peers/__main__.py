@@ -24,6 +24,7 @@ from tests.bench.peers.report import Results, as_json, print_all
 from tests.bench.peers.rounds import ONE_ROUND, ONE_WAVE, measure_stage
 from tests.bench.peers.servers import Setup
 from tests.bench.peers.stages import make_stages
+from worker.lora.adapter_bank import LoraDtype
 from worker.model_config_reader import read_model_config
 
 WIDTH = 160  # where nobody looks
@@ -81,6 +82,7 @@ def run(
         QuantizationMethod | None,
         typer.Option(help="Of our weights; our server in bfloat16 is measured, too."),
     ] = None,
+    lora_dtype: Annotated[LoraDtype, typer.Option(help="Of our adapters.")] = "auto",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write it all here, by round.")
     ] = None,
@@ -103,6 +105,7 @@ def run(
         tp=tp,
         rank_threads=threads_per_rank or max(1, (os.cpu_count() or 1) // tp),
         quantization=quantization,
+        lora_dtype=lora_dtype,
     )
     faults: dict[Peer, str] = {}
     if wanted - OF_OURS:
@@ -131,7 +134,7 @@ def _told(
         "machine": machine(),
         "model": setup.model_dir.name,
         "topwork": f"tp {setup.tp}, {setup.rank_threads} threads each rank, "
-        f"weights in {setup.quantization or 'bfloat16'}",
+        f"weights in {setup.quantization or 'bfloat16'}, adapters: {setup.lora_dtype}",
         "rounds": f"{rounds} after a warm-up, {asked}; where a warm-up took over "
         f"{ONE_WAVE:g} s one of each client, over {ONE_ROUND:g} s in one round",
         **{f"not installed, {peer}": fault for peer, fault in faults.items()},

@@ -27,6 +27,7 @@ from tests.bench.peers.llama_source import BINARIES, SERVER
 from tests.bench.peers.target import Target, child, http, wait_until_healthy
 from tests.bench.process_tree import ProcessTree
 from tests.ports import free_port
+from worker.lora.adapter_bank import LoraDtype
 
 MAX_MODEL_LEN = 8192
 MAX_SEQUENCES = 16
@@ -44,6 +45,7 @@ class Setup:
     tp: int  # ours
     rank_threads: int  # ours
     quantization: QuantizationMethod | None = None  # ours
+    lora_dtype: LoraDtype = "auto"  # ours
 
 
 def open_topwork(
@@ -53,6 +55,8 @@ def open_topwork(
     flags = ["--tp", str(setup.tp), "--threads-per-rank", str(setup.rank_threads)]
     if setup.quantization is not None:
         flags += ["--quantization", setup.quantization]
+    if setup.lora_dtype != "auto":
+        flags += ["--lora-dtype", setup.lora_dtype]
     for adapter, directory in adapters.items():
         flags += ["--adapter", f"{adapter}={directory}"]
 
@@ -76,6 +80,7 @@ def open_engine(name: str, setup: Setup) -> AbstractContextManager[Target]:
             "bfloat16",
             setup.rank_threads,
             setup.quantization,
+            setup.lora_dtype,
             log=_log(name),
         ),
     )

@@ -149,6 +149,13 @@ def test_a_format_of_checkpoints_is_no_way_to_compute_and_the_refusal_says_what_
     assert said == "quantization: 'int3' will not do: input should be 'int8' or 'int4'"
 
 
+def test_adapters_have_the_type_of_the_model_or_int8_and_no_other_of_vllms() -> None:
+    assert read("m", "--lora-dtype", "auto").config == read("m").config
+    assert read("m", "--lora-dtype", "int8").config.lora_dtype == "int8"
+    said = refused("m", "--lora-dtype", "float16")
+    assert said == "lora_dtype: 'float16' will not do: input should be 'auto' or 'int8'"
+
+
 @by_name("alias", NEEDLESS, ids=ids)
 def test_what_needs_nothing_is_taken_and_says_so(alias: Alias) -> None:
     got = read("m", alias.name, *(["all"] if alias.takes_value else []))

@@ -97,11 +97,12 @@ def test_the_logits_that_are_compared_are_those_of_the_models_next_tokens(model:
 
 
 def test_the_reference_is_in_float32_whatever_is_served(model: Path) -> None:
-    rank = replace(measuring._served(checked(model)), deterministic=True)
+    of_fewer_bits = {"kv_cache_dtype": "int8", "lora_dtype": "int8"}
+    rank = replace(measuring._served(checked(model, **of_fewer_bits)), deterministic=True)
     reference = measuring._reference(rank)
     assert (rank.dtype, rank.tp, reference.dtype) == ("bfloat16", 1, "float32")
     same = {"dtype": "bfloat16", "deterministic": True, "kv_memory_bytes": rank.kv_memory_bytes}
-    assert replace(reference, **same) == rank  # type: ignore[arg-type]
+    assert replace(reference, **same, **of_fewer_bits) == rank  # type: ignore[arg-type]
 
 
 def test_what_is_found_is_printed_as_json(
@@ -110,6 +111,7 @@ def test_what_is_found_is_printed_as_json(
     report(checked(model), text_of(tmp_path, 40), as_json=True)
     (entry,) = (found := json.loads(capsys.readouterr().out))["quality"]
     assert (found["dtype"], found["quantization"]) == ("bfloat16", None)
+    assert (found["kv_cache_dtype"], found["lora_dtype"]) == ("auto", "auto")
     assert entry.keys() == {"model", "positions", "kl_mean", "kl_max", "greedy_agreement"}
     assert (entry["model"], entry["positions"]) == ("model", 39)
 

@@ -74,6 +74,7 @@ SCOPES: dict[str, tuple[Any, str]] = {
     "dtype": ("float32", ALL),
     "quantization": ("int8", ALL),
     "kv_cache_dtype": ("int8", ALL),
+    "lora_dtype": ("int8", ALL),
     "device": ("cuda", ALL),
     "deterministic": (True, ALL),
     "max_model_len": (512, "Router Scheduler"),

@@ -74,6 +74,16 @@ def test_what_a_gpu_has_for_kv_is_not_asked_of_a_node_without_one(
         settings.check_on_this_node(config.model_copy(update={"device": "cpu"}))
 
 
+def test_the_ranks_are_told_what_adapters_and_kv_lie_in(tmp_path: Path) -> None:
+    model = str(make_model(tmp_path / "model"))
+    for of_adapters, of_kv in (("auto", "int8"), ("int8", "auto")):
+        config = ServeConfig(
+            model=model, device="cpu", lora_dtype=of_adapters, kv_cache_dtype=of_kv
+        )
+        rank = settings.scheduler_settings(settings.check_on_this_node(config)).rank
+        assert (rank.lora_dtype, rank.kv_cache_dtype) == (of_adapters, of_kv)
+
+
 def test_the_autoscaler_aims_at_what_the_ranks_device_runs_at_once() -> None:
     """Also where Serve asks on a node that has none."""
     for device, aim in (("cuda", 256), ("cpu", 64)):

@@ -1,6 +1,6 @@
 """kernels.native shrink.c and expand.c: low-rank deltas of a step's rows, by the slot of each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from kernels.lora import join_blocks
 from kernels.native.library import Library
-from kernels.native.ops import LoraOp
+from kernels.native.ops import LoraOp, lora_item
 from kernels.native.program import Program, Step, ThreadPool
 
-F32, BF16 = torch.float32, torch.bfloat16
-DTYPES = [F32, BF16]
-FORMS = [(F32, F32), (BF16, BF16), (BF16, F32), (F32, BF16)]  # of x, and of A and B
+F32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
+DTYPES = [F32, BF16, INT8]  # of A and B
+FORMS = [(F32, F32), (BF16, BF16), (BF16, F32), (F32, BF16), (BF16, INT8), (F32, INT8)]  # x; A, B
 POISON = 1e30
 
 
@@ -25,11 +25,22 @@ class Adapter:
     parts: list[Tensor | None]  # B [width, ranks] of each module
     gain: Tensor | None = None
     shift: Tensor | None = None
+    scales: Tensor | None = None  # [R] float32, of A and B in int8
 
     def to(self, dtype: torch.dtype) -> "Adapter":
-        """Return it with A and B in a dtype."""
-        parts = [None if part is None else part.to(dtype) for part in self.parts]
-        return Adapter(self.a.to(dtype), parts, self.gain, self.shift)
+        """Return it with A and B in a dtype, int8 with scales that are nothing but like them."""
+
+        def to(x: Tensor) -> Tensor:
+            return (x * 127 / x.abs().max()).round().to(INT8) if dtype == INT8 else x.to(dtype)
+
+        parts = [None if part is None else to(part) for part in self.parts]
+        scales = randn(len(self.a), seed=9) * 1e-4 if dtype == INT8 else None
+        return Adapter(to(self.a), parts, self.gain, self.shift, scales)
+
+
+def poison(dtype: torch.dtype) -> float:
+    """Return what no result may hold."""
+    return -128 if dtype == INT8 else torch.nan
 
 
 def randn(*shape: int, seed: int) -> Tensor:
@@ -66,19 +77,23 @@ class Linear:
         self._table, self._widths = torch.tensor(lines), torch.tensor(widths)
 
     def _line(self, adapter: Adapter | None) -> list[int]:
-        line = [0] * (4 + 3 * len(self.widths))
+        line = [0] * (5 + 3 * len(self.widths))
         if adapter is None:
             return [0, *(8 for _ in line[1:])]  # without an A, the rest means nothing
         b, blocks = join_blocks([(0, part) for part in adapter.parts if part is not None])
-        around = torch.full((len(b) + 80,), torch.nan, dtype=b.dtype)
+        around = torch.full((len(b) + 80,), poison(b.dtype), dtype=b.dtype)
         b = around[self._b_after : self._b_after + len(b)].copy_(b)
         self._kept.append((adapter, b))
-        gain, shift = (0 if t is None else t.data_ptr() for t in (adapter.gain, adapter.shift))
-        line[:4] = adapter.a.data_ptr(), len(adapter.a), gain, shift
+        others = adapter.gain, adapter.shift, adapter.scales
+        line[:5] = (
+            adapter.a.data_ptr(),
+            len(adapter.a),
+            *(0 if one is None else one.data_ptr() for one in others),
+        )
         present = [index for index, part in enumerate(adapter.parts) if part is not None]
         for index, (first, end, _, _, element) in zip(present, blocks.tolist(), strict=True):
             address = b.data_ptr() + b.itemsize * element
-            line[4 + 3 * index : 7 + 3 * index] = address, first, end - first
+            line[5 + 3 * index : 8 + 3 * index] = address, first, end - first
         return line
 
     def apply(
@@ -101,7 +116,7 @@ class Linear:
             num_inputs=self.k,
             num_modules=len(self.widths),
             is_bf16=x.dtype == BF16,
-            is_lora_bf16=self._dtype == BF16,
+            item=lora_item(self._dtype),
             inner=inner.data_ptr(),
             inner_stride=inner.shape[1],
         )
@@ -124,6 +139,7 @@ class Linear:
             for term in [] if adapter.shift is None else [adapter.shift]:
                 wanted[rows] += term.double()
             inner = x[rows].double() @ adapter.a.double().T
+            inner *= 1 if adapter.scales is None else adapter.scales.double()
             rank = output = 0
             for part, width in zip(adapter.parts, self.widths, strict=True):
                 if part is not None:
@@ -262,9 +278,9 @@ def test_adapters_may_start_at_any_element_and_what_lies_around_them_changes_not
     library: Library, k: int, width: int, dtype: torch.dtype
 ) -> None:
     full = some_adapter(k, [width], [7], 3, dora=False).to(dtype)
-    memory = torch.full((full.a.numel() + 40,), torch.nan, dtype=dtype)
+    memory = torch.full((full.a.numel() + 40,), poison(dtype), dtype=dtype)
     shifted = memory[3 : 3 + full.a.numel()].view(full.a.shape).copy_(full.a)
     runs, straight = [(0, 0, 1), (0, 1, 9)], Linear(library, k, [width], [full])
-    moved = Linear(library, k, [width], [Adapter(shifted, full.parts)], b_after=5)
-    y, x = rows_of(straight, 9, dtype)
+    moved = Linear(library, k, [width], [replace(full, a=shifted)], b_after=5)
+    y, x = rows_of(straight, 9, F32 if dtype == INT8 else dtype)
     assert torch.equal(moved.apply(y, x, runs), straight.apply(y, x, runs))

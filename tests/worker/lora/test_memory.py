@@ -62,21 +62,26 @@ LORA_RANKS = st.dictionaries(st.sampled_from(PLACES), st.integers(1, 40), min_si
     num_labels=st.integers(0, 5),  # of a head, which only one that stands alone can have
     place=st.sampled_from([(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    is_int8=st.booleans(),
 )
 def test_an_adapter_or_a_sum_without_tables_holds_its_claim_but_for_gaps(
     parts: list[dict[tuple[int, str], int]],
     num_labels: int,
     place: tuple[int, int],
     dtype: torch.dtype,
+    is_int8: bool,
 ) -> None:
     part = partition(MODEL, *place)
-    bank = AdapterBank(part, num_layers=MODEL.num_layers, num_slots=1, dtype=dtype, device=CPU)
+    sizes = {"num_layers": MODEL.num_layers, "num_slots": 1}
+    bank = AdapterBank(part, **sizes, dtype=dtype, device=CPU, is_int8=is_int8)
     shards = [plain_shard(part, lora_ranks) for lora_ranks in parts]
     if num_labels and len(shards) == 1:
         shards = [replace(shards[0], score=ScoreEntry(0, (num_labels, MODEL.hidden_size)))]
     held = bank.load(0, "sum", [1.0] * len(parts), shards)
-    claimed = sum(claimed_bytes(shard, part, dtype.itemsize, 4) for shard in shards)
-    assert held <= claimed < held + GAP * sum(len(lora_ranks) for lora_ranks in parts)
+    model_item = dtype.itemsize if is_int8 else 4
+    claimed = sum(claimed_bytes(shard, part, bank.dtype.itemsize, model_item) for shard in shards)
+    gaps = 3 if is_int8 else 1  # of A, B and scales
+    assert held <= claimed < held + gaps * GAP * sum(len(lora_ranks) for lora_ranks in parts)
     bank.clear(0)
     assert bank.score_head(0) is None and bank.num_bytes(0) == 0
 

@@ -47,22 +47,22 @@ def test_a_slots_lines_point_at_its_weights(
     assert qkv is not None and down is not None
     second = int(qkv.blocks[1, 4]) * dtype.itemsize
     b = qkv.b.data_ptr()
-    wanted = [qkv.a.data_ptr(), 8, 0, 0, b, 0, 3, 0, 0, 0, b + second, 3, 5]
+    wanted = [qkv.a.data_ptr(), 8, 0, 0, 0, b, 0, 3, 0, 0, 0, b + second, 3, 5]
     assert bank.table.table(0, QKV)[2].tolist() == wanted
-    wanted = [down.a.data_ptr(), 7, 0, 0, down.b.data_ptr(), 0, 7]
+    wanted = [down.a.data_ptr(), 7, 0, 0, 0, down.b.data_ptr(), 0, 7]
     assert bank.table.table(1, DOWN)[2].tolist() == wanted
-    assert bank.table.table(1, GATE_UP)[2].tolist()[4:7] == [0, 0, 0]  # gate is left alone
+    assert bank.table.table(1, GATE_UP)[2].tolist()[5:8] == [0, 0, 0]  # gate is left alone
     for linear in (QKV, OUT, GATE_UP, DOWN):
         for layer in (0, 1):
             lines = bank.table.table(layer, linear)
             assert not lines[:2].any(), "other slots are empty"
-            for address in (lines[2, 0], lines[2, 2], lines[2, 3], *lines[2, 4::3]):
+            for address in (lines[2, 0], lines[2, 2], lines[2, 3], *lines[2, 5::3]):
                 assert address % ADDRESS_ALIGNMENT == 0
     assert bank.table.max_lora_rank([0, 2]) == 8
     assert bank.table.max_lora_rank([0, 1]) == 0
 
 
-def test_gain_and_shift_of_a_form_are_pointed_at(model: ModelConfig) -> None:
+def test_gain_shift_and_scales_of_a_form_are_pointed_at(model: ModelConfig) -> None:
     bank = bank_of(model, 1, 0, torch.float32)
     assert bank.table is not None
     load(bank, 0, some_adapter(model).cut(partition(model, 1, 0)))
@@ -71,12 +71,13 @@ def test_gain_and_shift_of_a_form_are_pointed_at(model: ModelConfig) -> None:
     down = weights.layers[1][DOWN]
     assert down is not None
     gain, shift = torch.ones(model.hidden_size), torch.zeros(model.hidden_size)
-    with_gain = replace(down, gain=gain, shift=shift)
+    scales = torch.ones(len(down.a))
+    with_gain = replace(down, gain=gain, shift=shift, scales=scales)
     layers = [list(layer) for layer in weights.layers]
     layers[1][DOWN] = with_gain
     bank.table.put(1, replace(weights, layers=tuple(map(tuple, layers))))
     line = bank.table.table(1, DOWN)[1].tolist()
-    assert line[2:4] == [gain.data_ptr(), shift.data_ptr()]
+    assert line[2:5] == [gain.data_ptr(), shift.data_ptr(), scales.data_ptr()]
 
 
 def test_an_empty_slot_points_at_nothing(model: ModelConfig) -> None:

@@ -29,7 +29,7 @@ static struct piece piece_of(const struct lora *op, const struct task *task)
     }
     struct span outputs = part_of(*width, num_pieces, OUTPUT_GROUP, index);
     return (struct piece){
-        .b = element_or_null(address_in(module[MODULE_B]), outputs.first, op->is_lora_bf16),
+        .b = element_or_null(address_in(module[MODULE_B]), outputs.first, op->item),
         .ldb = *width,
         .first_rank = module[MODULE_FIRST_RANK],
         .num_ranks = module[MODULE_RANKS],
@@ -40,20 +40,20 @@ static struct piece piece_of(const struct lora *op, const struct task *task)
 
 /* Do some lora_ranks after the others, so that B is read in the order in which it lies. */
 static void expand_in_turn(int64_t num_rows, struct tile *t, const struct piece *piece,
-                           const struct piece *next, bool is_bf16)
+                           const struct piece *next, enum item item)
 {
     const float *u = t->u;
     int64_t rank = 0;
     do {
-        t->b = element_or_null(piece->b, rank * piece->ldb, is_bf16);
+        t->b = element_or_null(piece->b, rank * piece->ldb, item);
         t->u = u + rank;
         t->num_ranks = smaller(piece->num_ranks - rank, FEW_RANKS);
         t->is_first = rank == 0;
         rank += FEW_RANKS;
         t->is_last = rank >= piece->num_ranks;
-        t->ahead = t->is_last ? next->b : element(piece->b, rank * piece->ldb, is_bf16);
+        t->ahead = t->is_last ? next->b : element(piece->b, rank * piece->ldb, item);
         t->ld_ahead = t->is_last ? next->ldb : piece->ldb;
-        (is_bf16 ? expand_bf16 : expand_f32)(num_rows, t);
+        expand_items(num_rows, t, item);
     } while (rank < piece->num_ranks);
 }
 
@@ -64,11 +64,11 @@ struct edge {
     float b[]; /* [lora_ranks, LANES] */
 };
 
-INLINE const float *pad(float *to, const void *from, int64_t count, bool is_bf16)
+INLINE const float *pad(float *to, const void *from, int64_t count, enum item item)
 {
     if (from == NULL)
         return NULL;
-    store_f32(to, load_some(from, 0, count, is_bf16));
+    store_f32(to, load_items(from, 0, count, item));
     return to;
 }
 
@@ -80,12 +80,12 @@ static void expand_edge(const struct lora *op, const struct task *task, const st
     const float *gain = address_in(task->slot[SLOT_GAIN]);
     const float *shift = address_in(task->slot[SLOT_SHIFT]);
     for (int64_t rank = 0; rank < piece->num_ranks; rank++)
-        pad(edge->b + rank * LANES, element(piece->b, rank * piece->ldb + first, op->is_lora_bf16),
-            count, op->is_lora_bf16);
+        pad(edge->b + rank * LANES, element(piece->b, rank * piece->ldb + first, op->item), count,
+            op->item);
     struct tile tile = {
         .y = edge->y,
-        .gain = gain == NULL ? NULL : pad(edge->gain, gain + output, count, false),
-        .shift = shift == NULL ? NULL : pad(edge->shift, shift + output, count, false),
+        .gain = gain == NULL ? NULL : pad(edge->gain, gain + output, count, F32),
+        .shift = shift == NULL ? NULL : pad(edge->shift, shift + output, count, F32),
         .b = edge->b,
         .ldy = LANES,
         .ldu = op->inner_stride,
@@ -100,7 +100,7 @@ static void expand_edge(const struct lora *op, const struct task *task, const st
         num_rows = smaller(TILE, end - row);
         float *y = op->y + row * ldy + output;
         for (int64_t i = 0; i < num_rows; i++)
-            pad(edge->y + i * LANES, y + i * ldy, count, false);
+            pad(edge->y + i * LANES, y + i * ldy, count, F32);
         tile.u = op->inner + row * op->inner_stride + piece->first_rank;
         expand_f32(num_rows, &tile);
         for (int64_t i = 0; i < num_rows; i++)
@@ -114,7 +114,6 @@ static void expand(const struct lora *op, const struct task *task, const struct 
 {
     const float *gain = address_in(task->slot[SLOT_GAIN]);
     const float *shift = address_in(task->slot[SLOT_SHIFT]);
-    bool is_bf16 = op->is_lora_bf16;
     struct tile tile = {
         .gain = gain == NULL ? NULL : gain + piece->first_output,
         .shift = shift == NULL ? NULL : shift + piece->first_output,
@@ -135,11 +134,11 @@ static void expand(const struct lora *op, const struct task *task, const struct 
         tile.y = op->y + row * tile.ldy + piece->first_output;
         tile.u = op->inner + row * tile.ldu + piece->first_rank;
         if (task->num_rows <= FEW_ROWS) {
-            expand_in_turn(num_rows, &tile, piece, next, is_bf16);
+            expand_in_turn(num_rows, &tile, piece, next, op->item);
             continue;
         }
         tile.ahead = num_tiles == 1 ? next->b : NULL;
-        (is_bf16 ? expand_bf16 : expand_f32)(num_rows, &tile);
+        expand_items(num_rows, &tile, op->item);
     }
 }
 
@@ -148,8 +147,8 @@ void fetch_share_of_b(const struct lora *op, const struct worker *worker)
     struct task task = first_task(op, worker, pieces_of_b);
     struct piece piece = piece_of(op, &task);
     for (int64_t rank = 0; rank < smaller(piece.num_ranks, FEW_RANKS); rank++) {
-        const char *row = element(piece.b, rank * piece.ldb, op->is_lora_bf16);
-        for (int64_t at = 0; at < piece.num_outputs * (op->is_lora_bf16 ? 2 : 4); at += LINE)
+        const char *row = element(piece.b, rank * piece.ldb, op->item);
+        for (int64_t at = 0; at < piece.num_outputs * item_bytes(op->item); at += LINE)
             prefetch(row, at);
     }
 }

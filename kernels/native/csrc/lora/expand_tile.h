@@ -69,22 +69,22 @@ INLINE void store_tile(int num_rows, int num_vectors, float *to, int64_t ld,
 }
 
 INLINE void expand_tile(int num_rows, int num_vectors, const struct tile *t, int64_t at,
-                        bool is_bf16)
+                        enum item item)
 {
     f32v sums[TILE][WIDEST];
     begin_tile(num_rows, num_vectors, t, at, sums);
-    const char *b = element_or_null(t->b, at, is_bf16);
-    int64_t item = is_bf16 ? 2 : 4;
-    uintptr_t ahead = (uintptr_t)t->ahead + (uintptr_t)(at * item);
+    const char *b = element_or_null(t->b, at, item);
+    int64_t size = item_bytes(item);
+    uintptr_t ahead = (uintptr_t)t->ahead + (uintptr_t)(at * size);
     const float *u = t->u;
     for (int64_t rank = 0; rank < t->num_ranks;
-         rank++, u++, b += t->ldb * item, ahead += (uintptr_t)(t->ld_ahead * item)) {
+         rank++, u++, b += t->ldb * size, ahead += (uintptr_t)(t->ld_ahead * size)) {
         f32v x[WIDEST];
 #pragma GCC unroll 8
         for (int j = 0; j < num_vectors; j++)
-            x[j] = load_whole(element(b, j * LANES, is_bf16), is_bf16);
+            x[j] = load_items(b, j * LANES, LANES, item);
         if (t->ahead != NULL)
-            for (int64_t j = 0; j < num_vectors * LANES * item; j += LINE)
+            for (int64_t j = 0; j < num_vectors * LANES * size; j += LINE)
                 prefetch((const void *)ahead, j);
 #pragma GCC unroll 12
         for (int i = 0; i < num_rows; i++) {
@@ -102,25 +102,25 @@ INLINE void expand_tile(int num_rows, int num_vectors, const struct tile *t, int
 }
 
 /* Do as many vectors of outputs at a time as leave the sums in registers. */
-INLINE void expand_vectors(int num_rows, const struct tile *t, bool is_bf16)
+INLINE void expand_vectors(int num_rows, const struct tile *t, enum item item)
 {
     int64_t at = 0;
     if (num_rows * 8 <= NUM_SUMS)
         for (; at + 8 * LANES <= t->num_outputs; at += 8 * LANES)
-            expand_tile(num_rows, 8, t, at, is_bf16);
+            expand_tile(num_rows, 8, t, at, item);
     if (num_rows * 4 <= NUM_SUMS)
         for (; at + 4 * LANES <= t->num_outputs; at += 4 * LANES)
-            expand_tile(num_rows, 4, t, at, is_bf16);
+            expand_tile(num_rows, 4, t, at, item);
     for (; at + 2 * LANES <= t->num_outputs; at += 2 * LANES)
-        expand_tile(num_rows, 2, t, at, is_bf16);
+        expand_tile(num_rows, 2, t, at, item);
     if (at < t->num_outputs)
-        expand_tile(num_rows, 1, t, at, is_bf16);
+        expand_tile(num_rows, 1, t, at, item);
 }
 
-INLINE void expand_rows(int64_t num_rows, const struct tile *t, bool is_bf16)
+INLINE void expand_rows(int64_t num_rows, const struct tile *t, enum item item)
 {
 #define ROWS(n) \
-    case n: expand_vectors(n, t, is_bf16); break;
+    case n: expand_vectors(n, t, item); break;
     switch (num_rows) {
         ROWS(1)
         ROWS(2)
@@ -140,8 +140,19 @@ INLINE void expand_rows(int64_t num_rows, const struct tile *t, bool is_bf16)
 #undef ROWS
 }
 
-static void expand_f32(int64_t num_rows, const struct tile *t) { expand_rows(num_rows, t, false); }
+static void expand_f32(int64_t num_rows, const struct tile *t) { expand_rows(num_rows, t, F32); }
 
-static void expand_bf16(int64_t num_rows, const struct tile *t) { expand_rows(num_rows, t, true); }
+static void expand_bf16(int64_t num_rows, const struct tile *t) { expand_rows(num_rows, t, BF16); }
+
+static void expand_int8(int64_t num_rows, const struct tile *t) { expand_rows(num_rows, t, INT8); }
+
+INLINE void expand_items(int64_t num_rows, const struct tile *t, enum item item)
+{
+    switch (item) {
+    case F32: expand_f32(num_rows, t); break;
+    case BF16: expand_bf16(num_rows, t); break;
+    case INT8: expand_int8(num_rows, t); break;
+    }
+}
 
 #endif

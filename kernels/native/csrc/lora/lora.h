@@ -2,29 +2,33 @@
  *
  * Two ops, for the second needs all of the A x that the first leaves in `inner`. Their tasks are
  * pieces of A or B in the order in which they lie, each for the blocks of a run's rows. A and B may
- * lie in bfloat16; all sums and products are float32, and a row is the same alone and in any run,
- * block and piece.
+ * lie in bfloat16, or in int8 with one scale for each lora_rank, which A x is multiplied by; all
+ * sums and products are float32, and a row is the same alone and in any run, block and piece.
  */
 #ifndef TOPWORK_LORA_LORA_H
 #define TOPWORK_LORA_LORA_H
 
 #include "runtime/thread_pool.h"
-#include "simd/vector.h"
+#include "simd/bytes.h"
 
 enum {
     BLOCK_ROWS = 24,        /* rows of a task; the next block finds A's or B's piece in cache */
     TASK_ITEMS = 16 * 1024, /* of A or B in a piece: about a microsecond of reading */
     RANK_GROUP = 4,         /* lora_ranks of A whose products share their loads */
-    OUTPUT_GROUP = 32,      /* outputs of B: a cache line in bfloat16 */
+    OUTPUT_GROUP = 64,      /* outputs of B: a cache line in int8 */
 };
+
+/* What A and B lie in. */
+enum item { F32, BF16, INT8 };
 
 /* Fields of a slot's row of the table, which holds addresses as integers, and of each module in it,
  * which stand behind. */
 enum {
-    SLOT_A,     /* address of [num_ranks, K]; 0: no LoRA here */
-    SLOT_RANKS, /* of all modules together */
-    SLOT_GAIN,  /* address of [N] float32, or 0 */
-    SLOT_SHIFT, /* likewise */
+    SLOT_A,      /* address of [num_ranks, K]; 0: no LoRA here */
+    SLOT_RANKS,  /* of all modules together */
+    SLOT_GAIN,   /* address of [N] float32, or 0 */
+    SLOT_SHIFT,  /* likewise */
+    SLOT_SCALES, /* address of [num_ranks] float32: of A and B together; of int8 */
     SLOT_FIELDS,
     MODULE_B = 0, /* address of [num_ranks, width]: B transposed */
     MODULE_FIRST_RANK,
@@ -38,8 +42,9 @@ struct lora {
     const int64_t *table; /* [slots, SLOT_FIELDS + MODULE_FIELDS num_modules] */
     const int64_t *module_widths;
     int64_t x_stride, y_stride, num_inputs, num_modules;
-    int64_t is_bf16, is_lora_bf16; /* x; A and B */
-    float *inner;                  /* [T, inner_stride]: A x */
+    int64_t is_bf16; /* x */
+    int64_t item;    /* of A and B */
+    float *inner;    /* [T, inner_stride]: A x */
     int64_t inner_stride;
 };
 
@@ -65,16 +70,34 @@ typedef int64_t (*count_function)(const struct lora *, const int64_t *slot);
 
 INLINE const void *address_in(int64_t field) { return (const void *)(uintptr_t)field; }
 
-/* Return the address of an element of A or B. */
-INLINE const void *element(const void *first, int64_t index, bool is_bf16)
+INLINE int64_t item_bytes(enum item item) { return item == F32 ? 4 : item == BF16 ? 2 : 1; }
+
+INLINE enum item item_of(bool is_bf16) { return is_bf16 ? BF16 : F32; }
+
+/* Return the address of an element of A, B or x. */
+INLINE const void *element(const void *first, int64_t index, enum item item)
 {
-    return (const char *)first + index * (is_bf16 ? 2 : 4);
+    return (const char *)first + index * item_bytes(item);
 }
 
 /* Return it, and NULL for the B of a module that has none, which may have a gain. */
-INLINE const void *element_or_null(const void *first, int64_t index, bool is_bf16)
+INLINE const void *element_or_null(const void *first, int64_t index, enum item item)
 {
-    return first == NULL ? NULL : element(first, index, is_bf16);
+    return first == NULL ? NULL : element(first, index, item);
+}
+
+/* Load up to LANES elements as floats; zeros past `count`. */
+INLINE f32v load_items(const void *first, int64_t index, int64_t count, enum item item)
+{
+    if (item != INT8)
+        return load_some(first, index, count, item == BF16);
+    i8v codes = {0};
+    const char *from = (const char *)first + index;
+    if (count >= LANES)
+        memcpy(&codes, from, sizeof codes);
+    else
+        memcpy(&codes, from, (size_t)count);
+    return words_to_floats(widen_bytes(codes));
 }
 
 INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }

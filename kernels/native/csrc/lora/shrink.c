@@ -20,9 +20,10 @@ struct ahead {
 
 /* Some rows times some of A's. */
 struct dots {
-    const char *x; /* [rows, x_size]: vectors, no input behind the last or zeros */
-    const void *a; /* [lora_ranks, num_inputs] */
-    float *u;      /* of the first row and lora_rank */
+    const char *x;       /* [rows, x_size]: vectors, no input behind the last or zeros */
+    const void *a;       /* [lora_ranks, num_inputs] */
+    float *u;            /* of the first row and lora_rank */
+    const float *scales; /* of the first lora_rank; of int8 */
     int64_t x_size, num_inputs, ldu;
     struct ahead ahead;
 };
@@ -32,11 +33,12 @@ INLINE void add_vector(int num_rows, int num_ranks, const struct dots *d, int64_
                        enum form form, f32v sums[TILE][RANK_GROUP])
 {
     const char *x = d->x + k / inputs_of_vector(form) * vector_bytes(form);
-    int64_t item = form == FLOATS ? 4 : 2, ahead = k * num_ranks * item;
+    int64_t size = item_bytes(item_of_form(form)), ahead = k * num_ranks * size;
     for (int j = 0; j < num_ranks; j++) {
-        f32v a = load_inputs(d->a, j * d->num_inputs + k, count, form == WIDENED, form == PAIRS);
+        int64_t at = j * d->num_inputs + k;
+        f32v a = load_inputs(d->a, at, count, item_of_form(form), form == PAIRS);
         if (d->ahead.from != 0 && (j & d->ahead.mask) == d->ahead.phase)
-            prefetch((const void *)d->ahead.from, ahead + j * inputs_of_vector(form) * item);
+            prefetch((const void *)d->ahead.from, ahead + j * inputs_of_vector(form) * size);
         for (int i = 0; i < num_rows; i++) {
             const char *row = x + i * d->x_size;
             u32v inputs = load_words(row);
@@ -68,6 +70,9 @@ INLINE void dot_tile(int num_rows, int num_ranks, const struct dots *d, enum for
         else
             for (int j = 0; j < num_ranks; j++)
                 d->u[i * d->ldu + j] = sum_lanes(sums[i][j]);
+    for (int i = 0; form == CODES && i < num_rows; i++)
+        for (int j = 0; j < num_ranks; j++)
+            d->u[i * d->ldu + j] *= d->scales[j];
 }
 
 INLINE void dot_rows(int64_t num_rows, int num_ranks, const struct dots *d, enum form form)
@@ -119,13 +124,17 @@ INLINE void dot_ranks(int64_t num_rows, struct dots d, const struct piece *piece
     for (; rank + RANK_GROUP <= piece->num_ranks; rank += RANK_GROUP) {
         d.ahead = ahead_of(piece, rank, tile, num_tiles);
         dot_rows(num_rows, RANK_GROUP, &d, form);
-        d.a = element(d.a, RANK_GROUP * d.num_inputs, form != FLOATS);
+        d.a = element(d.a, RANK_GROUP * d.num_inputs, item_of_form(form));
         d.u += RANK_GROUP;
+        if (form == CODES)
+            d.scales += RANK_GROUP;
     }
     for (d.ahead.from = 0; rank < piece->num_ranks; rank++) {
         dot_rows(num_rows, 1, &d, form);
-        d.a = element(d.a, d.num_inputs, form != FLOATS);
+        d.a = element(d.a, d.num_inputs, item_of_form(form));
         d.u++;
+        if (form == CODES)
+            d.scales++;
     }
 }
 
@@ -137,6 +146,7 @@ INLINE void dot_ranks(int64_t num_rows, struct dots d, const struct piece *piece
     }
 DEFINE_DOT(dot_floats, FLOATS)
 DEFINE_DOT(dot_widened, WIDENED)
+DEFINE_DOT(dot_codes, CODES)
 DEFINE_DOT(dot_pairs, PAIRS)
 
 static void shrink(const struct lora *op, const struct task *task, int64_t first_rank,
@@ -146,13 +156,14 @@ static void shrink(const struct lora *op, const struct task *task, int64_t first
     int64_t num_tiles = parts(task->num_rows, TILE), row = task->first_row;
     struct dots dots = {
         .a = piece->a,
+        .scales = element_or_null(address_in(task->slot[SLOT_SCALES]), first_rank, F32),
         .num_inputs = op->num_inputs,
         .ldu = op->inner_stride,
     };
     for (int64_t tile = 0, num_rows; tile < num_tiles; tile++, row += num_rows) {
         num_rows = parts(task->first_row + task->num_rows - row, num_tiles - tile);
         dots.u = op->inner + row * op->inner_stride + first_rank;
-        dots.x = element(op->x, row * op->x_stride, op->is_bf16);
+        dots.x = element(op->x, row * op->x_stride, item_of(op->is_bf16));
         dots.x_size = op->x_stride * (op->is_bf16 ? 2 : 4);
         if (!is_ready(op)) {
             dots.x = scratch;
@@ -163,6 +174,7 @@ static void shrink(const struct lora *op, const struct task *task, int64_t first
         switch (form) {
         case FLOATS: dot_floats(num_rows, &dots, piece, tile, num_tiles); break;
         case WIDENED: dot_widened(num_rows, &dots, piece, tile, num_tiles); break;
+        case CODES: dot_codes(num_rows, &dots, piece, tile, num_tiles); break;
         case PAIRS: dot_pairs(num_rows, &dots, piece, tile, num_tiles); break;
         }
     }
@@ -175,7 +187,7 @@ static struct span ranks_of(const struct lora *op, const struct task *task)
 
 INLINE const void *a_of(const struct lora *op, const struct task *task, int64_t rank)
 {
-    return element(address_in(task->slot[SLOT_A]), rank * op->num_inputs, op->is_lora_bf16);
+    return element(address_in(task->slot[SLOT_A]), rank * op->num_inputs, op->item);
 }
 
 int64_t topwork_lora_shrink_scratch(const void *pointer)
@@ -194,7 +206,7 @@ void topwork_lora_shrink(const void *pointer, struct worker *worker)
         struct piece piece = {
             .a = a_of(op, &task, ranks.first),
             .num_ranks = ranks.end - ranks.first,
-            .group_size = RANK_GROUP * op->num_inputs * (op->is_lora_bf16 ? 2 : 4),
+            .group_size = RANK_GROUP * op->num_inputs * item_bytes(op->item),
         };
         if (next.slot != NULL)
             piece.next = a_of(op, &next, ranks_of(op, &next).first);

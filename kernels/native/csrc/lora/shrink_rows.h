@@ -5,12 +5,21 @@
 #include "lora/lora.h"
 #include "simd/words.h"
 
-/* What a vector holds: of x and A LANES floats each, A's perhaps widened, or pairs of bfloat16. */
-enum form { FLOATS, WIDENED, PAIRS };
+/* What a vector holds: of x and A LANES floats each, A's perhaps widened from bfloat16 or codes, or
+ * pairs of bfloat16. */
+enum form { FLOATS, WIDENED, CODES, PAIRS };
 
 INLINE enum form form_of(const struct lora *op)
 {
-    return !op->is_lora_bf16 ? FLOATS : op->is_bf16 ? PAIRS : WIDENED;
+    if (op->item != BF16)
+        return op->item == INT8 ? CODES : FLOATS;
+    return op->is_bf16 ? PAIRS : WIDENED;
+}
+
+/* Return what A lies in. */
+INLINE enum item item_of_form(enum form form)
+{
+    return form == FLOATS ? F32 : form == CODES ? INT8 : BF16;
 }
 
 INLINE int64_t inputs_of_vector(enum form form) { return form == PAIRS ? 2 * LANES : LANES; }
@@ -22,12 +31,13 @@ INLINE bool is_split(enum form form) { return form == PAIRS && !HAS_DOTS; }
 INLINE int64_t vector_bytes(enum form form) { return LANES * (is_split(form) ? 8 : 4); }
 
 /* Return up to a vector of inputs, of which there are `count` more; zeros behind them. */
-INLINE f32v load_inputs(const void *from, int64_t first, int64_t count, bool is_bf16, bool in_pairs)
+INLINE f32v load_inputs(const void *from, int64_t first, int64_t count, enum item item,
+                        bool in_pairs)
 {
     if (!in_pairs)
-        return load_some(from, first, count, is_bf16);
+        return load_items(from, first, count, item);
     f32v pairs = {0};
-    memcpy(&pairs, element(from, first, true), (size_t)smaller(count, 2 * LANES) * 2);
+    memcpy(&pairs, element(from, first, BF16), (size_t)smaller(count, 2 * LANES) * 2);
     return pairs;
 }
 
@@ -59,19 +69,21 @@ INLINE void store_inputs(char *to, f32v inputs, enum form form)
 INLINE void copy_inputs(const struct lora *op, const void *x, char *to, enum form form)
 {
     int64_t size = inputs_of_vector(form), num_inputs = op->num_inputs, k = 0;
-    bool in_pairs = form == PAIRS, is_bf16 = in_pairs || op->is_bf16;
+    bool in_pairs = form == PAIRS;
+    enum item item = item_of(op->is_bf16);
     for (; k + size <= num_inputs; k += size, to += vector_bytes(form))
-        store_inputs(to, load_inputs(x, k, size, is_bf16, in_pairs), form);
+        store_inputs(to, load_inputs(x, k, size, item, in_pairs), form);
     if (k < num_inputs)
-        store_inputs(to, load_inputs(x, k, num_inputs - k, is_bf16, in_pairs), form);
+        store_inputs(to, load_inputs(x, k, num_inputs - k, item, in_pairs), form);
 }
 
 static void copy_row(const struct lora *op, int64_t row, char *to)
 {
-    const void *x = element(op->x, row * op->x_stride, op->is_bf16);
+    const void *x = element(op->x, row * op->x_stride, item_of(op->is_bf16));
     switch (form_of(op)) {
     case FLOATS: copy_inputs(op, x, to, FLOATS); break;
     case WIDENED: copy_inputs(op, x, to, WIDENED); break;
+    case CODES: copy_inputs(op, x, to, CODES); break;
     case PAIRS: copy_inputs(op, x, to, PAIRS); break;
     }
 }

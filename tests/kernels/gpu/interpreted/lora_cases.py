@@ -27,6 +27,7 @@ class Adapter:
     def fields(self) -> list[int]:
         row = [self._address(self.a), self.a.shape[0]]
         row += [0 if one is None else self._address(one) for one in (self.gain, self.shift)]
+        row.append(0)  # no scales
         first = 0
         for block in self.blocks:
             row += [self._address(block), first, block.shape[0]]

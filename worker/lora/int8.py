@@ -1,0 +1,90 @@
+"""LoRA in 8 bits: A and B as codes, with one scale for each lora_rank.
+
+A lora_rank is a row of A and a column of B, whose product alone counts. So each has codes from -127
+to 127, its largest size / 127 standing for 1, and the two scales are multiplied: A x times that
+product goes into B's codes. A code is the nearest, ties to even.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kernels.lora import BLOCK_ALIGNMENT
+from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
+
+_LARGEST = 127
+_SCALE_BYTES = 4
+
+
+def in_int8(weights: AdapterWeights) -> AdapterWeights:
+    """Return an adapter with the LoRAs of its linears in int8; embedding and head stay as they are.
+
+    All that is new shares one storage.
+    """
+    loras = [lora for layer in weights.layers for lora in layer if lora is not None]
+    if not loras:
+        return weights
+    memory = _Memory(sum(map(_num_bytes, loras)), loras[0].a.device)
+    layers = tuple(
+        tuple(None if lora is None else _quantized(lora, memory) for lora in layer)
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers)
+
+
+class _Memory:
+    """Memory of which parts are taken one behind the other, each from a line on."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self._left = torch.zeros(num_bytes, dtype=torch.int8, device=device)
+
+    def take(self, num_bytes: int) -> Tensor:
+        taken, self._left = self._left[:num_bytes], self._left[_whole_lines(num_bytes) :]
+        return taken
+
+
+def _whole_lines(num_bytes: int) -> int:
+    return -(-num_bytes // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
+
+
+def _num_bytes(lora: LoraLayerWeights) -> int:
+    """Return what `_quantized` takes of memory."""
+    of_b = (len(ranks) * width for ranks, width, _ in _blocks(lora))
+    return sum(map(_whole_lines, (lora.a.numel(), _SCALE_BYTES * len(lora.a), *of_b)))
+
+
+def _blocks(lora: LoraLayerWeights) -> Sequence[tuple[range, int, int]]:
+    """Return of each block of B its lora_ranks, its outputs and its first element."""
+    return [
+        (range(first_rank, end_rank), end - first, start)
+        for first_rank, end_rank, first, end, start in lora.blocks.tolist()
+    ]
+
+
+def _quantized(lora: LoraLayerWeights, memory: _Memory) -> LoraLayerWeights:
+    a = memory.take(lora.a.numel()).view(lora.a.shape)
+    scales = memory.take(_SCALE_BYTES * len(lora.a)).view(torch.float32)
+    scales.copy_(_write_codes(lora.a, a))
+    parts: list[Tensor] = []
+    for ranks, width, start in _blocks(lora):
+        count = len(ranks) * width
+        block = lora.b[start : start + count].view(len(ranks), width)
+        parts.append(memory.take(count))
+        of_block = _write_codes(block, parts[-1].view(block.shape))
+        scales[ranks.start : ranks.stop] *= of_block
+    first = parts[0].storage_offset()
+    blocks = lora.blocks.clone()
+    blocks[:, 4] = torch.tensor([part.storage_offset() - first for part in parts])
+    end = parts[-1].storage_offset() - first + len(parts[-1])
+    return replace(lora, a=a, b=parts[0].as_strided((end,), (1,)), blocks=blocks, scales=scales)
+
+
+def _write_codes(rows: Tensor, codes: Tensor) -> Tensor:
+    """Write the codes of rows [R, width], and return what 1 of each row stands for, [R] float32."""
+    rows = rows.float()
+    largest = rows.abs().amax(1)
+    inverse = torch.where(largest > 0, _LARGEST / largest, 0.0)
+    codes.copy_((rows * inverse.unsqueeze(1)).round_())
+    return largest / _LARGEST
