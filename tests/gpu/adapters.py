@@ -32,9 +32,9 @@ class Slot:
     def line(self) -> list[int]:
         """Return its line of the table."""
         if self.a.shape[0] == 0:
-            return [0] * (4 + 3 * len(self.blocks))
+            return [0] * (5 + 3 * len(self.blocks))
         vectors = [0 if x is None else _address(x) for x in (self.gain, self.shift)]
-        line = [_address(self.a), self.a.shape[0], *vectors]
+        line = [_address(self.a), self.a.shape[0], *vectors, 0]
         first = 0
         for block in self.blocks:
             line += [_address(block) if block.numel() else 0, first, block.shape[0]]

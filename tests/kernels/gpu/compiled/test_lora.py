@@ -23,7 +23,7 @@ def compile_apply(
 ) -> list[Compiled]:
     x, y = torch.empty(2, inputs, dtype=dtype), torch.empty(2, sum(widths), dtype=y_dtype or dtype)
     tiles = torch.zeros(2, 3, dtype=torch.int32)
-    table = torch.zeros(2, 4 + 3 * len(widths), dtype=torch.int64)
+    table = torch.zeros(2, 5 + 3 * len(widths), dtype=torch.int64)
     with compiling(architecture) as found:
         lora_apply(y, x, tiles, table, widths, dtype, 64)
     for kernel in found:

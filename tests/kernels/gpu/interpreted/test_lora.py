@@ -165,7 +165,7 @@ def test_an_adapter_that_was_not_named_is_out_of_bounds() -> None:
 
 def test_no_tiles_or_no_lora_rank_change_nothing() -> None:
     x, y = make_rows(1, 32, 16, torch.float32)
-    table, none = torch.zeros(1, 7, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.int32)
+    table, none = torch.zeros(1, 8, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.int32)
     before = y.clone()
     lora_apply(y, x, none, table, (16,), torch.float32, 8)
     lora_apply(y, x, torch.tensor([(0, 0, 1)], dtype=torch.int32), table, (16,), torch.float32, 0)
