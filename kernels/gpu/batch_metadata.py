@@ -35,7 +35,7 @@ class LoraMetadata:
 
     tiles: Tensor  # [tiles, 3] int32 (slot, first row, end row)
     shares: Tensor  # [NUM_SHARES + 1, 4] int32, see kernels.gpu.lora.apply.share_tiles
-    table: Tensor  # [slots, 4 + 3 modules] int64, see kernels.gpu.lora.apply
+    table: Tensor  # [slots, 5 + 3 modules] int64, see kernels.gpu.lora.apply
     widths: tuple[int, ...]  # output features of each module
     dtype: torch.dtype  # of A and B
     max_lora_rank: int  # stacked, of any slot that a tile names
@@ -46,7 +46,7 @@ class ExpertLoraMetadata:
     """The rows of a batch, and the LoRAs of one fused linear of experts."""
 
     row_slots: Tensor  # [T] int32: the slot of each row's adapter, or -1
-    table: Tensor  # [slots, experts, 4 + 3 modules] int64, see kernels.gpu.lora.apply
+    table: Tensor  # [slots, experts, 5 + 3 modules] int64, see kernels.gpu.lora.apply
     widths: tuple[int, ...]  # output features of each module
     dtype: torch.dtype  # of A and B
     max_lora_rank: int  # stacked, of any expert of a slot that a row has
