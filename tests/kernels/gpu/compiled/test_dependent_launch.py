@@ -25,7 +25,7 @@ def compile_lora(architecture: int, *, are_sent: bool) -> list[Compiled]:
     x, y = (zeros(2, width, dtype=torch.bfloat16) for width in (4096, 6144))
     shares = zeros(NUM_SHARES + 1, 4) if are_sent else None
     with compiling(architecture) as found:
-        table = zeros(2, 13, dtype=torch.int64)
+        table = zeros(2, 14, dtype=torch.int64)
         lora_apply(y, x, zeros(2, 3), table, (4096, 1024, 1024), x.dtype, 64, shares)
     return found
 
