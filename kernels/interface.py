@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, RoutedRows, Routing
 from kernels.linear import LinearWeight
+from kernels.lora import WriteCodes
 from kernels.quantized import QuantizedLinears
 from kernels.recurrent.interface import RecurrentKernels, StateRows
 from kernels.sampling import RowDraws, RowSampling
@@ -57,13 +58,17 @@ class Kernels(
 
     pins_memory: bool  # whether host memory that the device copies from is to stay in place
     uses_pointer_tables: bool  # whether LoRAs are found by a table of addresses
-    has_int8_lora: bool  # whether those of linears may lie in int8
     uses_torch_threads: bool  # whether steps are computed by those of torch, on a CPU
     products: str  # by what matrix products are computed, for people to read
 
     @property
     def quantized(self) -> QuantizedLinears | None:
         """What makes quantized weights ready for `linear`; None: it takes none."""
+        ...
+
+    @property
+    def write_lora_codes(self) -> WriteCodes | None:
+        """What brings A and B of linears into int8, beside steps; None: they cannot lie in it."""
         ...
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:

@@ -7,7 +7,7 @@ takes half the time of bfloat16. Scaling and gain are already inside B.
 Shapes: T rows, K inputs, N outputs, R the adapter's true lora_rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,9 @@ from kernels.linear import batch_invariant_product
 
 _MIN_ROWS = 4  # what batch_invariant_product asks for
 BLOCK_ALIGNMENT = 64  # bytes: each block of B starts on a cache line
+# Writes the codes [R, width] int8 of rows [R, width] float32 or bfloat16, and returns what 1 of
+# each row stands for, [R] float32.
+WriteCodes = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from kernels.experts import (
 )
 from kernels.interface import Numbers
 from kernels.linear import LinearWeight, linear, prepare_linear
-from kernels.lora import LoraSegment, lora_apply
+from kernels.lora import LoraSegment, WriteCodes, lora_apply
 from kernels.page_copy import clear_pages, fork_pages, restore_pages, save_pages
 from kernels.quantized import QuantizedLinears
 from kernels.recurrent.cpu_backend import CpuRecurrent
@@ -62,12 +62,15 @@ class CpuKernels(CpuRecurrent):
 
     pins_memory = False
     uses_pointer_tables = False
-    has_int8_lora = False
     uses_torch_threads = True
     products = "torch"
 
     @property
     def quantized(self) -> QuantizedLinears | None:
+        return None
+
+    @property
+    def write_lora_codes(self) -> WriteCodes | None:
         return None
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:

@@ -46,7 +46,7 @@ class GpuKernels(GpuRecurrent, GpuPages):
 
     pins_memory = True
     uses_pointer_tables = True
-    has_int8_lora = False
+    write_lora_codes = None
     uses_torch_threads = True
     products = "CUDA"
 

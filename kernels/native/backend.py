@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels.elementwise import result_dtype
 from kernels.int8_kv import SCALE_BYTES
+from kernels.lora import WriteCodes
 from kernels.native.experts import NativeExperts
 from kernels.native.gumbel_argmax import gumbel_argmax_native
 from kernels.native.huge_pages import HugePages, populate
@@ -61,7 +62,6 @@ class NativeKernels(NativeExperts, NativeRecurrent):
     """See `kernels.interface.Kernels`."""
 
     uses_pointer_tables = True
-    has_int8_lora = True
     uses_torch_threads = False
 
     def __init__(self, thread_pool: ThreadPool) -> None:
@@ -71,6 +71,19 @@ class NativeKernels(NativeExperts, NativeRecurrent):
     @property
     def quantized(self) -> QuantizedLinears:
         return self
+
+    @property
+    def write_lora_codes(self) -> WriteCodes | None:
+        return self._write_lora_codes
+
+    def _write_lora_codes(self, rows: Tensor, codes: Tensor) -> Tensor:
+        assert rows.shape == codes.shape and rows.is_contiguous() and codes.is_contiguous(), "rows"
+        scales = torch.empty(len(rows), dtype=torch.float32)
+        self.thread_pool.library.lora_codes(
+            *(rows.data_ptr(), rows.shape[0], rows.shape[1], is_bf16(rows)),
+            *(codes.data_ptr(), scales.data_ptr()),
+        )
+        return scales
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype

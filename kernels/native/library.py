@@ -82,6 +82,8 @@ class Library:
     all_reduce: Callable[[int, int, int, int, int], int]  # state, x, out, count, kind of number
     gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
     coded_row_bytes: Callable[[ctypes.Structure], int]  # of a QuantizedLinearOp
+    # Rows, their number, their width, whether they are bfloat16, codes, scales.
+    lora_codes: Callable[[int, int, int, int, int, int], None]
     products: str  # by what linears are computed: AMX, AVX512-BF16, AVX-512 or AVX2
     op: Callable[[str], OpFunction]  # by its name in C, without topwork_
 
@@ -148,6 +150,11 @@ def open_library(
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
         ),
         coded_row_bytes=lambda op: coded_row_bytes(ctypes.byref(op)),
+        lora_codes=_signed(
+            loaded.topwork_lora_codes,
+            *(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
+            *(ctypes.c_void_p, ctypes.c_void_p),
+        ),
         products=_signed(loaded.topwork_products, ctypes.c_char_p)().decode(),
         op=functools.cache(functools.partial(_op, loaded)),
     )

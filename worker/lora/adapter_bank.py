@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.experts import ExpertLoraRun
 from kernels.interface import AnyKernels
 from kernels.linear import Prepare, prepare_linear
-from kernels.lora import LoraSegment
+from kernels.lora import LoraSegment, WriteCodes
 from worker.linears import EXPERT_LINEARS, FUSED_LINEARS, by_expert
 from worker.lora.adapter_loader import build_adapter_weights
 from worker.lora.adapter_weights import (
@@ -73,7 +73,7 @@ class AdapterBank:
         base: "BaseWeights | None" = None,
         table: PointerTable | None = None,
         loading: Loading = lambda device: nullcontext(),
-        is_int8: bool = False,
+        write_codes: WriteCodes | None = None,
     ) -> None:
         """Make the slots.
 
@@ -81,19 +81,20 @@ class AdapterBank:
             part: the slices of this rank.
             num_layers: of the model.
             num_slots: how many.
-            dtype: of A and B, but for `is_int8`.
+            dtype: of A and B, but for `write_codes`.
             device: of all of them.
             prepare: packs an adapter's own head.
             base: without it, adapters with DoRA or tables cannot be loaded.
             table: addresses of the LoRAs in the slots, for kernels that ask for them.
             loading: in which all of a load is queued; see `kernels.interface.Kernels`.
-            is_int8: those of linears lie in 8 bits, for kernels that say so.
+            write_codes: brings those of linears into int8, for kernels that read them.
         """
         self._part = part
         self._num_experts = len(by_expert(part.linears)[0])
         self.num_layers = num_layers
-        self.dtype = torch.int8 if is_int8 else dtype  # of the linears' A and B
+        self.dtype = dtype if write_codes is None else torch.int8  # of the linears' A and B
         self._built_dtype = dtype
+        self._write_codes = write_codes
         self.table = table
         self._device = device
         self._prepare = prepare
@@ -133,8 +134,8 @@ class AdapterBank:
                 prepare=self._prepare,
                 base=self._base,
             )
-            if self.dtype == torch.int8:
-                loaded = in_int8(loaded)
+            if self._write_codes is not None:
+                loaded = in_int8(loaded, self._write_codes)
             if self.table is not None:
                 self.table.put(slot, loaded)
         self._slots[slot] = loaded
@@ -238,8 +239,8 @@ def bank_for(
     Raises:
         ValueError: a CPU cannot hold them in int8 here.
     """
-    is_int8 = lora_dtype == "int8" and kernels.has_int8_lora
-    if lora_dtype == "int8" and not is_int8:
+    write_codes = kernels.write_lora_codes if lora_dtype == "int8" else None
+    if lora_dtype == "int8" and write_codes is None:
         if device.type == "cpu":
             raise ValueError(
                 f"lora_dtype: {lora_dtype} is read on CPUs by the C library alone, and rank "
@@ -259,5 +260,5 @@ def bank_for(
         base=base,
         table=table,
         loading=kernels.loading,
-        is_int8=is_int8,
+        write_codes=write_codes,
     )

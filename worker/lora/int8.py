@@ -1,8 +1,8 @@
 """LoRA in 8 bits: A and B as codes, with one scale for each lora_rank.
 
-A lora_rank is a row of A and a column of B, whose product alone counts. So each has codes from -127
-to 127, its largest size / 127 standing for 1, and the two scales are multiplied: A x times that
-product goes into B's codes. A code is the nearest, ties to even.
+A lora_rank is a row of A and a column of B, whose product alone counts. So each has codes of its
+own (kernels/native/csrc/lora/codes.c), and what 1 stands for in both is multiplied: A x times that
+product goes into B's codes.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.lora import BLOCK_ALIGNMENT
+from kernels.lora import BLOCK_ALIGNMENT, WriteCodes
 from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
 
-_LARGEST = 127
 _SCALE_BYTES = 4
 
 
-def in_int8(weights: AdapterWeights) -> AdapterWeights:
+def in_int8(weights: AdapterWeights, write_codes: WriteCodes) -> AdapterWeights:
     """Return an adapter with the LoRAs of its linears in int8; embedding and head stay as they are.
 
     All that is new shares one storage.
@@ -28,7 +27,7 @@ def in_int8(weights: AdapterWeights) -> AdapterWeights:
         return weights
     memory = _Memory(sum(map(_num_bytes, loras)), loras[0].a.device)
     layers = tuple(
-        tuple(None if lora is None else _quantized(lora, memory) for lora in layer)
+        tuple(None if lora is None else _quantized(lora, memory, write_codes) for lora in layer)
         for layer in weights.layers
     )
     return replace(weights, layers=layers)
@@ -63,28 +62,21 @@ def _blocks(lora: LoraLayerWeights) -> Sequence[tuple[range, int, int]]:
     ]
 
 
-def _quantized(lora: LoraLayerWeights, memory: _Memory) -> LoraLayerWeights:
+def _quantized(
+    lora: LoraLayerWeights, memory: _Memory, write_codes: WriteCodes
+) -> LoraLayerWeights:
     a = memory.take(lora.a.numel()).view(lora.a.shape)
     scales = memory.take(_SCALE_BYTES * len(lora.a)).view(torch.float32)
-    scales.copy_(_write_codes(lora.a, a))
+    scales.copy_(write_codes(lora.a, a))
     parts: list[Tensor] = []
     for ranks, width, start in _blocks(lora):
         count = len(ranks) * width
         block = lora.b[start : start + count].view(len(ranks), width)
         parts.append(memory.take(count))
-        of_block = _write_codes(block, parts[-1].view(block.shape))
+        of_block = write_codes(block, parts[-1].view(block.shape))
         scales[ranks.start : ranks.stop] *= of_block
     first = parts[0].storage_offset()
     blocks = lora.blocks.clone()
     blocks[:, 4] = torch.tensor([part.storage_offset() - first for part in parts])
     end = parts[-1].storage_offset() - first + len(parts[-1])
     return replace(lora, a=a, b=parts[0].as_strided((end,), (1,)), blocks=blocks, scales=scales)
-
-
-def _write_codes(rows: Tensor, codes: Tensor) -> Tensor:
-    """Write the codes of rows [R, width], and return what 1 of each row stands for, [R] float32."""
-    rows = rows.float()
-    largest = rows.abs().amax(1)
-    inverse = torch.where(largest > 0, _LARGEST / largest, 0.0)
-    codes.copy_((rows * inverse.unsqueeze(1)).round_())
-    return largest / _LARGEST

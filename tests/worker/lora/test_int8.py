@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.lora import join_blocks
+from kernels.dispatch import kernels_for
+from kernels.lora import WriteCodes, join_blocks
 from kernels.torch_backend import CpuKernels
 from tests.worker.group import random_tokens
 from tests.worker.logit_ranks import LogitRanks
@@ -16,6 +17,13 @@ from worker.model_config_reader import read_model_config
 from worker.weights.partition import partition
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture
+def write_codes() -> WriteCodes:
+    found = kernels_for(torch.device("cpu")).write_lora_codes
+    assert found is not None, "a CPU with a C compiler"
+    return found
 
 
 def some_lora(
@@ -53,10 +61,10 @@ def alone(lora: LoraLayerWeights) -> AdapterWeights:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_code_is_the_nearest_and_a_scale_is_of_a_row_of_a_and_a_column_of_b(
-    dtype: torch.dtype,
+    write_codes: WriteCodes, dtype: torch.dtype
 ) -> None:
     lora = some_lora(50, [(3, 17), (1, 1), (5, 70)], dtype)
-    (found, _), _ = in_int8(alone(lora)).layers
+    (found, _), _ = in_int8(alone(lora), write_codes).layers
     assert found is not None and found.scales is not None
     assert found.a.dtype == found.b.dtype == torch.int8
     for rank, (a, b) in enumerate(zip(lora.a, block_rows(lora), strict=True)):
@@ -68,24 +76,26 @@ def test_a_code_is_the_nearest_and_a_scale_is_of_a_row_of_a_and_a_column_of_b(
         assert torch.isclose(found.scales[rank], one_of_a * one_of_b)
 
 
-def test_a_lora_rank_of_zeros_stays_zeros() -> None:
+def test_a_lora_rank_of_zeros_stays_zeros(write_codes: WriteCodes) -> None:
     lora = some_lora(8, [(4, 6)], torch.float32)
-    lora.a[1], block_rows(lora)[2][:] = 0.0, 0.0
-    (found, _), _ = in_int8(alone(lora)).layers
+    lora.a[1], block_rows(lora)[2][:] = 0.0, 2.0**-101
+    (found, _), _ = in_int8(alone(lora), write_codes).layers
     assert found is not None and found.scales is not None
     assert not found.a[1].any() and not block_rows(found)[2].any()
     assert found.scales[1] == found.scales[2] == 0.0
 
 
-def test_an_adapter_holds_half_of_what_it_does_in_bfloat16_and_scales() -> None:
+def test_an_adapter_holds_half_of_what_it_does_in_bfloat16_and_scales(
+    write_codes: WriteCodes,
+) -> None:
     whole = alone(some_lora(512, [(16, 512), (16, 256)], torch.bfloat16))
     assert whole.num_bytes == 2 * (32 * 512 + 16 * 512 + 16 * 256)  # its layers share them
-    assert in_int8(whole).num_bytes == 2 * (whole.num_bytes // 2 + 4 * 32)
+    assert in_int8(whole, write_codes).num_bytes == 2 * (whole.num_bytes // 2 + 4 * 32)
 
 
-def test_an_adapter_without_a_lora_of_a_linear_stays_as_it_is() -> None:
+def test_an_adapter_without_a_lora_of_a_linear_stays_as_it_is(write_codes: WriteCodes) -> None:
     empty = AdapterWeights("ab", ((None,),), None, None)
-    assert in_int8(empty) is empty
+    assert in_int8(empty, write_codes) is empty
 
 
 @pytest.mark.parametrize("tp", [1, 2])
