@@ -273,8 +273,8 @@ def rank_memory(checked: Checked) -> RankMemory:
     adapter_item_bytes = item_bytes
     if checked.device == "cpu":
         # Ranks on a CPU hold adapters in the model's dtype, or in float32 where there is no C
-        # compiler. Which is known only when they start, so the larger is claimed; int8
-        # needs one.
+        # compiler, which int8 needs. Which of the two is known only when they start, so the
+        # larger is claimed.
         adapter_item_bytes = 1 if checked.config.lora_dtype == "int8" else 4
     return RankMemory(
         tp=checked.config.tp,

@@ -14,8 +14,6 @@ from torch import Tensor
 from kernels.lora import BLOCK_ALIGNMENT, WriteCodes
 from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
 
-_SCALE_BYTES = 4
-
 
 def in_int8(weights: AdapterWeights, write_codes: WriteCodes) -> AdapterWeights:
     """Return an adapter with the LoRAs of its linears in int8; embedding and head stay as they are.
@@ -51,7 +49,7 @@ def _whole_lines(num_bytes: int) -> int:
 def _num_bytes(lora: LoraLayerWeights) -> int:
     """Return what `_quantized` takes of memory."""
     of_b = (len(ranks) * width for ranks, width, _ in _blocks(lora))
-    return sum(map(_whole_lines, (lora.a.numel(), _SCALE_BYTES * len(lora.a), *of_b)))
+    return sum(map(_whole_lines, (lora.a.numel(), torch.float32.itemsize * len(lora.a), *of_b)))
 
 
 def _blocks(lora: LoraLayerWeights) -> Sequence[tuple[range, int, int]]:
@@ -66,7 +64,7 @@ def _quantized(
     lora: LoraLayerWeights, memory: _Memory, write_codes: WriteCodes
 ) -> LoraLayerWeights:
     a = memory.take(lora.a.numel()).view(lora.a.shape)
-    scales = memory.take(_SCALE_BYTES * len(lora.a)).view(torch.float32)
+    scales = memory.take(torch.float32.itemsize * len(lora.a)).view(torch.float32)
     scales.copy_(write_codes(lora.a, a))
     parts: list[Tensor] = []
     for ranks, width, start in _blocks(lora):
