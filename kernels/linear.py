@@ -61,7 +61,7 @@ class LinearWeight:
     layout: Literal["plain", "onednn", "panels", "int8_panels", "int4_panels"] = "plain"
     code: ExponentCode | None = None
     scales: Tensor | None = None  # [N] float32, of int8 panels, with their padding
-    max_exponent: int = 0  # of a group of inputs in int8: see kernels.quantized
+    is_rotated: bool = False  # of int8: see kernels.quantized
     # Its scales are made for the inputs of all ranks, which add up their sums before they scale
     # them; None: this rank has all inputs, or scales of its own.
     shared: SharedInputs | None = None

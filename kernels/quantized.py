@@ -2,13 +2,12 @@
 
 In int8 a row has one scale, found as it comes, and a weight one for each output (W8A8; LLM.int8()
 without outliers, arXiv 2208.07339, and ZeroQuant, arXiv 2206.01861). So that a few large numbers
-of a row do not take the bits of all others, every group of 32 inputs has an exponent from 0 to 3,
-by which the row's scale is halved for its codes: sums stay those of integers, of which groups' are
-shifted (shared microexponents, arXiv 2302.08007). In int4 every group has a scale in each row, and
-for each output a scale and an offset (W4A8; as llama.cpp's Q4_1 times Q8_1). The products of codes
-are integers, and so are their sums: the order in which they are added, the batch, the chunk, the
-machine are in no bit of them. In int4 what the groups' sums stand for is added up as floats, in
-their order.
+do not take the bits of all others, every group of 32 inputs is rotated first, in rows as in the
+weight: the products are what they were, and each number has a part of every one of its group
+(QuaRot, arXiv 2404.00456). In int4 every group has a scale in each row, and for each output a scale
+and an offset (W4A8; as llama.cpp's Q4_1 times Q8_1). The products of codes are integers, and so are
+their sums: the order in which they are added, the batch, the chunk, the machine are in no bit of
+them. In int4 what the groups' sums stand for is added up as floats, in their order.
 
 Shapes: T rows, N outputs, K inputs, G groups of inputs.
 """
@@ -32,9 +31,9 @@ LARGEST_CODE = 127  # so that there is a -x of every x
 _SMALLEST = 2.0**-100  # the largest of a row that is not taken for zeros
 # Of a sum that stays below 2^31.
 MAX_INPUTS = (2**31 - 1) // LARGEST_CODE**2
-_MAX_EXPONENT = 3
 _AT_ONCE = 2**22  # weights: on the way one takes some 20 bytes
 GROUP = 32  # inputs
+_ROTATION_SCALE = GROUP**-0.5  # of the Hadamard matrix
 _LARGEST_INT4 = 15
 # A group's scale is its range over 15 and one of these: with more the ends are cut, which is worth
 # it where the others lie close.
@@ -55,14 +54,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A weight that is about scales * codes, in int4 scales * codes + offsets."""
+    """A weight that is about scales * codes, in int4 scales * codes + offsets.
+
+    One that `is_rotated` is about scales * codes once its groups are, and so are those of its rows.
+    """
 
     method: QuantizationMethod
     codes: Tensor  # [N, K] int8, from -127 to 127, or from 0 to 15
     scales: Tensor  # [N] float32, or [N, G] bfloat16
     offsets: Tensor | None = None  # [N, G] bfloat16; of int4
-    # The largest of a group of a row's inputs; of int8.
-    max_exponent: int = 0
+    is_rotated: bool = False  # of int8
 
 
 class QuantizedLinears(Protocol):
@@ -78,7 +79,7 @@ class QuantizedLinears(Protocol):
         weight: Tensor,
         method: QuantizationMethod,
         *,
-        has_exponents: bool = True,
+        is_rotated: bool = True,
         is_coded: bool = False,
     ) -> QuantizedWeight:
         """Do what `kernels.quantized.quantize` does."""
@@ -96,10 +97,13 @@ class QuantizedLinears(Protocol):
         """Return the weight of each expert and biases [E, N] as `grouped_linear` wants them."""
         ...
 
-    def row_largest(self, x: Tensor, rank: int, num_ranks: int) -> Tensor:
+    def row_largest(
+        self, x: Tensor, weight: LinearWeight | ExpertsWeight, rank: int, num_ranks: int
+    ) -> Tensor:
         """Return the largest size of each row of x [T, K] in the column of a rank, [T, ranks].
 
-        Other columns are 0, float32; the sum over ranks is what the others take.
+        It is that of rows as they are multiplied with the weight. Other columns are 0, float32; the
+        sum over ranks is what the others take.
         """
         ...
 
@@ -154,45 +158,40 @@ class Quantizer:
         return self.linears.prepare_quantized_linear(quantized, None, dtype)
 
 
-def max_exponent(inputs: int) -> int:
-    """Return the largest exponent that groups may have: a sum over all inputs has 32 bits."""
-    return next(e for e in range(_MAX_EXPONENT, -1, -1) if inputs << e <= MAX_INPUTS or e == 0)
+def rotate(x: Tensor) -> Tensor:
+    """Return rows [T, K] as float32, their whole groups rotated: twice gives what was there.
+
+    A group is multiplied by the Hadamard matrix of Sylvester / sqrt(GROUP): pairs of numbers that
+    are GROUP / 2 apart become their sum and difference, then those half as far apart, down to
+    neighbours; then all are multiplied by 1 / sqrt(GROUP). Each operation is rounded to float32.
+    """
+    whole = x.shape[1] // GROUP * GROUP
+    rows = x.float()
+    groups = rows[:, :whole].reshape(-1, GROUP)
+    apart = GROUP // 2
+    while apart:
+        first, second = groups.view(-1, 2, apart).unbind(1)
+        groups = torch.stack([first + second, first - second], dim=1)
+        apart //= 2
+    rotated = (groups * _ROTATION_SCALE).view(x.shape[0], whole)
+    return torch.cat([rotated, rows[:, whole:]], dim=1)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the codes [T, K] int8 and scales [T] float32 of rows [T, K] without exponents.
+    """Return the codes [T, K] int8 and scales [T] float32 of rows [T, K] as they are.
 
     A scale is the row's largest size / 127; a code is x * (127 / largest), each operation rounded
     to float32, then rounded to the nearest integer, ties to even. A row whose largest is below
     2^-100 has codes and a scale of 0; one that holds a NaN or an infinity has the scale NaN.
     """
     x = x.float()
-    scales, inverse, _ = row_scales(x)
+    scales, inverse = row_scales(x)
     codes = (x * inverse).round_().masked_fill_(scales.isnan().unsqueeze(-1), 0.0)
     return codes.to(torch.int8), scales
 
 
-def quantize_rows_in_groups(x: Tensor, max_exponent: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the codes [T, K] int8, scales [T] float32 and exponents [T, G] int32 of rows [T, K].
-
-    A number is about its code * the row's scale / 2^exponent. The exponent of a group is the
-    largest up to `max_exponent` with which 2^exponent * its largest size is not above the row's;
-    codes are made with 2^exponent * (127 / largest) as `quantize_rows` tells.
-    """
-    x = x.float()
-    scales, inverse, largest = row_scales(x)
-    groups = _in_groups(x)
-    of_groups = groups.abs().amax(dim=-1)
-    exponents = torch.zeros(of_groups.shape, dtype=torch.int32)
-    for exponent in range(1, max_exponent + 1):
-        exponents += of_groups * 2.0**exponent <= largest
-    factors = (inverse * exponents.exp2()).unsqueeze(-1)
-    codes = (groups * factors).round_().masked_fill_(scales.isnan().view(-1, 1, 1), 0.0)
-    return codes.flatten(1)[:, : x.shape[-1]].to(torch.int8), scales, exponents
-
-
-def row_scales(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scales [...], 127 / the largest size [..., 1] and that size of float32 rows [..., K].
+def row_scales(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales [...] and 127 / the largest size [..., 1] of float32 rows [..., K].
 
     A scale is the largest size / 127; 0 where that is below 2^-100, NaN where it is not finite.
     """
@@ -201,21 +200,21 @@ def row_scales(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     top = torch.full_like(largest, LARGEST_CODE)
     scales = torch.where(is_zero, 0.0, largest / top).masked_fill_(~is_finite, torch.nan)
     inverse = torch.where(is_zero, 0.0, top / largest)
-    return scales, inverse.unsqueeze(-1), largest.unsqueeze(-1)
+    return scales, inverse.unsqueeze(-1)
 
 
 def quantize(
     weight: Tensor,
     method: QuantizationMethod,
     *,
-    has_exponents: bool = True,
+    is_rotated: bool = True,
     is_coded: bool = False,
 ) -> QuantizedWeight:
     """Return a weight [N, K] of any float dtype in fewer bits.
 
-    In int8 groups of its rows have exponents if `has_exponents`. In int4 a weight that `is_coded`,
-    so that its numbers are what other codes mean, keeps these where 32 inputs share a scale and
-    there are at most 16 codes.
+    In int8 its groups, and those of its rows, are rotated if `is_rotated`. In int4 a weight that
+    `is_coded`, so that its numbers are what other codes mean, keeps these where 32 inputs share a
+    scale and there are at most 16 codes.
 
     Raises:
         ValueError: there are more inputs than a sum of 32 bits has room for.
@@ -231,9 +230,9 @@ def quantize(
     if method == "int8":
         scales = torch.empty(outputs)
         for here in pieces:
-            codes[here], scales[here] = quantize_rows(weight[here])
-        most = max_exponent(inputs) if has_exponents else 0
-        return QuantizedWeight(method, codes, scales, max_exponent=most)
+            rows = rotate(weight[here]) if is_rotated else weight[here]
+            codes[here], scales[here] = quantize_rows(rows)
+        return QuantizedWeight(method, codes, scales, is_rotated=is_rotated)
     of_groups = torch.empty(2, outputs, -(-inputs // GROUP), dtype=torch.bfloat16)
     for here in pieces:
         cuts = _CODED_CUTS if is_coded else _CUTS
@@ -301,20 +300,21 @@ def _in_groups(x: Tensor) -> Tensor:
 def columns_of(weight: QuantizedWeight, columns: slice) -> QuantizedWeight:
     """Return some inputs of a weight in int8, with the scales of all.
 
-    Groups of inputs lie in them as they do in all, or have no exponents.
+    Groups of inputs lie in them as they do in all, or are not rotated.
     """
     assert weight.method == "int8", "groups of inputs have scales of their own"
     is_whole = columns.start % GROUP == 0 and (
         columns.stop % GROUP == 0 or columns.stop == weight.codes.shape[1]
     )
-    assert is_whole or weight.max_exponent == 0, "whole groups, or groups without exponents"
+    assert is_whole or not weight.is_rotated, "whole groups, or groups as they are"
     return replace(weight, codes=weight.codes[:, columns])
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
-    """Return what is multiplied: scales * codes, in int4 + offsets, [N, K] float32."""
+    """Return what a weight stands for, [N, K] float32."""
     if weight.offsets is None:
-        return weight.codes.float() * weight.scales.unsqueeze(1)
+        codes = weight.codes.float() * weight.scales.unsqueeze(1)
+        return rotate(codes) if weight.is_rotated else codes
     scales, offsets = weight.scales.float().unsqueeze(-1), weight.offsets.float().unsqueeze(-1)
     groups = _in_groups(weight.codes.float()) * scales + offsets
     return groups.flatten(1)[:, : weight.codes.shape[1]]
@@ -323,19 +323,16 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
 def quantized_linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """Return x [T, K] @ weight transposed + bias as [T, N] float32, as kernels.native does.
 
-    In int8 groups' sums of products of codes, each times 2^(the largest exponent that there may be
-    - its own), are added up; that, as float32, times (the row's scale / 2^that exponent), times the
-    output's scale, plus the bias; each operation is rounded by itself. In int4 each group adds two
+    In int8 it is the sum of products of codes, as float32, times the row's scale, times the
+    output's, plus the bias; each operation is rounded by itself. In int4 each group adds two
     products, each of which is rounded together with its sum: the output's offset times (the row's
     scale * the sum of its codes), then the sum of products of codes times (the output's scale * the
     row's).
     """
     if weight.offsets is None:
-        most = weight.max_exponent
-        codes, scales, exponents = quantize_rows_in_groups(x, most)
-        shifted = _in_groups(codes.int()) << (most - exponents).unsqueeze(-1)
-        sums = shifted.flatten(1)[:, : x.shape[1]] @ weight.codes.int().T
-        y = sums.float() * (scales / (1 << most)).unsqueeze(1) * weight.scales
+        codes, scales = quantize_rows(rotate(x) if weight.is_rotated else x)
+        sums = codes.int() @ weight.codes.int().T
+        y = sums.float() * scales.unsqueeze(1) * weight.scales
         return y if bias is None else y + bias.float()
     rows = _in_groups(x.float())
     codes, scales = quantize_rows(rows.flatten(0, 1))

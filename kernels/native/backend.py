@@ -58,6 +58,12 @@ def _check_pages(pages: Tensor, head_dim: int, dtype: torch.dtype) -> None:
     assert pages.shape[3] == width and pages.is_contiguous(), "whole rows, one behind the other"
 
 
+def _check_heads(qkv: Tensor) -> None:
+    """Make sure that the heads of a row [T, heads, D] lie as the C code expects."""
+    assert qkv.dtype == torch.float32, "as products are"
+    assert qkv.stride()[1:] == (qkv.shape[2], 1), "the heads of a row are contiguous"
+
+
 class NativeKernels(NativeExperts, NativeRecurrent):
     """See `kernels.interface.Kernels`."""
 
@@ -135,9 +141,9 @@ class NativeKernels(NativeExperts, NativeRecurrent):
     def square_sums(
         self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, counts_kv: bool
     ) -> Tensor:
-        assert qkv.dtype == torch.float32 and qkv.is_contiguous(), "as products are"
+        _check_heads(qkv)
         sums = self._out("square sums", qkv.shape[0], (2,), torch.float32)
-        heads = num_heads, num_kv_heads, qkv.shape[2], counts_kv
+        heads = qkv.stride(0), num_heads, num_kv_heads, qkv.shape[2], counts_kv
         op = WideNormOp(at(qkv), at(sums), None, None, *heads, 0, 0, 0, 0.0)
         self._do("square_sums", op, qkv.shape[0], (qkv, sums))
         return sums
@@ -151,10 +157,10 @@ class NativeKernels(NativeExperts, NativeRecurrent):
         widths: tuple[int, int],
         eps: float,
     ) -> None:
-        assert qkv.dtype == torch.float32 and qkv.is_contiguous(), "as products are"
+        _check_heads(qkv)
         assert q_norm.dtype == k_norm.dtype, "norms of one kind"
         tensors, head_dim = (qkv, sums, q_norm, k_norm), qkv.shape[2]
-        heads = len(q_norm) // head_dim, len(k_norm) // head_dim, head_dim, 0
+        heads = qkv.stride(0), len(q_norm) // head_dim, len(k_norm) // head_dim, head_dim, 0
         op = WideNormOp(*map(at, tensors), *heads, *widths, is_bf16(q_norm), eps)
         self._do("wide_norm", op, qkv.shape[0], tensors)
 
@@ -195,7 +201,7 @@ class NativeKernels(NativeExperts, NativeRecurrent):
         _, num_kv_heads, page_size, _ = k_pages.shape
         head_dim = qkv.shape[2]
         _check_pages(k_pages, head_dim, dtype)
-        assert qkv.stride()[1:] == (head_dim, 1), "the heads of a row are contiguous"
+        _check_heads(qkv)
         q = self._out("q", qkv.shape[0], (num_heads, head_dim), dtype)
         op = RopeOp(
             *map(at, (qkv, cos, sin, q_norm, k_norm, k_pages, v_pages, q)),
@@ -268,17 +274,20 @@ class NativeKernels(NativeExperts, NativeRecurrent):
         self, name: str, gate_up: Tensor, dtype: torch.dtype, alpha: float = 0, limit: float = 0
     ) -> Tensor:
         num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        assert gate_up.stride(1) == 1, "a row is in one piece"
         out = self._out("activated", num_rows, (width,), dtype)
-        op = GateOp(at(gate_up), at(out), width, dtype == torch.bfloat16, alpha, limit)
+        op = GateOp(
+            at(gate_up), at(out), gate_up.stride(0), width, dtype == torch.bfloat16, alpha, limit
+        )
         self._do(name, op, num_rows, (gate_up, out))
         return out
 
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        logits = logits.contiguous()
+        assert logits.stride(1) == 1, "a row of logits is in one piece"
         num_rows, width = logits.shape
         values = self._out("argmax", num_rows, (), torch.float32)
         ids = self._out("argmax", num_rows, (), torch.int64)
-        op = ArgmaxOp(*map(at, (logits, values, ids)), width)
+        op = ArgmaxOp(*map(at, (logits, values, ids)), logits.stride(0), width)
         # Where no recorded program has them awake, to wake the other threads would take longer.
         self._do("argmax", op, num_rows, (logits, values, ids), alone=True)
         return values, ids
@@ -286,7 +295,7 @@ class NativeKernels(NativeExperts, NativeRecurrent):
     def keep_allowed(
         self, logits: Tensor, rows: Sequence[int], allowed: Sequence[npt.NDArray[np.uint8]]
     ) -> None:
-        assert logits.is_contiguous() and logits.dtype == torch.float32, "rows of logits"
+        assert logits.stride(1) == 1 and logits.dtype == torch.float32, "rows of logits"
         width = logits.shape[1]
         for row, bits in zip(rows, allowed, strict=True):
             assert bits.flags.c_contiguous and len(bits) == -(-width // 8), "all bits"

@@ -48,12 +48,12 @@ class NativeLinears(OpRunner):
         weight: Tensor,
         method: QuantizationMethod,
         *,
-        has_exponents: bool = True,
+        is_rotated: bool = True,
         is_coded: bool = False,
     ) -> QuantizedWeight:
         if method == "int4":
             return quantize_groups(weight, self.thread_pool, is_coded=is_coded)
-        return quantize(weight, method, has_exponents=has_exponents)
+        return quantize(weight, method, is_rotated=is_rotated)
 
     def prepare_quantized_linear(
         self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
@@ -73,7 +73,7 @@ class NativeLinears(OpRunner):
         return y
 
     def _product(self, name: str, x: Tensor, weight: LinearWeight) -> Tensor:
-        y = self._out(name, x.shape[0], (weight.out_features,), torch.float32)
+        y = self._sums(name, x.shape[0], weight.out_features)
         if weight.is_quantized:
             quantized, of_quantized = self._quantized_op(x, weight, y)
             self._do("quantized_linear", quantized, x.shape[0], of_quantized)
@@ -92,10 +92,13 @@ class NativeLinears(OpRunner):
         op.coded = at(coded)
         return op, (*tensors, coded)
 
-    def row_largest(self, x: Tensor, rank: int, num_ranks: int) -> Tensor:
+    def row_largest(
+        self, x: Tensor, weight: LinearWeight | ExpertsWeight, rank: int, num_ranks: int
+    ) -> Tensor:
         assert x.stride(1) == 1, "the inputs of a row must be contiguous"
         out = self._out("largest", x.shape[0], (num_ranks,), torch.float32)
-        counts = x.stride(0), x.shape[1], is_bf16(x), rank, num_ranks
+        is_rotated = _panels_of(weight).is_rotated
+        counts = x.stride(0), x.shape[1], is_bf16(x), is_rotated, rank, num_ranks
         self._do("row_largest", RowLargestOp(at(x), at(out), *counts), x.shape[0], (x, out))
         return out
 
@@ -132,7 +135,7 @@ class NativeLinears(OpRunner):
         num_experts = weight.num_experts if isinstance(weight, ExpertsWeight) else 1
         tensors = sums, largest, panels.scales, panels.bias, starts, y
         padded_outputs = panels.scales.shape[0] // num_experts
-        counts = largest.shape[1], sums.shape[1], padded_outputs, num_experts, panels.max_exponent
+        counts = largest.shape[1], sums.shape[1], padded_outputs, num_experts
         op = ScaleSumsOp(*map(at, tensors), *counts)
         self._do("scale_sums", op, sums.shape[0], tensors)
         return y

@@ -10,6 +10,9 @@ from torch import Tensor
 from kernels.native.program import ROWS, Program, RecordedProgram, Step, ThreadPool
 from kernels.torch_backend import CpuKernels
 
+_LINE = 16  # float32 of a line of a cache
+_CROWDED = 256  # float32
+
 
 class OpRunner(CpuKernels):
     """The ground that the functions of kernels.native stand on.
@@ -48,6 +51,15 @@ class OpRunner(CpuKernels):
         if rows_each == 1:
             return self._recorded.buffer(name, shape, dtype)
         return self._recorded.buffer(name, (rows_each, *shape), dtype).flatten(0, 1)
+
+    def _sums(self, name: str, num_rows: int, width: int) -> Tensor:
+        """Return where an op may write rows of sums, [num_rows, width] float32.
+
+        Many of them are written at a time. A multiple of 1 KB apart they would share few sets of a
+        first cache, and push each other out.
+        """
+        is_crowded = width > 0 and width % _CROWDED == 0
+        return self._out(name, num_rows, (width + is_crowded * _LINE,), torch.float32)[:, :width]
 
     def _do(
         self,

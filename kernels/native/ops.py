@@ -66,7 +66,7 @@ class QuantizedLinearOp(ctypes.Structure):
     _fields_ = [
         *_pointers("x", "weight", "scales", "bias", "y", "largest", "coded"),
         *_counts("num_ranks", "x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
-        *_counts("max_exponent"),
+        *_counts("is_rotated"),
     ]
 
 
@@ -90,7 +90,7 @@ def quantized_linear_op(
         weight.in_features,
         weight.out_features,
         x.dtype == torch.bfloat16,
-        weight.max_exponent,
+        weight.is_rotated,
     )
     return op, tensors
 
@@ -109,7 +109,7 @@ class RowLargestOp(ctypes.Structure):
 
     _fields_ = [
         *_pointers("x", "out"),
-        *_counts("x_stride", "num_inputs", "is_bf16", "rank", "num_ranks"),
+        *_counts("x_stride", "num_inputs", "is_bf16", "is_rotated", "rank", "num_ranks"),
     ]
 
 
@@ -121,7 +121,7 @@ class ScaleSumsOp(ctypes.Structure):
 
     _fields_ = [
         *_pointers("sums", "largest", "scales", "bias", "starts", "y"),
-        *_counts("num_ranks", "width", "padded_outputs", "num_experts", "max_exponent"),
+        *_counts("num_ranks", "width", "padded_outputs", "num_experts"),
     ]
 
 
@@ -182,8 +182,8 @@ class WideNormOp(ctypes.Structure):
 
     _fields_ = [
         *_pointers("qkv", "sums", "q_norm", "k_norm"),
-        *_counts("num_heads", "num_kv_heads", "head_dim", "counts_kv", "q_width", "k_width"),
-        *_counts("is_norm_bf16"),
+        *_counts("stride", "num_heads", "num_kv_heads", "head_dim", "counts_kv"),
+        *_counts("q_width", "k_width", "is_norm_bf16"),
         ("eps", ctypes.c_double),
     ]
 
@@ -193,7 +193,7 @@ class GateOp(ctypes.Structure):
 
     _fields_ = [
         *_pointers("gate_up", "out"),
-        *_counts("width", "is_bf16"),
+        *_counts("stride", "width", "is_bf16"),
         ("alpha", ctypes.c_double),
         ("limit", ctypes.c_double),
     ]
@@ -267,7 +267,7 @@ class LoraOp(ctypes.Structure):
 class ArgmaxOp(ctypes.Structure):
     """`struct argmax`: the largest of each row of x [T, N] float32 and its id [T] int64."""
 
-    _fields_ = [*_pointers("x", "values", "ids"), *_counts("width")]
+    _fields_ = [*_pointers("x", "values", "ids"), *_counts("stride", "width")]
 
 
 class TakeOp(ctypes.Structure):

@@ -79,7 +79,7 @@ def pack_quantized(
     scales = torch.zeros(len(weights), num_panels * PANEL) if is_int8 else None
     for index, weight in enumerate(weights):
         assert weight.codes.shape == first.codes.shape, "weights of one shape"
-        assert weight.max_exponent == first.max_exponent, "weights of one kind"
+        assert weight.is_rotated == first.is_rotated, "weights of one kind"
         packed = pack(weight)
         if panels is None:
             panels = memory.empty((len(weights), *packed.shape), packed.dtype)
@@ -95,7 +95,7 @@ def pack_quantized(
         dtype,
         "int8_panels" if is_int8 else "int4_panels",
         scales=None if scales is None else scales.flatten(),
-        max_exponent=first.max_exponent,
+        is_rotated=first.is_rotated,
     )
 
 

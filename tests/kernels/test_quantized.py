@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from kernels.quantized import (
     MAX_INPUTS,
     dequantize,
-    max_exponent,
     quantize,
     quantize_rows,
-    quantize_rows_in_groups,
     quantized_linear,
+    rotate,
 )
 from tests.random_cases import num_cases
 
@@ -51,59 +50,48 @@ def test_a_weight_has_a_scale_for_each_output_and_is_about_what_it_stands_for() 
     weight = torch.randn(300, 20000, generator=torch.Generator().manual_seed(1))  # several pieces
     weight *= torch.arange(1, 301).unsqueeze(1)
     quantized = quantize(weight, "int8")
-    assert torch.equal(quantized.scales, weight.abs().amax(1) / torch.tensor(127.0))
-    off = (dequantize(quantized) - weight).abs().amax(1)
-    assert bool((off <= 0.5001 * quantized.scales).all())
-    pieces = torch.cat([quantize_rows(row.unsqueeze(0))[0] for row in weight])
+    rotated = rotate(weight)
+    assert torch.equal(quantized.scales, rotated.abs().amax(1) / torch.tensor(127.0))
+    off = (rotate(dequantize(quantized)) - rotated).abs().amax(1)
+    assert bool((off <= 0.501 * quantized.scales).all())
+    pieces = torch.cat([quantize_rows(row.unsqueeze(0))[0] for row in rotated])
     assert torch.equal(quantized.codes, pieces)
 
 
-@settings(max_examples=num_cases(200), deadline=None)
-@given(st.lists(FLOATS, min_size=1, max_size=80), st.integers(0, 3))
-def test_groups_have_the_largest_exponent_with_which_no_code_is_too_large(
-    numbers: list[float], most: int
-) -> None:
-    x = torch.tensor([numbers])
-    codes, scales, exponents = quantize_rows_in_groups(x, most)
-    assert exponents.shape == (1, -(-len(numbers) // 32))
-    if scales[0] == 0:
-        assert not codes.any()
-        return
-    for group, exponent in enumerate(exponents[0].tolist()):
-        here = slice(32 * group, 32 * group + 32)
-        size = float(codes[0, here].abs().max())
-        assert 0 <= exponent <= most and size <= 127
-        assert exponent == most or size >= 63
-        scale = scales.double() / 2**exponent
-        error = (codes[0, here].double() * scale - x[0, here].double()).abs().max()
-        assert error <= 0.5001 * scale
+@pytest.mark.parametrize("width", [1, 31, 32, 64, 100])
+def test_a_rotation_is_its_own_inverse_and_keeps_products(width: int) -> None:
+    drawn = torch.Generator().manual_seed(width)
+    x, y = (torch.randn(5, width, generator=drawn) for _ in range(2))
+    torch.testing.assert_close(rotate(rotate(x)), x)
+    torch.testing.assert_close(rotate(x) @ rotate(y).T, x @ y.T)
+    rest = width // 32 * 32
+    assert torch.equal(rotate(x)[:, rest:], x[:, rest:])
 
 
-def test_a_large_number_takes_no_bits_of_other_groups() -> None:
+def test_a_rotation_is_by_the_hadamard_matrix() -> None:
+    matrix = torch.ones(1, 1)
+    while matrix.shape[0] < 32:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    torch.testing.assert_close(rotate(torch.eye(32)), matrix / 32**0.5)
+
+
+@pytest.mark.parametrize("side", ["row", "weight"])
+def test_a_large_number_takes_few_bits_of_others(side: str) -> None:
     x = torch.randn(1, 96, generator=torch.Generator().manual_seed(1))
-    x[0, 40] = 25.0
     weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
+    (x if side == "row" else weight)[:, 40] = 25.0
     right = x.double() @ weight.double().T
-    with_exponents, without = (
-        quantized_linear(x, quantize(weight, "int8", has_exponents=has)) for has in (True, False)
+    rotated, plain = (
+        quantized_linear(x, quantize(weight, "int8", is_rotated=is_rotated))
+        for is_rotated in (True, False)
     )
-    errors = [(y.double() - right).norm() for y in (with_exponents, without)]
-    assert errors[0] < 0.75 * errors[1]
-
-
-def test_exponents_are_as_large_as_a_sum_over_all_inputs_has_room_for() -> None:
-    widths = [MAX_INPUTS >> 3, (MAX_INPUTS >> 3) + 1, (MAX_INPUTS >> 1) + 1, MAX_INPUTS]
-    assert [max_exponent(width) for width in widths] == [3, 2, 0, 0]
-    x = torch.ones(1, widths[0])
-    weight = quantize(x, "int8")
-    sums = torch.tensor(127**2 * 8 * widths[0], dtype=torch.int64)
-    scale = torch.tensor(1.0) / 127
-    assert torch.equal(quantized_linear(x, weight)[0, 0], sums.float() * (scale / 8) * scale)
+    errors = [(y.double() - right).norm() for y in (rotated, plain)]
+    assert errors[0] < 0.5 * errors[1]
 
 
 def test_a_product_of_the_widest_row_is_still_exact_and_a_wider_one_is_refused() -> None:
     x = torch.ones(1, MAX_INPUTS)
-    weight = quantize(x, "int8")
+    weight = quantize(x, "int8", is_rotated=False)
     scale = torch.tensor(1.0) / 127
     sums = torch.tensor(127**2 * MAX_INPUTS, dtype=torch.int64)
     assert torch.equal(quantized_linear(x, weight)[0, 0], sums.float() * scale * scale)

@@ -91,6 +91,6 @@ def shared_product(
     """Return the outputs [T, N] of a weight that ranks share, the same on all of them."""
     linears = kernels.quantized
     assert linears is not None, "these kernels made the weight"
-    largest = group.all_reduce(linears.row_largest(x, group.rank, group.size))
+    largest = group.all_reduce(linears.row_largest(x, weight, group.rank, group.size))
     sums = group.all_reduce(linears.quantized_sums(x, weight, largest, routed))
     return linears.scale_sums(sums, weight, largest, routed)

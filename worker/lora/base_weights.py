@@ -56,7 +56,9 @@ class OpenWeights:
         if self._quantizer is None or linear.is_router:
             return weight.to(self.dtype)
         method = self._quantizer.method
-        parts = [_rounded(weight[:, own], method) for own in self._cuts(module)]
+        is_rotated = self._part.has_whole_groups(module)
+        cuts = self._cuts(module)
+        parts = [_rounded(weight[:, own], method, is_rotated=is_rotated) for own in cuts]
         return torch.cat(parts, dim=1)
 
     def _cuts(self, module: str) -> list[slice]:
@@ -125,6 +127,6 @@ class BaseWeights:
             yield OpenWeights(checkpoint, self._config, self._part, self.dtype, self._quantizer)
 
 
-def _rounded(weight: Tensor, method: QuantizationMethod) -> Tensor:
+def _rounded(weight: Tensor, method: QuantizationMethod, *, is_rotated: bool = True) -> Tensor:
     """Return what the codes of a weight stand for."""
-    return dequantize(quantize(weight, method))
+    return dequantize(quantize(weight, method, is_rotated=is_rotated))

@@ -65,8 +65,8 @@ class LinearPreparer:
         """Return a weight [N, K] in fewer bits, of it some `columns` where ranks share all."""
         assert self.quantizer is not None, "linears are quantized"
         quantize, method = self.quantizer.linears.quantize, self.quantizer.method
-        in_groups = self.part.has_whole_groups(name)
-        whole = quantize(weight, method, has_exponents=in_groups, is_coded=self.is_coded)
+        is_rotated = self.part.has_whole_groups(name)
+        whole = quantize(weight, method, is_rotated=is_rotated, is_coded=self.is_coded)
         if columns is None:
             return whole
         return columns_of(whole, slice(columns.start, columns.stop))

@@ -133,11 +133,11 @@ void topwork_rope_and_write(const void *op, struct worker *worker)
     }
 }
 
-struct gate {             /* of silu_and_mul, gelu_tanh_and_mul and swigluoai_and_mul */
-    const float *gate_up; /* [T, 2 I], the gate first */
-    void *out;            /* [T, I] */
-    int64_t width, is_bf16;
-    double alpha, limit; /* of swigluoai_and_mul */
+struct gate {                       /* of silu_and_mul, gelu_tanh_and_mul and swigluoai_and_mul */
+    const float *gate_up;           /* [T, 2 I], the gate first */
+    void *out;                      /* [T, I] */
+    int64_t stride, width, is_bf16; /* numbers from one row of gate_up to the next; I */
+    double alpha, limit;            /* of swigluoai_and_mul */
 };
 
 /* Return x (1 + tanh(y)) / 2 = x / (1 + exp(-2y)), y = sqrt(2 / pi) (x + 0.044715 x^3). */
@@ -150,7 +150,7 @@ INLINE f32v gelu_tanh(f32v x)
 INLINE void gate_and_mul(const struct gate *p, struct worker *worker, bool is_gelu)
 {
     FOR_ROWS_TAKEN(worker, row, p->width) {
-        const float *gate = p->gate_up + row * 2 * p->width, *up = gate + p->width;
+        const float *gate = p->gate_up + row * p->stride, *up = gate + p->width;
         char *out = (char *)p->out + row * p->width * (p->is_bf16 ? 2 : 4);
         for (int64_t i = 0; i < p->width; i += LANES) {
             f32v x = load_some(gate, i, p->width - i, false);
@@ -193,7 +193,7 @@ void topwork_swigluoai_and_mul(const void *op, struct worker *worker)
     const struct gate *p = op;
     float alpha = (float)p->alpha, limit = (float)p->limit;
     FOR_ROWS_TAKEN(worker, row, p->width) {
-        const float *gates = p->gate_up + row * 2 * p->width, *ups = gates + p->width;
+        const float *gates = p->gate_up + row * p->stride, *ups = gates + p->width;
         char *out = (char *)p->out + row * p->width * (p->is_bf16 ? 2 : 4);
         for (int64_t i = 0; i < p->width; i += LANES) {
             f32v gate = load_some(gates, i, p->width - i, false);

@@ -79,8 +79,8 @@ def test_any_number_of_ranks_gives_the_bits_of_one(
 ) -> None:
     bias = randn(OUTPUTS, seed=2)
     in_groups = cuts in IN_GROUPS
-    weight = quantize(randn(OUTPUTS, sum(cuts), seed=1), "int8", has_exponents=in_groups)
-    assert weight.max_exponent == 3 * in_groups
+    weight = quantize(randn(OUTPUTS, sum(cuts), seed=1), "int8", is_rotated=in_groups)
+    assert weight.is_rotated == in_groups
     x = some_rows(9, dtype, sum(cuts))
     own = spans(cuts)
 
@@ -98,7 +98,7 @@ def test_any_number_of_ranks_gives_the_bits_of_one(
 def test_experts_do_so_pair_by_pair(cuts: tuple[int, ...]) -> None:
     width, in_groups = sum(cuts), cuts in IN_GROUPS
     weights = [
-        quantize(randn(OUTPUTS, width, seed=expert), "int8", has_exponents=in_groups)
+        quantize(randn(OUTPUTS, width, seed=expert), "int8", is_rotated=in_groups)
         for expert in range(4)
     ]
     bias, logits = randn(4, OUTPUTS, seed=9), randn(20, 4, seed=8)

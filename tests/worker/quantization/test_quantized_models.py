@@ -42,11 +42,13 @@ pytestmark = [
     pytest.mark.skipif(native_library() is None, reason="no native library"),
 ]
 # Of logits: what rounding costs tiny models with random weights, more than it costs trained ones.
-# Measured in int8: 0.03 to 0.06, 0.08 to 0.14 of LFM2, Qwen3.5 and experts, where a row may get
+# Measured in int8: 0.03 to 0.06, 0.08 to 0.17 of LFM2, Qwen3.5 and experts, where a row may get
 # others; in int4, whose weights are off by 7%, 0.25 to 0.39, and 0.7 of LFM2 and Qwen3.5.
-CLOSE: dict[QuantizationMethod, float] = {"int8": 0.15, "int4": 0.8}
+CLOSE: dict[QuantizationMethod, float] = {"int8": 0.2, "int4": 0.8}
 # Measured: 1e-7, unless float32 is rounded so that a code is its neighbour: 2e-3, 7e-3 in int4.
 SAME_CODES: dict[QuantizationMethod, float] = {"int8": 4e-3, "int4": 1e-2}
+# A state takes a neighbour's code along to all rows behind it: 1.3e-2 at most, with any tokens.
+WITH_STATES = ("lfm2", "granitemoehybrid", "qwen3_5")
 EXPERTS = ["qwen3_moe", "gpt_oss"]
 EXACT = ["llama", "llama3_biased", "gemma3", *EXPERTS, "gpt_oss_wide", "lfm2", "qwen3_5"]
 EXACT += ["qwen3_5_moe", "olmo2", "granitemoehybrid"]
@@ -124,7 +126,7 @@ def computed_in(
             in_groups = is_head or part.has_whole_groups(ours)
             of_this = HEAD_METHOD if is_head else method
             module.__class__ = _QuantizedLinear
-            module.quantized = quantize(module.weight.detach(), of_this, has_exponents=in_groups)
+            module.quantized = quantize(module.weight.detach(), of_this, is_rotated=in_groups)
             # Of a tied one a copy: the embedding is not quantized.
             module.weight = torch.nn.Parameter(dequantize(module.quantized))
     return model
@@ -142,7 +144,7 @@ def test_logits_are_those_of_transformers_in_fewer_bits(
     with torch.inference_mode():
         theirs = computed_in(method, tiny_model(name).reference, tiny_model(name).path)
         expected = theirs(torch.tensor([tokens])).logits[0]
-    assert error(found, expected) < SAME_CODES[method]
+    assert error(found, expected) < SAME_CODES[method] * (5 if name in WITH_STATES else 1)
 
 
 @pytest.mark.parametrize("kind", ["rank 8 on every linear", "lora on both ends", "dora"])

@@ -56,7 +56,7 @@ INLINE void multiply_half(int num_rows, const struct job *job, int half, const c
 {
     f32v totals[TILE_ROWS];
     const char *from = job->weights + half * LANES * 2;
-    int64_t groups = num_groups(job->num_inputs), row_bytes = job->form.row_bytes;
+    int64_t groups = num_groups(job->num_inputs);
 #pragma GCC unroll 16
     for (int row = 0; row < num_rows; row++)
         totals[row] = (f32v){0};
@@ -66,12 +66,10 @@ INLINE void multiply_half(int num_rows, const struct job *job, int half, const c
         if (group + 1 < groups)
             multiply_group(job, codes, group + 1, sums);
         f32v scales = load_whole(from, true), offsets = load_whole(from + INT4_OFFSETS, true);
-        const char *of_group = (const char *)&groups_of_row(job, 0)[group];
         const char *of_sums = sums + group % 2 * SUMS_OF_GROUP;
 #pragma GCC unroll 16
         for (int row = 0; row < num_rows; row++) {
-            struct scaled_group of_row;
-            memcpy(&of_row, of_group + row * row_bytes, sizeof of_row);
+            struct scaled_group of_row = scaled_group(job, row, group);
             f32v sum = words_to_floats((i32v)load_words(of_sums + row * LANES * 4));
             f32v total = multiply_add(offsets, splat(of_row.sum), totals[row]);
             totals[row] = multiply_add(sum, scales * splat(of_row.scale), total);

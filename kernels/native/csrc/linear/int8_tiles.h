@@ -1,8 +1,7 @@
 /* Rows of int8 times one panel of a weight in int8 in tiles of AMX.
  *
  * Sums are those of int8_panel.h: integers. A panel's steps are the rows of a tile as they lie. A
- * pass has the rows of two tiles, or those of one in two planes, whose sums are put together at its
- * end.
+ * pass has the rows of two tiles.
  */
 #ifndef TOPWORK_LINEAR_INT8_TILES_H
 #define TOPWORK_LINEAR_INT8_TILES_H
@@ -12,24 +11,19 @@
 
 enum {
     BYTE_PART = TILE_STEPS * INT8_STEP, /* of a panel: two tiles */
-    BYTE_SUMS = 2 * TILE_ROWS * PANEL * (int)sizeof(int32_t),
+    INT8_PASS = 2 * TILE_ROWS,          /* rows */
+    BYTE_SUMS = INT8_PASS * PANEL * (int)sizeof(int32_t),
     BYTE_TILING = BYTE_PART + BYTE_SUMS,
     BYTE_AHEAD = 2, /* parts that are fetched before their use */
 };
 
-_Static_assert((int)TILE_INPUTS_INT8 == (int)TILE_LINE, "a plane is whole lines of tiles");
+_Static_assert((int)TILE_INPUTS_INT8 == (int)TILE_LINE, "codes are whole lines of tiles");
 
 /* A thread's own memory, and what it has told its tiles. */
 struct byte_tiling {
     char *memory; /* [BYTE_TILING]: a panel's last part, with zeros behind it, and sums */
     struct tile_rows rows;
 };
-
-/* Return how many rows a pass has at most. */
-INLINE int64_t int8_pass_rows(const struct coded_form *form)
-{
-    return form->num_planes == 2 ? TILE_ROWS : 2 * TILE_ROWS;
-}
 
 #if HAS_BYTE_TILES
 
@@ -48,10 +42,11 @@ INLINE const char *whole_part(const struct job *job, int64_t part, char *to)
     return to;
 }
 
-/* Add the products of all inputs to sums that are zero; `second` is where the second tile's are. */
-INLINE void add_parts(bool has_second, const struct job *job, const char *second, char *memory)
+/* Add the products of all inputs to sums that are zero. */
+INLINE void add_parts(bool has_second, const struct job *job, char *memory)
 {
-    int64_t row_size = job->form.row_bytes, count = job->form.plane_bytes / TILE_LINE;
+    int64_t row_size = job->form.row_bytes, count = job->form.code_bytes / TILE_LINE;
+    const char *second = job->x + TILE_ROWS * row_size;
     _tile_zero(0);
     _tile_zero(1);
     if (has_second) {
@@ -73,46 +68,38 @@ INLINE void add_parts(bool has_second, const struct job *job, const char *second
     }
 }
 
-/* Store what sums stand for; `sums` are those of the second plane behind those of the first, or
- * those of all rows. */
+/* Store what sums stand for. */
 INLINE void store_int8_sums(const struct job *job, const int32_t *sums)
 {
-    const int32_t *upper = sums + TILE_ROWS * PANEL;
     for (int64_t row = 0; row < job->num_rows; row++) {
-        float scale = scale_of_row(job, row);
+        float scale = scaled_row(job, row).scale;
         for (int i = 0; i < PANEL; i += LANES) {
-            u32v total = load_words(sums + row * PANEL + i);
-            if (job->form.num_planes == 2)
-                total += load_words(upper + row * PANEL + i) << PLANE_BITS;
-            f32v y = int8_outputs((i32v)total, scale, job->scales + i, job->bias + i);
+            i32v total = (i32v)load_words(sums + row * PANEL + i);
+            f32v y = int8_outputs(total, scale, job->scales + i, job->bias + i);
             store_outputs(job, row, i, job->wants_sums ? (f32v)total : y);
         }
     }
 }
 
-INLINE void multiply_in_pass(bool has_second, const struct job *job, const char *second,
-                             struct byte_tiling *tiling)
+INLINE void multiply_in_pass(bool has_second, const struct job *job, char *memory)
 {
-    int32_t *sums = (int32_t *)(tiling->memory + BYTE_PART);
+    int32_t *sums = (int32_t *)(memory + BYTE_PART);
     settle_memory();
-    add_parts(has_second, job, second, tiling->memory);
+    add_parts(has_second, job, memory);
     store_tiles(has_second, sums, PANEL * 4);
     store_int8_sums(job, sums);
 }
 
-/* Multiply up to `int8_pass_rows` rows by a panel. */
+/* Multiply up to INT8_PASS rows by a panel. */
 static __attribute__((noinline)) void multiply_int8_pass(const struct job *job,
                                                          struct byte_tiling *tiling)
 {
     int64_t first = smaller(job->num_rows, TILE_ROWS);
-    bool has_planes = job->form.num_planes == 2;
-    shape_tiles(&tiling->rows, first, has_planes ? first : job->num_rows - first, TILE_LINE);
-    if (has_planes)
-        multiply_in_pass(true, job, job->x + job->form.plane_bytes, tiling);
-    else if (job->num_rows > first)
-        multiply_in_pass(true, job, job->x + TILE_ROWS * job->form.row_bytes, tiling);
+    shape_tiles(&tiling->rows, first, job->num_rows - first, TILE_LINE);
+    if (job->num_rows > first)
+        multiply_in_pass(true, job, tiling->memory);
     else
-        multiply_in_pass(false, job, NULL, tiling);
+        multiply_in_pass(false, job, tiling->memory);
 }
 
 #else

@@ -95,16 +95,16 @@ INLINE bool fit_group(const f32v x[GROUP_VECTORS], float least, float most, floa
 }
 
 /* Load a group, behind the row's end its last number once more; tell whether all are finite. */
-INLINE bool load_weights(const char *row, int64_t first, int64_t num_inputs, bool is_bf16,
-                         f32v x[GROUP_VECTORS])
+INLINE bool load_weights(const struct plain_row *row, int64_t first, f32v x[GROUP_VECTORS])
 {
-    if (load_group(row, first, num_inputs, is_bf16, x) >= 0x7f800000)
+    load_group(row, first, x);
+    if (largest_word(larger_sizes((i32v){0}, x)) >= 0x7f800000)
         return false;
-    if (first + GROUP > num_inputs) {
-        float last = load_some(row, num_inputs - 1, 1, is_bf16)[0];
+    if (first + GROUP > row->num_inputs) {
+        float last = load_some(row->from, row->num_inputs - 1, 1, row->is_bf16)[0];
         for (int i = 0; i < GROUP_VECTORS; i++) {
             i32v place = lane_numbers() + (int32_t)(first + i * LANES);
-            x[i] = select_lanes(place < (int32_t)num_inputs, x[i], splat(last));
+            x[i] = select_lanes(place < (int32_t)row->num_inputs, x[i], splat(last));
         }
     }
     return true;
@@ -131,13 +131,16 @@ static void quantize_group(const f32v x[GROUP_VECTORS], bool is_coded, struct in
 
 static void quantize_row(const struct quantize_groups *p, int64_t row)
 {
-    const char *from = (const char *)p->weight + row * p->stride * (p->is_bf16 ? 2 : 4);
+    int64_t row_size = p->stride * (p->is_bf16 ? 2 : 4);
+    struct plain_row plain = {.from = (const char *)p->weight + row * row_size,
+                              .num_inputs = p->num_inputs,
+                              .is_bf16 = p->is_bf16};
     int64_t groups = num_groups(p->num_inputs);
     for (int64_t group = 0; group < groups; group++) {
         int64_t place = row * groups + group;
         f32v x[GROUP_VECTORS];
         struct int4_group best = {.scale = float_of(0x7fc00000)};
-        if (load_weights(from, group * GROUP, p->num_inputs, p->is_bf16, x))
+        if (load_weights(&plain, group * GROUP, x))
             quantize_group(x, p->is_coded, &best);
         for (int i = 0; i < GROUP_VECTORS; i++) {
             i8v codes = narrow_to_bytes(nearest_words(best.codes[i]));

@@ -22,7 +22,7 @@ struct quantized_linear {
     char *coded; /* [T, coded rows' bytes]: of no meaning before or afterwards */
     int64_t num_ranks;
     int64_t x_stride, y_stride, num_inputs, num_outputs, is_bf16;
-    int64_t max_exponent; /* of a group of inputs; of int8 */
+    int64_t is_rotated; /* whether groups of inputs are; of int8 */
 };
 
 enum { FEW_ROWS = 16 }; /* that each thread brings into int8 for itself */
@@ -66,7 +66,7 @@ INLINE bool has_int4_tiles(const struct quantized_linear *p, int64_t num_rows)
 
 INLINE struct coded_form form_of(const struct quantized_linear *p)
 {
-    return coded_form(p->num_inputs, p->max_exponent, is_tiled(p));
+    return coded_form(p->num_inputs, is_int8(p), is_tiled(p));
 }
 
 /* Return how many bytes of memory `coded` has for each row. */
@@ -79,24 +79,23 @@ INLINE int64_t block_rows(const struct quantized_linear *p)
     return rows > MAX_TILE ? rows : MAX_TILE;
 }
 
-/* Bring rows into int8. */
+/* Bring rows into int8, with memory for the numbers of one in whole groups. */
 static void code_rows(const struct quantized_linear *p, int64_t first_row, int64_t end_row,
-                      char *to)
+                      char *to, float *numbers)
 {
     struct coded_form form = form_of(p);
     int64_t row_size = p->x_stride * (p->is_bf16 ? 2 : 4);
     for (int64_t row = first_row; row < end_row; row++, to += form.row_bytes) {
-        const char *from = (const char *)p->x + row * row_size;
+        struct plain_row plain = {(const char *)p->x + row * row_size, p->num_inputs, p->is_bf16,
+                                  p->is_rotated};
         if (!is_int8(p)) {
-            code_groups(from, p->num_inputs, p->is_bf16, &form, to);
+            code_groups(&plain, &form, to);
             continue;
         }
-        int32_t largest = p->largest == NULL
-                              ? largest_bits(from, p->num_inputs, p->is_bf16)
-                              : largest_of_ranks(p->largest + row * p->num_ranks, p->num_ranks);
-        float scale = code_row(from, p->num_inputs, p->is_bf16, largest, p->max_exponent,
-                               is_tiled(p), &form, to);
-        memcpy(to + form.scale_at, &scale, sizeof scale);
+        int32_t largest = load_row(&plain, numbers);
+        if (p->largest != NULL)
+            largest = largest_of_ranks(p->largest + row * p->num_ranks, p->num_ranks);
+        code_row(numbers, largest, p->num_inputs, &form, to);
     }
 }
 
@@ -111,13 +110,14 @@ static struct coded_rows code_first(const struct quantized_linear *p, int64_t nu
                                     const struct worker *worker)
 {
     int64_t row_bytes = form_of(p).row_bytes;
+    float *numbers = (float *)(worker->scratch + FEW_ROWS * row_bytes);
     if (num_rows <= FEW_ROWS) {
-        code_rows(p, 0, num_rows, worker->scratch);
+        code_rows(p, 0, num_rows, worker->scratch, numbers);
         return (struct coded_rows){worker->scratch, row_bytes};
     }
     int64_t first = begin_of_share(worker, worker->index, num_rows);
     int64_t end = begin_of_share(worker, worker->index + 1, num_rows);
-    code_rows(p, first, end, p->coded + first * row_bytes);
+    code_rows(p, first, end, p->coded + first * row_bytes, numbers);
     topwork_meet(worker);
     return (struct coded_rows){p->coded, row_bytes};
 }
@@ -149,7 +149,7 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
         multiply_int4_in_tiles(job, tiling);
         return;
     }
-    int64_t most = is_tiled(p) ? int8_pass_rows(&job.form) : is_int8(p) ? INT8_TILE : INT4_TILE;
+    int64_t most = is_tiled(p) ? INT8_PASS : is_int8(p) ? INT8_TILE : INT4_TILE;
     for (int64_t left = block.end_row - block.first_row; left > 0; left -= job.num_rows) {
         job.num_rows = smaller(left, most);
         if (is_tiled(p))
@@ -161,18 +161,25 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
     }
 }
 
+/* Return the bytes that a thread needs for few rows in int8 and for the numbers of one. */
+INLINE int64_t rows_scratch(const struct quantized_linear *p)
+{
+    int64_t numbers = is_int8(p) ? num_groups(p->num_inputs) * GROUP * (int64_t)sizeof(float) : 0;
+    return FEW_ROWS * form_of(p).row_bytes + numbers;
+}
+
 int64_t topwork_quantized_linear_scratch(const void *op)
 {
     const struct quantized_linear *p = op;
-    int64_t few = FEW_ROWS * form_of(p).row_bytes;
     if (!HAS_BYTE_TILES || !may_use_amx())
-        return few;
-    return few + (is_int8(p) ? (int64_t)BYTE_TILING : int4_tiling_bytes(p->num_inputs));
+        return rows_scratch(p);
+    int64_t tiling = is_int8(p) ? (int64_t)BYTE_TILING : int4_tiling_bytes(p->num_inputs);
+    return rows_scratch(p) + tiling;
 }
 
 INLINE struct byte_tiling make_byte_tiling(const struct quantized_linear *p, char *scratch)
 {
-    return (struct byte_tiling){.memory = scratch + FEW_ROWS * form_of(p).row_bytes};
+    return (struct byte_tiling){.memory = scratch + rows_scratch(p)};
 }
 
 void topwork_quantized_linear(const void *op, struct worker *worker)

@@ -35,17 +35,25 @@ INLINE const int8_t *codes_of_row(const struct job *job, int64_t row)
     return (const int8_t *)(job->x + row * job->form.row_bytes);
 }
 
-INLINE const union group *groups_of_row(const struct job *job, int64_t row)
+INLINE const char *behind_codes(const struct job *job, int64_t row)
 {
-    return (const union group *)(job->x + row * job->form.row_bytes + job->form.groups_at);
+    return job->x + row * job->form.row_bytes + job->form.code_bytes;
 }
 
-/* Return a row's scale; of int8. */
-INLINE float scale_of_row(const struct job *job, int64_t row)
+/* Return what belongs to a row's codes; of int8. */
+INLINE struct scaled_row scaled_row(const struct job *job, int64_t row)
 {
-    float scale;
-    memcpy(&scale, job->x + row * job->form.row_bytes + job->form.scale_at, sizeof scale);
-    return scale;
+    struct scaled_row scaled;
+    memcpy(&scaled, behind_codes(job, row), sizeof scaled);
+    return scaled;
+}
+
+/* Return what belongs to the codes of a row's group; of int4. */
+INLINE struct scaled_group scaled_group(const struct job *job, int64_t row, int64_t group)
+{
+    struct scaled_group scaled;
+    memcpy(&scaled, behind_codes(job, row) + group * (int64_t)sizeof scaled, sizeof scaled);
+    return scaled;
 }
 
 /* Store LANES outputs of a row, from `first` on. */

@@ -6,13 +6,13 @@
 struct row_largest {
     const void *x; /* [T, K] float32 or bfloat16 */
     float *out;    /* [T, num_ranks]: this rank's column; zeros in others, to be summed */
-    int64_t x_stride, num_inputs, is_bf16, rank, num_ranks;
+    int64_t x_stride, num_inputs, is_bf16, is_rotated, rank, num_ranks;
 };
 
 int64_t topwork_row_largest_scratch(const void *op)
 {
-    (void)op;
-    return 0;
+    const struct row_largest *p = op;
+    return num_groups(p->num_inputs) * GROUP * (int64_t)sizeof(float);
 }
 
 void topwork_row_largest(const void *op, struct worker *worker)
@@ -22,8 +22,9 @@ void topwork_row_largest(const void *op, struct worker *worker)
     FOR_ROWS_TAKEN(worker, row, p->num_inputs) {
         float *out = p->out + row * p->num_ranks;
         memset(out, 0, (size_t)p->num_ranks * sizeof(float));
-        const char *from = (const char *)p->x + row * row_size;
-        out[p->rank] = float_of(largest_bits(from, p->num_inputs, p->is_bf16));
+        struct plain_row plain = {(const char *)p->x + row * row_size, p->num_inputs, p->is_bf16,
+                                  p->is_rotated};
+        out[p->rank] = float_of(load_row(&plain, (float *)worker->scratch));
     }
 }
 
@@ -34,7 +35,7 @@ struct scale_sums {
     const float *bias;     /* likewise, or null */
     const int64_t *starts; /* [num_experts + 1]: the rows of each expert; null: there is none */
     float *y;              /* [T, N] */
-    int64_t num_ranks, width, padded_outputs, num_experts, max_exponent;
+    int64_t num_ranks, width, padded_outputs, num_experts;
 };
 
 int64_t topwork_scale_sums_scratch(const void *op)
@@ -60,8 +61,7 @@ void topwork_scale_sums(const void *op, struct worker *worker)
         }
         const float *scales = p->scales + expert * p->padded_outputs;
         const float *bias = p->bias == NULL ? NULL : p->bias + expert * p->padded_outputs;
-        float scale = scale_of(largest_of_ranks(p->largest + row * p->num_ranks, p->num_ranks))
-                      / (float)(1 << p->max_exponent);
+        float scale = scale_of(largest_of_ranks(p->largest + row * p->num_ranks, p->num_ranks));
         for (int64_t i = 0; i < p->width; i += LANES) {
             int64_t left = p->width - i;
             float of_outputs[LANES], biases[LANES] = {0};

@@ -8,6 +8,7 @@ struct argmax {
     const float *x; /* [T, N] */
     float *values;  /* [T] */
     int64_t *ids;   /* [T] */
+    int64_t stride; /* numbers from one row to the next */
     int64_t width;  /* N, below 2^31 */
 };
 
@@ -61,7 +62,7 @@ void topwork_argmax(const void *op, struct worker *worker)
 {
     const struct argmax *p = op;
     for (int64_t row; (row = take_task(worker, worker->step->num_rows)) >= 0;) {
-        const float *x = p->x + row * p->width;
+        const float *x = p->x + row * p->stride;
         p->ids[row] = find_largest(x, p->width);
         p->values[row] = x[p->ids[row]];
     }

@@ -47,49 +47,28 @@ INLINE struct quad splat_quad(const int8_t *from)
     return x;
 }
 
-/* The sum of a group's products goes, times 2^shift, to a total. Without dot products the factor
- * comes in where pairs in 16 bits are added up, so that sums are totals; with them sums are
- * shifted at the group's end. */
-
-/* Return what `dot_quads` and `dot_end` take of a shift from 0 to 3. */
-INLINE i32v shift_factor(int32_t shift)
-{
-    return HAS_BYTE_DOTS ? shift - (i32v){0} : (0x10001 << shift) - (i32v){0};
-}
-
-/* Return what a sum of products begins with, for a group whose inputs have this sum. */
-INLINE i32v dot_start(i32v total, int32_t sum_of_inputs)
-{
-    return HAS_BYTE_DOTS ? -DOT_SHIFT * sum_of_inputs - (i32v){0} : total;
-}
+/* Return what a sum of products begins with, for inputs that have this sum. */
+INLINE i32v dot_start(int32_t sum_of_inputs) { return -DOT_SHIFT * sum_of_inputs - (i32v){0}; }
 
 /* Return sum + the products of inputs and weights, in every lane. */
-INLINE i32v dot_quads(i32v sum, struct quad x, u32v weights, i32v factor)
+INLINE i32v dot_quads(i32v sum, struct quad x, u32v weights)
 {
 #if HAS_BYTE_DOTS && LANES == 16
-    (void)factor;
     return (i32v)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)(weights ^ 0x80808080),
                                      (__m512i)x.bytes);
 #elif HAS_BYTE_DOTS
-    (void)factor;
     return (i32v)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)(weights ^ 0x80808080),
                                          (__m256i)x.bytes);
 #elif LANES == 16
     __m512i factors = _mm512_mask_sub_epi8((__m512i)weights, _mm512_movepi8_mask((__m512i)x.bytes),
                                            _mm512_setzero_si512(), (__m512i)weights);
     __m512i pairs = _mm512_maddubs_epi16((__m512i)x.sizes, factors);
-    return sum + (i32v)_mm512_madd_epi16(pairs, (__m512i)factor);
+    return sum + (i32v)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 #else
     __m256i factors = _mm256_sign_epi8((__m256i)weights, (__m256i)x.bytes);
     __m256i pairs = _mm256_maddubs_epi16((__m256i)x.sizes, factors);
-    return sum + (i32v)_mm256_madd_epi16(pairs, (__m256i)factor);
+    return sum + (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #endif
-}
-
-/* Return the total with a group's sum. */
-INLINE i32v dot_end(i32v total, i32v sum, i32v factor)
-{
-    return HAS_BYTE_DOTS ? total + (i32v)((u32v)sum << (u32v)factor) : sum;
 }
 
 /* Return sums + the products of weights from 0 to 15 and inputs, for `small_sums`: without dot
