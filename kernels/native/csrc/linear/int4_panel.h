@@ -20,7 +20,7 @@ enum {
     INT4_OFFSETS = PANEL * 2, /* where they begin, in bytes */
     INT4_CODES = INT4_OFFSETS + PANEL * 2,
     INT4_GROUP = INT4_CODES + PANEL * GROUP / 2,
-    INT4_AHEAD = 4,   /* groups that are fetched before their use */
+    INT4_AHEAD = 12,  /* groups that are fetched before their use */
     INT4_VECTORS = 2, /* of a panel's outputs that a tile of many rows has at a time */
     INT4_FEW = 2,     /* rows that have room for all of them */
 };

@@ -9,7 +9,7 @@
 
 enum {
     INT8_STEP = PANEL * QUAD, /* bytes */
-    INT8_AHEAD = 16,          /* steps that are fetched before their use */
+    INT8_AHEAD = 64,          /* steps that are fetched before their use */
 };
 
 INLINE int64_t int8_panel_bytes(int64_t num_inputs)
@@ -29,7 +29,7 @@ INLINE void multiply_int8_tile(int num_rows, const struct job *job)
     i32v sums[INT8_TILE][PANEL_VECTORS];
     const int8_t *x = codes_of_row(job, 0);
     const char *from = job->weights;
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int row = 0; row < num_rows; row++)
 #pragma GCC unroll 4
         for (int i = 0; i < PANEL_VECTORS; i++)
@@ -42,7 +42,7 @@ INLINE void multiply_int8_tile(int num_rows, const struct job *job)
 #pragma GCC unroll 4
         for (int i = 0; i < PANEL_VECTORS; i++)
             weights[i] = load_words(from + i * LANES * QUAD);
-#pragma GCC unroll 6
+#pragma GCC unroll 12
         for (int row = 0; row < num_rows; row++) {
             struct quad inputs = splat_quad(x + row * job->form.row_bytes);
 #pragma GCC unroll 4
@@ -50,7 +50,7 @@ INLINE void multiply_int8_tile(int num_rows, const struct job *job)
                 sums[row][i] = dot_quads(sums[row][i], inputs, weights[i]);
         }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int row = 0; row < num_rows; row++)
 #pragma GCC unroll 4
         for (int i = 0; i < PANEL_VECTORS; i++) {

@@ -14,7 +14,7 @@ enum {
     INT8_PASS = 2 * TILE_ROWS,          /* rows */
     BYTE_SUMS = INT8_PASS * PANEL * (int)sizeof(int32_t),
     BYTE_TILING = BYTE_PART + BYTE_SUMS,
-    BYTE_AHEAD = 2, /* parts that are fetched before their use */
+    BYTE_AHEAD = 4, /* parts that are fetched before their use */
 };
 
 _Static_assert((int)TILE_INPUTS_INT8 == (int)TILE_LINE, "codes are whole lines of tiles");

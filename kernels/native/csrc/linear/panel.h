@@ -17,7 +17,7 @@ enum {
      * widened first, which in AVX2 is sooner done for two rows already. */
     MAX_PAIRS_TILE = LANES == 16 ? 12 : 1,
     AHEAD = 16,        /* steps of a panel that are fetched before their use */
-    AHEAD_GROUPS = 12, /* of a coded one */
+    AHEAD_GROUPS = 48, /* of a coded one */
 };
 
 enum form { PLAIN_F32, PLAIN_BF16, CODED };

@@ -25,13 +25,17 @@ struct quantized_linear {
     int64_t is_rotated; /* whether groups of inputs are; of int8 */
 };
 
-enum { FEW_ROWS = 16 }; /* that each thread brings into int8 for itself */
+enum {
+    FEW_ROWS = 16, /* that each thread brings into int8 for itself */
+    FEW_FOR_BYTE_TILES =
+        2, /* in int8, which wait for memory: telling the tiles would take longer */
+};
 
 static __attribute__((noinline)) void multiply_int8(const struct job *job)
 {
     switch (job->num_rows) {
 #if LANES == 16
-        SIX_CASES(multiply_int8_tile, job)
+        TWELVE_CASES(multiply_int8_tile, job)
 #else
         TWO_CASES(multiply_int8_tile, job)
 #endif
@@ -52,7 +56,7 @@ INLINE int64_t panel_bytes(const struct quantized_linear *p)
     return is_int8(p) ? int8_panel_bytes(p->num_inputs) : int4_panel_bytes(p->num_inputs);
 }
 
-/* Tell whether products are computed in tiles of AMX. */
+/* Tell whether products in int8 are computed in tiles of AMX, unless of few rows. */
 INLINE bool is_tiled(const struct quantized_linear *p)
 {
     return HAS_BYTE_TILES && is_int8(p) && may_use_amx();
@@ -150,9 +154,10 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
         return;
     }
     int64_t most = is_tiled(p) ? INT8_PASS : is_int8(p) ? INT8_TILE : INT4_TILE;
-    for (int64_t left = block.end_row - block.first_row; left > 0; left -= job.num_rows) {
-        job.num_rows = smaller(left, most);
-        if (is_tiled(p))
+    int64_t left = block.end_row - block.first_row, num_passes = round_up(left, most) / most;
+    for (; num_passes > 0; num_passes--, left -= job.num_rows) {
+        job.num_rows = (left + num_passes - 1) / num_passes;
+        if (is_tiled(p) && job.num_rows > FEW_FOR_BYTE_TILES)
             multiply_int8_pass(&job, tiling);
         else
             (is_int8(p) ? multiply_int8 : multiply_int4)(&job);

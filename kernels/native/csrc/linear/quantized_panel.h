@@ -12,10 +12,13 @@
 
 enum {
     /* Rows of a tile: as many as have their sums in registers, in int8 for all vectors, in int4 for
-     * two, for what is done to weights first is done once for all rows. */
-    INT8_TILE = LANES == 16 ? 6 : 2,
+     * two, for what is done to weights first is done once for all rows. Without dot products others
+     * are needed beside them. */
+    INT8_TILE = LANES == 8 ? 2
+    : HAS_BYTE_DOTS        ? 12
+                           : 6,
     INT4_TILE = 6,
-    MAX_TILE = INT4_TILE,
+    MAX_TILE = INT8_TILE > INT4_TILE ? INT8_TILE : INT4_TILE,
 };
 
 /* What a panel does to some rows. */
@@ -73,5 +76,13 @@ INLINE void store_outputs(const struct job *job, int64_t row, int64_t first, f32
     TILE_CASE(4, tile, job)  \
     TILE_CASE(5, tile, job)  \
     TILE_CASE(6, tile, job)
+#define TWELVE_CASES(tile, job) \
+    SIX_CASES(tile, job)        \
+    TILE_CASE(7, tile, job)     \
+    TILE_CASE(8, tile, job)     \
+    TILE_CASE(9, tile, job)     \
+    TILE_CASE(10, tile, job)    \
+    TILE_CASE(11, tile, job)    \
+    TILE_CASE(12, tile, job)
 
 #endif
