@@ -110,7 +110,8 @@ class NativeKernels(NativeExperts, NativeRecurrent):
         eps: float,
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        assert self._recorded is None or x.dtype == torch.float32, "a conversion is not recorded"
+        is_ready = x.dtype == torch.float32 and x.is_contiguous()
+        assert is_ready or self._recorded is None, "a conversion is not recorded"
         x = x.float().contiguous()
         width = x.shape[1]
         total = self._out("total", x.shape[0], (width,), torch.float32)

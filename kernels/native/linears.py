@@ -61,26 +61,25 @@ class NativeLinears(OpRunner):
         return pack_quantized([weight], bias, dtype, self._memory)
 
     def linear(self, x: Tensor, weight: LinearWeight, lora: Any | None = None) -> Tensor:
-        return self._linear("linear", x, weight, lora)
-
-    def partial_linear(self, x: Tensor, weight: LinearWeight, lora: Any | None = None) -> Tensor:
-        return self._linear("partial linear", x, weight, lora)  # which no other linear writes over
-
-    def _linear(self, name: str, x: Tensor, weight: LinearWeight, lora: Any | None) -> Tensor:
-        y = self._product(name, x, weight)
-        if lora is not None:
-            self.lora_apply(y, x, lora)
+        y = self._rows_apart("linear", x.shape[0], weight.out_features)
+        self._multiply(x, weight, lora, y)
         return y
 
-    def _product(self, name: str, x: Tensor, weight: LinearWeight) -> Tensor:
-        y = self._sums(name, x.shape[0], weight.out_features)
+    def partial_linear(self, x: Tensor, weight: LinearWeight, lora: Any | None = None) -> Tensor:
+        # In memory that no other linear writes over, and in one piece, as ranks sum it.
+        y = self._out("partial linear", x.shape[0], (weight.out_features,), torch.float32)
+        self._multiply(x, weight, lora, y)
+        return y
+
+    def _multiply(self, x: Tensor, weight: LinearWeight, lora: Any | None, y: Tensor) -> None:
         if weight.is_quantized:
             quantized, of_quantized = self._quantized_op(x, weight, y)
             self._do("quantized_linear", quantized, x.shape[0], of_quantized)
-            return y
-        op, tensors = linear_op(x, weight, y)
-        self._do("linear", op, x.shape[0], tensors)
-        return y
+        else:
+            op, tensors = linear_op(x, weight, y)
+            self._do("linear", op, x.shape[0], tensors)
+        if lora is not None:
+            self.lora_apply(y, x, lora)
 
     def _quantized_op(
         self, x: Tensor, weight: LinearWeight, y: Tensor, largest: Tensor | None = None

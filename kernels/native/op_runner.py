@@ -52,11 +52,11 @@ class OpRunner(CpuKernels):
             return self._recorded.buffer(name, shape, dtype)
         return self._recorded.buffer(name, (rows_each, *shape), dtype).flatten(0, 1)
 
-    def _sums(self, name: str, num_rows: int, width: int) -> Tensor:
-        """Return where an op may write rows of sums, [num_rows, width] float32.
+    def _rows_apart(self, name: str, num_rows: int, width: int) -> Tensor:
+        """Return where an op may write rows [num_rows, width] of float32, many at a time.
 
-        Many of them are written at a time. A multiple of 1 KB apart they would share few sets of a
-        first cache, and push each other out.
+        A multiple of 1 KB apart they would share few sets of a first cache, and push each other
+        out: they are a line further apart then.
         """
         is_crowded = width > 0 and width % _CROWDED == 0
         return self._out(name, num_rows, (width + is_crowded * _LINE,), torch.float32)[:, :width]

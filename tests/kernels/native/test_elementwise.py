@@ -273,3 +273,29 @@ def test_a_part_of_a_head_may_rotate_alone(
         assert error(page, wide_page) < TOLERANCE[dtype]
     if not has_norm:
         assert torch.equal(q[..., rotary_dim:], qkv[:, :3, rotary_dim:].to(dtype))
+
+
+def apart(x: Tensor) -> Tensor:
+    """Return the same rows with other numbers between them, as a product may leave them."""
+    return torch.cat([x, torch.full((x.shape[0], 16), torch.nan)], dim=1)[:, : x.shape[1]]
+
+
+def test_rows_of_products_may_lie_apart(kernels: NativeKernels) -> None:
+    gate_up, logits = randn(23, 256, seed=1), randn(23, 512, seed=2)
+    for gate in (kernels.silu_and_mul, kernels.gelu_tanh_and_mul):
+        assert torch.equal(gate(apart(gate_up), torch.float32), gate(gate_up, torch.float32))
+    for found, expected in zip(kernels.argmax(apart(logits)), kernels.argmax(logits), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_wide_norms_are_of_rows_that_may_lie_apart(kernels: NativeKernels) -> None:
+    heads, kv_heads, head_dim = 4, 2, 32
+    together = randn(9, (heads + 2 * kv_heads) * head_dim, seed=1)
+    q_norm, k_norm = randn(heads * head_dim, seed=2), randn(kv_heads * head_dim, seed=3)
+    normed = []
+    for rows in (together.clone(), apart(together)):
+        qkv = rows.unflatten(1, (-1, head_dim))
+        sums = kernels.square_sums(qkv, heads, kv_heads, counts_kv=True)
+        kernels.wide_norm(qkv, sums, q_norm, k_norm, (len(q_norm), len(k_norm)), 1e-5)
+        normed.append(rows)
+    assert torch.equal(*normed) and not torch.equal(normed[0], together)

@@ -51,6 +51,19 @@ def test_a_product_is_exact_but_for_float32_sums(
         assert error(y, exact(x, weight, bias)) < TOLERANCE
 
 
+@pytest.mark.parametrize(("num_outputs", "apart"), [(96, 96), (256, 272), (3072, 3088)])
+def test_rows_of_whole_kilobytes_lie_a_line_further_apart(
+    library: Library, num_outputs: int, apart: int
+) -> None:
+    kernels = NativeKernels(ThreadPool(library, 2))
+    weight, x = randn(num_outputs, 64, seed=1), randn(40, 64, seed=2)
+    y = kernels.linear(x, kernels.prepare_linear(weight))
+    assert y.shape == (40, num_outputs) and y.stride() == (apart, 1)
+    assert error(y, exact(x, weight, None)) < TOLERANCE
+    part = kernels.partial_linear(x, kernels.prepare_linear(weight))
+    assert part.is_contiguous() and torch.equal(part, y)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_rows_give_no_rows(library: Library, dtype: torch.dtype) -> None:
     kernels = NativeKernels(ThreadPool(library, 1))
