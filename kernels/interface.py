@@ -159,7 +159,10 @@ class Kernels(
         ...
 
     def linear(self, x: Tensor, weight: LinearWeight, lora: LoraRows | None = None) -> Tensor:
-        """Return x [T, K] @ weight transposed + bias as [T, N], each row's own LoRA added."""
+        """Return x [T, K] @ weight transposed + bias as [T, N], each row's own LoRA added.
+
+        Its rows may lie further apart than N.
+        """
         ...
 
     def partial_linear(
@@ -167,8 +170,8 @@ class Kernels(
     ) -> Tensor:
         """Return this rank's part [T, N] of a product that is summed over the ranks, LoRA with it.
 
-        With `deterministic`, in float32, and the sum does not depend on how many ranks there are,
-        as long as they hold equal parts of K and there is no bias.
+        It is in one piece. With `deterministic`, in float32, and the sum does not depend on how
+        many ranks there are, as long as they hold equal parts of K and there is no bias.
         """
         ...
 

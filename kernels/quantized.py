@@ -159,7 +159,7 @@ class Quantizer:
 
 
 def rotate(x: Tensor) -> Tensor:
-    """Return rows [T, K] as float32, their whole groups rotated: twice gives what was there.
+    """Return rows [T, K] as float32, their whole groups rotated; twice is as good as never.
 
     A group is multiplied by the Hadamard matrix of Sylvester / sqrt(GROUP): pairs of numbers that
     are GROUP / 2 apart become their sum and difference, then those half as far apart, down to
