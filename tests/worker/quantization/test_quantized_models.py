@@ -42,13 +42,13 @@ pytestmark = [
     pytest.mark.skipif(native_library() is None, reason="no native library"),
 ]
 # Of logits: what rounding costs tiny models with random weights, more than it costs trained ones.
-# Measured in int8: 0.03 to 0.06, 0.08 to 0.17 of LFM2, Qwen3.5 and experts, where a row may get
-# others; in int4, whose weights are off by 7%, 0.25 to 0.39, and 0.7 of LFM2 and Qwen3.5.
-CLOSE: dict[QuantizationMethod, float] = {"int8": 0.2, "int4": 0.8}
+# Measured in int8: 0.03 to 0.06, 0.08 to 0.14 of LFM2 and experts, where a row may get others, and
+# 0.17 of Qwen3.5; in int4, whose weights are off by 7%, 0.25 to 0.39, and 0.7 of LFM2 and Qwen3.5.
+CLOSE: dict[QuantizationMethod, float] = {"int8": 0.15, "int4": 0.8}
 # Measured: 1e-7, unless float32 is rounded so that a code is its neighbour: 2e-3, 7e-3 in int4.
 SAME_CODES: dict[QuantizationMethod, float] = {"int8": 4e-3, "int4": 1e-2}
-# A state takes a neighbour's code along to all rows behind it: 1.3e-2 at most, with any tokens.
-WITH_STATES = ("lfm2", "granitemoehybrid", "qwen3_5")
+# A state takes a neighbour's code along to all rows behind it: 1.3e-2 with these tokens.
+SAME_CODES_OF = {"granitemoehybrid": 2e-2}
 EXPERTS = ["qwen3_moe", "gpt_oss"]
 EXACT = ["llama", "llama3_biased", "gemma3", *EXPERTS, "gpt_oss_wide", "lfm2", "qwen3_5"]
 EXACT += ["qwen3_5_moe", "olmo2", "granitemoehybrid"]
@@ -101,7 +101,11 @@ def test_logits_are_close_to_those_of_weights_that_are_not_quantized(
     tokens, path = random_tokens(40, 3), tiny_model(name).path
     (plain,) = start(path, tp).logits([(None, tokens)])
     (found,) = start(path, tp, method=method).logits([(None, tokens)])
-    assert 1e-2 < error(found, plain) < CLOSE[method]
+    assert (
+        1e-2
+        < error(found, plain)
+        < (0.2 if (name, method) == ("qwen3_5", "int8") else CLOSE[method])
+    )
 
 
 class _QuantizedLinear(torch.nn.Linear):
@@ -144,7 +148,7 @@ def test_logits_are_those_of_transformers_in_fewer_bits(
     with torch.inference_mode():
         theirs = computed_in(method, tiny_model(name).reference, tiny_model(name).path)
         expected = theirs(torch.tensor([tokens])).logits[0]
-    assert error(found, expected) < SAME_CODES[method] * (5 if name in WITH_STATES else 1)
+    assert error(found, expected) < SAME_CODES_OF.get(name, SAME_CODES[method])
 
 
 @pytest.mark.parametrize("kind", ["rank 8 on every linear", "lora on both ends", "dora"])

@@ -93,7 +93,7 @@ INLINE void rotate_group(f32v x[GROUP_VECTORS])
             }
     for (int i = 0; i < GROUP_VECTORS; i++) {
         f32v other;
-        int32_t apart = LANES;
+        int32_t apart = LANES; /* halved each time that the fold asks */
         FOLD_LANES(x[i], other, multiply_add(x[i], signs_by(apart /= 2), other));
         x[i] *= 0x1.6a09e6p-3f;
     }
@@ -178,15 +178,14 @@ INLINE void code_row(const float *x, int32_t largest, int64_t num_inputs,
     struct scaled_row scaled = {.scale = scale_of(largest)};
     float inverse = (float)LARGEST_BYTE / float_of(largest);
     i32v sum = {0};
-    memset(to, 0, scaled.scale > 0 ? 0 : (size_t)form->code_bytes);
-    for (int64_t i = 0; scaled.scale > 0 && i < num_inputs; i += GROUP) {
+    int64_t end = scaled.scale > 0 ? num_groups(num_inputs) * GROUP : 0;
+    for (int64_t i = 0; i < end; i += GROUP) {
         f32v group[GROUP_VECTORS];
         for (int j = 0; j < GROUP_VECTORS; j++)
             group[j] = load_f32(x + i + j * LANES);
         sum += code_group(group, inverse, codes + i);
     }
-    if (num_groups(num_inputs) * GROUP < form->code_bytes)
-        memset(to + form->code_bytes - GROUP, 0, GROUP);
+    memset(codes + end, 0, (size_t)(form->code_bytes - end));
     if (HAS_BYTE_DOTS) /* nothing else asks for it */
         scaled.sum = sum_of_words(sum);
     memcpy(to + form->code_bytes, &scaled, sizeof scaled);
