@@ -6,10 +6,13 @@ which R features rotate.
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+GatedActivation = Literal["silu", "gelu_tanh"]
 
 # torch's scalar exp rounds otherwise than its vector exp, and runs on what is left over when whole
 # vectors (32 elements, unrolled AVX-512) are done: at the end of a tensor, and of each thread's

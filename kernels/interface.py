@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.elementwise import GatedActivation
 from kernels.experts import ExpertsWeight, RoutedRows, Routing
 from kernels.linear import LinearWeight
 from kernels.lora import WriteCodes
@@ -163,6 +164,16 @@ class Kernels(
 
         Its rows may lie further apart than N.
         """
+        ...
+
+    def gated_linear(
+        self,
+        x: Tensor,
+        weight: LinearWeight,
+        activation: GatedActivation,
+        lora: LoraRows | None = None,
+    ) -> Tensor:
+        """Return activation(gate) * up [T, I] of what `linear` returns [T, 2I], the gate first."""
         ...
 
     def partial_linear(

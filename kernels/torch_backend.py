@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.attention import paged_attention, write_kv
 from kernels.attention_batch import AttentionBatch
 from kernels.elementwise import (
+    GatedActivation,
     add_rms_norm,
     apply_rope,
     gate_heads,
@@ -134,6 +135,16 @@ class CpuKernels(CpuRecurrent):
         self, x: Tensor, weight: LinearWeight, lora: Sequence[LoraSegment] | None = None
     ) -> Tensor:
         return self.linear(x, weight, lora)
+
+    def gated_linear(
+        self,
+        x: Tensor,
+        weight: LinearWeight,
+        activation: GatedActivation,
+        lora: Sequence[LoraSegment] | None = None,
+    ) -> Tensor:
+        gate = self.gelu_tanh_and_mul if activation == "gelu_tanh" else self.silu_and_mul
+        return gate(self.linear(x, weight, lora), x.dtype)
 
     def lora_apply(self, y: Tensor, x: Tensor, rows: Sequence[LoraSegment]) -> None:
         lora_apply(y, x, rows)

@@ -2,6 +2,7 @@
 
 from deploy.config import ServeConfig
 from deploy.memory.weights import up_to
+from kernels.native.packing import PANEL
 from worker.linears import all_products
 from worker.mixers.config import Mamba2Config
 from worker.model_config import ModelConfig
@@ -29,7 +30,14 @@ def program_bytes(config: ServeConfig, model: ModelConfig, part: Partition, item
     row = _row_bytes(model, part, item_bytes)
     sample = (3 * 4 + item_bytes) * model.hidden_size + 4 * len(part.vocab)
     programs = 2 * (rows * row + samples * sample) + rows * rank * 4
+    if len(part.mlp) % PANEL == 0:  # without adapters gates and ups stay in a core's cache
+        programs -= rows * _gate_up_bytes(part)
     return programs + _beside_the_program(config, model, item_bytes)
+
+
+def _gate_up_bytes(part: Partition) -> int:
+    """Return what the gates and ups of a row take as they come out of their linear."""
+    return 4 * 2 * len(part.mlp)
 
 
 def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
@@ -37,9 +45,10 @@ def _row_bytes(model: ModelConfig, part: Partition, item_bytes: int) -> int:
     heads = len(part.q_heads) * model.head_dim
     qkv = heads * (1 + model.has_attention_gate) + 2 * len(part.kv_heads) * model.head_dim
     has_normed_blocks = model.norms.after_attention is not None
-    in_float32 = (3 + has_normed_blocks) * model.hidden_size + qkv + 2 * len(part.mlp)
+    in_float32 = (3 + has_normed_blocks) * model.hidden_size + qkv
     in_float32 += 2 * model.qk_norm_is_wide  # the squares of Q and K
     dense = 4 * in_float32 + item_bytes * (model.hidden_size + 2 * heads + len(part.mlp))
+    dense += _gate_up_bytes(part)
     if part.mixer is not None:  # what it projects, convolves and remembers, and what comes of that
         outputs = len(part.mixer.out_columns)
         widths = total_length(part.mixer.in_rows), total_length(part.mixer.channels)

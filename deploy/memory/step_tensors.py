@@ -216,10 +216,11 @@ class StepMemory:
         return summed
 
     def _mlp(self, x: _Rows, index: int, kinds: Sequence[Sequence[Linear]]) -> _Rows:
-        heap, gate_up, y = self._heap, None, None
+        heap, y = self._heap, None
         if kinds[_GATE_UP]:
             gate_up = self._linear(x, kinds[_GATE_UP])
             gated = self._new(x.count, gate_up.width // 2)
+            heap.give_back(gate_up.size)
             y = self._partial(gated, kinds[_DOWN])
             heap.give_back(gated.size)
         if kinds[_ROUTER]:
@@ -227,10 +228,7 @@ class StepMemory:
         else:
             assert y is not None, "a layer has an MLP, experts or both"
             summed = self._all_reduce(y)
-        heap.give_back(
-            0 if gate_up is None else gate_up.size,
-            0 if y is None or y is summed else y.size,
-        )
+        heap.give_back(0 if y is None or y is summed else y.size)
         return summed
 
     def _experts(self, x: _Rows, router: Sequence[Linear], shared: _Rows | None) -> _Rows:

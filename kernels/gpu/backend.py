@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.elementwise import GatedActivation
 from kernels.experts import ExpertsWeight, RoutedRows, Routing
 from kernels.gpu.activation import gate_heads, gelu_tanh_and_mul, silu_and_mul, swigluoai_and_mul
 from kernels.gpu.async_copy import AsyncReadback, send_numbers
@@ -121,6 +122,16 @@ class GpuKernels(GpuRecurrent, GpuPages):
         assert weight.layout == "plain", "other layouts are a CPU's"
         product = batch_invariant_linear if self._deterministic else F.linear
         return self._with_lora(lambda: product(x, weight.data, weight.bias), x, lora)
+
+    def gated_linear(
+        self,
+        x: Tensor,
+        weight: LinearWeight,
+        activation: GatedActivation,
+        lora: LoraMetadata | None = None,
+    ) -> Tensor:
+        gate = self.gelu_tanh_and_mul if activation == "gelu_tanh" else self.silu_and_mul
+        return gate(self.linear(x, weight, lora), x.dtype)
 
     def partial_linear(
         self, x: Tensor, weight: LinearWeight, lora: LoraMetadata | None = None

@@ -17,6 +17,7 @@ from kernels.elementwise import result_dtype
 from kernels.int8_kv import SCALE_BYTES
 from kernels.lora import WriteCodes
 from kernels.native.experts import NativeExperts
+from kernels.native.gates import NativeGates
 from kernels.native.gumbel_argmax import gumbel_argmax_native
 from kernels.native.huge_pages import HugePages, populate
 from kernels.native.op_runner import at, is_bf16
@@ -24,7 +25,6 @@ from kernels.native.ops import (
     ArgmaxOp,
     AttentionOp,
     GateHeadsOp,
-    GateOp,
     LoraOp,
     NormOp,
     RopeOp,
@@ -64,7 +64,7 @@ def _check_heads(qkv: Tensor) -> None:
     assert qkv.stride()[1:] == (qkv.shape[2], 1), "the heads of a row are contiguous"
 
 
-class NativeKernels(NativeExperts, NativeRecurrent):
+class NativeKernels(NativeExperts, NativeGates, NativeRecurrent):
     """See `kernels.interface.Kernels`."""
 
     uses_pointer_tables = True
@@ -259,29 +259,6 @@ class NativeKernels(NativeExperts, NativeRecurrent):
         assert gates.shape == (x.shape[0], width) and gates.stride(1) == 1, "one for each feature"
         op = GateHeadsOp(at(x), at(gates), gates.stride(0), width, is_bf16(x))
         self._do("gate_heads", op, x.shape[0], (x, gates))
-
-    def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
-        return self._gate("silu_and_mul", gate_up, dtype)
-
-    def gelu_tanh_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:
-        return self._gate("gelu_tanh_and_mul", gate_up, dtype)
-
-    def swigluoai_and_mul(
-        self, gate_up: Tensor, dtype: torch.dtype, alpha: float, limit: float
-    ) -> Tensor:
-        return self._gate("swigluoai_and_mul", gate_up, dtype, alpha, limit)
-
-    def _gate(
-        self, name: str, gate_up: Tensor, dtype: torch.dtype, alpha: float = 0, limit: float = 0
-    ) -> Tensor:
-        num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        assert gate_up.stride(1) == 1, "a row is in one piece"
-        out = self._out("activated", num_rows, (width,), dtype)
-        op = GateOp(
-            at(gate_up), at(out), gate_up.stride(0), width, dtype == torch.bfloat16, alpha, limit
-        )
-        self._do(name, op, num_rows, (gate_up, out))
-        return out
 
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         assert logits.stride(1) == 1, "a row of logits is in one piece"

@@ -309,6 +309,18 @@ class UnpermuteOp(ctypes.Structure):
     ]
 
 
+class GatedLinearOp(ctypes.Structure):
+    """`struct gated_linear`: a linear op of gates and ups; what is made of both is out [T, I]."""
+
+    _fields_ = [("linear", LinearOp), *_pointers("out"), *_counts("is_gelu")]
+
+
+class GatedQuantizedLinearOp(ctypes.Structure):
+    """`struct gated_quantized_linear`: likewise."""
+
+    _fields_ = [("linear", QuantizedLinearOp), *_pointers("out"), *_counts("is_gelu")]
+
+
 class GroupedLinearOp(ctypes.Structure):
     """`struct grouped_linear`: a linear op on rows [T k, K] that stand by expert."""
 

@@ -73,8 +73,6 @@ class DecoderLayer:
         self._shape = shape
         self._weights = weights
         self._kernels = kernels
-        is_gelu = shape.activation == "gelu_tanh"
-        self._gate = kernels.gelu_tanh_and_mul if is_gelu else kernels.silu_and_mul
 
     def forward(
         self, x_TH: Tensor, residual_TH: Tensor | None, context: LayerContext
@@ -105,8 +103,9 @@ class DecoderLayer:
     def _mlp(self, x_TH: Tensor, context: LayerContext) -> Tensor:
         gate_up, down, y_TH = self._weights.gate_up, self._weights.down, None
         if gate_up is not None and down is not None:
-            gate_up_TI2 = self._linear(x_TH, gate_up, context, GATE_UP)
-            y_TH = self._partial(self._gate(gate_up_TI2, down.dtype), down, context, DOWN)
+            lora, gated = self._lora(context, GATE_UP), self._kernels.gated_linear
+            activation = self._shape.activation
+            y_TH = self._partial(gated(x_TH, gate_up, activation, lora), down, context, DOWN)
         if self._experts is not None:
             return self._experts.forward(x_TH, context.loras, context.group, y_TH)
         assert down is not None and y_TH is not None, "a layer has an MLP, experts or both"
@@ -122,7 +121,7 @@ class DecoderLayer:
         shape, weights, kernels = self._shape, self._weights, self._kernels
         k_pages, v_pages = context.kept
         assert weights.qkv is not None and weights.o is not None, "a layer that attends"
-        qkv = self._linear(x_TH, weights.qkv, context, QKV)
+        qkv = kernels.linear(x_TH, weights.qkv, self._lora(context, QKV))
         gates_TQ = None
         if shape.has_gate:  # they come before Q
             gates_TQ, qkv = qkv.tensor_split([shape.num_heads * shape.head_dim], dim=1)
@@ -180,16 +179,13 @@ class DecoderLayer:
         heads = rows.view(len(rows), whole // dim, dim)
         return self._kernels.square_sums(heads, widths[0] // dim, widths[1] // dim, counts_kv=True)
 
-    def _linear(
-        self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
-    ) -> Tensor:
-        """Return the linear's output with each row's own LoRA added."""
-        lora = None if context.loras is None else context.loras[fused_linear]
-        return self._kernels.linear(x, weight, lora)
+    def _lora(self, context: LayerContext, fused_linear: int) -> Any | None:
+        """Return what adds each row's own LoRA to a linear's output."""
+        return None if context.loras is None else context.loras[fused_linear]
 
     def _partial(
         self, x: Tensor, weight: LinearWeight, context: LayerContext, fused_linear: int
     ) -> Tensor:
         """Return this rank's part of a linear whose inputs ranks share, LoRA with it."""
-        lora = None if context.loras is None else context.loras[fused_linear]
+        lora = self._lora(context, fused_linear)
         return row_parallel_part(self._kernels, x, weight, lora, context.group)

@@ -140,23 +140,12 @@ struct gate {                       /* of silu_and_mul, gelu_tanh_and_mul and sw
     double alpha, limit;            /* of swigluoai_and_mul */
 };
 
-/* Return x (1 + tanh(y)) / 2 = x / (1 + exp(-2y)), y = sqrt(2 / pi) (x + 0.044715 x^3). */
-INLINE f32v gelu_tanh(f32v x)
-{
-    f32v cubed = x * x * x;
-    return times_sigmoid(x, (x + cubed * 0.044715f) * 1.5957691216f);
-}
-
 INLINE void gate_and_mul(const struct gate *p, struct worker *worker, bool is_gelu)
 {
     FOR_ROWS_TAKEN(worker, row, p->width) {
         const float *gate = p->gate_up + row * p->stride, *up = gate + p->width;
         char *out = (char *)p->out + row * p->width * (p->is_bf16 ? 2 : 4);
-        for (int64_t i = 0; i < p->width; i += LANES) {
-            f32v x = load_some(gate, i, p->width - i, false);
-            store_some(out, i, p->width - i, p->is_bf16,
-                       (is_gelu ? gelu_tanh(x) : silu(x)) * load_some(up, i, p->width - i, false));
-        }
+        store_gated(gate, up, p->width, is_gelu, out, p->is_bf16);
     }
 }
 

@@ -21,6 +21,12 @@ struct block {
     int64_t first_row, end_row, panel, weight_panel;
 };
 
+/* Where a block's outputs go: the first row's, and numbers from there to the next row's. */
+struct outputs {
+    float *y;
+    int64_t stride;
+};
+
 INLINE int64_t num_panels(int64_t num_outputs) { return round_up(num_outputs, PANEL) / PANEL; }
 
 /* The rows of one linear; blocks come one after the other. */

@@ -3,7 +3,7 @@
  *
  * A panel for a block of rows is a task, in tiles of rows.
  */
-#include "linear/blocks.h"
+#include "linear/gated.h"
 #include "linear/panel_amx.h"
 #include "linear/panel_floats.h"
 #include "runtime/thread_pool.h"
@@ -168,19 +168,26 @@ INLINE struct coded_panel coded_panel(const struct linear *p, int64_t panel)
     };
 }
 
-static void multiply_block(const struct linear *p, struct block block, struct memory *memory)
+INLINE struct outputs outputs_of(const struct linear *p, struct block block)
+{
+    return (struct outputs){p->y + block.first_row * p->y_stride + block.panel * PANEL,
+                            p->y_stride};
+}
+
+static void multiply_block(const struct linear *p, struct block block, struct outputs to,
+                           struct memory *memory)
 {
     int64_t first_row = block.first_row, first = block.panel * PANEL;
     enum form form = !p->is_bf16 ? PLAIN_F32 : p->tables == NULL ? PLAIN_BF16 : CODED;
     float bias[PANEL] = {0};
     struct coded_panel coded;
     struct job job = {
-        .y = p->y + first_row * p->y_stride + first,
+        .y = to.y,
         .bias = bias,
         .weights = (const char *)p->weight + block.weight_panel * num_steps(p) * PANEL * 4,
         .num_rows = block.end_row - first_row,
         .row_size = p->x_stride * (p->is_bf16 ? 2 : 4),
-        .y_stride = p->y_stride,
+        .y_stride = to.stride,
         .num_steps = num_steps(p),
         .num_inputs = p->num_inputs,
         .num_outputs = smaller(PANEL, p->num_outputs - first),
@@ -217,8 +224,38 @@ void topwork_linear(const void *op, struct worker *worker)
     struct rows_and_panels all = {worker->step->num_rows, block_rows(p),
                                   num_panels(p->num_outputs)};
     struct memory memory = make_memory(p, worker->scratch);
-    for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;)
-        multiply_block(p, nth_block(&all, task), &memory);
+    for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
+        struct block block = nth_block(&all, task);
+        multiply_block(p, block, outputs_of(p, block), &memory);
+    }
+    if (is_tiled(p))
+        release_tiles();
+}
+
+struct gated_linear {
+    struct linear linear; /* of gates and ups; without y */
+    struct gated gated;
+};
+
+int64_t topwork_gated_linear_scratch(const void *op)
+{
+    return gated_scratch(topwork_linear_scratch(op));
+}
+
+void topwork_gated_linear(const void *op, struct worker *worker)
+{
+    const struct gated_linear *g = op;
+    const struct linear *p = &g->linear;
+    struct rows_and_panels all =
+        gated_rows_and_panels(worker->step->num_rows, block_rows(p), p->num_outputs);
+    struct memory memory = make_memory(p, worker->scratch);
+    struct outputs gates = gated_outputs(worker, topwork_linear_scratch(p));
+    for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
+        struct block block = nth_block(&all, task);
+        multiply_block(p, block, gates, &memory);
+        multiply_block(p, ups_of(block, all.num_panels), behind_gates(gates), &memory);
+        write_gated(&g->gated, block, gates, p->num_outputs / 2, p->is_bf16);
+    }
     if (is_tiled(p))
         release_tiles();
 }
@@ -243,8 +280,10 @@ void topwork_grouped_linear(const void *op, struct worker *worker)
     int64_t num_tasks = tasks_of_experts(&experts);
     struct memory memory = make_memory(p, worker->scratch);
     struct expert_cursor cursor = {0};
-    for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;)
-        multiply_block(p, block_of_task(&experts, &cursor, task), &memory);
+    for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;) {
+        struct block block = block_of_task(&experts, &cursor, task);
+        multiply_block(p, block, outputs_of(p, block), &memory);
+    }
     if (is_tiled(p))
         release_tiles();
 }

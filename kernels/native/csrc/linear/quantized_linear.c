@@ -8,6 +8,7 @@
  * those of all, and multiply by one scale; their sums are added up, as integers; what they stand
  * for is the same on all ranks.
  */
+#include "linear/gated.h"
 #include "linear/int4_tiles.h"
 #include "runtime/thread_pool.h"
 
@@ -126,7 +127,13 @@ static struct coded_rows code_first(const struct quantized_linear *p, int64_t nu
     return (struct coded_rows){p->coded, row_bytes};
 }
 
-static void multiply_block(const struct quantized_linear *p, struct block block,
+INLINE struct outputs outputs_of(const struct quantized_linear *p, struct block block)
+{
+    return (struct outputs){p->y + block.first_row * p->y_stride + block.panel * PANEL,
+                            p->y_stride};
+}
+
+static void multiply_block(const struct quantized_linear *p, struct block block, struct outputs to,
                            struct coded_rows coded, struct byte_tiling *tiling)
 {
     int64_t first = block.panel * PANEL, num_outputs = smaller(PANEL, p->num_outputs - first);
@@ -142,9 +149,9 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
         .weights = p->weight + block.weight_panel * panel_bytes(p),
         .scales = scales,
         .bias = bias,
-        .y = p->y + block.first_row * p->y_stride + first,
+        .y = to.y,
         .wants_sums = p->largest != NULL,
-        .y_stride = p->y_stride,
+        .y_stride = to.stride,
         .num_inputs = p->num_inputs,
         .num_outputs = num_outputs,
     };
@@ -194,8 +201,39 @@ void topwork_quantized_linear(const void *op, struct worker *worker)
                                   num_panels(p->num_outputs)};
     struct coded_rows coded = code_first(p, all.num_rows, worker);
     struct byte_tiling tiling = make_byte_tiling(p, worker->scratch);
-    for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;)
-        multiply_block(p, nth_block(&all, task), coded, &tiling);
+    for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
+        struct block block = nth_block(&all, task);
+        multiply_block(p, block, outputs_of(p, block), coded, &tiling);
+    }
+    if (tiling.rows.first > 0)
+        release_tiles();
+}
+
+struct gated_quantized_linear {
+    struct quantized_linear linear; /* of gates and ups; without y */
+    struct gated gated;
+};
+
+int64_t topwork_gated_quantized_linear_scratch(const void *op)
+{
+    return gated_scratch(topwork_quantized_linear_scratch(op));
+}
+
+void topwork_gated_quantized_linear(const void *op, struct worker *worker)
+{
+    const struct gated_quantized_linear *g = op;
+    const struct quantized_linear *p = &g->linear;
+    struct rows_and_panels all =
+        gated_rows_and_panels(worker->step->num_rows, block_rows(p), p->num_outputs);
+    struct coded_rows coded = code_first(p, all.num_rows, worker);
+    struct byte_tiling tiling = make_byte_tiling(p, worker->scratch);
+    struct outputs gates = gated_outputs(worker, topwork_quantized_linear_scratch(p));
+    for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
+        struct block block = nth_block(&all, task);
+        multiply_block(p, block, gates, coded, &tiling);
+        multiply_block(p, ups_of(block, all.num_panels), behind_gates(gates), coded, &tiling);
+        write_gated(&g->gated, block, gates, p->num_outputs / 2, p->is_bf16);
+    }
     if (tiling.rows.first > 0)
         release_tiles();
 }
@@ -220,8 +258,10 @@ void topwork_grouped_quantized_linear(const void *op, struct worker *worker)
     struct coded_rows coded = code_first(p, g->starts[g->num_experts], worker);
     struct byte_tiling tiling = make_byte_tiling(p, worker->scratch);
     struct expert_cursor cursor = {0};
-    for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;)
-        multiply_block(p, block_of_task(&experts, &cursor, task), coded, &tiling);
+    for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;) {
+        struct block block = block_of_task(&experts, &cursor, task);
+        multiply_block(p, block, outputs_of(p, block), coded, &tiling);
+    }
     if (tiling.rows.first > 0)
         release_tiles();
 }

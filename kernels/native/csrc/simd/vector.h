@@ -50,6 +50,16 @@ INLINE f32v select_lanes(i32v mask, f32v yes, f32v no)
     return (f32v)((mask & (i32v)yes) | (~mask & (i32v)no));
 }
 
+/* Return a where it is larger, else b: b if either is NaN. */
+INLINE f32v larger(f32v a, f32v b)
+{
+#if LANES == 16
+    return (f32v)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return select_lanes(a > b, a, b);
+#endif
+}
+
 enum {
     LINE = 64, /* bytes that memory hands out at once */
 };
@@ -131,7 +141,7 @@ INLINE void store_some(void *row, int64_t first, int64_t count, bool is_bf16, f3
 INLINE f32v exp_nonpositive(f32v x)
 {
     const float shift = 0x1.8p23f; /* adding it leaves the nearest integer in the low bits */
-    x = select_lanes(x < -86.0f, splat(-86.0f), x);
+    x = larger(splat(-86.0f), x);
     f32v shifted = x * 1.44269504f + shift;
     f32v n = shifted - shift;
     f32v r = x - n * 0.693359375f;

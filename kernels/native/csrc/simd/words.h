@@ -101,16 +101,6 @@ INLINE u32v join_second(u32v a, u32v b)
     return (u32v)SHUFFLE_HALVES((halves)a, (halves)b, OTHER_COLUMNS);
 }
 
-/* Return a where it is larger, else b: b if either is NaN. */
-INLINE f32v larger(f32v a, f32v b)
-{
-#if LANES == 16
-    return (f32v)_mm512_max_ps((__m512)a, (__m512)b);
-#else
-    return select_lanes(a > b, a, b);
-#endif
-}
-
 /* Return the largest lane; NaN only where all are. */
 INLINE float largest_of(f32v x)
 {
