@@ -28,7 +28,7 @@ struct workspace {
     uint32_t *values;    /* [BLOCK, width], in pairs half of it */
     uint32_t *half;      /* [width]: values of a pair whose second position is hidden */
     float *scores;       /* [rows that attend together, BLOCK] */
-    uint32_t *weights;   /* the same, in pairs the first half of a row */
+    uint32_t *weights;   /* the same, in pairs the first half of a row; of tiles in their place */
     float *sums;         /* [rows, width]: unnormalised output */
     float *denominators; /* [rows, LANES] */
     float *maxima;       /* [rows] */
@@ -67,7 +67,9 @@ static int64_t cut_scratch(const struct attention *op, char *memory, struct work
     w->half = take_words(memory, &used, width);
     int64_t pass_rows = form == OF_TILES ? TILED_ROWS : PRODUCT_ROWS;
     w->scores = take_words(memory, &used, pass_rows * BLOCK);
-    w->weights = take_words(memory, &used, pass_rows * BLOCK);
+    w->weights = (uint32_t *)w->scores;
+    if (form != OF_TILES)
+        w->weights = take_words(memory, &used, pass_rows * BLOCK);
     w->sums = take_words(memory, &used, rows * width);
     w->denominators = take_words(memory, &used, rows * LANES);
     w->maxima = take_words(memory, &used, rows);
@@ -124,13 +126,12 @@ INLINE void soften(const struct attention *op, const struct workspace *w, const 
                    uint32_t *to, int64_t row, int64_t first, int64_t stop, enum form form,
                    bool is_whole)
 {
-    const float scale = form == OF_TILES ? score_scale(op, form) : 1.0f; /* else applied already */
     f32v scores[BLOCK / LANES], top = splat(w->maxima[row]);
     i32v is_seen[BLOCK / LANES];
     for (int i = 0; i < BLOCK / LANES; i++) {
         i32v position = lane_numbers() + i * LANES;
         is_seen[i] = (position < (int32_t)stop) & (position >= (int32_t)first);
-        scores[i] = load_f32(from + i * LANES) * scale;
+        scores[i] = load_f32(from + i * LANES);
         if (!is_whole)
             scores[i] = select_lanes(is_seen[i], scores[i], splat(-INFINITY));
         top = larger(scores[i], top);

@@ -7,7 +7,7 @@
 #ifndef TOPWORK_ATTENTION_TILES_H
 #define TOPWORK_ATTENTION_TILES_H
 
-#include "attention/online_softmax.h"
+#include "attention/tile_softmax.h"
 
 #if HAS_TILES
 
@@ -149,9 +149,7 @@ static void attend_in_passes(const struct attention *op, const struct workspace 
         int64_t first_tile = smaller(num_rows, TILE_ROWS);
         shape_tiles(w->told, first_tile, num_rows - first_tile, TILE_LINE);
         score_in_tiles(op, w, row, num_rows, num_visible(w, row + num_rows - 1, start));
-        for (int64_t i = 0; i < num_rows; i++)
-            soften_row(op, w, w->scores + i * BLOCK, w->weights + i * BLOCK, row + i, start,
-                       OF_TILES);
+        soften_pass(op, w, row, num_rows, start);
         add_values_in_tiles(op, w, row, num_rows);
     }
 }

@@ -92,6 +92,7 @@ static void shape_tiles(struct tile_rows *told, int64_t first_rows, int64_t seco
         if (shape.rows[tile] == 0)
             shape.rows[tile] = 1; /* not used then */
     }
+    __asm__ volatile("" : : "m"(shape)); /* GCC knows only of the first bytes that are read */
     _tile_loadconfig(&shape);
 }
 
