@@ -16,7 +16,10 @@
 #include "attention/gemm.h"
 
 enum {
-    TASK_ROWS = 192,            /* rows that share one packing of K and V; decides speed only */
+    /* Rows that share one packing of K and V: fewer where threads would have few tasks each. They
+     * decide speed only. */
+    MOST_TASK_ROWS = 384,
+    FEW_TASK_ROWS = 192,
     TILED_ROWS = 2 * TILE_ROWS, /* rows that attend together in tiles at most */
 };
 
@@ -40,10 +43,10 @@ struct workspace {
 
 INLINE int64_t group_size(const struct attention *op) { return op->num_heads / op->num_kv_heads; }
 
-/* Return the tokens of a task at most. */
-INLINE int64_t task_tokens(const struct attention *op)
+/* Return the tokens of a task of so many rows at most. */
+INLINE int64_t task_tokens(const struct attention *op, int64_t num_rows)
 {
-    int64_t tokens = TASK_ROWS / group_size(op);
+    int64_t tokens = num_rows / group_size(op);
     return tokens > 0 ? tokens : 1;
 }
 
@@ -59,7 +62,7 @@ static void *take_words(char *memory, int64_t *used, int64_t num_words)
 static int64_t cut_scratch(const struct attention *op, char *memory, struct workspace *w)
 {
     enum form form = form_of(op);
-    int64_t rows = task_tokens(op) * group_size(op), width = row_width(op);
+    int64_t rows = task_tokens(op, MOST_TASK_ROWS) * group_size(op), width = row_width(op);
     int64_t depth = row_depth(op, form), used = 0;
     w->queries = take_words(memory, &used, rows * depth);
     w->keys = take_words(memory, &used, depth * BLOCK);

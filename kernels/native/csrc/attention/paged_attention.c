@@ -11,6 +11,10 @@
 #include "runtime/thread_pool.h"
 #include "attention/tiles.h"
 
+enum {
+    TASKS_EACH = 3, /* of a thread, that all may end at about one time */
+};
+
 /* Rows of a task that attend together: `index` counts them from 0, `row` from the task's first. */
 struct tile {
     int64_t row, num_rows;
@@ -213,27 +217,35 @@ static attend_function attend_of(const struct attention *op)
     }
 }
 
-/* Return the runs of tokens into which a sequence's rows are cut. */
-INLINE int64_t num_runs(const struct attention *op, int64_t num_rows)
+/* Return the runs of up to so many tokens into which a sequence's rows are cut. */
+INLINE int64_t num_runs(int64_t num_rows, int64_t num_tokens)
 {
-    return (num_rows + task_tokens(op) - 1) / task_tokens(op);
+    return (num_rows + num_tokens - 1) / num_tokens;
 }
 
 /* Tasks are counted over sequences, then runs from the last, then KV heads. */
-static int64_t num_tasks(const struct attention *op, const struct step *step)
+static int64_t num_tasks(const struct attention *op, const struct step *step, int64_t num_tokens)
 {
     int64_t num_tasks = 0;
     for (int64_t sequence = 0; sequence < step->num_sequences; sequence++)
-        num_tasks += num_runs(op, step->sequences[sequence * 3 + 1]) * op->num_kv_heads;
+        num_tasks += num_runs(step->sequences[sequence * 3 + 1], num_tokens) * op->num_kv_heads;
     return num_tasks;
 }
 
-static void find_task(const struct attention *op, const struct step *step, int64_t index,
-                      struct task *task)
+/* Return the tokens of a run in this step. */
+static int64_t run_tokens(const struct attention *op, const struct worker *worker)
+{
+    int64_t most = task_tokens(op, MOST_TASK_ROWS);
+    bool is_shared_out = num_tasks(op, worker->step, most) >= worker->num_threads * TASKS_EACH;
+    return is_shared_out ? most : task_tokens(op, FEW_TASK_ROWS);
+}
+
+static void find_task(const struct attention *op, const struct step *step, int64_t num_tokens,
+                      int64_t index, struct task *task)
 {
     const int64_t *row = step->sequences;
     int64_t runs;
-    for (; index >= (runs = num_runs(op, row[1])) * op->num_kv_heads; row += 3)
+    for (; index >= (runs = num_runs(row[1], num_tokens)) * op->num_kv_heads; row += 3)
         index -= runs * op->num_kv_heads;
     int64_t run = runs - 1 - index / op->num_kv_heads;
     int64_t offset = row[1] * run / runs, stop = row[1] * (run + 1) / runs;
@@ -262,14 +274,15 @@ void topwork_paged_attention(const void *pointer, struct worker *worker)
     attend_function run = attend_of(op);
     cut_scratch(op, worker->scratch, &w);
     w.told = &told;
-    int64_t count = num_tasks(op, worker->step), found = -1; /* the index of `later` */
+    int64_t num_tokens = run_tokens(op, worker);
+    int64_t count = num_tasks(op, worker->step, num_tokens), found = -1; /* the index of `later` */
     for (int64_t index; (index = take_task(worker, count)) >= 0;) {
         if (index == found)
             task = later;
         else
-            find_task(op, worker->step, index, &task);
+            find_task(op, worker->step, num_tokens, index, &task);
         found = smaller(index + 1, count - 1);
-        find_task(op, worker->step, found, &later);
+        find_task(op, worker->step, num_tokens, found, &later);
         find_block(op, &later, first_block(op, &later), positions_of(&later), &after);
         run(op, &task, &after, &w);
     }

@@ -46,6 +46,25 @@ INLINE struct block nth_block(const struct rows_and_panels *all, int64_t task)
     return (struct block){first, end, panel, panel};
 }
 
+/* What lies behind a panel, most often the next one, is fetched while rows are multiplied by it,
+ * but for the first ones, which fetch the panel itself. */
+struct fetching {
+    uintptr_t next;
+    int64_t num_lines; /* each time */
+};
+
+INLINE struct fetching fetching_behind(const char *panel, int64_t num_bytes, int64_t num_times)
+{
+    return (struct fetching){(uintptr_t)panel + (uintptr_t)num_bytes,
+                             num_times == 0 ? 0 : num_bytes / LINE / num_times + 1};
+}
+
+INLINE void fetch_some(struct fetching *fetching)
+{
+    for (int64_t i = 0; i < fetching->num_lines; i++, fetching->next += LINE)
+        __builtin_prefetch((const void *)fetching->next, 0, 2);
+}
+
 struct experts {
     const int64_t *starts; /* [num_experts + 1]: the rows of x of each expert */
     int64_t num_experts, block_rows, num_panels;

@@ -28,11 +28,14 @@ struct byte_tiling {
 #if HAS_BYTE_TILES
 
 /* Return where a part of a panel lies whole. */
-INLINE const char *whole_part(const struct job *job, int64_t part, char *to)
+INLINE const char *whole_part(const struct job *job, int64_t part, struct fetching *fetching,
+                              char *to)
 {
     int64_t num_bytes = int8_panel_bytes(job->num_inputs) - part * BYTE_PART;
     const char *from = job->weights + part * BYTE_PART;
-    for (int i = 0; i < BYTE_PART; i += LINE)
+    if (fetching != NULL)
+        fetch_some(fetching);
+    for (int i = 0; fetching == NULL && i < BYTE_PART; i += LINE)
         prefetch(from, BYTE_AHEAD * BYTE_PART + i);
     if (num_bytes >= BYTE_PART)
         return from;
@@ -43,7 +46,8 @@ INLINE const char *whole_part(const struct job *job, int64_t part, char *to)
 }
 
 /* Add the products of all inputs to sums that are zero. */
-INLINE void add_parts(bool has_second, const struct job *job, char *memory)
+INLINE void add_parts(bool has_second, const struct job *job, struct fetching *fetching,
+                      char *memory)
 {
     int64_t row_size = job->form.row_bytes, count = job->form.code_bytes / TILE_LINE;
     const char *second = job->x + TILE_ROWS * row_size;
@@ -54,7 +58,7 @@ INLINE void add_parts(bool has_second, const struct job *job, char *memory)
         _tile_zero(3);
     }
     for (int64_t part = 0; part < count; part++) {
-        const char *weights = whole_part(job, part, memory);
+        const char *weights = whole_part(job, part, fetching, memory);
         _tile_loadd(6, weights, INT8_STEP);
         _tile_loadd(7, weights + TILE_LINE, INT8_STEP);
         _tile_loadd(4, job->x + part * TILE_LINE, row_size);
@@ -81,32 +85,35 @@ INLINE void store_int8_sums(const struct job *job, const int32_t *sums)
     }
 }
 
-INLINE void multiply_in_pass(bool has_second, const struct job *job, char *memory)
+INLINE void multiply_in_pass(bool has_second, const struct job *job, struct fetching *fetching,
+                             char *memory)
 {
     int32_t *sums = (int32_t *)(memory + BYTE_PART);
     settle_memory();
-    add_parts(has_second, job, memory);
+    add_parts(has_second, job, fetching, memory);
     store_tiles(has_second, sums, PANEL * 4);
     store_int8_sums(job, sums);
 }
 
-/* Multiply up to INT8_PASS rows by a panel. */
+/* Multiply up to INT8_PASS rows by a panel; without `fetching` they are the first. */
 static __attribute__((noinline)) void multiply_int8_pass(const struct job *job,
+                                                         struct fetching *fetching,
                                                          struct byte_tiling *tiling)
 {
     int64_t first = smaller(job->num_rows, TILE_ROWS);
     shape_tiles(&tiling->rows, first, job->num_rows - first, TILE_LINE);
     if (job->num_rows > first)
-        multiply_in_pass(true, job, tiling->memory);
+        multiply_in_pass(true, job, fetching, tiling->memory);
     else
-        multiply_in_pass(false, job, tiling->memory);
+        multiply_in_pass(false, job, fetching, tiling->memory);
 }
 
 #else
 
-INLINE void multiply_int8_pass(const struct job *job, struct byte_tiling *tiling)
+INLINE void multiply_int8_pass(const struct job *job, struct fetching *fetching,
+                               struct byte_tiling *tiling)
 {
-    (void)job, (void)tiling;
+    (void)job, (void)fetching, (void)tiling;
     __builtin_unreachable(); /* there are none */
 }
 

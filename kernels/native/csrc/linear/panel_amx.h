@@ -108,26 +108,12 @@ INLINE const char *part_of_panel(struct unpacking *u, int64_t part, bool is_firs
     return is_plain ? u->job->weights + part * PART_BYTES : place;
 }
 
-/* What is behind a panel, most often the next one, is fetched in all passes but the first. */
-struct fetching {
-    uintptr_t next;
-    int64_t num_lines; /* for each part */
-};
-
-INLINE struct fetching fetching_behind(const struct job *job, int64_t num_passes)
+INLINE struct fetching fetching_of(const struct job *job, int64_t num_passes)
 {
     int64_t num_groups = (job->num_steps + GROUP_STEPS - 1) / GROUP_STEPS;
     int64_t size = job->coded == NULL ? job->num_steps * STEP_BYTES : num_groups * GROUP_BYTES;
     const char *first = job->coded == NULL ? job->weights : (const char *)job->coded->groups;
-    int64_t num_times = num_passes * num_parts(job->num_steps);
-    return (struct fetching){(uintptr_t)(first + size),
-                             num_times == 0 ? 0 : size / 64 / num_times + 1};
-}
-
-INLINE void fetch_some(struct fetching *fetching)
-{
-    for (int64_t i = 0; i < fetching->num_lines; i++, fetching->next += 64)
-        __builtin_prefetch((const void *)fetching->next, 0, 2);
+    return fetching_behind(first, size, num_passes * num_parts(job->num_steps));
 }
 
 /* Return the inputs of rows that belong to a part. */
@@ -202,7 +188,7 @@ DEFINE_PASS(pass_of_two_tiles, true)
 static void multiply_in_tiles(struct job job, struct tiling *tiling)
 {
     int64_t rows_left = job.num_rows, num_passes = round_up(rows_left, PASS_ROWS) / PASS_ROWS;
-    struct fetching fetching = fetching_behind(&job, num_passes - 1);
+    struct fetching fetching = fetching_of(&job, num_passes - 1);
     for (bool is_first = true; num_passes > 0; num_passes--, is_first = false) {
         job.num_rows = (rows_left + num_passes - 1) / num_passes;
         int64_t first = smaller(job.num_rows, TILE_ROWS);
