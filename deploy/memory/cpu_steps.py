@@ -1,8 +1,7 @@
 """What steps write to on a CPU: the buffers of two recorded programs, and what is drawn from."""
 
 from deploy.config import ServeConfig
-from deploy.memory.weights import up_to
-from kernels.native.packing import PANEL
+from deploy.memory.weights import PANEL, up_to
 from worker.linears import all_products
 from worker.mixers.config import Mamba2Config
 from worker.model_config import ModelConfig

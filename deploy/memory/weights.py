@@ -9,7 +9,7 @@ from worker.spans import total_length
 from worker.weights.partition import Partition
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
-_PANEL = 32  # outputs that packed weights are padded to, as kernels.native.packing has it
+PANEL = 32  # outputs that packed weights are padded to, as kernels.native.packing has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class _HeldLinears:
 
     def outputs(self, rows: int) -> int:
         """Return how many outputs there are with a layout's padding."""
-        return up_to(rows, _PANEL) if self.is_packed else rows
+        return up_to(rows, PANEL) if self.is_packed else rows
 
     def head_bytes(self, rows: int, columns: int) -> int:
         """Return the bytes of an lm_head."""

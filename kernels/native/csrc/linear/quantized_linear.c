@@ -163,9 +163,9 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
     int64_t most = is_tiled(p) ? INT8_PASS : is_int8(p) ? INT8_TILE : INT4_TILE;
     int64_t left = block.end_row - block.first_row, num_passes = round_up(left, most) / most;
     int64_t num_parts = round_up(p->num_inputs, TILE_INPUTS_INT8) / TILE_INPUTS_INT8;
-    struct fetching behind =
-                        fetching_behind(job.weights, panel_bytes(p), (num_passes - 1) * num_parts),
-                    *fetching = NULL;
+    int64_t num_times = (num_passes - 1) * num_parts;
+    struct fetching behind = fetching_behind(job.weights, panel_bytes(p), num_times);
+    struct fetching *fetching = NULL;
     for (; num_passes > 0; num_passes--, left -= job.num_rows, fetching = &behind) {
         job.num_rows = (left + num_passes - 1) / num_passes;
         if (is_tiled(p) && job.num_rows > FEW_FOR_BYTE_TILES)
