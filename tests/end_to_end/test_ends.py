@@ -67,8 +67,9 @@ def test_what_clients_asked_who_have_left_is_not_computed(
     began = time.monotonic()
     body = {"model": "smollm2", "prompt": "next", "max_tokens": 1}
     assert victim.post("/v1/completions", body).status_code == 200
-    # The next answer takes a step, or two; with 200 calls before it, it would take a minute.
-    assert victim.metric("topwork_engine_step") - steps <= 6
+    # The next answer takes a step, or two, beside those of calls whose clients are not known yet to
+    # have left; with 200 calls before it, it would take thousands.
+    assert victim.metric("topwork_engine_step") - steps <= 30
     assert is_idle(victim)
     assert time.monotonic() - began < SOON
     assert victim.metric("topwork_client_disconnects_total") - left > NUM_CLIENTS / 2
