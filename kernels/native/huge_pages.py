@@ -41,15 +41,25 @@ class HugePages:
         return self._chunk[start : start + num_bytes].view(dtype).view(shape)
 
 
-def huge_empty(num_bytes: int) -> Tensor:
-    """Return [num_bytes] uint8 from the begin of a huge page on; it takes memory as it is used."""
+def huge_empty(num_bytes: int, *, is_exact: bool = False) -> Tensor:
+    """Return [num_bytes] uint8 from the begin of a huge page on; it takes memory as it is used.
+
+    Args:
+        num_bytes: how many.
+        is_exact: what does not fill a huge page takes small ones, and no more than it needs.
+    """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # huge pages of shared memory are another thing
     mapping = mmap.mmap(-1, num_bytes + PAGE, flags=flags)
-    with suppress(OSError):  # no huge pages here: it is memory all the same
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(mapping, dtype=torch.uint8)  # holds the mapping
+    whole = torch.frombuffer(mapping, dtype=torch.uint8)
     first = -whole.data_ptr() % PAGE
-    return whole[first : first + num_bytes]
+    count = num_bytes // PAGE * PAGE if is_exact else len(whole) - first
+    with suppress(OSError):  # no huge pages here: it is memory all the same
+        if count > 0:
+            mapping.madvise(mmap.MADV_HUGEPAGE, first, count)
+    if num_bytes == 0:
+        return whole[:0]
+    # A storage of its own, which counts what was asked for; it holds the mapping, too.
+    return torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes, offset=first)
 
 
 def populate(memory: Tensor) -> threading.Thread:

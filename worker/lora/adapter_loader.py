@@ -24,6 +24,7 @@ from torch import Tensor
 from kernels.gpu.async_copy import send_in_pieces
 from kernels.linear import Prepare, prepare_linear
 from kernels.lora import join_blocks
+from kernels.native.huge_pages import huge_empty
 from worker.errors import UnusableAdapter
 from worker.linears import all_products
 from worker.lora.adapter_weights import (
@@ -245,10 +246,14 @@ def _scaled(shard: AdapterShard, dtype: torch.dtype, device: torch.device) -> Te
     stored = DTYPES[shard.dtype]
     # A copy: theirs is read-only, and no GPU reads it without a copy on its way.
     is_gpu = device.type == "cuda"
-    raw = torch.empty(len(shard.data) // stored.itemsize, dtype=stored, pin_memory=is_gpu)
+    num_items = len(shard.data) // stored.itemsize
+    if is_gpu:
+        raw = torch.empty(num_items, dtype=stored, pin_memory=True)
+    else:
+        raw = _empty_on_cpu(num_items, stored)
     raw.view(torch.uint8).numpy()[:] = shard.data
     there = send_in_pieces(raw, device) if is_gpu else raw
-    data = there.to(torch.promote_types(stored, dtype))
+    data = _converted(there, torch.promote_types(stored, dtype))
     all_b = data[shard.entries[0].b_offset // stored.itemsize :]
     scalings = {entry.scaling for entry in shard.entries}
     if len(scalings) == 1:
@@ -261,7 +266,18 @@ def _scaled(shard: AdapterShard, dtype: torch.dtype, device: torch.device) -> Te
         raise UnusableAdapter(
             f"adapter {shard.digest}: B times its scaling is over what {data.dtype} can hold"
         )
-    return data.to(dtype)
+    return _converted(data, dtype)
+
+
+def _converted(data: Tensor, dtype: torch.dtype) -> Tensor:
+    if data.dtype == dtype or data.device.type != "cpu":
+        return data.to(dtype)
+    return _empty_on_cpu(len(data), dtype).copy_(data)
+
+
+def _empty_on_cpu(num_items: int, dtype: torch.dtype) -> Tensor:
+    """Return memory that steps will read from end to end."""
+    return huge_empty(num_items * dtype.itemsize, is_exact=True).view(dtype)
 
 
 def _fused(

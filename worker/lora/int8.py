@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.lora import BLOCK_ALIGNMENT, WriteCodes
+from kernels.native.huge_pages import huge_empty
 from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
 
 
@@ -35,7 +36,8 @@ class _Memory:
     """Memory of which parts are taken one behind the other, each from a line on."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
-        self._left = torch.zeros(num_bytes, dtype=torch.int8, device=device)
+        assert device.type == "cpu", "codes are a CPU's"
+        self._left = huge_empty(num_bytes, is_exact=True).view(torch.int8)
 
     def take(self, num_bytes: int) -> Tensor:
         taken, self._left = self._left[:num_bytes], self._left[_whole_lines(num_bytes) :]

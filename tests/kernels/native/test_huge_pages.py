@@ -21,12 +21,22 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.parametrize("num_bytes", [1, PAGE - 1, PAGE, 3 * PAGE + 5])
-def test_memory_begins_with_a_huge_page_and_can_be_written_to_its_end(num_bytes: int) -> None:
-    memory = huge_empty(num_bytes)
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_memory_begins_with_a_huge_page_and_can_be_written_to_its_end(
+    num_bytes: int, *, is_exact: bool
+) -> None:
+    memory = huge_empty(num_bytes, is_exact=is_exact)
     assert memory.data_ptr() % PAGE == 0
-    assert len(memory) == num_bytes
+    assert len(memory) == num_bytes == memory.untyped_storage().nbytes()
     memory.fill_(7)
     assert int(memory.sum(dtype=torch.int64)) == 7 * num_bytes
+
+
+def test_exact_memory_takes_no_huge_page_for_what_does_not_fill_one() -> None:
+    before = resident_bytes()
+    made = [huge_empty(PAGE // 8, is_exact=True).fill_(1) for _ in range(80)]
+    assert resident_bytes() < before + 20 * PAGE
+    assert all(bool((one == 1).all()) for one in made)
 
 
 def test_tensors_lie_side_by_side_and_never_in_each_other() -> None:

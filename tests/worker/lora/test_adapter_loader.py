@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.adapters.adapter import Adapter, Bits, Dtype, LoraModule
 from cluster.adapters.sharding import cut
+from kernels.native.huge_pages import PAGE
 from tests.cluster.adapters.tiny import MODEL
 from tests.llama_linears import LINEAR_MODULES
 from tests.random_cases import num_cases
@@ -93,6 +94,15 @@ def test_it_is_what_building_module_by_module_gives(
         ):
             size = (r1 - r0) * (n1 - n0)
             assert torch.equal(one.b[first : first + size], other.b[second : second + size])
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_steps_read_begins_with_a_huge_page(stored: Dtype, dtype: torch.dtype) -> None:
+    part = partition(MODEL, 1, 0)
+    shard = cut(adapter_of({(0, "q_proj"): 2}, stored), part)
+    (lora,) = filter(None, sum(weights_of(shard, part, dtype).layers, ()))
+    assert lora.a.dtype == dtype and lora.a.data_ptr() % PAGE == 0
 
 
 def test_a_scaling_that_no_number_can_hold_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.dispatch import kernels_for
 from kernels.lora import WriteCodes, join_blocks
+from kernels.native.huge_pages import PAGE
 from kernels.torch_backend import CpuKernels
 from tests.worker.group import random_tokens
 from tests.worker.logit_ranks import LogitRanks
@@ -91,6 +92,11 @@ def test_an_adapter_holds_half_of_what_it_does_in_bfloat16_and_scales(
     whole = alone(some_lora(512, [(16, 512), (16, 256)], torch.bfloat16))
     assert whole.num_bytes == 2 * (32 * 512 + 16 * 512 + 16 * 256)  # its layers share them
     assert in_int8(whole, write_codes).num_bytes == 2 * (whole.num_bytes // 2 + 4 * 32)
+
+
+def test_what_steps_read_begins_with_a_huge_page(write_codes: WriteCodes) -> None:
+    (found, _), _ = in_int8(alone(some_lora(8, [(4, 6)], torch.float32)), write_codes).layers
+    assert found is not None and found.a.data_ptr() % PAGE == 0
 
 
 def test_an_adapter_without_a_lora_of_a_linear_stays_as_it_is(write_codes: WriteCodes) -> None:
