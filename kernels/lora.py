@@ -18,9 +18,22 @@ from kernels.linear import batch_invariant_product
 
 _MIN_ROWS = 4  # what batch_invariant_product asks for
 BLOCK_ALIGNMENT = 64  # bytes: each block of B starts on a cache line
-# Writes the codes [R, width] int8 of rows [R, width] float32 or bfloat16, and returns what 1 of
-# each row stands for, [R] float32.
-WriteCodes = Callable[[Tensor, Tensor], Tensor]
+CODED_RANKS = 4  # of B that its codes take together
+WriteRows = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCodes:
+    """How a LoRA becomes int8.
+
+    Each function takes rows, float32 or bfloat16, and memory for their codes, and returns what 1 of
+    each row stands for, [R] float32.
+    """
+
+    of_a: WriteRows  # A [R, K] to int8 [R, K]
+    # B transposed [R, N] to int8 [panels]: each of 32 outputs, [R / CODED_RANKS, outputs,
+    # CODED_RANKS], with zeros behind the last lora_rank.
+    of_b: WriteRows
 
 
 @dataclass(frozen=True, slots=True)

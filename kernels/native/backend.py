@@ -6,7 +6,6 @@ sampled as torch does it, but for draws from a whole vocabulary.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from kernels.elementwise import result_dtype
 from kernels.int8_kv import SCALE_BYTES
-from kernels.lora import WriteCodes
 from kernels.native.experts import NativeExperts
 from kernels.native.gates import NativeGates
 from kernels.native.gumbel_argmax import gumbel_argmax_native
@@ -25,12 +23,10 @@ from kernels.native.ops import (
     ArgmaxOp,
     AttentionOp,
     GateHeadsOp,
-    LoraOp,
     NormOp,
     RopeOp,
     TakeOp,
     WideNormOp,
-    lora_item,
 )
 from kernels.native.program import Step, ThreadPool
 from kernels.native.recurrent import NativeRecurrent
@@ -38,17 +34,6 @@ from kernels.quantized import QuantizedLinears
 from kernels.sampling import RowDraws, sample_rows
 
 _POPULATED = 2**26  # bytes; a smaller pool is taken unnoticed
-
-
-@dataclass(frozen=True, slots=True)
-class NativeLora:
-    """What the LoRA of one fused linear needs: see `LoraOp`."""
-
-    step: Step
-    table: Tensor  # [slots, fields] int64
-    module_widths: Tensor  # [modules] int64
-    max_rank: int  # of all modules of a slot together
-    dtype: torch.dtype  # of A and B in all slots
 
 
 def _check_pages(pages: Tensor, head_dim: int, dtype: torch.dtype) -> None:
@@ -77,19 +62,6 @@ class NativeKernels(NativeExperts, NativeGates, NativeRecurrent):
     @property
     def quantized(self) -> QuantizedLinears:
         return self
-
-    @property
-    def write_lora_codes(self) -> WriteCodes | None:
-        return self._write_lora_codes
-
-    def _write_lora_codes(self, rows: Tensor, codes: Tensor) -> Tensor:
-        assert rows.shape == codes.shape and rows.is_contiguous() and codes.is_contiguous(), "rows"
-        scales = torch.empty(len(rows), dtype=torch.float32)
-        self.thread_pool.library.lora_codes(
-            *(rows.data_ptr(), rows.shape[0], rows.shape[1], is_bf16(rows)),
-            *(codes.data_ptr(), scales.data_ptr()),
-        )
-        return scales
 
     def adapter_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
@@ -164,26 +136,6 @@ class NativeKernels(NativeExperts, NativeGates, NativeRecurrent):
         heads = qkv.stride(0), len(q_norm) // head_dim, len(k_norm) // head_dim, head_dim, 0
         op = WideNormOp(*map(at, tensors), *heads, *widths, is_bf16(q_norm), eps)
         self._do("wide_norm", op, qkv.shape[0], tensors)
-
-    def lora_apply(self, y: Tensor, x: Tensor, rows: NativeLora) -> None:  # type: ignore[override]
-        inner = self._out("inner", x.shape[0], (rows.max_rank,), torch.float32)
-        op = LoraOp(
-            at(x),
-            at(y),
-            at(rows.table),
-            at(rows.module_widths),
-            x.stride(0),
-            y.stride(0),
-            x.shape[1],
-            rows.module_widths.shape[0],
-            is_bf16(x),
-            lora_item(rows.dtype),
-            at(inner),
-            inner.stride(0),
-        )
-        tensors = (x, y, rows.table, rows.module_widths, inner)
-        self._do("lora_shrink", op, rows.step, tensors)
-        self._do("lora_expand", op, rows.step, tensors)
 
     def rope_and_write(  # type: ignore[override]
         self,

@@ -4,7 +4,6 @@ Shapes: T rows, k experts of a row, P = T k pairs, E experts of this rank, K inp
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,34 +11,21 @@ from torch import Tensor
 
 from kernels.experts import ExpertsWeight, RoutedRows, Routing
 from kernels.native.linears import NativeLinears
-from kernels.native.op_runner import at, is_bf16
+from kernels.native.lora import NativeLora
+from kernels.native.op_runner import at
 from kernels.native.ops import (
     GroupedLinearOp,
     GroupedLoraOp,
     GroupedQuantizedLinearOp,
-    LoraOp,
     PairRunsOp,
     PermuteOp,
     RouteOp,
     SortPairsOp,
     UnpermuteOp,
     linear_op,
-    lora_item,
 )
 from kernels.native.packing import PANEL, pack_quantized
-from kernels.native.program import Step
 from kernels.quantized import QuantizedWeight
-
-
-@dataclass(frozen=True, slots=True)
-class NativeExpertLora:
-    """What the LoRA of one fused linear of experts needs: see `LoraOp`."""
-
-    step: Step
-    table: Tensor  # [slots, E, fields] int64
-    module_widths: Tensor  # [modules] int64
-    max_rank: int  # of all modules of a slot's expert together
-    dtype: torch.dtype  # of A and B in all slots
 
 
 class NativeExperts(NativeLinears):
@@ -120,27 +106,16 @@ class NativeExperts(NativeLinears):
         return y
 
     def grouped_lora_apply(  # type: ignore[override]
-        self, y: Tensor, x: Tensor, rows: NativeExpertLora, routed: RoutedRows
+        self, y: Tensor, x: Tensor, rows: NativeLora, routed: RoutedRows
     ) -> None:
         num_pairs, num_experts = routed.num_pairs, routed.starts.shape[0] - 1
         runs = self._out("runs of pairs", num_pairs, (3,), torch.int64)
         num_runs = torch.zeros(1, dtype=torch.int64)
         find = PairRunsOp(*map(at, (routed.rows, routed.starts, runs, num_runs)), num_experts)
         self._do("pair_runs", find, rows.step, (routed.rows, routed.starts, runs, num_runs))
-        inner = self._out("inner of pairs", num_pairs, (rows.max_rank,), torch.float32)
-        lora = LoraOp(
-            *map(at, (x, y, rows.table, rows.module_widths)),
-            x.stride(0),
-            y.stride(0),
-            x.shape[1],
-            rows.module_widths.shape[0],
-            is_bf16(x),
-            lora_item(rows.dtype),
-            at(inner),
-            inner.stride(0),
-        )
+        lora, of_lora = self._lora_op(y, x, rows, "inner of pairs")
         op = GroupedLoraOp(lora, at(runs), at(num_runs))
-        tensors = x, y, rows.table, rows.module_widths, inner, runs, num_runs
+        tensors = *of_lora, runs, num_runs
         self._do("grouped_lora_shrink", op, rows.step, tensors)
         self._do("grouped_lora_expand", op, rows.step, tensors)
 

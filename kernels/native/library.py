@@ -82,8 +82,10 @@ class Library:
     all_reduce: Callable[[int, int, int, int, int], int]  # state, x, out, count, kind of number
     gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
     coded_row_bytes: Callable[[ctypes.Structure], int]  # of a QuantizedLinearOp
+    lora_coded_row_bytes: Callable[[ctypes.Structure], int]  # of a LoraOp
     # Rows, their number, their width, whether they are bfloat16, codes, scales.
-    lora_codes: Callable[[int, int, int, int, int, int], None]
+    lora_codes_of_a: Callable[[int, int, int, int, int, int], None]
+    lora_codes_of_b: Callable[[int, int, int, int, int, int], None]
     products: str  # by what linears are computed: AMX, AVX512-BF16, AVX-512 or AVX2
     op: Callable[[str], OpFunction]  # by its name in C, without topwork_
 
@@ -121,6 +123,13 @@ def open_library(
     flags = (*os.environ.get(_MORE_FLAGS, "").split(), *extra_flags)
     loaded = ctypes.CDLL(str(build(directory, compiler, flags)))
     coded_row_bytes = _signed(loaded.topwork_coded_row_bytes, ctypes.c_int64, ctypes.c_void_p)
+    lora_coded_row_bytes = _signed(
+        loaded.topwork_lora_coded_row_bytes, ctypes.c_int64, ctypes.c_void_p
+    )
+    of_codes = (
+        *(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
+        *(ctypes.c_void_p, ctypes.c_void_p),
+    )
     return Library(
         gumbel_candidates=_signed(
             loaded.topwork_gumbel_candidates, ctypes.c_int, ctypes.POINTER(CandidateSearch)
@@ -150,11 +159,9 @@ def open_library(
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
         ),
         coded_row_bytes=lambda op: coded_row_bytes(ctypes.byref(op)),
-        lora_codes=_signed(
-            loaded.topwork_lora_codes,
-            *(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
-            *(ctypes.c_void_p, ctypes.c_void_p),
-        ),
+        lora_coded_row_bytes=lambda op: lora_coded_row_bytes(ctypes.byref(op)),
+        lora_codes_of_a=_signed(loaded.topwork_lora_codes_of_a, *of_codes),
+        lora_codes_of_b=_signed(loaded.topwork_lora_codes_of_b, *of_codes),
         products=_signed(loaded.topwork_products, ctypes.c_char_p)().decode(),
         op=functools.cache(functools.partial(_op, loaded)),
     )

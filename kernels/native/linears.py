@@ -13,7 +13,8 @@ from kernels.experts import ExpertsWeight, RoutedRows
 from kernels.linear import LinearWeight
 from kernels.native.exponent_coding import encode_panels
 from kernels.native.huge_pages import HugePages
-from kernels.native.op_runner import OpRunner, at, is_bf16
+from kernels.native.lora import NativeLoras
+from kernels.native.op_runner import at, is_bf16
 from kernels.native.ops import (
     MOST_PIECES,
     GroupedQuantizedLinearOp,
@@ -31,7 +32,7 @@ from kernels.quantized import Piece, QuantizationMethod, QuantizedWeight, quanti
 _WORD = 4  # bytes of what ranks sum
 
 
-class NativeLinears(OpRunner):
+class NativeLinears(NativeLoras):
     """See `kernels.interface.Kernels` and `kernels.quantized.QuantizedLinears`."""
 
     def __init__(self, thread_pool: ThreadPool) -> None:

@@ -249,10 +249,12 @@ class LoraOp(ctypes.Structure):
     R, addresses of gain [N], shift [N] and scales [R], float32 or 0; then for each module of the
     fused linear, whose outputs stand side by side and are `module_widths` [num_modules] int64 wide,
     the address of B transposed [ranks, width], its first lora_rank and its number of lora_ranks.
+    In int8, A and B are as `kernels.lora.WriteCodes` writes them.
     A and B of all slots are what `item` says (`lora_item`), and start at any element.
 
     lora_shrink writes A x to `inner` [T, inner_stride] float32, where lora_expand reads it; no slot
-    has an R above inner_stride.
+    has an R above inner_stride. `coded` [T, as many bytes as the library says] is memory for rows
+    in int8, or null.
     """
 
     _fields_ = [
@@ -261,6 +263,7 @@ class LoraOp(ctypes.Structure):
         *_counts("is_bf16", "item"),
         *_pointers("inner"),
         *_counts("inner_stride"),
+        *_pointers("coded"),
     ]
 
 

@@ -1,8 +1,8 @@
 """LoRA in 8 bits: A and B as codes, with one scale for each lora_rank.
 
 A lora_rank is a row of A and a column of B, whose product alone counts. So each has codes of its
-own (kernels/native/csrc/lora/codes.c), and what 1 stands for in both is multiplied: A x times that
-product goes into B's codes.
+own (kernels.lora.WriteCodes), and what 1 stands for in both is multiplied: A x times that product
+goes into B's codes.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.lora import BLOCK_ALIGNMENT, WriteCodes
+from kernels.lora import BLOCK_ALIGNMENT, CODED_RANKS, WriteCodes
 from kernels.native.huge_pages import huge_empty
 from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
 
@@ -48,9 +48,14 @@ def _whole_lines(num_bytes: int) -> int:
     return -(-num_bytes // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
 
 
+def _codes_of_b(num_ranks: int) -> int:
+    """Return how many codes of B an output has."""
+    return -(-num_ranks // CODED_RANKS) * CODED_RANKS
+
+
 def _num_bytes(lora: LoraLayerWeights) -> int:
     """Return what `_quantized` takes of memory."""
-    of_b = (len(ranks) * width for ranks, width, _ in _blocks(lora))
+    of_b = (_codes_of_b(len(ranks)) * width for ranks, width, _ in _blocks(lora))
     return sum(map(_whole_lines, (lora.a.numel(), torch.float32.itemsize * len(lora.a), *of_b)))
 
 
@@ -67,14 +72,12 @@ def _quantized(
 ) -> LoraLayerWeights:
     a = memory.take(lora.a.numel()).view(lora.a.shape)
     scales = memory.take(torch.float32.itemsize * len(lora.a)).view(torch.float32)
-    scales.copy_(write_codes(lora.a, a))
+    scales.copy_(write_codes.of_a(lora.a, a))
     parts: list[Tensor] = []
     for ranks, width, start in _blocks(lora):
-        count = len(ranks) * width
-        block = lora.b[start : start + count].view(len(ranks), width)
-        parts.append(memory.take(count))
-        of_block = write_codes(block, parts[-1].view(block.shape))
-        scales[ranks.start : ranks.stop] *= of_block
+        block = lora.b[start : start + len(ranks) * width].view(len(ranks), width)
+        parts.append(memory.take(_codes_of_b(len(ranks)) * width))
+        scales[ranks.start : ranks.stop] *= write_codes.of_b(block, parts[-1])
     first = parts[0].storage_offset()
     blocks = lora.blocks.clone()
     blocks[:, 4] = torch.tensor([part.storage_offset() - first for part in parts])

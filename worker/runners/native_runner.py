@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kernels.native.backend import NativeKernels, NativeLora
-from kernels.native.experts import NativeExpertLora
+from kernels.native.backend import NativeKernels
 from kernels.native.library import Library
+from kernels.native.lora import NativeLora
 from kernels.native.ops import RankSumOp, number_of
 from kernels.native.program import WINDOW_ROWS, RecordedProgram, Step
 from worker.cache.kv_cache import KVCache
@@ -184,7 +184,7 @@ class NativeRunner:
                 argmax = self._kernels.argmax(logits)
         return _Recording(program, max_lora_rank, x, out, logits, argmax)
 
-    def _loras(self, step: Step, max_lora_rank: int) -> list[list[NativeLora | NativeExpertLora]]:
+    def _loras(self, step: Step, max_lora_rank: int) -> list[list[NativeLora]]:
         table = self._bank.table
         assert table is not None, "a bank for native kernels keeps a table"
         widths, expert_widths = (
@@ -199,9 +199,7 @@ class NativeRunner:
                     for linear, own in enumerate(widths)
                 ),
                 *(
-                    NativeExpertLora(
-                        step, table.expert_table(layer, linear), own, max_lora_rank, dtype
-                    )
+                    NativeLora(step, table.expert_table(layer, linear), own, max_lora_rank, dtype)
                     for linear, own in enumerate(expert_widths)
                 ),
             ]

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kernels.experts import Routing
 from kernels.native.backend import NativeKernels
-from kernels.native.experts import NativeExpertLora
 from kernels.native.library import Library
+from kernels.native.lora import NativeLora
 from kernels.native.program import RecordedProgram, Step, ThreadPool
 from tests.kernels import expert_cases as cases
 from tests.kernels.expert_cases import Layer, randn
@@ -88,8 +88,8 @@ def test_many_rows_of_one_expert_are_more_than_one_block(kernels: NativeKernels)
 
 def lora_of(
     slots: cases.Slots, step: Step, widths: list[int], max_rank: int, dtype: torch.dtype
-) -> NativeExpertLora:
-    return NativeExpertLora(step, cases.table_of(slots), torch.tensor(widths), max_rank, dtype)
+) -> NativeLora:
+    return NativeLora(step, cases.table_of(slots), torch.tensor(widths), max_rank, dtype)
 
 
 RUNS = [(0, 0, 5), (2, 5, 9), (1, 12, 20)]
@@ -97,7 +97,7 @@ WIDTHS = [40, 40]
 
 
 def products(
-    kernels: NativeKernels, x: Tensor, logits: Tensor, layer: Layer, lora: NativeExpertLora
+    kernels: NativeKernels, x: Tensor, logits: Tensor, layer: Layer, lora: NativeLora
 ) -> Tensor:
     """Return a layer's output with LoRA on the first of its two linears."""
     gate_up, down = layer.prepared(kernels)

@@ -4,12 +4,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.lora import join_blocks
+from kernels.lora import CODED_RANKS, join_blocks
 from kernels.native.library import Library
 from kernels.native.ops import LoraOp, lora_item
 from kernels.native.program import Program, Step, ThreadPool
+from kernels.quantized import quantize_rows, rotate
 
 F32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 DTYPES = [F32, BF16, INT8]  # of A and B
@@ -36,6 +38,18 @@ class Adapter:
         parts = [None if part is None else to(part) for part in self.parts]
         scales = randn(len(self.a), seed=9) * 1e-4 if dtype == INT8 else None
         return Adapter(to(self.a), parts, self.gain, self.shift, scales)
+
+
+def panels(b: Tensor) -> Tensor:
+    """Return B [width, ranks] in int8 as the C code reads it: transposed, in panels, in one row."""
+    width, num_ranks = b.shape
+    b = F.pad(b, (0, -num_ranks % CODED_RANKS))
+    return torch.cat(
+        [
+            panel.reshape(len(panel), -1, CODED_RANKS).transpose(0, 1).flatten()
+            for panel in b.split(32)
+        ]
+    ).view(1, -1)
 
 
 def poison(dtype: torch.dtype) -> float:
@@ -80,7 +94,9 @@ class Linear:
         line = [0] * (5 + 3 * len(self.widths))
         if adapter is None:
             return [0, *(8 for _ in line[1:])]  # without an A, the rest means nothing
-        b, blocks = join_blocks([(0, part) for part in adapter.parts if part is not None])
+        parts = [part for part in adapter.parts if part is not None]
+        laid_out = [panels(part).T for part in parts] if self._dtype == INT8 else parts
+        b, blocks = join_blocks([(0, part) for part in laid_out])
         around = torch.full((len(b) + 80,), poison(b.dtype), dtype=b.dtype)
         b = around[self._b_after : self._b_after + len(b)].copy_(b)
         self._kept.append((adapter, b))
@@ -91,9 +107,11 @@ class Linear:
             *(0 if one is None else one.data_ptr() for one in others),
         )
         present = [index for index, part in enumerate(adapter.parts) if part is not None]
-        for index, (first, end, _, _, element) in zip(present, blocks.tolist(), strict=True):
+        first = 0
+        for index, part, element in zip(present, parts, blocks[:, 4].tolist(), strict=True):
             address = b.data_ptr() + b.itemsize * element
-            line[5 + 3 * index : 8 + 3 * index] = address, first, end - first
+            line[5 + 3 * index : 8 + 3 * index] = address, first, part.shape[1]
+            first += part.shape[1]
         return line
 
     def apply(
@@ -120,15 +138,17 @@ class Linear:
             inner=inner.data_ptr(),
             inner_stride=inner.shape[1],
         )
+        coded = torch.empty(rows, self._library.lora_coded_row_bytes(op), dtype=torch.uint8)
+        op.coded = coded.data_ptr()
         program = Program()
         for name in ("lora_shrink", "lora_expand"):
-            program.add(self._library.op(name), op, [wide_x, wide_y, inner])
+            program.add(self._library.op(name), op, [wide_x, wide_y, inner, coded])
         self._thread_pools[num_threads].run(program, Step(rows, runs=runs))
         assert (wide_y[0] == POISON).all() and (wide_y[-1] == POISON).all()
         return wide_y[1:-1]
 
     def expected(self, y: Tensor, x: Tensor, runs: list[tuple[int, int, int]]) -> Tensor:
-        """Return what `apply` would without rounding, in float64."""
+        """Return what `apply` would without rounding, in float64, but that of codes."""
         wanted = y.double()
         for slot, start, stop in runs:
             adapter, rows = self.adapters[slot], slice(start, stop)
@@ -138,16 +158,30 @@ class Linear:
                 wanted[rows] *= factor.double()
             for term in [] if adapter.shift is None else [adapter.shift]:
                 wanted[rows] += term.double()
-            inner = x[rows].double() @ adapter.a.double().T
-            inner *= 1 if adapter.scales is None else adapter.scales.double()
+            inner = self._inner(x[rows], adapter)
             rank = output = 0
             for part, width in zip(adapter.parts, self.widths, strict=True):
                 if part is not None:
                     u = inner[:, rank : rank + part.shape[1]]
-                    wanted[rows, output : output + width] += u @ part.double().T
+                    wanted[rows, output : output + width] += self._outer(u, part)
                     rank += part.shape[1]
                 output += width
         return wanted
+
+    def _inner(self, x: Tensor, adapter: Adapter) -> Tensor:
+        """Return A x."""
+        if adapter.scales is None:
+            return x.double() @ adapter.a.double().T
+        codes, scales = quantize_rows(rotate(x))
+        sums = (codes.int() @ adapter.a.int().T).float()
+        return sums * scales.unsqueeze(1) * adapter.scales
+
+    def _outer(self, u: Tensor, b: Tensor) -> Tensor:
+        """Return B u for a module's B [width, ranks]."""
+        if b.dtype != INT8:
+            return u @ b.double().T
+        codes, scales = quantize_rows(u)
+        return (codes.int() @ b.int().T).float() * scales.unsqueeze(1)
 
 
 def rows_of(linear: Linear, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -284,3 +318,34 @@ def test_adapters_may_start_at_any_element_and_what_lies_around_them_changes_not
     moved = Linear(library, k, [width], [replace(full, a=shifted)], b_after=5)
     y, x = rows_of(straight, 9, F32 if dtype == INT8 else dtype)
     assert torch.equal(moved.apply(y, x, runs), straight.apply(y, x, runs))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_delta_of_codes_has_the_same_bits_on_all_machines(
+    library_of_codes: Library, dtype: torch.dtype
+) -> None:
+    widths, ranks = [90, 33, 70], [[3, 0, 8], [16, 16, 16], [1, 64, 7]]
+    made = [some_adapter(576, widths, one, 3, dora=False).to(INT8) for one in ranks]
+    linear = Linear(library_of_codes, 576, widths, made)
+    y, x = rows_of(linear, 64, dtype)
+    for runs in ([(0, 0, 1), (1, 1, 3), (2, 5, 12)], [(0, 0, 1), (2, 1, 8), (1, 9, 64)]):
+        wanted = y.clone()
+        for run in runs:
+            wanted = linear.expected(wanted, x, [run]).float()
+        assert torch.equal(linear.apply(y, x, runs), wanted)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_that_holds_no_number_spoils_its_own_outputs_alone(
+    library: Library, value: float
+) -> None:
+    adapter = some_adapter(64, [50], [4], 3, dora=False).to(INT8)
+    linear = Linear(library, 64, [50], [adapter])
+    y, x = rows_of(linear, 5, BF16)
+    runs = [(0, 0, 5)]
+    whole = linear.apply(y, x, runs)
+    x[2, 7] = value
+    found = linear.apply(y, x, runs)
+    assert found[2].isnan().all()
+    others = [0, 1, 3, 4]
+    assert torch.equal(found[others], whole[others])

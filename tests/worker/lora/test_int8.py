@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import kernels_for
-from kernels.lora import WriteCodes, join_blocks
+from kernels.lora import CODED_RANKS, WriteCodes, join_blocks
 from kernels.native.huge_pages import PAGE
+from kernels.quantized import rotate
 from kernels.torch_backend import CpuKernels
 from tests.worker.group import random_tokens
 from tests.worker.logit_ranks import LogitRanks
@@ -56,6 +57,19 @@ def block_rows(lora: LoraLayerWeights) -> list[Tensor]:
     ]
 
 
+def code_rows(lora: LoraLayerWeights) -> list[Tensor]:
+    """Return what `block_rows` does, of B's codes."""
+    rows = []
+    for first, end, output, end_output, start in lora.blocks.tolist():
+        padded, width = -(-(end - first) // CODED_RANKS) * CODED_RANKS, end_output - output
+        panels = lora.b[start : start + padded * width].split(padded * 32)
+        by_output = torch.cat([panel.view(padded // 4, -1, 4).movedim(1, 0) for panel in panels])
+        of_ranks = by_output.flatten(1).T
+        assert not of_ranks[end - first :].any()
+        rows += of_ranks[: end - first]
+    return rows
+
+
 def alone(lora: LoraLayerWeights) -> AdapterWeights:
     return AdapterWeights("ab", ((lora, None), (None, lora)), None, None)
 
@@ -68,8 +82,9 @@ def test_a_code_is_the_nearest_and_a_scale_is_of_a_row_of_a_and_a_column_of_b(
     (found, _), _ = in_int8(alone(lora), write_codes).layers
     assert found is not None and found.scales is not None
     assert found.a.dtype == found.b.dtype == torch.int8
-    for rank, (a, b) in enumerate(zip(lora.a, block_rows(lora), strict=True)):
-        codes_of_a, codes_of_b = found.a[rank], block_rows(found)[rank]
+    rotated = rotate(lora.a)  # as rows of x are
+    for rank, (a, b) in enumerate(zip(rotated, block_rows(lora), strict=True)):
+        codes_of_a, codes_of_b = found.a[rank], code_rows(found)[rank]
         one_of_a, one_of_b = a.float().abs().max() / 127, b.float().abs().max() / 127
         assert (codes_of_a.double() * one_of_a - a).abs().max() <= one_of_a * 0.5001
         assert (codes_of_b.double() * one_of_b - b).abs().max() <= one_of_b * 0.5001
@@ -82,7 +97,7 @@ def test_a_lora_rank_of_zeros_stays_zeros(write_codes: WriteCodes) -> None:
     lora.a[1], block_rows(lora)[2][:] = 0.0, 2.0**-101
     (found, _), _ = in_int8(alone(lora), write_codes).layers
     assert found is not None and found.scales is not None
-    assert not found.a[1].any() and not block_rows(found)[2].any()
+    assert not found.a[1].any() and not code_rows(found)[2].any()
     assert found.scales[1] == found.scales[2] == 0.0
 
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from cluster.adapters.sharding import cut
 from kernels.linear import prepare_linear
+from kernels.lora import WriteCodes
 from tests.cluster.adapters.tiny import MODEL
 from tests.random_cases import num_cases
 from tests.worker.logit_ranks import LogitRanks
@@ -56,6 +58,11 @@ PLACES = [
 LORA_RANKS = st.dictionaries(st.sampled_from(PLACES), st.integers(1, 40), min_size=1, max_size=9)
 
 
+def scales_of(rows: Tensor, codes: Tensor) -> Tensor:
+    """Stand for what writes codes: there is one scale for each lora_rank."""
+    return rows[:, 0].float()
+
+
 @settings(max_examples=num_cases(60), deadline=None)
 @given(
     parts=st.lists(LORA_RANKS, min_size=1, max_size=3),
@@ -72,7 +79,7 @@ def test_an_adapter_or_a_sum_without_tables_holds_its_claim_but_for_gaps(
     is_int8: bool,
 ) -> None:
     part = partition(MODEL, *place)
-    write_codes = (lambda rows, codes: codes[:, 0].float()) if is_int8 else None
+    write_codes = WriteCodes(scales_of, scales_of) if is_int8 else None
     sizes = {"num_layers": MODEL.num_layers, "num_slots": 1}
     bank = AdapterBank(part, **sizes, dtype=dtype, device=CPU, write_codes=write_codes)
     shards = [plain_shard(part, lora_ranks) for lora_ranks in parts]

@@ -1,24 +1,73 @@
-/* Lora_ranks in int8: rows of A, or of B transposed, as codes from -127 to 127.
+/* A LoRA in int8: rows of A, and of B transposed, as codes from -127 to 127.
  *
- * 1 stands for the row's largest size / 127; a code is the float32 product x * (127 / largest),
- * rounded to the nearest, ties to even. Where the largest is below 2^-100 all is zero. Not an op:
- * the thread that loads an adapter calls it beside steps.
+ * Both have a scale for each lora_rank, as rows of linears have (linear/quantized_rows.h), and
+ * those of A are rotated as these are. Not ops: the thread that loads an adapter calls them beside
+ * steps.
  */
-#include "simd/scales.h"
+#include "linear/quantized_rows.h"
 
-void topwork_lora_codes(const void *rows, int64_t num_rows, int64_t width, int64_t is_bf16,
-                        int8_t *codes, float *scales)
+enum { PANEL_OUTPUTS = 32 };
+
+static void load_rotated(const struct plain_row *row, int64_t first, f32v x[GROUP_VECTORS])
+{
+    load_group(row, first, x);
+    if (first + GROUP <= row->num_inputs)
+        rotate_group(x);
+}
+
+static float inverse_of(float scale, int32_t largest)
+{
+    return scale > 0 ? (float)LARGEST_BYTE / float_of(largest) : 0;
+}
+
+/* Write the codes [R, K] of A [R, K]. */
+void topwork_lora_codes_of_a(const void *rows, int64_t num_ranks, int64_t width, int64_t is_bf16,
+                             int8_t *codes, float *scales)
 {
     int64_t row_bytes = width * (is_bf16 ? 2 : 4);
-    for (int64_t row = 0; row < num_rows; row++, codes += width) {
-        const char *from = (const char *)rows + row * row_bytes;
-        int32_t largest = largest_bits(from, width, is_bf16);
-        scales[row] = scale_of(largest);
-        float inverse = scales[row] > 0 ? (float)LARGEST_BYTE / float_of(largest) : 0;
-        for (int64_t i = 0; i < width; i += LANES) {
-            f32v x = load_some(from, i, width - i, is_bf16);
-            i8v bytes = narrow_to_bytes(nearest_words(x * inverse));
-            memcpy(codes + i, &bytes, (size_t)smaller(LANES, width - i));
+    for (int64_t rank = 0; rank < num_ranks; rank++, codes += width) {
+        struct plain_row row = {(const char *)rows + rank * row_bytes, width, is_bf16, true};
+        f32v x[GROUP_VECTORS];
+        i32v sizes = {0};
+        for (int64_t first = 0; first < width; first += GROUP) {
+            load_rotated(&row, first, x);
+            sizes = larger_sizes(sizes, x);
+        }
+        int32_t largest = largest_word(sizes);
+        scales[rank] = scale_of(largest);
+        for (int64_t first = 0; first < width; first += GROUP) {
+            int8_t group[GROUP];
+            load_rotated(&row, first, x);
+            code_group(x, inverse_of(scales[rank], largest), group);
+            memcpy(codes + first, group, (size_t)smaller(GROUP, width - first));
+        }
+    }
+}
+
+/* Write the panels of B transposed [R, N]: of 32 outputs each, [ceil(R / 4), outputs, 4]. */
+void topwork_lora_codes_of_b(const void *rows, int64_t num_ranks, int64_t width, int64_t is_bf16,
+                             int8_t *codes, float *scales)
+{
+    int64_t row_bytes = width * (is_bf16 ? 2 : 4), padded = round_up(num_ranks, QUAD);
+    for (int64_t rank = 0; rank < num_ranks; rank += QUAD) {
+        int64_t count = smaller(QUAD, num_ranks - rank);
+        const char *from = (const char *)rows + rank * row_bytes;
+        float inverses[QUAD];
+        for (int64_t i = 0; i < count; i++) {
+            int32_t largest = largest_bits(from + i * row_bytes, width, is_bf16);
+            scales[rank + i] = scale_of(largest);
+            inverses[i] = inverse_of(scales[rank + i], largest);
+        }
+        for (int64_t output = 0; output < width; output += LANES) {
+            int64_t panel = output / PANEL_OUTPUTS * PANEL_OUTPUTS;
+            int64_t size = smaller(PANEL_OUTPUTS, width - panel);
+            u32v quads = {0};
+            for (int64_t i = 0; i < count; i++) {
+                f32v x = load_some(from + i * row_bytes, output, width - output, is_bf16);
+                quads |= ((u32v)nearest_words(x * inverses[i]) & 255) << (uint32_t)(8 * i);
+            }
+            int8_t *to = codes + panel * padded + (rank * size + (output - panel) * QUAD);
+            memcpy(to, &quads, (size_t)smaller(LANES, width - output) * QUAD);
         }
     }
 }

@@ -1,42 +1,15 @@
 /* The second half of a low-rank delta: gain y + shift + B u, where u is the A x of lora_shrink.
  *
- * B is read for few rows as it lies, some lora_ranks after the others, for more rows in columns
- * whose sums stay in registers.
+ * In float32 and bfloat16 B is read for few rows as it lies, some lora_ranks after the others, for
+ * more rows in columns whose sums stay in registers.
  */
+#include "lora/expand_int8.h"
 #include "lora/expand_tile.h"
 
 enum {
     FEW_ROWS = 8,   /* so few that reading B is the work */
     FEW_RANKS = 16, /* of B that are read for them side by side, while the next are fetched */
 };
-
-/* Some outputs of a module. */
-struct piece {
-    const char *b; /* of the first lora_rank and output; NULL: no piece */
-    int64_t ldb, first_rank, num_ranks, first_output, num_outputs;
-};
-
-static struct piece piece_of(const struct lora *op, const struct task *task)
-{
-    if (task->slot == NULL)
-        return (struct piece){0};
-    const int64_t *module = task->slot + SLOT_FIELDS;
-    const int64_t *width = op->module_widths;
-    int64_t first = 0, index = task->piece, num_pieces;
-    for (; index >= (num_pieces = pieces_of_module(module, *width)); first += *width++) {
-        index -= num_pieces;
-        module += MODULE_FIELDS;
-    }
-    struct span outputs = part_of(*width, num_pieces, OUTPUT_GROUP, index);
-    return (struct piece){
-        .b = element_or_null(address_in(module[MODULE_B]), outputs.first, op->item),
-        .ldb = *width,
-        .first_rank = module[MODULE_FIRST_RANK],
-        .num_ranks = module[MODULE_RANKS],
-        .first_output = first + outputs.first,
-        .num_outputs = outputs.end - outputs.first,
-    };
-}
 
 /* Do some lora_ranks after the others, so that B is read in the order in which it lies. */
 static void expand_in_turn(int64_t num_rows, struct tile *t, const struct piece *piece,
@@ -68,7 +41,7 @@ INLINE const float *pad(float *to, const void *from, int64_t count, enum item it
 {
     if (from == NULL)
         return NULL;
-    store_f32(to, load_items(from, 0, count, item));
+    store_f32(to, load_some(from, 0, count, item == BF16));
     return to;
 }
 
@@ -146,6 +119,10 @@ void fetch_share_of_b(const struct lora *op, const struct worker *worker)
 {
     struct task task = first_task(op, worker, pieces_of_b);
     struct piece piece = piece_of(op, &task);
+    if (op->item == INT8) {
+        fetch_panels(&piece);
+        return;
+    }
     for (int64_t rank = 0; rank < smaller(piece.num_ranks, FEW_RANKS); rank++) {
         const char *row = element(piece.b, rank * piece.ldb, op->item);
         for (int64_t at = 0; at < piece.num_outputs * item_bytes(op->item); at += LINE)
@@ -163,17 +140,28 @@ INLINE int64_t edge_bytes(const struct lora *op)
 int64_t topwork_lora_expand_scratch(const void *pointer)
 {
     const struct lora *op = pointer;
+    if (op->item == INT8)
+        return int8_expand_scratch(op);
     int64_t widest = 0;
     for (int64_t i = 0; i < op->num_modules; i++)
         widest = widest > op->module_widths[i] ? widest : op->module_widths[i];
     return edge_bytes(op) + FEW_ROWS * widest * (int64_t)sizeof(float);
 }
 
+/* Do a task: whole vectors of outputs, then the rest. */
+static void expand_all(const struct lora *op, const struct task *task, const struct piece *piece,
+                       const struct piece *next, char *scratch)
+{
+    int64_t cut = piece->num_outputs % LANES, num_outputs = piece->num_outputs - cut;
+    expand(op, task, piece, next, num_outputs, (float *)(scratch + edge_bytes(op)));
+    if (cut > 0)
+        expand_edge(op, task, piece, num_outputs, cut, (struct edge *)scratch);
+}
+
 void topwork_lora_expand(const void *pointer, struct worker *worker)
 {
     const struct lora *op = pointer;
     struct cursor cursor = first_run(op, worker->step, pieces_of_b);
-    float *sums = (float *)((char *)worker->scratch + edge_bytes(op));
     struct task task, following;
     while (next_task(op, worker, &cursor, pieces_of_b, &task, &following)) {
         struct piece piece = piece_of(op, &task), next = piece_of(op, &following);
@@ -181,9 +169,9 @@ void topwork_lora_expand(const void *pointer, struct worker *worker)
             continue;
         if (next.b == piece.b)
             next.b = NULL; /* for other rows, and here already */
-        int64_t cut = piece.num_outputs % LANES, num_outputs = piece.num_outputs - cut;
-        expand(op, &task, &piece, &next, num_outputs, sums);
-        if (cut > 0)
-            expand_edge(op, &task, &piece, num_outputs, cut, worker->scratch);
+        if (op->item == INT8)
+            expand_int8(op, &task, &piece, &next, worker->scratch);
+        else
+            expand_all(op, &task, &piece, &next, worker->scratch);
     }
 }

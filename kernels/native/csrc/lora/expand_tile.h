@@ -1,4 +1,5 @@
-/* Tiles of y = gain y + shift + B u: some rows and neighbouring outputs of one module.
+/* Tiles of y = gain y + shift + B u: some rows and neighbouring outputs of one module, where B lies
+ * in float32 or bfloat16.
  *
  * An element is summed from 0 over the lora_ranks, fused, then added to the rest, whatever the
  * tile's size.
@@ -82,7 +83,7 @@ INLINE void expand_tile(int num_rows, int num_vectors, const struct tile *t, int
         f32v x[WIDEST];
 #pragma GCC unroll 8
         for (int j = 0; j < num_vectors; j++)
-            x[j] = load_items(b, j * LANES, LANES, item);
+            x[j] = load_whole(b + j * LANES * size, item == BF16);
         if (t->ahead != NULL)
             for (int64_t j = 0; j < num_vectors * LANES * size; j += LINE)
                 prefetch((const void *)ahead, j);
@@ -144,15 +145,9 @@ static void expand_f32(int64_t num_rows, const struct tile *t) { expand_rows(num
 
 static void expand_bf16(int64_t num_rows, const struct tile *t) { expand_rows(num_rows, t, BF16); }
 
-static void expand_int8(int64_t num_rows, const struct tile *t) { expand_rows(num_rows, t, INT8); }
-
 INLINE void expand_items(int64_t num_rows, const struct tile *t, enum item item)
 {
-    switch (item) {
-    case F32: expand_f32(num_rows, t); break;
-    case BF16: expand_bf16(num_rows, t); break;
-    case INT8: expand_int8(num_rows, t); break;
-    }
+    (item == BF16 ? expand_bf16 : expand_f32)(num_rows, t);
 }
 
 #endif

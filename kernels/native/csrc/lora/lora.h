@@ -1,9 +1,10 @@
 /* What lora_shrink and lora_expand share: y = gain y + shift + B (A x), by the slot of each row.
  *
  * Two ops, for the second needs all of the A x that the first leaves in `inner`. Their tasks are
- * pieces of A or B in the order in which they lie, each for the blocks of a run's rows. A and B may
- * lie in bfloat16, or in int8 with one scale for each lora_rank, which A x is multiplied by; all
- * sums and products are float32, and a row is the same alone and in any run, block and piece.
+ * pieces of A or B in the order in which they lie, each for the blocks of a run's rows. A row is
+ * the same alone and in any run, block and piece. Where A and B lie in float32 or bfloat16, all
+ * sums and products are float32; where they lie in int8, x and A x become int8 first, and sums are
+ * integers (shrink_int8.h, expand_int8.h).
  */
 #ifndef TOPWORK_LORA_LORA_H
 #define TOPWORK_LORA_LORA_H
@@ -28,9 +29,9 @@ enum {
     SLOT_RANKS,  /* of all modules together */
     SLOT_GAIN,   /* address of [N] float32, or 0 */
     SLOT_SHIFT,  /* likewise */
-    SLOT_SCALES, /* address of [num_ranks] float32: of A and B together; of int8 */
+    SLOT_SCALES, /* address of [num_ranks] float32: what 1 stands for in A times that in B; int8 */
     SLOT_FIELDS,
-    MODULE_B = 0, /* address of [num_ranks, width]: B transposed */
+    MODULE_B = 0, /* address of [num_ranks, width]: B transposed; in int8 of its panels */
     MODULE_FIRST_RANK,
     MODULE_RANKS,
     MODULE_FIELDS,
@@ -46,6 +47,7 @@ struct lora {
     int64_t item;    /* of A and B */
     float *inner;    /* [T, inner_stride]: A x */
     int64_t inner_stride;
+    char *coded; /* [T, coded rows' bytes]: of int8; of no meaning before or afterwards */
 };
 
 /* Some rows of a run, and which of the pieces of A or B. */
@@ -84,20 +86,6 @@ INLINE const void *element(const void *first, int64_t index, enum item item)
 INLINE const void *element_or_null(const void *first, int64_t index, enum item item)
 {
     return first == NULL ? NULL : element(first, index, item);
-}
-
-/* Load up to LANES elements as floats; zeros past `count`. */
-INLINE f32v load_items(const void *first, int64_t index, int64_t count, enum item item)
-{
-    if (item != INT8)
-        return load_some(first, index, count, item == BF16);
-    i8v codes = {0};
-    const char *from = (const char *)first + index;
-    if (count >= LANES)
-        memcpy(&codes, from, sizeof codes);
-    else
-        memcpy(&codes, from, (size_t)count);
-    return words_to_floats(widen_bytes(codes));
 }
 
 INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }

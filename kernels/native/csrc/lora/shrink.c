@@ -4,26 +4,18 @@
  * from the first to the last, then folded. Where x and A are bfloat16, one for each pair of inputs
  * modulo LANES, by the CPU's own instruction where it has one, else the second of them first.
  */
+#include "lora/shrink_int8.h"
 #include "lora/shrink_rows.h"
 
 enum {
     TILE = LANES == 16 ? 6 : 3, /* rows whose sums stay in registers */
-    AHEAD_BYTES = 8192,         /* of A that are fetched before their use, at least */
-};
-
-/* Lines of A that are fetched meanwhile: of each RANK_GROUP one in `mask` + 1, which has the number
- * `phase`. */
-struct ahead {
-    uintptr_t from; /* 0: none */
-    int mask, phase;
 };
 
 /* Some rows times some of A's. */
 struct dots {
-    const char *x;       /* [rows, x_size]: vectors, no input behind the last or zeros */
-    const void *a;       /* [lora_ranks, num_inputs] */
-    float *u;            /* of the first row and lora_rank */
-    const float *scales; /* of the first lora_rank; of int8 */
+    const char *x; /* [rows, x_size]: vectors, no input behind the last or zeros */
+    const void *a; /* [lora_ranks, num_inputs] */
+    float *u;      /* of the first row and lora_rank */
     int64_t x_size, num_inputs, ldu;
     struct ahead ahead;
 };
@@ -70,9 +62,6 @@ INLINE void dot_tile(int num_rows, int num_ranks, const struct dots *d, enum for
         else
             for (int j = 0; j < num_ranks; j++)
                 d->u[i * d->ldu + j] = sum_lanes(sums[i][j]);
-    for (int i = 0; form == CODES && i < num_rows; i++)
-        for (int j = 0; j < num_ranks; j++)
-            d->u[i * d->ldu + j] *= d->scales[j];
 }
 
 INLINE void dot_rows(int64_t num_rows, int num_ranks, const struct dots *d, enum form form)
@@ -89,35 +78,7 @@ INLINE void dot_rows(int64_t num_rows, int num_ranks, const struct dots *d, enum
     }
 }
 
-/* The piece of A that a task needs, and the one its thread will need next. */
-struct piece {
-    const char *a, *next; /* of the first lora_rank; NULL: none, or this one again */
-    int64_t num_ranks, group_size;
-};
-
-/* Return what to fetch beside the lora_ranks from `rank` on.
- *
- * With a single tile of rows memory is what holds it up, so this is a little ahead of them; with
- * more it is the next piece, a share of it in each of the last tiles. */
-INLINE struct ahead ahead_of(const struct piece *piece, int64_t rank, int64_t tile,
-                             int64_t num_tiles)
-{
-    int64_t at = rank / RANK_GROUP * piece->group_size;
-    int64_t size = piece->num_ranks / RANK_GROUP * piece->group_size;
-    if (num_tiles == 1) {
-        at += round_up(AHEAD_BYTES, piece->group_size);
-        if (at < size || piece->next == NULL) /* perhaps behind A, where no pointer may lead */
-            return (struct ahead){(uintptr_t)piece->a + (uintptr_t)at, 0, 0};
-        return (struct ahead){(uintptr_t)piece->next + (uintptr_t)(at - size), 0, 0};
-    }
-    int num_shares = num_tiles < RANK_GROUP ? 2 : RANK_GROUP;
-    if (piece->next == NULL || tile < num_tiles - num_shares)
-        return (struct ahead){0};
-    return (struct ahead){(uintptr_t)piece->next + (uintptr_t)at, num_shares - 1,
-                          (int)(tile & (num_shares - 1))};
-}
-
-INLINE void dot_ranks(int64_t num_rows, struct dots d, const struct piece *piece, int64_t tile,
+INLINE void dot_ranks(int64_t num_rows, struct dots d, const struct piece_of_a *piece, int64_t tile,
                       int64_t num_tiles, enum form form)
 {
     int64_t rank = 0;
@@ -126,43 +87,37 @@ INLINE void dot_ranks(int64_t num_rows, struct dots d, const struct piece *piece
         dot_rows(num_rows, RANK_GROUP, &d, form);
         d.a = element(d.a, RANK_GROUP * d.num_inputs, item_of_form(form));
         d.u += RANK_GROUP;
-        if (form == CODES)
-            d.scales += RANK_GROUP;
     }
     for (d.ahead.from = 0; rank < piece->num_ranks; rank++) {
         dot_rows(num_rows, 1, &d, form);
         d.a = element(d.a, d.num_inputs, item_of_form(form));
         d.u++;
-        if (form == CODES)
-            d.scales++;
     }
 }
 
-#define DEFINE_DOT(name, form)                                                          \
-    static void name(int64_t num_rows, const struct dots *d, const struct piece *piece, \
-                     int64_t tile, int64_t num_tiles)                                   \
-    {                                                                                   \
-        dot_ranks(num_rows, *d, piece, tile, num_tiles, form);                          \
+#define DEFINE_DOT(name, form)                                                               \
+    static void name(int64_t num_rows, const struct dots *d, const struct piece_of_a *piece, \
+                     int64_t tile, int64_t num_tiles)                                        \
+    {                                                                                        \
+        dot_ranks(num_rows, *d, piece, tile, num_tiles, form);                               \
     }
 DEFINE_DOT(dot_floats, FLOATS)
 DEFINE_DOT(dot_widened, WIDENED)
-DEFINE_DOT(dot_codes, CODES)
 DEFINE_DOT(dot_pairs, PAIRS)
 
-static void shrink(const struct lora *op, const struct task *task, int64_t first_rank,
-                   const struct piece *piece, char *scratch)
+static void shrink(const struct lora *op, const struct task *task, const struct piece_of_a *piece,
+                   char *scratch)
 {
     enum form form = form_of(op);
     int64_t num_tiles = parts(task->num_rows, TILE), row = task->first_row;
     struct dots dots = {
         .a = piece->a,
-        .scales = element_or_null(address_in(task->slot[SLOT_SCALES]), first_rank, F32),
         .num_inputs = op->num_inputs,
         .ldu = op->inner_stride,
     };
     for (int64_t tile = 0, num_rows; tile < num_tiles; tile++, row += num_rows) {
         num_rows = parts(task->first_row + task->num_rows - row, num_tiles - tile);
-        dots.u = op->inner + row * op->inner_stride + first_rank;
+        dots.u = op->inner + row * op->inner_stride + piece->first_rank;
         dots.x = element(op->x, row * op->x_stride, item_of(op->is_bf16));
         dots.x_size = op->x_stride * (op->is_bf16 ? 2 : 4);
         if (!is_ready(op)) {
@@ -174,25 +129,16 @@ static void shrink(const struct lora *op, const struct task *task, int64_t first
         switch (form) {
         case FLOATS: dot_floats(num_rows, &dots, piece, tile, num_tiles); break;
         case WIDENED: dot_widened(num_rows, &dots, piece, tile, num_tiles); break;
-        case CODES: dot_codes(num_rows, &dots, piece, tile, num_tiles); break;
         case PAIRS: dot_pairs(num_rows, &dots, piece, tile, num_tiles); break;
         }
     }
 }
 
-static struct span ranks_of(const struct lora *op, const struct task *task)
-{
-    return part_of(task->slot[SLOT_RANKS], pieces_of_a(op, task->slot), RANK_GROUP, task->piece);
-}
-
-INLINE const void *a_of(const struct lora *op, const struct task *task, int64_t rank)
-{
-    return element(address_in(task->slot[SLOT_A]), rank * op->num_inputs, op->item);
-}
-
 int64_t topwork_lora_shrink_scratch(const void *pointer)
 {
     const struct lora *op = pointer;
+    if (op->item == INT8)
+        return int8_shrink_scratch(op);
     return is_ready(op) ? 0 : TILE * scratch_row(op);
 }
 
@@ -200,19 +146,16 @@ void topwork_lora_shrink(const void *pointer, struct worker *worker)
 {
     const struct lora *op = pointer;
     struct cursor cursor = first_run(op, worker->step, pieces_of_a);
+    struct code_cursor coded = {0};
     struct task task, next;
+    if (op->item == INT8)
+        coded = code_runs(op, worker);
     while (next_task(op, worker, &cursor, pieces_of_a, &task, &next)) {
-        struct span ranks = ranks_of(op, &task);
-        struct piece piece = {
-            .a = a_of(op, &task, ranks.first),
-            .num_ranks = ranks.end - ranks.first,
-            .group_size = RANK_GROUP * op->num_inputs * item_bytes(op->item),
-        };
-        if (next.slot != NULL)
-            piece.next = a_of(op, &next, ranks_of(op, &next).first);
-        if (piece.next == piece.a)
-            piece.next = NULL; /* for other rows, and here already */
-        shrink(op, &task, ranks.first, &piece, worker->scratch);
+        struct piece_of_a piece = piece_of_a(op, &task, &next);
+        if (op->item == INT8)
+            shrink_int8(op, &task, &piece, coded_block(op, &task, &coded));
+        else
+            shrink(op, &task, &piece, worker->scratch);
     }
     fetch_share_of_b(op, worker); /* while the others finish */
 }

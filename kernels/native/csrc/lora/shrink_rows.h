@@ -1,26 +1,24 @@
-/* Rows of x as lora_shrink multiplies them: as they lie, or copied into whole vectors. */
+/* Rows of x as lora_shrink multiplies them by float32 or bfloat16: as they lie, or copied into
+ * whole vectors. */
 #ifndef TOPWORK_LORA_SHRINK_ROWS_H
 #define TOPWORK_LORA_SHRINK_ROWS_H
 
 #include "lora/lora.h"
 #include "simd/words.h"
 
-/* What a vector holds: of x and A LANES floats each, A's perhaps widened from bfloat16 or codes, or
- * pairs of bfloat16. */
-enum form { FLOATS, WIDENED, CODES, PAIRS };
+/* What a vector holds: of x and A LANES floats each, A's perhaps widened from bfloat16, or pairs of
+ * bfloat16. */
+enum form { FLOATS, WIDENED, PAIRS };
 
 INLINE enum form form_of(const struct lora *op)
 {
     if (op->item != BF16)
-        return op->item == INT8 ? CODES : FLOATS;
+        return FLOATS;
     return op->is_bf16 ? PAIRS : WIDENED;
 }
 
 /* Return what A lies in. */
-INLINE enum item item_of_form(enum form form)
-{
-    return form == FLOATS ? F32 : form == CODES ? INT8 : BF16;
-}
+INLINE enum item item_of_form(enum form form) { return form == FLOATS ? F32 : BF16; }
 
 INLINE int64_t inputs_of_vector(enum form form) { return form == PAIRS ? 2 * LANES : LANES; }
 
@@ -35,7 +33,7 @@ INLINE f32v load_inputs(const void *from, int64_t first, int64_t count, enum ite
                         bool in_pairs)
 {
     if (!in_pairs)
-        return load_items(from, first, count, item);
+        return load_some(from, first, count, item == BF16);
     f32v pairs = {0};
     memcpy(&pairs, element(from, first, BF16), (size_t)smaller(count, 2 * LANES) * 2);
     return pairs;
@@ -83,7 +81,6 @@ static void copy_row(const struct lora *op, int64_t row, char *to)
     switch (form_of(op)) {
     case FLOATS: copy_inputs(op, x, to, FLOATS); break;
     case WIDENED: copy_inputs(op, x, to, WIDENED); break;
-    case CODES: copy_inputs(op, x, to, CODES); break;
     case PAIRS: copy_inputs(op, x, to, PAIRS); break;
     }
 }

@@ -24,7 +24,7 @@ enum {
 
 typedef int8_t i8v __attribute__((vector_size(LANES)));
 
-/* Four inputs of a row, in every lane. */
+/* Four inputs of a row in each lane. */
 struct quad {
     u32v bytes, sizes;
 };
@@ -36,9 +36,9 @@ INLINE u32v splat_bytes(const int8_t *from)
     return word - (u32v){0};
 }
 
-INLINE struct quad splat_quad(const int8_t *from)
+INLINE struct quad with_sizes(u32v bytes)
 {
-    struct quad x = {.bytes = splat_bytes(from)};
+    struct quad x = {.bytes = bytes};
 #if !HAS_BYTE_DOTS && LANES == 16
     x.sizes = (u32v)_mm512_abs_epi8((__m512i)x.bytes);
 #elif !HAS_BYTE_DOTS
@@ -46,6 +46,9 @@ INLINE struct quad splat_quad(const int8_t *from)
 #endif
     return x;
 }
+
+/* Return the same four inputs for every lane. */
+INLINE struct quad splat_quad(const int8_t *from) { return with_sizes(splat_bytes(from)); }
 
 /* Return what a sum of products begins with, for inputs that have this sum. */
 INLINE i32v dot_start(int32_t sum_of_inputs) { return -DOT_SHIFT * sum_of_inputs - (i32v){0}; }

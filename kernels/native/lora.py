@@ -1,0 +1,83 @@
+"""The LoRAs of linears, by the C functions of kernels.native.
+
+Shapes: T rows, K inputs, N outputs.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.lora import WriteCodes
+from kernels.native.op_runner import OpRunner, at, is_bf16
+from kernels.native.ops import LoraOp, lora_item
+from kernels.native.program import Step
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLora:
+    """What the LoRA of one fused linear, or of one of experts, needs: see `LoraOp`."""
+
+    step: Step
+    table: Tensor  # [slots, fields] int64; of E experts [slots, E, fields]
+    module_widths: Tensor  # [modules] int64
+    max_rank: int  # of all modules of a slot, or of a slot's expert, together
+    dtype: torch.dtype  # of A and B in all slots
+
+
+class NativeLoras(OpRunner):
+    """See `kernels.interface.Kernels`."""
+
+    @property
+    def write_lora_codes(self) -> WriteCodes | None:
+        library = self.thread_pool.library
+        return WriteCodes(
+            functools.partial(_write_codes, library.lora_codes_of_a),
+            functools.partial(_write_codes, library.lora_codes_of_b),
+        )
+
+    def lora_apply(self, y: Tensor, x: Tensor, rows: NativeLora) -> None:  # type: ignore[override]
+        op, tensors = self._lora_op(y, x, rows, "inner")
+        self._do("lora_shrink", op, rows.step, tensors)
+        self._do("lora_expand", op, rows.step, tensors)
+
+    def _lora_op(
+        self, y: Tensor, x: Tensor, rows: NativeLora, name: str
+    ) -> tuple[LoraOp, tuple[Tensor | None, ...]]:
+        """Return the op of a LoRA and the tensors that it points into.
+
+        Args:
+            y: [T, N] float32.
+            x: [T, K].
+            rows: the slots.
+            name: of the memory for A x.
+        """
+        inner = self._out(name, x.shape[0], (rows.max_rank,), torch.float32)
+        op = LoraOp(
+            *map(at, (x, y, rows.table, rows.module_widths)),
+            x.stride(0),
+            y.stride(0),
+            x.shape[1],
+            rows.module_widths.shape[0],
+            is_bf16(x),
+            lora_item(rows.dtype),
+            at(inner),
+            inner.stride(0),
+        )
+        tensors = x, y, rows.table, rows.module_widths, inner
+        if rows.dtype != torch.int8:
+            return op, tensors
+        num_bytes = self.thread_pool.library.lora_coded_row_bytes(op)
+        coded = self._out("coded", x.shape[0], (num_bytes,), torch.uint8)
+        op.coded = at(coded)
+        return op, (*tensors, coded)
+
+
+def _write_codes(function: Callable[..., None], rows: Tensor, codes: Tensor) -> Tensor:
+    """Return what the function says 1 of each row stands for."""
+    assert rows.is_contiguous() and codes.is_contiguous(), "rows, one behind the other"
+    scales = torch.empty(len(rows), dtype=torch.float32)
+    function(at(rows), *rows.shape, is_bf16(rows), at(codes), at(scales))
+    return scales
