@@ -3,16 +3,22 @@
 Shapes: T rows, K inputs, I features of the MLP.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from kernels.elementwise import GatedActivation
 from kernels.linear import LinearWeight
 from kernels.native.linears import NativeLinears
+from kernels.native.lora import NativeLora
 from kernels.native.op_runner import at, is_bf16
-from kernels.native.ops import GatedLinearOp, GatedQuantizedLinearOp, GateOp, linear_op
+from kernels.native.ops import (
+    GatedLinearOp,
+    GatedOp,
+    GatedQuantizedLinearOp,
+    GateOp,
+    LoraOp,
+    linear_op,
+)
 from kernels.native.packing import PANEL
 
 
@@ -24,22 +30,29 @@ class NativeGates(NativeLinears):
         x: Tensor,
         weight: LinearWeight,
         activation: GatedActivation,
-        lora: Any | None = None,
+        lora: NativeLora | None = None,
     ) -> Tensor:
         num_rows, width = x.shape[0], weight.out_features // 2
-        if lora is not None or width % PANEL != 0:
+        if width % PANEL != 0 or not (lora is None or lora.dtype == torch.int8):
             return super().gated_linear(x, weight, activation, lora)
         out = self._out("activated", num_rows, (width,), x.dtype)
-        is_gelu = activation == "gelu_tanh"
         not_written = torch.empty(0, weight.out_features)
+        of_lora, kept = LoraOp(), (out, None)
+        if lora is not None:
+            of_lora, tensors = self._lora_op(not_written, x, lora, "inner")
+            self._do("lora_shrink", of_lora, lora.step, tensors)
+            num_bytes = self.thread_pool.library.gated_inner_row_bytes(of_lora)
+            kept = out, *tensors, self._out("coded inner", num_rows, (num_bytes,), torch.uint8)
+        step = num_rows if lora is None else lora.step
+        gated = GatedOp(at(out), of_lora, at(kept[-1]), activation == "gelu_tanh")
         if weight.is_quantized:
             quantized, of_quantized = self._quantized_op(x, weight, not_written)
-            of_codes = GatedQuantizedLinearOp(quantized, at(out), is_gelu)
-            self._do("gated_quantized_linear", of_codes, num_rows, (*of_quantized, out))
+            of_codes = GatedQuantizedLinearOp(quantized, gated)
+            self._do("gated_quantized_linear", of_codes, step, (*of_quantized, *kept))
         else:
-            linear, tensors = linear_op(x, weight, not_written)
-            op = GatedLinearOp(linear, at(out), is_gelu)
-            self._do("gated_linear", op, num_rows, (*tensors, out))
+            linear, of_linear = linear_op(x, weight, not_written)
+            op = GatedLinearOp(linear, gated)
+            self._do("gated_linear", op, step, (*of_linear, *kept))
         return out
 
     def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:

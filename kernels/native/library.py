@@ -83,6 +83,7 @@ class Library:
     gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
     coded_row_bytes: Callable[[ctypes.Structure], int]  # of a QuantizedLinearOp
     lora_coded_row_bytes: Callable[[ctypes.Structure], int]  # of a LoraOp
+    gated_inner_row_bytes: Callable[[ctypes.Structure], int]  # of the LoraOp of a GatedOp
     # Rows, their number, their width, whether they are bfloat16, codes, scales.
     lora_codes_of_a: Callable[[int, int, int, int, int, int], None]
     lora_codes_of_b: Callable[[int, int, int, int, int, int], None]
@@ -122,10 +123,10 @@ def open_library(
     """
     flags = (*os.environ.get(_MORE_FLAGS, "").split(), *extra_flags)
     loaded = ctypes.CDLL(str(build(directory, compiler, flags)))
-    coded_row_bytes = _signed(loaded.topwork_coded_row_bytes, ctypes.c_int64, ctypes.c_void_p)
-    lora_coded_row_bytes = _signed(
-        loaded.topwork_lora_coded_row_bytes, ctypes.c_int64, ctypes.c_void_p
-    )
+    row_bytes = {
+        name: _signed(loaded[f"topwork_{name}"], ctypes.c_int64, ctypes.c_void_p)
+        for name in ("coded_row_bytes", "lora_coded_row_bytes", "gated_inner_row_bytes")
+    }
     of_codes = (
         *(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
         *(ctypes.c_void_p, ctypes.c_void_p),
@@ -158,8 +159,7 @@ def open_library(
             ctypes.c_int,
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
         ),
-        coded_row_bytes=lambda op: coded_row_bytes(ctypes.byref(op)),
-        lora_coded_row_bytes=lambda op: lora_coded_row_bytes(ctypes.byref(op)),
+        **{name: functools.partial(_of_op, function) for name, function in row_bytes.items()},
         lora_codes_of_a=_signed(loaded.topwork_lora_codes_of_a, *of_codes),
         lora_codes_of_b=_signed(loaded.topwork_lora_codes_of_b, *of_codes),
         products=_signed(loaded.topwork_products, ctypes.c_char_p)().decode(),
@@ -173,6 +173,11 @@ def _op(loaded: ctypes.CDLL, name: str) -> OpFunction:
     assert address is not None, "a loaded function has an address"
     scratch = _signed(loaded[f"topwork_{name}_scratch"], ctypes.c_int64, ctypes.c_void_p)
     return OpFunction(name, address, lambda op: scratch(ctypes.byref(op)))
+
+
+def _of_op(function: Any, op: ctypes.Structure) -> int:
+    number: int = function(ctypes.byref(op))
+    return number
 
 
 def _signed(function: Any, result: Any, *arguments: Any) -> Any:

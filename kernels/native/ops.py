@@ -312,16 +312,26 @@ class UnpermuteOp(ctypes.Structure):
     ]
 
 
-class GatedLinearOp(ctypes.Structure):
-    """`struct gated_linear`: a linear op of gates and ups; what is made of both is out [T, I]."""
+class GatedOp(ctypes.Structure):
+    """`struct gated`: what is made of gates and ups, and a LoRA in int8 that adds to them first.
 
-    _fields_ = [("linear", LinearOp), *_pointers("out"), *_counts("is_gelu")]
+    out [T, I]; `inner` [T, as many bytes as the library says] is memory for A x in int8. Without a
+    LoRA all of its fields are 0.
+    """
+
+    _fields_ = [*_pointers("out"), ("lora", LoraOp), *_pointers("inner"), *_counts("is_gelu")]
+
+
+class GatedLinearOp(ctypes.Structure):
+    """`struct gated_linear`: a linear op of gates and ups, of which something is made."""
+
+    _fields_ = [("linear", LinearOp), ("gated", GatedOp)]
 
 
 class GatedQuantizedLinearOp(ctypes.Structure):
     """`struct gated_quantized_linear`: likewise."""
 
-    _fields_ = [("linear", QuantizedLinearOp), *_pointers("out"), *_counts("is_gelu")]
+    _fields_ = [("linear", QuantizedLinearOp), ("gated", GatedOp)]
 
 
 class GroupedLinearOp(ctypes.Structure):

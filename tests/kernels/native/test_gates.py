@@ -11,6 +11,7 @@ from kernels.native.library import Library
 from kernels.native.program import RecordedProgram, Step, ThreadPool
 from kernels.quantized import QuantizationMethod, quantize
 from kernels.torch_backend import CpuKernels
+from tests.kernels.native.lora_cases import BF16, INT8, Linear, some_adapter
 
 DTYPES = [torch.float32, torch.bfloat16]
 ACTIVATIONS: list[GatedActivation] = ["silu", "gelu_tanh"]
@@ -107,3 +108,45 @@ def test_no_rows_give_no_rows(library_of_products: Library) -> None:
     kernels = NativeKernels(ThreadPool(library_of_products, 1))
     packed = kernels.prepare_linear(randn(64, 32, seed=1))
     assert kernels.gated_linear(torch.empty(0, 32), packed, "silu").shape == (0, 32)
+
+
+# (Slot, first row, end) of rows with adapters; others have none.
+RUNS = [[(0, 0, 1)], [(3, 0, 1), (2, 1, 2), (1, 2, 5), (0, 9, 13)], [(1, 0, 20), (3, 21, 300)]]
+
+
+@pytest.mark.parametrize("runs", RUNS, ids=["one row", "few rows", "many rows"])
+@pytest.mark.parametrize("method", [None, "int8", "int4"])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_adapters_in_int8_add_to_gates_and_ups_what_they_do_apart(
+    library_of_codes: Library,
+    method: QuantizationMethod | None,
+    runs: list[tuple[int, int, int]],
+    num_threads: int,
+) -> None:
+    num_inputs, width = 100, 96
+    kernels = NativeKernels(ThreadPool(library_of_codes, num_threads))
+    weight = randn(2 * width, num_inputs, seed=1, dtype=BF16)
+    packed = (
+        kernels.prepare_linear(weight)
+        if method is None
+        else kernels.prepare_quantized_linear(quantize(weight, method), None, BF16)
+    )
+    ranks = [[8, 3], [16, 0], [64, 64], [0, 5]]
+    made = [
+        some_adapter(num_inputs, [width, width], one, 3 + index, dora=index % 2 == 1).to(INT8)
+        for index, one in enumerate(ranks)
+    ]
+    linear = Linear(library_of_codes, num_inputs, [width, width], [made[0], made[1], None, made[3]])
+    num_rows = runs[-1][-1] + 1
+    x, lora = randn(num_rows, num_inputs, seed=2, dtype=BF16), linear.rows(num_rows, runs)
+    together = kernels.gated_linear(x, packed, "silu", lora)
+    assert torch.equal(together, CpuKernels.gated_linear(kernels, x, packed, "silu", lora))
+    assert not torch.equal(together, kernels.gated_linear(x, packed, "silu"))
+    step = Step(num_rows, runs=runs)
+    program = RecordedProgram(num_rows + 5)
+    with kernels.recording(program):
+        memory = program.buffer("x", (num_inputs,), BF16)
+        out = kernels.gated_linear(memory, packed, "silu", lora)
+    memory[:num_rows] = x
+    program.run(kernels.thread_pool, step)
+    assert torch.equal(out[:num_rows], together)

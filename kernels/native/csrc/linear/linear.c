@@ -239,7 +239,7 @@ struct gated_linear {
 
 int64_t topwork_gated_linear_scratch(const void *op)
 {
-    return gated_scratch(topwork_linear_scratch(op));
+    return gated_scratch(&((const struct gated_linear *)op)->gated, topwork_linear_scratch(op));
 }
 
 void topwork_gated_linear(const void *op, struct worker *worker)
@@ -249,12 +249,14 @@ void topwork_gated_linear(const void *op, struct worker *worker)
     struct rows_and_panels all =
         gated_rows_and_panels(worker->step->num_rows, block_rows(p), p->num_outputs);
     struct memory memory = make_memory(p, worker->scratch);
-    struct outputs gates = gated_outputs(worker, topwork_linear_scratch(p));
+    struct gated_work work = begin_gated(&g->gated, worker, topwork_linear_scratch(p));
+    if (shares_delta_rows(&g->gated.lora, all.num_rows))
+        topwork_meet(worker);
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task);
-        multiply_block(p, block, gates, &memory);
-        multiply_block(p, ups_of(block, all.num_panels), behind_gates(gates), &memory);
-        write_gated(&g->gated, block, gates, p->num_outputs / 2, p->is_bf16);
+        multiply_block(p, block, work.gates, &memory);
+        multiply_block(p, ups_of(block, all.num_panels), behind_gates(work.gates), &memory);
+        write_gated(&g->gated, block, &work, p->num_outputs / 2, p->is_bf16);
     }
     if (is_tiled(p))
         release_tiles();

@@ -220,7 +220,8 @@ struct gated_quantized_linear {
 
 int64_t topwork_gated_quantized_linear_scratch(const void *op)
 {
-    return gated_scratch(topwork_quantized_linear_scratch(op));
+    const struct gated_quantized_linear *g = op;
+    return gated_scratch(&g->gated, topwork_quantized_linear_scratch(op));
 }
 
 void topwork_gated_quantized_linear(const void *op, struct worker *worker)
@@ -229,14 +230,16 @@ void topwork_gated_quantized_linear(const void *op, struct worker *worker)
     const struct quantized_linear *p = &g->linear;
     struct rows_and_panels all =
         gated_rows_and_panels(worker->step->num_rows, block_rows(p), p->num_outputs);
+    int64_t behind = topwork_quantized_linear_scratch(p);
+    struct gated_work work = begin_gated(&g->gated, worker, behind);
+    _Static_assert((int)FEW_ROWS == (int)FEW_DELTA_ROWS, "where threads meet, they do so once");
     struct coded_rows coded = code_first(p, all.num_rows, worker);
     struct byte_tiling tiling = make_byte_tiling(p, worker->scratch);
-    struct outputs gates = gated_outputs(worker, topwork_quantized_linear_scratch(p));
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task);
-        multiply_block(p, block, gates, coded, &tiling);
-        multiply_block(p, ups_of(block, all.num_panels), behind_gates(gates), coded, &tiling);
-        write_gated(&g->gated, block, gates, p->num_outputs / 2, p->is_bf16);
+        multiply_block(p, block, work.gates, coded, &tiling);
+        multiply_block(p, ups_of(block, all.num_panels), behind_gates(work.gates), coded, &tiling);
+        write_gated(&g->gated, block, &work, p->num_outputs / 2, p->is_bf16);
     }
     if (tiling.rows.first > 0)
         release_tiles();
@@ -269,3 +272,6 @@ void topwork_grouped_quantized_linear(const void *op, struct worker *worker)
     if (tiling.rows.first > 0)
         release_tiles();
 }
+
+/* Return how many bytes of memory `inner` has for each row. */
+int64_t topwork_gated_inner_row_bytes(const void *lora) { return delta_row_bytes(lora); }

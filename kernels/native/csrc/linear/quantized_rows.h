@@ -20,13 +20,7 @@ enum {
     TILE_INPUTS_INT8 = 64, /* of a line of a tile */
 };
 
-/* What belongs to the codes of a row where the weight is in int8. */
-struct scaled_row {
-    float scale;
-    int32_t sum; /* of the codes; where there are dot products */
-};
-
-/* And to those of a group where it is in 4 bits. */
+/* What belongs to the codes of a group where the weight is in 4 bits. */
 struct scaled_group {
     float scale;
     float sum; /* of the codes, times the scale */
@@ -53,13 +47,6 @@ struct plain_row {
     int64_t num_inputs;
     bool is_bf16, is_rotated;
 };
-
-INLINE int32_t sum_of_words(i32v x)
-{
-    i32v other;
-    FOLD_LANES(x, other, x + other);
-    return x[0];
-}
 
 /* Return what `load_row` has for a row whose inputs ranks share, of what each has found in its
  * own. */

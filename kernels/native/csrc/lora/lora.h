@@ -39,7 +39,7 @@ enum {
 
 struct lora {
     const void *x;        /* [T, K] */
-    float *y;             /* [T, N] */
+    float *y;             /* [T, N]; null: the delta is added in another op */
     const int64_t *table; /* [slots, SLOT_FIELDS + MODULE_FIELDS num_modules] */
     const int64_t *module_widths;
     int64_t x_stride, y_stride, num_inputs, num_modules;

@@ -2,19 +2,13 @@
 #ifndef TOPWORK_LORA_PIECE_OF_B_H
 #define TOPWORK_LORA_PIECE_OF_B_H
 
-#include "lora/lora.h"
+#include "lora/panel_delta.h"
 
 /* Some outputs of a module. */
 struct piece {
     const char *b; /* of the first lora_rank and output, in int8 the first panel; NULL: no piece */
     int64_t ldb, first_rank, num_ranks, first_output, num_outputs;
 };
-
-/* Return the bytes that the first outputs of a module in int8 take, whole panels. */
-INLINE int64_t int8_bytes_of_b(int64_t num_ranks, int64_t num_outputs)
-{
-    return round_up(num_ranks, QUAD) * num_outputs;
-}
 
 INLINE struct piece piece_of(const struct lora *op, const struct task *task)
 {

@@ -157,5 +157,6 @@ void topwork_lora_shrink(const void *pointer, struct worker *worker)
         else
             shrink(op, &task, &piece, worker->scratch);
     }
-    fetch_share_of_b(op, worker); /* while the others finish */
+    if (op->y != NULL)                /* else it is added in another op */
+        fetch_share_of_b(op, worker); /* while the others finish */
 }

@@ -7,6 +7,19 @@
 
 #include "simd/bytes.h"
 
+/* What belongs to the codes of a row. */
+struct scaled_row {
+    float scale;
+    int32_t sum; /* of the codes; where there are dot products */
+};
+
+INLINE int32_t sum_of_words(i32v x)
+{
+    i32v other;
+    FOLD_LANES(x, other, x + other);
+    return x[0];
+}
+
 INLINE int32_t largest_word(i32v x)
 {
     i32v other;
