@@ -3,13 +3,14 @@
 Shapes: T rows, K inputs, I features of the MLP.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from kernels.elementwise import GatedActivation
 from kernels.linear import LinearWeight
 from kernels.native.linears import NativeLinears
-from kernels.native.lora import NativeLora
 from kernels.native.op_runner import at, is_bf16
 from kernels.native.ops import (
     GatedLinearOp,
@@ -30,14 +31,15 @@ class NativeGates(NativeLinears):
         x: Tensor,
         weight: LinearWeight,
         activation: GatedActivation,
-        lora: NativeLora | None = None,
+        lora: Any | None = None,
     ) -> Tensor:
         num_rows, width = x.shape[0], weight.out_features // 2
         if width % PANEL != 0 or not (lora is None or lora.dtype == torch.int8):
             return super().gated_linear(x, weight, activation, lora)
         out = self._out("activated", num_rows, (width,), x.dtype)
         not_written = torch.empty(0, weight.out_features)
-        of_lora, kept = LoraOp(), (out, None)
+        of_lora = LoraOp()
+        kept: tuple[Tensor | None, ...] = out, None
         if lora is not None:
             of_lora, tensors = self._lora_op(not_written, x, lora, "inner")
             self._do("lora_shrink", of_lora, lora.step, tensors)

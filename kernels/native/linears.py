@@ -73,13 +73,14 @@ class NativeLinears(NativeLoras):
         return y
 
     def _multiply(self, x: Tensor, weight: LinearWeight, lora: Any | None, y: Tensor) -> None:
+        has_lora = lora is not None
         if weight.is_quantized:
             quantized, of_quantized = self._quantized_op(x, weight, y)
-            self._do("quantized_linear", quantized, x.shape[0], of_quantized)
+            self._do("quantized_linear", quantized, x.shape[0], of_quantized, is_joined=has_lora)
         else:
             op, tensors = linear_op(x, weight, y)
-            self._do("linear", op, x.shape[0], tensors)
-        if lora is not None:
+            self._do("linear", op, x.shape[0], tensors, is_joined=has_lora)
+        if lora is not None:  # A x, which it begins with, is not of y
             self.lora_apply(y, x, lora)
 
     def _quantized_op(

@@ -70,7 +70,7 @@ class NativeLoras(OpRunner):
         if rows.dtype != torch.int8:
             return op, tensors
         num_bytes = self.thread_pool.library.lora_coded_row_bytes(op)
-        coded = self._out("coded", x.shape[0], (num_bytes,), torch.uint8)
+        coded = self._out("coded for LoRA", x.shape[0], (num_bytes,), torch.uint8)
         op.coded = at(coded)
         return op, (*tensors, coded)
 

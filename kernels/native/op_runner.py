@@ -69,13 +69,17 @@ class OpRunner(CpuKernels):
         tensors: Sequence[Tensor | None],
         *,
         alone: bool = False,
+        is_joined: bool = False,
     ) -> None:
-        """Run an op at once on a step, or on so many rows, or record it."""
+        """Run an op at once on a step, or on so many rows, or record it.
+
+        What is recorded next is then joined to it, if it `is_joined`; see `Program.add`.
+        """
         function = self.thread_pool.library.op(name)
         if self._recorded is not None:
             rows_each = 1 if isinstance(step, Step) else self._rows_each(step)
             kind = step.kind if isinstance(step, Step) else ROWS
-            self._recorded.add(function, op, tensors, rows_each, kind=kind)
+            self._recorded.add(function, op, tensors, rows_each, kind=kind, is_joined=is_joined)
             return
         program = Program()
         program.add(function, op, tensors)

@@ -35,7 +35,7 @@ class _Entry(ctypes.Structure):
 
     _fields_ = [
         *((n, ctypes.c_void_p) for n in ("run", "op")),
-        *((n, ctypes.c_int64) for n in ("kind", "rows_each")),
+        *((n, ctypes.c_int64) for n in ("kind", "rows_each", "is_joined")),
     ]
 
 
@@ -138,7 +138,7 @@ class Program:
 
     def __init__(self) -> None:
         self.scratch_bytes = 0
-        self._ops: list[tuple[OpFunction, ctypes.Structure, int, int]] = []
+        self._ops: list[tuple[OpFunction, ctypes.Structure, int, int, bool]] = []
         self._finish: dict[int, Call] = {}
         self._tensors: list[Tensor] = []
         self._entries: ctypes.Array[_Entry] | None = None
@@ -157,6 +157,7 @@ class Program:
         kind: int = ROWS,
         rows_each: int = 1,
         finish: Call | None = None,
+        is_joined: bool = False,
     ) -> None:
         """Append an op.
 
@@ -167,10 +168,14 @@ class Program:
             kind: what it works on, ROWS, SAMPLES or WINDOW_ROWS.
             rows_each: rows of its tensors for each of these.
             finish: does the rest of an op that has halted the program, which then goes on.
+            is_joined: threads go on to the next op without waiting for each other; neither reads
+                or writes what the other writes. Another op has to follow.
         """
+        assert not is_joined or finish is None, "an op that halts is not joined to the next"
+        assert not (is_joined and self._ops and self._ops[-1][-1]), "no three ops are joined"
         if finish is not None:
             self._finish[len(self._ops)] = finish
-        self._ops.append((function, op, kind, rows_each))
+        self._ops.append((function, op, kind, rows_each, is_joined))
         self._tensors += [tensor for tensor in tensors if tensor is not None]
         self.scratch_bytes = max(self.scratch_bytes, function.scratch_bytes(op))
         self._entries = None
@@ -182,6 +187,7 @@ class Program:
 
     def entries(self) -> tuple[ctypes.Array[_Entry], int]:
         """Return the ops as C wants them, and how many there are."""
+        assert not (self._ops and self._ops[-1][-1]), "the last op is joined to another"
         if self._entries is None:
             self._entries = (_Entry * len(self._ops))(
                 *(_Entry(one.address, ctypes.addressof(op), *rest) for one, op, *rest in self._ops)
@@ -223,6 +229,8 @@ class RecordedProgram:
         rows_each: int = 1,
         finish: Call | None = None,
         kind: int = ROWS,
+        *,
+        is_joined: bool = False,
     ) -> None:
         """Append an op; the arguments are those of `Program.add`."""
         last = self._parts[-1]
@@ -230,7 +238,13 @@ class RecordedProgram:
             last = Program()
             self._parts.append(last)
         kind = SAMPLES if self._of_samples else kind
-        last.add(function, op, tensors, kind=kind, rows_each=rows_each, finish=finish)
+        last.add(
+            *(function, op, tensors),
+            kind=kind,
+            rows_each=rows_each,
+            finish=finish,
+            is_joined=is_joined,
+        )
 
     def call(self, function: Call) -> None:
         """Append something that is not an op."""

@@ -14,6 +14,8 @@ enum {
     BRIEF = 64,    /* pauses before a thread that waits looks where the others are */
     SPINS = 4000,  /* pauses before a thread that waits for the others yields its core */
     YIELDS = 1000, /* then, before one that was woken for nothing sleeps again */
+    /* Of shares: threads may be in two ops at once, and the shares of the next two are ready. */
+    NUM_SETS = 4,
 };
 
 /* Where a thread was at its last barrier, and when it last left a core that another was on. */
@@ -37,7 +39,7 @@ struct thread_pool {
     int64_t first_entry, num_entries, scratch_bytes;
     int64_t num_runs;       /* begun so far; read before a thread's first barrier in a run */
     _Atomic int64_t halted; /* the last halt: HALTED_AT */
-    struct share *shares;   /* [2, num_threads]: of ops in turns */
+    struct share *shares;   /* [NUM_SETS, num_threads]: of ops in turns */
     struct seat *seats;     /* [num_threads] */
     char *scratch;          /* [num_threads, scratch_bytes] */
     _Atomic int64_t num_arrived, num_barriers; /* threads at the barrier; barriers passed */
@@ -108,7 +110,17 @@ void topwork_meet(const struct worker *worker)
 
 static struct share *shares_of(struct thread_pool *pool, int64_t entry)
 {
-    return pool->shares + entry % 2 * pool->num_threads;
+    return pool->shares + entry % NUM_SETS * pool->num_threads;
+}
+
+/* Wait for the others after an op. Before that nobody takes of the next two, and nobody of an op
+ * with their sets. */
+static void end_op(struct thread_pool *pool, int64_t index, int64_t entry, int64_t num_threads)
+{
+    for (int64_t next = entry + 1; next <= entry + 2; next++)
+        atomic_store_explicit(&shares_of(pool, next)[index].taken, 0, memory_order_relaxed);
+    if (num_threads > 1)
+        barrier(pool, index);
 }
 
 /* Return the entry after the last that was run. The caller's next program may begin as soon as all
@@ -132,12 +144,10 @@ static int64_t run_program(struct thread_pool *pool, int64_t index, int64_t num_
         worker.step = &step;
         worker.shares = shares_of(pool, i);
         entries[i].run(entries[i].op, &worker);
-        /* Nobody takes of the next before the barrier, nor of the one before since the last. */
-        atomic_store_explicit(&shares_of(pool, i + 1)[index].taken, 0, memory_order_relaxed);
         if (worker.is_halted)
             atomic_store_explicit(&pool->halted, HALTED_AT(run, i), memory_order_relaxed);
-        if (num_threads > 1)
-            barrier(pool, index);
+        if (!entries[i].is_joined)
+            end_op(pool, index, i, num_threads);
         if (nanoseconds != NULL)
             nanoseconds[i] += now_ns() - begin;
         int64_t halted = atomic_load_explicit(&pool->halted, memory_order_relaxed);
@@ -211,7 +221,7 @@ struct thread_pool *topwork_thread_pool_new(int64_t num_threads)
         return NULL;
     pool->num_threads = 1;
     pool->threads = calloc((size_t)num_threads, sizeof *pool->threads);
-    pool->shares = aligned_alloc(64, 2 * (size_t)num_threads * sizeof *pool->shares);
+    pool->shares = aligned_alloc(64, NUM_SETS * (size_t)num_threads * sizeof *pool->shares);
     pool->seats = aligned_alloc(64, (size_t)num_threads * sizeof *pool->seats);
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->changed, NULL);
@@ -263,8 +273,9 @@ int topwork_run(struct thread_pool *pool, const struct step steps[3], const stru
             return 1;
         pool->scratch_bytes = scratch_bytes;
     }
-    for (int64_t i = 0; i < pool->num_threads; i++)
-        atomic_init(&shares_of(pool, *next)[i].taken, 0);
+    for (int64_t entry = *next; entry <= *next + 1; entry++)
+        for (int64_t i = 0; i < pool->num_threads; i++)
+            atomic_init(&shares_of(pool, entry)[i].taken, 0);
     pool->nanoseconds = nanoseconds;
     pool->steps = steps;
     pool->entries = entries;

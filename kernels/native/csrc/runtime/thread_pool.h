@@ -1,8 +1,9 @@
 /* How an op of a step runs: on all threads of a pool at once, which share out its tasks.
  *
  * A program is a row of ops that one call runs one after the other; between two ops the threads
- * pass a barrier, so an op may read what those before it wrote. What differs from step to step
- * stands in `struct step`; all else of an op is fixed when the program is made.
+ * pass a barrier, so an op may read what those before it wrote, unless it is joined to that. What
+ * differs from step to step stands in `struct step`; all else of an op is fixed when the program is
+ * made.
  */
 #ifndef TOPWORK_RUNTIME_THREAD_POOL_H
 #define TOPWORK_RUNTIME_THREAD_POOL_H
@@ -63,6 +64,10 @@ struct entry {
     const void *op;
     int64_t kind;
     int64_t rows_each; /* that the op sees for each of them: k for pairs of rows and experts */
+    /* A thread goes on to the next op without waiting for the others: neither op reads or writes
+     * what the other writes. The next is not joined to the one behind it, and this one does not
+     * halt the program. */
+    int64_t is_joined;
 };
 
 /* Return the first of the tasks of a thread. */
