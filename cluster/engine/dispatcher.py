@@ -22,9 +22,9 @@ from cluster.engine.server import RouterConnection
 from cluster.engine.status import EngineStatus
 from cluster.errors import ErrorInfo, Overloaded, TopworkError, error_info
 from cluster.messages import Claimed, Detach, Events, Keep, UnreadUsage
-from cluster.request import Request, TokenEvent
+from cluster.request import Request, TokenEvent, has_part
 from cluster.scheduler.scheduler import Scheduler
-from cluster.scheduler.update_from_output import EXPIRED
+from cluster.scheduler.update_from_output import EXPIRED, UNLOADED
 from cluster.tenancy.usage import NO_USAGE, Usage
 
 logger = logging.getLogger("topwork.scheduler")
@@ -248,6 +248,14 @@ class Dispatcher:
         if suspect is not None and suspect.num_losses > MAX_LOSSES:
             self._end_culprit(suspect, is_load=is_load)
 
+    def has_parked(self, digest: str) -> bool:
+        """Tell whether a stream of an adapter, or of a sum with it, is in no scheduler."""
+        return bool(self._parked_of(digest))
+
+    def end_parked(self, digest: str) -> None:
+        """End those streams: their adapter is unloaded, and that does not wait for them."""
+        self._fail(self._parked_of(digest), UNLOADED)
+
     def fail_all(self, error: ErrorInfo) -> None:
         """End every request with an error; no more are let in before the next `attach`."""
         self._scheduler, self.is_parking, self._suspect = None, False, None
@@ -262,6 +270,9 @@ class Dispatcher:
 
     def _all_parked(self) -> list[Stream]:
         return [stream for group in self._parked for stream in group if stream.seq_id is None]
+
+    def _parked_of(self, digest: str) -> list[Stream]:
+        return [one for one in self._all_parked() if has_part(one.request.adapter, digest)]
 
     def _let_in(self, requests: tuple[Request, ...]) -> list[int] | None:
         """Return the sequences of requests, None if they must be parked; or raise why not."""
@@ -334,9 +345,9 @@ class Dispatcher:
         """End a request that has taken longer than it may."""
         if stream.seq_id is None:
             self._fail([stream], EXPIRED)
-            return
-        assert self._scheduler is not None, "a sequence has a scheduler"
-        self.deliver(self._scheduler.expire(stream.seq_id))
+        else:
+            assert self._scheduler is not None, "a sequence has a scheduler"
+            self.deliver(self._scheduler.expire(stream.seq_id))
         self._wake()
 
     def _fail(self, streams: Iterable[Stream], error: ErrorInfo) -> None:

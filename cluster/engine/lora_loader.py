@@ -60,6 +60,7 @@ class _PendingUnload:
     """Calls to unload one adapter that are not answered."""
 
     force: bool = False
+    is_deferred: bool = False  # until no stream of the adapter is parked any more
     calls: list[tuple[RouterConnection, int]] = field(default_factory=list)
 
     def answer(self, freed_pages: int, freed_slots: tuple[int, ...]) -> None:
@@ -110,21 +111,22 @@ class LoraLoader:
         pending.calls.append((connection, call_id))
         pending.force |= force
         if scheduler is not None:
-            self._dispatcher.deliver(scheduler.unload(adapter, force=force))
+            self._begin_unload(scheduler, adapter, pending)
             self._wake()
 
     def allow(self, scheduler: Scheduler | None, adapter: str) -> None:
         """Let requests for an adapter in again whose unload is not complete."""
+        pending = self._unloading.get(adapter)
+        if pending is not None and (scheduler is None or pending.is_deferred):
+            self._unloading.pop(adapter).answer(0, ())
         if scheduler is not None:
             scheduler.allow(adapter)
             self._wake()
-        elif adapter in self._unloading:
-            self._unloading.pop(adapter).answer(0, ())
 
     def repeat_unloads(self, scheduler: Scheduler) -> None:
         """Begin the unloads again that were not complete when the ranks were lost."""
         for adapter, pending in tuple(self._unloading.items()):
-            self._dispatcher.deliver(scheduler.unload(adapter, force=pending.force))
+            self._begin_unload(scheduler, adapter, pending)
 
     def answer_unloads(self) -> None:
         """Answer all unloads: no ranks hold anything, and none are expected back."""
@@ -157,7 +159,7 @@ class LoraLoader:
         """Begin what the last decision asks for: loads, clears and answers of unloads, prefetches.
 
         While the ranks step, loads begin some steps apart: in a burst of them all running streams
-        would slow down together.
+        would slow down together. Unloads that were deferred begin for the next decision.
         """
         for unloaded in scheduler.take_unloaded():
             pending = self._unloading.pop(unloaded.digest, _PendingUnload())
@@ -176,6 +178,9 @@ class LoraLoader:
             if adapter not in self._prefetched:
                 self._spawn(self._prefetch(adapter))
         self._prefetched = frozenset(upcoming)
+        for unloading, deferred in tuple(self._unloading.items()):
+            if deferred.is_deferred and self._begin_unload(scheduler, unloading, deferred):
+                self._wake()
 
     def reset(self) -> None:
         """Drop all but pins and unloads: the ranks are lost, and what they held with them."""
@@ -185,6 +190,20 @@ class LoraLoader:
         self.loading.clear()
         self._queue.clear()
         self._prefetched = frozenset()
+
+    def _begin_unload(self, scheduler: Scheduler, adapter: str, pending: _PendingUnload) -> bool:
+        """Have an adapter unloaded; False if that must wait for streams that are parked.
+
+        While a suspect runs alone, the scheduler does not know of the streams behind it: it would
+        be done at once, and they would go on with an adapter that the pool has forgotten.
+        """
+        if pending.force:
+            self._dispatcher.end_parked(adapter)
+        pending.is_deferred = self._dispatcher.has_parked(adapter)
+        if pending.is_deferred:
+            return False
+        self._dispatcher.deliver(scheduler.unload(adapter, force=pending.force))
+        return True
 
     async def _load(self, executor: Executor, scheduler: Scheduler, load: AdapterLoad) -> None:
         """Bring one adapter into a slot of every rank; steps go on meanwhile."""
