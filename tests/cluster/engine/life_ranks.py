@@ -53,6 +53,7 @@ class LoopRank:
     def __init__(self, launcher: "Launcher", index: int) -> None:
         self.rank = FakeRank(page_size=PAGE_SIZE, num_slots=launcher.num_slots)
         self.is_dead = False
+        self.is_reached = False  # whoever sends plans has said the secret
         self.fails_next: str | None = None  # "step" or "load"
         self._launcher = launcher
         self._index = index
@@ -140,6 +141,7 @@ class LoopRank:
         try:
             channel = await Channel.accepted(reader, writer, SECRET)
             assert channel is not None, "nobody else knows the secret"
+            self.is_reached = True
             while True:
                 reply = self._step(await channel.receive())
                 channel.send(reply)

@@ -179,9 +179,9 @@ class Traffic(RuleBasedStateMachine):
 
     @rule()
     def let_deadlines_pass(self) -> None:
-        self.run(turns(20))  # no connection is being opened then
-        if not all(replica.is_up for replica in self.replicas):
-            return
+        self.run(turns(20))  # no connection is being opened then, but to ranks that have just begun
+        if not all(replica.is_up and replica.is_reached for replica in self.replicas):
+            return  # a secret that is on its way would be late as well, and its ranks lost
         for call, _ in self.calls:
             if call.replica.timeout is not None:
                 call.excuses.add("expired")

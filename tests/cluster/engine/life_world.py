@@ -104,6 +104,11 @@ class Replica:
         launcher = self.launcher
         return self.scheduler is not None and launcher.num_launches == launcher.num_troubles + 1
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether no connection to a rank is being opened."""
+        return all(rank.is_reached for rank in self.launcher.ranks)
+
     def begin_waiting(self, call: object, digest: str | None) -> int:
         """Return how many troubles cannot be counted as losses of a call that begins.
 
