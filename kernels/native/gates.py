@@ -14,11 +14,8 @@ from kernels.native.linears import NativeLinears
 from kernels.native.op_runner import at, is_bf16
 from kernels.native.ops import (
     GatedLinearOp,
-    GatedOp,
     GatedQuantizedLinearOp,
     GateOp,
-    LoraOp,
-    linear_op,
 )
 from kernels.native.packing import PANEL
 
@@ -33,28 +30,18 @@ class NativeGates(NativeLinears):
         activation: GatedActivation,
         lora: Any | None = None,
     ) -> Tensor:
-        num_rows, width = x.shape[0], weight.out_features // 2
-        if width % PANEL != 0 or not (lora is None or lora.dtype == torch.int8):
+        width = weight.out_features // 2
+        if width % PANEL != 0 or not (lora is None or lora.is_of_panels):
             return super().gated_linear(x, weight, activation, lora)
-        out = self._out("activated", num_rows, (width,), x.dtype)
+        out = self._out("activated", x.shape[0], (width,), x.dtype)
         not_written = torch.empty(0, weight.out_features)
-        of_lora = LoraOp()
-        kept: tuple[Tensor | None, ...] = out, None
-        if lora is not None:
-            of_lora, tensors = self._lora_op(not_written, x, lora, "inner")
-            self._do("lora_shrink", of_lora, lora.step, tensors)
-            num_bytes = self.thread_pool.library.gated_inner_row_bytes(of_lora)
-            kept = out, *tensors, self._out("coded inner", num_rows, (num_bytes,), torch.uint8)
-        step = num_rows if lora is None else lora.step
-        gated = GatedOp(at(out), of_lora, at(kept[-1]), activation == "gelu_tanh")
-        if weight.is_quantized:
-            quantized, of_quantized = self._quantized_op(x, weight, not_written)
-            of_codes = GatedQuantizedLinearOp(quantized, gated)
-            self._do("gated_quantized_linear", of_codes, step, (*of_quantized, *kept))
-        else:
-            linear, of_linear = linear_op(x, weight, not_written)
-            op = GatedLinearOp(linear, gated)
-            self._do("gated_linear", op, step, (*of_linear, *kept))
+        linear, tensors = self._linear_op(x, weight, not_written, lora)
+        quantized = weight.is_quantized
+        make = GatedQuantizedLinearOp if quantized else GatedLinearOp
+        op = make(linear, at(out), activation == "gelu_tanh")
+        step = x.shape[0] if lora is None else lora.step
+        name = "gated_quantized_linear" if quantized else "gated_linear"
+        self._do(name, op, step, (*tensors, out))
         return out
 
     def silu_and_mul(self, gate_up: Tensor, dtype: torch.dtype) -> Tensor:

@@ -83,7 +83,7 @@ class Library:
     gather_first: Callable[..., int]  # state, x, out, number of rows, bytes in a row of each rank
     coded_row_bytes: Callable[[ctypes.Structure], int]  # of a QuantizedLinearOp
     lora_coded_row_bytes: Callable[[ctypes.Structure], int]  # of a LoraOp
-    gated_inner_row_bytes: Callable[[ctypes.Structure], int]  # of the LoraOp of a GatedOp
+    delta_row_bytes: Callable[[ctypes.Structure], int]  # of the LoraOp of a linear
     # Rows, their number, their width, whether they are bfloat16, codes, scales.
     lora_codes_of_a: Callable[[int, int, int, int, int, int], None]
     lora_codes_of_b: Callable[[int, int, int, int, int, int], None]
@@ -125,7 +125,7 @@ def open_library(
     loaded = ctypes.CDLL(str(build(directory, compiler, flags)))
     row_bytes = {
         name: _signed(loaded[f"topwork_{name}"], ctypes.c_int64, ctypes.c_void_p)
-        for name in ("coded_row_bytes", "lora_coded_row_bytes", "gated_inner_row_bytes")
+        for name in ("coded_row_bytes", "lora_coded_row_bytes", "delta_row_bytes")
     }
     of_codes = (
         *(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),

@@ -18,6 +18,7 @@ from kernels.native.op_runner import at, is_bf16
 from kernels.native.ops import (
     MOST_PIECES,
     GroupedQuantizedLinearOp,
+    LinearOp,
     QuantizedLinearOp,
     RowLargestOp,
     ScaleSumsOp,
@@ -73,15 +74,24 @@ class NativeLinears(NativeLoras):
         return y
 
     def _multiply(self, x: Tensor, weight: LinearWeight, lora: Any | None, y: Tensor) -> None:
-        has_lora = lora is not None
-        if weight.is_quantized:
-            quantized, of_quantized = self._quantized_op(x, weight, y)
-            self._do("quantized_linear", quantized, x.shape[0], of_quantized, is_joined=has_lora)
-        else:
-            op, tensors = linear_op(x, weight, y)
-            self._do("linear", op, x.shape[0], tensors, is_joined=has_lora)
-        if lora is not None:  # A x, which it begins with, is not of y
+        is_apart = lora is not None and not lora.is_of_panels
+        op, tensors = self._linear_op(x, weight, y, None if is_apart else lora)
+        step = x.shape[0] if lora is None else lora.step
+        name = "quantized_linear" if weight.is_quantized else "linear"
+        self._do(name, op, step, tensors, is_joined=is_apart)
+        if lora is not None and is_apart:  # it begins with A x, which is not made of y
             self.lora_apply(y, x, lora)
+
+    def _linear_op(
+        self, x: Tensor, weight: LinearWeight, y: Tensor, lora: Any | None = None
+    ) -> tuple[LinearOp | QuantizedLinearOp, Sequence[Tensor | None]]:
+        """Return a linear's op that adds a LoRA of panels, whose A x are computed now."""
+        make = self._quantized_op if weight.is_quantized else linear_op
+        op, tensors = make(x, weight, y)
+        if lora is None:
+            return op, tensors
+        op.delta, of_lora = self._shrink(x, lora)
+        return op, (*tensors, *of_lora)
 
     def _quantized_op(
         self, x: Tensor, weight: LinearWeight, y: Tensor, largest: Tensor | None = None

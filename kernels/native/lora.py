@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kernels.lora import WriteCodes
 from kernels.native.op_runner import OpRunner, at, is_bf16
-from kernels.native.ops import LoraOp, lora_item
+from kernels.native.ops import LinearDeltaOp, LoraOp, lora_item
+from kernels.native.packing import PANEL
 from kernels.native.program import Step
 
 
@@ -25,6 +26,11 @@ class NativeLora:
     module_widths: Tensor  # [modules] int64
     max_rank: int  # of all modules of a slot, or of a slot's expert, together
     dtype: torch.dtype  # of A and B in all slots
+
+    @property
+    def is_of_panels(self) -> bool:
+        """Whether a linear can add it to its outputs itself."""
+        return self.dtype == torch.int8 and not (self.module_widths % PANEL).any()
 
 
 class NativeLoras(OpRunner):
@@ -43,9 +49,18 @@ class NativeLoras(OpRunner):
         self._do("lora_shrink", op, rows.step, tensors)
         self._do("lora_expand", op, rows.step, tensors)
 
+    def _shrink(self, x: Tensor, rows: NativeLora) -> tuple[LinearDeltaOp, list[Tensor]]:
+        """Compute A x, and return what a linear adds then, and the tensors that it points into."""
+        out_features = int(rows.module_widths.sum())
+        op, tensors = self._lora_op(torch.empty(0, out_features), x, rows, "inner")
+        self._do("lora_shrink", op, rows.step, tensors)
+        num_bytes = self.thread_pool.library.delta_row_bytes(op)
+        inner = self._out("inner in int8", x.shape[0], (num_bytes,), torch.uint8)
+        return LinearDeltaOp(op, at(inner)), [*tensors, inner]
+
     def _lora_op(
         self, y: Tensor, x: Tensor, rows: NativeLora, name: str
-    ) -> tuple[LoraOp, tuple[Tensor | None, ...]]:
+    ) -> tuple[LoraOp, tuple[Tensor, ...]]:
         """Return the op of a LoRA and the tensors that it points into.
 
         Args:

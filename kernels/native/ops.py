@@ -22,6 +22,46 @@ def _counts(*names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
     return [(name, ctypes.c_int64) for name in names]
 
 
+def lora_item(dtype: torch.dtype) -> int:
+    """Return what csrc/lora/lora.h calls a dtype of A and B."""
+    return {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}[dtype]
+
+
+class LoraOp(ctypes.Structure):
+    """`struct lora`, of two ops: y [T, N] float32 = gain y + shift + B (A x), by each row's slot.
+
+    `table` [slots, fields] int64 is what worker.lora.pointer_table keeps: address of A [R, K],
+    R, addresses of gain [N], shift [N] and scales [R], float32 or 0; then for each module of the
+    fused linear, whose outputs stand side by side and are `module_widths` [num_modules] int64 wide,
+    the address of B transposed [ranks, width], its first lora_rank and its number of lora_ranks.
+    In int8, A and B are as `kernels.lora.WriteCodes` writes them.
+    A and B of all slots are what `item` says (`lora_item`), and start at any element.
+
+    lora_shrink writes A x to `inner` [T, inner_stride] float32, where lora_expand reads it; no slot
+    has an R above inner_stride. `coded` [T, as many bytes as the library says] is memory for rows
+    in int8, or null.
+    """
+
+    _fields_ = [
+        *_pointers("x", "y", "table", "module_widths"),
+        *_counts("x_stride", "y_stride", "num_inputs", "num_modules"),
+        *_counts("is_bf16", "item"),
+        *_pointers("inner"),
+        *_counts("inner_stride"),
+        *_pointers("coded"),
+    ]
+
+
+class LinearDeltaOp(ctypes.Structure):
+    """`struct linear_delta`: a LoRA in int8 that a linear adds to its outputs.
+
+    `inner` [T, as many bytes as the library says] is memory for A x in int8. Without a LoRA all of
+    its fields are 0.
+    """
+
+    _fields_ = [("lora", LoraOp), *_pointers("inner")]
+
+
 class LinearOp(ctypes.Structure):
     """`struct linear`: y [T, N] float32 = x [T, K] times packed weights, plus bias [N] float32.
 
@@ -31,6 +71,7 @@ class LinearOp(ctypes.Structure):
     _fields_ = [
         *_pointers("x", "weight", "bias", "y", "tables", "outliers", "num_outliers"),
         *_counts("max_outliers", "x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
+        ("delta", LinearDeltaOp),
     ]
 
 
@@ -67,6 +108,7 @@ class QuantizedLinearOp(ctypes.Structure):
         *_pointers("x", "weight", "scales", "bias", "y", "largest", "coded"),
         *_counts("num_ranks", "x_stride", "y_stride", "num_inputs", "num_outputs", "is_bf16"),
         *_counts("is_rotated"),
+        ("delta", LinearDeltaOp),
     ]
 
 
@@ -237,36 +279,6 @@ def number_of(dtype: torch.dtype) -> int:
     return {torch.float32: 0, torch.bfloat16: 1, torch.int32: 2}[dtype]
 
 
-def lora_item(dtype: torch.dtype) -> int:
-    """Return what csrc/lora/lora.h calls a dtype of A and B."""
-    return {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}[dtype]
-
-
-class LoraOp(ctypes.Structure):
-    """`struct lora`, of two ops: y [T, N] float32 = gain y + shift + B (A x), by each row's slot.
-
-    `table` [slots, fields] int64 is what worker.lora.pointer_table keeps: address of A [R, K],
-    R, addresses of gain [N], shift [N] and scales [R], float32 or 0; then for each module of the
-    fused linear, whose outputs stand side by side and are `module_widths` [num_modules] int64 wide,
-    the address of B transposed [ranks, width], its first lora_rank and its number of lora_ranks.
-    In int8, A and B are as `kernels.lora.WriteCodes` writes them.
-    A and B of all slots are what `item` says (`lora_item`), and start at any element.
-
-    lora_shrink writes A x to `inner` [T, inner_stride] float32, where lora_expand reads it; no slot
-    has an R above inner_stride. `coded` [T, as many bytes as the library says] is memory for rows
-    in int8, or null.
-    """
-
-    _fields_ = [
-        *_pointers("x", "y", "table", "module_widths"),
-        *_counts("x_stride", "y_stride", "num_inputs", "num_modules"),
-        *_counts("is_bf16", "item"),
-        *_pointers("inner"),
-        *_counts("inner_stride"),
-        *_pointers("coded"),
-    ]
-
-
 class ArgmaxOp(ctypes.Structure):
     """`struct argmax`: the largest of each row of x [T, N] float32 and its id [T] int64."""
 
@@ -312,26 +324,16 @@ class UnpermuteOp(ctypes.Structure):
     ]
 
 
-class GatedOp(ctypes.Structure):
-    """`struct gated`: what is made of gates and ups, and a LoRA in int8 that adds to them first.
-
-    out [T, I]; `inner` [T, as many bytes as the library says] is memory for A x in int8. Without a
-    LoRA all of its fields are 0.
-    """
-
-    _fields_ = [*_pointers("out"), ("lora", LoraOp), *_pointers("inner"), *_counts("is_gelu")]
-
-
 class GatedLinearOp(ctypes.Structure):
-    """`struct gated_linear`: a linear op of gates and ups, of which something is made."""
+    """`struct gated_linear`: a linear op of gates and ups; what is made of both is out [T, I]."""
 
-    _fields_ = [("linear", LinearOp), ("gated", GatedOp)]
+    _fields_ = [("linear", LinearOp), *_pointers("out"), *_counts("is_gelu")]
 
 
 class GatedQuantizedLinearOp(ctypes.Structure):
     """`struct gated_quantized_linear`: likewise."""
 
-    _fields_ = [("linear", QuantizedLinearOp), ("gated", GatedOp)]
+    _fields_ = [("linear", QuantizedLinearOp), *_pointers("out"), *_counts("is_gelu")]
 
 
 class GroupedLinearOp(ctypes.Structure):

@@ -6,6 +6,7 @@
 #ifndef TOPWORK_LINEAR_BLOCKS_H
 #define TOPWORK_LINEAR_BLOCKS_H
 
+#include "lora/linear_delta.h"
 #include "runtime/thread_pool.h"
 #include "simd/vector.h"
 
@@ -26,6 +27,12 @@ struct outputs {
     float *y;
     int64_t stride;
 };
+
+/* Add what adapters in int8 add to a block. */
+INLINE void add_block_delta(const struct delta *delta, struct block block, struct outputs to)
+{
+    add_delta(delta, (struct span){block.first_row, block.end_row}, block.panel, to.y, to.stride);
+}
 
 INLINE int64_t num_panels(int64_t num_outputs) { return round_up(num_outputs, PANEL) / PANEL; }
 

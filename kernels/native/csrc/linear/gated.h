@@ -2,13 +2,13 @@
  *
  * A task is a panel of gates and the panel of ups beside it, for a block of rows: their outputs
  * stay in a core's cache until they are multiplied, and only the product is written to memory.
- * Adapters in int8 add to them there; where others have to, they are written as any linear's.
+ * LoRA in int8 adds to them there (lora/linear_delta.h); where others have to, they are written as
+ * any linear's.
  */
 #ifndef TOPWORK_LINEAR_GATED_H
 #define TOPWORK_LINEAR_GATED_H
 
 #include "linear/blocks.h"
-#include "lora/gated_delta.h"
 #include "simd/sigmoid.h"
 
 enum {
@@ -16,9 +16,7 @@ enum {
 };
 
 struct gated {
-    void *out;        /* [T, I] of the dtype of x */
-    struct lora lora; /* of int8, after its lora_shrink; or without a table */
-    char *inner;      /* [T, delta_row_bytes]: of no meaning before or afterwards */
+    void *out; /* [T, I] of the dtype of x */
     int64_t is_gelu;
 };
 
@@ -29,34 +27,17 @@ INLINE struct rows_and_panels gated_rows_and_panels(int64_t num_rows, int64_t bl
                                     num_outputs / 2 / PANEL};
 }
 
-INLINE int64_t few_delta_bytes(const struct gated *gated)
+/* Return the bytes for a block's outputs, and those before them. */
+INLINE int64_t gated_scratch(int64_t linear_scratch)
 {
-    return round_up(FEW_DELTA_ROWS * delta_row_bytes(&gated->lora), LINE);
+    return round_up(linear_scratch, LINE) + GATED_ROWS * 2 * PANEL * (int64_t)sizeof(float);
 }
 
-/* Return the bytes for a block's outputs and few rows' A x, and those before them. */
-INLINE int64_t gated_scratch(const struct gated *gated, int64_t linear_scratch)
-{
-    return round_up(linear_scratch, LINE) + few_delta_bytes(gated)
-           + GATED_ROWS * 2 * PANEL * (int64_t)sizeof(float);
-}
-
-/* What a thread has of its own for blocks. */
-struct gated_work {
-    struct outputs gates; /* those of ups stand behind them */
-    struct gated_delta delta;
-};
-
-/* Begin an op on whose threads may have to meet before they begin with its tasks. */
-INLINE struct gated_work begin_gated(const struct gated *gated, const struct worker *worker,
-                                     int64_t linear_scratch)
+/* Return where the outputs of a panel of gates go; those of ups stand behind them. */
+INLINE struct outputs gated_outputs(const struct worker *worker, int64_t linear_scratch)
 {
     char *behind = (char *)worker->scratch + round_up(linear_scratch, LINE);
-    float *gates = (float *)(behind + few_delta_bytes(gated));
-    return (struct gated_work){
-        {gates, 2 * PANEL},
-        begin_delta(&gated->lora, worker, behind, gated->inner),
-    };
+    return (struct outputs){(float *)behind, 2 * PANEL};
 }
 
 INLINE struct outputs behind_gates(struct outputs gates)
@@ -72,14 +53,18 @@ INLINE struct block ups_of(struct block block, int64_t num_panels)
     return block;
 }
 
-/* Write what is made of a block's gates and ups. */
-INLINE void write_gated(const struct gated *gated, struct block block,
-                        const struct gated_work *work, int64_t width, bool is_bf16)
+INLINE void add_gated_delta(const struct delta *delta, struct block gates, struct block ups,
+                            struct outputs to)
 {
-    struct outputs gates = work->gates;
+    add_block_delta(delta, gates, to);
+    add_block_delta(delta, ups, behind_gates(to));
+}
+
+/* Write what is made of a block's gates and ups. */
+INLINE void write_gated(const struct gated *gated, struct block block, struct outputs gates,
+                        int64_t width, bool is_bf16)
+{
     char *out = gated->out;
-    add_gated_delta(&work->delta, (struct span){block.first_row, block.end_row}, block.panel,
-                    gates.y, gates.y + PANEL, gates.stride);
     for (int64_t row = block.first_row; row < block.end_row; row++, gates.y += gates.stride) {
         char *to = out + (row * width + block.panel * PANEL) * (is_bf16 ? 2 : 4);
         if (gated->is_gelu)

@@ -19,6 +19,7 @@ struct linear {
     const int32_t *num_outliers;
     int64_t max_outliers;
     int64_t x_stride, y_stride, num_inputs, num_outputs, is_bf16;
+    struct linear_delta delta;
 };
 
 static __attribute__((noinline)) void plain_f32(const struct job *job)
@@ -83,14 +84,19 @@ struct memory {
     char *padding; /* [MAX_TILE, inputs and one more] bfloat16; NULL: none is needed */
 };
 
-int64_t topwork_linear_scratch(const void *op)
+INLINE int64_t memory_bytes(const struct linear *p)
 {
-    const struct linear *p = op;
     if (is_tiled(p))
         return tiling_bytes(num_steps(p));
     if (is_widened(p))
         return widening_bytes(block_rows(p), num_steps(p));
     return has_half_pair(p) ? MAX_TILE * (p->num_inputs + 1) * 2 : 0;
+}
+
+int64_t topwork_linear_scratch(const void *op)
+{
+    const struct linear *p = op;
+    return round_up(memory_bytes(p), LINE) + few_delta_bytes(&p->delta);
 }
 
 INLINE struct memory make_memory(const struct linear *p, char *scratch)
@@ -217,6 +223,16 @@ static void multiply_block(const struct linear *p, struct block block, struct ou
     multiply_rows_of(form, job, memory->padding);
 }
 
+/* Begin with the deltas of a step's rows; where these are many, all threads meet. */
+static struct delta begin_deltas(const struct linear *p, const struct worker *worker)
+{
+    char *few = (char *)worker->scratch + round_up(memory_bytes(p), LINE);
+    struct delta delta = begin_delta(&p->delta, worker, few);
+    if (shares_delta_rows(delta.op, worker->step->num_rows))
+        topwork_meet(worker);
+    return delta;
+}
+
 /* A task is one panel for one block of rows; blocks come one after the other. */
 void topwork_linear(const void *op, struct worker *worker)
 {
@@ -224,9 +240,12 @@ void topwork_linear(const void *op, struct worker *worker)
     struct rows_and_panels all = {worker->step->num_rows, block_rows(p),
                                   num_panels(p->num_outputs)};
     struct memory memory = make_memory(p, worker->scratch);
+    struct delta delta = begin_deltas(p, worker);
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task);
-        multiply_block(p, block, outputs_of(p, block), &memory);
+        struct outputs to = outputs_of(p, block);
+        multiply_block(p, block, to, &memory);
+        add_block_delta(&delta, block, to);
     }
     if (is_tiled(p))
         release_tiles();
@@ -239,7 +258,7 @@ struct gated_linear {
 
 int64_t topwork_gated_linear_scratch(const void *op)
 {
-    return gated_scratch(&((const struct gated_linear *)op)->gated, topwork_linear_scratch(op));
+    return gated_scratch(topwork_linear_scratch(op));
 }
 
 void topwork_gated_linear(const void *op, struct worker *worker)
@@ -249,14 +268,14 @@ void topwork_gated_linear(const void *op, struct worker *worker)
     struct rows_and_panels all =
         gated_rows_and_panels(worker->step->num_rows, block_rows(p), p->num_outputs);
     struct memory memory = make_memory(p, worker->scratch);
-    struct gated_work work = begin_gated(&g->gated, worker, topwork_linear_scratch(p));
-    if (shares_delta_rows(&g->gated.lora, all.num_rows))
-        topwork_meet(worker);
+    struct delta delta = begin_deltas(p, worker);
+    struct outputs gates = gated_outputs(worker, topwork_linear_scratch(p));
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
-        struct block block = nth_block(&all, task);
-        multiply_block(p, block, work.gates, &memory);
-        multiply_block(p, ups_of(block, all.num_panels), behind_gates(work.gates), &memory);
-        write_gated(&g->gated, block, &work, p->num_outputs / 2, p->is_bf16);
+        struct block block = nth_block(&all, task), ups = ups_of(block, all.num_panels);
+        multiply_block(p, block, gates, &memory);
+        multiply_block(p, ups, behind_gates(gates), &memory);
+        add_gated_delta(&delta, block, ups, gates);
+        write_gated(&g->gated, block, gates, p->num_outputs / 2, p->is_bf16);
     }
     if (is_tiled(p))
         release_tiles();

@@ -24,6 +24,7 @@ struct quantized_linear {
     int64_t num_ranks;
     int64_t x_stride, y_stride, num_inputs, num_outputs, is_bf16;
     int64_t is_rotated; /* whether groups of inputs are; of int8 */
+    struct linear_delta delta;
 };
 
 enum {
@@ -184,13 +185,17 @@ INLINE int64_t rows_scratch(const struct quantized_linear *p)
     return FEW_ROWS * form_of(p).row_bytes + numbers;
 }
 
+INLINE int64_t tiling_bytes(const struct quantized_linear *p)
+{
+    if (!HAS_BYTE_TILES || !may_use_amx())
+        return 0;
+    return is_int8(p) ? (int64_t)BYTE_TILING : int4_tiling_bytes(p->num_inputs);
+}
+
 int64_t topwork_quantized_linear_scratch(const void *op)
 {
     const struct quantized_linear *p = op;
-    if (!HAS_BYTE_TILES || !may_use_amx())
-        return rows_scratch(p);
-    int64_t tiling = is_int8(p) ? (int64_t)BYTE_TILING : int4_tiling_bytes(p->num_inputs);
-    return rows_scratch(p) + tiling;
+    return round_up(rows_scratch(p) + tiling_bytes(p), LINE) + few_delta_bytes(&p->delta);
 }
 
 INLINE struct byte_tiling make_byte_tiling(const struct quantized_linear *p, char *scratch)
@@ -198,16 +203,28 @@ INLINE struct byte_tiling make_byte_tiling(const struct quantized_linear *p, cha
     return (struct byte_tiling){.memory = scratch + rows_scratch(p)};
 }
 
+/* Begin with the deltas of a step's rows; where these are many, all threads meet before they add
+ * them, when they have brought the rows of x into int8. */
+static struct delta begin_deltas(const struct quantized_linear *p, const struct worker *worker)
+{
+    _Static_assert((int)FEW_DELTA_ROWS == (int)FEW_ROWS, "they meet for both or for neither");
+    char *few = (char *)worker->scratch + round_up(rows_scratch(p) + tiling_bytes(p), LINE);
+    return begin_delta(&p->delta, worker, few);
+}
+
 void topwork_quantized_linear(const void *op, struct worker *worker)
 {
     const struct quantized_linear *p = op;
     struct rows_and_panels all = {worker->step->num_rows, block_rows(p),
                                   num_panels(p->num_outputs)};
+    struct delta delta = begin_deltas(p, worker);
     struct coded_rows coded = code_first(p, all.num_rows, worker);
     struct byte_tiling tiling = make_byte_tiling(p, worker->scratch);
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task);
-        multiply_block(p, block, outputs_of(p, block), coded, &tiling);
+        struct outputs to = outputs_of(p, block);
+        multiply_block(p, block, to, coded, &tiling);
+        add_block_delta(&delta, block, to);
     }
     if (tiling.rows.first > 0)
         release_tiles();
@@ -220,8 +237,7 @@ struct gated_quantized_linear {
 
 int64_t topwork_gated_quantized_linear_scratch(const void *op)
 {
-    const struct gated_quantized_linear *g = op;
-    return gated_scratch(&g->gated, topwork_quantized_linear_scratch(op));
+    return gated_scratch(topwork_quantized_linear_scratch(op));
 }
 
 void topwork_gated_quantized_linear(const void *op, struct worker *worker)
@@ -230,16 +246,16 @@ void topwork_gated_quantized_linear(const void *op, struct worker *worker)
     const struct quantized_linear *p = &g->linear;
     struct rows_and_panels all =
         gated_rows_and_panels(worker->step->num_rows, block_rows(p), p->num_outputs);
-    int64_t behind = topwork_quantized_linear_scratch(p);
-    struct gated_work work = begin_gated(&g->gated, worker, behind);
-    _Static_assert((int)FEW_ROWS == (int)FEW_DELTA_ROWS, "where threads meet, they do so once");
+    struct delta delta = begin_deltas(p, worker);
     struct coded_rows coded = code_first(p, all.num_rows, worker);
     struct byte_tiling tiling = make_byte_tiling(p, worker->scratch);
+    struct outputs gates = gated_outputs(worker, topwork_quantized_linear_scratch(p));
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
-        struct block block = nth_block(&all, task);
-        multiply_block(p, block, work.gates, coded, &tiling);
-        multiply_block(p, ups_of(block, all.num_panels), behind_gates(work.gates), coded, &tiling);
-        write_gated(&g->gated, block, &work, p->num_outputs / 2, p->is_bf16);
+        struct block block = nth_block(&all, task), ups = ups_of(block, all.num_panels);
+        multiply_block(p, block, gates, coded, &tiling);
+        multiply_block(p, ups, behind_gates(gates), coded, &tiling);
+        add_gated_delta(&delta, block, ups, gates);
+        write_gated(&g->gated, block, gates, p->num_outputs / 2, p->is_bf16);
     }
     if (tiling.rows.first > 0)
         release_tiles();
@@ -273,5 +289,5 @@ void topwork_grouped_quantized_linear(const void *op, struct worker *worker)
         release_tiles();
 }
 
-/* Return how many bytes of memory `inner` has for each row. */
-int64_t topwork_gated_inner_row_bytes(const void *lora) { return delta_row_bytes(lora); }
+/* Return how many bytes of memory the `inner` of a linear's delta has for each row. */
+int64_t topwork_delta_row_bytes(const void *lora) { return delta_row_bytes(lora); }

@@ -63,7 +63,8 @@ INLINE u32v load_quads(const char *b, int64_t first, int64_t num_outputs)
     return first < num_outputs ? load_some_words(b + first * QUAD, num_outputs - first) : (u32v){0};
 }
 
-INLINE f32v add_delta(const struct panel_task *t, int row, int64_t at, bool is_whole, f32v delta)
+INLINE f32v add_to_output(const struct panel_task *t, int row, int64_t at, bool is_whole,
+                          f32v delta)
 {
     int64_t left = is_whole ? LANES : t->num_outputs - at;
     f32v y = load_some(t->y + row * t->ldy, at, left, false);
@@ -113,7 +114,7 @@ INLINE void multiply_panel(int num_rows, const struct panel_task *t, bool is_who
             if (!is_whole && at >= t->num_outputs)
                 break;
             f32v delta = as_rounded(words_to_floats(sums[i][j]) * scaled[i].scale);
-            f32v y = add_delta(t, i, at, is_whole, delta);
+            f32v y = add_to_output(t, i, at, is_whole, delta);
             store_some(t->y + i * t->ldy, at, is_whole ? LANES : t->num_outputs - at, false, y);
         }
 }
