@@ -8,6 +8,10 @@ from worker.model_config import ModelConfig
 from worker.spans import total_length
 from worker.weights.partition import Partition
 
+_GROUP = 32  # inputs in 4 bits that share a scale, kernels.quantized.GROUP
+_LINE = 64  # bytes; where a row in int8 begins
+_SCALED_BYTES = 8  # beside a row's codes, or those of a group
+_VECTOR = 16  # codes that A x of one module are padded to a multiple of
 _FIRST = 64, 16, 16  # rows, samples and lora_rank that worker.runners.native_runner starts with
 
 
@@ -29,9 +33,34 @@ def program_bytes(config: ServeConfig, model: ModelConfig, part: Partition, item
     row = _row_bytes(model, part, item_bytes)
     sample = (3 * 4 + item_bytes) * model.hidden_size + 4 * len(part.vocab)
     programs = 2 * (rows * row + samples * sample) + rows * rank * 4
-    if len(part.mlp) % PANEL == 0:  # without adapters gates and ups stay in a core's cache
-        programs -= rows * _gate_up_bytes(part)
+    if len(part.mlp) % PANEL == 0:  # gates and ups stay in a core's cache: all that int8 adds to
+        programs -= rows * _gate_up_bytes(part) * (2 if config.lora_dtype == "int8" else 1)
+    programs += rows * _coded_bytes(config, model, part, rank)
     return programs + _beside_the_program(config, model, item_bytes)
+
+
+def _coded_bytes(config: ServeConfig, model: ModelConfig, part: Partition, rank: int) -> int:
+    """Return what a row takes in int8: for linears in both programs, for LoRA in one."""
+    top_k = 0 if model.experts is None else model.experts.top_k
+    inputs = {
+        (len(part.slices(one.name)[1]), 1 if one.expert is None else top_k) for one in model.linears
+    }
+    is_quantized = config.quantization is not None or model.quantization is not None
+    is_int4 = is_quantized and config.quantization != "int8"
+    taken = 0
+    if is_quantized:
+        taken += 2 * sum(count * _coded_row_bytes(width, is_int4) for width, count in inputs)
+    if config.lora_dtype == "int8":
+        taken += sum(count * _coded_row_bytes(width, False) for width, count in inputs)
+        modules = {len(modules) for modules in all_products(model.linears)}
+        taken += sum(modules) * (_SCALED_BYTES + up_to(rank, _VECTOR))
+    return taken
+
+
+def _coded_row_bytes(width: int, is_int4: bool) -> int:
+    """Return what csrc/linear/quantized_rows.h lays out for a row of so many inputs."""
+    num_scaled = -(-width // _GROUP) if is_int4 else 1
+    return up_to(up_to(width, _LINE) + num_scaled * _SCALED_BYTES, _LINE)
 
 
 def _gate_up_bytes(part: Partition) -> int:
