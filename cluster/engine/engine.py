@@ -184,11 +184,20 @@ class Engine:
 
     def unload(self, router: RouterConnection, call_id: int, adapter: str, force: bool) -> None:
         """Forget an adapter; the answer goes out when nothing of it is left."""
-        self._lora_loader.unload(self._supervisor.scheduler, router, call_id, adapter, force)
+
+        def begin() -> None:
+            self._lora_loader.unload(self._supervisor.scheduler, router, call_id, adapter, force)
+
+        if force:
+            begin()
+        else:
+            self._gate.behind_adapter(adapter, begin)
 
     def allow(self, adapter: str) -> None:
         """Let requests for an adapter in again whose unload is not complete."""
-        self._lora_loader.allow(self._supervisor.scheduler, adapter)
+        self._gate.behind_adapter(
+            adapter, lambda: self._lora_loader.allow(self._supervisor.scheduler, adapter)
+        )
 
     def keep_pinned(self, adapters: dict[str, int]) -> None:
         """Keep exactly these adapters in their slots, also when the ranks have restarted."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cluster.engine.executor import Executor
 from cluster.engine.server import RouterConnection
 from cluster.messages import Keep
-from cluster.request import Request
+from cluster.request import Request, has_part
 
 NUM_KNOWN = 32  # grammars that were asked for last; ranks keep twice as many
 TIMEOUT = 5.0  # seconds; then the call goes on as it is, and a rank that hangs is found out
@@ -27,6 +27,8 @@ class _Held:
     keep: Keep | None
     submit: Callable[[tuple[Request, ...]], None]
     behind: list[Callable[[], None]] = field(default_factory=list)  # what must be done after it
+    # What must be done when it is no longer held back, also because it was dropped.
+    ended: list[Callable[[], None]] = field(default_factory=list)
 
 
 class GrammarGate:
@@ -64,7 +66,7 @@ class GrammarGate:
         held = _Held(router, requests, keep, submit)
         task = asyncio.create_task(self._let_through_later(executor, grammar, held))
         self._held[task] = held
-        task.add_done_callback(lambda done: self._held.pop(done, None))
+        task.add_done_callback(self._end)
 
     def abort(self, router: RouterConnection, request_id: str) -> bool:
         """Drop a request that is held back; False if there is none."""
@@ -95,10 +97,39 @@ class GrammarGate:
                 return
         work()
 
+    def behind_adapter(self, digest: str, work: Callable[[], None]) -> None:
+        """Do work that concerns an adapter when no call is held back that came before it.
+
+        Nobody else knows of such calls of the adapter, or of a sum with it: they run.
+        """
+        before = [
+            held
+            for held in self._held.values()
+            if any(has_part(request.adapter, digest) for request in held.requests)
+        ]
+        left = len(before)
+
+        def one_has_ended() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                work()
+
+        for held in before:
+            held.ended.append(one_has_ended)
+        if not before:
+            work()
+
     def close(self) -> None:
-        """Drop all that is held back."""
+        """Drop all that is held back, and what was to be done behind it."""
         for task in self._held:
             task.cancel()
+        self._held.clear()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        held = self._held.pop(task, None)
+        for work in () if held is None else held.ended:
+            work()
 
     async def _let_through_later(self, executor: Executor, grammar: str, held: _Held) -> None:
         try:

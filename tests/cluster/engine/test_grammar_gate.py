@@ -7,7 +7,17 @@ from contextlib import asynccontextmanager
 from msgspec.structs import replace
 from ray.exceptions import WorkerCrashedError
 
-from cluster.messages import Abort, Claim, Claimed, Detach, Keep, Submit
+from cluster.messages import (
+    Abort,
+    Claim,
+    Claimed,
+    Detach,
+    Events,
+    Keep,
+    Submit,
+    Unload,
+    Unloaded,
+)
 from tests.cluster.engine.small_engine import (
     RouterEnd,
     World,
@@ -32,8 +42,8 @@ def formed(submit: Submit, keep: Keep | None = None, grammar: str = GRAMMAR) -> 
     return Submit(requests, keep)
 
 
-def formed_tokens(n: int = 6) -> tuple[int, ...]:
-    return fake_continuation(None, tuple(range(3, 12)), n, grammar=GRAMMAR)
+def formed_tokens(adapter: str | None = None, n: int = 6) -> tuple[int, ...]:
+    return fake_continuation(adapter, tuple(range(3, 12)), n, grammar=GRAMMAR)
 
 
 class Compiler:
@@ -55,8 +65,8 @@ class Compiler:
 
 
 @asynccontextmanager
-async def compiling() -> AsyncIterator[tuple[World, RouterEnd, Compiler]]:
-    async with world_with() as world:
+async def compiling(*digests: str) -> AsyncIterator[tuple[World, RouterEnd, Compiler]]:
+    async with world_with(*digests) as world:
         router = await world.connect()
         await until_ready(router)
         world.launcher.handles[0].compiler = compiler = Compiler()
@@ -159,3 +169,41 @@ async def test_a_rank_that_dies_as_it_compiles_holds_nobody_up() -> None:
         await asked(compiler)
         compiler.is_done.set()
         assert token_ids((await router.collect("a"))["a"]) == formed_tokens()
+
+
+async def test_an_unload_waits_for_calls_whose_grammar_was_being_compiled_before_it() -> None:
+    async with compiling("cafe") as (_, router, compiler):
+        router.send(formed(ask("a", "cafe")))
+        router.send(formed(ask("b", "cafe")))
+        await asked(compiler)
+        router.send(Unload(5, "cafe"))
+        await router.status()  # the unload has been read
+        compiler.is_done.set()
+        ended: list[str] = []
+        while "unloaded" not in ended:
+            message = await router.receive()
+            if isinstance(message, Unloaded):
+                ended.append("unloaded")
+            elif isinstance(message, Events):
+                ended += [event.request_id for event in message.events if event.finish_reason]
+        assert ended == ["a", "b", "unloaded"]
+        assert token_ids((await router.collect("a"))["a"]) == formed_tokens("cafe")
+
+
+async def test_an_unload_goes_on_when_a_call_whose_grammar_is_being_compiled_is_dropped() -> None:
+    async with compiling("cafe") as (_, router, compiler):
+        router.send(formed(ask("a", "cafe")))
+        await asked(compiler)
+        router.send(Unload(5, "cafe"))
+        router.send(Abort("a"))
+        while not isinstance(await router.receive(), Unloaded):
+            pass
+
+
+async def test_a_forced_unload_does_not_wait_for_a_grammar() -> None:
+    async with compiling("cafe") as (_, router, compiler):
+        router.send(formed(ask("a", "cafe")))
+        await asked(compiler)
+        router.send(Unload(5, "cafe", force=True))
+        while not isinstance(await router.receive(), Unloaded):
+            pass
