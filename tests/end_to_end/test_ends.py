@@ -34,17 +34,21 @@ def long_call(index: int, **extra: object) -> dict[str, object]:
     return body | {"max_tokens": 1000} | extra
 
 
-def is_idle(server: Server) -> bool:
+def num_asked(server: Server) -> float:
     names = ("topwork_requests_running", "topwork_requests_waiting")
-    return sum(server.metric(name) for name in names) == 0
+    return sum(server.metric(name) for name in names)
+
+
+def is_idle(server: Server) -> bool:
+    return num_asked(server) == 0
 
 
 @pytest.mark.parametrize("is_streamed", [True, False], ids=["streamed", "whole"])
 def test_what_clients_asked_who_have_left_is_not_computed(
     victim: Server, is_streamed: bool
 ) -> None:
-    """They leave after half a second: 16 run, and the others wait for their first token."""
-    gate = threading.Barrier(NUM_CLIENTS + 1)
+    """They leave when all have come in: 16 run, and the others wait for their first token."""
+    have_come = threading.Event()
     left = victim.metric("topwork_client_disconnects_total")
 
     def leave(index: int) -> None:
@@ -55,12 +59,12 @@ def test_what_clients_asked_who_have_left_is_not_computed(
             client.sendall(head.encode())
             time.sleep(0.002)  # as most clients do, that send head and body apart
             client.sendall(body)
-            gate.wait(PATIENCE)
-            time.sleep(0.5)
+            have_come.wait(PATIENCE)
 
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:
         asked = [clients.submit(leave, index) for index in range(NUM_CLIENTS)]
-        gate.wait(PATIENCE)
+        wait_for(lambda: num_asked(victim) == NUM_CLIENTS)
+        have_come.set()
         for one in asked:
             one.result()
     began = time.monotonic()
