@@ -54,7 +54,7 @@ class Engine:
         self._recording = Recording(config.recording)
         metrics = self._status.metrics
         self._wake = asyncio.Event()
-        self._gate = GrammarGate()
+        self._gate = GrammarGate(self._wake.set)
         self._dispatcher = Dispatcher(
             config.request_timeout,
             config.ranks.scheduler.max_waiting,
@@ -62,7 +62,7 @@ class Engine:
             self._wake.set,
         )
         self._lora_loader = LoraLoader(
-            pool, self._dispatcher, self._wake.set, metrics, config.loads
+            pool, self._dispatcher, self._gate.holds, self._wake.set, metrics, config.loads
         )
         self._supervisor = Supervisor(
             config.ranks,
@@ -184,20 +184,11 @@ class Engine:
 
     def unload(self, router: RouterConnection, call_id: int, adapter: str, force: bool) -> None:
         """Forget an adapter; the answer goes out when nothing of it is left."""
-
-        def begin() -> None:
-            self._lora_loader.unload(self._supervisor.scheduler, router, call_id, adapter, force)
-
-        if force:
-            begin()
-        else:
-            self._gate.behind_adapter(adapter, begin)
+        self._lora_loader.unload(self._supervisor.scheduler, router, call_id, adapter, force)
 
     def allow(self, adapter: str) -> None:
         """Let requests for an adapter in again whose unload is not complete."""
-        self._gate.behind_adapter(
-            adapter, lambda: self._lora_loader.allow(self._supervisor.scheduler, adapter)
-        )
+        self._lora_loader.allow(self._supervisor.scheduler, adapter)
 
     def keep_pinned(self, adapters: dict[str, int]) -> None:
         """Keep exactly these adapters in their slots, also when the ranks have restarted."""

@@ -27,14 +27,13 @@ class _Held:
     keep: Keep | None
     submit: Callable[[tuple[Request, ...]], None]
     behind: list[Callable[[], None]] = field(default_factory=list)  # what must be done after it
-    # What must be done when it is no longer held back, also because it was dropped.
-    ended: list[Callable[[], None]] = field(default_factory=list)
 
 
 class GrammarGate:
-    """Lets calls through, some of them later."""
+    """Lets calls through, some of them later; `wake` makes the step loop look again."""
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
         # That knows these. One that is lost is not kept: its failure's frames hold shards.
         self._executor: weakref.ref[Executor] | None = None
         self._known: dict[str, None] = {}  # the last used behind
@@ -97,39 +96,22 @@ class GrammarGate:
                 return
         work()
 
-    def behind_adapter(self, digest: str, work: Callable[[], None]) -> None:
-        """Do work that concerns an adapter when no call is held back that came before it.
-
-        Nobody else knows of such calls of the adapter, or of a sum with it: they run.
-        """
-        before = [
-            held
+    def holds(self, digest: str) -> bool:
+        """Tell whether a call of an adapter, or of a sum with it, is held back."""
+        return any(
+            has_part(request.adapter, digest)
             for held in self._held.values()
-            if any(has_part(request.adapter, digest) for request in held.requests)
-        ]
-        left = len(before)
-
-        def one_has_ended() -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                work()
-
-        for held in before:
-            held.ended.append(one_has_ended)
-        if not before:
-            work()
+            for request in held.requests
+        )
 
     def close(self) -> None:
-        """Drop all that is held back, and what was to be done behind it."""
+        """Drop all that is held back."""
         for task in self._held:
             task.cancel()
-        self._held.clear()
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        held = self._held.pop(task, None)
-        for work in () if held is None else held.ended:
-            work()
+        del self._held[task]
+        self._wake()
 
     async def _let_through_later(self, executor: Executor, grammar: str, held: _Held) -> None:
         try:

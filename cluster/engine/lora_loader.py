@@ -60,7 +60,7 @@ class _PendingUnload:
     """Calls to unload one adapter that are not answered."""
 
     force: bool = False
-    is_deferred: bool = False  # until no stream of the adapter is parked any more
+    is_deferred: bool = False  # until the scheduler knows all streams of the adapter
     calls: list[tuple[RouterConnection, int]] = field(default_factory=list)
 
     def answer(self, freed_pages: int, freed_slots: tuple[int, ...]) -> None:
@@ -76,6 +76,7 @@ class LoraLoader:
         self,
         pool: ShardSource,
         dispatcher: Dispatcher,
+        is_held: Callable[[str], bool],
         wake: Callable[[], None],
         metrics: EngineMetrics,
         limits: LoadLimits = LoadLimits(),
@@ -85,6 +86,7 @@ class LoraLoader:
         self.loading: dict[str, None] = {}  # adapters that ranks have been asked to load
         self._pool = pool
         self._dispatcher = dispatcher
+        self._is_held = is_held  # whether calls of an adapter wait for a grammar
         self._wake = wake
         self._metrics = metrics
         self._limits = limits
@@ -192,14 +194,17 @@ class LoraLoader:
         self._prefetched = frozenset()
 
     def _begin_unload(self, scheduler: Scheduler, adapter: str, pending: _PendingUnload) -> bool:
-        """Have an adapter unloaded; False if that must wait for streams that are parked.
+        """Have an adapter unloaded; False if that must wait for streams that are parked or held.
 
-        While a suspect runs alone, the scheduler does not know of the streams behind it: it would
-        be done at once, and they would go on with an adapter that the pool has forgotten.
+        The scheduler does not know of the streams behind a suspect that runs alone, nor of calls
+        whose grammar is being compiled: it would be done at once, and they would go on with an
+        adapter that the pool has forgotten.
         """
         if pending.force:
             self._dispatcher.end_parked(adapter)
-        pending.is_deferred = self._dispatcher.has_parked(adapter)
+        pending.is_deferred = not pending.force and (
+            self._dispatcher.has_parked(adapter) or self._is_held(adapter)
+        )
         if pending.is_deferred:
             return False
         self._dispatcher.deliver(scheduler.unload(adapter, force=pending.force))

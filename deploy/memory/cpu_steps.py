@@ -49,16 +49,16 @@ def _coded_bytes(config: ServeConfig, model: ModelConfig, part: Partition, rank:
     is_int4 = is_quantized and config.quantization != "int8"
     taken = 0
     if is_quantized:
-        taken += 2 * sum(count * _coded_row_bytes(width, is_int4) for width, count in inputs)
+        taken += 2 * sum(count * coded_row_bytes(width, is_int4) for width, count in inputs)
     if config.lora_dtype == "int8":
-        taken += sum(count * _coded_row_bytes(width, False) for width, count in inputs)
+        taken += sum(count * coded_row_bytes(width, False) for width, count in inputs)
         modules = {len(modules) for modules in all_products(model.linears)}
         taken += sum(modules) * (_SCALED_BYTES + up_to(rank, _VECTOR))
     return taken
 
 
-def _coded_row_bytes(width: int, is_int4: bool) -> int:
-    """Return what csrc/linear/quantized_rows.h lays out for a row of so many inputs."""
+def coded_row_bytes(width: int, is_int4: bool) -> int:
+    """Return the most that csrc/linear/quantized_rows.h lays out for a row of so many inputs."""
     num_scaled = -(-width // _GROUP) if is_int4 else 1
     return up_to(up_to(width, _LINE) + num_scaled * _SCALED_BYTES, _LINE)
 

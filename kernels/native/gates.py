@@ -12,11 +12,7 @@ from kernels.elementwise import GatedActivation
 from kernels.linear import LinearWeight
 from kernels.native.linears import NativeLinears
 from kernels.native.op_runner import at, is_bf16
-from kernels.native.ops import (
-    GatedLinearOp,
-    GatedQuantizedLinearOp,
-    GateOp,
-)
+from kernels.native.ops import GatedLinearOp, GatedQuantizedLinearOp, GateOp
 from kernels.native.packing import PANEL
 
 

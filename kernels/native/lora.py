@@ -49,22 +49,21 @@ class NativeLoras(OpRunner):
         self._do("lora_shrink", op, rows.step, tensors)
         self._do("lora_expand", op, rows.step, tensors)
 
-    def _shrink(self, x: Tensor, rows: NativeLora) -> tuple[LinearDeltaOp, list[Tensor]]:
+    def _shrink(self, x: Tensor, rows: NativeLora) -> tuple[LinearDeltaOp, list[Tensor | None]]:
         """Compute A x, and return what a linear adds then, and the tensors that it points into."""
-        out_features = int(rows.module_widths.sum())
-        op, tensors = self._lora_op(torch.empty(0, out_features), x, rows, "inner")
+        op, tensors = self._lora_op(None, x, rows, "inner")
         self._do("lora_shrink", op, rows.step, tensors)
         num_bytes = self.thread_pool.library.delta_row_bytes(op)
         inner = self._out("inner in int8", x.shape[0], (num_bytes,), torch.uint8)
         return LinearDeltaOp(op, at(inner)), [*tensors, inner]
 
     def _lora_op(
-        self, y: Tensor, x: Tensor, rows: NativeLora, name: str
-    ) -> tuple[LoraOp, tuple[Tensor, ...]]:
+        self, y: Tensor | None, x: Tensor, rows: NativeLora, name: str
+    ) -> tuple[LoraOp, tuple[Tensor | None, ...]]:
         """Return the op of a LoRA and the tensors that it points into.
 
         Args:
-            y: [T, N] float32.
+            y: [T, N] float32; None: a linear adds to its own outputs.
             x: [T, K].
             rows: the slots.
             name: of the memory for A x.
@@ -73,7 +72,7 @@ class NativeLoras(OpRunner):
         op = LoraOp(
             *map(at, (x, y, rows.table, rows.module_widths)),
             x.stride(0),
-            y.stride(0),
+            0 if y is None else y.stride(0),
             x.shape[1],
             rows.module_widths.shape[0],
             is_bf16(x),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.lora import BLOCK_ALIGNMENT, CODED_RANKS, WriteCodes
 from kernels.native.huge_pages import huge_empty
+from kernels.quantized import MAX_INPUTS
 from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
 
 
@@ -70,6 +71,7 @@ def _blocks(lora: LoraLayerWeights) -> Sequence[tuple[range, int, int]]:
 def _quantized(
     lora: LoraLayerWeights, memory: _Memory, write_codes: WriteCodes
 ) -> LoraLayerWeights:
+    assert lora.a.shape[1] <= MAX_INPUTS, f"{lora.a.shape[1]} inputs: sums have 32 bits"
     a = memory.take(lora.a.numel()).view(lora.a.shape)
     scales = memory.take(torch.float32.itemsize * len(lora.a)).view(torch.float32)
     scales.copy_(write_codes.of_a(lora.a, a))

@@ -20,6 +20,7 @@ from cluster.messages import (
     Status,
     StatusCall,
     Submit,
+    Unloaded,
     decode_scheduler_frame,
     encode,
 )
@@ -296,3 +297,12 @@ def expected(
     adapter: str | None = None, n: int = 6, length: int = 9, seed: int = 0
 ) -> tuple[int, ...]:
     return fake_continuation(adapter, tuple(range(3, 3 + length)), n, seed=seed)
+
+
+async def ends_until_unloaded(router: RouterEnd) -> list[str]:
+    """Return which requests end before the answer to an unload, in their order."""
+    ended: list[str] = []
+    while not isinstance(message := await router.receive(), Unloaded):
+        if isinstance(message, Events):
+            ended += [event.request_id for event in message.events if event.finish_reason]
+    return ended

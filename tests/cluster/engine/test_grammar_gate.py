@@ -12,17 +12,16 @@ from cluster.messages import (
     Claim,
     Claimed,
     Detach,
-    Events,
     Keep,
     Submit,
     Unload,
-    Unloaded,
 )
 from tests.cluster.engine.small_engine import (
     RouterEnd,
     World,
     ask,
     ask_choices,
+    ends_until_unloaded,
     expected,
     token_ids,
     until_ready,
@@ -179,14 +178,7 @@ async def test_an_unload_waits_for_calls_whose_grammar_was_being_compiled_before
         router.send(Unload(5, "cafe"))
         await router.status()  # the unload has been read
         compiler.is_done.set()
-        ended: list[str] = []
-        while "unloaded" not in ended:
-            message = await router.receive()
-            if isinstance(message, Unloaded):
-                ended.append("unloaded")
-            elif isinstance(message, Events):
-                ended += [event.request_id for event in message.events if event.finish_reason]
-        assert ended == ["a", "b", "unloaded"]
+        assert await ends_until_unloaded(router) == ["a", "b"]
         assert token_ids((await router.collect("a"))["a"]) == formed_tokens("cafe")
 
 
@@ -196,8 +188,7 @@ async def test_an_unload_goes_on_when_a_call_whose_grammar_is_being_compiled_is_
         await asked(compiler)
         router.send(Unload(5, "cafe"))
         router.send(Abort("a"))
-        while not isinstance(await router.receive(), Unloaded):
-            pass
+        assert await ends_until_unloaded(router) == []
 
 
 async def test_a_forced_unload_does_not_wait_for_a_grammar() -> None:
@@ -205,5 +196,4 @@ async def test_a_forced_unload_does_not_wait_for_a_grammar() -> None:
         router.send(formed(ask("a", "cafe")))
         await asked(compiler)
         router.send(Unload(5, "cafe", force=True))
-        while not isinstance(await router.receive(), Unloaded):
-            pass
+        assert await ends_until_unloaded(router) == []

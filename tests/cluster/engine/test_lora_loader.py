@@ -103,7 +103,9 @@ class Setup:
         """Replace the loader by one of the pool as it is now."""
         status = EngineStatus("0", lambda: 0.0)
         dispatcher = Dispatcher(None, 4, status, lambda: None)
-        self.loader = LoraLoader(self.pool, dispatcher, lambda: None, status.metrics, limits)
+        self.loader = LoraLoader(
+            self.pool, dispatcher, lambda adapter: False, lambda: None, status.metrics, limits
+        )
 
     async def run(self, *, is_stepping: bool, begins_step: bool | None = None) -> None:
         """Let the loader do its work once, and all that follows."""

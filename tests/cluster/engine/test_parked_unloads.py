@@ -14,7 +14,14 @@ from cluster.engine.status import EngineStatus
 from cluster.messages import Events, Unload, Unloaded
 from cluster.request import Request, compose
 from cluster.scheduler.scheduler import Scheduler
-from tests.cluster.engine.small_engine import ask, expected, token_ids, until_ready, world_with
+from tests.cluster.engine.small_engine import (
+    ask,
+    ends_until_unloaded,
+    expected,
+    token_ids,
+    until_ready,
+    world_with,
+)
 from tests.cluster.engine.test_lora_loader import FakeExecutor
 from tests.cluster.scheduler.conftest import tiny_config
 from worker.protocol import SamplingParams
@@ -62,7 +69,9 @@ class Suspected:
         self._woken = asyncio.Event()
         status = EngineStatus("0", lambda: 0.0)
         self._dispatcher = Dispatcher(timeout, 4, status, self._woken.set)
-        self._loader = LoraLoader(Pool(), self._dispatcher, self._woken.set, status.metrics)
+        self._loader = LoraLoader(
+            Pool(), self._dispatcher, lambda adapter: False, self._woken.set, status.metrics
+        )
         self._bring_up()
         self.ask("suspect", DEADLY)
         self.ask("behind", adapter, elapsed)
@@ -121,14 +130,7 @@ async def test_an_unload_that_ranks_are_lost_in_waits_for_who_is_parked_behind_a
         router.send(ask("killer", length=13))
         router.send(ask("a", "cafe"))
         router.send(Unload(5, "cafe"))
-        order: list[str] = []
-        while "unloaded" not in order:
-            message = await router.receive()
-            if isinstance(message, Unloaded):
-                order.append("unloaded")
-            elif isinstance(message, Events):
-                order += [event.request_id for event in message.events if event.finish_reason]
-        assert order == ["killer", "a", "unloaded"]
+        assert await ends_until_unloaded(router) == ["killer", "a"]
         assert token_ids((await router.collect("a"))["a"]) == expected("cafe")
 
 

@@ -28,6 +28,8 @@ struct outputs {
     int64_t stride;
 };
 
+_Static_assert((int)PANEL == (int)PANEL_OUTPUTS, "a panel of a linear is one of B");
+
 /* Add what adapters in int8 add to a block. */
 INLINE void add_block_delta(const struct delta *delta, struct block block, struct outputs to)
 {

@@ -5,19 +5,13 @@
  * steps.
  */
 #include "linear/quantized_rows.h"
-
-enum { PANEL_OUTPUTS = 32 };
+#include "lora/lora.h"
 
 static void load_rotated(const struct plain_row *row, int64_t first, f32v x[GROUP_VECTORS])
 {
     load_group(row, first, x);
     if (first + GROUP <= row->num_inputs)
         rotate_group(x);
-}
-
-static float inverse_of(float scale, int32_t largest)
-{
-    return scale > 0 ? (float)LARGEST_BYTE / float_of(largest) : 0;
 }
 
 /* Write the codes [R, K] of A [R, K]. */
@@ -48,7 +42,7 @@ void topwork_lora_codes_of_a(const void *rows, int64_t num_ranks, int64_t width,
 void topwork_lora_codes_of_b(const void *rows, int64_t num_ranks, int64_t width, int64_t is_bf16,
                              int8_t *codes, float *scales)
 {
-    int64_t row_bytes = width * (is_bf16 ? 2 : 4), padded = round_up(num_ranks, QUAD);
+    int64_t row_bytes = width * (is_bf16 ? 2 : 4);
     for (int64_t rank = 0; rank < num_ranks; rank += QUAD) {
         int64_t count = smaller(QUAD, num_ranks - rank);
         const char *from = (const char *)rows + rank * row_bytes;
@@ -66,7 +60,8 @@ void topwork_lora_codes_of_b(const void *rows, int64_t num_ranks, int64_t width,
                 f32v x = load_some(from + i * row_bytes, output, width - output, is_bf16);
                 quads |= ((u32v)nearest_words(x * inverses[i]) & 255) << (uint32_t)(8 * i);
             }
-            int8_t *to = codes + panel * padded + (rank * size + (output - panel) * QUAD);
+            int8_t *to = codes + int8_bytes_of_b(num_ranks, panel);
+            to += rank * size + (output - panel) * QUAD;
             memcpy(to, &quads, (size_t)smaller(LANES, width - output) * QUAD);
         }
     }

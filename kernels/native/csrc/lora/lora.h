@@ -16,7 +16,8 @@ enum {
     BLOCK_ROWS = 24,        /* rows of a task; the next block finds A's or B's piece in cache */
     TASK_ITEMS = 16 * 1024, /* of A or B in a piece: about a microsecond of reading */
     RANK_GROUP = 4,         /* lora_ranks of A whose products share their loads */
-    OUTPUT_GROUP = 64,      /* outputs of B: a cache line in int8 */
+    OUTPUT_GROUP = 64,      /* outputs of B, whole panels of it in int8 */
+    PANEL_OUTPUTS = 32,     /* of a panel of B in int8 */
 };
 
 /* What A and B lie in. */
@@ -86,6 +87,12 @@ INLINE const void *element(const void *first, int64_t index, enum item item)
 INLINE const void *element_or_null(const void *first, int64_t index, enum item item)
 {
     return first == NULL ? NULL : element(first, index, item);
+}
+
+/* Return the bytes that the first outputs of a module in int8 take, whole panels. */
+INLINE int64_t int8_bytes_of_b(int64_t num_ranks, int64_t num_outputs)
+{
+    return round_up(num_ranks, QUAD) * num_outputs;
 }
 
 INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }

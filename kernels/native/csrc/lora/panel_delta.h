@@ -12,16 +12,9 @@
 #include "simd/scales.h"
 
 enum {
-    PANEL_OUTPUTS = 32,
     NUM_VECTORS = PANEL_OUTPUTS / LANES,
     PANEL_ROWS = LANES == 16 ? 8 : 2, /* whose sums stay in registers */
 };
-
-/* Return the bytes that the first outputs of a module take, whole panels. */
-INLINE int64_t int8_bytes_of_b(int64_t num_ranks, int64_t num_outputs)
-{
-    return round_up(num_ranks, QUAD) * num_outputs;
-}
 
 /* Some rows, and a panel of B. */
 struct panel_task {
@@ -43,7 +36,7 @@ INLINE void code_inner(const float *u, int64_t num_ranks, char *to)
 {
     int32_t largest = largest_bits(u, num_ranks, false);
     struct scaled_row scaled = {.scale = scale_of(largest)};
-    float inverse = scaled.scale > 0 ? (float)LARGEST_BYTE / float_of(largest) : 0;
+    float inverse = inverse_of(scaled.scale, largest);
     i32v sum = {0};
     for (int64_t i = 0; i < num_ranks; i += LANES) {
         i32v codes = {0};

@@ -139,8 +139,10 @@ INLINE void store_codes_sums(int num_rows, int num_ranks, const struct code_dots
             for (int j = 0; j < num_ranks; j++)
                 totals[j] = sum_of_words(sums[i][j]);
         for (int j = 0; j < num_ranks; j++) {
-            float total = (float)(totals[j] - DOT_SHIFT * row.sum);
-            u[j] = total * row.scale * d->scales[j];
+            /* Unsigned: what dot products add to it may go beyond 31 bits, and is taken off. */
+            int32_t total =
+                (int32_t)((uint32_t)totals[j] - (uint32_t)DOT_SHIFT * (uint32_t)row.sum);
+            u[j] = (float)total * row.scale * d->scales[j];
         }
     }
 }

@@ -53,4 +53,10 @@ INLINE float scale_of(int32_t largest)
     return size < 0x1p-100f ? 0.0f : size / (float)LARGEST_BYTE;
 }
 
+/* Return what numbers are multiplied by to become codes; 0 where there are none but 0. */
+INLINE float inverse_of(float scale, int32_t largest)
+{
+    return scale > 0 ? (float)LARGEST_BYTE / float_of(largest) : 0;
+}
+
 #endif
