@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import httpx
 import pytest
@@ -34,15 +34,15 @@ async def server(reply: bytes, step: int, *, hangs: bool = False) -> AsyncIterat
     asked: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        asked.append(head + await reader.readexactly(length))
-        for start in range(0, len(reply), step):
-            writer.write(reply[start : start + step])
-            await asyncio.sleep(0)
-        if hangs:
-            await reader.read()
-        writer.close()
+        with closing(writer):  # also where the loop ends before it has seen the client leave
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            asked.append(head + await reader.readexactly(length))
+            for start in range(0, len(reply), step):
+                writer.write(reply[start : start + step])
+                await asyncio.sleep(0)
+            if hangs:
+                await reader.read()
 
     listening = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with listening:

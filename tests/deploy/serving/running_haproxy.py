@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -168,7 +169,15 @@ class Front:
         plain = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
         if self.tls is None:
             return plain
-        return self.tls.wrap_socket(plain, server_hostname="localhost")
+        try:
+            return self.tls.wrap_socket(plain, server_hostname="localhost")
+        except OSError as error:
+            # What was reset before it was wrapped is left open by Python 3.11, with nobody to
+            # close it: `plain` has been detached by then.
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                if isinstance(wrapped := frame.f_locals.get("self"), ssl.SSLSocket):
+                    wrapped.close()
+            raise
 
     def status(self) -> int:
         """Return how a short request is answered; 0 if nobody is there."""

@@ -150,9 +150,12 @@ async def test_keys_are_fetched_over_no_address_where_others_could_change_them(
 async def test_an_issuer_that_does_not_answer_holds_no_call_up_for_longer_than_it_may(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    has_left = asyncio.Event()
+
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
+        has_left.set()
 
     monkeypatch.setattr(issuer_keys, "FETCH_SECONDS", 0.3)
     monkeypatch.setattr(issuer_keys, "WAIT_SECONDS", 0.05)
@@ -166,6 +169,7 @@ async def test_an_issuer_that_does_not_answer_holds_no_call_up_for_longer_than_i
         while not keys.num_failures and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         assert keys.num_failures == 1 and keys.current is None
+        await asyncio.wait_for(has_left.wait(), PATIENCE)
 
 
 async def test_in_the_background_it_is_fetched_again_sooner_after_a_failure(
