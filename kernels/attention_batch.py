@@ -8,8 +8,8 @@ Shapes: T rows, S sequences; C sequences of one tile, R rows of each of them in 
 of one tile: positions of a sequence's context, padded to whole spans.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -50,20 +50,58 @@ class AttentionTile:
 
 
 @dataclass(frozen=True, slots=True)
+class RowArrays:
+    """Where the rows of a step lie, on the host: int64, contiguous."""
+
+    page_table: npt.NDArray[np.int64]  # [S, max_pages], zero past a sequence's pages
+    kv_loc: npt.NDArray[np.int64]  # [T]: page * page_size + offset, where the row's K and V go
+    positions: npt.NDArray[np.int64]  # [T]
+    sequences: npt.NDArray[np.int64]  # [S, 3]: first row, rows, positions
+
+    @classmethod
+    def empty(cls, num_rows: int, num_sequences: int, max_pages: int) -> "RowArrays":
+        """Return arrays that are not filled."""
+        shapes = (num_sequences, max_pages), (num_rows,), (num_rows,), (num_sequences, 3)
+        return cls(*(np.empty(shape, np.int64) for shape in shapes))
+
+
+# Fills arrays with query_starts, context_lens, page_tables and page_size as `build` has them.
+LayOut = Callable[[RowArrays, Sequence[int], Sequence[int], Sequence[Sequence[int]], int], None]
+
+
 class AttentionBatch:
     """One step's rows and where the K and V that they see are; made by `build`.
 
     Rows [query_starts[i], query_starts[i + 1]) are the last positions of sequence i.
     """
 
-    query_starts: tuple[int, ...]  # S + 1
-    context_lens: tuple[int, ...]  # S: positions of each sequence, its new rows included
-    page_table: Tensor  # [S, max_pages] int64, zero past a sequence's pages
-    kv_loc: Tensor  # [T] int64: page * page_size + offset, where the row's K and V go
-    positions: Tensor  # [T] int64
-    sequences: Tensor  # [S, 3] int64 on the host: first row, rows, positions
-    page_size: int
-    _tiles: list[AttentionTile] = field(default_factory=list, repr=False, compare=False)
+    def __init__(
+        self,
+        query_starts: Sequence[int],
+        context_lens: Sequence[int],
+        arrays: RowArrays,
+        page_size: int,
+    ) -> None:
+        self.query_starts = query_starts  # S + 1
+        self.context_lens = context_lens  # S: positions of each sequence, its new rows included
+        self.arrays = arrays
+        self.page_size = page_size
+        self._tiles: list[AttentionTile] = []
+
+    @property
+    def page_table(self) -> Tensor:
+        """Of `arrays`, as the others are."""
+        return torch.from_numpy(self.arrays.page_table)
+
+    @property
+    def kv_loc(self) -> Tensor:
+        """See `page_table`."""
+        return torch.from_numpy(self.arrays.kv_loc)
+
+    @property
+    def positions(self) -> Tensor:
+        """See `page_table`."""
+        return torch.from_numpy(self.arrays.positions)
 
     def tiles(self) -> Sequence[AttentionTile]:
         """Return the tiles, cut at the first call: attention in C never asks for them."""
@@ -78,6 +116,7 @@ class AttentionBatch:
         context_lens: Sequence[int],
         page_tables: Sequence[Sequence[int]],
         page_size: int,
+        lay_out: "LayOut | None" = None,
     ) -> "AttentionBatch":
         """Plan a step from host lists.
 
@@ -86,29 +125,42 @@ class AttentionBatch:
             context_lens: S counts of positions, each at least its sequence's rows.
             page_tables: S page lists, each covering its context; what lies beyond is ignored.
             page_size: positions of a page.
+            lay_out: what fills the arrays; by NumPy, if nothing else does.
         """
-        # By NumPy: a step waits for this, and each of torch's calls takes several times as long.
-        starts, lengths = np.array(query_starts, np.int64), np.array(context_lens, np.int64)
-        sequences = np.empty((len(lengths), 3), np.int64)
-        assert len(starts) - 1 == len(lengths) == len(page_tables), "lists of unequal length"
-        sequences[:, 0] = starts[:-1]
-        sequences[:, 1] = num_rows = starts[1:] - starts[:-1]
-        sequences[:, 2] = lengths
-        are_there = (num_rows > 0) & (num_rows <= lengths)
-        assert are_there.all(), f"{num_rows.tolist()} rows in contexts of {context_lens}"
-        pages = _page_matrix(page_tables, -(-lengths // page_size))
-        sequence_of_row = np.repeat(np.arange(len(lengths)), num_rows)
-        positions = np.arange(len(sequence_of_row)) + (lengths - starts[1:])[sequence_of_row]
-        of_row = pages[sequence_of_row, positions // page_size]
-        return cls(
-            query_starts=tuple(query_starts),
-            context_lens=tuple(context_lens),
-            page_table=torch.from_numpy(pages),
-            kv_loc=torch.from_numpy(of_row * page_size + positions % page_size),
-            positions=torch.from_numpy(positions),
-            sequences=torch.from_numpy(sequences),
-            page_size=page_size,
-        )
+        num_sequences = len(context_lens)
+        assert len(query_starts) - 1 == num_sequences == len(page_tables), "lists of unequal length"
+        for i, (length, table) in enumerate(zip(context_lens, page_tables, strict=True)):
+            num_rows = query_starts[i + 1] - query_starts[i]
+            assert 0 < num_rows <= length, f"{num_rows} rows in a context of {length}"
+            assert length <= len(table) * page_size, f"{len(table)} pages cannot hold {length}"
+        max_pages = -(-max(context_lens, default=0) // page_size)
+        arrays = RowArrays.empty(query_starts[-1], num_sequences, max_pages)
+        (lay_out or lay_out_rows)(arrays, query_starts, context_lens, page_tables, page_size)
+        return cls(tuple(query_starts), tuple(context_lens), arrays, page_size)
+
+
+def lay_out_rows(
+    arrays: RowArrays,
+    query_starts: Sequence[int],
+    context_lens: Sequence[int],
+    page_tables: Sequence[Sequence[int]],
+    page_size: int,
+) -> None:
+    """Fill the arrays of a step; the arguments are those of `AttentionBatch.build`."""
+    starts, lengths = np.array(query_starts, np.int64), np.array(context_lens, np.int64)
+    num_rows = starts[1:] - starts[:-1]
+    arrays.sequences[:, 0] = starts[:-1]
+    arrays.sequences[:, 1] = num_rows
+    arrays.sequences[:, 2] = lengths
+    arrays.page_table[:] = 0
+    for row, table, length in zip(arrays.page_table, page_tables, context_lens, strict=True):
+        count = -(-length // page_size)
+        row[:count] = table[:count]
+    sequence_of_row = np.repeat(np.arange(len(lengths)), num_rows)
+    positions = np.arange(len(sequence_of_row)) + (lengths - starts[1:])[sequence_of_row]
+    of_row = arrays.page_table[sequence_of_row, positions // page_size]
+    arrays.positions[:] = positions
+    arrays.kv_loc[:] = of_row * page_size + positions % page_size
 
 
 def _tiles(batch: AttentionBatch) -> Iterator[AttentionTile]:
@@ -182,14 +234,3 @@ def _resize(pages: Tensor, num_pages: int) -> Tensor:
     """Return page lists [C, any] as [C, num_pages], cut or padded with page 0."""
     pages = pages[:, :num_pages]
     return F.pad(pages, (0, num_pages - pages.shape[1]))
-
-
-def _page_matrix(
-    page_tables: Sequence[Sequence[int]], counts: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return the first pages of each list as [S, most of the counts], then page 0."""
-    matrix = np.zeros((len(counts), int(counts.max(initial=0))), np.int64)
-    for row, table, count in zip(matrix, page_tables, counts.tolist(), strict=True):
-        assert count <= len(table), f"{len(table)} pages cannot hold what needs {count}"
-        row[:count] = table[:count]
-    return matrix

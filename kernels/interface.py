@@ -363,6 +363,10 @@ class Kernels(
         """
         ...
 
+    def where_finite(self, values: Tensor, token_ids: Tensor, other: int) -> Tensor:
+        """Return new token ids [S] int64, `other` where a value [S] float32 is no finite number."""
+        ...
+
     def keep_allowed(
         self, logits: Tensor, rows: Sequence[int], allowed: Sequence[npt.NDArray[np.uint8]]
     ) -> None:

@@ -255,6 +255,10 @@ class CpuKernels(CpuRecurrent):
         values, ids = logits.max(dim=-1)
         return values, ids
 
+    def where_finite(self, values: Tensor, token_ids: Tensor, other: int) -> Tensor:
+        # By NumPy: a step waits for this, and each of torch's calls takes several times as long.
+        return torch.from_numpy(np.where(np.isfinite(values.numpy()), token_ids.numpy(), other))
+
     def keep_allowed(
         self, logits: Tensor, rows: Sequence[int], allowed: Sequence[npt.NDArray[np.uint8]]
     ) -> None:

@@ -293,6 +293,10 @@ class GpuKernels(GpuRecurrent, GpuPages):
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return argmax(logits)
 
+    def where_finite(self, values: Tensor, token_ids: Tensor, other: int) -> Tensor:
+        # A finite number less itself is 0, all others are NaN then.
+        return token_ids.masked_fill((values - values).ne(0), other)
+
     def keep_allowed(
         self, logits: Tensor, rows: Sequence[int], allowed: Sequence[npt.NDArray[np.uint8]]
     ) -> None:

@@ -222,6 +222,25 @@ class NativeKernels(NativeExperts, NativeGates, NativeRecurrent):
         self._do("argmax", op, num_rows, (logits, values, ids), alone=True)
         return values, ids
 
+    def look_up(self, token_ids: Tensor, table: Tensor, scale: float, out: Tensor) -> None:
+        """Write rows of `table` [V, H], float32 or bfloat16, times `scale` into `out` [T, H].
+
+        Args:
+            token_ids: [T] int64, rows of the table.
+            table: of embeddings.
+            scale: what they are multiplied by, in float32.
+            out: float32.
+        """
+        num_rows, width = out.shape
+        assert table.dtype in (torch.float32, torch.bfloat16), f"a table of {table.dtype}"
+        assert out.dtype == torch.float32 and table.shape[1] == width, "rows of the table in floats"
+        assert table.is_contiguous() and out.is_contiguous(), "whole rows, one behind the other"
+        assert token_ids.shape == (num_rows,) and token_ids.dtype == torch.int64, "one for each row"
+        self.thread_pool.library.look_up(
+            *(out.data_ptr(), token_ids.data_ptr(), num_rows, table.data_ptr(), width),
+            *(is_bf16(table), scale),
+        )
+
     def keep_allowed(
         self, logits: Tensor, rows: Sequence[int], allowed: Sequence[npt.NDArray[np.uint8]]
     ) -> None:

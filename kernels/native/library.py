@@ -31,6 +31,16 @@ class CandidateSearch(ctypes.Structure):
     ]
 
 
+class RowLayout(ctypes.Structure):
+    """`struct row_layout` of rows_of_step.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("starts", "lengths", "pages")),
+        *((name, ctypes.c_int64) for name in ("num_sequences", "max_pages", "page_size")),
+        *((n, ctypes.c_void_p) for n in ("page_table", "kv_loc", "positions", "sequences")),
+    ]
+
+
 class StepFields(ctypes.Structure):
     """`struct step` of runtime/thread_pool.h."""
 
@@ -74,6 +84,9 @@ class Library:
 
     gumbel_candidates: Callable[[CandidateSearch], int]
     keep_allowed: Callable[[int, int, int], int]  # logits, allowed, number of tokens
+    lay_out_rows: Callable[[RowLayout], None]
+    # Floats, ids, their number, table, its width, whether it is bfloat16, scale.
+    look_up: Callable[[int, int, int, int, int, bool, float], None]
     thread_pool_new: Callable[[int], int | None]
     thread_pool_free: Callable[[int], None]
     thread_pool_wake: Callable[[int], None]
@@ -138,6 +151,12 @@ def open_library(
         keep_allowed=_signed(
             loaded.topwork_keep_allowed,
             *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
+        ),
+        lay_out_rows=_signed(loaded.topwork_lay_out_rows, None, ctypes.POINTER(RowLayout)),
+        look_up=_signed(
+            loaded.topwork_look_up,
+            *(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
+            *(ctypes.c_int64, ctypes.c_int64, ctypes.c_float),
         ),
         thread_pool_new=_signed(loaded.topwork_thread_pool_new, ctypes.c_void_p, ctypes.c_int64),
         thread_pool_free=_signed(loaded.topwork_thread_pool_free, None, ctypes.c_void_p),

@@ -72,11 +72,12 @@ class Step:
         for fields, batch in ((rows, attention), (window_rows, window)):
             if batch is None:
                 continue
-            fields.num_sequences, fields.max_pages = batch.page_table.shape
-            fields.positions = batch.positions.data_ptr()
-            fields.kv_loc = batch.kv_loc.data_ptr()
-            fields.sequences = batch.sequences.data_ptr()
-            fields.page_table = batch.page_table.data_ptr()
+            arrays = batch.arrays
+            fields.num_sequences, fields.max_pages = arrays.page_table.shape
+            fields.positions = arrays.positions.ctypes.data
+            fields.kv_loc = arrays.kv_loc.ctypes.data
+            fields.sequences = arrays.sequences.ctypes.data
+            fields.page_table = arrays.page_table.ctypes.data
         numbers = [(run.start, run.stop, run.page, run.is_new) for run in state_runs]
         self._state_runs = array("q", [number for run in numbers for number in run])
         rows.num_state_runs = len(state_runs)

@@ -174,6 +174,14 @@ class Model:
         )
         return x_TH if self._embedding_scale == 1 else x_TH.float() * self._embedding_scale
 
+    @property
+    def whole_embedding(self) -> tuple[Tensor, float] | None:
+        """The table [V, H] that `embed` looks tokens up in, and what it multiplies them by.
+
+        None: this rank has not all of it. Adapters may have other embeddings.
+        """
+        return (self._weights.embedding, self._embedding_scale) if self._group.size == 1 else None
+
     def run_layers(
         self,
         x_TH: Tensor,

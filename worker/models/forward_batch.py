@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention_batch import AttentionBatch
+from kernels.attention_batch import AttentionBatch, LayOut
 from kernels.recurrent.state_runs import state_runs
 from worker.lora.adapter_bank import AdaptedRows, AdapterBank, SlotRows
 from worker.lora.adapter_weights import AdapterEmbedding, AdapterHead
@@ -62,15 +62,17 @@ def cpu_forward_batch(
     page_size: int,
     pending: Tensor | None = None,
     pools: Sequence[PoolName] = ("full",),
+    lay_out: LayOut | None = None,
 ) -> ForwardBatch:
     """Return the rows as tensors on the CPU, with `loras` left out.
 
-    `pending` are the tokens [n] int64 of `rows.pending_rows`, `pools` those that layers have.
+    `pending` are the tokens [n] int64 of `rows.pending_rows`, `pools` those that layers have,
+    `lay_out` what fills the arrays of their pages.
     """
     tables = {"full": rows.page_tables, "window": rows.window_tables}
     starts, lengths = rows.query_starts, rows.context_lens
     attention: dict[PoolName, Any] = {
-        pool: AttentionBatch.build(starts, lengths, tables[pool], page_size)
+        pool: AttentionBatch.build(starts, lengths, tables[pool], page_size, lay_out)
         for pool in pools
         if pool != "state"
     }

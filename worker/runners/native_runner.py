@@ -15,12 +15,13 @@ from kernels.native.library import Library
 from kernels.native.lora import NativeLora
 from kernels.native.ops import RankSumOp, number_of
 from kernels.native.program import WINDOW_ROWS, RecordedProgram, Step
+from kernels.native.row_layout import lay_out_by
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.distributed.shared_group import SharedGroup
 from worker.lora.adapter_bank import AdapterBank
 from worker.models.decoder import Model
-from worker.models.forward_batch import InputBatch, cpu_forward_batch
+from worker.models.forward_batch import ForwardBatch, InputBatch, cpu_forward_batch
 from worker.runners.model_output import ModelOutput
 from worker.sampling.row_logits import Argmax
 
@@ -115,6 +116,7 @@ class NativeRunner:
         self._kernels = kernels
         self._group = group
         self._by_adapters: dict[bool, _Recording] = {}
+        self._lay_out = lay_out_by(kernels.thread_pool.library)
 
     def warm_up(self) -> None:
         """See `worker.runners.model_runner.ModelRunner`: nothing is compiled."""
@@ -124,7 +126,9 @@ class NativeRunner:
         cache, thread_pool = self._cache, self._kernels.thread_pool
         cache.clear(rows.new_pages, rows.new_window_pages)
         thread_pool.wake()
-        batch = cpu_forward_batch(rows, self._bank, cache.page_size, pending, cache.pools)
+        batch = cpu_forward_batch(
+            *(rows, self._bank, cache.page_size, pending, cache.pools), self._lay_out
+        )
         runs = [(run.slot, run.start, run.stop) for run in rows.runs]
         full, window = batch.attention.get("full"), batch.attention.get("window")
         step = Step(
@@ -136,7 +140,7 @@ class NativeRunner:
             window=window,
         )
         recording = self._recording(step, [slot for slot, _, _ in runs])
-        recording.input(step.num_rows).copy_(self._model.embed(batch))
+        self._embed(batch, recording.input(step.num_rows))
         recording.program.run(thread_pool, step)
         hidden = None
         if rows.hidden_rows or batch.heads:
@@ -149,6 +153,14 @@ class NativeRunner:
         if not rows.sample_rows:
             return ModelOutput(None, hidden)
         return ModelOutput(self._model.row_logits(*recording.sampled(step.num_samples)), hidden)
+
+    def _embed(self, batch: ForwardBatch, x: Tensor) -> None:
+        """Write the embeddings of a batch into `x` [T, H] float32."""
+        whole = self._model.whole_embedding
+        if whole is None or batch.embeddings:
+            x.copy_(self._model.embed(batch))
+        else:  # a step waits for this, and torch takes several times as long
+            self._kernels.look_up(batch.token_ids, *whole, x)
 
     def _recording(self, step: Step, slots: Sequence[int]) -> _Recording:
         """Return a recording large enough for a step; without adapters it has fewer ops."""

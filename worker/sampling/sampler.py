@@ -162,8 +162,7 @@ class Sampler:
                 )
                 logprobs = *best, *self._named(logits, logprob_rows, requests)
         # NaN and +inf win any maximum, and a row of -inf has no other: one pass finds all three.
-        # A finite number less itself is 0, those are NaN.
-        token_ids = token_ids.masked_fill((values - values).ne(0), FAILED)
+        token_ids = kernels.where_finite(values, token_ids, FAILED)
         readback = kernels.start_readback((token_ids, *logprobs), device)
         return SampledRows(requests, token_ids, logprob_rows, readback)
 
