@@ -60,6 +60,9 @@ class Kernels(
     pins_memory: bool  # whether host memory that the device copies from is to stay in place
     uses_pointer_tables: bool  # whether LoRAs are found by a table of addresses
     uses_torch_threads: bool  # whether steps are computed by those of torch, on a CPU
+    # Whether attention takes what pages hold behind a sequence's context for numbers, if with a
+    # weight of zero: those that are given out have to be cleared then.
+    reads_past_contexts: bool
     products: str  # by what matrix products are computed, for people to read
 
     @property

@@ -64,6 +64,7 @@ class CpuKernels(CpuRecurrent):
     pins_memory = False
     uses_pointer_tables = False
     uses_torch_threads = True
+    reads_past_contexts = True
     products = "torch"
 
     @property

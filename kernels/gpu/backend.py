@@ -49,6 +49,7 @@ class GpuKernels(GpuRecurrent, GpuPages):
     uses_pointer_tables = True
     write_lora_codes = None
     uses_torch_threads = True
+    reads_past_contexts = True
     products = "CUDA"
 
     def __init__(self, deterministic: bool, tp: int = 1) -> None:

@@ -54,6 +54,7 @@ class NativeKernels(NativeExperts, NativeGates, NativeRecurrent):
 
     uses_pointer_tables = True
     uses_torch_threads = False
+    reads_past_contexts = False
 
     def __init__(self, thread_pool: ThreadPool) -> None:
         super().__init__(thread_pool)

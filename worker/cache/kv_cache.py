@@ -97,7 +97,9 @@ class KVCache:
     def clear(
         self, pages: Sequence[int] | Tensor, window_pages: Sequence[int] | Tensor = ()
     ) -> None:
-        """Fill pages with zeros in all their layers; see `Kernels.clear_pages`."""
+        """Fill pages with zeros in all their layers, if need be; see `Kernels.clear_pages`."""
+        if not self._kernels.reads_past_contexts:
+            return
         given: dict[PoolName, Sequence[int] | Tensor] = {"full": pages, "window": window_pages}
         for name, pool in self._pools.items():
             if len(given[name]):
@@ -127,7 +129,8 @@ class _Pool:
     ) -> None:
         """Make the pages, each of `shape` [HK, page, D] for each layer, and for K and V."""
         self._kernels = kernels
-        # Not filled here: every page is cleared or copied to when given out.
+        # Not filled here: every page is cleared or copied to when given out, or is read no further
+        # than it has been written to.
         self.pages = kernels.empty_pool((num_layers, 2, num_pages, *shape), dtype, device)
         self.layers = [(pages[0], pages[1]) for pages in self.pages]
         # A host page is one piece of memory, all layers together, so that it crosses in one go.

@@ -1,7 +1,9 @@
 """native_runner: the same from a recorded program as op by op, whatever it had room for."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -101,6 +103,29 @@ def test_a_larger_adapter_gets_a_larger_program_and_changes_no_other(group: Rank
     assert bits(both[0]) == bits(small[0])
     assert bits(both[2]) == bits(small[1])
     assert both[1].sampled_ids != both[0].sampled_ids
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [0, 32])
+def test_what_pages_hold_from_before_changes_no_bit(
+    tmp_path: Path, window: int, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    make_tiny_model("mistral" if window else "llama", tmp_path)
+    if window:
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "sliding_window": window}))
+
+    def answered(before: float) -> list[list[tuple[tuple[int, float], ...]]]:
+        group = RankGroup(tmp_path, dtype=dtype)
+        assert group.config.sliding_window == (window or None)
+        for layer in range(group.config.num_layers):
+            for pages in group.ranks[0]._cache.layer(layer):
+                pages.fill_(before)
+        asked = [replace(prompt, slot=None) for prompt in prompts()]
+        group.generate(asked, 3, 64)
+        return [bits(prompt) for prompt in asked]
+
+    assert answered(torch.nan) == answered(0.0)
 
 
 @pytest.mark.parametrize("tp", [1, 2])
