@@ -90,17 +90,17 @@ class AttentionBatch:
 
     @property
     def page_table(self) -> Tensor:
-        """Of `arrays`, as the others are."""
+        """`arrays.page_table` as a tensor, over the same memory."""
         return torch.from_numpy(self.arrays.page_table)
 
     @property
     def kv_loc(self) -> Tensor:
-        """See `page_table`."""
+        """`arrays.kv_loc`, likewise."""
         return torch.from_numpy(self.arrays.kv_loc)
 
     @property
     def positions(self) -> Tensor:
-        """See `page_table`."""
+        """`arrays.positions`, likewise."""
         return torch.from_numpy(self.arrays.positions)
 
     def tiles(self) -> Sequence[AttentionTile]:
@@ -116,7 +116,7 @@ class AttentionBatch:
         context_lens: Sequence[int],
         page_tables: Sequence[Sequence[int]],
         page_size: int,
-        lay_out: "LayOut | None" = None,
+        lay_out: LayOut | None = None,
     ) -> "AttentionBatch":
         """Plan a step from host lists.
 

@@ -18,6 +18,7 @@ from kernels.native.experts import NativeExperts
 from kernels.native.gates import NativeGates
 from kernels.native.gumbel_argmax import gumbel_argmax_native
 from kernels.native.huge_pages import HugePages, populate
+from kernels.native.library import LookUp
 from kernels.native.op_runner import at, is_bf16
 from kernels.native.ops import (
     ArgmaxOp,
@@ -237,10 +238,10 @@ class NativeKernels(NativeExperts, NativeGates, NativeRecurrent):
         assert out.dtype == torch.float32 and table.shape[1] == width, "rows of the table in floats"
         assert table.is_contiguous() and out.is_contiguous(), "whole rows, one behind the other"
         assert token_ids.shape == (num_rows,) and token_ids.dtype == torch.int64, "one for each row"
-        self.thread_pool.library.look_up(
-            *(out.data_ptr(), token_ids.data_ptr(), num_rows, table.data_ptr(), width),
-            *(is_bf16(table), scale),
-        )
+        tensors = at(out), at(token_ids), at(table)
+        asked = LookUp(*tensors, num_rows, len(table), width, is_bf16(table), scale)
+        is_bad = self.thread_pool.library.look_up(asked)
+        assert not is_bad, f"no rows of a table of {len(table)}"
 
     def keep_allowed(
         self, logits: Tensor, rows: Sequence[int], allowed: Sequence[npt.NDArray[np.uint8]]

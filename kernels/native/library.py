@@ -41,6 +41,16 @@ class RowLayout(ctypes.Structure):
     ]
 
 
+class LookUp(ctypes.Structure):
+    """`struct look_up` of rows_of_step.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("out", "ids", "table")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "table_rows", "width", "is_bf16")),
+        ("scale", ctypes.c_float),
+    ]
+
+
 class StepFields(ctypes.Structure):
     """`struct step` of runtime/thread_pool.h."""
 
@@ -85,8 +95,7 @@ class Library:
     gumbel_candidates: Callable[[CandidateSearch], int]
     keep_allowed: Callable[[int, int, int], int]  # logits, allowed, number of tokens
     lay_out_rows: Callable[[RowLayout], None]
-    # Floats, ids, their number, table, its width, whether it is bfloat16, scale.
-    look_up: Callable[[int, int, int, int, int, bool, float], None]
+    look_up: Callable[[LookUp], int]  # 1: there is no such row
     thread_pool_new: Callable[[int], int | None]
     thread_pool_free: Callable[[int], None]
     thread_pool_wake: Callable[[int], None]
@@ -153,11 +162,7 @@ def open_library(
             *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
         ),
         lay_out_rows=_signed(loaded.topwork_lay_out_rows, None, ctypes.POINTER(RowLayout)),
-        look_up=_signed(
-            loaded.topwork_look_up,
-            *(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
-            *(ctypes.c_int64, ctypes.c_int64, ctypes.c_float),
-        ),
+        look_up=_signed(loaded.topwork_look_up, ctypes.c_int, ctypes.POINTER(LookUp)),
         thread_pool_new=_signed(loaded.topwork_thread_pool_new, ctypes.c_void_p, ctypes.c_int64),
         thread_pool_free=_signed(loaded.topwork_thread_pool_free, None, ctypes.c_void_p),
         thread_pool_wake=_signed(loaded.topwork_thread_pool_wake, None, ctypes.c_void_p),

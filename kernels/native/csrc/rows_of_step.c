@@ -1,6 +1,6 @@
 /* What a step is made of before its program runs: where its rows lie, and what goes in.
  *
- * Each is little work that Python or a library of tensors takes ten times as long to begin.
+ * Each is little work, which Python or a library of tensors takes longer to begin than to do.
  */
 #include <string.h>
 
@@ -38,20 +38,35 @@ void topwork_lay_out_rows(const struct row_layout *p)
     }
 }
 
-/* Rows of a table by their numbers, as floats times `scale`. */
-void topwork_look_up(float *out, const int64_t *ids, int64_t num_rows, const void *table,
-                     int64_t width, int64_t is_bf16, float scale)
+struct look_up {
+    float *out;         /* [T, H] */
+    const int64_t *ids; /* [T] */
+    const void *table;  /* [V, H] */
+    int64_t num_rows, table_rows, width, is_bf16;
+    float scale;
+};
+
+/* Write rows of a table by their numbers, as floats times `scale`. Return 1, and read nothing of
+ * it, where it has no such row. */
+int topwork_look_up(const struct look_up *p)
 {
     enum { AHEAD = 4 }; /* rows that are asked for before their use: they lie anywhere */
-    int64_t size = width * (is_bf16 ? 2 : 4);
-    for (int64_t row = -AHEAD; row < num_rows; row++) {
-        for (int64_t at = 0; row + AHEAD < num_rows && at < size; at += LINE)
-            prefetch((const char *)table + ids[row + AHEAD] * size, at);
+    int64_t width = p->width, size = width * (p->is_bf16 ? 2 : 4);
+    const char *table = p->table;
+    for (int64_t row = 0; row < p->num_rows; row++)
+        if (p->ids[row] < 0 || p->ids[row] >= p->table_rows)
+            return 1;
+    for (int64_t row = -AHEAD; row < p->num_rows; row++) {
+        for (int64_t at = 0; row + AHEAD < p->num_rows && at < size; at += LINE)
+            prefetch(table + p->ids[row + AHEAD] * size, at);
         if (row < 0)
             continue;
-        const char *from = (const char *)table + ids[row] * size;
-        float *to = out + row * width;
-        for (int64_t i = 0; i < width; i += LANES)
-            store_some(to, i, width - i, false, load_some(from, i, width - i, is_bf16) * scale);
+        const char *from = table + p->ids[row] * size;
+        float *to = p->out + row * width;
+        for (int64_t i = 0; i < width; i += LANES) {
+            f32v x = load_some(from, i, width - i, p->is_bf16);
+            store_some(to, i, width - i, false, x * p->scale);
+        }
     }
+    return 0;
 }

@@ -83,6 +83,16 @@ def test_embeddings_are_torchs(
         assert torch.equal(out, F.embedding(ids, table).float() * scale)
 
 
+@pytest.mark.parametrize("bad", [-1, 50, 2**62])
+def test_no_memory_is_read_for_a_token_that_is_not_in_the_table(
+    kernels: NativeKernels, bad: int
+) -> None:
+    out = torch.zeros(3, 8)
+    with pytest.raises(AssertionError, match="no rows of a table of 50"):
+        kernels.look_up(torch.tensor([1, bad, 2]), torch.ones(50, 8), 1.0, out)
+    assert not out.any()
+
+
 def test_numbers_alone_keep_their_tokens(kernels: NativeKernels) -> None:
     values = torch.tensor([1.0, torch.nan, torch.inf, -torch.inf, -3e38, 0.0])
     token_ids = torch.arange(6)
