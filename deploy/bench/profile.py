@@ -22,6 +22,7 @@ import worker.runners.model_runner
 import worker.runners.native_runner
 from cluster.scheduler.scheduler import Scheduler
 from deploy.local_engine import LocalEngine
+from kernels.native.backend import NativeKernels
 from kernels.native.program import Program, Step, ThreadPool
 from worker.cache.kv_cache import KVCache
 from worker.engine.sequences import SequenceTable
@@ -45,6 +46,7 @@ _OF_RANKS: tuple[_Part, ...] = (
     ("batch: tensors", worker.runners.native_runner, "cpu_forward_batch"),
     ("batch: tensors", worker.runners.model_runner, "cpu_forward_batch"),
     ("embedding", Model, "embed"),
+    ("embedding", NativeKernels, "look_up"),
     (_HEAD, Model, "logits"),
     ("sampling", Sampler, "sample"),
     ("sampling", worker.engine.rank, "build_step_output"),
