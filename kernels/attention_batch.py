@@ -69,6 +69,30 @@ class RowArrays:
 LayOut = Callable[[RowArrays, Sequence[int], Sequence[int], Sequence[Sequence[int]], int], None]
 
 
+def lay_out_rows(
+    arrays: RowArrays,
+    query_starts: Sequence[int],
+    context_lens: Sequence[int],
+    page_tables: Sequence[Sequence[int]],
+    page_size: int,
+) -> None:
+    """Fill the arrays of a step by NumPy; the arguments are those of `AttentionBatch.build`."""
+    starts, lengths = np.array(query_starts, np.int64), np.array(context_lens, np.int64)
+    num_rows = starts[1:] - starts[:-1]
+    arrays.sequences[:, 0] = starts[:-1]
+    arrays.sequences[:, 1] = num_rows
+    arrays.sequences[:, 2] = lengths
+    arrays.page_table[:] = 0
+    for row, table, length in zip(arrays.page_table, page_tables, context_lens, strict=True):
+        count = -(-length // page_size)
+        row[:count] = table[:count]
+    sequence_of_row = np.repeat(np.arange(len(lengths)), num_rows)
+    positions = np.arange(len(sequence_of_row)) + (lengths - starts[1:])[sequence_of_row]
+    of_row = arrays.page_table[sequence_of_row, positions // page_size]
+    arrays.positions[:] = positions
+    arrays.kv_loc[:] = of_row * page_size + positions % page_size
+
+
 class AttentionBatch:
     """One step's rows and where the K and V that they see are; made by `build`.
 
@@ -116,7 +140,7 @@ class AttentionBatch:
         context_lens: Sequence[int],
         page_tables: Sequence[Sequence[int]],
         page_size: int,
-        lay_out: LayOut | None = None,
+        lay_out: LayOut = lay_out_rows,
     ) -> "AttentionBatch":
         """Plan a step from host lists.
 
@@ -125,7 +149,7 @@ class AttentionBatch:
             context_lens: S counts of positions, each at least its sequence's rows.
             page_tables: S page lists, each covering its context; what lies beyond is ignored.
             page_size: positions of a page.
-            lay_out: what fills the arrays; by NumPy, if nothing else does.
+            lay_out: what fills the arrays.
         """
         num_sequences = len(context_lens)
         assert len(query_starts) - 1 == num_sequences == len(page_tables), "lists of unequal length"
@@ -135,32 +159,8 @@ class AttentionBatch:
             assert length <= len(table) * page_size, f"{len(table)} pages cannot hold {length}"
         max_pages = -(-max(context_lens, default=0) // page_size)
         arrays = RowArrays.empty(query_starts[-1], num_sequences, max_pages)
-        (lay_out or lay_out_rows)(arrays, query_starts, context_lens, page_tables, page_size)
+        lay_out(arrays, query_starts, context_lens, page_tables, page_size)
         return cls(tuple(query_starts), tuple(context_lens), arrays, page_size)
-
-
-def lay_out_rows(
-    arrays: RowArrays,
-    query_starts: Sequence[int],
-    context_lens: Sequence[int],
-    page_tables: Sequence[Sequence[int]],
-    page_size: int,
-) -> None:
-    """Fill the arrays of a step; the arguments are those of `AttentionBatch.build`."""
-    starts, lengths = np.array(query_starts, np.int64), np.array(context_lens, np.int64)
-    num_rows = starts[1:] - starts[:-1]
-    arrays.sequences[:, 0] = starts[:-1]
-    arrays.sequences[:, 1] = num_rows
-    arrays.sequences[:, 2] = lengths
-    arrays.page_table[:] = 0
-    for row, table, length in zip(arrays.page_table, page_tables, context_lens, strict=True):
-        count = -(-length // page_size)
-        row[:count] = table[:count]
-    sequence_of_row = np.repeat(np.arange(len(lengths)), num_rows)
-    positions = np.arange(len(sequence_of_row)) + (lengths - starts[1:])[sequence_of_row]
-    of_row = arrays.page_table[sequence_of_row, positions // page_size]
-    arrays.positions[:] = positions
-    arrays.kv_loc[:] = of_row * page_size + positions % page_size
 
 
 def _tiles(batch: AttentionBatch) -> Iterator[AttentionTile]:

@@ -257,7 +257,7 @@ class CpuKernels(CpuRecurrent):
         return values, ids
 
     def where_finite(self, values: Tensor, token_ids: Tensor, other: int) -> Tensor:
-        # By NumPy: a step waits for this, and each of torch's calls takes several times as long.
+        # By NumPy: a step waits for this, and torch takes longer to begin.
         return torch.from_numpy(np.where(np.isfinite(values.numpy()), token_ids.numpy(), other))
 
     def keep_allowed(

@@ -5,6 +5,7 @@ sampled as torch does it, but for draws from a whole vocabulary.
 """
 
 import functools
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,13 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.attention_batch import RowArrays
 from kernels.elementwise import result_dtype
 from kernels.int8_kv import SCALE_BYTES
 from kernels.native.experts import NativeExperts
 from kernels.native.gates import NativeGates
 from kernels.native.gumbel_argmax import gumbel_argmax_native
 from kernels.native.huge_pages import HugePages, populate
-from kernels.native.library import LookUp
+from kernels.native.library import LookUp, RowLayout
 from kernels.native.op_runner import at, is_bf16
 from kernels.native.ops import (
     ArgmaxOp,
@@ -48,6 +50,13 @@ def _check_heads(qkv: Tensor) -> None:
     """Make sure that the heads of a row [T, heads, D] lie as the C code expects."""
     assert qkv.dtype == torch.float32, "as products are"
     assert qkv.stride()[1:] == (qkv.shape[2], 1), "the heads of a row are contiguous"
+
+
+def _pages(table: Sequence[int]) -> "array[int]":
+    """Return pages as int32, themselves if they are."""
+    if isinstance(table, array) and table.typecode == "i":
+        return table
+    return array("i", table)
 
 
 class NativeKernels(NativeExperts, NativeGates, NativeRecurrent):
@@ -223,6 +232,30 @@ class NativeKernels(NativeExperts, NativeGates, NativeRecurrent):
         # Where no recorded program has them awake, to wake the other threads would take longer.
         self._do("argmax", op, num_rows, (logits, values, ids), alone=True)
         return values, ids
+
+    def lay_out_rows(
+        self,
+        arrays: RowArrays,
+        query_starts: Sequence[int],
+        context_lens: Sequence[int],
+        page_tables: Sequence[Sequence[int]],
+        page_size: int,
+    ) -> None:
+        """Fill the arrays of a step; see `AttentionBatch.build`."""
+        starts, lengths = array("q", query_starts), array("q", context_lens)
+        tables = [_pages(table) for table in page_tables]
+        addresses = array("Q", [table.buffer_info()[0] for table in tables])
+        self.thread_pool.library.lay_out_rows(
+            RowLayout(
+                *(given.buffer_info()[0] for given in (starts, lengths, addresses)),
+                *arrays.page_table.shape,
+                page_size,
+                arrays.page_table.ctypes.data,
+                arrays.kv_loc.ctypes.data,
+                arrays.positions.ctypes.data,
+                arrays.sequences.ctypes.data,
+            )
+        )
 
     def look_up(self, token_ids: Tensor, table: Tensor, scale: float, out: Tensor) -> None:
         """Write rows of `table` [V, H], float32 or bfloat16, times `scale` into `out` [T, H].

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention_batch import AttentionBatch, LayOut
+from kernels.attention_batch import AttentionBatch, LayOut, lay_out_rows
 from kernels.recurrent.state_runs import state_runs
 from worker.lora.adapter_bank import AdaptedRows, AdapterBank, SlotRows
 from worker.lora.adapter_weights import AdapterEmbedding, AdapterHead
@@ -62,7 +62,7 @@ def cpu_forward_batch(
     page_size: int,
     pending: Tensor | None = None,
     pools: Sequence[PoolName] = ("full",),
-    lay_out: LayOut | None = None,
+    lay_out: LayOut = lay_out_rows,
 ) -> ForwardBatch:
     """Return the rows as tensors on the CPU, with `loras` left out.
 

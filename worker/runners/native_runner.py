@@ -15,7 +15,6 @@ from kernels.native.library import Library
 from kernels.native.lora import NativeLora
 from kernels.native.ops import RankSumOp, number_of
 from kernels.native.program import WINDOW_ROWS, RecordedProgram, Step
-from kernels.native.row_layout import lay_out_by
 from worker.cache.kv_cache import KVCache
 from worker.distributed.communicator import Communicator
 from worker.distributed.shared_group import SharedGroup
@@ -116,7 +115,6 @@ class NativeRunner:
         self._kernels = kernels
         self._group = group
         self._by_adapters: dict[bool, _Recording] = {}
-        self._lay_out = lay_out_by(kernels.thread_pool.library)
 
     def warm_up(self) -> None:
         """See `worker.runners.model_runner.ModelRunner`: nothing is compiled."""
@@ -127,7 +125,7 @@ class NativeRunner:
         cache.clear(rows.new_pages, rows.new_window_pages)
         thread_pool.wake()
         batch = cpu_forward_batch(
-            *(rows, self._bank, cache.page_size, pending, cache.pools), self._lay_out
+            *(rows, self._bank, cache.page_size, pending, cache.pools), self._kernels.lay_out_rows
         )
         runs = [(run.slot, run.start, run.stop) for run in rows.runs]
         full, window = batch.attention.get("full"), batch.attention.get("window")
@@ -159,7 +157,7 @@ class NativeRunner:
         whole = self._model.whole_embedding
         if whole is None or batch.embeddings:
             x.copy_(self._model.embed(batch))
-        else:  # a step waits for this, and torch takes several times as long
+        else:  # a step waits for this, and torch takes longer to begin
             self._kernels.look_up(batch.token_ids, *whole, x)
 
     def _recording(self, step: Step, slots: Sequence[int]) -> _Recording:

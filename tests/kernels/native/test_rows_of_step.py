@@ -13,7 +13,6 @@ from kernels.attention_batch import AttentionBatch, RowArrays, lay_out_rows
 from kernels.native.backend import NativeKernels
 from kernels.native.library import Library
 from kernels.native.program import ThreadPool
-from kernels.native.row_layout import lay_out_by
 from tests.random_cases import num_cases
 
 
@@ -44,13 +43,13 @@ def steps(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]], int]:
 @settings(max_examples=num_cases(100))
 @given(step=steps(), are_arrays=st.booleans())
 def test_rows_lie_where_numpy_says(
-    library: Library,
+    kernels: NativeKernels,
     step: tuple[list[int], list[int], list[list[int]], int],
     are_arrays: bool,
 ) -> None:
     starts, lengths, tables, page_size = step
     given_tables = [array("i", table) for table in tables] if are_arrays else tables
-    batch = AttentionBatch.build(starts, lengths, given_tables, page_size, lay_out_by(library))
+    batch = AttentionBatch.build(starts, lengths, given_tables, page_size, kernels.lay_out_rows)
     expected = RowArrays.empty(starts[-1], len(lengths), batch.page_table.shape[1])
     lay_out_rows(expected, starts, lengths, tables, page_size)
     for found, wanted in zip(astuple(batch.arrays), astuple(expected), strict=True):
@@ -62,10 +61,10 @@ def test_rows_lie_where_numpy_says(
     [([0, 2], [1], [[0]]), ([0, 0], [1], [[0]]), ([0, 1], [5], [[0]]), ([0, 1], [1], [])],
 )
 def test_a_step_that_cannot_be_is_refused(
-    library: Library, starts: list[int], lengths: list[int], tables: list[list[int]]
+    kernels: NativeKernels, starts: list[int], lengths: list[int], tables: list[list[int]]
 ) -> None:
     with pytest.raises(AssertionError):
-        AttentionBatch.build(starts, lengths, tables, 4, lay_out_by(library))
+        AttentionBatch.build(starts, lengths, tables, 4, kernels.lay_out_rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
