@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch
+from kernels.native.huge_pages import HugePages
 from kernels.native.library import Library, OpFunction, StepFields
 from kernels.recurrent.state_runs import StateRun
 
@@ -205,6 +206,7 @@ class RecordedProgram:
         self._of_samples = False
         self._parts: list[Program | Call] = [Program()]
         self._buffers: dict[tuple[str, bool, tuple[int, ...], torch.dtype], Tensor] = {}
+        self._memory = HugePages()
 
     @property
     def num_rows(self) -> int:
@@ -215,7 +217,7 @@ class RecordedProgram:
         """Return the memory [num_rows, *shape] that has this name; whoever asks may write it."""
         key = name, self._of_samples, shape, dtype
         if key not in self._buffers:
-            self._buffers[key] = torch.empty((self.num_rows, *shape), dtype=dtype)
+            self._buffers[key] = self._memory.empty((self.num_rows, *shape), dtype)
         return self._buffers[key]
 
     def go_on_with_samples(self) -> None:

@@ -1,8 +1,9 @@
 /* The online softmax of rows whose scores and weights are of tiles.
  *
- * A few rows at once: one alone waits for its largest score, and for its weights at its end. A
- * row's own operations and their order are those of `soften`, with `scale` applied to scores first,
- * so that its bits do not depend on the rows beside it.
+ * The maxima of all rows of a pass are found first, then all their weights: one row alone would
+ * wait for its largest score, and for its weights at its end. A row's own operations and their
+ * order do not depend on the rows beside it. They are those of `soften` but that a score is scaled,
+ * and less the maximum, in one operation, which rounds once.
  */
 #ifndef TOPWORK_ATTENTION_TILE_SOFTMAX_H
 #define TOPWORK_ATTENTION_TILE_SOFTMAX_H
@@ -12,17 +13,28 @@
 #if HAS_TILES
 
 enum {
-    SOFTENED_ROWS = 4, /* at once: their scores stay in registers */
     BLOCK_VECTORS = BLOCK / LANES,
+    /* How far scores to base 2 may be above a row's maximum before this follows: weights are up to
+     * 256 then. */
+    KEPT_GROWTH = 8,
 };
 
-/* Rows that are softened at once. */
+/* The rows of a pass. */
 struct softened {
-    int64_t row; /* the first of them */
-    const float *scores;
-    uint32_t *weights;
-    uint64_t seen[SOFTENED_ROWS]; /* the positions of the block, from the lowest bit on */
+    int64_t row, num_rows;     /* the first of them */
+    uint64_t seen[TILED_ROWS]; /* the positions of the block, from the lowest bit on */
+    float maxima[TILED_ROWS];  /* of this block's scores and those before */
 };
+
+/* Return the positions of a block, which begins at `start`, that a row sees: bits. */
+INLINE uint64_t seen_positions(const struct attention *op, const struct workspace *w, int64_t row,
+                               int64_t start)
+{
+    int64_t last = w->positions[row] - start;
+    int64_t first = op->window > 0 && last + 1 > op->window ? last + 1 - op->window : 0;
+    uint64_t seen = last >= BLOCK - 1 ? ~0ull : (2ull << last) - 1;
+    return first >= BLOCK ? 0 : seen & ~0ull << first;
+}
 
 /* Return the largest lane of each of four vectors. */
 INLINE __m128 largest_of_four(const f32v x[4])
@@ -43,33 +55,65 @@ INLINE __m128 largest_of_four(const f32v x[4])
     return _mm512_castps512_ps128((__m512)all);
 }
 
-/* Load and scale a row's scores, -infinity where it does not see; return the larger ones of them
- * and its maximum so far. */
-INLINE f32v load_scores(const float *from, float scale, uint64_t seen, bool is_whole, float maximum,
-                        f32v scores[BLOCK_VECTORS])
+/* Return the larger ones of a row's scores that it sees; none is NaN. */
+INLINE f32v larger_scores(const float *from, uint64_t seen, bool is_whole)
 {
-    f32v tops[BLOCK_VECTORS];
+    f32v tops = splat(-INFINITY);
 #pragma GCC unroll 4
     for (int i = 0; i < BLOCK_VECTORS; i++) {
-        f32v x = load_f32(from + i * LANES) * scale;
+        f32v x = load_f32(from + i * LANES);
         if (!is_whole)
             x = (f32v)_mm512_mask_mov_ps((__m512)splat(-INFINITY), (__mmask16)(seen >> i * LANES),
                                          (__m512)x);
-        scores[i] = x;
-        tops[i] = larger(x, splat(maximum)); /* no NaN */
+        tops = larger(x, tops);
     }
-    return larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+    return tops;
+}
+
+/* Find the largest scores of rows, four at a time, and scale them. */
+INLINE void find_largest(const struct workspace *w, struct softened *rows, float scale,
+                         bool is_whole)
+{
+    for (int64_t i = 0; i < rows->num_rows; i += 4) {
+        f32v tops[4];
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < 4; j++) {
+            int64_t at = smaller(i + j, rows->num_rows - 1);
+            tops[j] = larger_scores(w->scores + at * BLOCK, rows->seen[at], is_whole);
+        }
+        _mm_storeu_ps(rows->maxima + i, _mm_mul_ps(largest_of_four(tops), _mm_set1_ps(scale)));
+    }
+}
+
+/* Let the maxima of rows be what they were, or where that is far below what has been found, this,
+ * and bring what has been summed there to it. */
+INLINE void grow_maxima(const struct attention *op, const struct workspace *w,
+                        struct softened *rows)
+{
+    for (int64_t i = 0; i < rows->num_rows; i += LANES) {
+        __mmask16 all = (__mmask16)((1u << smaller(rows->num_rows - i, LANES)) - 1);
+        f32v before = (f32v)_mm512_maskz_loadu_ps(all, w->maxima + rows->row + i);
+        f32v found = load_f32(rows->maxima + i), most = before + (float)KEPT_GROWTH;
+        unsigned grown = _mm512_mask_cmp_ps_mask(all, (__m512)found, (__m512)most, _CMP_GT_OQ);
+        store_f32(rows->maxima + i,
+                  (f32v)_mm512_mask_mov_ps((__m512)before, (__mmask16)grown, (__m512)found));
+        for (; grown != 0; grown &= grown - 1) {
+            int64_t at = i + __builtin_ctz(grown);
+            rescale(op, w, rows->row + at, rows->maxima[at], OF_TILES);
+        }
+    }
 }
 
 /* Turn a row's scores into weights, keep and sum them: zeros where it does not see. */
-INLINE void weigh(const f32v scores[BLOCK_VECTORS], float maximum, uint64_t seen, bool is_whole,
+INLINE void weigh(float *scores, float scale, float maximum, uint64_t seen, bool is_whole,
                   uint32_t *to, float *denominators)
 {
     const u32v ones = (u32v){0} + 0x3f803f80;
     f32v weights[BLOCK_VECTORS], denominator = load_f32(denominators);
 #pragma GCC unroll 4
     for (int i = 0; i < BLOCK_VECTORS; i++)
-        weights[i] = exp2_nonpositive(scores[i] - splat(maximum));
+        weights[i] = exp2_nonpositive(
+            multiply_add(load_f32(scores + i * LANES), splat(scale), splat(-maximum)));
 #pragma GCC unroll 4
     for (int i = 0; i < BLOCK_VECTORS; i += 2, to += LANES) {
         u32v words = narrow_to_words(weights[i], weights[i + 1]);
@@ -81,56 +125,19 @@ INLINE void weigh(const f32v scores[BLOCK_VECTORS], float maximum, uint64_t seen
     store_f32(denominators, denominator);
 }
 
-INLINE void soften_at_once(const struct attention *op, const struct workspace *w,
-                           const struct softened *rows, int num_rows, bool is_whole)
+INLINE void soften_rows(const struct attention *op, const struct workspace *w,
+                        struct softened *rows, bool is_whole)
 {
-    const float scale = score_scale(op, OF_TILES), *known = w->maxima + rows->row;
-    f32v scores[SOFTENED_ROWS][BLOCK_VECTORS], tops[SOFTENED_ROWS];
-    float maxima[SOFTENED_ROWS];
-#pragma GCC unroll 4
-    for (int i = 0; i < num_rows; i++)
-        tops[i] = load_scores(rows->scores + i * BLOCK, scale, rows->seen[i], is_whole, known[i],
-                              scores[i]);
-#pragma GCC unroll 4
-    for (int i = num_rows; i < SOFTENED_ROWS; i++)
-        tops[i] = tops[0];
-    __m128 largest = largest_of_four(tops);
-    _mm_storeu_ps(maxima, largest);
-    __mmask8 all = (__mmask8)((1 << num_rows) - 1);
-    __m128 before = _mm_maskz_loadu_ps(all, known);
-    unsigned grown = _mm_mask_cmp_ps_mask(all, largest, before, _CMP_NEQ_UQ);
-    for (; grown != 0; grown &= grown - 1) {
-        int i = __builtin_ctz(grown);
-        rescale(op, w, rows->row + i, maxima[i], OF_TILES);
+    const float scale = score_scale(op, OF_TILES);
+    float *denominators = w->denominators + rows->row * LANES;
+    find_largest(w, rows, scale, is_whole);
+    grow_maxima(op, w, rows);
+    for (int64_t i = 0; i < rows->num_rows; i++) {
+        for (int64_t d = 0; d < row_width(op); d += LANES)
+            __builtin_prefetch(w->sums + (rows->row + i) * row_width(op) + d, 1, 3);
+        weigh(w->scores + i * BLOCK, scale, rows->maxima[i], rows->seen[i], is_whole,
+              w->weights + i * BLOCK, denominators + i * LANES);
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < num_rows; i++)
-        weigh(scores[i], maxima[i], rows->seen[i], is_whole, rows->weights + i * BLOCK,
-              w->denominators + (rows->row + i) * LANES);
-}
-
-/* Return the positions of a block, which begins at `start`, that a row sees: bits. */
-INLINE uint64_t seen_positions(const struct attention *op, const struct workspace *w, int64_t row,
-                               int64_t start)
-{
-    int64_t last = w->positions[row] - start;
-    int64_t first = op->window > 0 && last + 1 > op->window ? last + 1 - op->window : 0;
-    uint64_t seen = last >= BLOCK - 1 ? ~0ull : (2ull << last) - 1;
-    return first >= BLOCK ? 0 : seen & ~0ull << first;
-}
-
-INLINE void soften_few(const struct attention *op, const struct workspace *w, struct softened *rows,
-                       int64_t start, int num_rows)
-{
-    uint64_t seen_by_all = ~0ull;
-    for (int i = 0; i < num_rows; i++) {
-        rows->seen[i] = seen_positions(op, w, rows->row + i, start);
-        seen_by_all &= rows->seen[i];
-    }
-    if (seen_by_all == ~0ull)
-        soften_at_once(op, w, rows, num_rows, true);
-    else
-        soften_at_once(op, w, rows, num_rows, false);
 }
 
 /* Soften the scores of the `num_rows` rows of a pass, which begins at `row`, with a block, which
@@ -138,19 +145,18 @@ INLINE void soften_few(const struct attention *op, const struct workspace *w, st
 static void soften_pass(const struct attention *op, const struct workspace *w, int64_t row,
                         int64_t num_rows, int64_t start)
 {
-    for (int64_t i = 0; i < num_rows; i += SOFTENED_ROWS) {
-        struct softened rows = {
-            .row = row + i,
-            .scores = w->scores + i * BLOCK,
-            .weights = w->weights + i * BLOCK,
-        };
-        switch (num_rows - i) {
-        case 1: soften_few(op, w, &rows, start, 1); break;
-        case 2: soften_few(op, w, &rows, start, 2); break;
-        case 3: soften_few(op, w, &rows, start, 3); break;
-        default: soften_few(op, w, &rows, start, SOFTENED_ROWS); break;
-        }
+    struct softened rows;
+    rows.row = row;
+    rows.num_rows = num_rows;
+    uint64_t seen_by_all = ~0ull;
+    for (int64_t i = 0; i < num_rows; i++) {
+        rows.seen[i] = seen_positions(op, w, row + i, start);
+        seen_by_all &= rows.seen[i];
     }
+    if (seen_by_all == ~0ull)
+        soften_rows(op, w, &rows, true);
+    else
+        soften_rows(op, w, &rows, false);
 }
 
 #endif

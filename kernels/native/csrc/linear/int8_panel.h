@@ -18,10 +18,10 @@ INLINE int64_t int8_panel_bytes(int64_t num_inputs)
 }
 
 /* Return what sums stand for. */
-INLINE f32v int8_outputs(i32v sums, float row_scale, const float *scales, const float *bias)
+INLINE f32v int8_outputs(i32v sums, float row_scale, f32v scales, f32v bias)
 {
     f32v y = as_rounded(words_to_floats(sums) * row_scale);
-    return as_rounded(y * load_f32(scales)) + load_f32(bias);
+    return as_rounded(y * scales) + bias;
 }
 
 INLINE void multiply_int8_tile(int num_rows, const struct job *job)
@@ -54,8 +54,8 @@ INLINE void multiply_int8_tile(int num_rows, const struct job *job)
     for (int row = 0; row < num_rows; row++)
 #pragma GCC unroll 4
         for (int i = 0; i < PANEL_VECTORS; i++) {
-            f32v y = int8_outputs(sums[row][i], scaled_row(job, row).scale, job->scales + i * LANES,
-                                  job->bias + i * LANES);
+            f32v scales = load_f32(job->scales + i * LANES), bias = load_f32(job->bias + i * LANES);
+            f32v y = int8_outputs(sums[row][i], scaled_row(job, row).scale, scales, bias);
             store_outputs(job, row, i * LANES, job->wants_sums ? (f32v)sums[row][i] : y);
         }
 }

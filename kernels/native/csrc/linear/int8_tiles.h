@@ -72,17 +72,37 @@ INLINE void add_parts(bool has_second, const struct job *job, struct fetching *f
     }
 }
 
-/* Store what sums stand for. */
-INLINE void store_int8_sums(const struct job *job, const int32_t *sums)
+/* Store what sums stand for, or themselves, of a whole panel or of the outputs that there are. */
+INLINE void store_int8_rows(bool is_whole, bool wants_sums, const struct job *job,
+                            const int32_t *sums)
 {
-    for (int64_t row = 0; row < job->num_rows; row++) {
-        float scale = scaled_row(job, row).scale;
-        for (int i = 0; i < PANEL; i += LANES) {
-            i32v total = (i32v)load_words(sums + row * PANEL + i);
-            f32v y = int8_outputs(total, scale, job->scales + i, job->bias + i);
-            store_outputs(job, row, i, job->wants_sums ? (f32v)total : y);
+    struct job own = *job; /* which the compiler knows that no store changes */
+    f32v scales[PANEL_VECTORS], bias[PANEL_VECTORS];
+    for (int i = 0; i < PANEL_VECTORS; i++) {
+        scales[i] = load_f32(own.scales + i * LANES);
+        bias[i] = load_f32(own.bias + i * LANES);
+    }
+    for (int64_t row = 0; row < own.num_rows; row++) {
+        float scale = scaled_row(&own, row).scale;
+        for (int i = 0; i < PANEL_VECTORS; i++) {
+            i32v total = (i32v)load_words(sums + row * PANEL + i * LANES);
+            f32v y = wants_sums ? (f32v)total : int8_outputs(total, scale, scales[i], bias[i]);
+            if (is_whole)
+                store_f32(own.y + row * own.y_stride + i * LANES, y);
+            else
+                store_outputs(&own, row, i * LANES, y);
         }
     }
+}
+
+INLINE void store_int8_sums(const struct job *job, const int32_t *sums)
+{
+    if (job->wants_sums)
+        store_int8_rows(false, true, job, sums);
+    else if (job->num_outputs < PANEL)
+        store_int8_rows(false, false, job, sums);
+    else
+        store_int8_rows(true, false, job, sums);
 }
 
 INLINE void multiply_in_pass(bool has_second, const struct job *job, struct fetching *fetching,

@@ -69,7 +69,7 @@ void topwork_scale_sums(const void *op, struct worker *worker)
             if (bias != NULL)
                 store_f32(biases, load_some(bias, i, left, false));
             i32v sums = (i32v)load_some(p->sums + row * p->width, i, left, false);
-            store_some(y, i, left, false, int8_outputs(sums, scale, of_outputs, biases));
+            store_some(y, i, left, false, int8_outputs(sums, scale, load_f32(of_outputs), load_f32(biases)));
         }
     }
 }
