@@ -77,10 +77,10 @@ INLINE void multiply_int4_part(int num_rows, int num_vectors, const struct job *
             f32v offsets = load_whole(from + INT4_OFFSETS + (at + i) * LANES * 2, true);
 #pragma GCC unroll 6
             for (int row = 0; row < num_rows; row++) {
-                struct scaled_group of_row = scaled_group(job, row, group);
+                struct splat_group of_row = splat_group(job, row, group);
                 f32v sum = words_to_floats(small_sums(sums[row][i]));
-                f32v total = multiply_add(offsets, splat(of_row.sum), totals[row][i]);
-                totals[row][i] = multiply_add(sum, scales * splat(of_row.scale), total);
+                f32v total = multiply_add(offsets, of_row.sum, totals[row][i]);
+                totals[row][i] = multiply_add(sum, scales * of_row.scale, total);
             }
         }
     }

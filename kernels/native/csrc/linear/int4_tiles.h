@@ -41,14 +41,44 @@ static void widen_codes(const struct job *job, int half, char *to)
     settle_memory();
 }
 
-INLINE void multiply_group(const struct job *job, const char *codes, int64_t group, char *sums)
+/* Begin the products of a pair of groups, of which the second may not be there. */
+INLINE void begin_pair(const struct job *job, const char *codes, int64_t group, int64_t groups)
 {
+    const int8_t *x = codes_of_row(job, 0) + group * GROUP;
+    codes += group * CODES_OF_GROUP;
     _tile_zero(0);
-    _tile_loadd(4, codes_of_row(job, 0) + group * GROUP, job->form.row_bytes);
-    _tile_loadd(6, codes + group * CODES_OF_GROUP, TILE_LINE);
-    _tile_dpbsud(0, 4, 6);
-    _tile_stored(0, sums + group % 2 * SUMS_OF_GROUP, TILE_LINE);
+    _tile_zero(1);
+    if (group < groups) {
+        _tile_loadd(4, x, job->form.row_bytes);
+        _tile_loadd(6, codes, TILE_LINE);
+        _tile_dpbsud(0, 4, 6);
+    }
+    if (group + 1 < groups) {
+        _tile_loadd(4, x + GROUP, job->form.row_bytes);
+        _tile_loadd(6, codes + CODES_OF_GROUP, TILE_LINE);
+        _tile_dpbsud(1, 4, 6);
+    }
+}
+
+INLINE void end_pair(char *sums)
+{
+    _tile_stored(0, sums, TILE_LINE);
+    _tile_stored(1, sums + SUMS_OF_GROUP, TILE_LINE);
     settle_memory();
+}
+
+/* Add what the sums of a group stand for to rows' totals. */
+INLINE void add_group(int num_rows, const struct job *job, int64_t group, const char *from,
+                      const char *sums, f32v totals[TILE_ROWS])
+{
+    f32v scales = load_whole(from, true), offsets = load_whole(from + INT4_OFFSETS, true);
+#pragma GCC unroll 16
+    for (int row = 0; row < num_rows; row++) {
+        struct splat_group of_row = splat_group(job, row, group);
+        f32v sum = words_to_floats((i32v)load_words(sums + row * LANES * 4));
+        f32v total = multiply_add(offsets, of_row.sum, totals[row]);
+        totals[row] = multiply_add(sum, scales * of_row.scale, total);
+    }
 }
 
 INLINE void multiply_half(int num_rows, const struct job *job, int half, const char *codes,
@@ -61,19 +91,13 @@ INLINE void multiply_half(int num_rows, const struct job *job, int half, const c
     for (int row = 0; row < num_rows; row++)
         totals[row] = (f32v){0};
     settle_memory();
-    multiply_group(job, codes, 0, sums);
-    for (int64_t group = 0; group < groups; group++, from += INT4_GROUP) {
+    begin_pair(job, codes, 0, groups);
+    for (int64_t group = 0; group < groups; group += 2, from += 2 * INT4_GROUP) {
+        end_pair(sums);
+        begin_pair(job, codes, group + 2, groups);
+        add_group(num_rows, job, group, from, sums, totals);
         if (group + 1 < groups)
-            multiply_group(job, codes, group + 1, sums);
-        f32v scales = load_whole(from, true), offsets = load_whole(from + INT4_OFFSETS, true);
-        const char *of_sums = sums + group % 2 * SUMS_OF_GROUP;
-#pragma GCC unroll 16
-        for (int row = 0; row < num_rows; row++) {
-            struct scaled_group of_row = scaled_group(job, row, group);
-            f32v sum = words_to_floats((i32v)load_words(of_sums + row * LANES * 4));
-            f32v total = multiply_add(offsets, splat(of_row.sum), totals[row]);
-            totals[row] = multiply_add(sum, scales * splat(of_row.scale), total);
-        }
+            add_group(num_rows, job, group + 1, from + INT4_GROUP, sums + SUMS_OF_GROUP, totals);
     }
     int64_t first = half * LANES;
     f32v bias = load_f32(job->bias + first);

@@ -7,6 +7,8 @@
 #ifndef TOPWORK_LINEAR_QUANTIZED_PANEL_H
 #define TOPWORK_LINEAR_QUANTIZED_PANEL_H
 
+#include <stddef.h>
+
 #include "linear/blocks.h"
 #include "linear/quantized_rows.h"
 
@@ -19,6 +21,11 @@ enum {
                            : 6,
     INT4_TILE = 6,
     MAX_TILE = INT8_TILE > INT4_TILE ? INT8_TILE : INT4_TILE,
+};
+
+/* What belongs to the codes of a row's group, in every lane. */
+struct splat_group {
+    f32v scale, sum;
 };
 
 /* What a panel does to some rows. */
@@ -51,12 +58,13 @@ INLINE struct scaled_row scaled_row(const struct job *job, int64_t row)
     return scaled;
 }
 
-/* Return what belongs to the codes of a row's group; of int4. */
-INLINE struct scaled_group scaled_group(const struct job *job, int64_t row, int64_t group)
+/* Return what belongs to the codes of a row's group; of int4. Each number is loaded by itself, into
+ * all lanes: a struct would come by an integer's register. */
+INLINE struct splat_group splat_group(const struct job *job, int64_t row, int64_t group)
 {
-    struct scaled_group scaled;
-    memcpy(&scaled, behind_codes(job, row) + group * (int64_t)sizeof scaled, sizeof scaled);
-    return scaled;
+    const char *from = behind_codes(job, row) + group * (int64_t)sizeof(struct scaled_group);
+    return (struct splat_group){splat_f32(from + offsetof(struct scaled_group, scale)),
+                                splat_f32(from + offsetof(struct scaled_group, sum))};
 }
 
 /* Store LANES outputs of a row, from `first` on. */

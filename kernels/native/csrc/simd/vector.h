@@ -80,6 +80,14 @@ INLINE f32v load_f32(const void *from)
     return x;
 }
 
+/* Return the float32 that lies here in every lane. */
+INLINE f32v splat_f32(const void *from)
+{
+    float x;
+    memcpy(&x, from, sizeof x);
+    return splat(x);
+}
+
 INLINE void store_f32(void *to, f32v x) { memcpy(to, &x, sizeof x); }
 
 INLINE f32v widen(u16v x)
