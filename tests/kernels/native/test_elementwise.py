@@ -275,6 +275,24 @@ def test_a_part_of_a_head_may_rotate_alone(
         assert torch.equal(q[..., rotary_dim:], qkv[:, :3, rotary_dim:].to(dtype))
 
 
+def test_a_number_of_any_bits_is_rounded_as_torch_rounds_it(kernels: NativeKernels) -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows, head_dim = 5 * PAGE, 48
+    bits = torch.randint(-(2**31), 2**31 - 1, (rows, 3, head_dim), generator=generator)
+    bits[1::2] &= 0x80FFFFFF  # every other row has many numbers near 2^-126, below it, and zeros
+    qkv = bits.to(torch.int32).view(torch.float32)
+    batch = AttentionBatch.build([0, rows], [rows], [list(range(5))], PAGE)
+    k_pages, v_pages = (torch.zeros(5, 1, PAGE, head_dim, dtype=torch.bfloat16) for _ in range(2))
+    angles = torch.zeros(rows, head_dim // 2)
+    where = angles.cos(), angles.sin(), Step(rows, batch)
+    kernels.rope_and_write(qkv, 1, *where, k_pages, v_pages, None, None, 1e-6, torch.bfloat16)
+    written, expected = v_pages.flatten(0, 2), qkv[:, 2].bfloat16()
+    is_nan = expected.isnan()
+    assert is_nan.any() and (expected[1::2].abs() < 2.0**-126).any()
+    assert torch.equal(written.isnan(), is_nan)
+    assert torch.equal(written.view(torch.int16)[~is_nan], expected.view(torch.int16)[~is_nan])
+
+
 def apart(x: Tensor) -> Tensor:
     """Return the same rows with other numbers between them, as a product may leave them."""
     return torch.cat([x, torch.full((x.shape[0], 16), torch.nan)], dim=1)[:, : x.shape[1]]

@@ -261,7 +261,7 @@ def test_a_step_without_rows_writes_nothing(thread_pool: ThreadPool) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scale", [1e-4, 2.0, 60.0, -0.5])
+@pytest.mark.parametrize("scale", [1e-4, 2.0, 60.0, -0.5, -60.0])
 def test_scores_of_any_size_give_what_float64_gives(
     thread_pool: ThreadPool, scale: float, dtype: torch.dtype
 ) -> None:
@@ -274,3 +274,21 @@ def test_scores_of_any_size_give_what_float64_gives(
     )
     expected = reference.attention(pool.q[0].double(), k, v, scale)
     assert error(actual, expected) < 3 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_that_grow_from_block_to_block_give_what_float64_gives(
+    thread_pool: ThreadPool, dtype: torch.dtype
+) -> None:
+    """A row may keep the maximum that it has while new scores are not far above it."""
+    length, head_dim = 450, 64
+    pool = make_pool([length], dtype, (3, 1), head_dim)
+    pool.q[0][:, :, 0] = 1.0
+    for growth in (-30.0, -3.0, 0.5, 3.0, 7.9, 30.0):  # of scores to base 2
+        for block, page in enumerate(pool.tables[0]):
+            pool.k_pages[page, :, :, 0] = block * growth * head_dim**0.5 / 1.4427
+        (actual,) = pool.attend(thread_pool, [(0, 0, length)])
+        assert error(actual, pool.expected((0, 0, length))) < 3 * TOLERANCE[dtype], growth
+        for first, last in ((449, 450), (63, 65), (300, 317)):
+            (part,) = pool.attend(thread_pool, [(0, first, last)])
+            assert torch.equal(part, actual[first:last]), (growth, first)

@@ -89,6 +89,13 @@ INLINE float score_scale(const struct attention *op, enum form form)
     return (float)(is_bf16(form) ? op->scale * LOG2_E : op->scale);
 }
 
+/* Tell whether queries are negated, as the scale is not below zero then: of tiles, where the
+ * largest score becomes the largest scaled one. */
+INLINE bool has_negated_queries(const struct attention *op, enum form form)
+{
+    return form == OF_TILES && op->scale < 0;
+}
+
 /* Bring what a row has summed to a new maximum. */
 INLINE void rescale(const struct attention *op, const struct workspace *w, int64_t row,
                     float maximum, enum form form)
@@ -203,6 +210,8 @@ static void begin(const struct attention *op, const struct task *task, const str
             memcpy(to, from, (size_t)words * 4);
             memset(to + words, 0, (size_t)(depth - words) * 4);
         }
+        for (int64_t d = 0; has_negated_queries(op, form) && d < words; d++)
+            to[d] ^= 0x80008000;
         w->positions[row] = task->first_position + row / group_size(op);
         w->maxima[row] = -INFINITY;
     }

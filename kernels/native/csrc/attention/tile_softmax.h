@@ -105,7 +105,7 @@ INLINE void grow_maxima(const struct attention *op, const struct workspace *w,
 }
 
 /* Turn a row's scores into weights, keep and sum them: zeros where it does not see. */
-INLINE void weigh(float *scores, float scale, float maximum, uint64_t seen, bool is_whole,
+INLINE void weigh(const float *scores, float scale, float maximum, uint64_t seen, bool is_whole,
                   uint32_t *to, float *denominators)
 {
     const u32v ones = (u32v){0} + 0x3f803f80;
@@ -128,7 +128,7 @@ INLINE void weigh(float *scores, float scale, float maximum, uint64_t seen, bool
 INLINE void soften_rows(const struct attention *op, const struct workspace *w,
                         struct softened *rows, bool is_whole)
 {
-    const float scale = score_scale(op, OF_TILES);
+    const float scale = fabsf(score_scale(op, OF_TILES)); /* see has_negated_queries */
     float *denominators = w->denominators + rows->row * LANES;
     find_largest(w, rows, scale, is_whole);
     grow_maxima(op, w, rows);

@@ -64,12 +64,10 @@ void topwork_scale_sums(const void *op, struct worker *worker)
         float scale = scale_of(largest_of_ranks(p->largest + row * p->num_ranks, p->num_ranks));
         for (int64_t i = 0; i < p->width; i += LANES) {
             int64_t left = p->width - i;
-            float of_outputs[LANES], biases[LANES] = {0};
-            store_f32(of_outputs, load_some(scales, i, left, false));
-            if (bias != NULL)
-                store_f32(biases, load_some(bias, i, left, false));
+            f32v of_outputs = load_some(scales, i, left, false);
+            f32v biases = bias == NULL ? (f32v){0} : load_some(bias, i, left, false);
             i32v sums = (i32v)load_some(p->sums + row * p->width, i, left, false);
-            store_some(y, i, left, false, int8_outputs(sums, scale, load_f32(of_outputs), load_f32(biases)));
+            store_some(y, i, left, false, int8_outputs(sums, scale, of_outputs, biases));
         }
     }
 }
