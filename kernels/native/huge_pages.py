@@ -1,4 +1,4 @@
-"""Memory in pages of 2 MiB, for what every step reads from end to end.
+"""Memory in pages of 2 MiB, for what every step reads or writes from end to end.
 
 In pages of 4 KiB a core spends a third of its time on looking up where they are: streams of weights
 were read at 25 GB/s, and at 38 in huge pages. A kernel that has none gives small pages.

@@ -14,8 +14,8 @@
 
 enum {
     BLOCK_VECTORS = BLOCK / LANES,
-    /* How far scores to base 2 may be above a row's maximum before this follows: weights are up to
-     * 256 then. */
+    /* How far scores to base 2 may be above a row's maximum before this follows and what has been
+     * summed is rescaled: weights are up to 256 then. The idea is FlashAttention-4's. */
     KEPT_GROWTH = 8,
 };
 
