@@ -44,7 +44,7 @@ class TestGptOss(FamilyBattery):
     """See `FamilyBattery`."""
 
     adapter = "attention, stacked experts and router"
-    seed = 326  # whose choice of experts hangs on no rounding: their logits are 0.02 apart
+    seed = 589  # whose choice of experts hangs on no rounding, with the products of any kind of CPU
 
     @staticmethod
     def build(intermediate_size: int = 96) -> GptOssForCausalLM:
