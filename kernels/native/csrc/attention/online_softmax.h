@@ -83,17 +83,18 @@ static int64_t cut_scratch(const struct attention *op, char *memory, struct work
     return used;
 }
 
-/* Return what the products of q and K are multiplied by. */
-INLINE float score_scale(const struct attention *op, enum form form)
-{
-    return (float)(is_bf16(form) ? op->scale * LOG2_E : op->scale);
-}
-
-/* Tell whether queries are negated, as the scale is not below zero then: of tiles, where the
- * largest score becomes the largest scaled one. */
+/* Tell whether queries are negated in place of the scale: of tiles, where the largest score has to
+ * become the largest scaled one. */
 INLINE bool has_negated_queries(const struct attention *op, enum form form)
 {
     return form == OF_TILES && op->scale < 0;
+}
+
+/* Return what the products of q and K are multiplied by. */
+INLINE float score_scale(const struct attention *op, enum form form)
+{
+    float scale = (float)(is_bf16(form) ? op->scale * LOG2_E : op->scale);
+    return has_negated_queries(op, form) ? -scale : scale;
 }
 
 /* Bring what a row has summed to a new maximum. */

@@ -2,8 +2,8 @@
  *
  * The maxima of all rows of a pass are found first, then all their weights: one row alone would
  * wait for its largest score, and for its weights at its end. A row's own operations and their
- * order do not depend on the rows beside it. They are those of `soften` but that a score is scaled,
- * and less the maximum, in one operation, which rounds once.
+ * order do not depend on the rows beside it. They are those of `soften`, but a score is scaled, and
+ * less the maximum, in one operation, which rounds once, and the maximum follows scores late.
  */
 #ifndef TOPWORK_ATTENTION_TILE_SOFTMAX_H
 #define TOPWORK_ATTENTION_TILE_SOFTMAX_H
@@ -23,7 +23,7 @@ enum {
 struct softened {
     int64_t row, num_rows;     /* the first of them */
     uint64_t seen[TILED_ROWS]; /* the positions of the block, from the lowest bit on */
-    float maxima[TILED_ROWS];  /* of this block's scores and those before */
+    float maxima[TILED_ROWS];  /* what is taken off their scores */
 };
 
 /* Return the positions of a block, which begins at `start`, that a row sees: bits. */
@@ -128,12 +128,12 @@ INLINE void weigh(const float *scores, float scale, float maximum, uint64_t seen
 INLINE void soften_rows(const struct attention *op, const struct workspace *w,
                         struct softened *rows, bool is_whole)
 {
-    const float scale = fabsf(score_scale(op, OF_TILES)); /* see has_negated_queries */
+    const float scale = score_scale(op, OF_TILES);
     float *denominators = w->denominators + rows->row * LANES;
     find_largest(w, rows, scale, is_whole);
     grow_maxima(op, w, rows);
     for (int64_t i = 0; i < rows->num_rows; i++) {
-        for (int64_t d = 0; d < row_width(op); d += LANES)
+        for (int64_t d = 0; d < row_width(op); d += LANES) /* what values are added to next */
             __builtin_prefetch(w->sums + (rows->row + i) * row_width(op) + d, 1, 3);
         weigh(w->scores + i * BLOCK, scale, rows->maxima[i], rows->seen[i], is_whole,
               w->weights + i * BLOCK, denominators + i * LANES);

@@ -1,8 +1,8 @@
 /* Rows of int8 times one panel of a weight in 4 bits in tiles of AMX.
  *
  * The product of a group's codes is a tile of integers, for up to 16 rows and half of a panel; what
- * they add to outputs is done as in int4_panel.h, in its order, while the next group's product is
- * made. Codes are brought into bytes once for all rows.
+ * they add to outputs is done as in int4_panel.h, in its order, while the products of the next two
+ * groups are made. Codes are brought into bytes once for all rows.
  */
 #ifndef TOPWORK_LINEAR_INT4_TILES_H
 #define TOPWORK_LINEAR_INT4_TILES_H

@@ -72,9 +72,9 @@ INLINE void add_parts(bool has_second, const struct job *job, struct fetching *f
     }
 }
 
-/* Store what sums stand for, or themselves, of a whole panel or of the outputs that there are. */
-INLINE void store_int8_rows(bool is_whole, bool wants_sums, const struct job *job,
-                            const int32_t *sums)
+/* Store what sums stand for of a whole panel; or, unless `is_whole`, of the outputs that there are,
+ * or themselves. */
+INLINE void store_int8_rows(bool is_whole, const struct job *job, const int32_t *sums)
 {
     struct job own = *job; /* which the compiler knows that no store changes */
     f32v scales[PANEL_VECTORS], bias[PANEL_VECTORS];
@@ -86,23 +86,21 @@ INLINE void store_int8_rows(bool is_whole, bool wants_sums, const struct job *jo
         float scale = scaled_row(&own, row).scale;
         for (int i = 0; i < PANEL_VECTORS; i++) {
             i32v total = (i32v)load_words(sums + row * PANEL + i * LANES);
-            f32v y = wants_sums ? (f32v)total : int8_outputs(total, scale, scales[i], bias[i]);
+            f32v y = int8_outputs(total, scale, scales[i], bias[i]);
             if (is_whole)
                 store_f32(own.y + row * own.y_stride + i * LANES, y);
             else
-                store_outputs(&own, row, i * LANES, y);
+                store_outputs(&own, row, i * LANES, own.wants_sums ? (f32v)total : y);
         }
     }
 }
 
 INLINE void store_int8_sums(const struct job *job, const int32_t *sums)
 {
-    if (job->wants_sums)
-        store_int8_rows(false, true, job, sums);
-    else if (job->num_outputs < PANEL)
-        store_int8_rows(false, false, job, sums);
+    if (job->wants_sums || job->num_outputs < PANEL)
+        store_int8_rows(false, job, sums);
     else
-        store_int8_rows(true, false, job, sums);
+        store_int8_rows(true, job, sums);
 }
 
 INLINE void multiply_in_pass(bool has_second, const struct job *job, struct fetching *fetching,

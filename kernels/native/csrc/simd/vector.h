@@ -112,7 +112,7 @@ INLINE f32v round_floats(f32v x) { return (f32v)(round_bits(x) & 0xffff0000); }
 INLINE u16v narrow(f32v x)
 {
 #if LANES == 16 && defined(__AVX512BF16__)
-    const int denormal = 0x20, nan = 0x81; /* which the instruction makes something else of */
+    const int denormal = 0x20, nan = 0x81; /* which vcvtneps2bf16 makes something else of */
     if (_mm512_fpclass_ps_mask((__m512)x, denormal | nan) == 0)
         return (u16v)_mm512_cvtneps_pbh((__m512)x);
 #endif

@@ -111,7 +111,7 @@ INLINE float largest_of(f32v x)
 
 /* exp2(x) for x <= 0, exactly 1 at 0, NaN at NaN: for what is rounded to bfloat16, with a relative
  * error below 3e-6 by a polynomial of degree 4. Below -125 it gives exp2(-125), or with AVX-512
- * what that is or less, at -infinity zero. */
+ * what that is or less, at -infinity zero. With AVX-512 x may be above 0 as well. */
 INLINE f32v exp2_nonpositive(f32v x)
 {
 #if LANES == 16
