@@ -18,6 +18,7 @@ from kernels.linear import batch_invariant_product
 
 _MIN_ROWS = 4  # what batch_invariant_product asks for
 BLOCK_ALIGNMENT = 64  # bytes: each block of B starts on a cache line
+CODED_INPUTS = 4  # of A that its codes take together
 CODED_RANKS = 4  # of B that its codes take together
 WriteRows = Callable[[Tensor, Tensor], Tensor]
 
@@ -30,7 +31,9 @@ class WriteCodes:
     each row stands for, [R] float32.
     """
 
-    of_a: WriteRows  # A [R, K] to int8 [R, K]
+    # A [R, K] to int8 [panels]: each of 16 lora_ranks, [K / CODED_INPUTS, lora_ranks,
+    # CODED_INPUTS], with zeros behind the last input.
+    of_a: WriteRows
     # B transposed [R, N] to int8 [panels]: each of 32 outputs, [R / CODED_RANKS, outputs,
     # CODED_RANKS], with zeros behind the last lora_rank.
     of_b: WriteRows

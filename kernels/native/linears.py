@@ -90,7 +90,7 @@ class NativeLinears(NativeLoras):
         op, tensors = make(x, weight, y)
         if lora is None:
             return op, tensors
-        op.delta, of_lora = self._shrink(x, lora)
+        op.delta, of_lora = self._shrink(x, lora, op)
         return op, (*tensors, *of_lora)
 
     def _quantized_op(

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from kernels.lora import WriteCodes
 from kernels.native.op_runner import OpRunner, at, is_bf16
-from kernels.native.ops import LinearDeltaOp, LoraOp, lora_item
+from kernels.native.ops import (
+    LinearDeltaOp,
+    LinearOp,
+    LoraOp,
+    QuantizedLinearOp,
+    lora_item,
+)
 from kernels.native.packing import PANEL
 from kernels.native.program import Step
 
@@ -49,13 +55,24 @@ class NativeLoras(OpRunner):
         self._do("lora_shrink", op, rows.step, tensors)
         self._do("lora_expand", op, rows.step, tensors)
 
-    def _shrink(self, x: Tensor, rows: NativeLora) -> tuple[LinearDeltaOp, list[Tensor | None]]:
+    def _shrink(
+        self, x: Tensor, rows: NativeLora, linear: LinearOp | QuantizedLinearOp
+    ) -> tuple[LinearDeltaOp, list[Tensor | None]]:
         """Compute A x, and return what a linear adds then, and the tensors that it points into."""
         op, tensors = self._lora_op(None, x, rows, "inner")
+        op.codes_for_linear = self._has_same_codes(op, linear)
         self._do("lora_shrink", op, rows.step, tensors)
         num_bytes = self.thread_pool.library.delta_row_bytes(op)
         inner = self._out("inner in int8", x.shape[0], (num_bytes,), torch.uint8)
         return LinearDeltaOp(op, at(inner)), [*tensors, inner]
+
+    def _has_same_codes(self, lora: LoraOp, linear: LinearOp | QuantizedLinearOp) -> bool:
+        """Return whether a linear's rows become the int8 that those of a LoRA do."""
+        if not isinstance(linear, QuantizedLinearOp) or not linear.scales or linear.largest:
+            return False
+        library = self.thread_pool.library
+        num_bytes = library.coded_row_bytes(linear)
+        return bool(linear.is_rotated) and num_bytes == library.lora_coded_row_bytes(lora)
 
     def _lora_op(
         self, y: Tensor | None, x: Tensor, rows: NativeLora, name: str

@@ -39,7 +39,7 @@ class LoraOp(ctypes.Structure):
 
     lora_shrink writes A x to `inner` [T, inner_stride] float32, where lora_expand reads it; no slot
     has an R above inner_stride. `coded` [T, as many bytes as the library says] is memory for rows
-    in int8, or null.
+    in int8, or null; `codes_for_linear` tells whether the linear of the same x finds its own there.
     """
 
     _fields_ = [
@@ -49,6 +49,7 @@ class LoraOp(ctypes.Structure):
         *_pointers("inner"),
         *_counts("inner_stride"),
         *_pointers("coded"),
+        *_counts("codes_for_linear"),
     ]
 
 

@@ -23,9 +23,8 @@ QKV, OUT, GATE_UP, DOWN, ROUTER, MIXER_IN, MIXER_OUT, EXPERT_GATE_UP, EXPERT_DOW
 class LoraLayerWeights:
     """One adapter's LoRA of one fused linear, or of the head."""
 
-    a: Tensor  # [R, K]; int8 if there are scales
-    b: Tensor  # [elements], one block for each module, times scaling, weight and gain; likewise,
-    # and then as `kernels.lora.WriteCodes` writes it
+    a: Tensor  # [R, K]; if there are scales int8, as `kernels.lora.WriteCodes` writes it
+    b: Tensor  # [elements], one block for each module, times scaling, weight and gain; likewise
     blocks: Tensor  # [modules, 5] int64 on the host, as LoraSegment wants them
     gain: Tensor | None  # [N] float32, of DoRA; None: 1
     shift: Tensor | None  # [N] float32, added so that the gain spares the bias; None: 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.lora import BLOCK_ALIGNMENT, CODED_RANKS, WriteCodes
+from kernels.lora import BLOCK_ALIGNMENT, CODED_INPUTS, CODED_RANKS, WriteCodes
 from kernels.native.huge_pages import huge_empty
 from kernels.quantized import MAX_INPUTS
 from worker.lora.adapter_weights import AdapterWeights, LoraLayerWeights
@@ -49,6 +49,11 @@ def _whole_lines(num_bytes: int) -> int:
     return -(-num_bytes // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
 
 
+def _codes_of_a(num_inputs: int) -> int:
+    """Return how many codes of A a lora_rank has."""
+    return -(-num_inputs // CODED_INPUTS) * CODED_INPUTS
+
+
 def _codes_of_b(num_ranks: int) -> int:
     """Return how many codes of B an output has."""
     return -(-num_ranks // CODED_RANKS) * CODED_RANKS
@@ -57,7 +62,8 @@ def _codes_of_b(num_ranks: int) -> int:
 def _num_bytes(lora: LoraLayerWeights) -> int:
     """Return what `_quantized` takes of memory."""
     of_b = (_codes_of_b(len(ranks)) * width for ranks, width, _ in _blocks(lora))
-    return sum(map(_whole_lines, (lora.a.numel(), torch.float32.itemsize * len(lora.a), *of_b)))
+    of_a = len(lora.a) * _codes_of_a(lora.a.shape[1])
+    return sum(map(_whole_lines, (of_a, torch.float32.itemsize * len(lora.a), *of_b)))
 
 
 def _blocks(lora: LoraLayerWeights) -> Sequence[tuple[range, int, int]]:
@@ -72,7 +78,8 @@ def _quantized(
     lora: LoraLayerWeights, memory: _Memory, write_codes: WriteCodes
 ) -> LoraLayerWeights:
     assert lora.a.shape[1] <= MAX_INPUTS, f"{lora.a.shape[1]} inputs: sums have 32 bits"
-    a = memory.take(lora.a.numel()).view(lora.a.shape)
+    num_codes = _codes_of_a(lora.a.shape[1])
+    a = memory.take(len(lora.a) * num_codes).view(len(lora.a), num_codes)
     scales = memory.take(torch.float32.itemsize * len(lora.a)).view(torch.float32)
     scales.copy_(write_codes.of_a(lora.a, a))
     parts: list[Tensor] = []

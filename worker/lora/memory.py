@@ -21,7 +21,8 @@ _LINE = 64  # bytes: where a block of B starts, and what a packed weight's input
 _MAX_PACKED_OUTPUTS = 64  # that a packed weight's outputs may be padded to a multiple of
 _GAIN_BYTES = 4  # of one output: DoRA's gains and shifts are float32
 _CODE_BYTES, _SCALE_BYTES = 1, 4  # of an element in int8, and of a lora_rank's scale
-_CODED_RANKS = 4  # kernels.lora.CODED_RANKS, that B's codes are padded to a multiple of
+# kernels.lora.CODED_INPUTS and CODED_RANKS, that codes of A and of B are padded to a multiple of.
+_CODED_INPUTS, _CODED_RANKS = 4, 4
 _SCORE_BYTES = 4  # of an element of a classification head: float32
 _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -88,7 +89,8 @@ def _lora_bytes(part: Partition, entry: LoraEntry, item_bytes: int) -> int:
     a_bytes = entry.lora_rank * len(columns) * item_bytes
     ranks_of_b = entry.lora_rank
     if item_bytes == _CODE_BYTES:
-        a_bytes = _round_up(a_bytes) + _round_up(entry.lora_rank * _SCALE_BYTES)
+        a_bytes = _round_up(entry.lora_rank * _round_up(len(columns), _CODED_INPUTS))
+        a_bytes += _round_up(entry.lora_rank * _SCALE_BYTES)
         ranks_of_b = _round_up(entry.lora_rank, _CODED_RANKS)
     return a_bytes + _round_up(ranks_of_b * num_outputs(part, entry.module) * item_bytes)
 

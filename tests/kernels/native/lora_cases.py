@@ -1,12 +1,14 @@
 """Adapters of a fused linear as the C library has them, and what comes of their two ops."""
 
+import ctypes
+import mmap
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.lora import CODED_RANKS, join_blocks
+from kernels.lora import CODED_INPUTS, CODED_RANKS, join_blocks
 from kernels.native.library import Library
 from kernels.native.lora import NativeLora
 from kernels.native.ops import LoraOp, lora_item
@@ -38,6 +40,17 @@ class Adapter:
         return Adapter(to(self.a), parts, self.gain, self.shift, scales)
 
 
+def panels_of_a(a: Tensor) -> Tensor:
+    """Return A [ranks, K] in int8 as the C code reads it: in panels, in one row."""
+    a = F.pad(a, (0, -a.shape[1] % CODED_INPUTS))
+    return torch.cat(
+        [
+            panel.reshape(len(panel), -1, CODED_INPUTS).transpose(0, 1).flatten()
+            for panel in a.split(16)
+        ]
+    )
+
+
 def panels(b: Tensor) -> Tensor:
     """Return B [width, ranks] in int8 as the C code reads it: transposed, in panels, in one row."""
     width, num_ranks = b.shape
@@ -48,6 +61,15 @@ def panels(b: Tensor) -> Tensor:
             for panel in b.split(32)
         ]
     ).view(1, -1)
+
+
+def guarded(codes: Tensor) -> Tensor:
+    """Return a copy [...] of int8 behind whose end no memory may be read."""
+    num_bytes = -(-codes.numel() // mmap.PAGESIZE) * mmap.PAGESIZE
+    whole = torch.frombuffer(mmap.mmap(-1, num_bytes + mmap.PAGESIZE), dtype=INT8)
+    end = ctypes.c_void_p(whole.data_ptr() + num_bytes)
+    assert ctypes.CDLL(None).mprotect(end, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return whole[num_bytes - codes.numel() : num_bytes].view(codes.shape).copy_(codes)
 
 
 def poison(dtype: torch.dtype) -> float:
@@ -78,7 +100,10 @@ class Linear:
         adapters: list[Adapter | None],
         b_after: int = 0,
     ) -> None:
-        """Lay the adapters out, each B so many elements after its natural place."""
+        """Lay the adapters out, each B so many elements after its natural place.
+
+        Behind A and B in int8 there is no memory, unless B is elsewhere.
+        """
         self.k, self.widths, self.adapters = k, widths, adapters
         (self._dtype,) = {one.a.dtype for one in adapters if one is not None}
         self._thread_pools = {threads: ThreadPool(library, threads) for threads in (1, 2, 3)}
@@ -96,11 +121,16 @@ class Linear:
         laid_out = [panels(part).T for part in parts] if self._dtype == INT8 else parts
         b, blocks = join_blocks([(0, part) for part in laid_out])
         around = torch.full((len(b) + 80,), poison(b.dtype), dtype=b.dtype)
-        b = around[self._b_after : self._b_after + len(b)].copy_(b)
-        self._kept.append((adapter, b))
+        a = adapter.a
+        if self._dtype == INT8 and self._b_after == 0:
+            a, b = guarded(panels_of_a(a)), guarded(b)
+        else:
+            a = panels_of_a(a) if self._dtype == INT8 else a
+            b = around[self._b_after : self._b_after + len(b)].copy_(b)
+        self._kept.append((adapter, a, b))
         others = adapter.gain, adapter.shift, adapter.scales
         line[:5] = (
-            adapter.a.data_ptr(),
+            a.data_ptr(),
             len(adapter.a),
             *(0 if one is None else one.data_ptr() for one in others),
         )

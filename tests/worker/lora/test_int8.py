@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import kernels_for
-from kernels.lora import CODED_RANKS, WriteCodes, join_blocks
+from kernels.lora import CODED_INPUTS, CODED_RANKS, WriteCodes, join_blocks
 from kernels.native.huge_pages import PAGE
 from kernels.quantized import rotate
 from kernels.torch_backend import CpuKernels
@@ -57,7 +57,19 @@ def block_rows(lora: LoraLayerWeights) -> list[Tensor]:
     ]
 
 
-def code_rows(lora: LoraLayerWeights) -> list[Tensor]:
+def codes_of_a(lora: LoraLayerWeights, num_inputs: int) -> Tensor:
+    """Return A's codes [R, num_inputs]."""
+    num_codes = -(-num_inputs // CODED_INPUTS) * CODED_INPUTS
+    panels = lora.a.flatten().split(16 * num_codes)
+    rows = [
+        panel.view(num_codes // CODED_INPUTS, -1, CODED_INPUTS).transpose(0, 1).flatten(1)
+        for panel in panels
+    ]
+    assert not torch.cat(rows)[:, num_inputs:].any()
+    return torch.cat(rows)[:, :num_inputs]
+
+
+def codes_of_b(lora: LoraLayerWeights) -> list[Tensor]:
     """Return what `block_rows` does, of B's codes."""
     rows = []
     for first, end, output, end_output, start in lora.blocks.tolist():
@@ -78,17 +90,17 @@ def alone(lora: LoraLayerWeights) -> AdapterWeights:
 def test_a_code_is_the_nearest_and_a_scale_is_of_a_row_of_a_and_a_column_of_b(
     write_codes: WriteCodes, dtype: torch.dtype
 ) -> None:
-    lora = some_lora(50, [(3, 17), (1, 1), (5, 70)], dtype)
+    lora = some_lora(50, [(3, 17), (1, 1), (35, 70)], dtype)
     (found, _), _ = in_int8(alone(lora), write_codes).layers
     assert found is not None and found.scales is not None
     assert found.a.dtype == found.b.dtype == torch.int8
     rotated = rotate(lora.a)  # as rows of x are
     for rank, (a, b) in enumerate(zip(rotated, block_rows(lora), strict=True)):
-        codes_of_a, codes_of_b = found.a[rank], code_rows(found)[rank]
+        of_a, of_b = codes_of_a(found, 50)[rank], codes_of_b(found)[rank]
         one_of_a, one_of_b = a.float().abs().max() / 127, b.float().abs().max() / 127
-        assert (codes_of_a.double() * one_of_a - a).abs().max() <= one_of_a * 0.5001
-        assert (codes_of_b.double() * one_of_b - b).abs().max() <= one_of_b * 0.5001
-        assert codes_of_a.abs().max() == codes_of_b.abs().max() == 127
+        assert (of_a.double() * one_of_a - a).abs().max() <= one_of_a * 0.5001
+        assert (of_b.double() * one_of_b - b).abs().max() <= one_of_b * 0.5001
+        assert of_a.abs().max() == of_b.abs().max() == 127
         assert torch.isclose(found.scales[rank], one_of_a * one_of_b)
 
 
@@ -97,7 +109,7 @@ def test_a_lora_rank_of_zeros_stays_zeros(write_codes: WriteCodes) -> None:
     lora.a[1], block_rows(lora)[2][:] = 0.0, 2.0**-101
     (found, _), _ = in_int8(alone(lora), write_codes).layers
     assert found is not None and found.scales is not None
-    assert not found.a[1].any() and not code_rows(found)[2].any()
+    assert not codes_of_a(found, 8)[1].any() and not codes_of_b(found)[2].any()
     assert found.scales[1] == found.scales[2] == 0.0
 
 

@@ -22,18 +22,12 @@ struct block {
     int64_t first_row, end_row, panel, weight_panel;
 };
 
-/* Where a block's outputs go: the first row's, and numbers from there to the next row's. */
-struct outputs {
-    float *y;
-    int64_t stride;
-};
-
 _Static_assert((int)PANEL == (int)PANEL_OUTPUTS, "a panel of a linear is one of B");
 
 /* Add what adapters in int8 add to a block. */
 INLINE void add_block_delta(const struct delta *delta, struct block block, struct outputs to)
 {
-    add_delta(delta, (struct span){block.first_row, block.end_row}, block.panel, to.y, to.stride);
+    add_delta(delta, (struct span){block.first_row, block.end_row}, block.panel, to);
 }
 
 INLINE int64_t num_panels(int64_t num_outputs) { return round_up(num_outputs, PANEL) / PANEL; }

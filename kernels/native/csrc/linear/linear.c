@@ -96,7 +96,7 @@ INLINE int64_t memory_bytes(const struct linear *p)
 int64_t topwork_linear_scratch(const void *op)
 {
     const struct linear *p = op;
-    return round_up(memory_bytes(p), LINE) + few_delta_bytes(&p->delta);
+    return round_up(memory_bytes(p), LINE) + delta_scratch(&p->delta);
 }
 
 INLINE struct memory make_memory(const struct linear *p, char *scratch)
@@ -224,10 +224,11 @@ static void multiply_block(const struct linear *p, struct block block, struct ou
 }
 
 /* Begin with the deltas of a step's rows; where these are many, all threads meet. */
-static struct delta begin_deltas(const struct linear *p, const struct worker *worker)
+static struct delta begin_deltas(const struct linear *p, const struct worker *worker,
+                                 struct memory *memory)
 {
-    char *few = (char *)worker->scratch + round_up(memory_bytes(p), LINE);
-    struct delta delta = begin_delta(&p->delta, worker, few);
+    char *own = (char *)worker->scratch + round_up(memory_bytes(p), LINE);
+    struct delta delta = begin_delta(&p->delta, worker, own, &memory->tiling.rows);
     if (shares_delta_rows(delta.op, worker->step->num_rows))
         topwork_meet(worker);
     return delta;
@@ -240,14 +241,14 @@ void topwork_linear(const void *op, struct worker *worker)
     struct rows_and_panels all = {worker->step->num_rows, block_rows(p),
                                   num_panels(p->num_outputs)};
     struct memory memory = make_memory(p, worker->scratch);
-    struct delta delta = begin_deltas(p, worker);
+    struct delta delta = begin_deltas(p, worker, &memory);
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task);
         struct outputs to = outputs_of(p, block);
         multiply_block(p, block, to, &memory);
         add_block_delta(&delta, block, to);
     }
-    if (is_tiled(p))
+    if (memory.tiling.rows.first > 0)
         release_tiles();
 }
 
@@ -268,7 +269,7 @@ void topwork_gated_linear(const void *op, struct worker *worker)
     struct rows_and_panels all =
         gated_rows_and_panels(worker->step->num_rows, block_rows(p), p->num_outputs);
     struct memory memory = make_memory(p, worker->scratch);
-    struct delta delta = begin_deltas(p, worker);
+    struct delta delta = begin_deltas(p, worker, &memory);
     struct outputs gates = gated_outputs(worker, topwork_linear_scratch(p));
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task), ups = ups_of(block, all.num_panels);
@@ -277,7 +278,7 @@ void topwork_gated_linear(const void *op, struct worker *worker)
         add_gated_delta(&delta, block, ups, gates);
         write_gated(&g->gated, block, gates, p->num_outputs / 2, p->is_bf16);
     }
-    if (is_tiled(p))
+    if (memory.tiling.rows.first > 0)
         release_tiles();
 }
 
@@ -305,6 +306,6 @@ void topwork_grouped_linear(const void *op, struct worker *worker)
         struct block block = block_of_task(&experts, &cursor, task);
         multiply_block(p, block, outputs_of(p, block), &memory);
     }
-    if (is_tiled(p))
+    if (memory.tiling.rows.first > 0)
         release_tiles();
 }

@@ -61,13 +61,13 @@ INLINE int64_t panel_bytes(const struct quantized_linear *p)
 /* Tell whether products in int8 are computed in tiles of AMX, unless of few rows. */
 INLINE bool is_tiled(const struct quantized_linear *p)
 {
-    return HAS_BYTE_TILES && is_int8(p) && may_use_amx();
+    return is_int8(p) && may_use_byte_tiles();
 }
 
 /* Tell whether those of some rows with codes of 4 bits are. */
 INLINE bool has_int4_tiles(const struct quantized_linear *p, int64_t num_rows)
 {
-    return HAS_BYTE_TILES && !is_int8(p) && num_rows > FEW_FOR_TILES && may_use_amx();
+    return !is_int8(p) && num_rows > FEW_FOR_TILES && may_use_byte_tiles();
 }
 
 INLINE struct coded_form form_of(const struct quantized_linear *p)
@@ -111,12 +111,17 @@ struct coded_rows {
     int64_t row_bytes;
 };
 
-/* Return the first rows of a step in int8. */
+/* Return the first rows of a step in int8, or all, if lora_shrink has brought them there. */
 static struct coded_rows code_first(const struct quantized_linear *p, int64_t num_rows,
                                     const struct worker *worker)
 {
     int64_t row_bytes = form_of(p).row_bytes;
     float *numbers = (float *)(worker->scratch + FEW_ROWS * row_bytes);
+    if (codes_all_rows(&p->delta.lora, worker->step)) {
+        if (shares_delta_rows(&p->delta.lora, num_rows))
+            topwork_meet(worker);
+        return (struct coded_rows){p->delta.lora.coded, row_bytes};
+    }
     if (num_rows <= FEW_ROWS) {
         code_rows(p, 0, num_rows, worker->scratch, numbers);
         return (struct coded_rows){worker->scratch, row_bytes};
@@ -187,7 +192,7 @@ INLINE int64_t rows_scratch(const struct quantized_linear *p)
 
 INLINE int64_t tiling_bytes(const struct quantized_linear *p)
 {
-    if (!HAS_BYTE_TILES || !may_use_amx())
+    if (!may_use_byte_tiles())
         return 0;
     return is_int8(p) ? (int64_t)BYTE_TILING : int4_tiling_bytes(p->num_inputs);
 }
@@ -195,7 +200,7 @@ INLINE int64_t tiling_bytes(const struct quantized_linear *p)
 int64_t topwork_quantized_linear_scratch(const void *op)
 {
     const struct quantized_linear *p = op;
-    return round_up(rows_scratch(p) + tiling_bytes(p), LINE) + few_delta_bytes(&p->delta);
+    return round_up(rows_scratch(p) + tiling_bytes(p), LINE) + delta_scratch(&p->delta);
 }
 
 INLINE struct byte_tiling make_byte_tiling(const struct quantized_linear *p, char *scratch)
@@ -205,11 +210,12 @@ INLINE struct byte_tiling make_byte_tiling(const struct quantized_linear *p, cha
 
 /* Begin with the deltas of a step's rows; where these are many, all threads meet before they add
  * them, when they have brought the rows of x into int8. */
-static struct delta begin_deltas(const struct quantized_linear *p, const struct worker *worker)
+static struct delta begin_deltas(const struct quantized_linear *p, const struct worker *worker,
+                                 struct byte_tiling *tiling)
 {
     _Static_assert((int)FEW_DELTA_ROWS == (int)FEW_ROWS, "they meet for both or for neither");
-    char *few = (char *)worker->scratch + round_up(rows_scratch(p) + tiling_bytes(p), LINE);
-    return begin_delta(&p->delta, worker, few);
+    char *own = (char *)worker->scratch + round_up(rows_scratch(p) + tiling_bytes(p), LINE);
+    return begin_delta(&p->delta, worker, own, &tiling->rows);
 }
 
 void topwork_quantized_linear(const void *op, struct worker *worker)
@@ -217,9 +223,9 @@ void topwork_quantized_linear(const void *op, struct worker *worker)
     const struct quantized_linear *p = op;
     struct rows_and_panels all = {worker->step->num_rows, block_rows(p),
                                   num_panels(p->num_outputs)};
-    struct delta delta = begin_deltas(p, worker);
-    struct coded_rows coded = code_first(p, all.num_rows, worker);
     struct byte_tiling tiling = make_byte_tiling(p, worker->scratch);
+    struct delta delta = begin_deltas(p, worker, &tiling);
+    struct coded_rows coded = code_first(p, all.num_rows, worker);
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task);
         struct outputs to = outputs_of(p, block);
@@ -246,9 +252,9 @@ void topwork_gated_quantized_linear(const void *op, struct worker *worker)
     const struct quantized_linear *p = &g->linear;
     struct rows_and_panels all =
         gated_rows_and_panels(worker->step->num_rows, block_rows(p), p->num_outputs);
-    struct delta delta = begin_deltas(p, worker);
-    struct coded_rows coded = code_first(p, all.num_rows, worker);
     struct byte_tiling tiling = make_byte_tiling(p, worker->scratch);
+    struct delta delta = begin_deltas(p, worker, &tiling);
+    struct coded_rows coded = code_first(p, all.num_rows, worker);
     struct outputs gates = gated_outputs(worker, topwork_quantized_linear_scratch(p));
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task), ups = ups_of(block, all.num_panels);

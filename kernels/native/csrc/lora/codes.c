@@ -14,13 +14,16 @@ static void load_rotated(const struct plain_row *row, int64_t first, f32v x[GROU
         rotate_group(x);
 }
 
-/* Write the codes [R, K] of A [R, K]. */
+/* Write the panels of A [R, K]: of 16 lora_ranks each, [ceil(K / 4), lora_ranks, 4]. */
 void topwork_lora_codes_of_a(const void *rows, int64_t num_ranks, int64_t width, int64_t is_bf16,
                              int8_t *codes, float *scales)
 {
     int64_t row_bytes = width * (is_bf16 ? 2 : 4);
-    for (int64_t rank = 0; rank < num_ranks; rank++, codes += width) {
+    for (int64_t rank = 0; rank < num_ranks; rank++) {
         struct plain_row row = {(const char *)rows + rank * row_bytes, width, is_bf16, true};
+        int64_t first_rank = rank / RANK_PANEL * RANK_PANEL;
+        int64_t line = smaller(num_ranks - first_rank, RANK_PANEL) * QUAD;
+        int8_t *to = codes + int8_bytes_of_a(first_rank, width) + (rank - first_rank) * QUAD;
         f32v x[GROUP_VECTORS];
         i32v sizes = {0};
         for (int64_t first = 0; first < width; first += GROUP) {
@@ -33,7 +36,8 @@ void topwork_lora_codes_of_a(const void *rows, int64_t num_ranks, int64_t width,
             int8_t group[GROUP];
             load_rotated(&row, first, x);
             code_group(x, inverse_of(scales[rank], largest), group);
-            memcpy(codes + first, group, (size_t)smaller(GROUP, width - first));
+            for (int64_t i = 0; i < smaller(GROUP, width - first); i += QUAD, to += line)
+                memcpy(to, group + i, QUAD);
         }
     }
 }

@@ -25,20 +25,28 @@ INLINE void fetch_panels(const struct piece *piece)
         prefetch(piece->b, at);
 }
 
+/* Return the bytes of a row's A x of one module in int8: the codes, then a scaled_row. */
+INLINE int64_t coded_inner_bytes(int64_t num_ranks)
+{
+    return inner_code_bytes(num_ranks) + (int64_t)sizeof(struct scaled_row);
+}
+
 static void expand_int8(const struct lora *op, const struct task *task, const struct piece *piece,
                         const struct piece *next, char *scratch)
 {
     const float *gain = address_in(task->slot[SLOT_GAIN]);
     const float *shift = address_in(task->slot[SLOT_SHIFT]);
+    int64_t code_bytes = inner_code_bytes(piece->num_ranks);
     struct panel_task t = {
         .u = scratch,
+        .scaled = scratch + code_bytes,
         .u_bytes = coded_inner_bytes(piece->num_ranks),
         .ldy = op->y_stride,
         .num_ranks = piece->num_ranks,
     };
     for (int64_t i = 0; i < task->num_rows; i++)
         code_inner(op->inner + (task->first_row + i) * op->inner_stride + piece->first_rank,
-                   piece->num_ranks, scratch + i * t.u_bytes);
+                   piece->num_ranks, scratch + i * t.u_bytes, scratch + i * t.u_bytes + code_bytes);
     int64_t num_bytes = int8_bytes_of_b(piece->num_ranks, piece->num_outputs);
     for (int64_t first = 0; first < piece->num_outputs; first += PANEL_OUTPUTS) {
         int64_t before = int8_bytes_of_b(piece->num_ranks, first);
@@ -55,7 +63,7 @@ static void expand_int8(const struct lora *op, const struct task *task, const st
 
 INLINE int64_t int8_expand_scratch(const struct lora *op)
 {
-    return BLOCK_ROWS * coded_inner_bytes(op->inner_stride);
+    return INT8_BLOCK_ROWS * coded_inner_bytes(op->inner_stride);
 }
 
 #endif

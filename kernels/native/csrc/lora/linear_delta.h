@@ -6,7 +6,7 @@
 #ifndef TOPWORK_LORA_LINEAR_DELTA_H
 #define TOPWORK_LORA_LINEAR_DELTA_H
 
-#include "lora/panel_delta.h"
+#include "lora/tile_delta.h"
 
 enum {
     FEW_DELTA_ROWS = 16, /* that each thread brings into int8 for itself */
@@ -22,18 +22,26 @@ struct linear_delta {
 struct delta {
     const struct lora *op;
     const struct step *step;
-    const char *inner; /* [rows, num_modules, module_bytes] */
-    int64_t module_bytes;
+    const char *inner; /* [rows, row_bytes]: codes of each module, then the scaled_row of each */
+    int64_t code_bytes, row_bytes;
+    struct delta_tiling tiling;
 };
-
-INLINE int64_t delta_module_bytes(const struct lora *op)
-{
-    return coded_inner_bytes(op->inner_stride);
-}
 
 INLINE int64_t delta_row_bytes(const struct lora *op)
 {
-    return op->table == NULL ? 0 : op->num_modules * delta_module_bytes(op);
+    int64_t module_bytes = inner_code_bytes(op->inner_stride) + (int64_t)sizeof(struct scaled_row);
+    return op->table == NULL ? 0 : round_up(op->num_modules * module_bytes, LINE);
+}
+
+/* Return where in a row the codes of a module are, and where its scaled_row is. */
+INLINE int64_t codes_of_module(const struct delta *delta, int64_t module)
+{
+    return module * delta->code_bytes;
+}
+
+INLINE int64_t scaled_of_module(const struct delta *delta, int64_t module)
+{
+    return delta->op->num_modules * delta->code_bytes + module * (int64_t)sizeof(struct scaled_row);
 }
 
 INLINE const int64_t *module_of(const int64_t *slot, int64_t index)
@@ -41,22 +49,28 @@ INLINE const int64_t *module_of(const int64_t *slot, int64_t index)
     return slot + SLOT_FIELDS + index * MODULE_FIELDS;
 }
 
+INLINE void code_delta_row(const struct delta *delta, const int64_t *slot, int64_t row, char *to)
+{
+    const struct lora *op = delta->op;
+    for (int64_t j = 0; j < op->num_modules; j++) {
+        const int64_t *module = module_of(slot, j);
+        code_inner(op->inner + row * op->inner_stride + module[MODULE_FIRST_RANK],
+                   module[MODULE_RANKS], to + codes_of_module(delta, j),
+                   to + scaled_of_module(delta, j));
+    }
+}
+
+/* Bring rows into int8. */
 static void code_delta_rows(const struct delta *delta, int64_t first_row, int64_t end_row,
                             char *inner)
 {
-    const struct lora *op = delta->op;
     for (int64_t i = 0; i < delta->step->num_runs; i++) {
         const struct run *run = delta->step->runs + i;
-        const int64_t *slot = slot_of(op, run);
+        const int64_t *slot = slot_of(delta->op, run);
         int64_t end = smaller(run->stop, end_row);
         for (int64_t row = run->start > first_row ? run->start : first_row;
              row < end && slot[SLOT_A] != 0; row++)
-            for (int64_t j = 0; j < op->num_modules; j++) {
-                const int64_t *module = module_of(slot, j);
-                code_inner(op->inner + row * op->inner_stride + module[MODULE_FIRST_RANK],
-                           module[MODULE_RANKS],
-                           inner + (row * op->num_modules + j) * delta->module_bytes);
-            }
+            code_delta_row(delta, slot, row, inner + row * delta->row_bytes);
     }
 }
 
@@ -66,31 +80,43 @@ INLINE bool shares_delta_rows(const struct lora *op, int64_t num_rows)
     return op->table != NULL && num_rows > FEW_DELTA_ROWS;
 }
 
-/* Return the bytes that few rows take. */
-INLINE int64_t few_delta_bytes(const struct linear_delta *linear)
+/* Return the bytes that a thread needs: for few rows, and for tiles. */
+INLINE int64_t delta_scratch(const struct linear_delta *linear)
 {
-    return round_up(FEW_DELTA_ROWS * delta_row_bytes(&linear->lora), LINE);
+    int64_t row_bytes = delta_row_bytes(&linear->lora);
+    return row_bytes == 0 ? 0 : FEW_DELTA_ROWS * row_bytes + (int64_t)DELTA_TILING;
 }
 
-/* Bring the A x of a step's rows into int8: in `few`, or each thread a share of them for all. */
+/* Bring the A x of a step's rows into int8: where they are few, in memory of the thread, of which
+ * `scratch` is as much as delta_scratch says; else each thread a share of them for all. */
 INLINE struct delta begin_delta(const struct linear_delta *linear, const struct worker *worker,
-                                char *few)
+                                char *scratch, struct tile_rows *told)
 {
     const struct lora *op = &linear->lora;
-    int64_t num_rows = worker->step->num_rows;
-    struct delta delta = {op, worker->step, few, 0};
-    if (op->table == NULL)
+    const struct step *step = worker->step;
+    struct delta delta = {.op = op, .step = step};
+    if (op->table == NULL || step->num_runs == 0)
         return delta;
-    delta.module_bytes = delta_module_bytes(op);
-    if (!shares_delta_rows(op, num_rows)) {
-        code_delta_rows(&delta, 0, num_rows, few);
-        return delta;
+    int64_t first = 0, end = step->num_rows;
+    char *inner = scratch + DELTA_TILING;
+    if (shares_delta_rows(op, step->num_rows)) {
+        inner = linear->inner;
+        first = begin_of_share(worker, worker->index, step->num_rows);
+        end = begin_of_share(worker, worker->index + 1, step->num_rows);
     }
-    code_delta_rows(&delta, begin_of_share(worker, worker->index, num_rows),
-                    begin_of_share(worker, worker->index + 1, num_rows), linear->inner);
-    delta.inner = linear->inner;
+    delta.code_bytes = inner_code_bytes(op->inner_stride);
+    delta.row_bytes = delta_row_bytes(op);
+    delta.tiling = (struct delta_tiling){scratch, told};
+    code_delta_rows(&delta, first, end, inner);
+    delta.inner = inner;
     return delta;
 }
+
+/* Where outputs of rows go: the first row's, and numbers from there to the next row's. */
+struct outputs {
+    float *y;
+    int64_t stride;
+};
 
 /* A panel among those of its module. */
 struct module_panel {
@@ -106,45 +132,87 @@ INLINE struct module_panel module_panel(const struct lora *op, int64_t panel)
     return place;
 }
 
-/* Add the delta of some rows of a run to one panel. */
-static void add_run_delta(const struct delta *delta, const int64_t *slot,
-                          const struct module_panel *place, struct span rows, float *y, int64_t ldy)
+/* Return a run's part in one panel of the outputs of a block, of which y is that of `row`. */
+INLINE struct panel_task panel_of_run(const struct delta *delta, const struct run *run,
+                                      const struct module_panel *place, int64_t row, float *y,
+                                      int64_t ldy)
 {
-    const int64_t *module = module_of(slot, place->index);
+    const int64_t *slot = slot_of(delta->op, run), *module = module_of(slot, place->index);
     int64_t num_ranks = module[MODULE_RANKS], size = int8_bytes_of_b(num_ranks, PANEL_OUTPUTS);
-    int64_t num_modules = delta->op->num_modules;
-    if (num_ranks == 0 && slot[SLOT_GAIN] == 0 && slot[SLOT_SHIFT] == 0)
-        return;
-    struct panel_task t = {
+    const char *inner = delta->inner + row * delta->row_bytes;
+    return (struct panel_task){
         .y = y,
         .gain = element_or_null(address_in(slot[SLOT_GAIN]), place->output, F32),
         .shift = element_or_null(address_in(slot[SLOT_SHIFT]), place->output, F32),
-        .u = delta->inner + (rows.first * num_modules + place->index) * delta->module_bytes,
+        .u = inner + codes_of_module(delta, place->index),
+        .scaled = inner + scaled_of_module(delta, place->index),
         .b = element_or_null(address_in(module[MODULE_B]), place->panel * size, INT8),
         .ldy = ldy,
-        .u_bytes = num_modules * delta->module_bytes,
+        .u_bytes = delta->row_bytes,
         .num_ranks = num_ranks,
         .num_outputs = PANEL_OUTPUTS,
     };
-    t.ahead =
-        (uintptr_t)t.b + (uintptr_t)size; /* the panel that this thread most often does next */
-    expand_panel(t, rows.end - rows.first);
 }
 
-/* Add to a panel of the outputs of some rows, of which y is the first. */
-static void add_delta(const struct delta *delta, struct span block, int64_t panel, float *y,
-                      int64_t ldy)
+/* Add the delta of rows of a run in a pass to a panel of their outputs. */
+static void add_run_delta(const struct delta *delta, const struct module_panel *place,
+                          struct panel_task task, struct span pass, struct span rows, bool is_first)
 {
-    if (delta->op->table == NULL)
+    int64_t num_ranks = task.num_ranks;
+    bool is_tiled =
+        may_use_byte_tiles() && num_ranks > 0 && rows.end - rows.first > FEW_FOR_DELTA_TILES;
+    if (is_first) /* then what this thread most often reads next is fetched */
+        task.ahead = (uintptr_t)task.b
+                     + (uintptr_t)(is_tiled ? bytes_read_in_tiles(num_ranks)
+                                            : int8_bytes_of_b(num_ranks, PANEL_OUTPUTS));
+    if (!is_tiled) {
+        expand_panel(task, rows.end - rows.first);
+        return;
+    }
+    int64_t outputs_left = delta->op->module_widths[place->index] - place->panel * PANEL_OUTPUTS;
+    struct delta_part part = {
+        .task = task,
+        .end_of_b = task.b + int8_bytes_of_b(num_ranks, outputs_left),
+        .first = rows.first - pass.first,
+        .end = rows.end - pass.first,
+        .num_rows = pass.end - pass.first,
+    };
+    add_in_tiles(&part, &delta->tiling);
+}
+
+/* Add the deltas of a pass of rows to a panel of their outputs; `run` is the first that has rows
+ * there. */
+static void add_pass(const struct delta *delta, const struct run *run, struct span pass,
+                     const struct module_panel *place, struct outputs to, bool is_first)
+{
+    const struct run *end = delta->step->runs + delta->step->num_runs;
+    for (; run < end && run->start < pass.end; run++) {
+        struct span rows = {run->start > pass.first ? run->start : pass.first,
+                            smaller(run->stop, pass.end)};
+        float *y = to.y + (rows.first - pass.first) * to.stride;
+        struct panel_task task = panel_of_run(delta, run, place, rows.first, y, to.stride);
+        if (slot_of(delta->op, run)[SLOT_A] != 0
+            && (task.num_ranks > 0 || task.gain != NULL || task.shift != NULL))
+            add_run_delta(delta, place, task, pass, rows, is_first || rows.first == run->start);
+    }
+}
+
+/* Add to a panel of the outputs of some rows. */
+static void add_delta(const struct delta *delta, struct span block, int64_t panel,
+                      struct outputs to)
+{
+    if (delta->inner == NULL)
         return;
     struct module_panel place = module_panel(delta->op, panel);
-    for (int64_t i = 0; i < delta->step->num_runs; i++) {
-        const struct run *run = delta->step->runs + i;
-        const int64_t *slot = slot_of(delta->op, run);
-        struct span rows = {run->start > block.first ? run->start : block.first,
-                            smaller(run->stop, block.end)};
-        if (rows.first < rows.end && slot[SLOT_A] != 0)
-            add_run_delta(delta, slot, &place, rows, y + (rows.first - block.first) * ldy, ldy);
+    const struct run *run = delta->step->runs, *end = run + delta->step->num_runs;
+    int64_t left = block.end - block.first, num_passes = parts(left, DELTA_PASS);
+    for (struct span pass = block; num_passes > 0; num_passes--, left -= pass.end - pass.first) {
+        pass.first = block.end - left;
+        pass.end = pass.first + parts(left, num_passes);
+        while (run < end && run->stop <= pass.first)
+            run++;
+        add_pass(delta, run, pass, &place, to, pass.first == block.first);
+        to.y += (pass.end - pass.first) * to.stride;
     }
 }
 

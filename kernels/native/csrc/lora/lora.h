@@ -14,8 +14,11 @@
 
 enum {
     BLOCK_ROWS = 24,        /* rows of a task; the next block finds A's or B's piece in cache */
+    INT8_BLOCK_ROWS = 32,   /* likewise */
+    FEW_SHARED_ROWS = 2,    /* that a linear brings into int8 itself: meeting would take longer */
     TASK_ITEMS = 16 * 1024, /* of A or B in a piece: about a microsecond of reading */
     RANK_GROUP = 4,         /* lora_ranks of A whose products share their loads */
+    RANK_PANEL = 16,        /* lora_ranks of a panel of A in int8 */
     OUTPUT_GROUP = 64,      /* outputs of B, whole panels of it in int8 */
     PANEL_OUTPUTS = 32,     /* of a panel of B in int8 */
 };
@@ -26,7 +29,7 @@ enum item { F32, BF16, INT8 };
 /* Fields of a slot's row of the table, which holds addresses as integers, and of each module in it,
  * which stand behind. */
 enum {
-    SLOT_A,      /* address of [num_ranks, K]; 0: no LoRA here */
+    SLOT_A,      /* address of [num_ranks, K], in int8 of its panels; 0: no LoRA here */
     SLOT_RANKS,  /* of all modules together */
     SLOT_GAIN,   /* address of [N] float32, or 0 */
     SLOT_SHIFT,  /* likewise */
@@ -48,8 +51,15 @@ struct lora {
     int64_t item;    /* of A and B */
     float *inner;    /* [T, inner_stride]: A x */
     int64_t inner_stride;
-    char *coded; /* [T, coded rows' bytes]: of int8; of no meaning before or afterwards */
+    char *coded;              /* [T, coded rows' bytes]: of int8; of no meaning before */
+    int64_t codes_for_linear; /* whether the linear of the same x finds its rows there, too */
 };
+
+/* Tell whether lora_shrink of a step brings all rows into int8 for the linear behind it, too. */
+INLINE bool codes_all_rows(const struct lora *op, const struct step *step)
+{
+    return op->codes_for_linear && step->num_runs > 0 && step->num_rows > FEW_SHARED_ROWS;
+}
 
 /* Some rows of a run, and which of the pieces of A or B. */
 struct task {
@@ -87,6 +97,12 @@ INLINE const void *element(const void *first, int64_t index, enum item item)
 INLINE const void *element_or_null(const void *first, int64_t index, enum item item)
 {
     return first == NULL ? NULL : element(first, index, item);
+}
+
+/* Return the bytes that the first lora_ranks of A in int8 take, whole panels or all. */
+INLINE int64_t int8_bytes_of_a(int64_t num_ranks, int64_t num_inputs)
+{
+    return num_ranks * round_up(num_inputs, QUAD);
 }
 
 /* Return the bytes that the first outputs of a module in int8 take, whole panels. */
@@ -130,10 +146,17 @@ INLINE const int64_t *slot_of(const struct lora *op, const struct run *run)
     return op->table + run->slot * (SLOT_FIELDS + MODULE_FIELDS * op->num_modules);
 }
 
+/* Return the rows of a task. */
+INLINE int64_t rows_of_block(const struct lora *op)
+{
+    return op->item == INT8 ? (int64_t)INT8_BLOCK_ROWS : (int64_t)BLOCK_ROWS;
+}
+
 INLINE int64_t tasks_of_run(const struct lora *op, const struct run *run, count_function count)
 {
     const int64_t *slot = slot_of(op, run);
-    return slot[SLOT_A] == 0 ? 0 : parts(run->stop - run->start, BLOCK_ROWS) * count(op, slot);
+    return slot[SLOT_A] == 0 ? 0
+                             : parts(run->stop - run->start, rows_of_block(op)) * count(op, slot);
 }
 
 INLINE struct cursor first_run(const struct lora *op, const struct step *step, count_function count)
@@ -164,7 +187,7 @@ INLINE struct task task_at(const struct lora *op, struct cursor *cursor, int64_t
          cursor->run++)
         cursor->num_before += num_tasks;
     const struct run *run = cursor->run;
-    int64_t num_rows = run->stop - run->start, num_blocks = parts(num_rows, BLOCK_ROWS);
+    int64_t num_rows = run->stop - run->start, num_blocks = parts(num_rows, rows_of_block(op));
     index -= cursor->num_before;
     struct span rows = part_of(num_rows, num_blocks, 1, index % num_blocks);
     return (struct task){slot_of(op, run), run->start + rows.first, rows.end - rows.first,

@@ -20,19 +20,18 @@ enum {
 struct panel_task {
     float *y;                  /* of the first row and output */
     const float *gain, *shift; /* of the first output, or NULL */
-    const char *u;             /* [rows, u_bytes]: A x of the module in int8 */
+    const char *u;             /* [rows, u_bytes]: codes of A x of the module */
+    const char *scaled;        /* [rows, u_bytes]: the scaled_row of each */
     const char *b;
     uintptr_t ahead; /* what is fetched meanwhile; 0: nothing */
     int64_t ldy, u_bytes, num_ranks, num_outputs;
 };
 
-/* Return the bytes of a row's A x of one module in int8: a scaled_row, then the codes. */
-INLINE int64_t coded_inner_bytes(int64_t num_ranks)
-{
-    return (int64_t)sizeof(struct scaled_row) + round_up(num_ranks, LANES);
-}
+/* Return the bytes of codes for so many lora_ranks: whole lines. */
+INLINE int64_t inner_code_bytes(int64_t num_ranks) { return round_up(num_ranks, LINE); }
 
-INLINE void code_inner(const float *u, int64_t num_ranks, char *to)
+/* Write a row's A x of one module in int8, zeros behind the last lora_rank up to a whole line. */
+INLINE void code_inner(const float *u, int64_t num_ranks, char *to, char *scaled_to)
 {
     int32_t largest = largest_bits(u, num_ranks, false);
     struct scaled_row scaled = {.scale = scale_of(largest)};
@@ -43,17 +42,13 @@ INLINE void code_inner(const float *u, int64_t num_ranks, char *to)
         if (scaled.scale > 0)
             codes = nearest_words(load_some(u, i, num_ranks - i, false) * inverse);
         i8v bytes = narrow_to_bytes(codes);
-        memcpy(to + sizeof scaled + i, &bytes, sizeof bytes);
+        memcpy(to + i, &bytes, sizeof bytes);
         sum += codes;
     }
+    int64_t end = round_up(num_ranks, LANES);
+    memset(to + end, 0, (size_t)(inner_code_bytes(num_ranks) - end));
     scaled.sum = sum_of_words(sum);
-    memcpy(to, &scaled, sizeof scaled);
-}
-
-/* Load four lora_ranks of LANES outputs from `first` on; zeros where there are none. */
-INLINE u32v load_quads(const char *b, int64_t first, int64_t num_outputs)
-{
-    return first < num_outputs ? load_some_words(b + first * QUAD, num_outputs - first) : (u32v){0};
+    memcpy(scaled_to, &scaled, sizeof scaled);
 }
 
 INLINE f32v add_to_output(const struct panel_task *t, int row, int64_t at, bool is_whole,
@@ -76,12 +71,12 @@ INLINE void multiply_panel(int num_rows, const struct panel_task *t, bool is_who
     int64_t line = is_whole ? PANEL_OUTPUTS * QUAD : t->num_outputs * QUAD;
 #pragma GCC unroll 8
     for (int i = 0; i < num_rows; i++) {
-        memcpy(&scaled[i], t->u + i * t->u_bytes, sizeof scaled[i]);
+        memcpy(&scaled[i], t->scaled + i * t->u_bytes, sizeof scaled[i]);
 #pragma GCC unroll 4
         for (int j = 0; j < NUM_VECTORS; j++)
             sums[i][j] = dot_start(scaled[i].sum);
     }
-    const int8_t *codes = (const int8_t *)t->u + sizeof(struct scaled_row);
+    const int8_t *codes = (const int8_t *)t->u;
     int64_t num_quads = parts(t->num_ranks, QUAD);
     for (int64_t quad = 0; quad < num_quads; quad++, codes += QUAD) {
         const char *b = t->b + quad * line;
@@ -148,6 +143,7 @@ static void expand_panel(struct panel_task t, int64_t num_rows)
         (is_whole ? multiply_whole_panel : multiply_last_panel)(count, &t);
         t.y += count * t.ldy;
         t.u += count * t.u_bytes;
+        t.scaled += count * t.u_bytes;
     }
 }
 

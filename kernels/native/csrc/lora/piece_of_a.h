@@ -11,7 +11,7 @@ enum {
 /* The piece that a task needs, and the one its thread will need next. */
 struct piece_of_a {
     const char *a, *next; /* of the first lora_rank; NULL: none, or this one again */
-    int64_t first_rank, num_ranks, group_size;
+    int64_t first_rank, num_ranks, num_next, group_size;
 };
 
 /* Lines of A that are fetched meanwhile: of each RANK_GROUP one in `mask` + 1, which has the number
@@ -45,12 +45,16 @@ INLINE struct ahead ahead_of(const struct piece_of_a *piece, int64_t rank, int64
 
 INLINE struct span ranks_of(const struct lora *op, const struct task *task)
 {
-    return part_of(task->slot[SLOT_RANKS], pieces_of_a(op, task->slot), RANK_GROUP, task->piece);
+    int64_t unit = op->item == INT8 ? (int64_t)RANK_PANEL : (int64_t)RANK_GROUP;
+    return part_of(task->slot[SLOT_RANKS], pieces_of_a(op, task->slot), unit, task->piece);
 }
 
 INLINE const char *a_of(const struct lora *op, const struct task *task, int64_t rank)
 {
-    return element(address_in(task->slot[SLOT_A]), rank * op->num_inputs, op->item);
+    const void *a = address_in(task->slot[SLOT_A]);
+    if (op->item == INT8)
+        return element(a, int8_bytes_of_a(rank, op->num_inputs), INT8);
+    return element(a, rank * op->num_inputs, op->item);
 }
 
 INLINE struct piece_of_a piece_of_a(const struct lora *op, const struct task *task,
@@ -63,8 +67,11 @@ INLINE struct piece_of_a piece_of_a(const struct lora *op, const struct task *ta
         .num_ranks = ranks.end - ranks.first,
         .group_size = RANK_GROUP * op->num_inputs * item_bytes(op->item),
     };
-    if (next->slot != NULL)
-        piece.next = a_of(op, next, ranks_of(op, next).first);
+    if (next->slot != NULL) {
+        struct span behind = ranks_of(op, next);
+        piece.next = a_of(op, next, behind.first);
+        piece.num_next = behind.end - behind.first;
+    }
     if (piece.next == piece.a)
         piece.next = NULL; /* for other rows, and here already */
     return piece;

@@ -147,16 +147,19 @@ void topwork_lora_shrink(const void *pointer, struct worker *worker)
     const struct lora *op = pointer;
     struct cursor cursor = first_run(op, worker->step, pieces_of_a);
     struct code_cursor coded = {0};
+    struct tile_rows told = {0};
     struct task task, next;
     if (op->item == INT8)
         coded = code_runs(op, worker);
     while (next_task(op, worker, &cursor, pieces_of_a, &task, &next)) {
         struct piece_of_a piece = piece_of_a(op, &task, &next);
         if (op->item == INT8)
-            shrink_int8(op, &task, &piece, coded_block(op, &task, &coded));
+            shrink_int8(op, &task, &piece, coded_block(op, &task, &coded), &told, worker->scratch);
         else
             shrink(op, &task, &piece, worker->scratch);
     }
+    if (told.first > 0)
+        release_tiles();
     if (op->y != NULL)                /* else it is added in another op */
         fetch_share_of_b(op, worker); /* while the others finish */
 }

@@ -1,19 +1,11 @@
-/* lora_shrink where A lies in int8: rows become int8 as those of linears do, sums are integers.
- *
- * A's rows have been rotated as the rows of x are (linear/quantized_rows.h). An element is
- * float(sum of the products of codes) * the row's scale * the lora_rank's, each rounded by itself:
- * the same bits on all machines.
- */
+/* lora_shrink where A lies in int8: rows become int8 as those of linears do, sums are integers. */
 #ifndef TOPWORK_LORA_SHRINK_INT8_H
 #define TOPWORK_LORA_SHRINK_INT8_H
 
-#include "linear/quantized_rows.h"
-#include "lora/piece_of_a.h"
+#include "lora/rank_tiles.h"
 
 enum {
-    FEW_CODED_ROWS = 16,  /* of all runs, that each thread brings into int8 for itself */
-    CODES = LANES * QUAD, /* of a vector */
-    CODED_TILE = LANES == 16 ? 6 : 2, /* rows whose sums stay in registers */
+    FEW_CODED_ROWS = 16, /* of all runs, that each thread brings into int8 for itself */
 };
 
 INLINE struct coded_form form_of_rows(const struct lora *op)
@@ -27,7 +19,7 @@ int64_t topwork_lora_coded_row_bytes(const void *op) { return form_of_rows(op).r
 INLINE int64_t int8_shrink_scratch(const struct lora *op)
 {
     int64_t numbers = num_groups(op->num_inputs) * GROUP * (int64_t)sizeof(float);
-    return FEW_CODED_ROWS * form_of_rows(op).row_bytes + numbers;
+    return RANK_TILING + FEW_CODED_ROWS * form_of_rows(op).row_bytes + numbers;
 }
 
 /* Where a thread finds rows in int8. */
@@ -49,14 +41,28 @@ static void code_rows(const struct lora *op, int64_t first_row, int64_t end_row,
     }
 }
 
+/* Bring all rows of a step into int8, each thread a share of them. */
+static struct code_cursor code_all(const struct lora *op, const struct worker *worker,
+                                   float *numbers)
+{
+    int64_t num_rows = worker->step->num_rows;
+    int64_t first = begin_of_share(worker, worker->index, num_rows);
+    int64_t end = begin_of_share(worker, worker->index + 1, num_rows);
+    code_rows(op, first, end, op->coded + first * form_of_rows(op).row_bytes, numbers);
+    topwork_meet(worker);
+    return (struct code_cursor){.rows = op->coded};
+}
+
 /* Bring the rows of all runs into int8, unless they are few. */
 static struct code_cursor code_runs(const struct lora *op, const struct worker *worker)
 {
     const struct run *runs = worker->step->runs;
     int64_t num_runs = worker->step->num_runs, num_rows = 0;
-    struct code_cursor few = {.rows = worker->scratch};
+    struct code_cursor few = {.rows = (char *)worker->scratch + RANK_TILING};
     int64_t row_bytes = form_of_rows(op).row_bytes;
     few.numbers = (float *)(few.rows + FEW_CODED_ROWS * row_bytes);
+    if (codes_all_rows(op, worker->step))
+        return code_all(op, worker, few.numbers);
     for (int64_t i = 0; i < num_runs; i++)
         num_rows += runs[i].stop - runs[i].start;
     if (num_rows <= FEW_CODED_ROWS)
@@ -87,130 +93,35 @@ static const char *coded_block(const struct lora *op, const struct task *task,
     return cursor->rows;
 }
 
-/* Some rows times some of A's. */
-struct code_dots {
-    const char *x; /* [rows, the form's] */
-    struct coded_form form;
-    const char *a;       /* [lora_ranks, num_inputs] */
-    const float *scales; /* of the first lora_rank */
-    float *u;            /* of the first row and lora_rank */
-    int64_t num_inputs, ldu;
-    struct ahead ahead;
-};
-
-/* Load up to CODES codes; zeros past `count`. */
-INLINE u32v load_codes(const char *from, int64_t count)
-{
-    u32v codes = {0};
-    if (count >= CODES)
-        return load_words(from);
-    memcpy(&codes, from, (size_t)count);
-    return codes;
-}
-
-/* Add the products of one vector of inputs, from input k on. */
-INLINE void add_codes(int num_rows, int num_ranks, const struct code_dots *d, int64_t k,
-                      int64_t count, i32v sums[CODED_TILE][RANK_GROUP])
-{
-    u32v a[RANK_GROUP];
-    for (int j = 0; j < num_ranks; j++) {
-        a[j] = load_codes(d->a + j * d->num_inputs + k, count);
-        if (d->ahead.from != 0 && (j & d->ahead.mask) == d->ahead.phase)
-            prefetch((const void *)d->ahead.from, k * num_ranks + j * CODES);
-    }
-    for (int i = 0; i < num_rows; i++) {
-        struct quad x = with_sizes(load_words(d->x + i * d->form.row_bytes + k));
-        for (int j = 0; j < num_ranks; j++)
-            sums[i][j] = dot_quads(sums[i][j], x, a[j]);
-    }
-}
-
-INLINE void store_codes_sums(int num_rows, int num_ranks, const struct code_dots *d,
-                             i32v sums[CODED_TILE][RANK_GROUP])
-{
-    for (int i = 0; i < num_rows; i++) {
-        struct scaled_row row;
-        memcpy(&row, d->x + i * d->form.row_bytes + d->form.code_bytes, sizeof row);
-        float *u = d->u + i * d->ldu;
-        int32_t totals[RANK_GROUP];
-        if (num_ranks == RANK_GROUP)
-            sum_words_of_four(sums[i], totals);
-        else
-            for (int j = 0; j < num_ranks; j++)
-                totals[j] = sum_of_words(sums[i][j]);
-        for (int j = 0; j < num_ranks; j++) {
-            /* Unsigned: what dot products add to it may go beyond 31 bits, and is taken off. */
-            int32_t total =
-                (int32_t)((uint32_t)totals[j] - (uint32_t)DOT_SHIFT * (uint32_t)row.sum);
-            u[j] = (float)total * row.scale * d->scales[j];
-        }
-    }
-}
-
-INLINE void dot_code_tile(int num_rows, int num_ranks, const struct code_dots *d)
-{
-    i32v sums[CODED_TILE][RANK_GROUP];
-    for (int i = 0; i < num_rows; i++)
-        for (int j = 0; j < num_ranks; j++)
-            sums[i][j] = (i32v){0};
-    int64_t k = 0;
-    for (; k + CODES <= d->num_inputs; k += CODES)
-        add_codes(num_rows, num_ranks, d, k, CODES, sums);
-    if (k < d->num_inputs)
-        add_codes(num_rows, num_ranks, d, k, d->num_inputs - k, sums);
-    store_codes_sums(num_rows, num_ranks, d, sums);
-}
-
-INLINE void dot_code_rows(int64_t num_rows, int num_ranks, const struct code_dots *d)
-{
-    switch (num_rows) {
-    case 1: dot_code_tile(1, num_ranks, d); break;
-    case 2: dot_code_tile(2, num_ranks, d); break;
-#if LANES == 16
-    case 3: dot_code_tile(3, num_ranks, d); break;
-    case 4: dot_code_tile(4, num_ranks, d); break;
-    case 5: dot_code_tile(5, num_ranks, d); break;
-    case 6: dot_code_tile(6, num_ranks, d); break;
-#endif
-    }
-}
-
-static void dot_codes(int64_t num_rows, struct code_dots d, const struct piece_of_a *piece,
-                      int64_t tile, int64_t num_tiles)
-{
-    int64_t rank = 0;
-    for (; rank + RANK_GROUP <= piece->num_ranks; rank += RANK_GROUP) {
-        d.ahead = ahead_of(piece, rank, tile, num_tiles);
-        dot_code_rows(num_rows, RANK_GROUP, &d);
-        d.a += RANK_GROUP * d.num_inputs;
-        d.u += RANK_GROUP;
-        d.scales += RANK_GROUP;
-    }
-    for (d.ahead.from = 0; rank < piece->num_ranks; rank++) {
-        dot_code_rows(num_rows, 1, &d);
-        d.a += d.num_inputs;
-        d.u++;
-        d.scales++;
-    }
-}
-
+/* Do some rows for the panels of a piece, with as much memory as RANK_TILING says. */
 static void shrink_int8(const struct lora *op, const struct task *task,
-                        const struct piece_of_a *piece, const char *rows)
+                        const struct piece_of_a *piece, const char *rows, struct tile_rows *told,
+                        char *memory)
 {
-    int64_t num_tiles = parts(task->num_rows, CODED_TILE), row = 0;
+    struct coded_form form = form_of_rows(op);
     const float *scales = address_in(task->slot[SLOT_SCALES]);
-    struct code_dots dots = {
-        .form = form_of_rows(op),
-        .a = piece->a,
-        .scales = scales + piece->first_rank,
+    struct pair_task t = {
+        .x = rows,
+        .form = form,
+        .end_of_a = a_of(op, task, 0) + int8_bytes_of_a(task->slot[SLOT_RANKS], op->num_inputs),
+        .num_rows = task->num_rows,
         .num_inputs = op->num_inputs,
         .ldu = op->inner_stride,
+        .ahead.num_parts = parts(op->num_inputs, TILE_INPUTS_INT8),
     };
-    for (int64_t tile = 0, num_rows; tile < num_tiles; tile++, row += num_rows) {
-        num_rows = parts(task->num_rows - row, num_tiles - tile);
-        dots.x = rows + row * dots.form.row_bytes;
-        dots.u = op->inner + (task->first_row + row) * op->inner_stride + piece->first_rank;
-        dot_codes(num_rows, dots, piece, tile, num_tiles);
+    for (int64_t rank = 0; rank < piece->num_ranks; rank += PAIR_RANKS) {
+        int64_t first = piece->first_rank + rank, behind = rank + PAIR_RANKS;
+        t.pair = pair_at(piece->a, piece->num_ranks, rank, op->num_inputs);
+        t.ahead.own = t.pair;
+        t.ahead.next = behind < piece->num_ranks
+                           ? pair_at(piece->a, piece->num_ranks, behind, op->num_inputs)
+                           : pair_at(piece->next, piece->num_next, 0, op->num_inputs);
+        t.scales = scales + first;
+        t.u = op->inner + task->first_row * op->inner_stride + first;
+        if (may_use_byte_tiles())
+            multiply_pair_in_tiles(&t, told, memory);
+        else
+            multiply_pair(t);
     }
 }
 

@@ -60,6 +60,9 @@ static int may_use_amx(void)
     return is_amx_granted;
 }
 
+/* Tell whether products of bytes are. */
+INLINE bool may_use_byte_tiles(void) { return HAS_BYTE_TILES && may_use_amx(); }
+
 #if HAS_TILES
 
 /* The form of each tile. */
@@ -94,6 +97,15 @@ static void shape_tiles(struct tile_rows *told, int64_t first_rows, int64_t seco
     }
     __asm__ volatile("" : : "m"(shape)); /* GCC knows only of the first bytes that are read */
     _tile_loadconfig(&shape);
+}
+
+/* Begin with the sums of all tiles. */
+INLINE void zero_tiles(void)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
 }
 
 /* Store the sums of all tiles, of 4 bytes each. */

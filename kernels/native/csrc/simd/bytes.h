@@ -47,6 +47,12 @@ INLINE struct quad with_sizes(u32v bytes)
     return x;
 }
 
+/* Load fours of bytes from the `first` of them on; zeros where there are none. */
+INLINE u32v load_quads(const char *from, int64_t first, int64_t count)
+{
+    return first < count ? load_some_words(from + first * QUAD, count - first) : (u32v){0};
+}
+
 /* Return the same four inputs for every lane. */
 INLINE struct quad splat_quad(const int8_t *from) { return with_sizes(splat_bytes(from)); }
 
