@@ -15,7 +15,7 @@
 enum {
     BLOCK_ROWS = 24,        /* rows of a task; the next block finds A's or B's piece in cache */
     INT8_BLOCK_ROWS = 32,   /* likewise */
-    FEW_SHARED_ROWS = 2,    /* that a linear brings into int8 itself: meeting would take longer */
+    FEW_SHARED_ROWS = 8,    /* that a linear brings into int8 itself: meeting would take longer */
     TASK_ITEMS = 16 * 1024, /* of A or B in a piece: about a microsecond of reading */
     RANK_GROUP = 4,         /* lora_ranks of A whose products share their loads */
     RANK_PANEL = 16,        /* lora_ranks of a panel of A in int8 */

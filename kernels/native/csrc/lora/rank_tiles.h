@@ -7,6 +7,7 @@
 
 enum {
     RANK_PASS = 2 * TILE_ROWS,                     /* rows */
+    FEW_FOR_RANK_TILES = 2,                        /* of a run, which wait for memory */
     RANK_PART = TILE_STEPS * TILE_LINE,            /* bytes of a panel: a tile */
     RANK_SUMS = PAIR_RANKS * (int)sizeof(int32_t), /* bytes of a row's */
     /* Of a thread: the last parts of a pair of panels with zeros behind them, and sums. */

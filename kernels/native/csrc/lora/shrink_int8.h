@@ -118,7 +118,7 @@ static void shrink_int8(const struct lora *op, const struct task *task,
                            : pair_at(piece->next, piece->num_next, 0, op->num_inputs);
         t.scales = scales + first;
         t.u = op->inner + task->first_row * op->inner_stride + first;
-        if (may_use_byte_tiles())
+        if (task->num_rows > FEW_FOR_RANK_TILES && may_use_byte_tiles())
             multiply_pair_in_tiles(&t, told, memory);
         else
             multiply_pair(t);
