@@ -41,29 +41,19 @@ class _Memory:
         self._left = huge_empty(num_bytes, is_exact=True).view(torch.int8)
 
     def take(self, num_bytes: int) -> Tensor:
-        taken, self._left = self._left[:num_bytes], self._left[_whole_lines(num_bytes) :]
+        taken, self._left = self._left[:num_bytes], self._left[_round_up(num_bytes) :]
         return taken
 
 
-def _whole_lines(num_bytes: int) -> int:
-    return -(-num_bytes // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
-
-
-def _codes_of_a(num_inputs: int) -> int:
-    """Return how many codes of A a lora_rank has."""
-    return -(-num_inputs // CODED_INPUTS) * CODED_INPUTS
-
-
-def _codes_of_b(num_ranks: int) -> int:
-    """Return how many codes of B an output has."""
-    return -(-num_ranks // CODED_RANKS) * CODED_RANKS
+def _round_up(count: int, unit: int = BLOCK_ALIGNMENT) -> int:
+    return -(-count // unit) * unit
 
 
 def _num_bytes(lora: LoraLayerWeights) -> int:
     """Return what `_quantized` takes of memory."""
-    of_b = (_codes_of_b(len(ranks)) * width for ranks, width, _ in _blocks(lora))
-    of_a = len(lora.a) * _codes_of_a(lora.a.shape[1])
-    return sum(map(_whole_lines, (of_a, torch.float32.itemsize * len(lora.a), *of_b)))
+    of_b = (_round_up(len(ranks), CODED_RANKS) * width for ranks, width, _ in _blocks(lora))
+    of_a = len(lora.a) * _round_up(lora.a.shape[1], CODED_INPUTS)
+    return sum(map(_round_up, (of_a, torch.float32.itemsize * len(lora.a), *of_b)))
 
 
 def _blocks(lora: LoraLayerWeights) -> Sequence[tuple[range, int, int]]:
@@ -78,14 +68,14 @@ def _quantized(
     lora: LoraLayerWeights, memory: _Memory, write_codes: WriteCodes
 ) -> LoraLayerWeights:
     assert lora.a.shape[1] <= MAX_INPUTS, f"{lora.a.shape[1]} inputs: sums have 32 bits"
-    num_codes = _codes_of_a(lora.a.shape[1])
+    num_codes = _round_up(lora.a.shape[1], CODED_INPUTS)
     a = memory.take(len(lora.a) * num_codes).view(len(lora.a), num_codes)
     scales = memory.take(torch.float32.itemsize * len(lora.a)).view(torch.float32)
     scales.copy_(write_codes.of_a(lora.a, a))
     parts: list[Tensor] = []
     for ranks, width, start in _blocks(lora):
         block = lora.b[start : start + len(ranks) * width].view(len(ranks), width)
-        parts.append(memory.take(_codes_of_b(len(ranks)) * width))
+        parts.append(memory.take(_round_up(len(ranks), CODED_RANKS) * width))
         scales[ranks.start : ranks.stop] *= write_codes.of_b(block, parts[-1])
     first = parts[0].storage_offset()
     blocks = lora.blocks.clone()

@@ -17,6 +17,8 @@ from kernels.quantized import quantize_rows, rotate
 
 F32, BF16, INT8 = torch.float32, torch.bfloat16, torch.int8
 POISON = 1e30
+QUAD = CODED_INPUTS
+assert QUAD == CODED_RANKS
 
 
 @dataclass(frozen=True)
@@ -40,27 +42,15 @@ class Adapter:
         return Adapter(to(self.a), parts, self.gain, self.shift, scales)
 
 
-def panels_of_a(a: Tensor) -> Tensor:
-    """Return A [ranks, K] in int8 as the C code reads it: in panels, in one row."""
-    a = F.pad(a, (0, -a.shape[1] % CODED_INPUTS))
+def panels(x: Tensor, width: int) -> Tensor:
+    """Return [rows, columns] in int8 as the C code reads it, in one row: panels of `width` rows.
+
+    Rows are lora_ranks of A or outputs of B, columns the inputs or lora_ranks.
+    """
+    x = F.pad(x, (0, -x.shape[1] % QUAD))
     return torch.cat(
-        [
-            panel.reshape(len(panel), -1, CODED_INPUTS).transpose(0, 1).flatten()
-            for panel in a.split(16)
-        ]
+        [panel.view(len(panel), -1, QUAD).transpose(0, 1).flatten() for panel in x.split(width)]
     )
-
-
-def panels(b: Tensor) -> Tensor:
-    """Return B [width, ranks] in int8 as the C code reads it: transposed, in panels, in one row."""
-    width, num_ranks = b.shape
-    b = F.pad(b, (0, -num_ranks % CODED_RANKS))
-    return torch.cat(
-        [
-            panel.reshape(len(panel), -1, CODED_RANKS).transpose(0, 1).flatten()
-            for panel in b.split(32)
-        ]
-    ).view(1, -1)
 
 
 def guarded(codes: Tensor) -> Tensor:
@@ -75,6 +65,12 @@ def guarded(codes: Tensor) -> Tensor:
 def poison(dtype: torch.dtype) -> float:
     """Return what no result may hold."""
     return -128 if dtype == INT8 else torch.nan
+
+
+def amid_poison(x: Tensor, after: int) -> Tensor:
+    """Return a copy [elements] that stands so many elements behind the begin of its memory."""
+    around = torch.full((len(x) + 80,), poison(x.dtype), dtype=x.dtype)
+    return around[after : after + len(x)].copy_(x)
 
 
 def randn(*shape: int, seed: int) -> Tensor:
@@ -100,9 +96,9 @@ class Linear:
         adapters: list[Adapter | None],
         b_after: int = 0,
     ) -> None:
-        """Lay the adapters out, each B so many elements after its natural place.
+        """Lay the adapters out, each B, and A in int8, so many elements after its natural place.
 
-        Behind A and B in int8 there is no memory, unless B is elsewhere.
+        If that is nowhere else, no memory may be read behind A and B in int8.
         """
         self.k, self.widths, self.adapters = k, widths, adapters
         (self._dtype,) = {one.a.dtype for one in adapters if one is not None}
@@ -118,15 +114,18 @@ class Linear:
         if adapter is None:
             return [0, *(8 for _ in line[1:])]  # without an A, the rest means nothing
         parts = [part for part in adapter.parts if part is not None]
-        laid_out = [panels(part).T for part in parts] if self._dtype == INT8 else parts
+        laid_out = (
+            [panels(part, 32).unsqueeze(1) for part in parts] if self._dtype == INT8 else parts
+        )
         b, blocks = join_blocks([(0, part) for part in laid_out])
-        around = torch.full((len(b) + 80,), poison(b.dtype), dtype=b.dtype)
-        a = adapter.a
-        if self._dtype == INT8 and self._b_after == 0:
-            a, b = guarded(panels_of_a(a)), guarded(b)
+        a = panels(adapter.a, 16) if self._dtype == INT8 else adapter.a
+        if self._b_after > 0:
+            b = amid_poison(b, self._b_after)
+            a = amid_poison(a, self._b_after) if self._dtype == INT8 else a
+        elif self._dtype == INT8:
+            a, b = guarded(a), guarded(b)
         else:
-            a = panels_of_a(a) if self._dtype == INT8 else a
-            b = around[self._b_after : self._b_after + len(b)].copy_(b)
+            b = amid_poison(b, 0)
         self._kept.append((adapter, a, b))
         others = adapter.gain, adapter.shift, adapter.scales
         line[:5] = (

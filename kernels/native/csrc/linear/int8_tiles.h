@@ -37,12 +37,7 @@ INLINE const char *whole_part(const struct job *job, int64_t part, struct fetchi
         fetch_some(fetching);
     for (int i = 0; fetching == NULL && i < BYTE_PART; i += LINE)
         prefetch(from, BYTE_AHEAD * BYTE_PART + i);
-    if (num_bytes >= BYTE_PART)
-        return from;
-    memcpy(to, from, (size_t)num_bytes);
-    memset(to + num_bytes, 0, (size_t)(BYTE_PART - num_bytes));
-    settle_memory();
-    return to;
+    return readable(from, num_bytes, BYTE_PART, to, BYTE_PART);
 }
 
 /* Add the products of all inputs to sums that are zero. */

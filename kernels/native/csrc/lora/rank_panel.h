@@ -26,22 +26,16 @@ struct panel_pair {
     int64_t num_ranks;
 };
 
-/* What is fetched while a pair is multiplied by rows: parts of its panels and of the next ones'. */
-struct pair_ahead {
-    struct panel_pair own, next;
-    int64_t num_parts;
-};
-
 /* Some rows times a pair of panels. */
 struct pair_task {
     const char *x; /* [rows, the form's] */
     struct coded_form form;
-    struct panel_pair pair;
+    struct panel_pair pair, next;
     const char *end_of_a;
     const float *scales; /* of the first lora_rank */
     float *u;            /* of the first row and lora_rank */
     int64_t num_rows, num_inputs, ldu;
-    struct pair_ahead ahead;
+    bool are_fetched; /* the pair and the next one, while it is multiplied */
 };
 
 /* Return the lora_ranks of a panel of a pair. */
@@ -66,16 +60,17 @@ INLINE struct panel_pair pair_at(const char *a, int64_t num_ranks, int64_t rank,
 }
 
 /* Fetch what will be multiplied some parts after this one. */
-INLINE void fetch_part(const struct pair_ahead *ahead, int64_t part, int64_t num_inputs)
+INLINE void fetch_part(const struct pair_task *t, int64_t part)
 {
+    int64_t num_parts = parts(t->num_inputs, TILE_INPUTS_INT8);
     part += PARTS_AHEAD;
-    struct panel_pair pair = part < ahead->num_parts ? ahead->own : ahead->next;
-    part -= part < ahead->num_parts ? 0 : ahead->num_parts;
+    struct panel_pair pair = part < num_parts ? t->pair : t->next;
+    part -= part < num_parts ? 0 : num_parts;
     for (int panel = 0; panel < PANELS_OF_PAIR; panel++) {
         int64_t size = PART_QUADS * QUAD * ranks_of_panel(pair, panel);
         if (pair.a == NULL || size == 0)
             return;
-        const char *from = panel_of_pair(pair, panel, num_inputs);
+        const char *from = panel_of_pair(pair, panel, t->num_inputs);
         for (int64_t at = 0; at < size; at += LINE)
             prefetch(from, part * size + at);
     }
@@ -128,8 +123,8 @@ INLINE void multiply_rank_rows(int num_rows, const struct pair_task *t, int pane
         }
     }
     for (; quad + 2 <= num_quads; quad += 2) {
-        if (panel == 0 && quad % PART_QUADS == 0)
-            fetch_part(&t->ahead, quad / PART_QUADS, t->num_inputs);
+        if (t->are_fetched && panel == 0 && quad % PART_QUADS == 0)
+            fetch_part(t, quad / PART_QUADS);
         add_rank_quad(num_rows, t, a, quad, num_ranks, even);
         add_rank_quad(num_rows, t, a, quad + 1, num_ranks, LANES == 16 ? odd : even);
     }
@@ -171,7 +166,7 @@ static void multiply_last_rank_panel(int64_t num_rows, const struct pair_task *t
 static void multiply_pair(struct pair_task t)
 {
     int64_t left = t.num_rows;
-    for (int64_t num_rows; left > 0; left -= num_rows, t.ahead.own.a = t.ahead.next.a = NULL) {
+    for (int64_t num_rows; left > 0; left -= num_rows, t.are_fetched = false) {
         num_rows = parts(left, parts(left, RANK_ROWS));
         for (int panel = 0; panel < PANELS_OF_PAIR; panel++) {
             int64_t num_ranks = ranks_of_panel(t.pair, panel);

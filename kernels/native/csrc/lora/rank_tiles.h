@@ -19,17 +19,12 @@ _Static_assert((int)INT8_BLOCK_ROWS == (int)RANK_PASS, "a task's rows are a pass
 
 #if HAS_BYTE_TILES
 
-/* Return where a part of a panel can be read as a tile, a narrower one with some of what lies
- * behind each of its lines: what is behind the last panel may be nobody's memory. */
-INLINE const char *readable_part(const char *from, const char *end, int64_t line, char *to)
+/* Return where a part of a panel can be read as a tile: of a narrower one each line is read with
+ * some of what lies behind it. */
+INLINE const char *readable_part(const char *from, const char *end, int64_t line, char *copy)
 {
-    int64_t num_bytes = end - from;
-    if (num_bytes >= (TILE_STEPS - 1) * line + TILE_LINE)
-        return from;
-    memcpy(to, from, (size_t)num_bytes);
-    memset(to + num_bytes, 0, (size_t)(RANK_PART - num_bytes));
-    settle_memory();
-    return to;
+    int64_t num_read = (TILE_STEPS - 1) * line + TILE_LINE;
+    return readable(from, end - from, num_read, copy, RANK_PART);
 }
 
 /* Add the products of all inputs to sums that are zero. */
@@ -41,7 +36,7 @@ INLINE void add_rank_parts(bool has_second, const struct pair_task *t, char *mem
     const char *a[PANELS_OF_PAIR] = {t->pair.a, panel_of_pair(t->pair, 1, t->num_inputs)};
     const char *x = t->x, *second = t->x + TILE_ROWS * row_bytes;
     for (int64_t part = 0; part < num_parts; part++, x += TILE_LINE, second += TILE_LINE) {
-        fetch_part(&t->ahead, part, t->num_inputs);
+        fetch_part(t, part);
         _tile_loadd(4, x, row_bytes);
         if (has_second)
             _tile_loadd(5, second, row_bytes);

@@ -107,15 +107,14 @@ static void shrink_int8(const struct lora *op, const struct task *task,
         .num_rows = task->num_rows,
         .num_inputs = op->num_inputs,
         .ldu = op->inner_stride,
-        .ahead.num_parts = parts(op->num_inputs, TILE_INPUTS_INT8),
+        .are_fetched = true,
     };
     for (int64_t rank = 0; rank < piece->num_ranks; rank += PAIR_RANKS) {
         int64_t first = piece->first_rank + rank, behind = rank + PAIR_RANKS;
         t.pair = pair_at(piece->a, piece->num_ranks, rank, op->num_inputs);
-        t.ahead.own = t.pair;
-        t.ahead.next = behind < piece->num_ranks
-                           ? pair_at(piece->a, piece->num_ranks, behind, op->num_inputs)
-                           : pair_at(piece->next, piece->num_next, 0, op->num_inputs);
+        t.next = behind < piece->num_ranks
+                     ? pair_at(piece->a, piece->num_ranks, behind, op->num_inputs)
+                     : pair_at(piece->next, piece->num_next, 0, op->num_inputs);
         t.scales = scales + first;
         t.u = op->inner + task->first_row * op->inner_stride + first;
         if (task->num_rows > FEW_FOR_RANK_TILES && may_use_byte_tiles())

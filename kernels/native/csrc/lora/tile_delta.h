@@ -42,19 +42,6 @@ INLINE int64_t bytes_read_in_tiles(int64_t num_ranks)
 
 #if HAS_BYTE_TILES
 
-/* Return where some lora_ranks of a panel can be read as tiles: what is behind the module's last
- * panel may be nobody's memory. */
-INLINE const char *readable_part_of_b(const char *from, const char *end, char *to)
-{
-    int64_t num_bytes = end - from;
-    if (num_bytes >= B_PART)
-        return from;
-    memcpy(to, from, (size_t)num_bytes);
-    memset(to + num_bytes, 0, (size_t)(B_PART - num_bytes));
-    settle_memory();
-    return to;
-}
-
 /* Add the products of a run's rows, in the tiles that have some. */
 INLINE void add_delta_products(bool has_first, bool has_second, const struct delta_part *part,
                                char *memory)
@@ -63,7 +50,7 @@ INLINE void add_delta_products(bool has_first, bool has_second, const struct del
     const char *first = part->task.u - part->first * stride, *second = first + TILE_ROWS * stride;
     const char *b = part->task.b;
     for (int64_t rank = 0; rank < part->task.num_ranks; rank += TILE_LINE, b += B_PART) {
-        const char *part_of_b = readable_part_of_b(b, part->end_of_b, memory);
+        const char *part_of_b = readable(b, part->end_of_b - b, B_PART, memory, B_PART);
         _tile_loadd(6, part_of_b, B_LINE);
         _tile_loadd(7, part_of_b + TILE_LINE, B_LINE);
         if (has_first) {

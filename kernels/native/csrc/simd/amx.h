@@ -99,6 +99,19 @@ static void shape_tiles(struct tile_rows *told, int64_t first_rows, int64_t seco
     _tile_loadconfig(&shape);
 }
 
+/* Return where `num_read` bytes can be read of which `num_bytes` are there: behind them, where
+ * there may be nobody's memory, a copy has zeros, up to `size`. */
+INLINE const char *readable(const char *from, int64_t num_bytes, int64_t num_read, char *copy,
+                            int64_t size)
+{
+    if (num_bytes >= num_read)
+        return from;
+    memcpy(copy, from, (size_t)num_bytes);
+    memset(copy + num_bytes, 0, (size_t)(size - num_bytes));
+    settle_memory();
+    return copy;
+}
+
 /* Begin with the sums of all tiles. */
 INLINE void zero_tiles(void)
 {

@@ -36,17 +36,6 @@ INLINE u32v splat_bytes(const int8_t *from)
     return word - (u32v){0};
 }
 
-INLINE struct quad with_sizes(u32v bytes)
-{
-    struct quad x = {.bytes = bytes};
-#if !HAS_BYTE_DOTS && LANES == 16
-    x.sizes = (u32v)_mm512_abs_epi8((__m512i)x.bytes);
-#elif !HAS_BYTE_DOTS
-    x.sizes = (u32v)_mm256_abs_epi8((__m256i)x.bytes);
-#endif
-    return x;
-}
-
 /* Load fours of bytes from the `first` of them on; zeros where there are none. */
 INLINE u32v load_quads(const char *from, int64_t first, int64_t count)
 {
@@ -54,7 +43,16 @@ INLINE u32v load_quads(const char *from, int64_t first, int64_t count)
 }
 
 /* Return the same four inputs for every lane. */
-INLINE struct quad splat_quad(const int8_t *from) { return with_sizes(splat_bytes(from)); }
+INLINE struct quad splat_quad(const int8_t *from)
+{
+    struct quad x = {.bytes = splat_bytes(from)};
+#if !HAS_BYTE_DOTS && LANES == 16
+    x.sizes = (u32v)_mm512_abs_epi8((__m512i)x.bytes);
+#elif !HAS_BYTE_DOTS
+    x.sizes = (u32v)_mm256_abs_epi8((__m256i)x.bytes);
+#endif
+    return x;
+}
 
 /* Return what a sum of products begins with, for inputs that have this sum. */
 INLINE i32v dot_start(int32_t sum_of_inputs) { return -DOT_SHIFT * sum_of_inputs - (i32v){0}; }

@@ -40,26 +40,22 @@ INLINE f32v to_floats(f64v first, f64v last)
         x = combine;                                                                 \
     } while (0)
 
-#define DEFINE_SUM_OF_FOUR(name, vector, number)                                                   \
-    INLINE void name(const vector x[4], number *to)                                                \
-    {                                                                                              \
-        vector pairs[2];                                                                           \
-        for (int i = 0; i < 2; i++) {                                                              \
-            vector a = x[2 * i], b = x[2 * i + 1];                                                 \
-            pairs[i] =                                                                             \
-                SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)              \
-                + SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);     \
-        }                                                                                          \
-        vector a = pairs[0], b = pairs[1];                                                         \
-        vector sums = SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)      \
-                      + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31); \
-        sums += SHUFFLE(sums, sums, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);         \
-        sums += SHUFFLE(sums, sums, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);         \
-        sums = SHUFFLE(sums, sums, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);            \
-        memcpy(to, &sums, 4 * sizeof(number));                                                     \
+INLINE void sum_lanes_of_four(const f32v x[4], float *to)
+{
+    f32v pairs[2];
+    for (int i = 0; i < 2; i++) {
+        f32v a = x[2 * i], b = x[2 * i + 1];
+        pairs[i] = SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+                   + SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
     }
-DEFINE_SUM_OF_FOUR(sum_lanes_of_four, f32v, float)
-DEFINE_SUM_OF_FOUR(sum_words_of_four, i32v, int32_t)
+    f32v a = pairs[0], b = pairs[1];
+    f32v sums = SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+                + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    sums += SHUFFLE(sums, sums, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    sums += SHUFFLE(sums, sums, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    sums = SHUFFLE(sums, sums, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    memcpy(to, &sums, 4 * sizeof(float));
+}
 
 INLINE void transpose(f32v x[LANES])
 {

@@ -34,24 +34,20 @@ INLINE f32v to_floats(f64v first, f64v last)
         x = combine;                                   \
     } while (0)
 
-#define DEFINE_SUM_OF_FOUR(name, vector, number)                                                 \
-    INLINE void name(const vector x[4], number *to)                                              \
-    {                                                                                            \
-        vector pairs[2];                                                                         \
-        for (int i = 0; i < 2; i++) {                                                            \
-            vector a = x[2 * i], b = x[2 * i + 1];                                               \
-            pairs[i] = SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11)                                   \
-                       + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15);                              \
-        }                                                                                        \
-        vector a = pairs[0], b = pairs[1]; /* of vectors 0 and 1, 2 and 3 */                     \
-        vector sums =                                                                            \
-            SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15); \
-        sums += SHUFFLE(sums, sums, 1, 0, 3, 2, 5, 4, 7, 6);                                     \
-        sums = SHUFFLE(sums, sums, 0, 4, 2, 6, 0, 4, 2, 6);                                      \
-        memcpy(to, &sums, 4 * sizeof(number));                                                   \
+INLINE void sum_lanes_of_four(const f32v x[4], float *to)
+{
+    f32v pairs[2];
+    for (int i = 0; i < 2; i++) {
+        f32v a = x[2 * i], b = x[2 * i + 1];
+        pairs[i] =
+            SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
     }
-DEFINE_SUM_OF_FOUR(sum_lanes_of_four, f32v, float)
-DEFINE_SUM_OF_FOUR(sum_words_of_four, i32v, int32_t)
+    f32v a = pairs[0], b = pairs[1]; /* of vectors 0 and 1, 2 and 3 */
+    f32v sums = SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+    sums += SHUFFLE(sums, sums, 1, 0, 3, 2, 5, 4, 7, 6);
+    sums = SHUFFLE(sums, sums, 0, 4, 2, 6, 0, 4, 2, 6);
+    memcpy(to, &sums, 4 * sizeof(float));
+}
 
 INLINE void transpose(f32v x[LANES])
 {

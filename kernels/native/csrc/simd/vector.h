@@ -30,7 +30,6 @@
  * - to_floats: two halves, each rounded once;
  * - FOLD_LANES: combine each lane with the one half a vector away, then half of that, down to 1;
  * - sum_lanes_of_four: store the sum_lanes of four vectors, the same bits, folding them together;
- *   sum_words_of_four: likewise of integers;
  * - transpose: turn LANES vectors. */
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #include "simd/lanes16.h"
