@@ -152,6 +152,28 @@ def test_the_largest_sum_that_there_can_be_does_not_overflow(
     assert torch.equal(kernels.linear(x, packed), quantized_linear(x, weight))
 
 
+@pytest.mark.parametrize("num_inputs", [8, 20, 64, 200])
+def test_products_that_are_added_up_in_16_bits_have_room_there(
+    library: Library, num_inputs: int
+) -> None:
+    """Of four inputs sizes of up to 508 are added up, 258 * 127 or 256 * 128 would be too many."""
+    sizes = torch.tensor([*range(250, 262), 4 * 127])
+    rows = torch.zeros(len(sizes), num_inputs, dtype=torch.int64)
+    for place, first in enumerate(range(0, num_inputs - 7, 8)):
+        for i, pair in enumerate((0, 1, 4, 5)):  # of eight: what is added up beside 2, 3, 6, 7
+            rows[:, first + 2 * (place % 2) + pair] = (sizes + i) // 4
+    rows[:, -1] = 127  # so that codes are numbers
+    x = torch.cat([rows, -rows, rows * (1 - 2 * (torch.arange(num_inputs) % 2))]).float()
+    codes = torch.cat([x.sign(), -x.sign(), torch.ones(3, num_inputs)]).mul(127).to(torch.int8)
+    weight = QuantizedWeight("int8", codes, torch.ones(len(codes)))
+    kernels = NativeKernels(ThreadPool(library, 1))
+    packed = kernels.prepare_quantized_linear(weight, None, torch.float32)
+    y = kernels.linear(x, packed)
+    assert torch.equal(y.long(), x.long() @ codes.long().T)
+    for row in range(len(x)):
+        assert torch.equal(kernels.linear(x[row : row + 1], packed), y[row : row + 1])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_experts_have_codes_scales_and_biases_of_their_own(
     library: Library, method: QuantizationMethod, dtype: torch.dtype

@@ -31,6 +31,9 @@ INLINE int64_t int4_panel_bytes(int64_t num_inputs) { return num_groups(num_inpu
 INLINE void add_int4_group(int num_rows, int num_vectors, const char *from, const int8_t *x,
                            int64_t row_size, u32v sums[][PANEL_VECTORS])
 {
+#if !HAS_BYTE_DOTS /* of all at once GCC would keep the products until it adds them up */
+#pragma GCC unroll 1
+#endif
     for (int pair = 0; pair < GROUP / (2 * QUAD); pair++, from += PANEL * QUAD, x += 2 * QUAD) {
         u32v lower[PANEL_VECTORS], upper[PANEL_VECTORS];
 #pragma GCC unroll 4

@@ -17,7 +17,7 @@ enum {
     BYTE_AHEAD = 4, /* parts that are fetched before their use */
 };
 
-_Static_assert((int)TILE_INPUTS_INT8 == (int)TILE_LINE, "codes are whole lines of tiles");
+_Static_assert((int)PART_INPUTS == (int)TILE_LINE, "codes are whole lines of tiles");
 
 /* A thread's own memory, and what it has told its tiles. */
 struct byte_tiling {

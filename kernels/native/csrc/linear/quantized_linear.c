@@ -47,7 +47,11 @@ static __attribute__((noinline)) void multiply_int8(const struct job *job)
 static __attribute__((noinline)) void multiply_int4(const struct job *job)
 {
     switch (job->num_rows) {
+#if LANES == 16
         SIX_CASES(multiply_int4_tile, job)
+#else
+        FOUR_CASES(multiply_int4_tile, job)
+#endif
     }
 }
 
@@ -72,7 +76,7 @@ INLINE bool has_int4_tiles(const struct quantized_linear *p, int64_t num_rows)
 
 INLINE struct coded_form form_of(const struct quantized_linear *p)
 {
-    return coded_form(p->num_inputs, is_int8(p), is_tiled(p));
+    return coded_form(p->num_inputs, is_int8(p));
 }
 
 /* Return how many bytes of memory `coded` has for each row. */
@@ -168,12 +172,13 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
     }
     int64_t most = is_tiled(p) ? INT8_PASS : is_int8(p) ? INT8_TILE : INT4_TILE;
     int64_t left = block.end_row - block.first_row, num_passes = round_up(left, most) / most;
-    int64_t num_parts = round_up(p->num_inputs, TILE_INPUTS_INT8) / TILE_INPUTS_INT8;
+    int64_t num_parts = round_up(p->num_inputs, PART_INPUTS) / PART_INPUTS;
     int64_t num_times = (num_passes - 1) * num_parts;
     struct fetching behind = fetching_behind(job.weights, panel_bytes(p), num_times);
     struct fetching *fetching = NULL;
     for (; num_passes > 0; num_passes--, left -= job.num_rows, fetching = &behind) {
         job.num_rows = (left + num_passes - 1) / num_passes;
+        job.is_fetched = fetching == NULL || num_passes == 1;
         if (is_tiled(p) && job.num_rows > FEW_FOR_BYTE_TILES)
             multiply_int8_pass(&job, fetching, tiling);
         else

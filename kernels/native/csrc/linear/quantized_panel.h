@@ -19,7 +19,7 @@ enum {
     INT8_TILE = LANES == 8 ? 2
     : HAS_BYTE_DOTS        ? 12
                            : 6,
-    INT4_TILE = 6,
+    INT4_TILE = LANES == 8 ? 4 : 6,
     MAX_TILE = INT8_TILE > INT4_TILE ? INT8_TILE : INT4_TILE,
 };
 
@@ -37,6 +37,7 @@ struct job {
     const float *bias;   /* [PANEL] */
     float *y;            /* [rows, y_stride]; or int32 sums, if these are wanted */
     bool wants_sums;     /* of int8 */
+    bool is_fetched;     /* what lies ahead of what is multiplied */
     int64_t num_rows, y_stride, num_inputs, num_outputs;
 };
 
@@ -78,10 +79,12 @@ INLINE void store_outputs(const struct job *job, int64_t row, int64_t first, f32
 #define TILE_CASE(n, tile, job) \
     case n: tile(n, job); break;
 #define TWO_CASES(tile, job) TILE_CASE(1, tile, job) TILE_CASE(2, tile, job)
+#define FOUR_CASES(tile, job) \
+    TWO_CASES(tile, job)      \
+    TILE_CASE(3, tile, job)   \
+    TILE_CASE(4, tile, job)
 #define SIX_CASES(tile, job) \
-    TWO_CASES(tile, job)     \
-    TILE_CASE(3, tile, job)  \
-    TILE_CASE(4, tile, job)  \
+    FOUR_CASES(tile, job)    \
     TILE_CASE(5, tile, job)  \
     TILE_CASE(6, tile, job)
 #define TWELVE_CASES(tile, job) \

@@ -17,7 +17,7 @@
 enum {
     GROUP = 32, /* inputs */
     GROUP_VECTORS = GROUP / LANES,
-    TILE_INPUTS_INT8 = 64, /* of a line of a tile */
+    PART_INPUTS = 64, /* of a row for a weight in int8: a line of a tile */
 };
 
 /* What belongs to the codes of a group where the weight is in 4 bits. */
@@ -26,19 +26,31 @@ struct scaled_group {
     float sum; /* of the codes, times the scale */
 };
 
-/* Where a row's parts lie: codes, then a scaled_row or a scaled_group for each group. */
+/* Where a row's parts lie: codes, then a scaled_row or a scaled_group for each group. For a weight
+ * in int8 codes lie as `store_byte_inputs` stores them, zeros up to a whole part behind the last,
+ * and without dot products a bool of each part comes last: whether it is crowded. */
 struct coded_form {
     int64_t code_bytes, row_bytes;
 };
 
 INLINE int64_t num_groups(int64_t num_inputs) { return round_up(num_inputs, GROUP) / GROUP; }
 
-INLINE struct coded_form coded_form(int64_t num_inputs, bool is_int8, bool is_tiled)
+INLINE struct coded_form coded_form(int64_t num_inputs, bool is_int8)
 {
-    int64_t code_bytes = round_up(num_inputs, is_tiled ? TILE_INPUTS_INT8 : GROUP);
-    int64_t scaled = is_int8 ? (int64_t)sizeof(struct scaled_row)
-                             : num_groups(num_inputs) * (int64_t)sizeof(struct scaled_group);
+    int64_t code_bytes = round_up(num_inputs, is_int8 ? PART_INPUTS : GROUP), scaled;
+    if (is_int8) {
+        scaled =
+            (int64_t)sizeof(struct scaled_row) + (HAS_BYTE_DOTS ? 0 : code_bytes / PART_INPUTS);
+        code_bytes *= INPUT_BYTES;
+    } else
+        scaled = num_groups(num_inputs) * (int64_t)sizeof(struct scaled_group);
     return (struct coded_form){code_bytes, round_up(code_bytes + scaled, LINE)};
+}
+
+/* Return where a row says of each part of its codes whether it is crowded. */
+INLINE bool *crowded_parts(const char *row, const struct coded_form *form)
+{
+    return (bool *)row + form->code_bytes + sizeof(struct scaled_row);
 }
 
 /* A row that is to become int8. */
@@ -161,21 +173,22 @@ INLINE i32v code_group(const f32v x[GROUP_VECTORS], float inverse, int8_t *to)
 INLINE void code_row(const float *x, int32_t largest, int64_t num_inputs,
                      const struct coded_form *form, char *to)
 {
-    int8_t *codes = (int8_t *)to;
     struct scaled_row scaled = {.scale = scale_of(largest)};
     float inverse = (float)LARGEST_BYTE / float_of(largest);
-    i32v sum = {0};
-    int64_t end = scaled.scale > 0 ? num_groups(num_inputs) * GROUP : 0;
-    for (int64_t i = 0; i < end; i += GROUP) {
-        f32v group[GROUP_VECTORS];
-        for (int j = 0; j < GROUP_VECTORS; j++)
-            group[j] = load_f32(x + i + j * LANES);
-        sum += code_group(group, inverse, codes + i);
+    i32v shifts = {0};
+    int64_t num_codes = scaled.scale > 0 ? num_groups(num_inputs) * GROUP : 0;
+    for (int64_t i = 0; i < num_codes; i += LANES) {
+        i32v codes = nearest_words(load_f32(x + i) * inverse);
+        store_byte_inputs((int8_t *)to + i * INPUT_BYTES, narrow_to_bytes(codes));
+        shifts += shifts_of(codes);
     }
-    memset(codes + end, 0, (size_t)(form->code_bytes - end));
-    if (HAS_BYTE_DOTS) /* nothing else asks for it */
-        scaled.sum = sum_of_words(sum);
+    int64_t end = num_codes * INPUT_BYTES;
+    memset(to + end, 0, (size_t)(form->code_bytes - end));
+    scaled.shift = sum_of_words(shifts);
     memcpy(to + form->code_bytes, &scaled, sizeof scaled);
+    if (!HAS_BYTE_DOTS)
+        for (int64_t i = 0; i * PART_INPUTS < num_inputs; i++)
+            crowded_parts(to, form)[i] = is_crowded((int8_t *)to + i * PART_INPUTS * INPUT_BYTES);
 }
 
 /* Write the codes of a row's groups, each with a scale of its own. */

@@ -28,7 +28,10 @@ struct panel_task {
 };
 
 /* Return the bytes of codes for so many lora_ranks: whole lines. */
-INLINE int64_t inner_code_bytes(int64_t num_ranks) { return round_up(num_ranks, LINE); }
+INLINE int64_t inner_code_bytes(int64_t num_ranks)
+{
+    return round_up(num_ranks * INPUT_BYTES, LINE);
+}
 
 /* Write a row's A x of one module in int8, zeros behind the last lora_rank up to a whole line. */
 INLINE void code_inner(const float *u, int64_t num_ranks, char *to, char *scaled_to)
@@ -36,18 +39,17 @@ INLINE void code_inner(const float *u, int64_t num_ranks, char *to, char *scaled
     int32_t largest = largest_bits(u, num_ranks, false);
     struct scaled_row scaled = {.scale = scale_of(largest)};
     float inverse = inverse_of(scaled.scale, largest);
-    i32v sum = {0};
+    i32v shifts = {0};
     for (int64_t i = 0; i < num_ranks; i += LANES) {
         i32v codes = {0};
         if (scaled.scale > 0)
             codes = nearest_words(load_some(u, i, num_ranks - i, false) * inverse);
-        i8v bytes = narrow_to_bytes(codes);
-        memcpy(to + i, &bytes, sizeof bytes);
-        sum += codes;
+        store_byte_inputs((int8_t *)to + i * INPUT_BYTES, narrow_to_bytes(codes));
+        shifts += shifts_of(codes);
     }
-    int64_t end = round_up(num_ranks, LANES);
+    int64_t end = round_up(num_ranks, LANES) * INPUT_BYTES;
     memset(to + end, 0, (size_t)(inner_code_bytes(num_ranks) - end));
-    scaled.sum = sum_of_words(sum);
+    scaled.shift = sum_of_words(shifts);
     memcpy(scaled_to, &scaled, sizeof scaled);
 }
 
@@ -74,11 +76,11 @@ INLINE void multiply_panel(int num_rows, const struct panel_task *t, bool is_who
         memcpy(&scaled[i], t->scaled + i * t->u_bytes, sizeof scaled[i]);
 #pragma GCC unroll 4
         for (int j = 0; j < NUM_VECTORS; j++)
-            sums[i][j] = dot_start(scaled[i].sum);
+            sums[i][j] = dot_start(scaled[i].shift);
     }
     const int8_t *codes = (const int8_t *)t->u;
     int64_t num_quads = parts(t->num_ranks, QUAD);
-    for (int64_t quad = 0; quad < num_quads; quad++, codes += QUAD) {
+    for (int64_t quad = 0; quad < num_quads; quad++, codes += QUAD * INPUT_BYTES) {
         const char *b = t->b + quad * line;
         u32v weights[NUM_VECTORS];
 #pragma GCC unroll 4

@@ -16,8 +16,8 @@ enum {
     RANK_ROWS = LANES == 16 ? 6 : 2, /* whose sums stay in registers */
     PANELS_OF_PAIR = 2,              /* that tiles of AMX take at once */
     PAIR_RANKS = PANELS_OF_PAIR * RANK_PANEL,
-    PART_QUADS = TILE_INPUTS_INT8 / QUAD, /* of a panel that lines of x are multiplied by at once */
-    PARTS_AHEAD = 4,                      /* that are fetched before their use */
+    PART_QUADS = PART_INPUTS / QUAD, /* of a panel that lines of x are multiplied by at once */
+    PARTS_AHEAD = 4,                 /* that are fetched before their use */
 };
 
 /* Two panels that lie one behind the other, or the last one of a piece. */
@@ -62,7 +62,7 @@ INLINE struct panel_pair pair_at(const char *a, int64_t num_ranks, int64_t rank,
 /* Fetch what will be multiplied some parts after this one. */
 INLINE void fetch_part(const struct pair_task *t, int64_t part)
 {
-    int64_t num_parts = parts(t->num_inputs, TILE_INPUTS_INT8);
+    int64_t num_parts = parts(t->num_inputs, PART_INPUTS);
     part += PARTS_AHEAD;
     struct panel_pair pair = part < num_parts ? t->pair : t->next;
     part -= part < num_parts ? 0 : num_parts;
@@ -91,7 +91,7 @@ INLINE void store_inner(const struct pair_task *t, int64_t row, int64_t first_ra
 INLINE void add_rank_quad(int num_rows, const struct pair_task *t, const char *a, int64_t quad,
                           int64_t num_ranks, i32v sums[RANK_ROWS][RANK_VECTORS])
 {
-    const int8_t *x = (const int8_t *)t->x + quad * QUAD;
+    const int8_t *x = (const int8_t *)t->x + quad * QUAD * INPUT_BYTES;
     u32v ranks[RANK_VECTORS];
 #pragma GCC unroll 2
     for (int j = 0; j < RANK_VECTORS; j++)
@@ -118,7 +118,7 @@ INLINE void multiply_rank_rows(int num_rows, const struct pair_task *t, int pane
         memcpy(&row, t->x + i * t->form.row_bytes + t->form.code_bytes, sizeof row);
 #pragma GCC unroll 2
         for (int j = 0; j < RANK_VECTORS; j++) {
-            even[i][j] = dot_start(row.sum);
+            even[i][j] = dot_start(row.shift);
             odd[i][j] = (i32v){0};
         }
     }

@@ -10,7 +10,7 @@ enum {
 
 INLINE struct coded_form form_of_rows(const struct lora *op)
 {
-    return coded_form(op->num_inputs, true, true);
+    return coded_form(op->num_inputs, true);
 }
 
 /* Return how many bytes of memory `coded` has for each row. */

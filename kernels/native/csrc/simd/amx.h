@@ -23,7 +23,7 @@
 #define HAS_TILES 0
 #endif
 
-#if HAS_TILES && defined(__AMX_INT8__)
+#if HAS_TILES && defined(__AMX_INT8__) && defined(__AVX512VNNI__) /* see INPUT_BYTES */
 #define HAS_BYTE_TILES 1
 #else
 #define HAS_BYTE_TILES 0

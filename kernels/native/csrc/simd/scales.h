@@ -10,7 +10,7 @@
 /* What belongs to the codes of a row. */
 struct scaled_row {
     float scale;
-    int32_t sum; /* of the codes; where there are dot products */
+    int32_t shift; /* of sums of their products (simd/bytes.h) */
 };
 
 INLINE int32_t sum_of_words(i32v x)
