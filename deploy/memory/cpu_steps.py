@@ -11,7 +11,8 @@ from worker.weights.partition import Partition
 _GROUP = 32  # inputs in 4 bits that share a scale, kernels.quantized.GROUP
 _LINE = 64  # bytes; where a row in int8 begins
 _SCALED_BYTES = 8  # beside a row's codes, or those of a group
-_VECTOR = 16  # codes that A x of one module are padded to a multiple of
+_PART = 64  # inputs in int8 that are laid out together
+_INPUT_BYTES = 2  # of one of them, on a CPU that has no dot products of bytes
 _FIRST = 64, 16, 16  # rows, samples and lora_rank that worker.runners.native_runner starts with
 
 
@@ -53,14 +54,16 @@ def _coded_bytes(config: ServeConfig, model: ModelConfig, part: Partition, rank:
     if config.lora_dtype == "int8":
         taken += sum(count * coded_row_bytes(width, False) for width, count in inputs)
         modules = {len(modules) for modules in all_products(model.linears)}
-        taken += sum(modules) * (_SCALED_BYTES + up_to(rank, _VECTOR))
+        taken += sum(modules) * (_SCALED_BYTES + up_to(rank * _INPUT_BYTES, _LINE))
     return taken
 
 
 def coded_row_bytes(width: int, is_int4: bool) -> int:
-    """Return the most that csrc/linear/quantized_rows.h lays out for a row of so many inputs."""
-    num_scaled = -(-width // _GROUP) if is_int4 else 1
-    return up_to(up_to(width, _LINE) + num_scaled * _SCALED_BYTES, _LINE)
+    """Return what csrc/linear/quantized_rows.h lays out for a row of so many inputs, at most."""
+    if is_int4:
+        return up_to(up_to(width, _LINE) + -(-width // _GROUP) * _SCALED_BYTES, _LINE)
+    num_parts = -(-width // _PART)
+    return up_to(num_parts * (_PART * _INPUT_BYTES + 1) + _SCALED_BYTES, _LINE)
 
 
 def _gate_up_bytes(part: Partition) -> int:

@@ -156,7 +156,7 @@ def test_the_largest_sum_that_there_can_be_does_not_overflow(
 def test_products_that_are_added_up_in_16_bits_have_room_there(
     library: Library, num_inputs: int
 ) -> None:
-    """Of four inputs sizes of up to 508 are added up, 258 * 127 or 256 * 128 would be too many."""
+    """Of four inputs sizes come to up to 508; 258 * 127 is too much, of negative ones 257 * 128."""
     sizes = torch.tensor([*range(250, 262), 4 * 127])
     rows = torch.zeros(len(sizes), num_inputs, dtype=torch.int64)
     for place, first in enumerate(range(0, num_inputs - 7, 8)):

@@ -80,7 +80,11 @@ INLINE struct coded_form form_of(const struct quantized_linear *p)
 }
 
 /* Return how many bytes of memory `coded` has for each row. */
-int64_t topwork_coded_row_bytes(const void *op) { return form_of(op).row_bytes; }
+int64_t topwork_coded_row_bytes(const void *op)
+{
+    const struct quantized_linear *p = op;
+    return memory_of_coded_row(p->num_inputs, is_int8(p));
+}
 
 /* Return how many rows of x a core works on for all panels. */
 INLINE int64_t block_rows(const struct quantized_linear *p)

@@ -35,16 +35,28 @@ struct coded_form {
 
 INLINE int64_t num_groups(int64_t num_inputs) { return round_up(num_inputs, GROUP) / GROUP; }
 
-INLINE struct coded_form coded_form(int64_t num_inputs, bool is_int8)
+INLINE struct coded_form form_of_inputs(int64_t num_inputs, bool is_int8, int64_t input_bytes)
 {
     int64_t code_bytes = round_up(num_inputs, is_int8 ? PART_INPUTS : GROUP), scaled;
     if (is_int8) {
-        scaled =
-            (int64_t)sizeof(struct scaled_row) + (HAS_BYTE_DOTS ? 0 : code_bytes / PART_INPUTS);
-        code_bytes *= INPUT_BYTES;
+        int64_t num_parts = code_bytes / PART_INPUTS;
+        scaled = (int64_t)sizeof(struct scaled_row) + (input_bytes == 1 ? 0 : num_parts);
+        code_bytes *= input_bytes;
     } else
         scaled = num_groups(num_inputs) * (int64_t)sizeof(struct scaled_group);
     return (struct coded_form){code_bytes, round_up(code_bytes + scaled, LINE)};
+}
+
+INLINE struct coded_form coded_form(int64_t num_inputs, bool is_int8)
+{
+    return form_of_inputs(num_inputs, is_int8, INPUT_BYTES);
+}
+
+/* Return the memory that a row is given: as much on all CPUs, so that it can be told before a rank
+ * starts somewhere (deploy/memory/cpu_steps.py). */
+INLINE int64_t memory_of_coded_row(int64_t num_inputs, bool is_int8)
+{
+    return form_of_inputs(num_inputs, is_int8, MOST_INPUT_BYTES).row_bytes;
 }
 
 /* Return where a row says of each part of its codes whether it is crowded. */
@@ -188,7 +200,8 @@ INLINE void code_row(const float *x, int32_t largest, int64_t num_inputs,
     memcpy(to + form->code_bytes, &scaled, sizeof scaled);
     if (!HAS_BYTE_DOTS)
         for (int64_t i = 0; i * PART_INPUTS < num_inputs; i++)
-            crowded_parts(to, form)[i] = is_crowded((int8_t *)to + i * PART_INPUTS * INPUT_BYTES);
+            crowded_parts(to, form)[i] =
+                is_crowded((int8_t *)to + i * PART_INPUTS * INPUT_BYTES, PART_INPUTS);
 }
 
 /* Write the codes of a row's groups, each with a scale of its own. */

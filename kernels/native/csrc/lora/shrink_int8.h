@@ -14,7 +14,10 @@ INLINE struct coded_form form_of_rows(const struct lora *op)
 }
 
 /* Return how many bytes of memory `coded` has for each row. */
-int64_t topwork_lora_coded_row_bytes(const void *op) { return form_of_rows(op).row_bytes; }
+int64_t topwork_lora_coded_row_bytes(const void *op)
+{
+    return memory_of_coded_row(((const struct lora *)op)->num_inputs, true);
+}
 
 INLINE int64_t int8_shrink_scratch(const struct lora *op)
 {

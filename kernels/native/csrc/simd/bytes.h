@@ -19,9 +19,10 @@
 #endif
 
 enum {
-    QUAD = 4,                            /* bytes of a lane */
-    LARGEST_BYTE = 127,                  /* so that there is a -x of every x */
-    INPUT_BYTES = HAS_BYTE_DOTS ? 1 : 2, /* of an input as it is multiplied */
+    QUAD = 4,           /* bytes of a lane */
+    LARGEST_BYTE = 127, /* so that there is a -x of every x */
+    MOST_INPUT_BYTES = 2,
+    INPUT_BYTES = HAS_BYTE_DOTS ? 1 : MOST_INPUT_BYTES, /* of an input as it is multiplied */
 };
 
 typedef int8_t i8v __attribute__((vector_size(LANES)));
@@ -95,12 +96,12 @@ INLINE i32v dot_two_quads(i32v sum, const struct quad x[2], u32v first, u32v sec
 #endif
 }
 
-/* Tell whether any eight of 64 inputs, as they are stored, are crowded: the products of two pairs
+/* Tell whether any eight of some inputs, as they are stored, are crowded: the products of two pairs
  * of them may need more than 16 bits, which 255 * 128 do not. */
-INLINE bool is_crowded(const int8_t *inputs)
+INLINE bool is_crowded(const int8_t *inputs, int num_inputs)
 {
     __m256i over = _mm256_setzero_si256();
-    for (int i = 0; i < 64 * INPUT_BYTES; i += 32) {
+    for (int i = 0; i < num_inputs * INPUT_BYTES; i += 32) {
         __m256i quads = _mm256_loadu_si256((const __m256i *)(inputs + i));
         __m256i pairs = _mm256_maddubs_epi16(quads, _mm256_set1_epi64x(0x01010101)); /* of sizes */
         pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0x4e));
