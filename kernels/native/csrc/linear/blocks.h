@@ -24,6 +24,13 @@ struct block {
 
 _Static_assert((int)PANEL == (int)PANEL_OUTPUTS, "a panel of a linear is one of B");
 
+/* Fetch what will be added to a block. */
+INLINE void fetch_block_delta(const struct delta *delta, struct block block)
+{
+    struct b_fetching fetching = begin_to_fetch_b(delta, block.first_row, block.panel);
+    fetch_b(&fetching, block.end_row);
+}
+
 /* Add what adapters in int8 add to a block. */
 INLINE void add_block_delta(const struct delta *delta, struct block block, struct outputs to)
 {

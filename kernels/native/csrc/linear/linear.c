@@ -245,6 +245,7 @@ void topwork_linear(const void *op, struct worker *worker)
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task);
         struct outputs to = outputs_of(p, block);
+        fetch_block_delta(&delta, block);
         multiply_block(p, block, to, &memory);
         add_block_delta(&delta, block, to);
     }
@@ -273,6 +274,8 @@ void topwork_gated_linear(const void *op, struct worker *worker)
     struct outputs gates = gated_outputs(worker, topwork_linear_scratch(p));
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task), ups = ups_of(block, all.num_panels);
+        fetch_block_delta(&delta, block);
+        fetch_block_delta(&delta, ups);
         multiply_block(p, block, gates, &memory);
         multiply_block(p, ups, behind_gates(gates), &memory);
         add_gated_delta(&delta, block, ups, gates);

@@ -147,8 +147,10 @@ INLINE struct outputs outputs_of(const struct quantized_linear *p, struct block 
                             p->y_stride};
 }
 
+/* Multiply a block; meanwhile what will be added to it is fetched, if there is a `delta`. */
 static void multiply_block(const struct quantized_linear *p, struct block block, struct outputs to,
-                           struct coded_rows coded, struct byte_tiling *tiling)
+                           struct coded_rows coded, const struct delta *delta,
+                           struct byte_tiling *tiling)
 {
     int64_t first = block.panel * PANEL, num_outputs = smaller(PANEL, p->num_outputs - first);
     size_t size = (size_t)num_outputs * sizeof(float);
@@ -180,9 +182,11 @@ static void multiply_block(const struct quantized_linear *p, struct block block,
     int64_t num_times = (num_passes - 1) * num_parts;
     struct fetching behind = fetching_behind(job.weights, panel_bytes(p), num_times);
     struct fetching *fetching = NULL;
+    struct b_fetching of_b = begin_to_fetch_b(delta, block.first_row, block.panel);
     for (; num_passes > 0; num_passes--, left -= job.num_rows, fetching = &behind) {
         job.num_rows = (left + num_passes - 1) / num_passes;
         job.is_fetched = fetching == NULL || num_passes == 1;
+        fetch_b(&of_b, block.end_row - left + job.num_rows);
         if (is_tiled(p) && job.num_rows > FEW_FOR_BYTE_TILES)
             multiply_int8_pass(&job, fetching, tiling);
         else
@@ -238,7 +242,7 @@ void topwork_quantized_linear(const void *op, struct worker *worker)
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task);
         struct outputs to = outputs_of(p, block);
-        multiply_block(p, block, to, coded, &tiling);
+        multiply_block(p, block, to, coded, &delta, &tiling);
         add_block_delta(&delta, block, to);
     }
     if (tiling.rows.first > 0)
@@ -267,8 +271,8 @@ void topwork_gated_quantized_linear(const void *op, struct worker *worker)
     struct outputs gates = gated_outputs(worker, topwork_quantized_linear_scratch(p));
     for (int64_t task; (task = take_task(worker, num_blocks(&all))) >= 0;) {
         struct block block = nth_block(&all, task), ups = ups_of(block, all.num_panels);
-        multiply_block(p, block, gates, coded, &tiling);
-        multiply_block(p, ups, behind_gates(gates), coded, &tiling);
+        multiply_block(p, block, gates, coded, &delta, &tiling);
+        multiply_block(p, ups, behind_gates(gates), coded, &delta, &tiling);
         add_gated_delta(&delta, block, ups, gates);
         write_gated(&g->gated, block, gates, p->num_outputs / 2, p->is_bf16);
     }
@@ -298,7 +302,7 @@ void topwork_grouped_quantized_linear(const void *op, struct worker *worker)
     struct expert_cursor cursor = {0};
     for (int64_t task; (task = take_task(worker, num_tasks)) >= 0;) {
         struct block block = block_of_task(&experts, &cursor, task);
-        multiply_block(p, block, outputs_of(p, block), coded, &tiling);
+        multiply_block(p, block, outputs_of(p, block), coded, NULL, &tiling);
     }
     if (tiling.rows.first > 0)
         release_tiles();

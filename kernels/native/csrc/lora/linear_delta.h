@@ -161,7 +161,7 @@ static void add_run_delta(const struct delta *delta, const struct module_panel *
     int64_t num_ranks = task.num_ranks;
     bool is_tiled =
         may_use_byte_tiles() && num_ranks > 0 && rows.end - rows.first > FEW_FOR_DELTA_TILES;
-    if (is_first) /* then what this thread most often reads next is fetched */
+    if (is_first && may_use_byte_tiles()) /* what this thread most often reads next is fetched */
         task.ahead = (uintptr_t)task.b
                      + (uintptr_t)(is_tiled ? bytes_read_in_tiles(num_ranks)
                                             : int8_bytes_of_b(num_ranks, PANEL_OUTPUTS));
@@ -178,6 +178,40 @@ static void add_run_delta(const struct delta *delta, const struct module_panel *
         .num_rows = pass.end - pass.first,
     };
     add_in_tiles(&part, &delta->tiling);
+}
+
+/* What of B is fetched while a block's rows are multiplied by a panel of their linear: what will be
+ * added to them. Not with tiles: a pass of theirs has all rows of most steps, so that it would be
+ * asked for at once; there the next panel of B is, piece by piece, while one is added. */
+struct b_fetching {
+    const struct delta *delta;
+    const struct run *run, *end; /* whose panels have not been fetched */
+    struct module_panel place;
+};
+
+INLINE struct b_fetching begin_to_fetch_b(const struct delta *delta, int64_t first_row,
+                                          int64_t panel)
+{
+    if (delta == NULL || delta->inner == NULL || may_use_byte_tiles())
+        return (struct b_fetching){0};
+    const struct run *run = delta->step->runs, *end = run + delta->step->num_runs;
+    while (run < end && run->stop <= first_row)
+        run++;
+    return (struct b_fetching){delta, run, end, module_panel(delta->op, panel)};
+}
+
+/* Fetch the panels of B of runs that begin before a row. */
+INLINE void fetch_b(struct b_fetching *fetching, int64_t end_row)
+{
+    for (; fetching->run < fetching->end && fetching->run->start < end_row; fetching->run++) {
+        const struct module_panel *place = &fetching->place;
+        const int64_t *slot = slot_of(fetching->delta->op, fetching->run);
+        const int64_t *module = module_of(slot, place->index);
+        int64_t size = int8_bytes_of_b(module[MODULE_RANKS], PANEL_OUTPUTS);
+        uintptr_t b = (uintptr_t)address_in(module[MODULE_B]) + (uintptr_t)(place->panel * size);
+        for (int64_t at = 0; slot[SLOT_A] != 0 && at < size; at += LINE)
+            prefetch((const void *)b, at);
+    }
 }
 
 /* Add the deltas of a pass of rows to a panel of their outputs; `run` is the first that has rows

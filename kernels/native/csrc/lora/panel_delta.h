@@ -53,6 +53,17 @@ INLINE void code_inner(const float *u, int64_t num_ranks, char *to, char *scaled
     memcpy(scaled_to, &scaled, sizeof scaled);
 }
 
+/* Fetch what the next tile reads of its rows: of many, the first cache doesn't keep all from panel
+ * to panel. */
+INLINE void fetch_next_rows(int num_rows, const struct panel_task *t)
+{
+#pragma GCC unroll 8
+    for (int64_t i = num_rows; i < 2 * num_rows; i++) {
+        prefetch_near(t->u, i * t->u_bytes);
+        prefetch_near(t->scaled, i * t->u_bytes);
+    }
+}
+
 INLINE f32v add_to_output(const struct panel_task *t, int row, int64_t at, bool is_whole,
                           f32v delta)
 {
@@ -71,6 +82,7 @@ INLINE void multiply_panel(int num_rows, const struct panel_task *t, bool is_who
     i32v sums[PANEL_ROWS][NUM_VECTORS];
     struct scaled_row scaled[PANEL_ROWS];
     int64_t line = is_whole ? PANEL_OUTPUTS * QUAD : t->num_outputs * QUAD;
+    fetch_next_rows(num_rows, t);
 #pragma GCC unroll 8
     for (int i = 0; i < num_rows; i++) {
         memcpy(&scaled[i], t->scaled + i * t->u_bytes, sizeof scaled[i]);
