@@ -52,6 +52,29 @@ def test_a_request_waits_is_computed_and_goes_on_in_steps_that_took_so_long() ->
     )
 
 
+def test_the_step_behind_which_a_request_was_planned_is_none_of_its_own() -> None:
+    clock = Clock()
+    metrics = EngineMetrics(clock)
+    metrics.sent(1, is_ahead=False)  # a step of others
+    times = traced(metrics, 1)
+    clock.now += 3
+    metrics.planned(plan(1, {1: None}, [1], []))
+    metrics.sent(1, is_ahead=True)
+    clock.now += 1
+    metrics.answered(4.0)
+    clock.now += 2
+    metrics.answered(2.0)
+    metrics.delivered(times, has_token=True, is_end=True)
+    assert metrics.request_times("r", times, is_end=True) == RequestTimes(
+        "r",
+        3.0,
+        first_token=6.0,
+        end=6.0,
+        num_prefill_steps=1,
+        prefill_rank_seconds=2.0,
+    )
+
+
 def test_a_load_counts_as_far_as_the_request_waited_for_it() -> None:
     clock = Clock()
     metrics = EngineMetrics(clock)
