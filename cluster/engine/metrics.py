@@ -87,8 +87,7 @@ class EngineMetrics:
         self._loads: dict[str, tuple[float, float]] = {}  # the last one of each that is in a slot
         self._step_began = 0.0
         self._step_answered = 0.0
-        self._started: list[RequestTrace] = []  # by the last plan
-        self._started_ahead: list[RequestTrace] = []  # while ranks ran the step before theirs
+        self._started_ahead: list[RequestTrace] = []  # while ranks run the step before theirs
 
     def histograms(self) -> dict[str, HistogramCounts]:
         """Return all counts as they are now."""
@@ -177,7 +176,6 @@ class EngineMetrics:
         """Note the plan, which is about to be sent to the ranks."""
         now = self._clock()
         self._observe("step_seconds/plan", now - self._step_began)
-        self._started = []
         for seq_id in plan.ends:
             self._slots.pop(seq_id, None)
         for start in plan.starts:
@@ -190,7 +188,8 @@ class EngineMetrics:
     def sent(self, num_tokens: int, *, is_ahead: bool) -> None:
         """Note that the ranks have the plan, maybe while they run the step before it."""
         self.counters.steps_ahead += is_ahead
-        self._started_ahead = self._started if is_ahead else []
+        if not is_ahead:
+            self._started_ahead.clear()
         self._observe("iteration_tokens", num_tokens)
 
     def answered(self, seconds: float) -> None:
@@ -199,7 +198,7 @@ class EngineMetrics:
         self._observe("step_seconds/ranks", seconds)
         for trace in self._started_ahead:  # what ran until now was none of their steps
             trace.at_start = self._steps_so_far()
-        self._started_ahead = []
+        self._started_ahead.clear()
 
     def committed(self, output: StepOutput) -> None:
         """Note that the answer has been taken in."""
@@ -264,7 +263,7 @@ class EngineMetrics:
 
     def _begins_trace(self, trace: RequestTrace, arrival: float) -> None:
         trace.at_start = self._steps_so_far()
-        self._started.append(trace)
+        self._started_ahead.append(trace)  # `sent` tells if one runs
         load = self._loads.get(trace.adapter)
         if load is not None and load[1] > arrival:
             trace.load = max(load[0], arrival), load[1]

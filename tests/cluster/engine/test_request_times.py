@@ -27,6 +27,7 @@ def test_a_request_waits_is_computed_and_goes_on_in_steps_that_took_so_long() ->
     assert metrics.request_times("r", times, is_end=True) is None  # it has not begun
     clock.now += 3
     metrics.planned(plan(1, {1: None}, [1], []))
+    metrics.sent(1, is_ahead=False)
     for seconds in (0.25, 0.5):
         clock.now += seconds
         metrics.answered(seconds)

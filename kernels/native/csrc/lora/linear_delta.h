@@ -132,13 +132,18 @@ INLINE struct module_panel module_panel(const struct lora *op, int64_t panel)
     return place;
 }
 
+INLINE const char *panel_of_b(const int64_t *module, int64_t panel)
+{
+    int64_t size = int8_bytes_of_b(module[MODULE_RANKS], PANEL_OUTPUTS);
+    return element_or_null(address_in(module[MODULE_B]), panel * size, INT8);
+}
+
 /* Return a run's part in one panel of the outputs of a block, of which y is that of `row`. */
 INLINE struct panel_task panel_of_run(const struct delta *delta, const struct run *run,
                                       const struct module_panel *place, int64_t row, float *y,
                                       int64_t ldy)
 {
     const int64_t *slot = slot_of(delta->op, run), *module = module_of(slot, place->index);
-    int64_t num_ranks = module[MODULE_RANKS], size = int8_bytes_of_b(num_ranks, PANEL_OUTPUTS);
     const char *inner = delta->inner + row * delta->row_bytes;
     return (struct panel_task){
         .y = y,
@@ -146,10 +151,10 @@ INLINE struct panel_task panel_of_run(const struct delta *delta, const struct ru
         .shift = element_or_null(address_in(slot[SLOT_SHIFT]), place->output, F32),
         .u = inner + codes_of_module(delta, place->index),
         .scaled = inner + scaled_of_module(delta, place->index),
-        .b = element_or_null(address_in(module[MODULE_B]), place->panel * size, INT8),
+        .b = panel_of_b(module, place->panel),
         .ldy = ldy,
         .u_bytes = delta->row_bytes,
-        .num_ranks = num_ranks,
+        .num_ranks = module[MODULE_RANKS],
         .num_outputs = PANEL_OUTPUTS,
     };
 }
@@ -204,13 +209,12 @@ INLINE struct b_fetching begin_to_fetch_b(const struct delta *delta, int64_t fir
 INLINE void fetch_b(struct b_fetching *fetching, int64_t end_row)
 {
     for (; fetching->run < fetching->end && fetching->run->start < end_row; fetching->run++) {
-        const struct module_panel *place = &fetching->place;
         const int64_t *slot = slot_of(fetching->delta->op, fetching->run);
-        const int64_t *module = module_of(slot, place->index);
+        const int64_t *module = module_of(slot, fetching->place.index);
+        const char *b = panel_of_b(module, fetching->place.panel);
         int64_t size = int8_bytes_of_b(module[MODULE_RANKS], PANEL_OUTPUTS);
-        uintptr_t b = (uintptr_t)address_in(module[MODULE_B]) + (uintptr_t)(place->panel * size);
         for (int64_t at = 0; slot[SLOT_A] != 0 && at < size; at += LINE)
-            prefetch((const void *)b, at);
+            prefetch(b, at);
     }
 }
 
